@@ -56,6 +56,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model/mesh.h"          // Mesh, LocalSizes
 #include "llmc/model/parameters.h"    // ParameterTable, Params, Matrix
 #include "llmc/model/lora.h"          // Lora, LoraLayer
+#include "llmc/model/adapters.h"      // what a run trains, VirtualTokens
 #include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
 #include "llmc/model/preference.h"    // Preference, AnswerPair
 #include "llmc/model/recompute.h"     // Recompute, Kept, LayerInput
@@ -151,6 +152,7 @@ struct MicroBatch {
     // The current micro-batch.
     std::vector<AnswerPair> pairs;  // that are compared
     int B = 0, T = 0;
+    bool begins = false;             // virtual tokens stand before its sequences
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
     KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
     Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
@@ -314,8 +316,9 @@ static void plan_layers(Model& m, bool fp8) {
 }
 
 // Plans the adapters, and what is computed of them.
-static void plan_lora(Model& m) {
-    if (!m.frozen) return;
+static void plan_adapters(Model& m) {
+    m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
+    if (!m.c.lora.on()) return;
     const size_t widest = (size_t)std::max({m.c.C, m.n.QKVl, m.n.NHl * m.c.HS(), m.n.F1l});
     m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
     for (LoraLayer& adapters : m.lora.layers)
@@ -429,11 +432,12 @@ static void plan_cache(Model& m) {
         m.arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
 }
 
-// Plans all memory of a run with micro-batches of B x T in m.arena, for allocate(). `micro_batches`: all numbers of
+// Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all numbers of
 // micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `generates` adds memory for
 // the keys and values of a whole context.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
                         const std::vector<int>& micro_batches = {1}) {
+    T += m.c.virtual_tokens.count;
     if ((int64_t)B * T > INT_MAX)
         fail_usage(
             "--micro-batch-size %d x --seq-length %d are more tokens at a time than can be counted, %d; HINT: a smaller one", B,
@@ -447,7 +451,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 
     m.plan(m.arena, training);
     plan_layers(m, fp8);
-    plan_lora(m);
+    plan_adapters(m);
     plan_micro_batches(m, micro_batches);
     plan_activations(m, fp8);
     if (fp8) plan_fp8(m);
@@ -472,6 +476,7 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
 static void bind_layers(Model& m) {
     bind_parameters(m.c, m.model_table(), m.p, m.model_params());
     m.g.blocks.assign(m.blocks.size(), {});
+    m.virtual_tokens.bind(m.table, m.params, m.grads, m.of_block);
     if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.of_block);
     else if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
     else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
@@ -1064,8 +1069,11 @@ static void recompute_block(const Pass& p, int i) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Uploads a batch; parts that it does not have are not sent.
-static Pass upload(be::Ctx& ctx, Model& m, const Batch& batch, MicroBatch& to) {
+// Uploads a batch, behind virtual tokens if it begins and the model has them; parts that it does not have are not sent.
+static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
+    to.begins = given.begins && m.c.virtual_tokens.on();
+    const Batch behind = to.begins ? given.behind(m.c.virtual_tokens.count) : Batch();
+    const Batch& batch = to.begins ? behind : given;
     const auto send = [&](int* place, const std::vector<int>& from) {
         be::upload(ctx, place, from.data(), from.size() * sizeof(int));
     };
@@ -1102,6 +1110,7 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
 // bf16 the first micro-batch sets all.
 static void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.of_block.used()) return;
+    if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
     const bool set_by_head = m.c.tied && m.table.part.last;
     if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.n.Vpl * m.c.C * sizeof(real));
     if (m.g.wpe) be::clear(ctx, m.g.wpe, (size_t)m.c.T * m.c.C * sizeof(real));
@@ -1115,6 +1124,7 @@ static void embed_forward(const Pass& p) {
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
     be::embedding_forward(p.ctx, summand(p, embedded), p.in.tokens, p.in.positions, m.p.wte, once(p, m.p.wpe), p.N(), c.C,
                           m.n.vocabulary());
+    if (p.in.begins && m.ranks->mesh.tp.rank == 0) m.virtual_tokens.forward(p.ctx, summand(p, embedded), p.in.B, p.in.T);
     reduce(p, embedded);
     if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
     const Dropout dropout = p.dropout(c.embedding_dropout, 0);
@@ -1129,8 +1139,9 @@ static void embed_backward(const Pass& p) {
     if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set);
-    be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, gather(p, dembedded, p.local_rows(), m.c.C), p.in.tokens, p.in.positions,
-                           p.N(), m.c.C, m.n.vocabulary());
+    const floatX* all = gather(p, dembedded, p.local_rows(), m.c.C);
+    if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.B, p.in.T);
+    else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.n.vocabulary());
     end_block(p, TensorSpec::embedding);
 }
 
@@ -1223,7 +1234,7 @@ static void model_backward(const Pass& p, Finished finished) {
         block_backward(p, i);
         finished(p.in.first_block + i);
     }
-    if (p.in.first && p.m.g.wte) embed_backward(p);
+    if (p.in.first && (p.m.g.wte || p.m.virtual_tokens.on())) embed_backward(p);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1542,16 +1553,17 @@ public:
     int length() const { return cache_.length; }
     int capacity() const { return m_.c.T; }
 
-    // Restarts with a prompt of 1 .. capacity tokens: one pass over as many as the activations hold, then one by one.
+    // Restarts with a prompt that leaves room in the context: one pass over virtual tokens and as many as the activations hold, then
+    // one by one.
     void prompt(const std::vector<int>& tokens) {
-        const int n = (int)tokens.size();
-        int at_once = std::min(n, m_.a.B * m_.a.T);
+        const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
+        int at_once = std::min(before + n, m_.a.B * m_.a.T);
         if (at_once > m_.n.tp_size) at_once -= at_once % m_.n.tp_size;  // rows that can be cut
-        CHECK(n >= 1 && n <= capacity(), "a prompt of %d tokens", n);
+        CHECK(n >= 1 && n <= m_.c.room() && at_once >= before, "a prompt of %d tokens", n);
         cache_.length = 0;
-        pass(tokens.data(), at_once, nullptr);
+        pass(tokens.data(), at_once - before, nullptr);
         cache_.length = at_once;
-        for (int i = at_once; i < n; i++) append(tokens[i]);
+        for (int i = at_once - before; i < n; i++) append(tokens[i]);
     }
 
     void append(int token) {
@@ -1588,6 +1600,7 @@ private:
     void pass(const int* tokens, int n, KeyValueCache* cache) {
         batch_.B = 1;
         batch_.T = n;
+        batch_.begins = !cache;
         batch_.tokens.assign(tokens, tokens + n);
         batch_.positions.resize((size_t)n);
         std::iota(batch_.positions.begin(), batch_.positions.end(), length());
@@ -1661,7 +1674,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     const int64_t start = fp8_start(o, run.state);
     choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
     const int B = o.micro_batch_size, T = o.seq_length;
-    AttentionShape attention = m->attention(B, T);
+    AttentionShape attention = m->attention(B, T + c.virtual_tokens.count);
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
@@ -1736,7 +1749,7 @@ static void load_model(Run& run, Model& m) {
     allocate(run.ctx, m);
     if (!o.model.empty() && (m.frozen || !run.resumes())) load_parameters(run.ctx, m, o.model);
     if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
-    else if (m.frozen) initialize_adapters(run.ctx, m, (uint64_t)o.seed);
+    else if (m.frozen) begin_adapters(run.ctx, m, o.model, run.tokenizer.get(), (uint64_t)o.seed);
     else if (o.model.empty()) initialize(run.ctx, m, (uint64_t)o.seed);
     if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
@@ -1766,7 +1779,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     const TrainOptions& o = run.o;
     if (o.sample_interval == 0) return functions;
     generator.emplace(t.ctx, t.m);
-    const auto prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(t.m.c.T, t.m.a.B * t.m.a.T));
+    const auto prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(t.m.c.room(), t.m.a.B * t.m.a.T));
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
         sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)t.state.step,
                     run.texts.end_ids, emit);
@@ -1817,11 +1830,11 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, 
     RankLayout layout;  // without sequence parallelism: passes have any number of rows
     layout.tp = o.tensor_model_parallel_size;
     layout.pp = o.pipeline_model_parallel_size;
-    if (T > run.c.T) fail_usage("--seq-length %d is above the model's longest sequence %d", T, run.c.T);
+    if (T > run.c.room()) fail_usage("--seq-length %d is above the model's longest sequence %d", T, run.c.room());
     auto ranks = join_groups(run.ctx, run.world, layout, run.c);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
-    plan_memory(*m, Recompute::inference, B, T ? T : run.c.T, head_rows, generates);
+    plan_memory(*m, Recompute::inference, B, T ? T : run.c.room(), head_rows, generates);
     allocate(run.ctx, *m);
     load_parameters(run.ctx, *m, run.dir);
     if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
@@ -1831,7 +1844,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, 
 static void generate(World& world, const GenerateOptions& o) {
     InferenceRun run(world, o, true);
     const Prompt prompt = read_prompt(run, o);
-    const int T = std::min(run.c.T, (int)prompt.tokens.size() + o.max_new_tokens);
+    const int T = std::min(run.c.room(), (int)prompt.tokens.size() + o.max_new_tokens);
     const std::unique_ptr<Model> m = load_weights(run, o, 1, T, 1, true);
     if (const int copies = m->ranks->mesh.dp.size; copies > 1)
         fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
@@ -1847,6 +1860,7 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
     floatX* x = in.out();
     const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
     Batch batch;
+    batch.begins = false;
     std::vector<int>& targets = batch.targets;
     for (size_t first = 0; first < rows.size(); first += targets.size()) {
         targets.clear();
@@ -1873,7 +1887,7 @@ static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& row
 // The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
 static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
     PipelineLinks links = pipeline_links(ctx, m);
-    return score_requests(*m.ranks, m.a.B, m.a.T, requests, progress,
+    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress,
                           [&](const ScoringPass& scored, std::vector<Score>& scores) {
                               const Pass pass = upload(ctx, m, scored.batch, m.a.micro_batch());
                               links.receive_input(pass.in.x[0], pass.stream_size(), 0, 0);
@@ -1889,7 +1903,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     InferenceRun run(world, o, !tasks.empty() || !o.text.empty());
     const Tokenizer* tokenizer = run.tokenizer.get();
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
-    const int most = o.seq_length ? o.seq_length : run.c.T;
+    const int most = o.seq_length ? o.seq_length : run.c.room();
     const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
     const std::unique_ptr<Model> m = load_weights(run, o, o.micro_batch_size, T, 1024, false);
     const auto score = [&](const std::vector<Request>& requests, Progress* progress) {
@@ -1899,7 +1913,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
         return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
     };
     if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), score);
-    const Evaluation e = o.text.empty() ? evaluate_data(o, run.c.V, T, tokenizer, run.main_rank(), losses)
+    const Evaluation e = o.text.empty() ? evaluate_data(o, run.c, T, tokenizer, run.main_rank(), losses)
                                         : evaluate_text(text, o, T, *tokenizer, score);
     if (run.main_rank()) print_result(evaluation_table(e, o.model, T, tokenizer), o.json);
 }

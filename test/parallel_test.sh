@@ -49,6 +49,18 @@ for layout in "2 --zero 1" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"; 
 done
 expect "a norm of all heads, cut over two ranks: refused" refused train 2 x --tp 2 --qk-layernorm-whole
 says "why" "of which this model has one norm over all heads"
+# Virtual tokens are the first stage's alone, and whole on each of its ranks.
+tuned=(--model roomy --prompt-tokens 8 --prompt-encoder mlp)
+expect "a model with room for virtual tokens" train 1 roomy --max-position-embeddings 48
+expect "virtual tokens on one rank" train 1 virtual "${tuned[@]}"
+for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1 --check-replicas 4 --sample-interval 4" "2 --tp 2 --no-sequence-parallel --resume virtual/step_00000003"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "virtual tokens, $layout" train "$n" "virtual $layout" $options "${tuned[@]}"
+    expect "virtual tokens, $layout: one rank's losses" near virtual "virtual $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
+expect "an odd number of them, split by rows, writes no samples: refused" refused train 2 x --tp 2 --sample-interval 4 --model roomy --prompt-tokens 7 --seq-length 39
+says "why" "--sample-interval"
 # Gradients and moments in bf16 are rounded by each element's place in the whole model, whoever holds it. Without clipping, as the
 # norm's summands are added in an order that follows from who holds what.
 moments=(--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)

@@ -90,6 +90,11 @@ std::vector<Case> cases() {
     lora.modules = lora_modules(all.back().c, {"all"});
     add("llama, pairs of answers", "llama", 2, false, false, false);
     all.back().pairs = true;
+    add("bloom, virtual tokens", "bloom", 4, true, false, false).virtual_tokens.count = 4;
+    ModelConfig& encoded = add("llama, encoded virtual tokens", "llama", 2, false, false, false);
+    encoded.embedding_dropout = 0.1;
+    encoded.virtual_tokens.count = 8;
+    encoded.virtual_tokens.encoder_width = 24;
     ModelConfig& many = add("many options", "gemma3_text", 2, true, true, false);
     many.window = 5;
     many.full_interval = 2;
@@ -117,7 +122,8 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.num_virtual_stages_per_pipeline_rank = l.vpp;
     o.no_sequence_parallel = !l.sequence_parallel;
     o.zero = l.zero;
-    o.seq_length = k.c.T;
+    o.seq_length = k.c.room();
+    o.prompt_tokens = k.c.virtual_tokens.count;
     o.micro_batch_size = 2;
     o.global_batch_size = few ? 8 : 16;
     o.train_iters = few ? 4 : 12;
@@ -213,7 +219,7 @@ public:
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, false,
                     schedule_.micro_batches());
         allocate(ctx_, m_);
-        if (m_.frozen)  // B, too: where it is zero, A has no gradient
+        if (m_.frozen)  // B and biases, too: where B is zero, A has no gradient
             for (TensorSpec& t : m_.table.rows) t.init = Init::kaiming;
         initialize(ctx_, m_, 5);
     }

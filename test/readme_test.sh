@@ -88,8 +88,9 @@ END
         case $command in
         *run_*.sh*)
             command+=" --preset llama-tiny --seq-length 64 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;
+        *" --prompt-tokens "*) command+=" --seq-length 44 --eval-iters 1" ;; # 64 with virtual tokens
         *" train "*) command+=" --seq-length 64 --eval-iters 1" ;;
-        *" eval "*) command+=" --seq-length 64" ;;
+        *" eval "*) command+=" --seq-length 44" ;;
         esac
         ;;
     esac

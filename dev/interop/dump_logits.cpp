@@ -1,8 +1,8 @@
 // The logits that the trainer computes for given tokens, and the gradients of its loss, for comparison with other programs.
 //   dump_logits MODEL_DIRECTORY TOKENS T LOGITS [GRADIENTS]
 //   dump_logits MODEL_DIRECTORY TOKENS T LOGITS --adapter ADAPTER_DIRECTORY
-// TOKENS: int32 (B, T), B follows from the file's size. LOGITS: float32 (B, T, V), rounded to the storage type before. Both in
-// this machine's byte order. GRADIENTS: a folder that gets model.safetensors with the gradient of every parameter, of the mean
+// TOKENS: int32 (B, T), B follows from the file's size. LOGITS: float32 (B, T, V), rounded to the storage type before, with virtual
+// tokens among the T. Both in this machine's byte order. GRADIENTS: a folder that gets model.safetensors with the gradient of every parameter, of the mean
 // cross-entropy of each sequence's tokens after its first.
 #define TRAIN_GPT_NO_MAIN
 #include "train_gpt.cu"
@@ -63,18 +63,18 @@ int main(int argc, char** argv) try {
     if (argc != 5 && argc != 6 && !adapts)
         fail("usage: dump_logits MODEL_DIRECTORY TOKENS T LOGITS [GRADIENTS | --adapter ADAPTER_DIRECTORY]");
     const Batch batch = read_batch(argv[2], atoi(argv[3]));
-    const int N = batch.B * batch.T;
     World world = World::join();
     EvalOptions options;
     options.model = argv[1];
     if (adapts) options.adapter = argv[6];
     InferenceRun run(world, options, false);
-    const std::unique_ptr<Model> loaded = load_weights(run, options, batch.B, batch.T, N, false);
+    const std::unique_ptr<Model> loaded = load_weights(run, options, batch.B, batch.T, INT_MAX, false);
     Model& m = *loaded;
     for (int token : batch.tokens)
         if (token < 0 || token >= m.c.V) fail("token %d is outside the vocabulary of %d", token, m.c.V);
     const Pass pass = upload(run.ctx, m, batch, m.a.micro_batch());
     model_forward(pass);
+    const int N = pass.N();
     norm_forward(pass, m.final_norm, m.a.final_stats, m.a.final_norm, nullptr, pass.in.out(), nullptr);
     be::linear_forward(run.ctx, m.a.logits, m.a.final_norm, m.p.head, nullptr, N, m.c.C, m.c.Vp);
     write_logits(run.ctx, m, N, argv[4]);

@@ -1,8 +1,9 @@
-"""Low-rank adapters exchanged with PEFT, in both directions, for each family: `make test-interop`.
+"""Adapters exchanged with PEFT, in both directions, for each family: `make test-interop`.
 
   1  adapters that train_gpt trains: PEFT opens them on the same model and gives our logits; transformers opens the merged model
      and gives them too
   2  adapters that PEFT writes, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
+  3  virtual tokens, trained themselves and computed by an encoder, in both directions: the same logits at and behind them
 
     test_peft.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
 """
@@ -21,13 +22,13 @@ os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 from transformers.utils import logging
 
 BUILD = Path(sys.argv[1]).resolve()
 WORK = Path(tempfile.mkdtemp(prefix="peft_"))
-V, T = 499, 32
+V, T, VIRTUAL = 499, 32, 5
 passed = failed = 0
 COMMON = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=0)
 # Our names of matrices for training, and PEFT's for some of them.
@@ -55,6 +56,15 @@ def case(name):
         print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
 
 
+@contextmanager
+def strictly():
+    """Warnings are errors, but for one that transformers has for PEFT."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        yield
+
+
 def run(*command):
     done = subprocess.run([str(x) for x in command], cwd=WORK, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -64,7 +74,7 @@ def run(*command):
 def our_logits(directory, tokens, *adapter):
     tokens.astype(np.int32).tofile(WORK / "tokens")
     run(BUILD / "dump_logits", directory, "tokens", tokens.shape[1], "logits", *(["--adapter", *adapter] if adapter else []))
-    return np.fromfile(WORK / "logits", np.float32).reshape(*tokens.shape, -1)
+    return np.fromfile(WORK / "logits", np.float32).reshape(len(tokens), -1, V)
 
 
 def their_logits(model, tokens):
@@ -77,7 +87,8 @@ def base(family):
 
 
 def compare(ours, theirs, plain):
-    difference, effect = np.abs(ours - theirs).max(), np.abs(theirs - plain).max()
+    assert ours.shape == theirs.shape, f"{ours.shape} and {theirs.shape}"
+    difference, effect = np.abs(ours - theirs).max(), np.abs(theirs[:, -plain.shape[1]:] - plain).max()
     assert difference < 1e-4 and effect > 1e-2, f"largest difference {difference:.2e}, effect of the adapters {effect:.2e}"
 
 
@@ -89,9 +100,7 @@ def test_ours(family, targets, tokens, plain):
             "data", "--split", "1, 0, 0", "--seq-length", T, "--micro-batch-size", 4, "--train-iters", 12, "--lr", 2e-2, "--eval-iters",
             0, "--out", out)
     ours = our_logits(WORK / family, tokens, out)
-    with case(f"{name}: PEFT gives our logits"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.simplefilter("ignore", FutureWarning)  # that PEFT calls what transformers will rename
+    with case(f"{name}: PEFT gives our logits"), strictly():
         compare(ours, their_logits(PeftModel.from_pretrained(base(family), out / "latest"), tokens), plain)
     with case(f"{name}: transformers gives them of the merged model"):
         run(BUILD / "train_gpt", "export", "--merge", "--adapter", out, "--out", f"{out}-merged")
@@ -105,6 +114,27 @@ def test_theirs(family, targets, options, tokens, plain):
         model = get_peft_model(base(family), LoraConfig(task_type="CAUSAL_LM", target_modules=targets, init_lora_weights=False,
                                                         **options))
         directory = WORK / "theirs"
+        model.save_pretrained(directory)
+        compare(our_logits(WORK / family, tokens, directory), their_logits(model, tokens), plain)
+
+
+def test_our_virtual_tokens(family, options, tokens, plain):
+    name = f"{family}, our virtual tokens {' '.join(options)}"
+    out = WORK / f"{family} {' '.join(options)}".replace(" ", "-").replace("--", "-")
+    with case(f"{name}: trained"):
+        run(BUILD / "train_gpt", "train", "--model", WORK / family, "--prompt-tokens", VIRTUAL, *options, "--data-path", "data", "--split",
+            "1, 0, 0", "--seq-length", T - VIRTUAL, "--micro-batch-size", 4, "--train-iters", 12, "--lr", 2e-2, "--eval-iters", 0, "--out",
+            out)
+    with case(f"{name}: PEFT gives our logits"), strictly():
+        theirs = their_logits(PeftModel.from_pretrained(base(family), out / "latest"), tokens)
+        compare(our_logits(WORK / family, tokens, out), theirs, plain)
+
+
+def test_their_virtual_tokens(family, config, tokens, plain):
+    with case(f"{family}, PEFT's virtual tokens, {config.peft_type.value}: train_gpt gives PEFT's logits"):
+        torch.manual_seed(5)
+        model = get_peft_model(base(family), config)
+        directory = WORK / "theirs-virtual"
         model.save_pretrained(directory)
         compare(our_logits(WORK / family, tokens, directory), their_logits(model, tokens), plain)
 
@@ -129,6 +159,15 @@ def main():
         for targets in theirs:
             for options in ({"r": 3, "lora_alpha": 6}, {"r": 8, "lora_alpha": 4, "use_rslora": True, "lora_dropout": 0.1}):
                 test_theirs(family, targets, options, tokens, plain)
+        few = tokens[:, :T - VIRTUAL]  # behind virtual tokens
+        of_few = their_logits(base(family), few)
+        for options in (["--prompt-init-text", "in the year", "--tokenizer", "tokenizer"],
+                        ["--prompt-encoder", "mlp", "--prompt-encoder-width", "40"]):
+            test_our_virtual_tokens(family, options, few, of_few)
+        common = dict(task_type="CAUSAL_LM", num_virtual_tokens=VIRTUAL)
+        for config in (PromptTuningConfig(prompt_tuning_init="RANDOM", **common), PromptEncoderConfig(encoder_hidden_size=40, **common),
+                       PromptEncoderConfig(encoder_reparameterization_type="LSTM", encoder_hidden_size=40, **common)):
+            test_their_virtual_tokens(family, config, few, of_few)
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 

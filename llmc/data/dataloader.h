@@ -52,6 +52,28 @@ struct Batch {
     std::vector<int> doc_start;     // (B, T) the first key that a row sees; empty if attention is not reset at documents
     std::vector<AnswerPair> pairs;  // in their rows, where answers are compared
     int B = 0, T = 0;
+    bool begins = true;  // sequences begin here: virtual tokens, where a model has them, come before
+
+    // The same sequences behind n virtual tokens each: places without a token (-1) and without a target.
+    Batch behind(int n) const {
+        CHECK(doc_start.empty(), "documents that are masked do not see virtual tokens");
+        const auto longer = [&](const std::vector<int>& x) {
+            std::vector<int> all((size_t)B * (n + T), -1);
+            for (int b = 0; b < B; b++) std::copy_n(x.begin() + (int64_t)b * T, T, all.begin() + (int64_t)b * (n + T) + n);
+            return all;
+        };
+        Batch all;
+        all.B = B;
+        all.T = n + T;
+        all.tokens = longer(tokens);
+        all.positions = longer(positions);
+        if (!targets.empty()) all.targets = longer(targets);
+        for (size_t i = 0; i < all.positions.size(); i++) {
+            const int place = (int)(i % (size_t)all.T);
+            all.positions[i] = place < n ? place : all.positions[i] + n;
+        }
+        return all;
+    }
 
     // (B, T) the first key that a row sees where a query sees no more than `window` keys, itself included.
     std::vector<int> first_keys(int window) const {
@@ -423,6 +445,7 @@ struct DataOptions {
     bool pairs = false;           // answers are compared: the data must hold pairs of them, and must not otherwise
     int eod = -1;                 // needed by the three above
     int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
+    int virtual_tokens = 0;       // that will stand before each sample, for all of it
     TokenizerIdentity tokenizer;  // the run's, or else that of the first dataset where it is known
 };
 
@@ -453,6 +476,10 @@ public:
         for (const TokenDataset& d : data) check_tokenizer(d);
         for (TokenDataset& d : data) add(std::move(d));
         take_split();
+        if (o_.virtual_tokens > 0 && has_conversations())
+            fail(
+                "conversations, of which a sample holds several, do not see the virtual tokens before it; HINT: --lora-rank 16 "
+                "adapts a model to them");
         if (sources_.empty()) return;  // no validation
         for (Source& s : sources_) {
             s.first_pair = n_pairs_;

@@ -63,12 +63,12 @@ inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
     for (int layer = 0; layer < c.L; layer++) windowed += !c.sees_all(layer);
     return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
 }
-// FLOPs of training per token, causal attention counted as half. Under adapters (lora.h) weights have no gradient; the adapters'
-// own products, some thousandths, are not counted.
+// FLOPs of training per token, causal attention counted as half. Under adapters (adapters.h) weights have no gradient; the
+// adapters' own products, some thousandths, are not counted, nor are virtual tokens, at which nothing is learned.
 inline double model_flops_per_token(const ModelConfig& c, int T) {
     const FlopSizes s = flop_sizes(c, T);
     const double all = model_flops_per_token(s, AttentionCount::causal);
-    return c.lora.on() ? all - layer_products_flops(s) - head_forward_flops(s) : all;
+    return c.adapted() ? all - layer_products_flops(s) - head_forward_flops(s) : all;
 }
 
 // What an update by Muon (parallel/muon.h) computes for the matrices of a layer, and for the one that takes longest.

@@ -85,3 +85,9 @@ private:
     bool of_model_ = false;               // the table is that of the model's own matrices
     bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };
+
+// Where ops write the gradient of a row of the table; null without gradients.
+inline real* gradient_of(const ParameterTable& table, size_t row, const Elements& grads, const BlockGradients& of_block) {
+    if (!grads.data) return nullptr;
+    return of_block.used() ? of_block.gradient(row) : (real*)grads.from(table.rows[row].offset).data;
+}

@@ -177,22 +177,14 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
 
 }  // namespace detail
 
-// The table of what a run trains: the model's parameters, or the adapters on it.
-inline ParameterTable trained_table(const ModelConfig& c, const Part& part, size_t multiple = 64) {
-    if (!c.lora.on()) return ParameterTable(c, part, multiple);
+// The tensors of the adapters.
+inline std::vector<TensorSpec> lora_tensors(const ModelConfig& c, const Part& part) {
     std::vector<TensorSpec> tensors;
     detail::walk_adapters(c, part, [&](const TensorSpec& a, const TensorSpec& b, const LoraLayer&) {
         tensors.push_back(a);
         tensors.push_back(b);
     });
-    return ParameterTable(part, std::move(tensors), multiple);
-}
-inline ParameterTable trained_table(const ModelConfig& c) { return trained_table(c, whole_model(c)); }
-
-// The configuration of the model without its adapters.
-inline ModelConfig without_lora(ModelConfig c) {
-    c.lora = {};
-    return c;
+    return tensors;
 }
 
 // ---- computing --------------------------------------------------------------------------------------------------------------
@@ -226,15 +218,11 @@ public:
     }
     // After allocation: points the layers at their matrices.
     void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& of_block) {
-        const auto gradient = [&](int row) -> real* {
-            if (!grads.data) return nullptr;
-            return of_block.used() ? of_block.gradient((size_t)row) : (real*)grads.from(table.rows[row].offset).data;
-        };
         for (LoraLayer& l : layers) {
             l.a = params + table.rows[l.a_row].offset;
             l.b = params + table.rows[l.b_row].offset;
-            l.da = gradient(l.a_row);
-            l.db = gradient(l.b_row);
+            l.da = gradient_of(table, (size_t)l.a_row, grads, of_block);
+            l.db = gradient_of(table, (size_t)l.b_row, grads, of_block);
         }
     }
 

@@ -10,6 +10,7 @@
 #include "../shapes.h"
 #include "lora_config.h"
 #include "parametrization.h"
+#include "virtual_tokens_config.h"
 #include "rope_scaling.h"
 
 enum class Norm { layernorm, rmsnorm };
@@ -57,8 +58,12 @@ struct ModelConfig {
     double rope_base = 10000.0;
     RopeScaling rope_scaling = {};
     double init_std = 0.02;
-    Parametrization parametrization;  // of a run, as the next
-    LoraConfig lora;                  // adapters that are trained in the place of the parameters above
+    Parametrization parametrization;     // of a run, as the next
+    LoraConfig lora;                     // adapters that are trained in the place of the parameters above
+    VirtualTokensConfig virtual_tokens;  // or virtual tokens that are
+
+    bool adapted() const { return lora.on() || virtual_tokens.on(); }
+    int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence, behind virtual ones
 
     int HS() const { return head_size ? head_size : C / NH; }
     int QKV() const { return (NH + 2 * NKV) * HS(); }         // rows of the fused projection: [q heads | k heads | v heads]

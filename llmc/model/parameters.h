@@ -25,10 +25,11 @@
 enum class Init {
     zeros,
     ones,
-    gain_less_one,  // zeros: the weights of norms that multiply by 1 + weight
-    normal,         // N(0, std)
-    scaled_normal,  // N(0, std / sqrt(2 L)): the two projections that write into the residual stream
-    kaiming,        // uniform within 1 / sqrt(columns): the matrices A of low-rank adapters
+    gain_less_one,    // zeros: the weights of norms that multiply by 1 + weight
+    normal,           // N(0, std)
+    scaled_normal,    // N(0, std / sqrt(2 L)): the two projections that write into the residual stream
+    kaiming,          // uniform within 1 / sqrt(columns): the matrices A of low-rank adapters
+    standard_normal,  // N(0, 1): virtual tokens
 };
 
 // A tensor of a Hugging Face file: rows [row, row + rows) of the whole tensor here.

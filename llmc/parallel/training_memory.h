@@ -1,7 +1,7 @@
 // What training keeps of a model from step to step, whatever its architecture: the parameters that this rank holds, their
 // gradients, the lower halves of their fp32 weights, and AdamW's moments; how they are laid out, and cut over the ranks. Parts
 // of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these. Where adapters are trained
-// (lora.h), they are these parameters, and the model's own are kept beside them: frozen, with nothing else.
+// (adapters.h), they are these parameters, and the model's own are kept beside them: frozen, with nothing else.
 #pragma once
 #include <memory>
 #include <optional>
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "../elements.h"
+#include "../model/adapters.h"
 #include "../model/arena.h"
 #include "../model/gradients.h"
-#include "../model/lora.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
 #include "muon.h"
@@ -38,6 +38,7 @@ struct TrainingMemory {
     std::vector<int> stages;  // layers of each stage of the pipeline
     ParameterTable table;     // of what is trained: the model, or its adapters
     std::optional<FrozenModel> frozen;
+    VirtualTokens virtual_tokens;
     Shards shards;
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
     floatX* params = nullptr;    // (table.size)
@@ -58,7 +59,7 @@ struct TrainingMemory {
           table(trained_table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64)),
           shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
           counted(shards.counted(table, ranks->mesh.dp)) {
-        if (c.lora.on()) frozen = FrozenModel{ParameterTable(c, table.part)};
+        if (c.adapted()) frozen = FrozenModel{ParameterTable(c, table.part)};
     }
 
     // The model's own parameters.

@@ -1,6 +1,7 @@
-// Directories of low-rank adapters (model/lora.h) in PEFT's format, which PEFT opens and writes:
-//   adapter_config.json           rank, alpha, the matrices, and the path of the model that they adapt (the base)
-//   adapter_model.safetensors     A and B of each matrix
+// Directories of adapters (model/adapters.h) in PEFT's format, which PEFT opens and writes:
+//   adapter_config.json           their kind; rank, alpha and matrices, or the number of virtual tokens; and the path of the model
+//                                 that they adapt (the base)
+//   adapter_model.safetensors     A and B of each matrix, or the virtual tokens
 //   base.json                     this program's: sizes and checksums of the base's weights
 // Adapters are only right on the weights that they were trained on: base.json lets others be refused. PEFT's own directories have
 // none; of those only names and shapes can be compared.
@@ -16,11 +17,12 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/safetensors.h"
-#include "../model/lora.h"
+#include "../model/adapters.h"
 #include "../parallel/world.h"
 #include "checkpoint.h"
 #include "model_texts.h"
 #include "run_directory.h"
+#include "training_state.h"
 
 // ---- the base ---------------------------------------------------------------------------------------------------------------
 
@@ -77,15 +79,11 @@ inline std::string base_of_adapter(const std::string& dir) {
          name.dump().c_str());
 }
 
-// Reads the adapters of a directory for a model with the configuration c. What would compute something else than LoRA is refused
-// by name.
-inline LoraConfig read_adapter_config(const std::string& dir, const ModelConfig& c) {
-    const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
-    const nlohmann::json j = read_json(path);
-    if (!j.is_object()) fail("%s does not hold a JSON object", path.c_str());
-    const detail::HfReader in{j, path};
-    if (const std::string type = in.text("peft_type", ""); type != "LORA")
-        fail("%s: peft_type is '%s'; only LORA is supported", path.c_str(), type.c_str());
+namespace detail {
+
+inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
+    const nlohmann::json& j = in.j;
+    const std::string& path = in.source;
     in.only("bias", "none");
     for (const char* key : {"use_dora", "use_qalora", "lora_bias"}) in.only(key, false);
     for (const char* key : {"modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "layer_replication",
@@ -104,7 +102,6 @@ inline LoraConfig read_adapter_config(const std::string& dir, const ModelConfig&
     lora.alpha = in.number("lora_alpha", 8);
     lora.dropout = in.number("lora_dropout", 0);
     lora.rank_stabilized = in.flag("use_rslora", false);
-    if (!std::filesystem::exists(weights)) fail("%s has no adapter_model.safetensors; HINT: PEFT writes it", dir.c_str());
     const SafetensorsReader files = SafetensorsReader::open(weights);
     for (const LoraTarget& t : lora_targets(c))
         for (const auto& [name, view] : files.tensors())
@@ -113,6 +110,37 @@ inline LoraConfig read_adapter_config(const std::string& dir, const ModelConfig&
         fail("%s has no adapter for a layer of this %s model; HINT: --model with the model that it adapts", weights.c_str(),
              c.family.c_str());
     return lora;
+}
+
+inline VirtualTokensConfig read_virtual_tokens(const HfReader& in, bool encoded, const ModelConfig& c) {
+    in.only("task_type", "CAUSAL_LM");
+    in.only("num_transformer_submodules", 1);
+    if (!in.absent("modules_to_save") && !in.j["modules_to_save"].empty()) in.unsupported("modules_to_save", "null");
+    VirtualTokensConfig found;
+    found.count = in.count("num_virtual_tokens");
+    if (found.count < 1 || found.count >= c.T)
+        fail("%s: 'num_virtual_tokens' is %d; it must be at least 1 and leave room in the model's longest sequence, %d",
+             in.source.c_str(), found.count, c.T);
+    if (encoded) found.encoder_width = in.count("encoder_hidden_size");
+    else found.text = in.text("prompt_tuning_init_text", "");
+    return found;
+}
+
+}  // namespace detail
+
+// Reads into c the adapters of a directory for this model. What would compute something else than the adapters here is refused by
+// name.
+inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
+    const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
+    const nlohmann::json j = read_json(path);
+    if (!j.is_object()) fail("%s does not hold a JSON object", path.c_str());
+    if (!std::filesystem::exists(weights)) fail("%s has no adapter_model.safetensors; HINT: PEFT writes it", dir.c_str());
+    const detail::HfReader in{j, path};
+    const std::string type = in.text("peft_type", "");
+    if (type == "LORA") c.lora = detail::read_lora(in, weights, c);
+    else if (type == "PROMPT_TUNING" || type == "P_TUNING")
+        c.virtual_tokens = detail::read_virtual_tokens(in, type == "P_TUNING", c);
+    else fail("%s: peft_type is '%s'; LORA, PROMPT_TUNING and P_TUNING are supported", path.c_str(), type.c_str());
 }
 
 // PEFT finds matrices by the ends of their names: the last word of a module unless that is also the end of one without adapter.
@@ -131,33 +159,70 @@ inline std::vector<std::string> peft_modules(const ModelConfig& c) {
     return names;
 }
 
-inline std::string adapter_config_text(const ModelConfig& c, const std::string& base) {
+inline nlohmann::ordered_json lora_json(const ModelConfig& c, const std::string& base) {
     bool transposed = false;
     for (const TensorSpec& t : ParameterTable(c).rows)
         for (const HfTensor& part : t.hf) transposed = transposed || part.transposed;
-    const nlohmann::ordered_json j = {{"peft_type", "LORA"},
-                                      {"task_type", "CAUSAL_LM"},
-                                      {"base_model_name_or_path", base},
-                                      {"r", c.lora.rank},
-                                      {"lora_alpha", c.lora.alpha},
-                                      {"lora_dropout", c.lora.dropout},
-                                      {"use_rslora", c.lora.rank_stabilized},
-                                      {"target_modules", peft_modules(c)},
-                                      {"bias", "none"},
-                                      {"fan_in_fan_out", transposed},
-                                      {"init_lora_weights", true},
-                                      {"modules_to_save", nullptr},
-                                      {"inference_mode", true}};
-    return j.dump(2) + "\n";
+    return {{"peft_type", "LORA"},
+            {"task_type", "CAUSAL_LM"},
+            {"base_model_name_or_path", base},
+            {"r", c.lora.rank},
+            {"lora_alpha", c.lora.alpha},
+            {"lora_dropout", c.lora.dropout},
+            {"use_rslora", c.lora.rank_stabilized},
+            {"target_modules", peft_modules(c)},
+            {"bias", "none"},
+            {"fan_in_fan_out", transposed},
+            {"init_lora_weights", true},
+            {"modules_to_save", nullptr},
+            {"inference_mode", true}};
+}
+inline nlohmann::ordered_json virtual_tokens_json(const ModelConfig& c, const std::string& base) {
+    const VirtualTokensConfig& config = c.virtual_tokens;
+    nlohmann::ordered_json j = {{"peft_type", config.encoded() ? "P_TUNING" : "PROMPT_TUNING"},
+                                {"task_type", "CAUSAL_LM"},
+                                {"base_model_name_or_path", base},
+                                {"num_virtual_tokens", config.count},
+                                {"token_dim", c.C},
+                                {"num_transformer_submodules", 1},
+                                {"num_attention_heads", c.NH},
+                                {"num_layers", c.L}};
+    if (config.encoded()) {
+        j["encoder_reparameterization_type"] = "MLP";
+        j["encoder_hidden_size"] = config.encoder_width;
+        j["encoder_num_layers"] = 2;  // as PEFT writes for its MLP, whose layers it does not count
+        j["encoder_dropout"] = 0.0;
+    } else if (config.text.empty()) j["prompt_tuning_init"] = "SAMPLE_VOCAB";
+    else {
+        j["prompt_tuning_init"] = "TEXT";
+        j["prompt_tuning_init_text"] = config.text;
+        j["tokenizer_name_or_path"] = base;
+    }
+    j["inference_mode"] = true;
+    return j;
 }
 
 // The files of an adapter directory besides the tensors: the base's tokenizer stays beside them.
 inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig& c, const std::string& base) {
     const std::string path = std::filesystem::weakly_canonical(base).string();
     texts.files.erase("generation_config.json");
-    texts.files["adapter_config.json"] = adapter_config_text(c, path);
+    texts.files["adapter_config.json"] = (c.lora.on() ? lora_json(c, path) : virtual_tokens_json(c, path)).dump(2) + "\n";
     const nlohmann::ordered_json identity = {{"path", path}, {"files", identity_of_base(world, base)}};
     texts.files["base.json"] = identity.dump(2) + "\n";
+}
+
+// New adapters on the model in `base`. Virtual tokens begin as a text's tokens, again and again, or as tokens drawn from the
+// vocabulary.
+inline void begin_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::string& base, const Tokenizer* tokenizer,
+                           uint64_t seed) {
+    const VirtualTokensConfig& config = m.c.virtual_tokens;
+    if (!config.on() || config.encoded()) return initialize_adapters(ctx, m, seed);
+    const std::vector<int> text = config.text.empty() ? std::vector<int>() : tokenizer->encode_prompt(config.text);
+    if (!config.text.empty() && text.empty()) fail_usage("--prompt-init-text has no tokens; HINT: another text");
+    std::vector<int> tokens((size_t)config.count);
+    for (size_t i = 0; i < tokens.size(); i++)
+        tokens[i] = text.empty() ? (int)(m.c.V * uniform_at(seed, RngPurpose::init, 0, i)) : text[i % text.size()];
+    initialize_virtual_tokens(ctx, m, base, tokens);
 }
 
 // The model of --model and --adapter, either of which may be missing, for commands that do not train.
@@ -178,6 +243,7 @@ struct AdaptedModel {
         check_config(c);
         if (adapter.empty()) return;
         check_base(world, adapter, dir);
-        c.lora = read_adapter_config(adapter, c);
+        read_adapter_config(adapter, c);
+        c.virtual_tokens = c.virtual_tokens.computed();
     }
 };

@@ -10,7 +10,7 @@
 // written.
 //   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
 //   verify_directory    compares a directory with its manifest
-// Of a run that trains adapters (lora.h) it is an adapter directory in PEFT's format (adapter.h): adapter_config.json and
+// Of a run that trains adapters (adapters.h) it is an adapter directory in PEFT's format (adapter.h): adapter_config.json and
 // adapter_model.safetensors stand for config.json and model.safetensors, and all tensors are the adapters'.
 //   read_config, read_parameters, read_tensors   refuse, by name, what is missing, has another shape, or is not supported
 #pragma once
@@ -31,8 +31,8 @@
 #include "../base/crc32c.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../model/adapters.h"
 #include "../model/hf_config.h"
-#include "../model/lora.h"
 #include "../model/parameters.h"
 #include "../base/safetensors.h"
 #include "../parallel/shard.h"
@@ -121,10 +121,16 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
     for (const TensorSpec& spec : table.rows) source.read(spec, buffer + spec.offset);
 }
 
-// The model's own parameters. The directory's family names its tensors, whatever the family of c, which options may have changed.
-inline void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, floatX* params) {
-    ModelConfig stored = without_lora(c);
+// The configuration that names a directory's tensors: the directory's family does, whatever that of c, which options may have changed.
+inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
+    ModelConfig stored = without_adapters(c);
     if (std::filesystem::exists(dir + "/config.json")) stored.family = read_config(dir).family;
+    return stored;
+}
+
+// The model's own parameters.
+inline void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, floatX* params) {
+    const ModelConfig stored = as_stored(dir, c);
     const ParameterTable named(stored, table.part);
     ParameterTable in_files = table;
     for (size_t i = 0; i < in_files.rows.size(); i++) in_files.rows[i].hf = named.rows[i].hf;

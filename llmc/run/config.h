@@ -63,9 +63,9 @@ inline Allowed one_of(Strings choices) {
       "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
 // Options of the commands that run a model without training it.
-#define ADAPTER_OPTIONS(X)                                                                                      \
-    X(std::string, adapter, "", "", word("DIR"), "Model",                                                       \
-      "low-rank adapters (LoRA) on the model: a directory in PEFT's format, or the output directory of a run; " \
+#define ADAPTER_OPTIONS(X)                                                                                   \
+    X(std::string, adapter, "", "", word("DIR"), "Model",                                                    \
+      "adapters on the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
       "without --model: on the model that they name")
 
 // What the block of the model is, whatever its size.
@@ -164,6 +164,14 @@ inline Allowed one_of(Strings choices) {
       "adapters are multiplied by alpha / rank; default: twice the rank")                                                      \
     X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all")   \
+    X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
+      "train this many virtual tokens in front of every sequence (prompt tuning) of --model, which stays as it is")            \
+    X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \
+      "what computes the virtual tokens: an MLP that is trained in their place (p-tuning); default: none")                     \
+    X(int, prompt_encoder_width, "", 0, between(1, 1 << 20), "Adapters",                                                       \
+      "width of the hidden layers of the encoder; default: the model's width")                                                 \
+    X(std::string, prompt_init_text, "", "", word("TEXT"), "Adapters",                                                         \
+      "text as whose tokens the virtual ones begin; default: tokens drawn from the vocabulary")                                \
     X(OptionalDouble, dpo_beta, "", {}, above(0), "Preferences",                                                               \
       "train on pairs of answers (`prepare --preference`) by direct preference optimisation (DPO): how strongly rewards hold " \
       "the model to --model, its reference (0.1)")                                                                             \

@@ -90,11 +90,10 @@ inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig
     const size_t parameters = ParameterTable(c).trained;
     t.row("parameters", format("%s (%s)", with_commas((int64_t)parameters).c_str(), human_count((double)parameters).c_str()));
     t.exact(parameters);
-    if (c.lora.on()) {
+    if (c.adapted()) {
         const size_t trained = trained_table(c).trained;
-        t.row("adapters", format("rank %d, alpha %g on %s; %s parameters (%.2f%%)", c.lora.rank, c.lora.alpha,
-                                 joined(c.lora.modules).c_str(), human_count((double)trained).c_str(),
-                                 100.0 * (double)trained / (double)parameters));
+        t.row("adapters", format("%s; %s parameters (%.2f%%)", adapters_in_words(c).c_str(),
+                                 human_count((double)trained).c_str(), 100.0 * (double)trained / (double)parameters));
         t.exact(trained);
     }
     t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");

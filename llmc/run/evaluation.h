@@ -15,6 +15,7 @@
 #include "../data/tasks.h"
 #include "../data/tokenizer.h"
 #include "../model/arena.h"
+#include "../model/model_config.h"
 #include "../ops.h"
 #include "../parallel/ranks.h"
 #include "config.h"
@@ -42,14 +43,15 @@ struct ScoringPass {
     int64_t inputs = 0;  // tokens that are not padding
 };
 
-// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens. Shorter ones are padded at the right, where
+// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each behind the model's virtual tokens. Shorter ones are padded at the right, where
 // causal attention never looks; the length is rounded up, so that few different shapes of matrix products occur.
 inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
-                                     int B, int T) {
+                                     int B, int T, int virtual_tokens) {
     ScoringPass pass;
     Batch& batch = pass.batch;
-    batch.T = std::min(T, (requests[order[first]].n_inputs() + 15) / 16 * 16);
-    batch.B = (int)std::min<size_t>((size_t)(B * T / batch.T), order.size() - first);
+    batch.T = std::min(T - virtual_tokens, (requests[order[first]].n_inputs() + 15) / 16 * 16);
+    const int row_length = virtual_tokens + batch.T;
+    batch.B = (int)std::min<size_t>((size_t)(B * T / row_length), order.size() - first);
     batch.tokens.assign((size_t)batch.B * batch.T, 0);
     for (size_t i = 0; i < batch.tokens.size(); i++) batch.positions.push_back((int)i % batch.T);
     for (int b = 0; b < batch.B; b++) {
@@ -57,7 +59,8 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
         const Request& r = requests[request];
         const int n = r.n_inputs();
         std::copy_n(r.tokens.begin(), n, batch.tokens.begin() + (int64_t)start);
-        for (int t = n - r.n_scored; t < n; t++) pass.rows.push_back({start + (size_t)t, request, r.tokens[(size_t)t + 1]});
+        const size_t first_row = (size_t)b * row_length + virtual_tokens;
+        for (int t = n - r.n_scored; t < n; t++) pass.rows.push_back({first_row + (size_t)t, request, r.tokens[(size_t)t + 1]});
         pass.inputs += n;
     }
     return pass;
@@ -67,8 +70,8 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
 // among data-parallel ranks; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
 // scores of its rows.
 template <class Run>
-std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::vector<Request>& requests, Progress* progress,
-                                  Run run) {
+std::vector<Score> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens, const std::vector<Request>& requests,
+                                  Progress* progress, Run run) {
     const Mesh& mesh = ranks.mesh;
     const size_t replicas = (size_t)mesh.dp.size;
     std::vector<size_t> by_length(requests.size()), order;
@@ -79,7 +82,7 @@ std::vector<Score> score_requests(const Ranks& ranks, int B, int T, const std::v
     std::vector<Score> scores(requests.size());
     int64_t done = 0;
     for (size_t first = 0; first < order.size();) {
-        const ScoringPass pass = make_scoring_pass(requests, order, first, B, T);
+        const ScoringPass pass = make_scoring_pass(requests, order, first, B, T, virtual_tokens);
         run(pass, scores);
         first += (size_t)pass.batch.B;
         done += pass.inputs;
@@ -264,10 +267,12 @@ Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int
 
 // losses(data, samples): of each data set, over the first so many samples, on all ranks. tokenizer: may be null.
 template <class Losses>
-Evaluation evaluate_data(const EvalOptions& o, int V, int T, const Tokenizer* tokenizer, bool main_rank, Losses losses) {
+Evaluation evaluate_data(const EvalOptions& o, const ModelConfig& c, int T, const Tokenizer* tokenizer, bool main_rank,
+                         Losses losses) {
     DataOptions d;
     d.T = T;
-    d.vocab_size = V;
+    d.vocab_size = c.V;
+    d.virtual_tokens = c.virtual_tokens.count;
     if (tokenizer) d.tokenizer = tokenizer->identity();
     d.blend = parse_data_path(o.data_path);
     d.split = o.split;

@@ -11,7 +11,7 @@
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
 #include "../model/fp8_state.h"
-#include "../model/lora.h"
+#include "../model/adapters.h"
 #include "../model/mesh.h"
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
@@ -20,6 +20,7 @@
 #include "../parallel/muon.h"
 #include "../parallel/pipeline.h"
 #include "../parallel/ranks.h"
+#include "adapter.h"
 #include "checkpoint.h"
 #include "cli.h"
 #include "config.h"
@@ -36,7 +37,16 @@ inline void check_backend_takes(const ModelConfig& c) {
     if (!wrong.empty()) fail("%s", wrong.c_str());
 }
 
-// The adapters of the options, on the model c.
+namespace detail {
+
+// Refuses what does not go with adapters, which the option `trains` asks for.
+inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
+    if (!o.fp8_format.empty()) fail_usage("--fp8-format does not go with %s yet; HINT: leave one of them out", trains);
+    if (o.optimizer == "muon" || o.optimizer == "normuon")
+        fail_usage("--optimizer %s is for a model's own matrices, not for what %s trains; HINT: --optimizer adamw",
+                   o.optimizer.c_str(), trains);
+}
+
 inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
     LoraConfig lora;
     if (!o.lora_rank) {
@@ -44,16 +54,51 @@ inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
             fail_usage("--%s is for adapters; HINT: --lora-rank 16 trains them", o.lora_alpha ? "lora-alpha" : "lora-targets");
         return lora;
     }
-    if (!o.fp8_format.empty()) fail_usage("--fp8-format does not go with --lora-rank yet; HINT: leave one of them out");
-    if (o.optimizer == "muon" || o.optimizer == "normuon")
-        fail_usage(
-            "--optimizer %s is for a model's own matrices, not for the low-rank factors of --lora-rank; HINT: --optimizer adamw",
-            o.optimizer.c_str());
+    check_options_of_adapters(o, "--lora-rank");
     lora.rank = o.lora_rank;
     lora.alpha = o.lora_alpha.value_or(2.0 * o.lora_rank);
     lora.modules = lora_modules(c, o.lora_targets.empty() ? Strings{"all"} : o.lora_targets);
     return lora;
 }
+
+inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelConfig& c) {
+    VirtualTokensConfig found;
+    const char* const of_them = !o.prompt_encoder.empty() ? "encoder" : o.prompt_encoder_width ? "encoder-width" : "init-text";
+    if (!o.prompt_tokens) {
+        if (!o.prompt_encoder.empty() || o.prompt_encoder_width || !o.prompt_init_text.empty())
+            fail_usage("--prompt-%s is for virtual tokens; HINT: --prompt-tokens 20 trains them", of_them);
+        return found;
+    }
+    check_options_of_adapters(o, "--prompt-tokens");
+    if (o.dpo_beta)
+        fail_usage("--dpo-beta does not go with --prompt-tokens; HINT: --lora-rank 16 trains adapters on pairs of answers");
+    if (o.lora_rank) fail_usage("--lora-rank and --prompt-tokens are two kinds of adapters; HINT: give one of them");
+    const bool encoded = o.prompt_encoder == "mlp";
+    if (o.prompt_encoder == "lstm")
+        fail_usage(
+            "--prompt-encoder lstm is not supported: it computes the virtual tokens one after another, and PEFT recommends its MLP; "
+            "HINT: --prompt-encoder mlp");
+    if (o.prompt_encoder_width && !encoded)
+        fail_usage("--prompt-encoder-width is the encoder's, and there is none; HINT: --prompt-encoder mlp");
+    if (encoded && !o.prompt_init_text.empty())
+        fail_usage(
+            "--prompt-init-text does not go with --prompt-encoder mlp, whose output no text determines; HINT: leave one out");
+    if (encoded && o.ema_decay > 0)
+        fail_usage("--ema-decay does not go with --prompt-encoder mlp yet; HINT: leave one of them out");
+    if (o.reset_attention_mask)
+        fail_usage(
+            "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens; HINT: leave it or "
+            "--prompt-tokens out");
+    if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
+        fail_usage("--prompt-tokens %d leaves no room in the model's longest sequence, %d tokens; HINT: fewer", o.prompt_tokens,
+                   c.T);
+    found.count = o.prompt_tokens;
+    found.encoder_width = encoded ? o.prompt_encoder_width ? o.prompt_encoder_width : c.C : 0;
+    found.text = o.prompt_init_text;
+    return found;
+}
+
+}  // namespace detail
 
 // How the sizes of c relate to those of the model whose hyperparameters are given.
 inline Parametrization parametrization_of(const TrainOptions& o, const ModelConfig& c) {
@@ -70,8 +115,9 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
         fail_usage(
             "--parametrization %s needs the size of the model whose learning rate is given; HINT: --mup-base-width 256%s", kind,
             deep ? " --mup-base-depth 8" : "");
-    if (o.lora_rank)
-        fail_usage("--parametrization %s is not derived for the adapters of --lora-rank; HINT: leave one of them out", kind);
+    if (o.lora_rank || o.prompt_tokens)
+        fail_usage("--parametrization %s is not derived for the adapters of %s; HINT: leave one of them out", kind,
+                   o.lora_rank ? "--lora-rank" : "--prompt-tokens");
     if (o.optimizer == "normuon")
         fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
     if (!o.size.empty() && !o.given.count("lr"))
@@ -84,6 +130,31 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
     if (deep) p.depth = (double)c.L / o.mup_base_depth;
     if (o.mup_base_head_size) p.head_size = (double)c.HS() / o.mup_base_head_size;
     return p;
+}
+
+// Adds the adapters of the options to the model c.
+inline void set_adapters(const TrainOptions& o, ModelConfig& c) {
+    c.lora = detail::lora_of(o, c);
+    c.virtual_tokens = detail::virtual_tokens_of(o, c);
+}
+
+// Options that would give the adapters of c, where they are not given.
+inline void take_adapter_options(TrainOptions& o, const ModelConfig& c) {
+    if (c.lora.on()) {
+        if (!o.lora_rank) o.lora_rank = c.lora.rank;
+        if (!o.lora_alpha) o.lora_alpha = c.lora.alpha;
+        if (o.lora_targets.empty()) o.lora_targets = c.lora.modules;
+        return;
+    }
+    if (!o.prompt_tokens) o.prompt_tokens = c.virtual_tokens.count;
+    if (o.prompt_encoder.empty() && c.virtual_tokens.encoded()) o.prompt_encoder = "mlp";
+    if (!o.prompt_encoder_width && o.prompt_encoder == "mlp") o.prompt_encoder_width = c.virtual_tokens.encoder_width;
+    if (o.prompt_init_text.empty()) o.prompt_init_text = c.virtual_tokens.text;
+}
+
+inline std::string adapters_in_words(const ModelConfig& c) {
+    if (c.virtual_tokens.on()) return c.virtual_tokens.in_words();
+    return format("rank %d, alpha %g on %s", c.lora.rank, c.lora.alpha, joined(c.lora.modules).c_str());
 }
 
 namespace detail {
@@ -220,7 +291,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     given(c.NH, o.num_attention_heads, "num-attention-heads");
     given(c.head_size, o.kv_channels, "kv-channels");
     if (o.max_position_embeddings) c.T = o.max_position_embeddings;
-    else if (!from_directory && o.seq_length) c.T = o.seq_length;
+    else if (!from_directory && o.seq_length) c.T = o.seq_length + o.prompt_tokens;
     detail::set_block(o, c);
     detail::set_rope_scaling(o, c);
     detail::check_model_options(o, c);
@@ -236,7 +307,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
     c.parametrization = parametrization_of(o, c);
-    c.lora = lora_of(o, c);
+    set_adapters(o, c);
     return c;
 }
 
@@ -297,7 +368,7 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.zero = o.zero > 0;
     layout.whole_matrices = muon_recipe(o).on;
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
-    layout.rows = (int64_t)o.micro_batch_size * o.seq_length;
+    layout.rows = (int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens);
     return layout;
 }
 
@@ -374,6 +445,7 @@ inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
     d.n_samples = n_samples;
     d.pairs = o.dpo_beta.has_value();
     d.vocab_size = c.V;
+    d.virtual_tokens = c.virtual_tokens.count;
     if (tokenizer) {
         d.eod = tokenizer->eod_id();
         d.tokenizer = tokenizer->identity();

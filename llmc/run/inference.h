@@ -66,8 +66,9 @@ inline std::vector<int> chat_prompt(const InferenceRun& run, const ChatEncoder& 
                                     const std::vector<ChatMessage>& messages) {
     if (const std::string problem = chat.problem(messages); !problem.empty()) fail("%s", problem.c_str());
     const std::vector<int> tokens = chat.encode(messages, true).tokens;
-    if ((int)tokens.size() >= run.c.T)
-        fail("the conversation has %zu tokens, the model's context holds %d; HINT: begin a new one", tokens.size(), run.c.T);
+    if ((int)tokens.size() >= run.c.room())
+        fail("the conversation has %zu tokens, the model's context holds %d; HINT: begin a new one", tokens.size(),
+             run.c.room());
     return tokens;
 }
 
@@ -79,7 +80,7 @@ inline Prompt read_prompt(const InferenceRun& run, const GenerateOptions& o) {
     prompt.text = o.prompt != "-" ? o.prompt : run.world.all_gather(run.main_rank() ? read_standard_input() : std::string())[0];
     prompt.ends = model_texts(run.dir, run.tokenizer.get()).end_ids;
     if (!o.chat) {
-        prompt.tokens = prompt_tokens(*run.tokenizer, prompt.text, run.c.T);
+        prompt.tokens = prompt_tokens(*run.tokenizer, prompt.text, run.c.room());
         return prompt;
     }
     prompt.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template));

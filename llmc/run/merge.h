@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../cpu/parallel.h"
-#include "../model/lora.h"
+#include "../model/adapters.h"
 #include "../parallel/shard.h"
 #include "adapter.h"
 #include "training_state.h"
@@ -44,12 +44,14 @@ inline int export_merged(const ExportOptions& o) {
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
     World world = World::join();
     const AdaptedModel found(world, o);
+    if (found.c.virtual_tokens.on())
+        fail("%s holds virtual tokens, which are merged into no matrix; HINT: --adapter with the model", found.adapter.c_str());
     if (std::filesystem::exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
     PhaseStatus phase;
     phase.begin("merging " + found.adapter + " into " + found.dir);
     ModelConfig c = found.c;
     pad_vocabulary(c, 1);
-    const ModelConfig plain = without_lora(c);
+    const ModelConfig plain = without_adapters(c);
     const NewDirectory directory(o.out);
     directory.create();
     try {

@@ -153,7 +153,7 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
     for (const auto& [name, text] : t.files) write_file_atomically(dir + "/" + name, text);
-    if (!c.lora.on()) write_json("config.json", to_hf_config(c, t.dtype, t.ids));
+    if (!c.adapted()) write_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
     json generation = {{"do_sample", true}};
     if (!t.files.count("generation_config.json")) {
@@ -167,7 +167,7 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
         if (std::find(ends.begin(), ends.end(), t.turn_end) == ends.end()) ends.push_back(t.turn_end);
         generation["eos_token_id"] = ends.size() == 1 ? json(ends[0]) : json(ends);
     }
-    if (!c.lora.on() && (t.turn_end >= 0 || !t.files.count("generation_config.json")))
+    if (!c.adapted() && (t.turn_end >= 0 || !t.files.count("generation_config.json")))
         write_json("generation_config.json", generation);
     if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
         // Without model_input_names, transformers 4 passes token_type_ids to the model, which GPT-2 adds to the embeddings.

@@ -36,7 +36,7 @@
 #include "../base/math.h"
 #include "config.h"
 #include "../model/flops.h"
-#include "../model/lora.h"
+#include "../model/adapters.h"
 #include "../model/mesh.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
@@ -260,7 +260,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
     const double products = layer_products_flops(one) * N / in.tp;
-    const bool cut = cuts_rows(in), again = in.recompute == "full", frozen = c.lora.on();
+    const bool cut = cuts_rows(in), again = in.recompute == "full", frozen = c.adapted();
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
@@ -460,7 +460,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.sequence_parallel = !o.no_sequence_parallel;
     in.zero = o.zero;
     in.B = o.micro_batch_size;
-    in.T = o.seq_length;
+    in.T = o.seq_length + c.virtual_tokens.count;
     in.global_batch = global_batch;
     in.recompute = o.recompute_granularity;
     in.layers = layers;

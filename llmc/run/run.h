@@ -172,28 +172,27 @@ inline void derive_from_size(Run& run) {
 // What a checkpoint of adapters determines: options that are not given are its own, others must agree.
 inline void find_adapters(Run& run) {
     TrainOptions& o = run.o;
-    if (o.lora_rank && o.model.empty() && !o.dry_run)
-        fail_usage("--lora-rank trains adapters on a model, but none is given; HINT: --model DIR");
+    const char* const trains = o.lora_rank ? "lora-rank" : o.prompt_tokens ? "prompt-tokens" : nullptr;
+    if (trains && o.model.empty() && !o.dry_run)
+        fail_usage("--%s trains adapters on a model, but none is given; HINT: --model DIR", trains);
+    if (!o.prompt_init_text.empty() && !run.tokenizer)
+        fail_usage("--prompt-init-text needs a tokenizer; HINT: --tokenizer DIR");
     if (!run.resumes()) return;
     if (!is_adapter(run.resumed_from)) {
-        if (o.lora_rank)
+        if (trains)
             fail(
                 "the checkpoint %s is of a run that trains the whole model; HINT: --model %s in another --out starts adapters on "
                 "it",
                 run.resumed_from.c_str(), run.resumed_from.c_str());
         return;
     }
-    const ModelConfig c = read_config(o.model);
-    const LoraConfig saved = read_adapter_config(run.resumed_from, c);
-    if (!o.lora_rank) o.lora_rank = saved.rank;
-    if (!o.lora_alpha) o.lora_alpha = saved.alpha;
-    if (o.lora_targets.empty()) o.lora_targets = saved.modules;
-    const LoraConfig now = lora_of(o, c);
-    if (now.rank != saved.rank || now.alpha != saved.alpha || now.modules != saved.modules)
-        fail(
-            "the adapters are not those of the checkpoint %s, which have rank %d, alpha %g and are on %s; HINT: leave the "
-            "options out",
-            run.resumed_from.c_str(), saved.rank, saved.alpha, joined(saved.modules).c_str());
+    ModelConfig saved = read_config(o.model), now = saved;
+    read_adapter_config(run.resumed_from, saved);
+    take_adapter_options(o, saved);
+    set_adapters(o, now);
+    if (now.lora != saved.lora || now.virtual_tokens != saved.virtual_tokens)
+        fail("the adapters are not those of the checkpoint %s, which are: %s; HINT: leave the options out",
+             run.resumed_from.c_str(), adapters_in_words(saved).c_str());
     check_base(run.world, run.resumed_from, o.model);
 }
 
@@ -206,18 +205,21 @@ inline void find_model(Run& run) {
     find_adapters(run);
     run.texts = model_texts(run.model_directory(), run.tokenizer.get());
     run.c = configure_model(o, run.tokenizer.get());
-    if (run.c.lora.on() && !o.model.empty()) add_adapter_texts(run.world, run.texts, run.c, o.model);
+    if (run.c.adapted() && !o.model.empty()) add_adapter_texts(run.world, run.texts, run.c, o.model);
     if (run.c.family == "train_gpt" && run.main_rank())
         print_line(
             stderr,
             "warning: no class of transformers has this combination of options; config.json gets model_type \"train_gpt\", "
             "which this program alone opens");
-    if (run.resumes() && !run.c.lora.on()) {
+    if (run.resumes() && !run.c.adapted()) {
         const std::string difference = config_difference(read_config(run.resumed_from), run.c);
         if (!difference.empty())
             fail("the model is not that of the checkpoint %s: %s", run.resumed_from.c_str(), difference.c_str());
     }
-    if (o.seq_length == 0) o.seq_length = run.c.T;
+    if (o.seq_length == 0) o.seq_length = run.c.room();
+    if (o.seq_length > run.c.room() && run.c.virtual_tokens.on())
+        fail_usage("--seq-length %d and %d virtual tokens are above the model's longest sequence %d; HINT: --seq-length %d",
+                   o.seq_length, run.c.virtual_tokens.count, run.c.T, run.c.room());
     if (o.seq_length > run.c.T)
         fail_usage(
             "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
@@ -233,6 +235,12 @@ inline void check_options_of_plan(const Run& run) {
         fail_usage("--world %d plans a run of %d ranks: it goes with --dry-run; HINT: mpirun -n %d starts one", o.world,
                    o.world, o.world);
     if (o.world && run.world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
+    const int tp = o.tensor_model_parallel_size, virtual_tokens = run.c.virtual_tokens.count;
+    if (o.sample_interval > 0 && !o.no_sequence_parallel && virtual_tokens % tp)
+        fail_usage(
+            "--sample-interval splits the %d virtual tokens over %d ranks, which does not divide them; HINT: --prompt-tokens %d, or "
+            "--no-sequence-parallel",
+            virtual_tokens, tp, (virtual_tokens + tp - 1) / tp * tp);
 }
 
 }  // namespace detail

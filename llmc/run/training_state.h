@@ -254,7 +254,7 @@ inline void check_free_space(const std::string& out, size_t needed) {
 
 // Where the trained weights of a checkpoint are read from.
 inline std::string weights_path(const std::string& dir, const ModelConfig& c) {
-    return c.lora.on() ? dir + "/adapter_model.safetensors" : dir;
+    return c.adapted() ? dir + "/adapter_model.safetensors" : dir;
 }
 
 // The fp32 weights of a checkpoint's model, of which those in the model's directory are roundings: in their own file, or, where
@@ -295,19 +295,37 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
     lower.upload();
 }
 
-// New adapters: A as PEFT's, B zero. The numbers are functions of the seed, the tensor and the element's index in the whole tensor.
+// New adapters, as PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's index in the whole
+// tensor.
 inline void initialize_adapters(be::Ctx& ctx, const TrainingMemory& m, uint64_t seed) {
     std::vector<real> weights(m.table.size);
     for (const TensorSpec& t : m.table.rows) {
-        if (t.init != Init::kaiming) continue;
+        const bool uniform = t.init == Init::kaiming;
+        if (!uniform && t.init != Init::standard_normal) continue;
         const double bound = 1 / std::sqrt((double)t.whole_cols);
         for (size_t i = 0; i < t.size(); i++) {
             const size_t row = (size_t)t.whole_row((int)(i / (size_t)t.cols)),
-                         column = (size_t)t.first_col + i % (size_t)t.cols;
-            const double x = uniform_at(seed, RngPurpose::init, (uint32_t)t.id, row * (size_t)t.whole_cols + column);
-            weights[t.offset + i] = (real)(bound * (2 * x - 1));
+                         column = (size_t)t.first_col + i % (size_t)t.cols, index = row * (size_t)t.whole_cols + column;
+            weights[t.offset + i] = uniform
+                                        ? (real)(bound * (2 * uniform_at(seed, RngPurpose::init, (uint32_t)t.id, index) - 1))
+                                        : (real)normal_at(seed, RngPurpose::init, (uint32_t)t.id, index);
         }
     }
+    set_weights(ctx, m, weights);
+}
+
+// New virtual tokens: the embeddings of these tokens (token by token) in the model in `base`.
+inline void initialize_virtual_tokens(be::Ctx& ctx, const TrainingMemory& m, const std::string& base,
+                                      const std::vector<int>& tokens) {
+    if (m.table.rows.empty()) return;  // they are another stage's
+    const ModelConfig stored = as_stored(base, m.c);
+    TensorSpec rows = ParameterTable(stored).rows[0];  // of the token embedding
+    rows.rows = (int)tokens.size();
+    rows.blocks.clear();
+    for (int i = 0; i < rows.rows; i++) rows.blocks.push_back({i, tokens[(size_t)i], 1});
+    std::vector<real> weights(m.table.size);
+    TensorSource(base, stored).read(rows, weights.data());
+    for (real& x : weights) x *= (real)m.c.embedding_scale;
     set_weights(ctx, m, weights);
 }
 
@@ -379,6 +397,7 @@ public:
         start_ = monotonic_seconds();
         error_.clear();
         parts_ = {m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.average};
+        if (encoded()) virtual_tokens_ = m_.virtual_tokens.computed(ctx_);
         const Parts& copy = m_.copy;
         if (copy.params) {
             parts_.params = copy.params;
@@ -415,6 +434,9 @@ private:
     enum class Phase { make, write, sum, publish, idle };
 
     bool first() const { return !world_ || world_->rank() == 0; }
+    // What is trained computes virtual tokens: these are the adapter, and it is kept for resuming, in fp32 alone.
+    bool encoded() const { return m_.c.virtual_tokens.encoded(); }
+    bool has_masters() const { return has_lower_halves || encoded(); }
     bool everyone(bool mine) const {
         if (!world_) return mine;
         std::vector<char> all((size_t)world_->size());
@@ -482,8 +504,8 @@ private:
     std::vector<TensorFiles> files(const std::string& dir) const {
         std::vector<TensorFiles> all;
         const char* const weights = m_.frozen ? "/adapter_model.safetensors" : "/model.safetensors";
-        all.emplace_back(dir + weights, whole_, dtype_of<floatX>);
-        if (has_lower_halves) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
+        if (!encoded()) all.emplace_back(dir + weights, whole_, dtype_of<floatX>);
+        if (has_masters()) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
         for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.exp_avg), {"exp_avg_sq", &parts_.exp_avg_sq}})
             all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
                              moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
@@ -507,10 +529,21 @@ private:
             write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
             if (!settings_.reference.empty()) write_file_atomically(reference_file(directory.path()), settings_.reference);
             for (const TensorFiles& f : files(directory.path())) f.create();
+            if (encoded()) write_virtual_tokens(directory.path() + "/adapter_model.safetensors");
         } catch (...) {
             directory.remove();
             throw;
         }
+    }
+    void write_virtual_tokens(const std::string& path) {
+        ModelConfig c = m_.c;
+        c.virtual_tokens = c.virtual_tokens.computed();
+        const ParameterTable table = trained_table(c);
+        const TensorFiles files(path, table, dtype_of<floatX>);
+        files.create();
+        const Shards whole(table, {}, false, table.size);
+        virtual_tokens_.resize(table.size);
+        write_parts(files, table, whole, whole.counted(table, {}), [&](size_t i) { return virtual_tokens_[i]; });
     }
     // All at once where training leaves the cores idle, one after another on a CPU.
     static void run_all(const std::vector<std::function<void()>>& parts) {
@@ -527,8 +560,8 @@ private:
             const TensorFiles& f = all[parts.size()];
             parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.counted, part); });
         };
-        write([&](size_t i) { return parts_.params[i]; });
-        if (has_lower_halves) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
+        if (!encoded()) write([&](size_t i) { return parts_.params[i]; });
+        if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
         for (const auto& [moment, n] : {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.second_moments()}})
             moment.visit([&, n = n](const auto* x) {
                 using E = std::decay_t<decltype(*x)>;
@@ -567,7 +600,8 @@ private:
     World* world_;  // null for one rank
     Settings settings_;
     const TrainingMemory& m_;
-    ParameterTable whole_;  // of the files, which hold all tensors
+    ParameterTable whole_;                // of the files, which hold all tensors
+    std::vector<floatX> virtual_tokens_;  // the virtual tokens, if they are computed
 
     // State of the save in progress; owned by its thread while it runs.
     Phase phase_ = Phase::idle;

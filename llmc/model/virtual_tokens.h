@@ -1,0 +1,162 @@
+// Virtual tokens: in front of every sequence stand n rows that are no tokens' embeddings but parameters, the only ones that are
+// trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and nothing is predicted at them.
+//
+// With an encoder (p-tuning; Liu et al., 2021) the rows are computed: an embedding of n rows through Linear, ReLU, Linear, ReLU,
+// Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed.
+//
+// The gradient of the rows is a sum over the sequences of a micro-batch. The encoder computes the rows of every sequence anew, so
+// its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows are summed apart. Like the
+// adapters' x A^T (lora.h), all of it is computed again in the backward pass.
+//
+// On other ranks. The first stage of a pipeline alone has these parameters. Every tensor-parallel rank has all of them and, from
+// the gradient of all rows, their whole gradient, as of learned positions; sequence parallelism gathers these rows anyway.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../ops.h"
+#include "arena.h"
+#include "gradients.h"
+#include "parameters.h"
+
+namespace detail {
+
+// The sizes of the encoder's layers, from its input to its output.
+inline std::array<int, 4> encoder_sizes(const ModelConfig& c) {
+    return {c.C, c.virtual_tokens.encoder_width, c.virtual_tokens.encoder_width, c.C};
+}
+
+}  // namespace detail
+
+// The tensors that are trained: the rows, or what computes them. Biases, which have their whole gradient on each tensor-parallel
+// rank, stand with those vectors whose gradients are not summed over these ranks.
+inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const Part& part) {
+    std::vector<TensorSpec> tensors;
+    if (!part.first) return tensors;
+    const auto add = [&](const std::string& name, int rows, int cols, Group group, Init init) {
+        TensorSpec t{name, rows, cols, group, init, {{name, 0, rows}}};
+        t.whole_rows = rows;
+        t.whole_cols = cols;
+        t.blocks = {{0, 0, rows}};
+        t.replicated = true;
+        t.id = (int)tensors.size() + 1;  // 0 is the token embedding's
+        tensors.push_back(t);
+    };
+    if (!c.virtual_tokens.encoded()) {
+        add("prompt_embeddings", c.virtual_tokens.count, c.C, Group::matrix, Init::standard_normal);
+        return tensors;
+    }
+    const std::string encoder = "prompt_encoder.";
+    add(encoder + "embedding.weight", c.virtual_tokens.count, c.C, Group::matrix, Init::standard_normal);
+    const auto sizes = detail::encoder_sizes(c);
+    for (size_t i = 0; i + 1 < sizes.size(); i++) {
+        const std::string layer = encoder + "mlp_head." + std::to_string(2 * i);  // between two of them PEFT counts a ReLU
+        add(layer + ".weight", sizes[i + 1], sizes[i], Group::matrix, Init::kaiming);
+        add(layer + ".bias", sizes[i + 1], 1, Group::cut, Init::zeros);
+    }
+    return tensors;
+}
+
+// Computes the virtual tokens from these tensors, and the tensors' gradients.
+class VirtualTokens {
+public:
+    // On a rank that holds the embedding; otherwise there is nothing to do.
+    bool on() const { return count_ > 0; }
+
+    // B: sequences of a micro-batch at most.
+    void plan(Arena& arena, const ModelConfig& c, const Part& part, int B, bool training) {
+        if (!c.virtual_tokens.on() || !part.first) return;
+        count_ = c.virtual_tokens.count;
+        C_ = c.C;
+        const size_t rows = (size_t)B * count_;
+        const char* const purpose = "adapters: activations";
+        const auto sizes = detail::encoder_sizes(c);
+        layers_.assign(c.virtual_tokens.encoded() ? sizes.size() - 1 : 0, {});
+        for (size_t i = 0; i < layers_.size(); i++) {
+            Layer& l = layers_[i];
+            l.IC = sizes[i];
+            l.OC = sizes[i + 1];
+            arena.add(purpose, &l.inp, rows * l.IC);
+            arena.add(purpose, &l.out, rows * l.OC);
+        }
+        for (floatX** gradient : {&dout_, &dinp_})
+            if (training) arena.add(purpose, gradient, rows * std::max(c.C, c.virtual_tokens.encoder_width));
+    }
+    // After allocation: points at the parameters and where their gradients go.
+    void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& of_block) {
+        if (!on()) return;
+        size_t row = 0;
+        const auto next = [&](const floatX*& tensor, real*& gradient) {
+            tensor = params + table.rows[row].offset;
+            gradient = gradient_of(table, row++, grads, of_block);
+        };
+        next(embedding_, dembedding_);
+        for (Layer& l : layers_) {
+            next(l.w, l.dw);
+            next(l.b, l.db);
+        }
+    }
+
+    // Adds the virtual tokens to the first rows of each sequence, in which there is nothing yet but positions.
+    void forward(be::Ctx& ctx, floatX* x /*(B, T, C)*/, int B, int T) const {
+        const floatX* rows = encode(ctx, B);
+        for (int b = 0; b < B; b++) {
+            floatX* first = x + (size_t)b * T * C_;
+            be::residual_forward(ctx, first, first, rows + (layers_.empty() ? 0 : b * size()), size());
+        }
+    }
+    // Adds the gradients of the tensors.
+    void backward(be::Ctx& ctx, const floatX* dx /*(B, T, C)*/, int B, int T) const {
+        const size_t bytes = size() * sizeof(floatX);
+        floatX *dout = dout_, *dinp = dinp_;
+        be::copy_rows(ctx, dout, bytes, dx, (size_t)T * C_ * sizeof(floatX), bytes, (size_t)B);
+        encode(ctx, B);
+        for (size_t i = layers_.size(); i-- > 0;) {
+            const Layer& l = layers_[i];
+            be::linear_backward_weight(ctx, l.dw, l.db, dout, l.inp, B * count_, l.IC, l.OC, Acc::Add);
+            be::linear_backward_input(ctx, dinp, dout, l.w, B * count_, l.IC, l.OC);
+            std::swap(dout, dinp);
+            if (i > 0) be::activation_backward(ctx, dout, dout, layers_[i - 1].out, B * count_, l.IC, Activation::relu);
+        }
+        be::bias_backward(ctx, dembedding_, dout, B, (int)size());
+    }
+    // The virtual tokens, for files that hold no encoder.
+    std::vector<floatX> computed(be::Ctx& ctx) const {
+        std::vector<floatX> rows(on() ? size() : 0);
+        if (on()) be::download(ctx, rows.data(), encode(ctx, 1), rows.size() * sizeof(floatX));
+        return rows;
+    }
+
+private:
+    struct Layer {
+        int IC, OC;
+        const floatX *w, *b;  // (OC, IC) (OC)
+        real *dw, *db;
+        floatX *inp, *out;  // (B tokens, IC) (B tokens, OC); a ReLU makes the next layer's input of an output
+    };
+
+    size_t size() const { return (size_t)count_ * C_; }
+
+    // The rows of each of B sequences; without an encoder, those of one, which all have.
+    const floatX* encode(be::Ctx& ctx, int B) const {
+        if (layers_.empty()) return embedding_;
+        const size_t bytes = size() * sizeof(floatX);
+        for (int b = 0; b < B; b++) be::copy_rows(ctx, layers_[0].inp + b * size(), bytes, embedding_, bytes, bytes, 1);
+        for (size_t i = 0; i < layers_.size(); i++) {
+            const Layer& l = layers_[i];
+            be::linear_forward(ctx, l.out, l.inp, l.w, l.b, B * count_, l.IC, l.OC);
+            if (i + 1 < layers_.size())
+                be::activation_forward(ctx, layers_[i + 1].inp, l.out, B * count_, l.OC, Activation::relu);
+        }
+        return layers_.back().out;
+    }
+
+    int count_ = 0, C_ = 0;
+    const floatX* embedding_ = nullptr;  // (tokens, C)
+    real* dembedding_ = nullptr;
+    std::vector<Layer> layers_;                 // empty: there is no encoder
+    floatX *dout_ = nullptr, *dinp_ = nullptr;  // (B tokens, widest) of the current layer
+};

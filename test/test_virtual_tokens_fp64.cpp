@@ -1,0 +1,211 @@
+// Virtual tokens, in double: they compute what real tokens with the same embeddings do; every gradient against finite differences,
+// with and without an encoder, for families with each kind of position; recomputation gives the same bits, and what is frozen stays
+// as it is.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "../llmc/base/crc32c.h"
+#include "trainer.h"
+#include "model_files.h"
+
+namespace test_virtual_tokens_fp64 {
+namespace {
+
+ModelConfig tiny(const std::string& family, int count, int encoder_width) {
+    ModelConfig c;
+    set_family(c, family);
+    c.L = 2;
+    c.C = 24;
+    c.NH = 6;
+    c.NKV = family == "llama" || family == "gemma3_text" ? 3 : 6;
+    c.F = family == "bloom" ? 4 * c.C : 20;
+    c.T = 14;
+    c.V = 29;
+    c.init_std = 0.2;
+    if (family == "gemma3_text") {
+        c.window = 4;
+        c.full_interval = 2;
+        c.local_rope_base = 100;
+        c.embedding_scale = 4.9;
+    }
+    c.virtual_tokens.count = count;
+    c.virtual_tokens.encoder_width = encoder_width;
+    check_config(c);
+    pad_vocabulary(c, 16);
+    return c;
+}
+
+struct Fixture {
+    be::Ctx ctx{2};
+    Model m;
+    Batch batch;
+    static constexpr int B = 2, T = 9;
+
+    // before: tokens that stand before those of every sequence, and are no targets.
+    explicit Fixture(const ModelConfig& c, Recompute recompute = Recompute::none, const std::vector<int>& before = {}) : m(c) {
+        std::mt19937 rng(7);
+        batch.B = B;
+        batch.T = T + (int)before.size();
+        for (int b = 0; b < B; b++) {
+            batch.tokens.insert(batch.tokens.end(), before.begin(), before.end());
+            batch.targets.insert(batch.targets.end(), before.size(), -1);
+            for (int t = 0; t < T; t++) {
+                batch.tokens.push_back((int)(rng() % c.V));
+                batch.targets.push_back(t % 5 == 3 ? -1 : (int)(rng() % c.V));
+            }
+            for (int t = 0; t < batch.T; t++) batch.positions.push_back(t);
+        }
+        plan_memory(m, recompute, batch.B, batch.T, 7);
+        allocate(ctx, m);
+        initialize(ctx, m, 42);
+        upload(ctx, m, batch, m.a.micro_batch());
+    }
+    void move_biases() {
+        std::mt19937 rng(3);
+        for (const TensorSpec& t : m.table.rows)
+            if (t.vector())
+                for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] = 0.3 * ((rng() % 1000) / 500.0 - 1);
+    }
+    Pass pass() { return {ctx, m, m.a.micro_batch()}; }
+    real* grads() { return (real*)m.grads.data; }
+    double loss() {
+        clear_sums(ctx, m);
+        model_forward(pass());
+        head(pass(), 0, 1e-2, false);
+        const LossSums sums = read_sums(ctx, m);
+        EXPECT_EQ(sums.n, 14);
+        return (sums.ce + sums.z) / 14;
+    }
+    void gradients(Acc acc = Acc::Set) {
+        pass().in.gradients = acc;
+        if (acc == Acc::Set) begin_gradients(ctx, m);
+        model_forward(pass());
+        head(pass(), 1.0 / 14, 1e-2, true);
+        model_backward(pass(), [](int) {});
+    }
+};
+
+struct Case {
+    const char* family;
+    int count, encoder_width;
+};
+const Case cases[] = {{"llama", 3, 0}, {"gpt2", 1, 0},  {"bloom", 4, 0}, {"gemma3_text", 5, 0},
+                      {"llama", 3, 7}, {"gpt2", 2, 24}, {"bloom", 3, 9}};
+
+TEST(VirtualTokens, ComputeWhatTokensWithTheirEmbeddingsDo) {
+    const std::vector<int> text = {5, 28, 5, 11};
+    for (const char* family : {"llama", "gpt2", "bloom", "gemma3_text"}) {
+        Fixture f(tiny(family, (int)text.size(), 0)), plain(tiny(family, 0, 0), Recompute::none, text);
+        for (size_t i = 0; i < text.size(); i++)
+            for (int k = 0; k < f.m.c.C; k++)
+                f.m.params[i * f.m.c.C + k] = f.m.c.embedding_scale * f.m.p.wte[text[i] * f.m.c.C + k];
+        EXPECT_NEAR(f.loss(), plain.loss(), 1e-12) << family;
+        f.m.params[0] += 1;
+        EXPECT_GT(std::abs(f.loss() - plain.loss()), 1e-6) << family;
+    }
+}
+
+TEST(VirtualTokens, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
+    for (const Case& k : cases) {
+        Fixture f(tiny(k.family, k.count, k.encoder_width));
+        f.move_biases();
+        const uint32_t before = crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX));
+        f.gradients();
+        EXPECT_EQ(f.m.table.rows.size(), k.encoder_width ? 7u : 1u);
+        std::mt19937 rng(11);
+        for (const TensorSpec& t : f.m.table.rows) {
+            double largest = 0;
+            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.grads()[t.offset + i]));
+            EXPECT_GT(largest, 0) << k.family << " " << t.name << " gets no gradient";
+            for (int n = 0; n < 12; n++) {
+                const size_t i = t.offset + rng() % t.size();
+                const double kept = f.m.params[i], h = 1e-5;
+                f.m.params[i] = kept + h;
+                const double up = f.loss();
+                f.m.params[i] = kept - h;
+                const double down = f.loss();
+                f.m.params[i] = kept;
+                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.grads()[i]);
+                EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
+                    << k.family << " " << t.name << "[" << i - t.offset << "]: " << f.grads()[i] << " but differences give "
+                    << numeric;
+            }
+        }
+        EXPECT_EQ(crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX)), before);
+    }
+}
+
+TEST(VirtualTokens, MicroBatchesAddAndRecomputationKeepsTheBits) {
+    for (const int encoder_width : {0, 7}) {
+        ModelConfig c = tiny("llama", 3, encoder_width);
+        c.embedding_dropout = c.attention_dropout = c.hidden_dropout = 0.1;
+        const auto gradients = [](Fixture& f, Acc acc) {
+            f.move_biases();
+            f.pass().in.drops = true;
+            f.pass().in.seed = 4;
+            f.gradients(acc);
+        };
+        Fixture none(c);
+        gradients(none, Acc::Set);
+        const std::vector<real> once(none.grads(), none.grads() + none.m.table.size);
+        for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+            Fixture other(c, recompute);
+            gradients(other, Acc::Set);
+            EXPECT_EQ(memcmp(once.data(), other.grads(), once.size() * sizeof(real)), 0) << (int)recompute;
+        }
+        gradients(none, Acc::Add);
+        for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
+    }
+}
+
+// From the cache, one token after another, as by the whole forward pass.
+TEST(VirtualTokens, AreInTheContextOfAGeneratedText) {
+    for (const Case& k : cases) {
+        const ModelConfig c = tiny(k.family, k.count, k.encoder_width);
+        be::Ctx ctx(2);
+        Model m(c);
+        const int room = c.room();
+        plan_memory(m, Recompute::inference, 1, room, room + k.count, true);
+        allocate(ctx, m);
+        initialize(ctx, m, 42);
+        std::vector<int> tokens;
+        for (int i = 0; i < room; i++) tokens.push_back(i * 7 % c.V);
+        const auto logits_after = [&](size_t at_once, size_t n) {
+            Generator generator(ctx, m);
+            generator.prompt({tokens.begin(), tokens.begin() + (long)at_once});
+            for (size_t i = at_once; i < n; i++) generator.append(tokens[i]);
+            EXPECT_EQ(generator.length(), k.count + (int)n);
+            return generator.logits();
+        };
+        const std::vector<float> whole = logits_after((size_t)room, (size_t)room), parts = logits_after(1, (size_t)room);
+        for (int i = 0; i < c.V; i++) EXPECT_NEAR(whole[(size_t)i], parts[(size_t)i], 1e-5) << k.family;
+        const std::vector<float> short_text = logits_after(3, 3);
+        m.params[0] += 1;
+        EXPECT_NE(logits_after(3, 3), short_text) << k.family;
+    }
+}
+
+TEST(VirtualTokens, TablesHavePeftsNames) {
+    const ModelConfig c = tiny("llama", 3, 7);
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (const TensorSpec& t : trained_table(c).rows) shapes[t.hf[0].name] = file_shape(t, t.hf[0]);
+    using Shape = std::vector<int64_t>;
+    EXPECT_EQ(shapes.size(), 7u);
+    EXPECT_EQ(shapes.at("prompt_encoder.embedding.weight"), (Shape{3, 24}));
+    EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.0.weight"), (Shape{7, 24}));
+    EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.2.bias"), (Shape{7}));
+    EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.4.weight"), (Shape{24, 7}));
+    EXPECT_EQ(trained_table(c).trained, 3u * 24 + 2 * 24 * 7 + 7 * 7 + 7 + 7 + 24);
+    ModelConfig computed = c;
+    computed.virtual_tokens = c.virtual_tokens.computed();
+    const ParameterTable table = trained_table(computed);
+    ASSERT_EQ(table.rows.size(), 1u);
+    EXPECT_EQ(table.rows[0].hf[0].name, "prompt_embeddings");
+    Part last = whole_model(c);
+    last.first = false;
+    EXPECT_EQ(trained_table(c, last).size, 0u);  // another stage's
+}
+
+}  // namespace
+}  // namespace test_virtual_tokens_fp64
