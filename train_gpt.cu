@@ -1161,8 +1161,8 @@ static void classify(const Pass& p, int row, int rows, real loss_scale, real z_c
     be::classifier_shard(p.ctx, a.logits, losses, targets, a.statistics, tp.size, rows, shard, constants);
 }
 
-// Compares the answers of a micro-batch by its rows' losses: sets the weights of their gradients, and adds to the sums. With tensor
-// parallelism every rank knows all losses.
+// Compares the answers of a micro-batch by its rows' losses: sets the weights of their gradients, and adds to the sums. With
+// tensor parallelism every rank knows all losses.
 static void compare_answers(const Pass& p) {
     Activations& a = p.m.a;
     HostSide<real> loss(p.ctx, a.loss, (size_t)p.N()), weight(p.ctx, a.weight, (size_t)p.N());
@@ -1395,8 +1395,8 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
 }
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
-// global batch, or every pair of answers, has the same weight: loss_scale is one over their number, known before the first backward pass, and everything
-// is summed. New parameters are still in flight on return: call t.gatherer.finish() before anything but the next step reads
+// global batch, or every pair of answers, has the same weight: loss_scale is one over their number, known before the first
+// backward pass, and everything is summed. New parameters are still in flight on return: call t.gatherer.finish() before anything but the next step reads
 // them. Returns nothing, and changes nothing but the gradients, if the run is to stop before the step is done.
 static std::optional<StepStats> train_step(Trainer& t) {
     const double begin = monotonic_seconds();

@@ -417,8 +417,8 @@ TEST(Packing, SplitsByConversationsAndBlendsWithText) {
     EXPECT_EQ(data.unmasked(0, 10), targets);
 }
 
-// Both answers of a pair are in one sample, from position 0 each; a pair that is longer than a sample is left out; a split cuts between
-// pairs; the mean is over pairs.
+// Both answers of a pair are in one sample, from position 0 each; a pair that is longer than a sample is left out; a split cuts
+// between pairs; the mean is over pairs.
 TEST(Packing, KeepsPairsOfAnswersTogether) {
     const TemporaryDirectory dir;
     const int T = 16;

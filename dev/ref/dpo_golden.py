@@ -4,8 +4,8 @@ answers, their rewards, and every gradient, by plain PyTorch in float64 with aut
 
     python3 dev/ref/dpo_golden.py        torch, numpy; gives the same bytes again
 
-The formulas are those of TRL's DPOTrainer, beside the label smoothing of conservative DPO (Mitchell, 2023). The reference is the same model with its
-weights times 0.9. In the file:
+The formulas are those of TRL's DPOTrainer, beside the label smoothing of conservative DPO (Mitchell, 2023). The reference is the same
+model with its weights times 0.9. In the file:
     tokens                (2 pairs, longest)   chosen and rejected by turns: a prompt of `prompt` tokens, then the answer; -1: nothing
     prompt                (pairs)
     CASE.reference        (pairs, 2)           log-probabilities of the chosen and the rejected answer by the reference

@@ -7,8 +7,8 @@
 // An assistant's message with "weight": 0 is not learned (OpenAI).
 // And pairs of answers for preference training (TRL), of which two conversations are made:
 //   {"prompt": "...", "chosen": "...", "rejected": "..."}    each a text or a list of messages
-//   {"chosen": [...], "rejected": [...]}    two whole conversations; the messages with which both begin are the prompt. A prompt that is
-//                                           a text beside them says the same once more
+//   {"chosen": [...], "rejected": [...]}    two whole conversations; the messages with which both begin are the prompt (a
+//                                           prompt that is a text beside them says the same once more)
 #pragma once
 #include <algorithm>
 #include <nlohmann/json.hpp>

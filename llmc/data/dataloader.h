@@ -599,7 +599,7 @@ public:
         return count;
     }
 
-    // What the loss of the samples [first, first + n) is a mean of: pairs of answers, where they are compared, else unmasked targets.
+    // What the loss of the samples [first, first + n) is a mean of: pairs of answers, if they are compared, else targets.
     int64_t terms(int64_t first, int64_t n) const {
         if (!o_.pairs) return unmasked(first, n);
         int64_t pairs = 0;

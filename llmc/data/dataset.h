@@ -13,8 +13,8 @@
 //   token (GPT-2: 50256); here the whole shard counts as one document.
 //
 // Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is learned (an answer), 0 if it is only
-// read. Megatron does not see it. Of a pair of answers, two documents follow each other: the prompt with the chosen answer, then with
-// the rejected one.
+// read. Megatron does not see it. Of a pair of answers, two documents follow each other: the prompt with the chosen answer,
+// then with the rejected one.
 //
 // Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
 // file gives an Error that names it. Numbers are loaded with memcpy, as those in the .idx are not aligned.

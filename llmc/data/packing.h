@@ -3,8 +3,8 @@
 //
 // A conversation of n tokens takes n - 1 places: its last token is only a target. One that is longer than a sample keeps its
 // first T + 1 tokens; if no answer begins in these, it is left out. The others are packed by best fit, the longest first: each
-// goes where the least room is left that holds it, else into a new sample. Two conversations that are a pair of answers are packed as
-// one, so that a sample has both; a pair that is longer than a sample is left out.
+// goes where the least room is left that holds it, else into a new sample. Two conversations that are a pair of answers are
+// packed as one, so that a sample has both; a pair that is longer than a sample is left out.
 //
 // Conversations are shuffled before they are packed, and samples in each epoch anew, all by one MT19937 (NumPy's rules), so
 // that sample k of a run does not depend on how long the run is.

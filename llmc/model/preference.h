@@ -1,11 +1,11 @@
-// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt a model learns to prefer the chosen one to the
-// rejected one. Its measure is how much likelier the model makes an answer than the reference, the model that training began with:
+// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt a model learns to prefer the chosen one to
+// the rejected one. Its measure is how much likelier the model makes an answer than the reference, with which training began:
 //   ratio = log p(answer) - log p_reference(answer),  reward = beta ratio,  d = ratio(chosen) - ratio(rejected)
-//   sigmoid   loss = -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)   s: part of the labels that are wrong (conservative DPO)
+//   sigmoid   loss = -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)   s: part of wrong labels (conservative DPO)
 //   ipo       loss = (d - 1 / (2 beta))^2, with ratios per token (Azar et al., 2023)
-// Rewards and losses are those of TRL's DPOTrainer. log p is the sum over the answer's tokens, so the gradient of a pair's loss is that
-// of its tokens' cross-entropies, each times its answer's weight -dloss/dlog p: +w in the chosen, -w in the rejected answer, with
-// w = -dloss/dd, in ipo divided by the answer's number of tokens. Weights are known after a forward pass.
+// Rewards and losses are those of TRL's DPOTrainer. log p is the sum over the answer's tokens, so the gradient of a pair's loss is
+// that of its tokens' cross-entropies, each times its answer's weight -dloss/dlog p: +w in the chosen, -w in the rejected answer,
+// with w = -dloss/dd, in ipo divided by the answer's number of tokens. Weights are known after a forward pass.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -50,8 +50,8 @@ struct Preference {
         return {loss, beta * (s / (1 + std::exp(-x)) - (1 - s) / (1 + std::exp(x)))};
     }
 
-    // From the cross-entropy of each row, the weight of its gradient: sets log_p in pairs, and the weights of their rows; adds to
-    // sums.
+    // From the cross-entropy of each row, the weight of its gradient: sets log_p in pairs, and the weights of their rows; adds
+    // to sums.
     void compare(std::vector<AnswerPair>& pairs, const real* loss /*(N)*/, real* weight /*(N)*/, PreferenceSums& sums) const {
         for (AnswerPair& pair : pairs) {
             for (Answer* a : {&pair.chosen, &pair.rejected}) {

@@ -437,29 +437,28 @@ inline Allowed one_of(Strings choices) {
     X(bool, allow_binary, "", false, anything(), "Input",                                                            \
       "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")
 
-#define PREPARE_OPTIONS(X)                                                                                                         \
-    TEXT_OPTIONS(X)                                                                                                                \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                        \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                                 \
-    X(bool, chat, "", false, anything(), "Input",                                                                                  \
-      "the input holds conversations: JSON with messages, prompt and completion, or instruction and output; their answers alone "  \
-      "are learned")                                                                                                               \
-    X(bool, preference, "", false, anything(), "Input",                                                                            \
-      "the input holds pairs of answers for preference training: JSON with prompt, chosen and rejected, each a text or a list of " \
-      "messages")                                                                                                                  \
-    X(std::string, chat_template, "", "", word("NAME"), "Input",                                                                   \
-      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, plain; "         \
-      "default: the one beside the tokenizer, if it is one of these")                                                              \
-    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                          \
-      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")                      \
-    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                       \
-      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model (SentencePiece); "  \
-      "or the name of a model in Hugging Face's cache")                                                                            \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                        \
-    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                                 \
-      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                                \
-    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                      \
-    X(bool, resume, "", false, anything(), "Run",                                                                                  \
+#define PREPARE_OPTIONS(X)                                                                                                        \
+    TEXT_OPTIONS(X)                                                                                                               \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                       \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                                \
+    X(bool, chat, "", false, anything(), "Input",                                                                                 \
+      "the input holds conversations: JSON with messages, prompt and completion, or instruction and output; their answers alone " \
+      "are learned")                                                                                                              \
+    X(bool, preference, "", false, anything(), "Input",                                                                           \
+      "the input holds pairs of answers: JSON with prompt, chosen and rejected, each a text or a list of messages")               \
+    X(std::string, chat_template, "", "", word("NAME"), "Input",                                                                  \
+      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, plain; "        \
+      "default: the one beside the tokenizer, if it is one of these")                                                             \
+    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                         \
+      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")                     \
+    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                      \
+      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model (SentencePiece); " \
+      "or the name of a model in Hugging Face's cache")                                                                           \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                       \
+    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                                \
+      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                               \
+    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                     \
+    X(bool, resume, "", false, anything(), "Run",                                                                                 \
       "keep PREFIX.*.partial when interrupted, and go on from there if they exist; give it from the start")
 
 // Of the classifiers of languages and quality.

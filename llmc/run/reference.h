@@ -1,8 +1,8 @@
-// The reference of preference training (model/preference.h): the log-probabilities of all answers by the model that training begins
-// with. They are computed once, before the first step, and every checkpoint keeps them, so that no second model is in memory and a
-// resumed run has the same bits:
-//   training/reference.safetensors    train and valid, (pairs, 2) in F64: log p of the chosen and of the rejected answer; NaN where a
-//                                     pair is in no sample
+// The reference of preference training (model/preference.h): the log-probabilities of all answers by the model that training
+// begins with. They are computed once, before the first step, and every checkpoint keeps them, so that no second model is in
+// memory and a resumed run has the same bits:
+//   training/reference.safetensors    train and valid, (pairs, 2) in F64: log p of the chosen and of the rejected answer; NaN
+//                                     where a pair is in no sample
 //   training/state.json               "reference": path and checksums of the model, checksums of the data
 #pragma once
 #include <cmath>
@@ -100,7 +100,7 @@ inline void read_reference(Run& run) {
 
 }  // namespace detail
 
-// Gives the data of a run that compares answers the reference's log-probabilities: the checkpoint's, or those that score computes.
+// Gives the data of a run that compares answers the reference's log-probabilities: the checkpoint's, or what score computes.
 template <class Score>
 void find_reference(Run& run, Score score) {
     if (!run.o.dpo_beta) return;

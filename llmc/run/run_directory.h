@@ -73,7 +73,7 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
             named >= 0 && state.at("step") != named)
             return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
         Strings tensors = {adapter ? "adapter_model" : "model", "training/exp_avg", "training/exp_avg_sq"};
-        if (state.contains("reference")) tensors.push_back("training/reference");
+        if (state.contains("reference") && !state["reference"].is_null()) tensors.push_back("training/reference");
         if (state.at("layout").value("precision", "") == "bf16") tensors.push_back("training/master");
         for (const std::string& stem : tensors) {
             const std::string single = stem + ".safetensors", index = single + ".index.json";

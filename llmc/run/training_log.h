@@ -81,8 +81,8 @@ public:
         event(step, "warning", "rollback",
               format("back to %s; batches that are left out: %s", checkpoint.c_str(), left_out.text().c_str()));
     }
-    // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN. rewards: of answers that are
-    // compared.
+    // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN. rewards: of answers
+    // that are compared.
     void validation(int64_t step, double loss, int64_t tokens, double ms,
                     const std::vector<std::pair<std::string, double>>& sets, double average_loss,
                     const std::optional<Rewards>& rewards) {

@@ -46,29 +46,28 @@ struct TrainingState : Counters {
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
     const auto number = [](double x) { return std::isfinite(x) ? nlohmann::ordered_json(x) : nlohmann::ordered_json(nullptr); };
-    nlohmann::ordered_json j = {{"format", 1},
-                                {"step", s.step},
-                                {"updates", s.updates},
-                                {"consumed_samples", s.consumed},
-                                {"scheduled_samples", s.scheduled},
-                                {"skipped_steps", s.step - s.updates},
-                                {"tokens", s.tokens},
-                                {"loss", number(s.loss)},
-                                {"valid_loss", number(s.valid_loss)},
-                                {"fp8", s.fp8},
-                                {"fp8_start", s.fp8_start},
-                                {"guard", s.guard},
-                                {"steadiness", s.steadiness},
-                                {"discarded_batches", s.discarded},
-                                {"discarded_samples", s.discarded_samples},
-                                {"planned_samples", s.planned},
-                                {"skip_batches", s.skips.state()},
-                                {"skip_iterations", s.iterations},
-                                {"layout", s.layout},
-                                {"data", s.data},
-                                {"options", s.options}};
-    if (!s.reference.is_null()) j["reference"] = s.reference;
-    return j;
+    return {{"format", 1},
+            {"step", s.step},
+            {"updates", s.updates},
+            {"consumed_samples", s.consumed},
+            {"scheduled_samples", s.scheduled},
+            {"skipped_steps", s.step - s.updates},
+            {"tokens", s.tokens},
+            {"loss", number(s.loss)},
+            {"valid_loss", number(s.valid_loss)},
+            {"fp8", s.fp8},
+            {"fp8_start", s.fp8_start},
+            {"guard", s.guard},
+            {"steadiness", s.steadiness},
+            {"discarded_batches", s.discarded},
+            {"discarded_samples", s.discarded_samples},
+            {"planned_samples", s.planned},
+            {"skip_batches", s.skips.state()},
+            {"skip_iterations", s.iterations},
+            {"layout", s.layout},
+            {"data", s.data},
+            {"reference", s.reference},
+            {"options", s.options}};
 }
 
 // Earlier versions counted the samples of discarded batches as consumed. The samples consumed without being trained on are
