@@ -156,6 +156,8 @@ TEST(VirtualTokens, MicroBatchesAddAndRecomputationKeepsTheBits) {
         }
         gradients(none, Acc::Add);
         for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
+        gradients(none, Acc::Set);  // the next step's
+        EXPECT_EQ(memcmp(once.data(), none.grads(), once.size() * sizeof(real)), 0);
     }
 }
 
