@@ -126,7 +126,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.prompt_tokens = k.c.virtual_tokens.count;
     o.micro_batch_size = 2;
     o.global_batch_size = few ? 8 : 16;
-    o.train_iters = few ? 4 : 12;
+    o.train_iters = few ? 2 : 6;
     o.lr = 1e-3;
     o.lr_warmup_iters = 2;
     o.z_loss_strength = k.pairs ? 0 : 1e-3;
@@ -138,10 +138,10 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.seed = 3;
     o.data_path = {k.pairs ? data + "-pairs" : data};
     o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = k.documents;
-    if (k.rampup)  // 5 steps of 8, of 4 micro-batches in all, then 7 of 16
+    if (k.rampup)  // 3 steps of 8, of 4 micro-batches in all, then 3 of 16
     {
-        o.rampup_batch_size = {"8", "8", "40"};
-        o.train_samples = 5 * 8 + 7 * 16;
+        o.rampup_batch_size = {"8", "8", "24"};
+        o.train_samples = 3 * 8 + 3 * 16;
         o.train_iters = 0;
     }
     return o;
