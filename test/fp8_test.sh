@@ -38,7 +38,7 @@ within() { awk -v p="$1" -v a="$2" -v b="$3" 'BEGIN { exit !(b > 0 && a <= (1 + 
 
 # Some hundred steps of each family, until the learning rate has decayed: beside bf16's validation loss. Trainings this small are up
 # to 8% from each other by a rounding alone, with another seed or on another unit of the CPU, their mean a half or a third of that.
-for name in gpt2 ${ALL:+bloom} llama; do
+for name in gpt2 ${ALL:+bloom llama}; do
     steps=400 threads=2 expect "$name in bf16" train 1 $name "$name bf16"
     for recipe in "hybrid --fp8-recipe delayed" "hybrid --fp8-recipe current" "e4m3 --fp8-start 40"; do
         [[ $recipe == *delayed || ($name == gpt2 && -n ${ALL:-}) ]] || continue

@@ -98,6 +98,7 @@ for n in 1 4; do
     expect "the steps say so" test "$(steps_of "rollback $n")" == "$(seq 1 105 | tr '\n' ' ')$(seq 91 96 | tr '\n' ' ')$(seq 109 120 | tr '\n' ' ')"
     steps=120 every=10 expect "a clean run without batches 97 to 108" train "$n" "clean $n" --skip-batches 97-108 "${layout[@]}"
     expect "the healed run ends with its bits" same "clean $n" "rollback $n"
+    [[ $n == 1 || -n ${ALL:-} ]] || continue
     steps=120 every=10 expect "a flipped bit of a weight on $n" faults "flip-weight=104:$((n - 1))" train "$n" "flip $n" --on-spike rollback "${layout[@]}"
     expect "is healed by going back once" test "$(events "flip $n" rollback | wc -w)" == 1
     expect "and ends near the run without these batches" near "flip $n" "clean $n" 0.02
@@ -113,7 +114,7 @@ steps=120 every=10 expect "a damaged checkpoint is stepped over" faults noise=11
 expect "the one before serves" test "$(events damaged rollback)" == "100 "
 
 # ---- LLM-jp's recipe in miniature: bf16 first, then FP8, z-loss, a spike that heals ----
-for layout in "1" "4 --tp 2"; do
+for layout in "1" ${ALL:+"4 --tp 2"}; do
     read -r n cut <<<"$layout"
     # shellcheck disable=SC2086
     steps=120 every=10 expect "the recipe on $layout" faults noise=103-107 train "$n" "recipe $n" --fp8 hybrid --fp8-start 60 --z-loss 1e-4 --on-spike rollback $cut
@@ -127,7 +128,7 @@ steps=120 every=10 expect "resumed in FP8, rolled back into bf16" faults noise=7
 expect "to step 50" test "$(events cross rollback)" == "50 "
 steps=120 every=10 expect "without these batches from the start" train 1 uncrossed --fp8 hybrid --fp8-start 60 --skip-batches 69-80
 expect "ends with the same bits" same cross uncrossed
-expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
+[[ -z ${ALL:-} ]] || expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
 
 # ---- machines that compute wrong ----
 expect "gradients computed twice" train 1 twice --detect-nondeterminism 3
