@@ -298,7 +298,7 @@ TEST(Index, FilesTogether) {
     write_file(dir / "2.safetensors", one("a", 2));
     refuse({"2.safetensors", "'a'", "twice"});
     write_file(index, R"({"weight_map": {"a": "3.safetensors"}})");
-    refuse({"3.safetensors", "No such file"});
+    refuse({"3.safetensors", "does not exist", "HINT"});
     write_file(index, R"({"weight_map": {"a": "../secret.safetensors"}})");
     refuse({index, "outside its directory", "../secret.safetensors"});
     write_file(index, R"({"weight_map": {"a": "/etc/passwd"}})");

@@ -541,7 +541,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
     std::vector<double> copies, writes;
     {
-        Saver saver(ctx, {out, 1, 0, {}}, m);
+        Saver saver(ctx, {out, 1, 0, {}, {}}, m);
         for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
             TrainingState state;
             state.step = i;
