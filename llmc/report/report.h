@@ -10,7 +10,7 @@
 //
 // A page has bounded size: a curve has at most 750 buckets, however long the run; in a comparison, all runs share the buckets
 // of four curves. Buckets keep the minimum and maximum values, so no spike is lost. Without samples, events and options, a
-// run's page is below 400 KB and a comparison below 1.5 MB, or 2.5 MB of runs that compare answers, which have four charts more.
+// run's page is below 400 KB and a comparison below 1.5 MB; below 2.5 MB if the runs compare answers, which four charts show.
 #pragma once
 #include <array>
 #include <charconv>
