@@ -167,7 +167,7 @@ for command in curate tokenizer prepare train eval generate inspect report expor
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
  --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
- --check-transformers --version --units --core --gigabyte --rounds --rates "
+ --check-transformers --version --units --core --gigabyte --rounds --rates --widths "
 # lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, dashes for blanks, without punctuation.
 lost_links() {
     local path anchor target
