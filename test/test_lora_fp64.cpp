@@ -6,6 +6,7 @@
 
 #include "../llmc/run/merge.h"
 #include "trainer.h"
+#include "finite_differences.h"
 #include "model_files.h"
 
 namespace test_lora_fp64 {
@@ -92,25 +93,7 @@ TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
         f.move_adapters();
         const uint32_t before = f.hash_of_frozen();
         f.gradients();
-        std::mt19937 rng(11);
-        for (const TensorSpec& t : f.m.table.rows) {
-            double largest = 0;
-            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.grads()[t.offset + i]));
-            EXPECT_GT(largest, 0) << k.family << " " << t.name << " gets no gradient";
-            for (int n = 0; n < 8; n++) {
-                const size_t i = t.offset + rng() % t.size();
-                const double kept = f.m.params[i], h = 1e-5;
-                f.m.params[i] = kept + h;
-                const double up = f.loss();
-                f.m.params[i] = kept - h;
-                const double down = f.loss();
-                f.m.params[i] = kept;
-                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.grads()[i]);
-                EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
-                    << k.family << " " << t.name << "[" << i - t.offset << "]: " << f.grads()[i] << " but differences give "
-                    << numeric;
-            }
-        }
+        test::expect_finite_differences(f.m.table, f.m.params, f.grads(), 8, k.family, [&] { return f.loss(); });
         EXPECT_EQ(f.hash_of_frozen(), before);
     }
 }

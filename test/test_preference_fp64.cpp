@@ -5,6 +5,7 @@
 #include <random>
 
 #include "trainer.h"
+#include "finite_differences.h"
 #include "files.h"
 #include "model_files.h"
 #include "testing.h"
@@ -224,25 +225,7 @@ TEST(Preference, GradientsEqualFiniteDifferences) {
                              {"gpt2", {0.4, 0, true}, 24, 2}}) {
         Fixture f(k.family, k.preference, k.head_rows, k.lora_rank);
         const std::vector<real> grads = f.gradients();
-        std::mt19937 rng(11);
-        for (const TensorSpec& t : f.m.table.rows) {
-            double largest = 0;
-            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)grads[t.offset + i]));
-            EXPECT_GT(largest, 0) << k.family << " " << t.name << " gets no gradient";
-            for (int n = 0; n < 6; n++) {
-                const size_t i = t.offset + rng() % t.size();
-                const double kept = f.m.params[i], h = 1e-5;
-                f.m.params[i] = kept + h;
-                const double up = f.loss();
-                f.m.params[i] = kept - h;
-                const double down = f.loss();
-                f.m.params[i] = kept;
-                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - grads[i]);
-                EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
-                    << k.family << " " << t.name << "[" << i - t.offset << "]: " << grads[i] << " but differences give "
-                    << numeric;
-            }
-        }
+        test::expect_finite_differences(f.m.table, f.m.params, grads.data(), 6, k.family, [&] { return f.loss(); });
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "../llmc/base/crc32c.h"
 #include "trainer.h"
+#include "finite_differences.h"
 #include "model_files.h"
 
 namespace test_virtual_tokens_fp64 {
@@ -113,25 +114,7 @@ TEST(VirtualTokens, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
         const uint32_t before = crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX));
         f.gradients();
         EXPECT_EQ(f.m.table.rows.size(), k.encoder_width ? 7u : 1u);
-        std::mt19937 rng(11);
-        for (const TensorSpec& t : f.m.table.rows) {
-            double largest = 0;
-            for (size_t i = 0; i < t.size(); i++) largest = std::max(largest, std::abs((double)f.grads()[t.offset + i]));
-            EXPECT_GT(largest, 0) << k.family << " " << t.name << " gets no gradient";
-            for (int n = 0; n < 12; n++) {
-                const size_t i = t.offset + rng() % t.size();
-                const double kept = f.m.params[i], h = 1e-5;
-                f.m.params[i] = kept + h;
-                const double up = f.loss();
-                f.m.params[i] = kept - h;
-                const double down = f.loss();
-                f.m.params[i] = kept;
-                const double numeric = (up - down) / (2 * h), error = std::abs(numeric - f.grads()[i]);
-                EXPECT_TRUE(error <= 1e-9 + 1e-6 * std::abs(numeric))
-                    << k.family << " " << t.name << "[" << i - t.offset << "]: " << f.grads()[i] << " but differences give "
-                    << numeric;
-            }
-        }
+        test::expect_finite_differences(f.m.table, f.m.params, f.grads(), 12, k.family, [&] { return f.loss(); });
         EXPECT_EQ(crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX)), before);
     }
 }
