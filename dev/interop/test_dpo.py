@@ -9,9 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 
 os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -22,23 +20,11 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 
+from cases import case, summary
+
 BUILD = Path(sys.argv[1]).resolve()
 WORK = Path(tempfile.mkdtemp(prefix="dpo_"))
 PAIRS, STEPS, LR, LONGEST = 8, 10, 2e-3, 64
-passed = failed = 0
-
-
-@contextmanager
-def case(name):
-    """One test: fails if its body raises."""
-    global passed, failed
-    try:
-        yield
-        passed += 1
-        print("ok:", name, flush=True)
-    except Exception:
-        failed += 1
-        print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
 
 
 def run(*command):
@@ -100,8 +86,7 @@ def main():
             print(f"    loss {steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}; largest difference of numbers {worst:.1e}, of weights "
                   f"{difference:.1e}", flush=True)
             assert worst < 1e-3 and difference < LR, (worst, difference)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
+    sys.exit(summary())
 
 
 main()

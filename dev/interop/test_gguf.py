@@ -18,8 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
-from contextlib import contextmanager
 from pathlib import Path
 
 os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -32,14 +30,15 @@ import transformers
 from llama_cpp import Llama
 from safetensors.numpy import load_file
 
+import cases
 import results
+from cases import case, summary
 
 PROGRAM = Path(sys.argv[1]).resolve() / "train_gpt"
 GOLDEN = Path(__file__).resolve().parents[2] / "test/golden/tokenizer"
 WORK = Path(tempfile.mkdtemp(prefix="gguf_"))
 V, T = 640, 64  # more ids than the tokenizer has
 TEXT = "In the year 1234 the king gave 12 sheep to his son, and it was good.\n" * 2
-passed = failed = 0
 
 SIZES = {"vocab_size": V, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
          "max_position_embeddings": T, "num_hidden_layers": 2}
@@ -64,19 +63,6 @@ FAMILIES = {
     "gemma3": ("Gemma3TextConfig", SIZES | {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16,
                                             "num_hidden_layers": 7}, "GEMMA3"),
 }
-
-
-@contextmanager
-def case(name):
-    """One test: fails if its body raises."""
-    global passed, failed
-    try:
-        yield
-        passed += 1
-        print("ok:", name, flush=True)
-    except Exception:
-        failed += 1
-        print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
 
 
 def train_gpt(*arguments):
@@ -283,16 +269,15 @@ def imported(kind):
 
 def main():
     for family in FAMILIES:
-        before, difference = failed, None
+        before, difference = cases.failed, None
         with case(f"{family}: all"):
             difference = exported(family)
-        results.record(getattr(transformers, FAMILIES[family][0]).model_type, {"GGUF": difference if failed == before else None})
+        results.record(getattr(transformers, FAMILIES[family][0]).model_type, {"GGUF": difference if cases.failed == before else None})
     for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"):
         with case(f"import of gguf's {kind}"):
             imported(kind)
     shutil.rmtree(WORK)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
+    sys.exit(summary())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,24 +36,12 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoTokenizer, BloomConfig, GPT2Config, LlamaConfig,
                           PreTrainedTokenizerFast)
 
+from cases import case, summary
+
 BUILDS = {"fp32": Path(sys.argv[1]).resolve(), "bf16": Path(sys.argv[2]).resolve()}
 WORK = Path(tempfile.mkdtemp(prefix="interop_"))
 V, T = 500, 32  # vocabulary and longest sequence of every model here
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-passed = failed = 0
-
-
-@contextmanager
-def case(name):
-    """One test: fails if its body raises."""
-    global passed, failed
-    try:
-        yield
-        passed += 1
-        print("ok:", name, flush=True)
-    except Exception:
-        failed += 1
-        print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
 
 
 def program(precision, *arguments):
@@ -356,8 +343,7 @@ def main():
         test_published(kind, tokens)
     test_fine_tuning()
     for kind in REFUSED: test_refusals(kind)
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0 or passed == 0
+    return summary()
 
 
 try:

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +25,11 @@ from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig,
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 from transformers.utils import logging
 
+from cases import case, summary
+
 BUILD = Path(sys.argv[1]).resolve()
 WORK = Path(tempfile.mkdtemp(prefix="peft_"))
 V, T, VIRTUAL = 499, 32, 5
-passed = failed = 0
 COMMON = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=0)
 # Our names of matrices for training, and PEFT's for some of them.
 FAMILIES = {
@@ -41,19 +41,6 @@ FAMILIES = {
     "bloom": (BloomConfig(hidden_size=48, n_layer=2, n_head=6, seq_length=T, **COMMON),
               ["all", "qkv down"], [["query_key_value"], ["dense", "dense_h_to_4h", "dense_4h_to_h"]]),
 }
-
-
-@contextmanager
-def case(name):
-    """One test: fails if its body raises."""
-    global passed, failed
-    try:
-        yield
-        passed += 1
-        print("ok:", name, flush=True)
-    except Exception:
-        failed += 1
-        print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
 
 
 @contextmanager
@@ -168,8 +155,7 @@ def main():
         for config in (PromptTuningConfig(prompt_tuning_init="RANDOM", **common), PromptEncoderConfig(encoder_hidden_size=40, **common),
                        PromptEncoderConfig(encoder_reparameterization_type="LSTM", encoder_hidden_size=40, **common)):
             test_their_virtual_tokens(family, config, few, of_few)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
+    sys.exit(summary())
 
 
 main()
