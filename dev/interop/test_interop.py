@@ -306,7 +306,7 @@ REFUSED = {
         "rope_scaling": {"rope_type": "mrope", "factor": 2.0}, "quantization_config": {"quant_method": "fp8"},
     },
     "gpt2": {
-        "model_type": "gptj", "activation_function": "relu", "scale_attn_by_inverse_layer_idx": True,
+        "model_type": "gptj", "activation_function": "quick_gelu", "scale_attn_by_inverse_layer_idx": True,
         "add_cross_attention": True,
     },
     "bloom": {"model_type": "falcon", "apply_residual_connection_post_layernorm": True},
