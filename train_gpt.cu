@@ -432,9 +432,9 @@ static void plan_cache(Model& m) {
         m.arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
 }
 
-// Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all numbers of
-// micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `generates` adds memory for
-// the keys and values of a whole context.
+// Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all
+// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `generates` adds
+// memory for the keys and values of a whole context.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
@@ -1188,8 +1188,10 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         be::linear_forward(p.ctx, a.logits, normed + (size_t)row * C, m.p.head, nullptr, rows, C, m.n.Vpl);
         return rows;
     };
-    for (int row = 0; training && compares && row < N; row += a.head_rows) classify(p, row, logits(row), 0, 0, false);
-    if (training && compares) compare_answers(p);
+    if (training && compares) {
+        for (int row = 0; row < N; row += a.head_rows) classify(p, row, logits(row), 0, 0, false);
+        compare_answers(p);
+    }
     if (training) m.of_block.begin(p.ctx, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = keeps_logits ? N : logits(row);
@@ -1396,8 +1398,9 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
 
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch, or every pair of answers, has the same weight: loss_scale is one over their number, known before the first
-// backward pass, and everything is summed. New parameters are still in flight on return: call t.gatherer.finish() before anything but the next step reads
-// them. Returns nothing, and changes nothing but the gradients, if the run is to stop before the step is done.
+// backward pass, and everything is summed. New parameters are still in flight on return: call t.gatherer.finish() before
+// anything but the next step reads them. Returns nothing, and changes nothing but the gradients, if the run is to stop before
+// the step is done.
 static std::optional<StepStats> train_step(Trainer& t) {
     const double begin = monotonic_seconds();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);

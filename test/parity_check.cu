@@ -277,10 +277,15 @@ private:
 constexpr bool fp32 = sizeof(floatX) == 4;
 constexpr double u = 0x1p-24, rounding = 0x1p-8;
 
-double largest_element(const SafetensorsReader& file, const std::string& name) {
+std::vector<double> read_tensor(const SafetensorsReader& file, const std::string& name) {
     const TensorView* view = file.find(name);
+    CHECK(view, "no tensor %s", name.c_str());
     std::vector<double> x(view->elements());
     file.read_as(*view, x.data());
+    return x;
+}
+
+double largest_of(const std::vector<double>& x) {
     double largest = 0;
     for (double e : x) largest = std::max(largest, std::abs(e));
     return largest;
@@ -295,12 +300,11 @@ double worst_difference(const std::string& a, const std::string& b, bool vectors
         const TensorView* other = y.find(name);
         if (!vectors && view.shape.size() == 1) continue;
         CHECK(other && other->shape == view.shape, "%s has no such tensor %s", b.c_str(), name.c_str());
-        std::vector<double> p(view.elements()), q(view.elements());
-        x.read_as(view, p.data());
-        y.read_as(*other, q.data());
+        const std::vector<double> p = read_tensor(x, name), q = read_tensor(y, name);
         std::string measure = name;
-        if (const size_t at = name.find("k_proj.bias"); at != std::string::npos) measure[at] = 'q';
-        const double largest = largest_element(x, measure);
+        const size_t of_keys = name.find("k_proj.bias");
+        if (of_keys != std::string::npos) measure[of_keys] = 'q';
+        const double largest = largest_of(measure == name ? p : read_tensor(x, measure));
         double difference = 0;
         for (size_t i = 0; i < p.size(); i++) {
             const double d = std::abs(p[i] - q[i]);

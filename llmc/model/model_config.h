@@ -10,8 +10,8 @@
 #include "../shapes.h"
 #include "lora_config.h"
 #include "parametrization.h"
-#include "virtual_tokens_config.h"
 #include "rope_scaling.h"
+#include "virtual_tokens_config.h"
 
 enum class Norm { layernorm, rmsnorm };
 enum class NormPlace {

@@ -133,8 +133,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const Init gain = c.norm_plus_one ? Init::gain_less_one : Init::ones;
     const LocalSizes n(c, part.tp);
     const Axis& tp = part.tp;
-    const bool before = c.norm_place != NormPlace::after,
-               after = c.norm_place == NormPlace::after || c.norm_place == NormPlace::both;
+    const bool before = c.norm_before(), after = c.norm_after();
     const Parametrization& scale = c.parametrization;
     const TensorFactors outside = scale.outside_blocks(), inside = scale.vector(), branch_end = inside.folded(scale.branch());
     int id = 0, block_of_rank = TensorSpec::embedding;

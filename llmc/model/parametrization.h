@@ -17,7 +17,8 @@
 // The three factors are folded into weights, so that nothing is computed for them and a checkpoint is a model like any other: a
 // tensor a W computes what W does with a factor a behind it, and trains alike if its initial values and learning rate are a times,
 // its weight decay and epsilon 1 / a times those of W, since AdamW's steps have the size of the learning rate, whatever that of the
-// gradient (so do tables 3, 8 and 9 of Tensor Programs V differ). Clipping alone sees the difference: gradients are 1 / a times as large.
+// gradient (so do tables 3, 8 and 9 of Tensor Programs V differ). Clipping alone sees the difference: gradients are 1 / a times
+// as large.
 //   1 / m of the logits            is in the gain and bias of the final norm, with an output layer of its own or a tied one
 //   1 / l of a branch              is in proj and fc2 with their biases, or in the norms after attention and MLP, if there are such
 //   sqrt(HS0 / HS) of the scores   is in the norm of the queries, or without one in the queries' rows of qkv; where the options

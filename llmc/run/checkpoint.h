@@ -121,7 +121,8 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
     for (const TensorSpec& spec : table.rows) source.read(spec, buffer + spec.offset);
 }
 
-// The configuration that names a directory's tensors: the directory's family does, whatever that of c, which options may have changed.
+// The configuration that names a directory's tensors: the directory's family does, whatever that of c, which options may have
+// changed.
 inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
     ModelConfig stored = without_adapters(c);
     if (std::filesystem::exists(dir + "/config.json")) stored.family = read_config(dir).family;

@@ -43,8 +43,9 @@ struct ScoringPass {
     int64_t inputs = 0;  // tokens that are not padding
 };
 
-// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each behind the model's virtual tokens. Shorter ones are padded at the right, where
-// causal attention never looks; the length is rounded up, so that few different shapes of matrix products occur.
+// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each behind the model's virtual tokens.
+// Shorter ones are padded at the right, where causal attention never looks; the length is rounded up, so that few different
+// shapes of matrix products occur.
 inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
                                      int B, int T, int virtual_tokens) {
     ScoringPass pass;

@@ -104,12 +104,18 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
 inline Parametrization parametrization_of(const TrainOptions& o, const ModelConfig& c) {
     const bool on = o.parametrization != "standard", deep = o.parametrization == "completep";
     const char* const kind = o.parametrization.c_str();
-    const std::pair<const char*, int> sizes[] = {
-        {"width", o.mup_base_width}, {"head-size", o.mup_base_head_size}, {"depth", o.mup_base_depth}};
-    for (const auto& [size, given] : sizes)
-        if (const bool of_depth = size == sizes[2].first; given && !(of_depth ? deep : on))
-            fail_usage("--mup-base-%s says nothing with --parametrization %s; HINT: --parametrization %s", size, kind,
-                       of_depth ? "completep" : "mup");
+    const struct {
+        const char* size;
+        int given;
+        bool counts;
+        const char* with;
+    } sizes[] = {{"width", o.mup_base_width, on, "mup"},
+                 {"head-size", o.mup_base_head_size, on, "mup"},
+                 {"depth", o.mup_base_depth, deep, "completep"}};
+    for (const auto& s : sizes)
+        if (s.given && !s.counts)
+            fail_usage("--mup-base-%s says nothing with --parametrization %s; HINT: --parametrization %s", s.size, kind,
+                       s.with);
     if (!on) return {};
     if (!o.mup_base_width || (deep && !o.mup_base_depth))
         fail_usage(
