@@ -8,7 +8,7 @@ Everything that knows it is a GPT is here; what would be equally true of another
   4  the whole model              embed, head, model_forward, model_backward
   5  one training step            train_step: micro-batches, loss scale, clipping, update
   6  inference                    evaluate; Generator with its key/value cache
-  7  commands                     train, generate, eval; main
+  7  commands                     train, tune, generate, eval; main
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
@@ -91,6 +91,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/evaluation.h"            // score_requests, evaluate_tasks
 #include "llmc/run/planner.h"               // MicroBatchShape, measured_step_seconds
 #include "llmc/run/machine.h"               // peak_of_all
+#include "llmc/run/tune.h"                  // tune_layouts
 #include "llmc/run/program.h"               // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -231,8 +232,10 @@ struct Block {
 struct Model : TrainingMemory {
     LocalSizes n;  // what of the matrices this rank holds
     Recompute recompute = Recompute::inference;
-    Params<floatX> p{};         // views of params
-    Params<real> g{};           // views of grads, or of of_block: what ops set or add to
+    int recomputed =
+        INT_MAX;         // blocks of each chunk, from its first one on, that are recomputed fully; set before memory is planned
+    Params<floatX> p{};  // views of params
+    Params<real> g{};    // views of grads, or of of_block: what ops set or add to
     std::vector<Block> blocks;  // the same by layer, of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
@@ -249,6 +252,10 @@ struct Model : TrainingMemory {
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
+    // Of a chunk's block i.
+    Recompute recompute_of(int i) const {
+        return recompute == Recompute::full && i >= recomputed ? Recompute::none : recompute;
+    }
     AttentionShape attention(int B, int T) const {
         const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
         return {B, T, n.NHl, n.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
@@ -347,10 +354,10 @@ static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
 }
 
 // Plans the tensors that a block keeps.
-static void plan_block(Model& m, BlockActivations& s, bool fp8) {
+static void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, m.recompute, fp8, m.fp8.after_bf16);
+        const Storage of(kept, recompute, fp8, m.fp8.after_bf16);
         if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
         if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
     };
@@ -368,7 +375,7 @@ static void plan_activations(Model& m, bool fp8) {
             const size_t own_x = training ? in.x.size() : std::min<size_t>(2, in.x.size());
             for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &in.x[i], Nl * C);
             for (size_t i = 0; i < in.blocks.size(); i++)
-                plan_block(m, in.blocks[i], fp8 && m.fp8.blocks[(size_t)in.first_block + i]);
+                plan_block(m, in.blocks[i], m.recompute_of((int)i), fp8 && m.fp8.blocks[(size_t)in.first_block + i]);
             if (m.c.embedding_norm && in.first) {
                 arena.add("activations: embedding, head", &in.embedded, Nl * C);
                 arena.add("activations: embedding, head", &in.embedding_stats.mean, Nl);
@@ -1051,8 +1058,9 @@ static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floa
 
 // Recomputes the activations that forward did not keep: the same ops on the same inputs, so the same bits.
 static void recompute_block(const Pass& p, int i) {
-    if (p.m.recompute == Recompute::full) return block_forward(p, i);
-    if (p.m.recompute != Recompute::selective) return;
+    const Recompute recompute = p.m.recompute_of(i);
+    if (recompute == Recompute::full) return block_forward(p, i);
+    if (recompute != Recompute::selective) return;
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
     const BlockActivations s = block_activations(p, i);
@@ -1672,6 +1680,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->exp_avg_sq.is_bf16 = o.exp_avg_sq_dtype == "bf16";
     m->muon.recipe = muon_recipe(o);
     m->preference = preference_of(o);
+    if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
     m->averages = o.ema_decay > 0;
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
@@ -1686,20 +1695,22 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     return m;
 }
 
-// One rank of each pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the
-// copy for checkpoints, which is in host memory.
+// One rank of a pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the copy
+// for checkpoints, which is in host memory.
+static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
+    const Mesh mesh = make_mesh(n, 0, layout_of(o).tp, layout_of(o).pp, layout_of(o).vpp);
+    const Schedule steps = make_schedule(o, mesh.dp.size);
+    const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
+    size_t copy = 0;
+    for (const auto& [purpose, bytes] : m->arena.purposes())
+        if (purpose.find("copy for checkpoints") == 0) copy = bytes;
+    return {m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy};
+}
+
 static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {
     const ModelConfig c = configure_model(o, run.tokenizer.get());
-    const Mesh mesh = place_rank(n, 0, layout_of(o), c)->mesh;
-    const Schedule steps = make_schedule(o, mesh.dp.size);
     std::vector<RankMemory> memory;
-    for (int stage = 0; stage < mesh.pp.size; stage++) {
-        const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
-        size_t copy = 0;
-        for (const auto& [purpose, bytes] : m->arena.purposes())
-            if (purpose.find("copy for checkpoints") == 0) copy = bytes;
-        memory.push_back({m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy});
-    }
+    for (int stage = 0; stage < layout_of(o).pp; stage++) memory.push_back(memory_of_stage(run, o, c, n, stage));
     return memory;
 }
 
@@ -1825,6 +1836,14 @@ static void train(World& world, const TrainOptions& given) {
 }
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
+static void tune(World& world, const TuneOptions& o) {
+    Run run = {world, o, make_ctx(world, o.threads, true)};
+    tune_layouts(run, o, [&](const TrainOptions& p, const ModelConfig& c, int n, int stage) {
+        return (double)memory_of_stage(run, p, c, n, stage).bytes;
+    });
+}
+int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
+
 // The model of `run`, with memory for passes of B x T.
 template <class Options>
 static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, int B, int T, int head_rows, bool generates) {
@@ -1923,5 +1942,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
 int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
-int main(int argc, char** argv) { return run_program(argc, argv, {train_command, generate_command, eval_command}); }
+int main(int argc, char** argv) {
+    return run_program(argc, argv, {train_command, tune_command, generate_command, eval_command});
+}
 #endif

@@ -152,9 +152,11 @@ struct Fixture {
     be::Ctx ctx{2};
     Model m;
     Batch batch;
-    Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7, bool bf16_gradients = false)
+    Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7, bool bf16_gradients = false,
+            int recomputed = INT_MAX)
         : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
         m.grads.is_bf16 = bf16_gradients;
+        m.recomputed = recomputed;
         plan_memory(m, recompute, 2, c.T - 1, head_rows, true);
         allocate(ctx, m);
         initialize(ctx, m, 42);
@@ -268,6 +270,15 @@ TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
         other.gradients();
         EXPECT_EQ(memcmp(none.grads(), other.grads(), none.m.table.size * sizeof(real)), 0) << (int)recompute;
         EXPECT_LT(other.m.arena.bytes(), none.m.arena.bytes());
+    }
+    // Only the first layers: between no recomputation and that of all.
+    Fixture full(tiny(GetParam().name), Recompute::full, true);
+    ASSERT_GT(none.m.c.L, 1);
+    for (int layers = 1; layers < none.m.c.L; layers++) {
+        Fixture some(tiny(GetParam().name), Recompute::full, true, 7, false, layers);
+        some.gradients();
+        EXPECT_EQ(memcmp(none.grads(), some.grads(), none.m.table.size * sizeof(real)), 0) << layers << " layers";
+        EXPECT_GT(some.m.arena.bytes(), full.m.arena.bytes());
     }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -85,17 +86,16 @@ private:
         if (be::memory_is_host) add(backend_, purpose, slot, bytes);
         else add(host_, std::string(purpose) + " (host)", slot, bytes);
     }
-    void add(Place& place, const std::string& purpose, void* slot, size_t bytes) {
+    void add(Place& place, std::string_view purpose, void* slot, size_t bytes) {
         CHECK(!place.memory, "add after allocate");
         place.regions.push_back({slot, place.bytes, bytes});
         bytes = round_up(bytes + guard_bytes, 4096);
         place.bytes += bytes;
-        for (auto& [name, sum] : purposes_)
-            if (name == purpose) {
-                sum += bytes;
-                return;
-            }
-        purposes_.emplace_back(purpose, bytes);
+        const auto same = [&](const auto& known) { return known.first == purpose; };
+        if (last_ >= purposes_.size() || !same(purposes_[last_]))  // regions of one purpose mostly come together
+            last_ = (size_t)(std::find_if(purposes_.begin(), purposes_.end(), same) - purposes_.begin());
+        if (last_ == purposes_.size()) purposes_.emplace_back(purpose, 0);
+        purposes_[last_].second += bytes;
     }
 
     void check_available(size_t wanted, size_t available, const char* what) const {
@@ -122,6 +122,7 @@ private:
 
     Place backend_, host_;
     std::vector<std::pair<std::string, size_t>> purposes_;
+    size_t last_ = 0;  // the purpose of the newest region
 };
 
 // Waits for all ops on ctx.

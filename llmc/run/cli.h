@@ -200,14 +200,15 @@ struct Parser {
 
     [[noreturn]] void refuse(const Given& g, const std::string& word) const {
         const std::string bare = g.name.substr(std::min(g.name.size(), g.name.find_first_not_of('-')));
-        std::string advice = advice_on(command, bare.size() > 2 ? bare : "-" + bare);
-        if (advice.empty()) advice = advice_on(command, bare);
+        const std::string taker = command == "tune" ? "train" : command;  // tune takes what train takes
+        std::string advice = advice_on(taker, bare.size() > 2 ? bare : "-" + bare);
+        if (advice.empty()) advice = advice_on(taker, bare);
         const std::string where = g.where.empty() ? "" : g.where + ": ";
         if (!advice.empty())
             fail_usage("%s'%s' is not an option of %s: %s", where.c_str(), word.c_str(), command.c_str(), advice.c_str());
         fail_usage("%s'%s' is not an option of %s%s HINT: train_gpt %s --help%s lists them", where.c_str(), word.c_str(),
                    command.c_str(), did_you_mean(bare, names(), "--").c_str(), command.c_str(),
-                   command == "train" ? "-all" : "");
+                   command == "train" || command == "tune" ? "-all" : "");
     }
 
     // Splits the words into options and their values, and reads config files.

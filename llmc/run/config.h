@@ -351,6 +351,9 @@ inline Allowed one_of(Strings choices) {
       "gradients in no fixed order: runs are no longer reproducible bit by bit")                                               \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Memory",                \
       "activations that backward recomputes instead of storing: selective: cheap ones, full: all inside a layer")              \
+    X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
+      "with --recompute-granularity full: only so many layers, the first ones of each pipeline stage or --vpp chunk "          \
+      "(Megatron: --recompute-method block); default: all")                                                                    \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
       "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
@@ -421,6 +424,13 @@ inline Allowed one_of(Strings choices) {
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; saves the memory of a copy")
+
+// Options of `tune` beside those of `train`.
+#define TUNE_OPTIONS(X)                                                                                      \
+    X(int, trials, "", 0, between(0, 1000), "Tune",                                                          \
+      "measure this many of the layouts that are fastest by the plan, on this machine, in short trainings; " \
+      "default: 0")                                                                                          \
+    X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of such a training; the first one does not count")
 
 // Options of all commands that read much text.
 #define TEXT_OPTIONS(X)                                                                                              \
@@ -636,7 +646,7 @@ inline Allowed one_of(Strings choices) {
       "directory to write, which must not exist: a Hugging Face model with its tokenizer") \
     X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")
 
-// The options of train that are commonly used: `train --help` shows these, --help-all all.
+// The options of train and tune that are commonly used: --help shows these, --help-all all.
 inline const Strings& everyday_options() {
     static const Strings names = {"preset",
                                   "model",
@@ -679,7 +689,9 @@ inline const Strings& everyday_options() {
                                   "resume",
                                   "save-every",
                                   "keep",
-                                  "exit-after"};
+                                  "exit-after",
+                                  "trials",
+                                  "trial-steps"};
     return names;
 }
 
@@ -698,6 +710,20 @@ inline const Strings& everyday_options() {
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
+// Those of a run whose layout is sought, and of the search.
+struct TuneOptions : TrainOptions {
+    TUNE_OPTIONS(OPTION_FIELD)
+    TuneOptions() { out = "tune"; }
+};
+template <class Visit>
+void for_each_option(TuneOptions& o, Visit visit) {
+    for_each_option((TrainOptions&)o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed,
+                                          const char* group, const char* help) {
+        const bool out = std::string(field) == "out";
+        visit(field, alias, value, allowed, group, out ? "directory for the layouts (tune-1.toml, ...) and tune.html" : help);
+    });
+    TUNE_OPTIONS(OPTION_VISIT)
+}
 OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)
 OPTION_STRUCT(CurateOptions, CURATE_OPTIONS)
 OPTION_STRUCT(TokenizerOptions, TOKENIZER_OPTIONS)

@@ -37,6 +37,15 @@ inline const std::vector<Command>& commands() {
            "scripts/launch.sh mpirun -n 8 --bind-to none ./train_gpt train ..."},
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
            "    --global-batch-size 512 --train-iters 100k --dry-run"}}},
+        {"tune",
+         "find the fastest layout of a training run on a number of GPUs, or of ranks here",
+         "OPTIONS OF train [--world N --device NAME] [--trials N] --out DIR",
+         {{"Of a 7B model on 64 H100; options that are given stay as they are:",
+           "train_gpt tune --preset llama2-7b --vocab-size 32000 --world 64 \\",
+           "    --global-batch-size 512 --train-iters 100k", "train_gpt train --config tune/tune-1.toml ..."},
+          {"Of this machine, with the five fastest measured:",
+           "train_gpt tune --preset quickstart --tokenizer tok --data-path data \\",
+           "    --global-batch-size 32 --train-iters 600 --trials 5"}}},
         {"prepare",
          "turn text into tokens on disk (Megatron-LM's .bin and .idx)",
          "--input FILE ... --tokenizer DIR --output PREFIX [OPTIONS]",
@@ -137,6 +146,7 @@ std::vector<OptionRow> option_rows() {
 // Every option of a command; those common to all commands come last.
 inline std::vector<OptionRow> options_of(const std::string& command) {
     std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
+                                  : command == "tune"      ? option_rows<TuneOptions>()
                                   : command == "prepare"   ? option_rows<PrepareOptions>()
                                   : command == "curate"    ? option_rows<CurateOptions>()
                                   : command == "tokenizer" ? option_rows<TokenizerOptions>()
@@ -148,7 +158,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                                            : option_rows<InspectOptions>();
     rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
-    if (command == "train")
+    if (command == "train" || command == "tune")
         rows.push_back({"help-all", "", "Help", "all options, not only the usual ones", "", "", {}, true, false});
     return rows;
 }
@@ -206,7 +216,8 @@ inline std::string help_of(const Command& command, bool all, int width) {
                       indented(format("train_gpt %s %s", command.name, command.usage), 2, width) + "\nExamples:\n";
     for (const std::vector<const char*>& example : command.examples)
         for (const char* line : example) out += std::string(line == example[0] ? "  " : "    ") + line + "\n";
-    const bool some = !all && std::string(command.name) == "train";
+    const std::string name = command.name;
+    const bool some = !all && (name == "train" || name == "tune");
     const Strings& everyday = everyday_options();
     for (const auto& [group, rows] : grouped(options_of(command.name))) {
         std::string entries;
@@ -216,7 +227,7 @@ inline std::string help_of(const Command& command, bool all, int width) {
         if (!entries.empty()) out += "\n" + group + ":\n" + entries;
     }
     out += "\n" + indented(about_options, 0, width);
-    if (some) out += "\n" + indented("These are the common options; train_gpt train --help-all shows all.", 0, width);
+    if (some) out += "\n" + indented("These are the common options; train_gpt " + name + " --help-all shows all.", 0, width);
     return out;
 }
 

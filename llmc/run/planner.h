@@ -11,6 +11,8 @@
 // micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
 // inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
 //
+// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write.
+//
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 no
 // data-parallel communication overlaps, as in the program.
@@ -28,7 +30,9 @@
 #include <cctype>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -157,6 +161,9 @@ double measured_step_seconds(const MicroBatchShape& whole, int64_t samples, doub
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------------
+// What the number of parameters of a virtual stage depends on: tp, layers, whether it is the first or the last one.
+using StageKey = std::tuple<int, int, bool, bool>;
+
 struct PlanInput {
     ModelConfig c;  // with padded vocabulary
     int world = 1, tp = 1, pp = 1, vpp = 1;
@@ -165,6 +172,7 @@ struct PlanInput {
     int B = 1, T = 0;  // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
+    int recompute_layers = 0;     // of each virtual stage that full recomputation is for; 0: all
     std::vector<int> layers;      // of each virtual stage; empty: balanced
     int64_t bucket_elements = 0;  // parameters per data parallel message; 0: default_bucket_elements
     size_t bytes_per_element = 2, gradient_bytes = 4;
@@ -178,6 +186,8 @@ struct PlanInput {
     double layer_speedup = 1;  // of layers in FP8 over bf16
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
+
+    std::map<StageKey, double>* sizes = nullptr;  // where plans of one model remember the stages' parameters; null: nowhere
 };
 
 // A virtual stage on one rank.
@@ -186,6 +196,7 @@ struct StagePlan {
     double parameters = 0;                         // with padding, and with the copy of a tied embedding
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
     double head_flops = 0;                         // the head's part of them
+    double recomputed_bytes = 0;                   // that selective recomputation reads and writes per micro-batch
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
     double forward_seconds = 0, backward_seconds = 0;
 };
@@ -252,6 +263,28 @@ inline void check_plan(const PlanInput& in) {
 // Whether sequence parallelism divides the rows of the residual stream among tp ranks.
 inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
 
+// Layers of a virtual stage whose forward pass runs again.
+inline int recomputed_layers(const PlanInput& in, int layers) {
+    return in.recompute != "full" ? 0 : in.recompute_layers ? std::min(layers, in.recompute_layers) : layers;
+}
+
+// Bytes that a rank reads and writes to recompute the norms and the activation function of a layer, for a micro-batch.
+inline double elementwise_bytes(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    const double N = (double)in.B * in.T, norms = 2 * 2.0 * c.C / (cuts_rows(in) ? in.tp : 1);
+    return N * (norms + (double)(c.F1() + c.F) / in.tp) * (double)in.bytes_per_element;
+}
+
+// Parameters of a virtual stage on a rank, with padding.
+inline double stage_parameters(const PlanInput& in, const Part& part) {
+    const StageKey key = {in.tp, (int)part.layers.size(), part.first, part.last};
+    if (in.sizes)
+        if (const auto known = in.sizes->find(key); known != in.sizes->end()) return known->second;
+    const double size = (double)trained_table(in.c, part).size;
+    if (in.sizes) (*in.sizes)[key] = size;
+    return size;
+}
+
 // The virtual stages of rank 0 of each tp group, with `layers` layers each.
 inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
     const ModelConfig& c = in.c;
@@ -260,7 +293,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
     const double products = layer_products_flops(one) * N / in.tp;
-    const bool cut = cuts_rows(in), again = in.recompute == "full", frozen = c.adapted();
+    const bool cut = cuts_rows(in), selective = in.recompute == "selective", frozen = c.adapted();
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
@@ -270,13 +303,15 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         for (int i = 0; i < layers[s]; i++) part.layers.push_back(at++);
         StagePlan stage;
         stage.layers = layers[s];
-        stage.parameters = (double)trained_table(c, part).size;
+        const int again = recomputed_layers(in, layers[s]);
+        stage.parameters = stage_parameters(in, part);
         stage.forward_flops = stage.layers * layer;
         stage.head_flops = part.last ? (frozen ? 2 : 3) * head : 0;
-        stage.backward_flops = stage.layers * (layer * (again ? 3 : 2) - (frozen ? products : 0)) + stage.head_flops;
+        stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + again * layer + stage.head_flops;
+        stage.recomputed_bytes = selective ? stage.layers * elementwise_bytes(in) : 0;
         if (in.tp > 1) {
             stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
-            stage.backward_halves = ((cut ? 6 : 4) + (again ? 4 : 0)) * stage.layers + (part.first && cut) + 2 * part.last;
+            stage.backward_halves = (cut ? 6 : 4) * stage.layers + 4 * again + (part.first && cut) + 2 * part.last;
         }
         stages.push_back(stage);
     }
@@ -303,12 +338,18 @@ inline void plan_passes(Plan& p) {
     const double rate = in.tflops * 1e12 * in.efficiency, in_layers = rate * in.layer_speedup;
     for (StagePlan& s : p.stages) {
         s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds;
-        s.backward_seconds =
-            (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate + s.backward_halves * half_seconds;
+        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate +
+                             s.backward_halves * half_seconds + s.recomputed_bytes / (in.memory_gbs * giga);
     }
 }
 
-// All passes of a step. A message goes from one rank to another through the port of the sender.
+// A message goes from one rank to another through the port of the sender.
+inline void plan_pipeline_link(Plan& p) {
+    p.pipeline.between_nodes = slowest_link(p.in, p.in.pp, p.in.tp * p.mesh.dp.size).between_nodes;
+    p.pipeline.gbs = p.pipeline.between_nodes ? p.in.inter_gbs : p.in.intra_gbs;
+}
+
+// All passes of a step.
 inline void plan_pipeline(Plan& p) {
     const PlanInput& in = p.in;
     std::vector<double> forward, backward;
@@ -316,8 +357,6 @@ inline void plan_pipeline(Plan& p) {
         forward.push_back(s.forward_seconds);
         backward.push_back(s.backward_seconds);
     }
-    p.pipeline.between_nodes = slowest_link(in, in.pp, in.tp * p.mesh.dp.size).between_nodes;
-    p.pipeline.gbs = p.pipeline.between_nodes ? in.inter_gbs : in.intra_gbs;
     const auto simulate = [&](double p2p) {
         return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
     };
@@ -408,8 +447,10 @@ inline void plan_rates(Plan& p) {
     const PlanInput& in = p.in;
     const FlopSizes all = flop_sizes(in.c, in.T);
     const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
-    const double computed =
-        in.recompute == "full" ? full_recompute_flops_per_token(all, in.attention) : model_flops_per_token(all, in.attention);
+    double again = 0;
+    for (const StagePlan& s : p.stages) again += recomputed_layers(in, s.layers);
+    const double model = model_flops_per_token(all, in.attention);
+    const double computed = model + again / in.c.L * (full_recompute_flops_per_token(all, in.attention) - model);
     p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
     p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
     p.hardware_tflops = computed * per_gpu;
@@ -418,7 +459,8 @@ inline void plan_rates(Plan& p) {
 
 }  // namespace detail
 
-inline Plan make_plan(const PlanInput& in) {
+// A plan without the simulation of its pipeline.
+inline Plan begin_plan(const PlanInput& in) {
     detail::check_plan(in);
     Plan p;
     p.in = in;
@@ -435,10 +477,33 @@ inline Plan make_plan(const PlanInput& in) {
     p.stages = detail::plan_stages(in, p.mesh, split_layers(in.c.L, in.pp * in.vpp, false, false, in.layers));
 
     detail::plan_passes(p);
-    detail::plan_pipeline(p);
+    detail::plan_pipeline_link(p);
     detail::plan_messages(p);
     detail::plan_update(p);
     detail::plan_tied_embedding(p);
+    return p;
+}
+
+// Seconds that the step of such a plan takes at least: a rank runs its passes one after another, the first when the first
+// micro-batch has come to it through the ranks before, and after its last one the gradient goes back through them.
+inline double least_step_seconds(const Plan& p) {
+    const PlanInput& in = p.in;
+    const double message = in.pp > 1 ? detail::pipeline_message_bytes(in) / (p.pipeline.gbs * detail::giga) : 0;
+    double slowest = 0, before = 0;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double passes = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const StagePlan& s = p.stages[(size_t)virtual_stage(in.pp, rank, chunk)];
+            passes += s.forward_seconds + s.backward_seconds;
+        }
+        slowest = std::max(slowest, before + (double)p.micro_batches * passes);
+        before += p.stages[(size_t)rank].forward_seconds + p.stages[(size_t)rank].backward_seconds + 2 * message;
+    }
+    return slowest + p.data.exposed + p.embedding.exposed + p.update_seconds;
+}
+
+inline Plan finish_plan(Plan p) {
+    detail::plan_pipeline(p);
     for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
         t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * detail::giga) : 0;
     p.tensor.exposed = p.tensor.seconds;
@@ -446,6 +511,8 @@ inline Plan make_plan(const PlanInput& in) {
     detail::plan_rates(p);
     return p;
 }
+
+inline Plan make_plan(const PlanInput& in) { return finish_plan(begin_plan(in)); }
 
 // ---- from the command line -------------------------------------------------------------------------------------------------
 inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int world, const std::vector<int>& layers,
@@ -463,6 +530,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.T = o.seq_length + c.virtual_tokens.count;
     in.global_batch = global_batch;
     in.recompute = o.recompute_granularity;
+    in.recompute_layers = o.recompute_num_layers;
     in.layers = layers;
     in.bucket_elements = o.ddp_bucket_size;
     in.bytes_per_element = bytes_per_element;

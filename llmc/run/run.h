@@ -118,6 +118,10 @@ inline void adjust_options(Run& run) {
     plan_for(run.ctx, o);
     if (!o.model.empty()) o.model = model_directory(o.model);
     if (o.optimizer == "adam") o.optimizer = "adamw";
+    if (o.recompute_num_layers && o.recompute_granularity != "full")
+        fail_usage(
+            "--recompute-num-layers %d says how many layers are recomputed fully, but --recompute-granularity is %s; HINT: full",
+            o.recompute_num_layers, o.recompute_granularity.c_str());
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())
         print_line(stderr,

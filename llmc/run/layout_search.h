@@ -1,0 +1,444 @@
+// The search for a layout: every way to divide a training step over the ranks, of which the fastest are found, and those that
+// no other one beats in both time and memory. Time is the planner's (planner.h), memory that of the functions that allocate it.
+//
+// Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
+// sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit. What the user gives stays.
+// What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO without data parallelism.
+//
+// Simulating a pipeline takes longest, so a layout is simulated only if it can matter. A rank runs its passes one after another,
+// which bounds the time of its step from below (least_step_seconds, most often within a few percent). Layouts are taken in the
+// order of their bounds. One is left out if one before it needs no more memory and takes no longer than this bound, unless the
+// bound is below the time of the fastest few: then it may be one of these. What is found is exactly what trying all finds.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/math.h"
+#include "../base/terminal.h"
+#include "from_options.h"
+#include "planner.h"
+#include "schedule.h"
+
+struct Layout {
+    int ranks = 1, tp = 1, pp = 1, vpp = 1, micro_batch = 1, zero = 1;
+    bool sequence_parallel = true;
+    std::string recompute = "none";
+    int recompute_layers = 0;  // first layers of each stage, with full recomputation; 0: all
+
+    int dp() const { return ranks / (tp * pp); }
+    void apply(TrainOptions& o) const {
+        o.tensor_model_parallel_size = tp;
+        o.pipeline_model_parallel_size = pp;
+        o.num_virtual_stages_per_pipeline_rank = vpp;
+        o.micro_batch_size = micro_batch;
+        o.zero = zero;
+        o.no_sequence_parallel = !sequence_parallel;
+        o.recompute_granularity = recompute;
+        o.recompute_num_layers = recompute_layers;
+    }
+    std::string recompute_in_words() const {
+        return recompute_layers ? format("full, %d a stage", recompute_layers) : recompute;
+    }
+};
+
+struct Candidate {
+    Layout layout;
+    double bytes = 0;            // of the fullest rank
+    double least_seconds = 0;    // the step takes no less
+    double seconds = NAN;        // the step's, where it is known
+    std::shared_ptr<Plan> plan;  // of those that were simulated
+    double measured = NAN;       // seconds of a step, by a trial
+};
+
+// What is searched for.
+struct LayoutProblem {
+    TrainOptions o;          // all that a layout does not determine; and by o.given, what the user has fixed
+    std::vector<int> ranks;  // numbers of ranks to choose from
+    size_t best = 5;         // how many of the fastest are wanted
+    // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; the options'
+    // hardware where there are so many ranks.
+    std::function<ModelConfig(int tp)> model;
+    std::function<double(int ranks)> memory;
+    std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
+    std::function<void(TrainOptions&, int ranks)> set_hardware = [](TrainOptions&, int) {};
+};
+
+struct FoundLayouts {
+    std::vector<Candidate> best;             // the fastest, with their plans
+    std::vector<Candidate> front;            // those that no other one beats in both, from the fastest to the smallest
+    std::vector<Candidate> fit;              // all that fit
+    std::map<std::string, int64_t> refused;  // by reason
+    int64_t tried = 0, simulated = 0;
+    Candidate smallest;  // of all: that with the least memory; bytes 0: there is none
+    double seconds = 0;  // that the search took
+};
+
+namespace detail {
+
+inline std::vector<int> divisors(int64_t n) {
+    std::vector<int> found;
+    for (int64_t d = 1; d * d <= n; d++) {
+        if (n % d) continue;
+        found.push_back((int)d);
+        if (d != n / d) found.push_back((int)(n / d));
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+}
+
+// Of several ranks of a pipeline, those of which one needs the most memory. Ranks with the same layers and ends differ by the
+// micro-batches that they hold: one that holds no more than another in any chunk needs no more memory.
+// all: every rank, as layers differ.
+struct FullRank {
+    int rank;
+    std::vector<int> layers, in_flight;  // of its chunks
+};
+inline std::vector<FullRank> fullest_ranks(int pp, int vpp, const std::vector<int>& layers,
+                                           const std::vector<int>& micro_batches, bool all) {
+    std::vector<FullRank> fullest;
+    for (int r = 0; r < pp; r++) {
+        FullRank one = {r, {}, {}};
+        for (int chunk = 0; chunk < vpp; chunk++) {
+            one.layers.push_back(layers[(size_t)virtual_stage(pp, r, chunk)]);
+            one.in_flight.push_back(micro_batches_in_flight(pp, r, vpp, micro_batches, chunk));
+        }
+        const auto covers = [&](const FullRank& other) {
+            return !all && other.rank > 0 && r < pp - 1 && other.layers == one.layers &&
+                   std::equal(one.in_flight.begin(), one.in_flight.end(), other.in_flight.begin(), std::less_equal<int>());
+        };
+        if (std::none_of(fullest.begin(), fullest.end(), covers)) fullest.push_back(std::move(one));
+    }
+    return fullest;
+}
+
+// The memory of a pipeline's rank, from that of a few small layouts. It is a sum of what depends on the ranks and layers alone
+// (parameters, gradients, moments), on the micro-batch and recomputation alone (shared buffers, logits), and of what each
+// micro-batch in flight keeps, per layer and beside them. Regions begin at whole pages, so the sum is exact. Each summand is a
+// difference of what the function that plans memory says of two layouts; it is remembered by what it depends on.
+class StageMemory {
+public:
+    explicit StageMemory(const LayoutProblem& problem) : problem_(problem) {}
+
+    // Whether the summands are as described: not where layers differ, or adapters keep activations of their own.
+    static bool can_add_up(const TrainOptions& o, const ModelConfig& c) {
+        return c.L > 1 && !c.adapted() && !o.first_last_layers_bf16;
+    }
+
+    // `o`: the options with the layout l; layers: of all stages; in_flight: micro-batches in each chunk of this rank.
+    double bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
+                 const std::vector<int>& in_flight) {
+        return of_ranks(o, c, l, rank, layers) + shared(o, c, l, rank == l.pp - 1) + kept(o, c, l, rank, layers, in_flight);
+    }
+
+private:
+    // A pipeline of three ranks, which hold a, b and the other layers, with a step of n micro-batches.
+    double small(TrainOptions o, const ModelConfig& c, int a, int b, int n, int rank) {
+        o.pipeline_layers = {std::to_string(a), std::to_string(b), std::to_string(c.L - a - b)};
+        o.account_for_embedding_in_pipeline_split = o.account_for_loss_in_pipeline_split = false;
+        o.pipeline_model_parallel_size = 3;
+        o.num_virtual_stages_per_pipeline_rank = 1;
+        o.recompute_num_layers = 0;
+        o.zero = 1;
+        o.rampup_batch_size.clear();
+        o.global_batch_size = o.micro_batch_size * n;
+        return problem_.bytes_of_stage(o, c, 3 * o.tensor_model_parallel_size, rank);
+    }
+    // That of the second of two micro-batches in flight.
+    double of_micro_batch(const TrainOptions& o, const ModelConfig& c, int a, int b, int rank) {
+        return small(o, c, a, b, 2, rank) - small(o, c, a, b, 1, rank);
+    }
+
+    struct Work {
+        double shared[2], layer, beside[2];  // shared: without and with the head; beside layers: without and with the embedding
+    };
+    const Work& work(const TrainOptions& o, const ModelConfig& c) {
+        const auto [place, added] = work_.try_emplace(
+            {o.tensor_model_parallel_size, o.micro_batch_size, o.no_sequence_parallel, o.recompute_granularity});
+        if (!added) return place->second;
+        Work& w = place->second;
+        const double one = of_micro_batch(o, c, 0, 1, 1);
+        w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
+        w.beside[0] = one - w.layer;
+        w.beside[1] = of_micro_batch(o, c, 1, c.L - 1, 0) - w.layer;
+        w.shared[0] = small(o, c, 0, 1, 1, 1) - one;
+        w.shared[1] = small(o, c, 0, c.L - 1, 1, 2) - one;
+        return w;
+    }
+    double shared(const TrainOptions& o, const ModelConfig& c, const Layout&, bool last) { return work(o, c).shared[last]; }
+    double kept(TrainOptions o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
+                const std::vector<int>& in_flight) {
+        const Work& w = work(o, c);
+        double bytes = 0;
+        for (int chunk = 0; chunk < l.vpp; chunk++) {
+            const int stage = virtual_stage(l.pp, rank, chunk), all = layers[(size_t)stage];
+            const int recomputed = l.recompute_layers ? std::min(l.recompute_layers, all) : all;
+            double of_layers = recomputed * w.layer;
+            if (recomputed < all) {
+                o.recompute_granularity = "none";
+                of_layers += (all - recomputed) * work(o, c).layer;
+            }
+            bytes += in_flight[(size_t)chunk] * (w.beside[stage == 0] + of_layers);
+        }
+        return bytes;
+    }
+    // The rest, of any micro-batch and recomputation.
+    double of_ranks(TrainOptions o, const ModelConfig& c, Layout l, int rank, const std::vector<int>& layers) {
+        int all = 0;
+        std::vector<int> in_flight;
+        for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
+        const auto [place, added] =
+            of_ranks_.try_emplace({l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel});
+        if (!added) return place->second;
+        l.recompute = "full";
+        l.recompute_layers = 0;
+        l.apply(o);
+        o.rampup_batch_size.clear();
+        o.global_batch_size = l.micro_batch * l.dp() * l.pp;
+        for (int chunk = 0; chunk < l.vpp; chunk++)
+            in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
+        const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
+        return place->second = whole - shared(o, c, l, rank == l.pp - 1) - kept(o, c, l, rank, layers, in_flight);
+    }
+
+    const LayoutProblem& problem_;
+    std::map<std::tuple<int, int, bool, std::string>, Work> work_;
+    std::map<std::tuple<int, int, int, int, int, bool, bool, bool>, double> of_ranks_;
+};
+
+// A search in progress.
+class LayoutSearcher {
+public:
+    explicit LayoutSearcher(const LayoutProblem& problem) : problem_(problem), o_(problem.o), memory_(problem) {}
+
+    FoundLayouts run() {
+        const double begin = monotonic_seconds();
+        for (const int ranks : problem_.ranks) {
+            o_ = problem_.o;
+            problem_.set_hardware(o_, ranks);
+            most_ = problem_.memory(ranks);
+            for (const int tp : divisors(ranks))
+                if (is_free("tensor-model-parallel-size", tp, problem_.o.tensor_model_parallel_size)) try_tensor(ranks, tp);
+        }
+        choose();
+        found_.seconds = monotonic_seconds() - begin;
+        return std::move(found_);
+    }
+
+private:
+    bool given(const char* option) const { return problem_.o.given.count(option) > 0; }
+    // Whether a value may be tried: the option is not given, or has this value.
+    template <class Value>
+    bool is_free(const char* option, const Value& value, const Value& of_user) const {
+        return !given(option) || value == of_user;
+    }
+    // Counts a reason why layouts are refused, if `check` fails.
+    template <class Check>
+    bool passes(const char* reason, Check check) {
+        try {
+            check();
+            return true;
+        } catch (const Error&) {
+            refuse(reason);
+            return false;
+        }
+    }
+    void refuse(const std::string& reason) {
+        found_.refused[reason]++;
+        found_.tried++;
+    }
+
+    void try_tensor(int ranks, int tp) {
+        Layout l;
+        l.ranks = ranks;
+        l.tp = tp;
+        o_.tensor_model_parallel_size = tp;
+        if (tp > 1024) return refuse("more than 1,024 tensor-parallel ranks");
+        if (!passes("tensor parallelism that does not divide heads or width", [&] {
+                c_ = problem_.model(tp);
+                check_tensor_parallel(c_, tp, false, 0);
+            }))
+            return;
+        for (const int pp : divisors(ranks / tp)) {
+            l.pp = pp;
+            if (!is_free("pipeline-model-parallel-size", pp, problem_.o.pipeline_model_parallel_size)) continue;
+            if (pp > 1024 || pp > c_.L + 2) {
+                refuse("more pipeline stages than layers");
+                continue;
+            }
+            for (int vpp = 1; vpp == 1 || (pp > 1 && pp * vpp <= c_.L + 2); vpp++) {
+                l.vpp = vpp;
+                if (is_free("num-virtual-stages-per-pipeline-rank", vpp, problem_.o.num_virtual_stages_per_pipeline_rank))
+                    try_pipeline(l);
+            }
+        }
+    }
+
+    void try_pipeline(Layout l) {
+        o_.pipeline_model_parallel_size = l.pp;
+        o_.num_virtual_stages_per_pipeline_rank = l.vpp;
+        if (!passes("more pipeline stages than layers",
+                    [&] { layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp)); }))
+            return;
+        const int64_t batch = o_.global_batch_size;
+        if (given("micro-batch-size")) return try_batch(l, problem_.o.micro_batch_size);
+        if (batch % l.dp()) return refuse("a global batch that data-parallel ranks do not divide");
+        for (const int micro_batch : divisors(batch / l.dp())) try_batch(l, micro_batch);
+    }
+
+    void try_batch(Layout l, int micro_batch) {
+        l.micro_batch = o_.micro_batch_size = micro_batch;
+        if ((int64_t)micro_batch * (o_.seq_length + c_.virtual_tokens.count) > INT_MAX)
+            return refuse("more tokens at a time than can be counted");
+        Schedule s;
+        if (!passes("a global batch that micro-batches do not divide", [&] { read_batches(s, o_, l.dp()); }) ||
+            !passes("a ramp-up of the batch that micro-batches do not divide", [&] { read_rampup(s, o_); }) ||
+            !passes("micro-batches that the ranks of an interleaved pipeline do not divide", [&] { check_pipeline(s, o_); }))
+            return;
+        fullest_ = fullest_of(l, s.micro_batches());
+        for (const bool cut : {true, false})
+            for (const int zero : {1, 0}) {
+                if (l.tp == 1 ? !cut : !is_free("no-sequence-parallel", cut, !problem_.o.no_sequence_parallel)) continue;
+                if (l.dp() == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
+                l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;
+                l.zero = zero;
+                if (passes("sequence parallelism that does not divide a micro-batch",
+                           [&] { check_tensor_parallel(c_, l.tp, l.sequence_parallel, (int64_t)micro_batch * o_.seq_length); }))
+                    try_recomputation(l);
+            }
+    }
+
+    void try_recomputation(Layout l) {
+        if (given("recompute-granularity")) {
+            l.recompute = problem_.o.recompute_granularity;
+            l.recompute_layers = problem_.o.recompute_num_layers;
+            add(l);
+            return;
+        }
+        bool fits = false;
+        for (const char* policy : {"none", "selective", "full"}) {
+            l.recompute = policy;
+            const bool fits_now = add(l);
+            if (std::string(policy) == "none") fits = fits_now;
+            else if (std::string(policy) == "full" && fits_now && !fits) add_fewest_layers(l);
+        }
+    }
+
+    // Of full recomputation that fits where none does not: that of the fewest layers. Fewer take less time and more memory.
+    void add_fewest_layers(Layout l) {
+        int fewest = 1, enough = *std::max_element(layers_.begin(), layers_.end());
+        const int all = enough;
+        while (fewest < enough) {
+            l.recompute_layers = (fewest + enough) / 2;
+            if (bytes_of(l) <= most_) enough = l.recompute_layers;
+            else fewest = l.recompute_layers + 1;
+        }
+        l.recompute_layers = enough;
+        if (enough < all) add(l);
+    }
+
+    // Of the fullest rank.
+    double bytes_of(const Layout& l) {
+        l.apply(o_);
+        double most = 0;
+        for (const FullRank& r : fullest_)
+            most = std::max(most, StageMemory::can_add_up(o_, c_) ? memory_.bytes(o_, c_, l, r.rank, layers_, r.in_flight)
+                                                                  : problem_.bytes_of_stage(o_, c_, l.ranks, r.rank));
+        return most;
+    }
+
+    // Adds a layout, and returns whether it fits.
+    bool add(const Layout& l) {
+        Candidate candidate;
+        candidate.layout = l;
+        bool valid = passes("sizes that the program does not support", [&] { candidate.bytes = bytes_of(l); });
+        if (!valid) return false;
+        found_.tried++;
+        if (!(found_.smallest.bytes > 0) || candidate.bytes < found_.smallest.bytes) found_.smallest = candidate;
+        if (!(candidate.bytes <= most_)) {
+            found_.refused["out of memory"]++;
+            return false;
+        }
+        candidate.least_seconds = least_step_seconds(begin_plan(input_of(l)));
+        found_.fit.push_back(std::move(candidate));
+        return true;
+    }
+
+    PlanInput input_of(const Layout& l) {
+        l.apply(o_);
+        PlanInput in = plan_input(o_, c_, l.ranks, layers_, o_.global_batch_size, sizeof(floatX));
+        in.sizes = &sizes_;
+        return in;
+    }
+
+    // The same of a layout that was added before, in another state of this search.
+    PlanInput input_again(const Layout& l) {
+        o_ = problem_.o;
+        problem_.set_hardware(o_, l.ranks);
+        l.apply(o_);
+        c_ = problem_.model(l.tp);
+        layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp));
+        return input_of(l);
+    }
+
+    // Simulates what can be among the fastest or on the front, and chooses these.
+    void choose() {
+        std::vector<Candidate>& fit = found_.fit;
+        std::stable_sort(fit.begin(), fit.end(), [](const Candidate& a, const Candidate& b) {
+            return a.least_seconds != b.least_seconds ? a.least_seconds < b.least_seconds : a.bytes < b.bytes;
+        });
+        std::vector<Candidate*> known;  // from the fastest on
+        const auto faster = [](const Candidate* a, const Candidate* b) {
+            return a->seconds != b->seconds ? a->seconds < b->seconds : a->bytes < b->bytes;
+        };
+        for (Candidate& one : fit) {
+            const double bound = one.least_seconds * (1 - 1e-9);  // sums in another order
+            const auto beats = [&](const Candidate* other) { return other->bytes <= one.bytes && other->seconds <= bound; };
+            const bool may_be_best = known.size() < problem_.best || bound < known[problem_.best - 1]->seconds;
+            if (!may_be_best && std::any_of(known.begin(), known.end(), beats)) continue;
+            one.plan = std::make_shared<Plan>(make_plan(input_again(one.layout)));
+            one.plan->in.sizes = nullptr;
+            one.seconds = one.plan->step_seconds;
+            found_.simulated++;
+            known.insert(std::upper_bound(known.begin(), known.end(), &one, faster), &one);
+        }
+        for (size_t i = 0; i < std::min(problem_.best, known.size()); i++) found_.best.push_back(*known[i]);
+        double least = INFINITY;
+        for (const Candidate* one : known) {
+            if (one->bytes >= least) continue;
+            least = one->bytes;
+            found_.front.push_back(*one);
+        }
+    }
+
+    const std::vector<FullRank>& fullest_of(const Layout& l, const std::vector<int>& micro_batches) {
+        std::set<int> sizes;
+        for (const int n : micro_batches) sizes.insert(std::min(n, 3 * l.pp));  // beyond that the pattern repeats
+        const std::vector<int> key(sizes.begin(), sizes.end());
+        const auto [place, added] = known_fullest_.try_emplace({l.pp, l.vpp, key});
+        if (added) place->second = fullest_ranks(l.pp, l.vpp, layers_, micro_batches, o_.first_last_layers_bf16);
+        return place->second;
+    }
+
+    const LayoutProblem& problem_;
+    FoundLayouts found_;
+    TrainOptions o_;           // with the layout in hand
+    ModelConfig c_;            // for its tp
+    std::vector<int> layers_;  // of its stages
+    std::vector<FullRank> fullest_;
+    StageMemory memory_;
+    double most_ = 0;
+    std::map<StageKey, double> sizes_;
+    std::map<std::tuple<int, int, std::vector<int>>, std::vector<FullRank>> known_fullest_;
+};
+
+}  // namespace detail
+
+inline FoundLayouts search_layouts(const LayoutProblem& problem) { return detail::LayoutSearcher(problem).run(); }

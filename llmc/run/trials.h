@@ -1,0 +1,103 @@
+// Trials of layouts: short trainings by this same program, each in processes of its own, so that one that dies, hangs or runs out
+// of memory is counted and the next one is tried.
+#pragma once
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/math.h"
+#include "../base/terminal.h"
+#include "../parallel/world.h"
+
+// The launcher of ranks, if there is one and this program was built to use it.
+inline bool can_start_ranks() {
+    if (!HAVE_MPI) return false;
+    const char* const path = getenv("PATH");
+    std::string folders = path ? path : "";
+    for (size_t begin = 0, end; begin <= folders.size(); begin = end + 1) {
+        end = std::min(folders.find(':', begin), folders.size());
+        if (access((folders.substr(begin, end - begin) + "/mpirun").c_str(), X_OK) == 0) return true;
+    }
+    return false;
+}
+
+// Runs a command in a session of its own, its output in a file. Returns its exit status, or 128 and the signal that ended it;
+// -1: it was ended after `limit_seconds`, with all that it had started.
+inline int run_apart(const std::vector<std::string>& words, const std::string& output, double limit_seconds) {
+    std::vector<char*> arguments;
+    for (const std::string& word : words) arguments.push_back((char*)word.c_str());
+    arguments.push_back(nullptr);
+    const pid_t child = fork();
+    if (child < 0) fail("cannot start a process: %s", strerror(errno));
+    if (child == 0) {
+        setsid();
+        const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+        if (out >= 0) {
+            dup2(out, STDOUT_FILENO);
+            dup2(out, STDERR_FILENO);
+        }
+        execvp(arguments[0], arguments.data());
+        _exit(127);
+    }
+    const double begin = monotonic_seconds();
+    bool asked = false;
+    for (int status;;) {
+        const pid_t ended = waitpid(child, &status, WNOHANG);
+        if (ended == child) return asked ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        if (ended < 0 && errno != EINTR) fail("a trial cannot be waited for: %s", strerror(errno));
+        const double taken = monotonic_seconds() - begin;
+        if (taken > limit_seconds && !asked) asked = kill(-child, SIGTERM) == 0;  // mpirun passes it on to its ranks
+        if (taken > limit_seconds + 5) kill(-child, SIGKILL);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+}
+
+struct Trial {
+    double seconds = NAN;  // of a step, the median of all but the first; NaN: it failed
+    std::string why;       // it failed
+};
+
+// Trains as `config` says on so many ranks. It and all that the training writes is in `folder`.
+inline Trial run_trial(const std::string& config, int ranks, const std::string& folder, double limit_seconds) {
+    Trial trial;
+    std::error_code error;
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string(), out = folder + "/run";
+    if (error) fail("this program cannot find itself in /proc: %s", error.message().c_str());
+    std::vector<std::string> words;
+    if (ranks > 1) words = {"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
+    words.insert(words.end(), {self, "train", "--config", config, "--out", out});
+    const std::string output = folder + "/output.txt";
+    const int status = run_apart(words, output, limit_seconds);
+    std::vector<double> steps;
+    std::ifstream log(out + "/log.jsonl");
+    for (std::string line; std::getline(log, line);) {
+        const auto record = nlohmann::json::parse(line, nullptr, false);
+        if (record.is_object() && record.value("kind", "") == "step" && record.contains("step_ms"))
+            steps.push_back(record["step_ms"].get<double>() / 1e3);
+    }
+    if (status == 0 && steps.size() > 1) {
+        trial.seconds = median(std::vector<double>(steps.begin() + 1, steps.end()));
+        return trial;
+    }
+    trial.why = status == -1    ? format("no end in %.0f s", limit_seconds)
+                : status > 128  ? format("ended by signal %d", status - 128)
+                : status == 127 ? words[0] + " cannot be started"
+                                : format("exit status %d", status);
+    std::ifstream text(output);
+    for (std::string line; std::getline(text, line);)
+        if (const size_t at = line.find("error"); at != std::string::npos && line.find(": ", at) != std::string::npos)
+            return {NAN, trial.why + ": " + line.substr(line.find(": ", at) + 2)};
+    return trial;
+}

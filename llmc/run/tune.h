@@ -1,0 +1,476 @@
+// train_gpt tune: the fastest layout of a training run. Options of `train` describe the run; those of its layout that are given
+// stay as they are, the others are searched (layout_search.h), for --world N GPUs or for the machine at hand. With --trials, the
+// fastest by the plan are measured here. The five best are written to --out as files for `train --config`, with a page.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/terminal.h"
+#include "../report/report.h"
+#include "config.h"
+#include "layout_search.h"
+#include "machine.h"
+#include "run.h"
+#include "trials.h"
+
+// Bytes of the memory of one rank of a pipeline stage, for these options and number of ranks.
+using BytesOfStage = std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)>;
+
+namespace detail {
+
+inline const Strings& searched_options() {
+    static const Strings names = {
+        "tensor-model-parallel-size", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank",
+        "micro-batch-size",           "no-sequence-parallel",         "zero",
+        "recompute-granularity",      "recompute-num-layers"};
+    return names;
+}
+
+// ---- what is searched ------------------------------------------------------------------------------------------------------
+// Prepares the run as set_up (run.h) does, but for its layout.
+inline void set_up_without_layout(Run& run, const TuneOptions& o) {
+    if (run.world.size() > 1) fail_usage("tune is one process; HINT: leave mpirun out, --trials starts ranks itself");
+    if (o.trials && o.world)
+        fail_usage("--trials measures on this machine, --world %d plans for another one; HINT: leave one of them out", o.world);
+    if (o.trials && o.data_path.empty())
+        fail_usage("--trials trains for some steps, on data of which there is none; HINT: --data-path PREFIX");
+    if (o.trials && o.dry_run) fail_usage("--trials trains, which --dry-run forbids; HINT: leave one of them out");
+    run.o.resume.clear();
+    run.o.quiet = true;
+    adjust_options(run);
+    load_tokenizer(run);
+    check_options_of_backend(run);
+    derive_from_size(run);
+    find_model(run);
+    if (!run.o.global_batch_size)
+        fail_usage(
+            "--global-batch-size is not given: samples of a step are a matter of training, and every layout must have as many; "
+            "HINT: --global-batch-size 512");
+    if (!run.o.train_iters && !run.o.train_samples)
+        fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
+}
+
+// Figures of this machine, where no other one is planned for: those of the table of devices for a GPU, and for a CPU its
+// measured peak and the rate at which it copies memory. Ranks on one CPU share it all.
+struct HereFigures {
+    double tflops = 0, memory_gbs = 0, memory_bytes = 0;
+};
+inline HereFigures measure_cpu(const Run& run) {
+    HereFigures here;
+    here.tflops = peak_of(cpu::Ctx(run.ctx.threads)).flops / 1e12;
+    here.memory_bytes = (double)be::available_memory();
+    const size_t n = 64 << 20;
+    std::vector<char> from(n, 1), to(n, 2);
+    double best = INFINITY;
+    for (int i = 0; i < 3; i++) {
+        const double begin = monotonic_seconds();
+        std::copy(from.begin(), from.end(), to.begin());
+        best = std::min(best, monotonic_seconds() - begin);
+    }
+    here.memory_gbs = 2e-9 * (double)n / best;
+    return here;
+}
+
+// On a GPU that is here, the figures of its kind.
+inline void take_gpu_figures(Run& run) {
+    TrainOptions& o = run.o;
+    if (o.given.count("device") || !run.ctx.has_device()) return;
+    const std::string name = processor_of(run.ctx);
+    for (const Device& d : devices())
+        if (d.tflops == gpu_tflops(name)) {
+            o.device = d.name;
+            return;
+        }
+    for (const auto& [option, value] : {std::pair("device-tflops", o.device_tflops),
+                                        {"device-memory-gbs", o.device_memory_gbs},
+                                        {"device-memory-gib", o.device_memory_gib}})
+        if (!value)
+            fail_usage("no figures are known for %s: --%s is missing; HINT: give it, or --device for another GPU's",
+                       name.c_str(), option);
+}
+
+inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
+    LayoutProblem problem;
+    problem.model = [&run, known = std::make_shared<std::map<int, ModelConfig>>()](int tp) {
+        if (const auto found = known->find(tp); found != known->end()) return found->second;
+        TrainOptions p = run.o;
+        p.tensor_model_parallel_size = tp;
+        return known->emplace(tp, configure_model(p, run.tokenizer.get())).first->second;
+    };
+    problem.bytes_of_stage = bytes_of_stage;
+    problem.ranks = {std::max(1, run.o.world)};
+    if (run.plans_elsewhere() || !be::memory_is_host) {
+        if (!run.plans_elsewhere()) take_gpu_figures(run);
+        problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
+    } else {
+        const HereFigures here = measure_cpu(run);
+        for (int ranks = 2; can_start_ranks() && ranks <= run.ctx.threads; ranks++)
+            if (run.ctx.threads % ranks == 0) problem.ranks.push_back(ranks);
+        run.o.device_memory_gib = run.o.device_memory_gib.value_or(here.memory_bytes / 1073741824.0);
+        problem.memory = [&run](int ranks) { return planned_memory_bytes(run.o) / ranks - (double)resident_memory_bytes(); };
+        problem.set_hardware = [here](TrainOptions& o, int ranks) {
+            const auto share = [&](OptionalDouble& figure, double whole) { figure = figure.value_or(whole) / ranks; };
+            share(o.device_tflops, here.tflops);
+            share(o.device_memory_gbs, here.memory_gbs);
+            share(o.intra_node_gbs, here.memory_gbs / 2);  // a message is written and read
+            share(o.inter_node_gbs, here.memory_gbs / 2);
+            o.node_size = std::max(o.node_size, ranks);
+        };
+    }
+    problem.o = run.o;
+    return problem;
+}
+
+// ---- files -----------------------------------------------------------------------------------------------------------------
+inline const char* const tune_mark = "Written by train_gpt tune";
+
+inline std::string toml_text(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text)
+        out += c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
+    return out + "\"";
+}
+inline std::string toml_value(const std::string& value) { return toml_text(value); }
+inline std::string toml_value(bool value) { return value ? "true" : "false"; }
+inline std::string toml_value(const OptionalDouble& value) { return format("%.17g", value.value_or(0)); }
+inline std::string toml_value(double value) { return format("%.17g", value); }
+inline std::string toml_value(int value) { return std::to_string(value); }
+inline std::string toml_value(int64_t value) { return std::to_string(value); }
+inline std::string toml_value(const Strings& values) {
+    std::string out;
+    for (const std::string& value : values) out += (out.empty() ? "" : ", ") + toml_text(value);
+    return "[" + out + "]";
+}
+
+// The options that are given in `o`, as lines of a config file; those of plans and of the search itself are left out.
+inline std::string config_text(TrainOptions o) {
+    const std::set<std::string> left_out = {"out", "dry-run", "json"};
+    std::string text;
+    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char* group, const char*) {
+        const std::string name = option_name(field);
+        if (o.given.count(name) && !left_out.count(name) && std::string(group).find("Plan") != 0)
+            text += name + " = " + toml_value(value) + "\n";
+    });
+    return text;
+}
+
+// The options of a run in this layout: those of the user, and the layout's.
+inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
+    TrainOptions p = o;
+    l.apply(p);
+    for (const std::string& name : searched_options()) p.given.insert(name);
+    if (!p.recompute_num_layers) p.given.erase("recompute-num-layers");
+    p.given.insert("global-batch-size");  // --size would choose another one for other ranks
+    return p;
+}
+
+inline std::string options_in_words(const Layout& l) {
+    std::string words = format("--tp %d --pp %d", l.tp, l.pp);
+    if (l.vpp > 1) words += format(" --vpp %d", l.vpp);
+    words += format(" --micro-batch-size %d --recompute %s", l.micro_batch, l.recompute.c_str());
+    if (l.recompute_layers) words += format(" --recompute-num-layers %d", l.recompute_layers);
+    if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
+    return words + (l.zero ? "" : " --zero 0");
+}
+
+// Refuses to replace a file that tune has not written.
+inline void check_replaceable(const std::string& path) {
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
+    std::string start(400, ' ');
+    std::ifstream in(path);
+    in.read(start.data(), (std::streamsize)start.size());
+    start.resize((size_t)in.gcount());
+    if (start.find(tune_mark) == std::string::npos)
+        fail("%s exists, and tune has not written it; HINT: give another --out", path.c_str());
+}
+
+inline std::string layout_file(const std::string& out, size_t i) { return format("%s/tune-%zu.toml", out.c_str(), i + 1); }
+
+// ---- what is told ----------------------------------------------------------------------------------------------------------
+inline std::string seconds_text(double s) {
+    return format(s < 1 ? "%.0f ms" : s < 100 ? "%.2f s" : "%.0f s", s < 1 ? s * 1e3 : s);
+}
+
+struct Column {
+    const char* title;
+    int width;  // negative: to the left
+    std::function<std::string(const Candidate&)> text;
+};
+inline std::vector<Column> columns(bool several_ranks, bool measured) {
+    std::vector<Column> all;
+    if (measured)
+        all.push_back({"measured", 9, [](const Candidate& c) {
+                           return std::isfinite(c.measured) ? seconds_text(c.measured) : std::string("-");
+                       }});
+    all.push_back({measured ? "planned" : "step", 8, [](const Candidate& c) { return seconds_text(c.seconds); }});
+    all.push_back({"memory", 9, [](const Candidate& c) { return human_bytes(c.bytes); }});
+    if (several_ranks) all.push_back({"ranks", 6, [](const Candidate& c) { return std::to_string(c.layout.ranks); }});
+    all.push_back({"tp", 4, [](const Candidate& c) { return std::to_string(c.layout.tp); }});
+    all.push_back({"pp", 4, [](const Candidate& c) { return std::to_string(c.layout.pp); }});
+    all.push_back({"vpp", 4, [](const Candidate& c) { return std::to_string(c.layout.vpp); }});
+    all.push_back({"dp", 5, [](const Candidate& c) { return std::to_string(c.layout.dp()); }});
+    all.push_back({"micro", 6, [](const Candidate& c) { return std::to_string(c.layout.micro_batch); }});
+    all.push_back({"sp", 4, [](const Candidate& c) {
+                       return std::string(c.layout.tp == 1 ? "-" : c.layout.sequence_parallel ? "yes" : "no");
+                   }});
+    all.push_back({"zero", 5, [](const Candidate& c) { return std::to_string(c.layout.zero); }});
+    all.push_back({"recompute", -16, [](const Candidate& c) { return "  " + c.layout.recompute_in_words(); }});
+    return all;
+}
+inline std::string text_table(const std::vector<Column>& columns, const std::vector<Candidate>& rows) {
+    const auto cell = [](const Column& c, const std::string& text) {
+        return c.width < 0 ? pad_right(text, -c.width) : pad_left(text, c.width);
+    };
+    std::string out;
+    for (const Column& c : columns) out += cell(c, (c.width < 0 ? "  " : "") + std::string(c.title));
+    for (const Candidate& row : rows) {
+        out.erase(out.find_last_not_of(' ') + 1);
+        out += "\n";
+        for (const Column& c : columns) out += cell(c, c.text(row));
+    }
+    out.erase(out.find_last_not_of(' ') + 1);
+    return out + "\n";
+}
+
+inline std::string search_in_words(const FoundLayouts& found) {
+    return format("%s layouts in %.2f s (%s a second); %s fit, %s of them were simulated", with_commas(found.tried).c_str(),
+                  found.seconds, with_commas((int64_t)((double)found.tried / std::max(found.seconds, 1e-6))).c_str(),
+                  with_commas((int64_t)found.fit.size()).c_str(), with_commas(found.simulated).c_str());
+}
+
+inline std::string fixed_in_words(const TrainOptions& o) {
+    Strings fixed;
+    for (const std::string& name : searched_options())
+        if (o.given.count(name)) fixed.push_back("--" + name);
+    return fixed.empty() ? "nothing; every part of the layout is searched" : joined(fixed);
+}
+
+inline nlohmann::ordered_json layout_json(const Candidate& c) {
+    const Layout& l = c.layout;
+    nlohmann::ordered_json j = {{"seconds", c.seconds},
+                                {"bytes", c.bytes},
+                                {"ranks", l.ranks},
+                                {"tensor_parallel", l.tp},
+                                {"pipeline_parallel", l.pp},
+                                {"virtual_stages", l.vpp},
+                                {"data_parallel", l.dp()},
+                                {"micro_batch", l.micro_batch},
+                                {"sequence_parallel", l.tp > 1 && l.sequence_parallel},
+                                {"zero", l.zero},
+                                {"recompute", l.recompute},
+                                {"recompute_layers", l.recompute_layers}};
+    if (std::isfinite(c.measured)) j["measured_seconds"] = c.measured;
+    return j;
+}
+
+// Nothing fits: says why, and the least that would.
+[[noreturn]] inline void refuse_all(const FoundLayouts& found, double most) {
+    std::string reasons;
+    for (const auto& [reason, n] : found.refused) reasons += format("\n  %s: %s", with_commas(n).c_str(), reason.c_str());
+    const Layout& l = found.smallest.layout;
+    std::string hint = "HINT: give fewer options of the layout, or another --world or --global-batch-size";
+    if (found.smallest.bytes > 0)
+        hint = format(
+            "the least memory that any layout needs is %s, there are %s: %s; HINT: more GPUs, a larger --device-memory-gib, or "
+            "--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+            human_bytes(found.smallest.bytes).c_str(), human_bytes(most).c_str(), options_in_words(l).c_str());
+    fail("no layout is possible; refused were%s\n%s", reasons.c_str(), hint.c_str());
+}
+
+// ---- the page --------------------------------------------------------------------------------------------------------------
+// The least time of a step over the memory that a rank may take, by recomputation.
+inline Chart tune_chart(const FoundLayouts& found) {
+    Chart chart;
+    chart.id = "tune";
+    chart.title = "Seconds of a step over GiB of a rank";
+    chart.width = 860;
+    chart.height = 360;
+    const std::pair<const char*, const char*> policies[] = {{"none", "train"}, {"selective", "valid"}, {"full", "other"}};
+    double low = INFINITY, high = 0;
+    for (const auto& [policy, style] : policies) {
+        std::vector<Candidate> of;
+        for (const Candidate& c : found.fit)
+            if (c.layout.recompute == policy && std::isfinite(c.seconds)) of.push_back(c);
+        std::sort(of.begin(), of.end(), [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
+        Series series;
+        series.name = policy;
+        series.style = style;
+        series.dots = series.steps = true;
+        double least = INFINITY;
+        for (const Candidate& c : of) {
+            if (c.seconds >= least) continue;
+            least = c.seconds;
+            series.parts.push_back({c.bytes / 1073741824.0, c.seconds, c.seconds, c.seconds});
+            low = std::min(low, c.seconds);
+            high = std::max(high, c.seconds);
+        }
+        if (!series.parts.empty()) chart.series.push_back(std::move(series));
+    }
+    chart.lo = 0.95 * low;
+    chart.hi = std::min(1.02 * high, 4 * low);  // slower ones say nothing
+    chart.direct_labels = true;
+    return chart;
+}
+
+inline std::string tune_page(const std::string& title, const FoundLayouts& found, const std::vector<Column>& columns) {
+    const Chart chart = tune_chart(found);
+    const auto rows = [&](const std::vector<Candidate>& of) {
+        std::string text = "<tr>";
+        for (const Column& c : columns) text += format("<th>%s</th>", c.title);
+        for (const Candidate& candidate : of) {
+            text += "</tr>\n<tr>";
+            for (const Column& c : columns) text += "<td>" + xml_escape(c.text(candidate)) + "</td>";
+        }
+        return table("runs", text + "</tr>\n");
+    };
+    std::string refused;
+    for (const auto& [reason, n] : found.refused)
+        refused += "<tr><th>" + xml_escape(reason) + "</th><td>" + with_commas(n) + "</td></tr>\n";
+    return page_start + "<!-- " + tune_mark + " --><title>" + xml_escape(title) + "</title>\n<style>" + report_colors +
+           svg_style + report_style + "</style></head>\n<body><main>\n<header><h1>" + xml_escape(title) + "</h1><p>" +
+           xml_escape(search_in_words(found)) +
+           "</p></header>\n<h2 class=\"part\">The least seconds of a step, by the GiB that a rank may take</h2>\n" +
+           format("<svg viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" font-family=\"system-ui, sans-serif\">", chart.width,
+                  chart.height, chart.width, chart.height) +
+           draw_chart(chart) + "</svg>\n<h2 class=\"part\">The fastest</h2>\n" + rows(found.best) +
+           "<h2 class=\"part\">None is faster with as little memory</h2>\n" + rows(found.front) +
+           "<h2 class=\"part\">Refused</h2>\n" + table("runs", refused) + "</main></body></html>\n";
+}
+
+// ---- trials ----------------------------------------------------------------------------------------------------------------
+// A run of some steps without schedule, validation and samples, which take no part in its speed.
+inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int steps) {
+    TrainOptions p = options_in(o, l);
+    for (const char* name : {"train-samples", "rampup-batch-size", "lr-decay-iters", "lr-decay-samples", "lr-warmup-iters",
+                             "lr-warmup-samples", "lr-warmup-fraction", "lr-wsd-decay-iters", "lr-wsd-decay-samples", "resume",
+                             "sample-interval", "name", "tensorboard", "tensorboard-dir", "exit-after"})
+        p.given.erase(name);
+    p.train_iters = steps;
+    p.lr_decay_style = "constant";
+    p.eval_iters = 0;
+    p.save_every = "0";
+    for (const char* name : {"train-iters", "lr-decay-style", "eval-iters", "save-every", "quiet"}) p.given.insert(name);
+    return p;
+}
+
+// Measures the fastest by the plan; those that were measured then come first, from the fastest on.
+inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
+    const std::string folder = format("%s/trials-%d", o.out.c_str(), (int)getpid());
+    int64_t failed = 0;
+    for (size_t i = 0; i < std::min<size_t>((size_t)o.trials, found.best.size()); i++) {
+        Candidate& c = found.best[i];
+        std::filesystem::create_directories(folder);
+        run.begin(format("trial %zu of %zu", i + 1, std::min<size_t>((size_t)o.trials, found.best.size())));
+        const std::string config = folder + "/trial.toml";
+        write_file_atomically(config, config_text(options_of_trial(run.o, c.layout, o.trial_steps)));
+        const Trial trial = run_trial(config, c.layout.ranks, folder, 60 + 20 * o.trial_steps * c.seconds);
+        c.measured = trial.seconds;
+        std::filesystem::remove_all(folder);
+        if (!std::isfinite(trial.seconds)) {
+            failed++;
+            run.phase.done();
+            print_line(stderr,
+                       format("note: trial %zu of %s: %s", i + 1, options_in_words(c.layout).c_str(), trial.why.c_str()));
+        }
+    }
+    run.phase.done();
+    if (failed == (int64_t)std::min<size_t>((size_t)o.trials, found.best.size()))
+        fail("all %lld trials failed; HINT: the first reason is above", (long long)failed);
+    std::stable_sort(found.best.begin(), found.best.end(), [](const Candidate& a, const Candidate& b) {
+        if (std::isfinite(a.measured) != std::isfinite(b.measured)) return std::isfinite(a.measured);
+        return a.measured < b.measured;
+    });
+}
+
+// ---- the command -----------------------------------------------------------------------------------------------------------
+// The command that trains in the layout of a file, with `ranks` GPUs or processes.
+inline std::string command_of(const std::string& file, int ranks) {
+    const std::string train = "./train_gpt train --config " + file;
+    return ranks == 1 ? train : format("scripts/launch.sh mpirun -n %d --bind-to none %s", ranks, train.c_str());
+}
+
+inline void write_files(const TrainOptions& o, const FoundLayouts& found, const std::string& title,
+                        const std::vector<Column>& columns) {
+    std::filesystem::create_directories(o.out);
+    for (size_t i = 0; i < std::min<size_t>(5, found.best.size()); i++) {
+        const Candidate& c = found.best[i];
+        Table plan;
+        const double samples = o.train_samples ? (double)o.train_samples : (double)o.train_iters * o.global_batch_size;
+        if (c.plan) add_rows(plan, *c.plan, samples * o.seq_length);
+        std::string text = format("%s for %s: layout %zu of %zu\n%s\n%s", tune_mark, title.c_str(), i + 1,
+                                  std::min<size_t>(5, found.best.size()),
+                                  format("memory of the fullest rank: %s", human_bytes(c.bytes).c_str()).c_str(),
+                                  plan.str(Paint{false}, 110).c_str());
+        if (std::isfinite(c.measured)) text += "measured here: " + seconds_text(c.measured) + " a step\n";
+        std::string comment;
+        for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+            end = std::min(text.find('\n', begin), text.size());
+            comment += "# " + text.substr(begin, end - begin) + "\n";
+        }
+        comment += "# " + command_of(layout_file(o.out, i), c.layout.ranks) + "\n";
+        write_file_atomically(layout_file(o.out, i), comment + config_text(options_in(o, c.layout)));
+    }
+    for (size_t i = found.best.size(); i < 5; i++)
+        if (std::filesystem::exists(layout_file(o.out, i)))
+            print_line(stderr, format("note: %s is of an earlier search", layout_file(o.out, i).c_str()));
+    write_file_atomically(o.out + "/tune.html", tune_page(title, found, columns));
+}
+
+}  // namespace detail
+
+inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
+    detail::set_up_without_layout(run, o);
+    for (size_t i = 0; i < 5; i++) detail::check_replaceable(detail::layout_file(o.out, i));
+    detail::check_replaceable(o.out + "/tune.html");
+    LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
+    problem.best = std::max<size_t>(5, (size_t)o.trials);
+    FoundLayouts found = search_layouts(problem);
+    if (found.fit.empty()) detail::refuse_all(found, problem.memory(problem.ranks[0]));
+    if (o.trials) detail::measure(run, o, found);
+
+    const bool here = problem.ranks.size() > 1;
+    const std::vector<detail::Column> columns = detail::columns(here, o.trials > 0);
+    const std::string machine = run.plans_elsewhere() || !be::memory_is_host
+                                    ? format("%d x %s", problem.ranks[0], run.o.device.c_str())
+                                    : format("this machine, %s", counted(run.ctx.threads, "thread").c_str());
+    const std::string model = !run.o.preset.empty() ? run.o.preset : !run.o.size.empty() ? run.o.size : "the model";
+    const std::string title = format("%s on %s", model.c_str(), machine.c_str());
+    if (!o.dry_run) detail::write_files(run.o, found, title, columns);
+    const std::string command =
+        detail::command_of(o.dry_run ? "..." : detail::layout_file(o.out, 0), found.best[0].layout.ranks);
+    if (o.json) {
+        nlohmann::ordered_json j = {{"tried", found.tried}, {"search_seconds", found.seconds}, {"refused", found.refused}};
+        for (const auto& [key, list] : {std::pair("best", &found.best), {"front", &found.front}}) {
+            j[key] = nlohmann::ordered_json::array();
+            for (const Candidate& c : *list) j[key].push_back(detail::layout_json(c));
+        }
+        j["command"] = command;
+        return print_json(j);
+    }
+    Table table;
+    table.section("Layouts of " + title);
+    table.row("searched", detail::search_in_words(found));
+    table.row("fixed", detail::fixed_in_words(problem.o));
+    for (const auto& [reason, n] : found.refused) table.row("refused", with_commas(n) + ": " + reason);
+    table.print();
+    printf("\n%s\n%s", o.trials ? "The fastest by the plan, measured here" : "The fastest",
+           detail::text_table(columns, found.best).c_str());
+    std::vector<Candidate> front = found.front;
+    const size_t most = 12;  // rows; the page has all
+    if (front.size() > most) front.erase(front.begin() + (int)most, front.end());
+    printf("\nNone is faster with as little memory%s\n%s",
+           found.front.size() > most ? format(" (%zu of %zu; tune.html has all)", most, found.front.size()).c_str() : "",
+           detail::text_table(columns, front).c_str());
+    if (o.dry_run)
+        return (void)printf("\nNothing is written (--dry-run). The fastest: %s\n",
+                            detail::options_in_words(found.best[0].layout).c_str());
+    printf("\n%s has a chart. The best runs by\n  %s\n", (o.out + "/tune.html").c_str(), command.c_str());
+}
