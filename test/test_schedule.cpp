@@ -231,7 +231,7 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     const auto budget = [&](double spent) {
         auto b = std::make_unique<TimeBudget>(o, spent);
         b->took(TimeBudget::step, 5000);  // the first is slow
-        for (int i = 0; i < 50; i++) b->took(TimeBudget::step, 100);
+        for (int i = 0; i < 50; i++) b->took(TimeBudget::step, i < 30 ? 70 : 100);
         b->expect(TimeBudget::validation, 100, 50);
         b->took(TimeBudget::validation, 500);
         b->took(TimeBudget::save, 2000);

@@ -115,10 +115,10 @@ public:
         }
         return seconds;
     }
-    // Mean of the later half of the steps, so that a slow start is forgotten.
+    // Mean of the last quarter of the steps: a slow start is forgotten, and a machine that has become slower is noticed.
     double step_seconds() const {
-        const size_t n = steps_.size(), half = n / 2;
-        return n == 0 ? 0 : (steps_.back() - (half ? steps_[half - 1] : 0)) / (double)(n - half);
+        const size_t n = steps_.size(), before = n - (n + 3) / 4;
+        return n == 0 ? 0 : (steps_.back() - (before ? steps_[before - 1] : 0)) / (double)(n - before);
     }
 
 private:
