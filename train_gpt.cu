@@ -86,6 +86,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/describe_run.h"          // describe_run, describe_plan
 #include "llmc/run/trainer.h"               // TrainerBase, which Trainer extends
 #include "llmc/run/training_log.h"          // TrainingLog
+#include "llmc/run/training_tasks.h"        // TrainingTasks
 #include "llmc/run/training_loop.h"         // TrainingLoop
 #include "llmc/run/inference.h"             // InferenceRun, read_prompt, write_texts
 #include "llmc/run/evaluation.h"            // score_requests, evaluate_tasks
@@ -1553,6 +1554,53 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
     return sums;
 }
 
+// Only the scored rows go through the head: they are gathered at the front of x[L], head_rows at a time. A row's destination
+// never lies after its source, so none is overwritten before it is used.
+static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
+    floatX* x = in.out();
+    const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
+    Batch batch;
+    batch.begins = false;
+    std::vector<int>& targets = batch.targets;
+    for (size_t first = 0; first < rows.size(); first += targets.size()) {
+        targets.clear();
+        for (size_t i = 0; i < (size_t)m.a.head_rows && first + i < rows.size(); i++) {
+            const ScoredRow& r = rows[first + i];
+            if (r.row != i) be::copy_rows(ctx, x + i * C, row_bytes, x + r.row * C, row_bytes, row_bytes, 1);
+            targets.push_back(r.target);
+        }
+        const size_t n = targets.size();
+        batch.B = 1;
+        batch.T = (int)n;
+        head(upload(ctx, m, batch, in), 0, 0, false);
+        HostSide<real> loss(ctx, m.a.loss, n);
+        loss.download();
+        const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.n, m.a.logits, m.a.statistics, n);
+        for (size_t i = 0; i < n; i++) {
+            Score& s = scores[rows[first + i].request];
+            s.log_likelihood -= loss.data()[i];
+            s.greedy = s.greedy && best[i] == targets[i];
+        }
+    }
+}
+
+// The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
+static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
+    PipelineLinks links = pipeline_links(ctx, m);
+    int i = 0;
+    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress,
+                          [&](const ScoringPass& scored, std::vector<Score>& scores) {
+                              for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
+                                  const Pass pass = upload(ctx, m, scored.batch, m.a.micro_batch(chunk, i));
+                                  links.receive_input(pass.in.x[0], pass.stream_size(), chunk, i);
+                                  model_forward(pass);
+                                  links.send_output(pass.in.out(), pass.stream_size(), chunk, i);
+                                  if (pass.in.last) score_rows(ctx, m, pass.in, scored.rows, scores);
+                              }
+                              i++;
+                          });
+}
+
 // Generates text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part and get
 // the same logits.
 class Generator {
@@ -1790,6 +1838,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     ModelFunctions functions;
     functions.step = [&t] { return train_step(t); };
     functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
+    functions.score = [&t](const std::vector<Request>& requests) { return score_requests(t.ctx, t.m, requests, nullptr); };
     const TrainOptions& o = run.o;
     if (o.sample_interval == 0) return functions;
     generator.emplace(t.ctx, t.m);
@@ -1806,6 +1855,7 @@ static void train(World& world, const TrainOptions& given) {
     if (!given.dry_run) take_directory(world, given, lock);
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
     set_up(run);
+    const TrainingTasks tasks(run.o, run.tokenizer.get(), run.o.seq_length);
     const std::unique_ptr<Model> m = plan_run(run);
     Timetable timetable(run.o);
     if (run.main_rank()) run.table.print(run.o.json);
@@ -1832,7 +1882,7 @@ static void train(World& world, const TrainOptions& given) {
     log.open(run, trainer.state, overrides, [&] { lock->hold(); });
     std::optional<Generator> generator;
     const ModelFunctions functions = functions_for_loop(run, trainer, generator);
-    TrainingLoop(run, trainer, *m, functions, timetable, log, lock ? &*lock : nullptr).run();
+    TrainingLoop(run, trainer, *m, functions, timetable, tasks, log, lock ? &*lock : nullptr).run();
 }
 int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
@@ -1874,50 +1924,6 @@ static void generate(World& world, const GenerateOptions& o) {
     write_texts(run, generator, prompt, o);
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
-
-// Only the scored rows go through the head: they are gathered at the front of x[L], head_rows at a time. A row's destination
-// never lies after its source, so none is overwritten before it is used.
-static void score_rows(be::Ctx& ctx, Model& m, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
-    MicroBatch& in = m.a.micro_batch();
-    floatX* x = in.out();
-    const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
-    Batch batch;
-    batch.begins = false;
-    std::vector<int>& targets = batch.targets;
-    for (size_t first = 0; first < rows.size(); first += targets.size()) {
-        targets.clear();
-        for (size_t i = 0; i < (size_t)m.a.head_rows && first + i < rows.size(); i++) {
-            const ScoredRow& r = rows[first + i];
-            if (r.row != i) be::copy_rows(ctx, x + i * C, row_bytes, x + r.row * C, row_bytes, row_bytes, 1);
-            targets.push_back(r.target);
-        }
-        const size_t n = targets.size();
-        batch.B = 1;
-        batch.T = (int)n;
-        head(upload(ctx, m, batch, in), 0, 0, false);
-        HostSide<real> loss(ctx, m.a.loss, n);
-        loss.download();
-        const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.n, m.a.logits, m.a.statistics, n);
-        for (size_t i = 0; i < n; i++) {
-            Score& s = scores[rows[first + i].request];
-            s.log_likelihood -= loss.data()[i];
-            s.greedy = s.greedy && best[i] == targets[i];
-        }
-    }
-}
-
-// The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
-static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
-    PipelineLinks links = pipeline_links(ctx, m);
-    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress,
-                          [&](const ScoringPass& scored, std::vector<Score>& scores) {
-                              const Pass pass = upload(ctx, m, scored.batch, m.a.micro_batch());
-                              links.receive_input(pass.in.x[0], pass.stream_size(), 0, 0);
-                              model_forward(pass);
-                              links.send_output(pass.in.out(), pass.stream_size(), 0, 0);
-                              if (pass.in.last) score_rows(ctx, m, scored.rows, scores);
-                          });
-}
 
 static void evaluate_model(World& world, const EvalOptions& o) {
     check_options_of_eval(o, world.size());

@@ -83,6 +83,7 @@ detect-nondeterminism 2
 check-replicas 2
 distributed-timeout 1m
 END
+        command=$(sed -E 's/(BUDGET=|--time-budget )[0-9]+m/\12s/g' <<<"$command")
         command=$(sed -E 's/--preset [a-z0-9.-]+/--preset llama-tiny/; s/--override train-iters/--train-iters 12 &/' \
             <<<"$command")
         case $command in

@@ -676,6 +676,30 @@ TEST(Loader, OneDocumentIsSplitByTokens) {
     EXPECT_EQ(tokens(DataSplit::train, 4, false), std::tuple(1000, 0, 995));  // as Megatron: validation wants none of it
 }
 
+// A run whose length is chosen later orders more samples, with the order that it has at that length from the start.
+TEST(Loader, OrdersMoreSamplesLater) {
+    const TemporaryDirectory dir;
+    write_dataset(dir / "a", 1 << 20, numbered_documents({30, 50, 20, 40}));
+    write_dataset(dir / "b", 1 << 20, numbered_documents({25, 35, 45}, 100000));
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{dir / "a"}, {"0.7", dir / "a", "0.3", dir / "b"}, {dir / "a", dir / "b"}}) {
+        DataOptions o = options_for(words, 7);
+        o.reshuffle_each_epoch = true;
+        o.n_samples = 300;
+        const DataLoader whole(o);
+        o.n_samples = 10;
+        DataLoader later(o);
+        Batch expected, found;
+        for (const int64_t n : {10, 40, 300, 120}) {
+            later.order(n);
+            EXPECT_EQ(later.n_samples(), n);
+            whole.fetch(0, (int)n, expected);
+            later.fetch(0, (int)n, found);
+            EXPECT_EQ(found.tokens, expected.tokens) << n;
+        }
+    }
+}
+
 // Of a blend, what is too small to be split is only trained on; the others keep their weights.
 TEST(Loader, SmallSetsOfABlend) {
     TemporaryDirectory dir;

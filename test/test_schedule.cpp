@@ -2,7 +2,10 @@
 // numbers.
 #include <gtest/gtest.h>
 
+#include "../llmc/run/energy.h"
 #include "../llmc/run/schedule.h"
+#include "../llmc/run/stragglers.h"
+#include "../llmc/run/time_budget.h"
 #include "files.h"
 
 namespace test_schedule {
@@ -198,6 +201,90 @@ TEST(Schedule, RampupThroughAPipeline) {
     test::expect_error([&] { make_schedule(o, 2); }, {"5 micro-batches", "the nearest are 4 and 6"});
 }
 
+// Until its length is chosen, a run knows only its warm-up; then it is the one that was given this length.
+TEST(Schedule, LengthChosenLate) {
+    TrainOptions o = options(0, 8);
+    o.time_budget = "5m";
+    o.lr = 1e-3;
+    o.min_lr = 1e-4;
+    o.lr_warmup_iters = 10;
+    apply_time_budget(o);
+    Schedule late = make_schedule(o, 1);
+    EXPECT_TRUE(late.open);
+    expect_lr(late, {{40, 5e-4}, {80, 1e-3}, {8 * 1000000, 1e-3}});
+    late.end_after(500, 100);
+    o.time_budget = "";
+    o.train_iters = 500;
+    o.lr_wsd_decay_iters = 100;
+    const Schedule given = make_schedule(o, 1);
+    EXPECT_EQ(late.total_steps, given.total_steps);
+    EXPECT_EQ(late.total_samples, given.total_samples);
+    for (int64_t n = 0; n <= 8 * 510; n += 8) EXPECT_EQ(late.lr(n), given.lr(n)) << n;
+    EXPECT_LT(late.lr(8 * 499), 1.2e-4);
+}
+
+TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
+    TrainOptions o = options(0, 8);
+    o.time_budget = "1000000";
+    apply_time_budget(o);
+    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. The test program itself takes less than a step.
+    const auto budget = [&](double spent) {
+        auto b = std::make_unique<TimeBudget>(o, spent);
+        b->took(TimeBudget::step, 5000);  // the first is slow
+        for (int i = 0; i < 50; i++) b->took(TimeBudget::step, i < 30 ? 70 : 100);
+        b->expect(TimeBudget::validation, 100, 50);
+        b->took(TimeBudget::validation, 500);
+        b->took(TimeBudget::save, 2000);
+        return b;
+    };
+    EXPECT_DOUBLE_EQ(budget(0)->step_seconds(), 100);
+    EXPECT_NEAR(budget(0)->seconds_until_end(100, 250), 150 * 100 + 3 * 500 + 2000, 1);  // validations after 100, 200, 250
+    EXPECT_NEAR(budget(0)->seconds_until_end(101, 300), 199 * 100 + 2 * 500 + 2000, 1);
+    EXPECT_EQ(budget(780000)->decide(7400).steps, 0);  // 2000 more would fit, which is over a quarter of 7400
+    const RunLength length = budget(820000)->decide(7801);
+    EXPECT_NEAR((double)length.steps, 7801 + (180000 - 2000 - 17 * 500) / 100, 2);
+    EXPECT_EQ(length.decay, length.steps - 7801);
+    EXPECT_LT(length.decay, 7801 / 4);
+    o.lr_wsd_decay_iters = 30;
+    EXPECT_EQ(budget(820000)->decide(7801).steps, 0);
+    EXPECT_NEAR((double)budget(995000)->decide(9801).decay, 25, 1);
+    const RunLength over = budget(2000000)->decide(9801);
+    EXPECT_EQ(over.steps, 9801);
+    EXPECT_EQ(over.decay, 1);
+}
+
+TEST(Stragglers, TheSlowestOfItsStage) {
+    const std::vector<double> stages = {10, 10, 11.5, 10, 20, 20, 20, 20};  // the second stage has more work
+    Stragglers s({"a", "a", "b", "b", "c", "c", "d", "d"}, 2);
+    std::string found;
+    for (int i = 0; i < 40 && found.empty(); i++) found = s.add(stages, i);
+    EXPECT_NE(found.find("rank 2 on b"), std::string::npos) << found;
+    EXPECT_NE(found.find("11.5 ms a step, 15% more than the median 10.0 ms"), std::string::npos) << found;
+    for (int i = 40; i < 80; i++) EXPECT_EQ(s.add(stages, i), "") << "said once";
+    Stragglers even({"a", "b"}, 1);
+    for (int i = 0; i < 40; i++) EXPECT_EQ(even.add({10, 11}, i), "");
+}
+
+TEST(Energy, ProcessorsThatWrapAndOthersThatDoNotTell) {
+    const test::TemporaryDirectory dir;
+    const auto zone = [&](const std::string& name, const std::string& what, double uj) {
+        std::filesystem::create_directories(dir / name);
+        std::ofstream(dir / name + "/name") << what;
+        std::ofstream(dir / name + "/max_energy_range_uj") << 262143328850;
+        std::ofstream(dir / name + "/energy_uj") << std::fixed << uj;
+    };
+    EXPECT_TRUE(std::isnan(EnergyMeter(dir / "none", "libnone.so").joules()));
+    zone("intel-rapl:0", "package-0", 262143328850 - 3e6);
+    zone("intel-rapl:0:0", "core", 0);
+    zone("intel-rapl:1", "psys", 0);
+    EnergyMeter meter(dir / "", "libnone.so");
+    EXPECT_EQ(meter.joules_now(), 0);
+    zone("intel-rapl:0", "package-0", 4e6);
+    zone("intel-rapl:1", "psys", 9e9);
+    EXPECT_NEAR(meter.joules_now(), 7, 1e-6);
+    EXPECT_NEAR(grams_of_co2(3.6e6, 450), 450, 1e-9);
+}
+
 TEST(Schedule, RefusesWhatContradictsItself) {
     const auto refused = [](const std::function<void(TrainOptions&)>& change, const std::string& part) {
         TrainOptions o = options(100, 8);
@@ -205,7 +292,7 @@ TEST(Schedule, RefusesWhatContradictsItself) {
         test::expect_error([&] { make_schedule(o, 1); }, {part});
     };
     refused([](auto& o) { o.micro_batch_size = 3; }, "nearest are 6 and 9");
-    refused([](auto& o) { o.train_iters = 0; }, "--train-iters or --train-samples");
+    refused([](auto& o) { o.train_iters = 0; }, "--train-iters, --train-samples or --time-budget");
     refused([](auto& o) { o.train_samples = 5; }, "both");
     refused([](auto& o) { o.lr_warmup_iters = 100; }, "not shorter than the decay");
     refused(

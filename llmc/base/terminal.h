@@ -63,6 +63,7 @@ inline bool utf8_locale() {
 inline double monotonic_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+inline const double program_start = monotonic_seconds();
 
 // Colours, named by their meaning. When off, the text stays as it is.
 struct Paint {

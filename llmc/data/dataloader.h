@@ -485,13 +485,19 @@ public:
             s.first_pair = n_pairs_;
             if (o_.pairs) n_pairs_ += s.data.n_documents() / 2;
         }
-        const std::vector<int64_t> wanted = samples_wanted(o_.n_samples);
+        order(o_.n_samples);
+    }
+
+    // Orders n samples (0: one epoch), more or fewer than before, where the order does not depend on their number (order_problem).
+    void order(int64_t n) {
+        o_.n_samples = n;
+        const std::vector<int64_t> wanted = samples_wanted(n);
         for (size_t j = 0; j < sources_.size(); j++) {
             Source& s = sources_[j];
             if (s.packing) s.packing->order(wanted[j]);
             else s.order.emplace(s.data, s.part, o_.T, wanted[j], o_.seed, o_.reshuffle_each_epoch);
         }
-        if (single()) n_samples_ = o_.n_samples > 0 ? o_.n_samples : sources_[0].n_ordered();
+        if (single()) n_samples_ = n > 0 ? n : sources_[0].n_ordered();
         else plan_blend();
     }
 

@@ -71,9 +71,10 @@ public:
 
     // Determines the order of n samples (0: of one epoch).
     void order(int64_t n) {
-        const int64_t epochs = n == 0 ? 1 : (n + n_samples() - 1) / n_samples();
+        const int64_t before = n_ordered() / n_samples(), epochs = n == 0 ? 1 : (n + n_samples() - 1) / n_samples();
+        if (epochs <= before) return;
         order_.resize((size_t)(epochs * n_samples()));
-        for (int64_t e = 0; e < epochs; e++) {
+        for (int64_t e = before; e < epochs; e++) {
             uint32_t* epoch = order_.data() + e * n_samples();
             std::iota(epoch, epoch + n_samples(), 0u);
             random_.shuffle(epoch, n_samples());

@@ -10,8 +10,11 @@
 //   valid   step, loss, perplexity (of pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss of the weights'
 //           EMA; with several datasets also sets: {name: loss}
 //   sample  step, prompt, text              text that the model generated
+//   tasks   step, tasks: {task: {metric: value}}, stderr: the same of standard errors, ms
 //   event   step, level, event, message     level: info | warning | error; event: one word
-//   end     step, status (finished | stopped | failed), seconds, message
+//   end     step, status (finished | stopped | failed), seconds, message; of a finished run also result: parameters, tokens,
+//           valid_loss, bits_per_byte (of the last validation, where the tokenizer is known), seconds, energy_joules,
+//           grams_of_co2 (where the machine and --carbon-intensity tell)
 // JSON has no NaN: such a value is null, and "nonfinite" names it, {"loss":null,"nonfinite":{"loss":"nan"}}.
 // Bytes that are not UTF-8 become U+FFFD.
 //
@@ -53,6 +56,7 @@ struct RunInfo {
     std::string name;               // the run's name on console, in log and report
     int64_t total_steps = 0;        // 0: not known
     int64_t total_samples = 0;      // of the whole run where the batch size ramps up; 0: the ETA uses steps
+    double ends_at = INFINITY;      // monotonic_seconds() at which a run of unknown length ends
     double unigram_loss = NAN;      // cross-entropy of a model that knows only the tokens' frequencies
     bool z_loss = false;            // z-loss is on and has a column
     bool batch_ramp = false;        // the batch size ramps up and has a column
@@ -83,7 +87,15 @@ struct StepStats {
     int64_t skipped = 0;                       // steps so far whose update was skipped
     bool applied = true;                       // whether this step's update was applied
     std::optional<Rewards> rewards;            // where answers are compared; then `loss` is that of the pairs
-    std::map<std::string, double> waiting_ms;  // part of step_ms in which rank 0 waited, by group of ranks
+    double energy_joules = NAN;                // of rank 0's machine since the program started; NaN: it does not tell
+    std::map<std::string, double> waiting_ms;  // part of step_ms in which this rank waited, by group of ranks; CPUs only
+
+    // The rest of step_ms, this rank's own work.
+    double worked_ms() const {
+        double ms = step_ms;
+        for (const auto& [group, waited] : waiting_ms) ms -= waited;
+        return ms;
+    }
 };
 
 // ---- JSON ------------------------------------------------------------------------------------------------------------------
@@ -123,6 +135,7 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     put_number(j, "lse_mean", s.lse_mean);
     put_number(j, "lse_max", s.lse_max);
     j["skipped"] = s.skipped;
+    if (std::isfinite(s.energy_joules)) put_number(j, "energy_joules", std::round(s.energy_joules * 10) / 10);
     for (const auto& [group, ms] : s.waiting_ms) j["waiting_ms"][group] = std::round(ms * 1e3) / 1e3;
     return j;
 }
@@ -304,7 +317,9 @@ public:
             if (columns_.empty()) columns_ = step_columns(info_, s);
             const bool by_samples = info_.total_samples > 0;
             eta_.add((double)(by_samples ? s.consumed_samples : s.step), monotonic_seconds());
-            const double eta = eta_.seconds_left((double)(by_samples ? info_.total_samples : info_.total_steps));
+            const double eta = std::isfinite(info_.ends_at)
+                                   ? std::max(0.0, info_.ends_at - monotonic_seconds())
+                                   : eta_.seconds_left((double)(by_samples ? info_.total_samples : info_.total_steps));
             nlohmann::ordered_json j = to_json(s);
             j["seconds"] = rounded_seconds();
             if (std::isfinite(eta)) j["eta_s"] = std::round(eta * 10) / 10;
@@ -312,6 +327,14 @@ public:
             print_step(s, eta);
         });
         refresh_report(false);
+    }
+
+    // The length of a run that did not know it.
+    void length(int64_t step, int64_t total_steps) {
+        info_.total_steps = total_steps;
+        columns_.clear();
+        columns_shown_ = 0;
+        attempt("the log", [&] { record({{"kind", "change"}, {"step", step}, {"total_steps", total_steps}}); });
     }
 
     // layers: a list with one object per layer; non-finite numbers become null.
@@ -343,6 +366,20 @@ public:
         });
     }
 
+    // values, errors: {task: {metric: number}}, the latter standard errors.
+    void tasks(int64_t step, const nlohmann::ordered_json& values, const nlohmann::ordered_json& errors, double ms) {
+        attempt("the log", [&] {
+            record(
+                {{"kind", "tasks"}, {"step", step}, {"tasks", values}, {"stderr", errors}, {"ms", std::round(ms * 10) / 10}});
+            if (quiet_) return;
+            std::string text;
+            for (const auto& [task, metrics] : values.items())
+                for (const auto& [metric, value] : metrics.items())
+                    text += format("%s%s %s %.4g", text.empty() ? "" : ", ", task.c_str(), metric.c_str(), value.get<double>());
+            print(format("tasks at step %lld: %s", (long long)step, printable(text).c_str()), plain, terminal_ ? 2 : 0);
+        });
+    }
+
     void sample(int64_t step, const std::string& prompt, const std::string& text) {
         attempt("the log", [&] {
             record({{"kind", "sample"}, {"step", step}, {"prompt", prompt}, {"text", text}});
@@ -367,19 +404,22 @@ public:
         });
     }
 
-    // status: finished, stopped (by the user) or failed. reason: why. command: the command that resumes the run. Also draws
-    // OUT/loss.svg.
-    void end(const std::string& status, const std::string& reason = "", const std::string& command = "") {
+    // status: finished, stopped (by the user) or failed. reason: why. command: the command that resumes the run. result: what a
+    // finished run has come to; may be null. Also draws OUT/loss.svg.
+    void end(const std::string& status, const std::string& reason = "", const std::string& command = "",
+             const nlohmann::ordered_json& result = {}) {
         ended_ = true;
         const std::string message = reason + (command.empty() ? "" : "; to go on: " + command);
         const double seconds = monotonic_seconds() - start_;
         keep_log();
         attempt("the log", [&] {
-            record({{"kind", "end"},
-                    {"step", last_.step},
-                    {"status", status},
-                    {"seconds", rounded_seconds()},
-                    {"message", message}});
+            nlohmann::ordered_json j = {{"kind", "end"},
+                                        {"step", last_.step},
+                                        {"status", status},
+                                        {"seconds", rounded_seconds()},
+                                        {"message", message}};
+            if (!result.is_null()) j["result"] = result;
+            record(j);
         });
         refresh_report(true);
         if (records_.has_steps())

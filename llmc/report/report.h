@@ -39,7 +39,7 @@ inline std::string local_time(time_t t) {
 // The numbers of a step that the page shows. The first `curves` of them are kept as curves, the others from the newest step
 // only. NaN: not known.
 struct StepNumbers {
-    static constexpr size_t curves = 15, count = 20;
+    static constexpr size_t curves = 15, count = 21;
     static constexpr std::string_view names[count] = {"loss",
                                                       "z_loss",
                                                       "grad_norm",
@@ -59,7 +59,8 @@ struct StepNumbers {
                                                       "consumed_samples",
                                                       "model_tflops",
                                                       "step_ms",
-                                                      "eta_s"};
+                                                      "eta_s",
+                                                      "energy_joules"};
     double values[count];
 
     StepNumbers() { std::fill_n(values, count, NAN); }
@@ -118,8 +119,10 @@ struct RunLog {
     json run, end;  // the run record; the end record, null during the run
     StepNumbers newest;
     std::array<Curve, StepNumbers::curves> curves;
-    Curve valid, valid_ema;                                 // of the weights, and of their EMA
-    std::vector<std::pair<std::string, Curve>> valid_sets;  // of each dataset if there are several, in the log's order
+    Curve valid, valid_ema;  // of the weights, and of their EMA
+    using NamedCurves = std::vector<std::pair<std::string, Curve>>;
+    NamedCurves valid_sets;  // of each dataset if there are several, in the log's order
+    NamedCurves tasks;       // the accuracy on each
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
     bool batch_varies = false;
@@ -139,6 +142,7 @@ struct RunLog {
         } else if (kind == "change") add_changes(j);
         else if (kind == "step") add_step(step_numbers(j));
         else if (kind == "valid") add_valid(j);
+        else if (kind == "tasks") add_tasks(j);
         else if (kind == "health") health = j;
         else if (kind == "sample") add_sample(j);
         else if (kind == "event") add_event(j);
@@ -211,11 +215,17 @@ private:
         if (const double ema_loss = number(j, "ema_loss"); std::isfinite(ema_loss)) valid_ema.add(step, ema_loss);
         if (j.contains("sets") && j["sets"].is_object())
             for (const auto& [name, value] : j["sets"].items())
-                if (Curve* curve = valid_set(name); curve && value.is_number()) curve->add(step, value.get<double>());
+                if (Curve* curve = named(valid_sets, name); curve && value.is_number()) curve->add(step, value.get<double>());
         if (loss < best_valid) {
             best_valid = loss;
             best_step = step;
         }
+    }
+    void add_tasks(const json& j) {
+        if (!j.contains("tasks") || !j["tasks"].is_object()) return;
+        for (const auto& [name, metrics] : j["tasks"].items())
+            if (Curve* curve = named(tasks, name); curve && metrics.is_object())
+                curve->add(whole(j, "step"), number(metrics, "acc"));
     }
     // When there are too many, every second sample is dropped, so that those left cover the whole run.
     void add_sample(const json& j) {
@@ -247,12 +257,13 @@ private:
         }
         valid.cut_after(step);
         valid_ema.cut_after(step);
-        for (auto& [name, curve] : valid_sets) curve.cut_after(step);
+        for (NamedCurves* curves : {&valid_sets, &tasks})
+            for (auto& [name, curve] : *curves) curve.cut_after(step);
     }
-    Curve* valid_set(const std::string& name) {
-        for (auto& [known, curve] : valid_sets)
+    static Curve* named(NamedCurves& curves, const std::string& name) {
+        for (auto& [known, curve] : curves)
             if (known == name) return &curve;
-        return valid_sets.size() < max_sets ? &valid_sets.emplace_back(name, Curve()).second : nullptr;
+        return curves.size() < max_sets ? &curves.emplace_back(name, Curve()).second : nullptr;
     }
     double earlier_ = 0;  // seconds of the run before it was resumed
 };
@@ -404,45 +415,64 @@ inline Chart loss_chart(const std::vector<NamedRun>& runs, int width, int height
     return c;
 }
 
-// For a single run with several validation datasets: the loss on each.
-inline Chart valid_sets_chart(const RunLog& log) {
+// For a single run: a curve for each validation dataset, or for each task.
+inline Chart chart_by_name(const char* id, const char* title, const RunLog::NamedCurves& curves) {
     Chart c;
-    c.id = "valid_sets";
-    c.title = "Validation loss by data set";
+    c.id = id;
+    c.title = title;
     c.decimals = 3;
     c.skip = 0.04;
-    for (const auto& [name, curve] : log.valid_sets)
+    for (const auto& [name, curve] : curves)
         c.series.push_back({name, format("run%zu", c.series.size() % 8), curve.parts(), false, true});
     set_range(c, 0.05, 0.05);
     return c;
 }
 
-// For several runs: the validation loss has its own chart, and one per dataset if there are several.
-inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
-    std::vector<std::string> sets = {""};
-    for (const NamedRun& run : runs)
-        for (const auto& [name, curve] : run.log->valid_sets)
-            if (std::find(sets.begin(), sets.end(), name) == sets.end() && sets.size() <= RunLog::max_sets)
-                sets.push_back(name);
-    std::vector<Chart> charts;
-    for (const std::string& set : sets) {
-        Chart c;
-        c.id = format("valid%zu", charts.size());
-        c.decimals = 3;
-        c.skip = 0.04;
-        c.title = set.empty() ? "Validation loss" : "Validation loss, " + set;
-        bool any = false;
-        for (size_t i = 0; i < runs.size(); i++) {
-            const auto& known = runs[i].log->valid_sets;
-            const auto found = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one.first == set; });
-            const Curve none, &curve = set.empty() ? runs[i].log->valid : found != known.end() ? found->second : none;
-            any |= !curve.empty();
-            c.series.push_back(
-                {runs[i].name, style_of(runs, i, ""), shared_parts(runs, curve), false, true, false, false, (int)i});
-        }
-        set_range(c, 0.05, 0.05);
-        if (any) charts.push_back(std::move(c));
+// For several runs: adds a chart of curve_of(log), which may be null, if one has such a curve.
+template <class CurveOf>
+void add_comparison(std::vector<Chart>& charts, const std::vector<NamedRun>& runs, const std::string& id,
+                    const std::string& title, CurveOf curve_of) {
+    Chart c;
+    c.id = id;
+    c.title = title;
+    c.decimals = 3;
+    c.skip = 0.04;
+    bool any = false;
+    for (size_t i = 0; i < runs.size(); i++) {
+        const Curve none, *found = curve_of(*runs[i].log), &curve = found ? *found : none;
+        any |= !curve.empty();
+        c.series.push_back({runs[i].name, style_of(runs, i, ""), shared_parts(runs, curve), false, true, false, false, (int)i});
     }
+    set_range(c, 0.05, 0.05);
+    if (any) charts.push_back(std::move(c));
+}
+// A chart for each name that a run has.
+inline void add_comparisons_by_name(std::vector<Chart>& charts, const std::vector<NamedRun>& runs, const char* id,
+                                    const char* title, RunLog::NamedCurves RunLog::*curves) {
+    std::vector<std::string> names;
+    for (const NamedRun& run : runs)
+        for (const auto& [name, curve] : run.log->*curves)
+            if (std::find(names.begin(), names.end(), name) == names.end() && names.size() < RunLog::max_sets)
+                names.push_back(name);
+    for (size_t i = 0; i < names.size(); i++)
+        add_comparison(charts, runs, format("%s%zu", id, i + 1), title + (", " + names[i]), [&](const RunLog& log) {
+            const auto found = std::find_if((log.*curves).begin(), (log.*curves).end(),
+                                            [&](const auto& one) { return one.first == names[i]; });
+            return found == (log.*curves).end() ? nullptr : &found->second;
+        });
+}
+// What is measured now and then has charts of its own: the validation loss, that of each dataset if there are several, and tasks.
+inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
+    std::vector<Chart> charts;
+    if (runs.size() > 1) {
+        add_comparison(charts, runs, "valid0", "Validation loss", [](const RunLog& log) { return &log.valid; });
+        add_comparisons_by_name(charts, runs, "valid", "Validation loss", &RunLog::valid_sets);
+        add_comparisons_by_name(charts, runs, "task", "Accuracy", &RunLog::tasks);
+        return charts;
+    }
+    const RunLog& log = *runs[0].log;
+    if (log.valid_sets.size() > 1) charts.push_back(chart_by_name("valid_sets", "Validation loss by data set", log.valid_sets));
+    if (!log.tasks.empty()) charts.push_back(chart_by_name("tasks", "Accuracy on tasks", log.tasks));
     return charts;
 }
 
@@ -506,9 +536,7 @@ inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
 }
 
 inline std::vector<Chart> small_charts(const std::vector<NamedRun>& runs) {
-    std::vector<Chart> charts;
-    if (runs.size() > 1) charts = validation_charts(runs);
-    else if (const RunLog& log = *runs[0].log; log.valid_sets.size() > 1) charts.push_back(valid_sets_chart(log));
+    std::vector<Chart> charts = validation_charts(runs);
     for (const Quantity& q : quantities) {
         const std::string_view field = q.field;
         const bool shown = std::any_of(runs.begin(), runs.end(), [&](const NamedRun& run) {
@@ -695,6 +723,11 @@ inline std::string report_tiles(const RunLog& log) {
             log.end.is_null()
                 ? human_duration(s["eta_s"]) + " to go"
                 : (s["step_ms"] < 9.5 ? format("%.2g ms", s["step_ms"]) : human_duration(s["step_ms"] / 1e3)) + " per step");
+    if (const double wh = s["energy_joules"] / 3600; std::isfinite(wh)) {
+        const double per_kwh = log.run.contains("options") ? RunLog::number(log.run["options"], "carbon-intensity") : NAN;
+        out += tile("Energy of the machine", short_number(wh) + " Wh",
+                    std::isfinite(per_kwh) ? short_number(wh / 1e3 * per_kwh) + " g of CO2" : "");
+    }
     return out + "</section>\n";
 }
 

@@ -56,8 +56,7 @@ inline std::string event(double time, int64_t step, const std::string& what) {
 inline void add_scalar(std::string& summary, const std::string& tag, const nlohmann::ordered_json& value) {
     if (value.is_number()) summary += field(1, field(1, tag) + field(2, value.get<float>()));
     if (value.is_object())  // one curve per entry
-        for (const auto& [name, x] : value.items())
-            if (x.is_number()) add_scalar(summary, tag + "/" + name, x);
+        for (const auto& [name, x] : value.items()) add_scalar(summary, tag + "/" + name, x);
 }
 
 }  // namespace tensorboard_detail
@@ -95,16 +94,19 @@ public:
         const std::string kind = record.value("kind", "");
         const int64_t step = record.value("step", (int64_t)0);
         if (kind == "event" && record.value("event", "") == "rollback") return forget_after(step);
-        if (kind != "step" && kind != "valid") return;
+        if (kind != "step" && kind != "valid" && kind != "tasks") return;
         std::string summary;
         for (const auto& [key, value] : record.items()) {
-            if (key == "step" || key == "tokens" || key == "consumed_samples" || key == "seconds" || key == "ms") continue;
+            if (key == "step" || key == "tokens" || key == "consumed_samples" || key == "seconds" || key == "ms" ||
+                key == "stderr")
+                continue;
             const bool speed = key == "tokens_per_s" || key == "step_ms" || key == "model_tflops" || key == "mfu" ||
-                               key == "eta_s" || key == "waiting_ms" || key == "memory_bytes";
+                               key == "eta_s" || key == "waiting_ms" || key == "memory_bytes" || key == "energy_joules";
             add_scalar(summary,
-                       (kind == "valid" ? "validation/"
-                        : speed         ? "machine/"
-                                        : "train/") +
+                       (kind == "tasks"   ? ""
+                        : kind == "valid" ? "validation/"
+                        : speed           ? "machine/"
+                                          : "train/") +
                            (key == "sets" ? "loss" : key),
                        value);
         }

@@ -209,6 +209,9 @@ inline Allowed one_of(Strings choices) {
       "samples")                                                                                                               \
     X(int64_t, train_iters, "steps", 0, at_least(1), "Batch and length", "length of the run in steps (300, 20k, 1M)")          \
     X(int64_t, train_samples, "", 0, at_least(1), "Batch and length", "length of the run in samples, instead of steps")        \
+    X(std::string, time_budget, "", "", word("DURATION"), "Batch and length",                                                  \
+      "length of the run in time (90s, 5m, 2h): as many steps as fit, from the start of the program to the last checkpoint; "  \
+      "sets --lr-decay-style WSD, whose decay can begin late, and --reshuffle-each-epoch")                                     \
     X(std::string, optimizer, "", "adamw", one_of({"adamw", "adam", "muon", "normuon"}), "Optimizer",                          \
       "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw")                     \
     X(double, muon_momentum, "", 0.95, between(0, 0.999999), "Optimizer",                                                      \
@@ -339,6 +342,9 @@ inline Allowed one_of(Strings choices) {
     X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
     X(std::string, tensorboard_dir, "", "", word("DIR"), "Run",                                                                \
       "directory for TensorBoard's event files; implies --tensorboard")                                                        \
+    X(OptionalDouble, carbon_intensity, "", {}, at_least(0), "Run",                                                            \
+      "grams of CO2 per kWh of the machine's electricity: result and report then say what the run has emitted, where the "     \
+      "machine tells its energy")                                                                                              \
     X(bool, quiet, "", false, anything(), "Run", "no lines for steps on the console")                                          \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
@@ -361,6 +367,11 @@ inline Allowed one_of(Strings choices) {
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
       "use the same samples in every validation, the first ones of the data: the best checkpoint then depends "                \
       "on the model alone; default: each validation uses the next samples, as in Megatron-LM")                                 \
+    X(Strings, eval_tasks, "", {}, list(0, "FILE"), "Validation and samples",                                                  \
+      "files of questions with answers, as for `eval --tasks`, to measure accuracies on during training and after the last "   \
+      "step; needs a tokenizer")                                                                                               \
+    X(int64_t, eval_tasks_interval, "", 0, at_least(0), "Validation and samples",                                              \
+      "steps between measurements on --eval-tasks; default: 0, after the last step alone")                                     \
     X(int64_t, sample_interval, "", 0, at_least(0), "Validation and samples",                                                  \
       "steps between samples of generated text; default: 0, none")                                                             \
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
@@ -664,6 +675,7 @@ inline const Strings& everyday_options() {
                                   "global-batch-size",
                                   "train-iters",
                                   "train-samples",
+                                  "time-budget",
                                   "lr",
                                   "min-lr",
                                   "lr-decay-style",

@@ -152,12 +152,15 @@ inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& s
     if (schedule.rampup.samples)
         t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
                                 (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
-    t.row("run", format("%s, %s, %s tokens", counted(schedule.total_steps, "step").c_str(),
-                        counted(schedule.total_samples, "sample").c_str(),
-                        human_count((double)schedule.total_samples * o.seq_length).c_str()));
-    t.exact({{"steps", schedule.total_steps},
-             {"samples", schedule.total_samples},
-             {"tokens", (double)schedule.total_samples * o.seq_length}});
+    if (schedule.open) t.row("run", "as many steps as fit into " + o.time_budget);
+    else
+        t.row("run", format("%s, %s, %s tokens", counted(schedule.total_steps, "step").c_str(),
+                            counted(schedule.total_samples, "sample").c_str(),
+                            human_count((double)schedule.total_samples * o.seq_length).c_str()));
+    if (!schedule.open)
+        t.exact({{"steps", schedule.total_steps},
+                 {"samples", schedule.total_samples},
+                 {"tokens", (double)schedule.total_samples * o.seq_length}});
     if (o.ema_decay > 0)
         t.row("EMA of the weights",
               format("decay %g: about the last %s", o.ema_decay, counted(std::llround(1 / (1 - o.ema_decay)), "step").c_str()));
@@ -302,6 +305,7 @@ inline void describe_time_here(Run& run, double step_seconds) {
     t.row("throughput", format("%s tokens/s, %.0f%% of the peak", human_count(rate).c_str(),
                                100 * rate * model_flops_per_token(run.c, T) / run.peak.flops));
     t.exact({{"tokens_per_second", rate}});
+    if (run.schedule.open) return;
     t.row("whole run", format("about %s for %s tokens, without validation", human_duration(tokens / rate).c_str(),
                               human_count(tokens).c_str()));
     t.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});

@@ -164,11 +164,26 @@ struct Evaluation {
     int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens, without special tokens
     double seconds = 0;
     std::vector<std::pair<std::string, double>> sets;  // the loss on each of several datasets
-
-    void count_bytes(const Tokenizer* tokenizer, int target) {
-        if (tokenizer && target >= 0 && !tokenizer->is_special(target)) bytes += (int64_t)tokenizer->token_bytes(target).size();
-    }
 };
+
+// Bytes of text in tokens: special ones are none, and masked ones (-1) do not count.
+inline int64_t bytes_of(const Tokenizer& tokenizer, const std::vector<int>& tokens) {
+    int64_t bytes = 0;
+    for (const int token : tokens)
+        if (token >= 0 && !tokenizer.is_special(token)) bytes += (int64_t)tokenizer.token_bytes(token).size();
+    return bytes;
+}
+// The same of what is predicted in samples [first, first + n).
+inline int64_t bytes_of_targets(const Tokenizer& tokenizer, const DataLoader& data, int64_t first, int64_t n) {
+    int64_t bytes = 0;
+    Batch batch;
+    for (int64_t i = first; i < first + n; i++) {
+        data.fetch(i, 1, batch);
+        bytes += bytes_of(tokenizer, batch.targets);
+    }
+    return bytes;
+}
+inline double bits_per_byte(const LossSums& sums, int64_t bytes) { return sums.ce / std::log(2.0) / (double)bytes; }
 
 inline Table evaluation_table(const Evaluation& e, const std::string& model, int T, const Tokenizer* tokenizer) {
     const double n = (double)e.sums.n, loss = e.sums.ce / n;
@@ -182,7 +197,7 @@ inline Table evaluation_table(const Evaluation& e, const std::string& model, int
     row("loss", format("%.4f nats per token", loss), loss);
     row("perplexity", format("%.3f", std::exp(loss)), std::exp(loss));
     for (const auto& [name, of_set] : e.sets) row("loss of " + name, format("%.4f", of_set), of_set);
-    const double bits = e.sums.ce / std::log(2.0) / (double)e.bytes;
+    const double bits = bits_per_byte(e.sums, e.bytes);
     if (tokenizer) row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n), bits);
     row("speed", format("%s tokens/s", human_count(n / e.seconds).c_str()), n / e.seconds);
     return table;
@@ -261,7 +276,7 @@ Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int
     e.seconds = monotonic_seconds() - start;
     for (const Request& r : requests) {
         e.sums.n += r.n_scored;
-        for (size_t t = 1; t < r.tokens.size(); t++) e.count_bytes(&tokenizer, r.tokens[t]);
+        e.bytes += bytes_of(tokenizer, {r.tokens.begin() + 1, r.tokens.end()});
     }
     return e;
 }
@@ -288,10 +303,6 @@ Evaluation evaluate_data(const EvalOptions& o, const ModelConfig& c, int T, cons
     e.seconds = monotonic_seconds() - start;
     e.sums = sum_of(of_sets);
     e.sets = set_losses(data, of_sets);
-    Batch batch;
-    for (int64_t i = 0; tokenizer && main_rank && i < e.samples; i++) {
-        data.fetch(i, 1, batch);
-        for (int target : batch.targets) e.count_bytes(tokenizer, target);
-    }
+    if (tokenizer && main_rank) e.bytes = bytes_of_targets(*tokenizer, data, 0, e.samples);
     return e;
 }

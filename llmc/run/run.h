@@ -32,6 +32,7 @@
 #include "schedule.h"
 #include "skip.h"
 #include "stop.h"
+#include "time_budget.h"
 #include "timetable.h"
 #include "training_state.h"
 
@@ -115,6 +116,7 @@ namespace detail {
 inline void adjust_options(Run& run) {
     TrainOptions& o = run.o;
     run.ctx.plain = o.plain;
+    apply_time_budget(o);
     plan_for(run.ctx, o);
     if (!o.model.empty()) o.model = model_directory(o.model);
     if (o.optimizer == "adam") o.optimizer = "adamw";
@@ -260,6 +262,8 @@ inline void set_up(Run& run) {
     const RankLayout layout = layout_of(run.o);
     run.ranks = run.o.world ? place_rank(run.o.world, 0, layout, run.c) : join_groups(run.ctx, run.world, layout, run.c);
     run.schedule = make_schedule(run.o, run.ranks->mesh.dp.size);
+    if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);
+    if (run.schedule.open) run.schedule.plan_until(std::max(run.schedule.total_steps, 2 * run.state.step));
     run.discards = add_left_out(run.state, run.o);
 }
 
@@ -297,6 +301,13 @@ inline void open_data(Run& run) {
     if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_template(), run.main_rank());
     if (has_validation(run.o)) detail::open_validation(run);
     if (run.resumes()) check_agreement(run.state, run.o, run.data, run.train->order_problem(run.state.planned), run.o.override);
+}
+
+// Orders as many samples as the schedule has after its length was chosen or put off. state: the position in the run.
+inline void order_data(Run& run, TrainingState& state) {
+    run.train->order(run.schedule.samples_read(state, run.discards));
+    state.planned = run.train->n_samples();
+    if (run.valid && !run.o.eval_fixed) run.valid->order(run.schedule.samples_of_all_validations());
 }
 
 // Adds to a state what its checkpoints record of the run.

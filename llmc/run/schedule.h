@@ -49,9 +49,23 @@ struct Schedule {
     int64_t micro_batch = 1;  // samples of one micro-batch on all data-parallel ranks
     Rampup rampup;
     int64_t total_samples = 0, total_steps = 0;
+    bool open =
+        false;  // the length is chosen later (--time-budget); until then total_steps are those whose samples are ordered
     int64_t most_samples = (int64_t)1 << 62;  // limit of counters
     int64_t valid_samples = 0;                // samples per validation
     int64_t eval_interval = 1;                // steps between validations
+
+    void plan_until(int64_t steps) {
+        total_steps = steps;
+        total_samples = samples_for(steps);
+    }
+    // Chooses the length of an open schedule.
+    void end_after(int64_t steps, int64_t decay_steps) {
+        open = false;
+        plan_until(steps);
+        decay = total_samples;
+        wsd_tail = decay_steps * final_batch;
+    }
 
     double lr(int64_t n) const {
         if (warmup > 0 && n <= warmup) return init_lr + (max_lr - init_lr) * (double)n / (double)warmup;
@@ -262,15 +276,18 @@ inline void read_length(Schedule& s, const TrainOptions& o) {
             "--train-iters %lld and --train-samples %lld both set the length; give one. HINT: --no-train-samples, or "
             "--no-train-iters, revokes an earlier one",
             (long long)o.train_iters, (long long)o.train_samples);
+    if (!o.time_budget.empty()) {
+        s.open = true;
+        return s.plan_until(1024);
+    }
     if (!o.train_iters && !o.train_samples)
-        fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
+        fail_usage("the length of the run is missing; HINT: give --train-iters, --train-samples or --time-budget");
     if (o.train_samples > s.most_samples)
         fail_usage(
             "--train-samples %lld samples of %d tokens are more than can be counted; the maximum is %lld samples, 2^62 tokens",
             (long long)o.train_samples, o.seq_length, (long long)s.most_samples);
     in_samples(s, o, "train-iters", o.train_iters);
-    s.total_steps = o.train_iters ? o.train_iters : s.steps_for(o.train_samples);
-    s.total_samples = s.samples_for(s.total_steps);
+    s.plan_until(o.train_iters ? o.train_iters : s.steps_for(o.train_samples));
     if (s.total_steps == 0)
         fail_usage("--train-samples %lld is less than one global batch of %lld", (long long)o.train_samples,
                    (long long)s.final_batch);
@@ -285,7 +302,7 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
         s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
     }
     s.wsd_tail = samples_of(s, o, "lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
-    if (o.lr_decay_style == "WSD" && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
+    if (o.lr_decay_style == "WSD" && !s.open && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
         fail_usage(
             "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "
             "--lr-wsd-decay-samples",
@@ -322,7 +339,7 @@ inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     detail::read_rampup(s, o);
     detail::check_pipeline(s, o);
     detail::read_length(s, o);
-    const int64_t length = o.train_samples ? o.train_samples : s.total_samples;
+    const int64_t length = s.open ? s.most_samples : o.train_samples ? o.train_samples : s.total_samples;
     detail::read_learning_rate(s, o, length);
     detail::read_weight_decay(s, o, length);
     s.valid_samples = detail::in_samples(s, o, "eval-iters", o.eval_iters);

@@ -44,12 +44,18 @@ inline double parse_timeout(const std::string& text) {
 // What ranks decide together after a step: a signal to any rank counts, and rank 0's clock.
 struct Decision {
     bool stop, save;
+    RunLength length{};    // with --time-budget, when it is chosen
+    double worked_ms = 0;  // of the step, without waiting: told, not decided
 };
-inline Decision decide_together(World& world, Decision mine) {
+// worked_ms: gets that of each rank.
+inline Decision decide_together(World& world, Decision mine, std::vector<double>& worked_ms) {
+    worked_ms = {mine.worked_ms};
     if (world.size() == 1) return mine;
     std::vector<Decision> all((size_t)world.size());
     world.all_gather(&mine, sizeof mine, all.data());
-    return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save};
+    worked_ms.clear();
+    for (const Decision& d : all) worked_ms.push_back(d.worked_ms);
+    return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save, all[0].length};
 }
 
 // Why the run stops early: the reason of the first rank that has one.

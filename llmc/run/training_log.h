@@ -21,7 +21,8 @@
 inline RunInfo run_info(const Run& r) {
     RunInfo info;
     info.name = run_name(r.o);
-    info.total_steps = r.schedule.total_steps;
+    if (!r.schedule.open) info.total_steps = r.schedule.total_steps;
+    else info.ends_at = program_start + time_budget_seconds(r.o) - r.state.budget_spent_s;
     info.z_loss = r.o.z_loss_strength > 0;
     info.batch_ramp = r.schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = r.schedule.total_samples;
@@ -39,6 +40,35 @@ inline std::map<std::string, double> differences_ms(const std::map<std::string, 
     for (auto& [group, seconds] : after) seconds = 1e3 * (seconds - (before.count(group) ? before.at(group) : 0));
     return after;
 }
+
+// What a finished run has come to. NaN: not known.
+struct RunResult {
+    double valid_loss = NAN, bits_per_byte = NAN;  // of the last validation
+    int64_t parameters = 0, tokens = 0, steps = 0;
+    double seconds = 0;                       // from the start of the program, and of earlier parts of a run with --time-budget
+    double joules = NAN, grams_of_co2 = NAN;  // of rank 0's machine
+
+    std::string text() const {
+        std::string quality;
+        if (std::isfinite(valid_loss)) quality = format("validation loss %.4f, ", valid_loss);
+        if (std::isfinite(bits_per_byte)) quality = format("%.4f bits per byte, ", bits_per_byte) + quality;
+        std::string cost;
+        if (std::isfinite(joules)) cost = format(", %.3g Wh", joules / 3600);
+        if (std::isfinite(grams_of_co2)) cost += format(", %.3g g of CO2", grams_of_co2);
+        return format("result: %s%s parameters, %s tokens in %s and %.1f s%s", quality.c_str(),
+                      human_count((double)parameters).c_str(), human_count((double)tokens).c_str(),
+                      counted(steps, "step").c_str(), seconds, cost.c_str());
+    }
+    nlohmann::ordered_json json() const {
+        nlohmann::ordered_json j = {
+            {"parameters", parameters}, {"tokens", tokens}, {"seconds", std::round(seconds * 1e3) / 1e3}};
+        if (std::isfinite(valid_loss)) j["valid_loss"] = valid_loss;
+        if (std::isfinite(bits_per_byte)) j["bits_per_byte"] = bits_per_byte;
+        if (std::isfinite(joules)) j["energy_joules"] = joules;
+        if (std::isfinite(grams_of_co2)) j["grams_of_co2"] = grams_of_co2;
+        return j;
+    }
+};
 
 class TrainingLog {
 public:
@@ -62,6 +92,19 @@ public:
         if (!overrides.empty()) event(state.step, "info", "override", "overridden: " + overrides);
     }
 
+    // The length of a run with --time-budget is chosen.
+    void length(int64_t step, const RunLength& length, const std::string& options) {
+        if (!logger_) return;
+        logger_->length(step, length.steps);
+        event(step, "info", "length",
+              format("%s fit into the time, %s; the same bits without a clock: %s", counted(length.steps, "step").c_str(),
+                     length.steps > step ? format("the last %lld begin", (long long)(length.steps - step)).c_str() : "no more",
+                     options.c_str()));
+    }
+    // sentence: from Stragglers; may be empty.
+    void straggler(int64_t step, const std::string& sentence) {
+        if (!sentence.empty()) event(step, "info", "straggler", sentence);
+    }
     void begin_fp8(int64_t step) { event(step, "info", "fp8", "from here on products are in FP8"); }
     // layers: from LayerHealth; null if they were not examined.
     void step(const StepStats& stats, const nlohmann::ordered_json& layers) {
@@ -91,6 +134,9 @@ public:
     void no_validation(int64_t step) {
         event(step, "warning", "valid", format("the validation at step %lld was left: told to stop", (long long)step));
     }
+    void tasks(int64_t step, const nlohmann::ordered_json& values, const nlohmann::ordered_json& errors, double ms) {
+        if (logger_) logger_->tasks(step, values, errors, ms);
+    }
     void sample(int64_t step, const std::string& prompt, const std::string& text) {
         if (logger_) logger_->sample(step, prompt, text);
     }
@@ -107,12 +153,15 @@ public:
     }
 
     // How the run ended: failed with a problem, finished, or stopped for a reason, with the command that resumes it.
-    void end(const std::string& problem, bool finished, const std::string& reason, const std::string& command) {
+    void end(const std::string& problem, bool finished, const std::string& reason, const std::string& command,
+             const RunResult& result) {
         if (!logger_) return;
         logger_->say("peak memory " + human_bytes((double)peak_memory_bytes()));
         if (!problem.empty()) logger_->end("failed", problem);
-        else if (finished) logger_->end("finished");
-        else logger_->end("stopped", reason, command);
+        else if (finished) {
+            logger_->say(result.text());
+            logger_->end("finished", "", "", result.json());
+        } else logger_->end("stopped", reason, command);
     }
 
 private:

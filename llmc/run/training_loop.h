@@ -11,10 +11,12 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 #include "../model/flops.h"
+#include "../model/parameters.h"
 #include "../ops.h"
 #include "../parallel/training_memory.h"
 #include "../parallel/weight_average.h"
 #include "../report/logger.h"
+#include "energy.h"
 #include "evaluation.h"
 #include "guard.h"
 #include "machine.h"
@@ -22,16 +24,21 @@
 #include "run.h"
 #include "run_directory.h"
 #include "stop.h"
+#include "stragglers.h"
+#include "time_budget.h"
 #include "timetable.h"
 #include "trainer.h"
 #include "training_log.h"
 #include "training_state.h"
+#include "training_tasks.h"
 
 // What the loop asks of the model. All ranks call each function at the same time. One that was stopped returns nothing.
 struct ModelFunctions {
     std::function<std::optional<StepStats>()> step;
     // The losses over validation samples [first, first + n), one per dataset.
     std::function<std::optional<std::vector<LossSums>>(int64_t first, int64_t n)> validate;
+    // The scores of requests, the same on every rank.
+    std::function<std::vector<Score>(const std::vector<Request>&)> score;
     // Generates a text: calls emit(token) for each token until that returns false. Null: no samples of text are written.
     std::function<void(const std::function<bool(int)>& emit)> generate;
 };
@@ -40,7 +47,7 @@ class TrainingLoop {
 public:
     // lock: of the output directory; held by the first rank only.
     TrainingLoop(Run& run, TrainerBase& trainer, const TrainingMemory& m, ModelFunctions functions, Timetable& timetable,
-                 TrainingLog& log, RunLock* lock)
+                 const TrainingTasks& tasks, TrainingLog& log, RunLock* lock)
         : run_(run),
           o_(run.o),
           t_(trainer),
@@ -48,18 +55,31 @@ public:
           state_(trainer.state),
           functions_(std::move(functions)),
           timetable_(timetable),
+          budget_(o_, state_.budget_spent_s),
+          stragglers_(run.world.hosts(), run.ranks->mesh.pp.size),
+          tasks_(tasks),
           log_(log),
           saver_(run.ctx, {o_.out, o_.keep, o_.keep_every, run.texts, run.reference.file, lock}, m),
           saved_step_(run.same_directory() ? state_.step : 0),
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };
+        const double of_step = 1.0 / 3 / (double)run_.schedule.final_batch;  // a sample's forward pass, in steps
+        if (run_.valid)
+            budget_.expect(TimeBudget::validation, o_.eval_interval,
+                           (m_.average ? 2 : 1) * of_step * (double)run_.valid_samples);
+        if (functions_.generate) budget_.expect(TimeBudget::sample, o_.sample_interval, o_.sample_tokens * of_step);
+        if (tasks_.any())
+            budget_.expect(TimeBudget::tasks, tasks_.interval() ? tasks_.interval() : INT64_MAX,
+                           of_step * (double)tasks_.tokens() / o_.seq_length);
     }
 
     void run() {
         run_.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
         t_.memory_check.remember();
         bool stop = false;
+        settle_length({});
         while (!t_.finished() && !stop) {
+            const double begin = monotonic_seconds();
             skip_batches();
             const bool in_fp8 = !o_.fp8_format.empty() && state_.step >= fp8_start(o_, state_);
             if (in_fp8 && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
@@ -74,8 +94,17 @@ public:
             add_rates(*stats, in_fp8);
             log_.step(*stats, std::exchange(t_.health, nullptr));
             if (heed(t_.verdict)) continue;
-            const Decision mine = {told_to_stop(), timetable_.save_now(state_.step)};
-            stop = follow_up(t_.finished(), decide_together(run_.world, mine));
+            budget_.took(TimeBudget::step, monotonic_seconds() - begin);
+            const bool saves = timetable_.save_now(state_.step) || (budget_.wants_save() && !std::exchange(save_asked_, true));
+            std::vector<double> worked_ms;
+            const Decision now = decide_together(
+                run_.world,
+                {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(), stats->worked_ms()},
+                worked_ms);
+            if (be::memory_is_host && run_.world.size() > 1)
+                log_.straggler(state_.step, stragglers_.add(worked_ms, monotonic_seconds()));
+            settle_length(now.length);
+            stop = follow_up(t_.finished(), now);
         }
         finish();
     }
@@ -89,6 +118,33 @@ private:
         stats.model_tflops = model_flops_per_token(m_.c, o_.seq_length) * stats.tokens_per_s / 1e12;
         if (const double peak = run_.peak.of_step(in_fp8); peak > 0) stats.mfu = stats.model_tflops * 1e12 / peak;
         stats.memory_bytes = (int64_t)memory_in_use(run_.ctx);
+        if (run_.main_rank()) stats.energy_joules = energy_.joules();
+    }
+
+    // With --time-budget: ends the schedule where rank 0 chose to. As long as it has not, samples are ordered further ahead than
+    // the next step.
+    void settle_length(const RunLength& chosen) {
+        Schedule& s = run_.schedule;
+        if (!s.open) return;
+        if (chosen.steps) {
+            s.end_after(chosen.steps, chosen.decay);
+            state_.length = chosen;
+            log_.length(state_.step, chosen, options_of_length(o_, chosen));
+        } else {
+            const int64_t ordered = s.total_steps;
+            while (t_.next_batch().step + 1 >= s.total_steps) s.plan_until(2 * s.total_steps);
+            if (s.total_steps == ordered) return;
+        }
+        order_data(run_, state_);
+    }
+
+    // Runs f, the work of a kind that is no step, and counts its time.
+    template <class F>
+    auto timed(TimeBudget::Work work, F f) {
+        const double begin = monotonic_seconds();
+        const auto result = f();
+        budget_.took(work, monotonic_seconds() - begin);
+        return result;
     }
 
     void skip_batches() {
@@ -126,11 +182,13 @@ private:
     bool follow_up(bool last, Decision now) {
         const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
         const bool samples = functions_.generate && !now.stop && (state_.step % o_.sample_interval == 0 || last);
+        const bool measures = !now.stop && tasks_.due_after(state_.step, last);
         const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
-        if (validates || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
+        if (validates || measures || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
         if (compares) t_.memory_check.require_agreement(state_.step);
-        if (validates && !validate()) now.stop = true;
-        if (samples && !now.stop && !write_sample()) now.stop = true;
+        if (validates && !timed(TimeBudget::validation, [&] { return validate(last); })) now.stop = true;
+        if (measures && !now.stop) timed(TimeBudget::tasks, [&] { return measure_tasks(); });
+        if (samples && !now.stop && !timed(TimeBudget::sample, [&] { return write_sample(); })) now.stop = true;
         const bool saves = last || now.stop || now.save;
         if (saves) {
             saver_.wait();
@@ -142,8 +200,8 @@ private:
         return now.stop;
     }
 
-    // Returns false if the run is to stop.
-    bool validate() {
+    // last: after the run's last step. Returns false if the run is to stop.
+    bool validate(bool last) {
         const double start = monotonic_seconds();
         run_.begin("validation");
         const int64_t first = o_.eval_fixed ? 0 : run_.schedule.first_sample_of_validation(state_.step);
@@ -164,6 +222,20 @@ private:
         state_.valid_loss = all.loss();
         log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
                         set_losses(*run_.valid, *sums), average_loss, rewards_of(all.pairs));
+        if (last) result_.valid_loss = all.loss();
+        if (last && run_.main_rank() && run_.tokenizer && !all.pairs.n)
+            result_.bits_per_byte =
+                bits_per_byte(all, bytes_of_targets(*run_.tokenizer, *run_.valid, first, run_.valid_samples));
+        return true;
+    }
+
+    bool measure_tasks() {
+        const double start = monotonic_seconds();
+        run_.begin("measuring tasks");
+        nlohmann::ordered_json values, errors;
+        tasks_.measure(values, errors, functions_.score);
+        run_.phase.done();
+        log_.tasks(state_.step, values, errors, (monotonic_seconds() - start) * 1e3);
         return true;
     }
 
@@ -183,6 +255,7 @@ private:
     void save() {
         t_.memory_check.require_unchanged(state_.step);
         t_.history.save(state_);
+        state_.budget_spent_s = budget_.on() ? budget_.spent() : 0;
         saver_.save(state_);
         if (o_.save_in_foreground) saver_.wait();
         timetable_.saved();
@@ -192,6 +265,7 @@ private:
         if (!outcome) return;
         save_error_ = outcome->error;
         if (save_error_.empty()) saved_step_ = outcome->step;
+        budget_.took(TimeBudget::save, outcome->seconds);
         log_.checkpoint(*outcome);
     }
 
@@ -210,7 +284,13 @@ private:
             problem =
                 "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
                 "with --on-spike rollback";
-        log_.end(problem, done, reason, command);
+        result_.parameters = (int64_t)ParameterTable(m_.c).trained;
+        result_.tokens = state_.tokens;
+        result_.steps = state_.step;
+        result_.seconds = budget_.spent();
+        result_.joules = energy_.joules_now();
+        result_.grams_of_co2 = o_.carbon_intensity ? grams_of_co2(result_.joules, *o_.carbon_intensity) : NAN;
+        log_.end(problem, done, reason, command, result_);
         if (!problem.empty()) fail("%s", problem.c_str());
     }
 
@@ -221,6 +301,12 @@ private:
     TrainingState& state_;
     ModelFunctions functions_;
     Timetable& timetable_;
+    TimeBudget budget_;
+    bool save_asked_ = false;  // for the budget
+    EnergyMeter energy_;
+    Stragglers stragglers_;
+    const TrainingTasks& tasks_;
+    RunResult result_;
     TrainingLog& log_;
     Saver saver_;
     std::string save_error_;  // of the last save

@@ -30,6 +30,11 @@
 #include "../parallel/training_memory.h"
 #include "../parallel/world.h"
 
+// Steps of a run with --time-budget, chosen while it trains: of all of it, and of its decay. 0: not chosen yet.
+struct RunLength {
+    int64_t steps = 0, decay = 0;
+};
+
 struct TrainingState : Counters {
     int64_t updates = 0;    // applied steps: AdamW's step
     int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
@@ -42,6 +47,8 @@ struct TrainingState : Counters {
     BatchRanges skips;                              // batches to skip, a step each
     int64_t planned = 0;                            // samples for which the order of the data was computed
     Strings iterations;                             // LLM-jp's ranges, whose batches are drawn and dropped
+    RunLength length;                               // with --time-budget
+    double budget_spent_s = 0;                      // of --time-budget
 };
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
@@ -64,6 +71,7 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"planned_samples", s.planned},
             {"skip_batches", s.skips.state()},
             {"skip_iterations", s.iterations},
+            {"time_budget", {{"seconds", s.budget_spent_s}, {"steps", s.length.steps}, {"decay_steps", s.length.decay}}},
             {"layout", s.layout},
             {"data", s.data},
             {"reference", s.reference},
@@ -124,6 +132,12 @@ inline TrainingState read_state(const std::string& dir) {
         s.fp8_start = count("fp8_start", j.value("fp8_start", nlohmann::json(-1)), -1, most);
         s.discarded = count("discarded_batches", j.value("discarded_batches", nlohmann::json(0)), 0, most);
         s.iterations = j.value("skip_iterations", Strings());
+        if (j.contains("time_budget")) {
+            const nlohmann::json& budget = j["time_budget"];
+            s.length.steps = count("time_budget.steps", budget.at("steps"), 0, most);
+            s.length.decay = count("time_budget.decay_steps", budget.at("decay_steps"), 0, s.length.steps);
+            s.budget_spent_s = std::max(0.0, budget.at("seconds").get<double>());
+        }
         s.skips = BatchRanges::restore(j.value("skip_batches", nlohmann::json::array()), path);
         s.options = j.at("options");
         s.data = j.at("data");

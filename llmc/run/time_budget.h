@@ -1,0 +1,148 @@
+// A run that is given a time instead of a length: `train --time-budget 5m` takes as many steps as fit, and ends on time with its
+// last validation and its last checkpoint.
+//
+// While the learning rate warms up and then stays, nothing depends on the length (schedule WSD: warm-up, stable, decay; Hu et al.,
+// 2024, MiniCPM), so the length is decided as late as possible, at the beginning of the decay: as soon as no more steps fit into
+// the rest of the time than the decay should have, a fifth of all steps (Haegele et al., 2024, "Scaling Laws and Compute-Optimal
+// Training Beyond Fixed Training Durations"), or --lr-wsd-decay-iters. From then on the run is an ordinary one: with --train-iters
+// and --lr-wsd-decay-iters as chosen it gives the same bits on another day, since --reshuffle-each-epoch, which is implied, makes the
+// order of the data independent of the length as well. The other schedules with such a beginning are constant and
+// inverse-square-root, which have no decay: their run ends when the time is over.
+//
+// Rank 0's clock decides for all ranks (timetable.h). What is not a step is counted by what it took before: validations, tasks and
+// samples of text by their mean, the checkpoint by that of half time, which is written for that.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "config.h"
+#include "training_state.h"
+
+// Seconds of --time-budget; 0: there is none.
+inline double time_budget_seconds(const TrainOptions& o) {
+    if (o.time_budget.empty()) return 0;
+    const double seconds = parse_duration(o.time_budget);
+    if (!(seconds > 0)) fail_usage("--time-budget is '%s'; it must be a duration (90s, 5m, 2h30m)", o.time_budget.c_str());
+    return seconds;
+}
+
+// Sets what --time-budget implies, and refuses what needs the length of the run before it is known.
+inline void apply_time_budget(TrainOptions& o) {
+    if (time_budget_seconds(o) == 0) return;
+    if (!o.given.count("lr-decay-style")) o.lr_decay_style = "WSD";
+    o.reshuffle_each_epoch = true;
+    const bool falls_from_the_start = o.lr_decay_style == "cosine" || o.lr_decay_style == "linear";
+    const struct {
+        bool wrong;
+        const char *option, *hint;
+    } rows[] = {
+        {o.train_iters || o.train_samples, "--train-iters and --train-samples give the length in another way",
+         "leave one of them out"},
+        {!o.size.empty(), "--size chooses the length, and by it the learning rate",
+         "--preset, or --num-layers and --hidden-size"},
+        {falls_from_the_start, "--lr-decay-style cosine and linear fall from the beginning by the length",
+         "--lr-decay-style WSD, which falls at the end"},
+        {o.lr_decay_iters || o.lr_decay_samples, "--lr-decay-iters is when the decay ends, and it ends with the time",
+         "--lr-wsd-decay-iters is how long it takes"},
+        {o.lr_wsd_decay_samples > 0, "--lr-wsd-decay-samples may be no whole number of steps", "--lr-wsd-decay-iters"},
+        {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction is a part of the length", "--lr-warmup-iters"},
+        {o.weight_decay_incr_style != "constant", "--weight-decay-incr-style changes the weight decay over the length",
+         "leave it out"},
+        {!o.rampup_batch_size.empty(), "--rampup-batch-size needs --train-samples", "leave it out"},
+        {o.on_spike == "rollback", "--on-spike rollback repeats steps, for which there is no time", "--on-spike skip"},
+        {o.world > 0, "--world plans for machines that are not here, whose steps cannot be measured", "--train-iters"},
+    };
+    for (const auto& [wrong, option, hint] : rows)
+        if (wrong) fail_usage("--time-budget %s: %s, which is not known yet; HINT: %s", o.time_budget.c_str(), option, hint);
+}
+
+// The options that give the same bits without a clock, where the length is as chosen.
+inline std::string options_of_length(const TrainOptions& o, const RunLength& length) {
+    std::string text = format("--train-iters %lld --reshuffle-each-epoch --lr-decay-style %s", (long long)length.steps,
+                              o.lr_decay_style.c_str());
+    if (o.lr_decay_style == "WSD") text += format(" --lr-wsd-decay-iters %lld", (long long)length.decay);
+    return text;
+}
+
+class TimeBudget {
+public:
+    enum Work { step, validation, tasks, sample, save };
+
+    // spent: seconds that earlier parts of the run took.
+    TimeBudget(const TrainOptions& o, double spent)
+        : limit_(time_budget_seconds(o)), before_(spent), wsd_(o.lr_decay_style == "WSD"), decay_(o.lr_wsd_decay_iters) {}
+    bool on() const { return limit_ > 0; }
+    // Seconds so far, from the start of the program.
+    double spent() const { return before_ + monotonic_seconds() - program_start; }
+    double seconds_left() const { return limit_ - spent(); }
+
+    // Work that is due every `interval` steps and after the last one, and takes about as long as so many steps, until it is known.
+    void expect(Work work, int64_t interval, double steps) {
+        of_(work).interval = interval;
+        of_(work).guess = steps;
+    }
+    void took(Work work, double seconds) {
+        if (work == step) return steps_.push_back((steps_.empty() ? 0 : steps_.back()) + seconds);
+        of_(work).seconds += seconds;
+        of_(work).times++;
+    }
+
+    // The length of a run of so many steps, if it has to be decided after this one; otherwise 0.
+    RunLength decide(int64_t done) const {
+        const int64_t fit = steps_that_fit(done), decay = !wsd_ ? 0 : decay_ ? decay_ : done / 4;
+        if (fit > decay) return {};
+        return {done + fit, std::max<int64_t>(fit, 1)};  // a decay of one step leaves that step's learning rate as it is
+    }
+    // Whether a checkpoint is to be written so that its time is known.
+    bool wants_save() const { return on() && costs_[save].times == 0 && spent() > limit_ / 2; }
+
+    // Seconds from here to the end of a run that has `done` steps, whose validation and so on are still to come, and ends with
+    // `last`.
+    double seconds_until_end(int64_t done, int64_t last) const {
+        const double each = step_seconds();
+        double seconds = (double)(last - done) * each + costs_[save].mean(each) + closing_s;
+        for (const Work work : {validation, tasks, sample}) {
+            const Cost& c = costs_[work];
+            if (c.interval == 0) continue;
+            const int64_t times = last / c.interval - (done - 1) / c.interval + (last % c.interval != 0);
+            seconds += (double)times * c.mean(each);
+        }
+        return seconds;
+    }
+    // Mean of the last quarter of the steps: a slow start is forgotten, and a machine that has become slower is noticed.
+    double step_seconds() const {
+        const size_t n = steps_.size(), before = n - (n + 3) / 4;
+        return n == 0 ? 0 : (steps_.back() - (before ? steps_[before - 1] : 0)) / (double)(n - before);
+    }
+
+private:
+    static constexpr double closing_s = 0.1;  // the last report, and the memory's return
+    struct Cost {
+        int64_t interval = 0, times = 0;
+        double guess = 0, seconds = 0;
+        double mean(double step_seconds) const { return times ? seconds / (double)times : guess * step_seconds; }
+    };
+    Cost& of_(Work work) { return costs_[work]; }
+
+    int64_t steps_that_fit(int64_t done) const {
+        const double left = seconds_left();
+        int64_t fit = 0, most = (int64_t)std::clamp(left / std::max(step_seconds(), 1e-9), 0.0, 1e12) + 1;  // most does not fit
+        while (most - fit > 1) {
+            const int64_t middle = fit + (most - fit) / 2;
+            (seconds_until_end(done, done + middle) <= left ? fit : most) = middle;
+        }
+        return fit;
+    }
+
+    double limit_, before_;
+    bool wsd_;
+    int64_t decay_;
+    std::vector<double> steps_;  // seconds of the first 1, 2, ... steps of this process together
+    std::array<Cost, save + 1> costs_{};
+};
