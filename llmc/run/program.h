@@ -23,6 +23,7 @@ struct ModelCommands {
     int (*train)(const TrainOptions&);
     int (*generate)(const GenerateOptions&);
     int (*eval)(const EvalOptions&);
+    int (*serve)(const ServeOptions&);
 };
 
 namespace detail {
@@ -63,6 +64,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
                                    " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
         return 2;
     }
+    if (command == "serve") return run_command("serve", arguments, commands.serve);
     if (command == "curate") return run_command("curate", arguments, curate_command);
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
