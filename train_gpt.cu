@@ -8,7 +8,7 @@ Everything that knows it is a GPT is here; what would be equally true of another
   4  the whole model              embed, head, model_forward, model_backward
   5  one training step            train_step: micro-batches, loss scale, clipping, update
   6  inference                    evaluate; Generator with its key/value cache
-  7  commands                     train, tune, generate, eval; main
+  7  commands                     train, tune, generate, serve, eval; main
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
@@ -60,7 +60,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
 #include "llmc/model/preference.h"    // Preference, AnswerPair
 #include "llmc/model/recompute.h"     // Recompute, Kept, LayerInput
-#include "llmc/model/sampler.h"       // sample_text
+#include "llmc/model/decoder.h"       // Decoder, write_text, TextRoom, NextToken
 #include "llmc/data/dataloader.h"     // Batch, DataLoader
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tasks.h"                // Request, Score
@@ -88,7 +88,8 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/training_log.h"          // TrainingLog
 #include "llmc/run/training_tasks.h"        // TrainingTasks
 #include "llmc/run/training_loop.h"         // TrainingLoop
-#include "llmc/run/inference.h"             // InferenceRun, read_prompt, write_texts
+#include "llmc/run/inference.h"             // InferenceRun, read_prompts, write_texts
+#include "llmc/run/serve.h"                 // ModelServer
 #include "llmc/run/evaluation.h"            // score_requests, evaluate_tasks
 #include "llmc/run/planner.h"               // MicroBatchShape, measured_step_seconds
 #include "llmc/run/machine.h"               // peak_of_all
@@ -128,13 +129,16 @@ struct BlockActivations {
     ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
 };
 
-// Keys and values of all tokens so far, for generation.
+// Keys and values of all tokens so far of some sequences, for generation.
 struct KeyValueCache {
-    floatX *keys, *values;  // (layers, T, NKVl, HS)
-    size_t layer_size;      // T NKVl HS
-    int length;             // rows so far
-    floatX* keys_of(int layer) { return keys + layer * layer_size; }
-    floatX* values_of(int layer) { return values + layer * layer_size; }
+    TextRoom room;          // S sequences of P tokens
+    floatX *keys, *values;  // (layers, S, P, NKVl, HS)
+    size_t row;             // NKVl HS
+    int* sequences;         // (S) that the rows of a pass continue
+    AttentionCache of(int layer, int sequence) const {
+        const size_t at = ((size_t)layer * room.sequences + sequence) * room.tokens * row;
+        return {keys + at, values + at, room.tokens};
+    }
 };
 
 // A micro-batch in a chunk of this rank's layers: its tokens, and the activations between its forward and backward pass.
@@ -156,7 +160,7 @@ struct MicroBatch {
     int B = 0, T = 0;
     bool begins = false;             // virtual tokens stand before its sequences
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
-    KeyValueCache* cache = nullptr;  // not null: one new token, which attends to the cached rows before it
+    KeyValueCache* cache = nullptr;  // not null: one new token a row, which attends to its sequence's cached ones
     Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
     uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
     bool drops = false;              // dropout takes place
@@ -183,7 +187,7 @@ struct Activations {
     real* weight;                                     // (N) of each row's gradient, where answers are compared
     PreferenceSums pairs;                             // of these, since the sums were cleared
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
-    floatX* next_logits;                              // (Vp) of one row, for generation
+    floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
     LossSums* sums;                                   // of what the head has seen since they were cleared
     floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream; its gradient
     real* dq_sums = nullptr;                          // (dq_sums_size) attention_backward's; null: it is deterministic
@@ -433,19 +437,21 @@ static void plan_activation_gradients(Model& m) {
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
 
-// Plans memory for the keys and values of a whole context.
+// Plans memory for the keys and values of the sequences that are written at a time.
 static void plan_cache(Model& m) {
-    m.arena.add("key/value cache", &m.a.next_logits, m.c.Vp);
-    for (floatX** rows : {&m.cache.keys, &m.cache.values})
-        m.arena.add("key/value cache", rows, m.table.part.layers.size() * m.cache.layer_size);
+    const size_t S = (size_t)m.cache.room.sequences, tokens = m.table.part.layers.size() * S * m.cache.room.tokens;
+    m.arena.add("key/value cache", &m.a.next_logits, S * m.c.Vp);
+    m.arena.add("key/value cache", &m.cache.sequences, S);
+    for (floatX** rows : {&m.cache.keys, &m.cache.values}) m.arena.add("key/value cache", rows, tokens * m.cache.row);
 }
 
 // Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all
-// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `generates` adds
-// memory for the keys and values of a whole context.
-static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, bool generates = false,
+// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `room` adds memory
+// for texts that are written.
+static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, TextRoom room = {},
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
+    CHECK(B * T >= room.sequences, "%d sequences in passes of %d rows", room.sequences, B * T);
     if ((int64_t)B * T > INT_MAX)
         fail_usage(
             "--micro-batch-size %d x --seq-length %d are more tokens at a time than can be counted, %d; HINT: a smaller one", B,
@@ -455,7 +461,8 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     m.a.B = B;
     m.a.T = T;
     m.a.head_rows = std::min(head_rows, B * T);
-    m.cache.layer_size = (size_t)m.c.T * m.n.NKVl * m.c.HS();
+    m.cache.room = {room.sequences, room.tokens ? room.tokens : m.c.T};
+    m.cache.row = (size_t)m.n.NKVl * m.c.HS();
 
     m.plan(m.arena, training);
     plan_layers(m, fp8);
@@ -471,7 +478,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
     if (rope && m.c.window && m.c.local_rope_base > 0) m.arena.add("activations: embedding, head", &m.window_cos_sin, angles);
     if (training) plan_activation_gradients(m);
-    if (generates) plan_cache(m);
+    if (room.sequences) plan_cache(m);
 }
 
 // Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
@@ -734,10 +741,10 @@ static void attention_forward(const Pass& p, const Block& b, const BlockActivati
     const int block = b.qkv.block;
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
-    if (KeyValueCache* cache = p.in.cache) {
-        const int first = p.m.c.sees_all(p.layer(block)) ? 0 : std::max(0, cache->length - p.m.c.window + 1);
-        return be::attention_decode(p.ctx, s.att.x, {cache->keys_of(block), cache->values_of(block), p.m.c.T}, s.qkv,
-                                    {first, cache->length, mask.slopes, b.sinks}, shape);
+    if (const KeyValueCache* cache = p.in.cache) {
+        const int window = p.m.c.sees_all(p.layer(block)) ? 0 : p.m.c.window;
+        return be::attention_decode(p.ctx, s.att.x, cache->of(block, 0), s.qkv,
+                                    {cache->sequences, p.in.positions, window, mask.slopes, b.sinks}, shape);
     }
     be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, mask, shape);
     if (b.sinks) be::sinks_forward(p.ctx, s.att.x, s.lse, b.sinks, shape);
@@ -1601,68 +1608,90 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
                           });
 }
 
-// Generates text one token at a time. The activations of `m` serve as scratch. All ranks that share a model take part and get
-// the same logits.
+// Generates the texts of some sequences, one token of each at a time, for a Decoder. The activations of `m` serve as scratch. All
+// ranks that share a model take part and get the same logits.
 class Generator {
 public:
-    Generator(be::Ctx& ctx, Model& m) : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache) {
+    Generator(be::Ctx& ctx, Model& m)
+        : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache), lengths_((size_t)cache_.room.sequences) {
         CHECK(cache_.keys, "no key/value cache was planned");
+        CHECK(sequences() == 1 || !m.ranks->sequence_parallel, "rows of several sequences are not cut");
     }
 
-    int length() const { return cache_.length; }
-    int capacity() const { return m_.c.T; }
+    int sequences() const { return cache_.room.sequences; }
+    int capacity() const { return cache_.room.tokens; }
+    int length(int sequence) const { return lengths_[(size_t)sequence]; }
 
-    // Restarts with a prompt that leaves room in the context: one pass over virtual tokens and as many as the activations hold, then
-    // one by one.
-    void prompt(const std::vector<int>& tokens) {
+    // Restarts a sequence with a prompt that leaves room in the context: one pass over virtual tokens and as many as the activations
+    // hold, then one by one.
+    void prompt(int sequence, const std::vector<int>& tokens) {
         const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
         int at_once = std::min(before + n, m_.a.B * m_.a.T);
         if (at_once > m_.n.tp_size) at_once -= at_once % m_.n.tp_size;  // rows that can be cut
-        CHECK(n >= 1 && n <= m_.c.room() && at_once >= before, "a prompt of %d tokens", n);
-        cache_.length = 0;
-        pass(tokens.data(), at_once - before, nullptr);
-        cache_.length = at_once;
-        for (int i = at_once - before; i < n; i++) append(tokens[i]);
+        CHECK(n >= 1 && before + n <= capacity() && at_once >= before, "a prompt of %d tokens", n);
+        batch_.begins = true;
+        batch_.B = 1;
+        batch_.T = at_once - before;
+        batch_.tokens.assign(tokens.begin(), tokens.begin() + batch_.T);
+        batch_.positions.resize((size_t)batch_.T);
+        std::iota(batch_.positions.begin(), batch_.positions.end(), 0);
+        pass(nullptr, sequence);
+        lengths_[(size_t)sequence] = at_once;
+        for (int i = batch_.T; i < n; i++) append({{sequence, tokens[(size_t)i]}});
     }
 
-    void append(int token) {
-        CHECK(length() < capacity(), "the context is full");
-        pass(&token, 1, &cache_);
-        cache_.length++;
+    // One more token of each of some sequences, in one pass.
+    void append(const std::vector<NextToken>& next) {
+        batch_.begins = false;
+        batch_.B = (int)next.size();
+        batch_.T = 1;
+        batch_.tokens.clear();
+        batch_.positions.clear();
+        std::vector<int> sequences;
+        for (const auto& [sequence, token] : next) {
+            CHECK(length(sequence) < capacity(), "the context is full");
+            sequences.push_back(sequence);
+            batch_.tokens.push_back(token);
+            batch_.positions.push_back(lengths_[(size_t)sequence]++);
+        }
+        be::upload(ctx_, cache_.sequences, sequences.data(), sequences.size() * sizeof(int));
+        pass(&cache_, 0);
     }
 
-    // (V) logits of the next token.
+    // (rows, V) logits of the next token after each row of the last append(), or after the last prompt.
     const std::vector<float>& logits() {
         const ModelConfig& c = m_.c;
         Activations& a = m_.a;
-        floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * m_.n.Vpl;
-        be::clear(ctx_, a.next_logits, (size_t)c.Vp * sizeof(floatX));
+        const int Vl = m_.n.Vpl;
+        const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
         if (m_.table.part.last) {
-            MicroBatch row;
-            row.B = row.T = 1;
-            norm_forward({ctx_, m_, row}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch, nullptr);
-            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, 1, c.C, m_.n.Vpl);
-            be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, (size_t)m_.n.Vpl);
-        }
-        be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, (size_t)c.Vp);  // the other stages add zero
-        HostSide<floatX> row(ctx_, a.next_logits, c.V);
-        row.download();
-        logits_.assign(row.data(), row.data() + c.V);
+            MicroBatch in;
+            in.B = rows_;
+            in.T = 1;
+            floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vl;
+            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch, nullptr);
+            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vl);
+            be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vl);
+        } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));
+        be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, all);  // the other stages add zero
+        HostSide<floatX> host(ctx_, a.next_logits, all);
+        host.download();
+        logits_.resize(rows * c.V);
         const float cap = (float)c.logit_softcap;
-        if (cap > 0)
-            for (float& x : logits_) x = cap * std::tanh(x / cap);
+        cpu::parallel_tasks(rows, [&](size_t row) {
+            float* out = &logits_[row * c.V];
+            for (int first = 0; first < c.V; first += Vl)
+                std::copy_n(host.data() + first / Vl * rows * Vl + row * Vl, std::min(Vl, c.V - first), out + first);
+            for (int i = 0; cap > 0 && i < c.V; i++) out[i] = cap * std::tanh(out[i] / cap);
+        });
         return logits_;
     }
 
 private:
-    // Runs n tokens through all layers; leaves the last token's row of the residual stream in branch, on the last stage.
-    void pass(const int* tokens, int n, KeyValueCache* cache) {
-        batch_.B = 1;
-        batch_.T = n;
-        batch_.begins = !cache;
-        batch_.tokens.assign(tokens, tokens + n);
-        batch_.positions.resize((size_t)n);
-        std::iota(batch_.positions.begin(), batch_.positions.end(), length());
+    // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in branch, on the
+    // last stage. cache: null for a prompt of `sequence`.
+    void pass(KeyValueCache* cache, int sequence) {
+        rows_ = cache ? batch_.B : 1;
         for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
             const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk));
             MicroBatch& in = pass.in;
@@ -1671,36 +1700,34 @@ private:
             if (in.first) embed_forward(pass);
             for (int i = 0; i < (int)in.blocks.size(); i++) {
                 block_forward(pass, i);
-                if (!cache) keep_keys_and_values(in, i);
+                if (!cache) keep_keys_and_values(in, i, sequence);
             }
             links_.send_output(in.out(), pass.stream_size(), chunk, passes_);
-            if (in.last) keep_last_row(pass);
+            if (in.last) keep_last_rows(pass);
         }
         passes_ = (passes_ + 1) % 1000;
     }
 
-    void keep_keys_and_values(const MicroBatch& in, int i) {
-        const ModelConfig& c = m_.c;
-        const size_t kv = (size_t)m_.n.NKVl * c.HS(), bytes = kv * sizeof(floatX), stride = m_.n.QKVl * sizeof(floatX);
-        const floatX* keys = in.blocks[i].qkv + (size_t)m_.n.NHl * c.HS();
-        be::copy_rows(ctx_, cache_.keys_of(in.first_block + i), bytes, keys, stride, bytes, in.N());
-        be::copy_rows(ctx_, cache_.values_of(in.first_block + i), bytes, keys + kv, stride, bytes, in.N());
+    void keep_keys_and_values(const MicroBatch& in, int i, int sequence) {
+        const size_t bytes = cache_.row * sizeof(floatX), stride = m_.n.QKVl * sizeof(floatX);
+        const floatX* keys = in.blocks[i].qkv + (size_t)m_.n.NHl * m_.c.HS();
+        const AttentionCache to = cache_.of(in.first_block + i, sequence);
+        be::copy_rows(ctx_, to.keys, bytes, keys, stride, bytes, in.N());
+        be::copy_rows(ctx_, to.values, bytes, keys + cache_.row, stride, bytes, in.N());
     }
 
-    // With sequence parallelism, the last tp rank has the last row.
-    void keep_last_row(const Pass& p) {
-        const size_t bytes = (size_t)m_.c.C * sizeof(floatX);
-        const bool mine = !p.cut_rows() || m_.ranks->mesh.tp.rank == m_.n.tp_size - 1;
-        const floatX* last = p.in.out() + (size_t)(p.local_rows() - 1) * m_.c.C;
-        if (mine) be::copy_rows(ctx_, m_.a.branch, bytes, last, bytes, bytes, 1);
-        else be::clear(ctx_, m_.a.branch, bytes);
-        if (p.cut_rows()) be::all_reduce(ctx_, m_.ranks->tp, m_.a.branch, (size_t)m_.c.C);
+    void keep_last_rows(const Pass& p) {
+        const size_t C = (size_t)m_.c.C, bytes = C * sizeof(floatX);
+        const floatX* last = gather(p, p.in.out(), p.local_rows(), m_.c.C) + (size_t)(p.N() - rows_) * C;
+        be::copy_rows(ctx_, m_.a.branch, bytes, last, bytes, bytes, (size_t)rows_);
     }
 
     be::Ctx& ctx_;
     Model& m_;
     PipelineLinks links_;
     KeyValueCache& cache_;
+    std::vector<int> lengths_;  // of the sequences, in tokens
+    int rows_ = 0;              // whose logits are wanted
     int passes_ = 0;
     Batch batch_;
     std::vector<float> logits_;
@@ -1738,7 +1765,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
-    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, o.sample_interval > 0, steps.micro_batches());
+    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {o.sample_interval > 0, 0},
+                steps.micro_batches());
     m->plan_copy(m->arena, o.save_in_foreground);
     return m;
 }
@@ -1844,8 +1872,9 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     generator.emplace(t.ctx, t.m);
     const auto prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(t.m.c.room(), t.m.a.B * t.m.a.T));
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
-        sample_text(*generator, prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)t.state.step,
-                    run.texts.end_ids, emit);
+        write_text(
+            *generator,
+            {prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)t.state.step, run.texts.end_ids, emit});
     };
     return functions;
 }
@@ -1895,18 +1924,14 @@ static void tune(World& world, const TuneOptions& o) {
 int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
 
 // The model of `run`, with memory for passes of B x T.
-template <class Options>
-static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, int B, int T, int head_rows, bool generates) {
+static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
     PhaseStatus phase;
     if (run.main_rank()) phase.begin("loading the model " + run.dir);
-    RankLayout layout;  // without sequence parallelism: passes have any number of rows
-    layout.tp = o.tensor_model_parallel_size;
-    layout.pp = o.pipeline_model_parallel_size;
     if (T > run.c.room()) fail_usage("--seq-length %d is above the model's longest sequence %d", T, run.c.room());
-    auto ranks = join_groups(run.ctx, run.world, layout, run.c);
+    auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
-    plan_memory(*m, Recompute::inference, B, T ? T : run.c.room(), head_rows, generates);
+    plan_memory(*m, Recompute::inference, B, T ? T : run.c.room(), head_rows, room);
     allocate(run.ctx, *m);
     load_parameters(run.ctx, *m, run.dir);
     if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
@@ -1914,26 +1939,41 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, const Options& o, 
 }
 
 static void generate(World& world, const GenerateOptions& o) {
-    InferenceRun run(world, o, true);
-    const Prompt prompt = read_prompt(run, o);
-    const int T = std::min(run.c.room(), (int)prompt.tokens.size() + o.max_new_tokens);
-    const std::unique_ptr<Model> m = load_weights(run, o, 1, T, 1, true);
+    InferenceRun run(world, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
+    const Prompts prompts = read_prompts(run, o);
+    const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
+    const auto texts = (int)std::min<int64_t>(o.batch, (int64_t)prompts.all.size() * o.num_samples);
+    const TextRoom room = {texts, prompts.converses ? 0 : run.c.virtual_tokens.count + T};
+    const std::unique_ptr<Model> m = load_weights(run, ceil_div(texts, T), T, 1, room);
     if (const int copies = m->ranks->mesh.dp.size; copies > 1)
         fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
     Generator generator(run.ctx, *m);
-    write_texts(run, generator, prompt, o);
+    write_texts(run, generator, prompts, o);
 }
 int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
+
+int serve_command(const ServeOptions& o) {
+    check_serving();
+    World world = World::join();
+    InferenceRun run(world, o, true);
+    ModelServer server(run, o);
+    const int T = o.seq_length ? o.seq_length : run.c.room();
+    const TextRoom room = {o.batch, std::min(run.c.T, run.c.virtual_tokens.count + T)};
+    const std::unique_ptr<Model> m = load_weights(run, ceil_div(o.batch, T), T, 1, room);
+    Generator generator(run.ctx, *m);
+    server.run(generator);
+    return 0;
+}
 
 static void evaluate_model(World& world, const EvalOptions& o) {
     check_options_of_eval(o, world.size());
     const std::vector<TaskFile> tasks = read_tasks(o);
-    InferenceRun run(world, o, !tasks.empty() || !o.text.empty());
+    InferenceRun run(world, o, !tasks.empty() || !o.text.empty(), o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
     const Tokenizer* tokenizer = run.tokenizer.get();
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
     const int most = o.seq_length ? o.seq_length : run.c.room();
     const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
-    const std::unique_ptr<Model> m = load_weights(run, o, o.micro_batch_size, T, 1024, false);
+    const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024);
     const auto score = [&](const std::vector<Request>& requests, Progress* progress) {
         return score_requests(run.ctx, *m, requests, progress);
     };
@@ -1949,6 +1989,6 @@ int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model);
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {
-    return run_program(argc, argv, {train_command, tune_command, generate_command, eval_command});
+    return run_program(argc, argv, {train_command, tune_command, generate_command, eval_command, serve_command});
 }
 #endif

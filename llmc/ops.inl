@@ -153,7 +153,8 @@ void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                              const AttentionActs& acts, const AttentionMask& mask, const Rope& rope,
                              const AttentionShape& shape, real* dq_sums /*or null*/);
-// One new token per sequence (T is 1): writes its key and value into the cache at row t and attends as the mask says. sets out.
+// One new token in each of B rows (T is 1), of sequences of any lengths: writes its key and value into its sequence's cache at row
+// t and attends as the mask says. The bits of a row do not depend on the others. sets out.
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, const AttentionCache& cache,
                       const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const DecodeMask& mask, const AttentionShape& shape);
 // Attention sinks: a learned score per query head takes part in the softmax of its rows, without a value. Changes the results of

@@ -111,16 +111,21 @@ struct AttentionActs {
     const floatX* out;  // (B, T, NH, HS)
     const real* lse;    // (B, NH, T)
 };
-// What a new token attends to: rows first .. t of the cache, the last of which is its own; and what is added to its scores.
+// What the new token of each row attends to: rows first .. t of its sequence in the cache, the last of which is its own; and what
+// is added to its scores.
 struct DecodeMask {
-    int first, t;
+    const int* sequences;           // (B) of the cache, all different
+    const int* t;                   // (B)
+    int window;                     // rows that a token sees, its own included; 0: all
     const real* slopes = nullptr;   // (NH) or null: ALiBi
     const floatX* sinks = nullptr;  // (NH) or null
+
+    HD int first(int b) const { return window && t[b] >= window ? t[b] + 1 - window : 0; }
 };
-// Keys and values of the tokens so far, with capacity P.
+// Keys and values of the tokens so far of S sequences, with capacity P each.
 struct AttentionCache {
-    floatX* keys;    // (B, P, NKV, HS)
-    floatX* values;  // (B, P, NKV, HS)
+    floatX* keys;    // (S, P, NKV, HS)
+    floatX* values;  // (S, P, NKV, HS)
     int P;
 };
 // Rotary positions: the position of each row, and cos and sin of the angles of each position (position * base^(-2j/rotated)).

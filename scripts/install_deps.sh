@@ -31,7 +31,7 @@ for package in $(awk '!/^#/ { print $1 }' "$(dirname "$0")/libraries.txt"); do !
 [[ ${#missing[@]} -gt 0 || ${#optional[@]} -gt 0 ]] || exit 0
 
 command="apt-get install -y --no-install-recommends"
-without="note: without these packages some files are not read: ${optional[*]}"
+without="note: without these packages some files are not read, or nothing is served: ${optional[*]}"
 if [[ $(id -u) == 0 ]]; then
     run=()
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then

@@ -12,9 +12,9 @@ cp -L /usr/include/pcre2.h build/deps/include/
 for library in libgtest.a libgtest_main.a libpcre2-8.a; do
     cp -L "$(find /usr/lib -name "$library" | head -n 1)" build/deps/lib/
 done
-# The optional libraries as well.
+# The optional libraries as well, if they are there to be linked statically.
 while read -r package _; do
-    [[ $package != \#* ]] || continue
+    [[ $package != \#* ]] && dpkg-query -L "$package" | grep -q '\.a$' || continue
     for file in $(dpkg-query -L "$package" | grep -E '\.(h|a)$'); do
         if [[ $file == *.a ]]; then cp -L "$file" build/deps/lib/; else cp -L "$file" build/deps/include/; fi
     done

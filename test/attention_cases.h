@@ -58,6 +58,21 @@ inline std::vector<int> document_starts(int B, int T) {
     return starts;
 }
 
+// The rows of a step in which sequences get one token each: sequence b begins b steps after the first one, and lies in place B - b
+// of the cache.
+struct DecodedRows {
+    std::vector<int> sequences, t;
+    const Case& k;
+    DecodedRows(const Case& k, int step) : k(k) {
+        for (int b = k.B - 1; b >= 0; b--)
+            if (step >= b && step - b < k.T) {
+                sequences.push_back(k.B - b);
+                t.push_back(step - b);
+            }
+    }
+    size_t row(int i) const { return (size_t)(k.B - sequences[i]) * k.T + t[i]; }  // of all sequences, one after another
+};
+
 // The first key that each row sees.
 inline std::vector<int> Case::first_keys() const {
     std::vector<int> first = documents ? document_starts(B, T) : std::vector<int>(rows());

@@ -92,6 +92,7 @@ END
         *" --prompt-tokens "*) command+=" --seq-length 44 --eval-iters 1" ;; # 64 with virtual tokens
         *" train "*) command+=" --seq-length 64 --eval-iters 1" ;;
         *" eval "*) command+=" --seq-length 44" ;;
+        *" serve "*) command="timeout --preserve-status -s INT 3 $command --port 0" ;; # and ends well
         esac
         ;;
     esac
@@ -122,7 +123,7 @@ try() {
             grep -vxF -f "$work/make.txt")
         command=${command:+echo make does not know "$command"; false}
         ;;
-    *:*test/run.sh*) command="" ;;
+    *:*test/run.sh* | *:curl\ http://127.0.0.1*) command="" ;;
     run:*) command=$(shorten "$command") ;;
     *:*scripts/run_*) command="bash $(grep -oE 'scripts/run_.*' <<<"$command") --dry-run" ;;
     *:*" train "*) command="./train_gpt train ${command#* train } --dry-run" ;;

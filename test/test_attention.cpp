@@ -449,7 +449,9 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------------
-// Token by token over caches whose later rows are NaN, against the same attention over whole sequences.
+// Token by token over caches whose later rows are NaN, against the same attention over whole sequences: sequence b begins b steps
+// after the first, and is as much longer than the others' rows in every step; it lies in place B - b of the cache, of which place 0
+// stays as it is.
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
     for (const Case& k :
          {Case{1, 5, 1, 1, 8, false, false}, Case{3, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
@@ -461,20 +463,25 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
         const int P = k.T + 3;  // rows of the cache
         const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
         cpu::Ctx ctx(k.B);  // one, two and three threads
-        Guarded<floatX> keys(k.B * P * cached, "keys"), values(k.B * P * cached, "values");
+        Guarded<floatX> keys((k.B + 1) * P * cached, "keys"), values((k.B + 1) * P * cached, "values");
         std::vector<floatX> expected_keys = keys.values(), expected_values = values.values(), out(k.rows() * produced);
-        for (int t = 0; t < k.T; t++) {
-            Guarded<floatX> token(k.B * k.width(), "qkv"), token_out(k.B * produced, "out");
-            for (int b = 0; b < k.B; b++) {
-                const floatX* row = &p.qkv[(b * k.T + t) * k.width()];
-                std::copy_n(row, k.width(), &token[b * k.width()]);
-                std::copy_n(row + produced, cached, &expected_keys[(b * P + t) * cached]);
-                std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
+        for (int step = 0; step < k.T + k.B - 1; step++) {
+            const DecodedRows rows(k, step);
+            shape.B = (int)rows.t.size();
+            Guarded<floatX> token(shape.B * k.width(), "qkv"), token_out(shape.B * produced, "out");
+            for (int i = 0; i < shape.B; i++) {
+                const size_t at = (size_t)(rows.sequences[i] * P + rows.t[i]) * cached;
+                const floatX* row = &p.qkv[rows.row(i) * k.width()];
+                std::copy_n(row, k.width(), &token[i * k.width()]);
+                std::copy_n(row + produced, cached, &expected_keys[at]);
+                std::copy_n(row + produced + cached, cached, &expected_values[at]);
             }
             spoil_scratch(ctx);
-            cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(),
-                                  {p.first_key(t), t, p.slopes_or_null(), k.sinks ? p.sinks.data() : nullptr}, shape);
-            for (int b = 0; b < k.B; b++) std::copy_n(&token_out[b * produced], produced, &out[(b * k.T + t) * produced]);
+            cpu::attention_decode(
+                ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(),
+                {rows.sequences.data(), rows.t.data(), k.window, p.slopes_or_null(), k.sinks ? p.sinks.data() : nullptr},
+                shape);
+            for (int i = 0; i < shape.B; i++) std::copy_n(&token_out[i * produced], produced, &out[rows.row(i) * produced]);
         }
         expect_same_bits(keys, expected_keys, "keys");
         expect_same_bits(values, expected_values, "values");

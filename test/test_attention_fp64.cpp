@@ -2,6 +2,8 @@
 // plain loops and the tiles. Outputs lie between guards and are NaN before they are set.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "../llmc/cpu/attention.h"
 #include "../llmc/cpu/matmul.h"
 #include "../llmc/cpu/rope.h"
@@ -268,12 +270,15 @@ TEST(Fp64, DecodeIsForward) {
         const size_t row = shape.row(), width = (size_t)k.NH * k.HS, T = (size_t)k.T;
         Guarded<double> keys((size_t)k.B * P * k.NKV * k.HS), values((size_t)k.B * P * k.NKV * k.HS), token_out(k.B * width);
         shape.T = 1;
+        std::vector<int> sequences((size_t)k.B);
+        std::iota(sequences.begin(), sequences.end(), 0);
         for (size_t t = 0; t < T; t++) {
+            const std::vector<int> now((size_t)k.B, (int)t);
             Doubles token;
             for (size_t b = 0; b < (size_t)k.B; b++)
                 token.insert(token.end(), &qkv[(b * T + t) * row], &qkv[(b * T + t) * row] + row);
             cpu::attention_decode(ctx, token_out.data(), {keys.data(), values.data(), P}, token.data(),
-                                  {first_keys[t], (int)t, slopes_or_null, sinks_or_null}, shape);
+                                  {sequences.data(), now.data(), k.window, slopes_or_null, sinks_or_null}, shape);
             for (size_t i = 0; i < k.B * width; i++)
                 EXPECT_NEAR(token_out[i], out[(i / width * T + t) * width + i % width], 1e-13) << t;
         }

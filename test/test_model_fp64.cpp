@@ -157,7 +157,7 @@ struct Fixture {
         : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
         m.grads.is_bf16 = bf16_gradients;
         m.recomputed = recomputed;
-        plan_memory(m, recompute, 2, c.T - 1, head_rows, true);
+        plan_memory(m, recompute, 2, c.T - 1, head_rows, {1});
         allocate(ctx, m);
         initialize(ctx, m, 42);
         // Gains away from 1 and biases away from 0, or their gradients' errors could hide.
@@ -366,8 +366,8 @@ TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
     std::vector<int> tokens(f.batch.tokens.begin(), f.batch.tokens.begin() + T);
     Generator generator(f.ctx, f.m);
     for (int prompt : {1, 4, T}) {
-        generator.prompt({tokens.begin(), tokens.begin() + prompt});
-        for (int t = prompt; t < T; t++) generator.append(tokens[t]);
+        generator.prompt(0, {tokens.begin(), tokens.begin() + prompt});
+        for (int t = prompt; t < T; t++) generator.append({{0, tokens[t]}});
         const std::vector<float> cached = generator.logits();
         f.upload();  // the generator's tokens took their place
         model_forward(f.pass());

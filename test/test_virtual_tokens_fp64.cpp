@@ -151,16 +151,16 @@ TEST(VirtualTokens, AreInTheContextOfAGeneratedText) {
         be::Ctx ctx(2);
         Model m(c);
         const int room = c.room();
-        plan_memory(m, Recompute::inference, 1, room, room + k.count, true);
+        plan_memory(m, Recompute::inference, 1, room, room + k.count, {1});
         allocate(ctx, m);
         initialize(ctx, m, 42);
         std::vector<int> tokens;
         for (int i = 0; i < room; i++) tokens.push_back(i * 7 % c.V);
         const auto logits_after = [&](size_t at_once, size_t n) {
             Generator generator(ctx, m);
-            generator.prompt({tokens.begin(), tokens.begin() + (long)at_once});
-            for (size_t i = at_once; i < n; i++) generator.append(tokens[i]);
-            EXPECT_EQ(generator.length(), k.count + (int)n);
+            generator.prompt(0, {tokens.begin(), tokens.begin() + (long)at_once});
+            for (size_t i = at_once; i < n; i++) generator.append({{0, tokens[i]}});
+            EXPECT_EQ(generator.length(0), k.count + (int)n);
             return generator.logits();
         };
         const std::vector<float> whole = logits_after((size_t)room, (size_t)room), parts = logits_after(1, (size_t)room);

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
+#include <map>
 
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "../../train_gpt.cu"
@@ -458,34 +459,40 @@ void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, in
 }
 #endif
 
-// One token after another: all matrices and the keys and values so far are read once for each.
+// Texts that are written together, one token of each after another: all matrices and the keys and values so far are read once for
+// each step. Numbers of texts take turns, so that a noisy machine slows all of them down.
 void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& preset) {
     constexpr int prompt = 64, tokens = 64;
+    const std::vector<int> batches = {1, 2, 4, 8};
     Model m(config_for(preset, 0, 0));
-    plan_memory(m, Recompute::inference, 1, prompt, 1, true);
+    plan_memory(m, Recompute::inference, 1, prompt, 1, {batches.back()});
     allocate(ctx, m);
     initialize(ctx, m, 1);
     Generator generator(ctx, m);
-    const std::vector<int> start(prompt, 1);
-    std::vector<double> times;
-    for (int round = 0; round < 7; round++) {
-        generator.prompt(start);
-        wait_for_device(ctx);
-        const double before = now();
-        for (int i = 0; i < tokens; i++) {
-            generator.logits();
-            generator.append(1 + i);
+    std::map<int, std::vector<double>> times;
+    for (int round = 0; round < 7; round++)
+        for (const int batch : batches) {
+            Decoder<Generator> decoder(generator);
+            double start = 0;
+            int last = 0;  // tokens of the text that joined last, whose first one comes with its prompt
+            for (int i = 0; i < batch; i++)
+                decoder.add({std::vector<int>(prompt, 1), tokens, {}, (uint64_t)i, 0, {}, [&](int) {
+                                 if (last == 0) start = now();
+                                 return true;
+                             }});
+            while (decoder.step()) last++;
+            times[batch].push_back((now() - start) / (tokens - 1));
         }
-        wait_for_device(ctx);
-        times.push_back((now() - before) / tokens);
-    }
-    std::sort(times.begin(), times.end());
     const ModelConfig& c = m.c;
     const double of_block = (double)c.C * (c.QKV() + c.C + c.F1() + c.F), parameters = c.L * of_block + (double)c.Vp * c.C;
     const double cached = 2.0 * c.L * c.NKV * c.HS() * (prompt + tokens / 2.0);
-    const double bytes = (parameters + cached) * sizeof(floatX), seconds = times[times.size() / 2];
-    printf("%-14s %s generating: %.0f tok/s, %.2f ms each; %.1f GB/s, %.0f%% of reading memory\n", preset.c_str(),
-           precision_name, 1 / seconds, seconds * 1e3, bytes / seconds / 1e9, 100 * bytes / seconds / machine.read_bytes);
+    for (auto& [batch, of_batch] : times) {
+        std::sort(of_batch.begin(), of_batch.end());
+        const double bytes = (parameters + batch * cached) * sizeof(floatX), seconds = of_batch[of_batch.size() / 2];
+        printf("%-14s %s generating %d: %.0f tok/s, %.2f ms each; %.1f GB/s, %.0f%% of reading memory\n", preset.c_str(),
+               precision_name, batch, batch / seconds, seconds * 1e3, bytes / seconds / 1e9,
+               100 * bytes / seconds / machine.read_bytes);
+    }
     fflush(stdout);
 }
 

@@ -136,18 +136,24 @@ inline std::string attention_limits(int) { return ""; }
 inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache, const floatX* qkv, const DecodeMask& mask,
                              const AttentionShape& a) {
     CHECK(a.T == 1, "%d new tokens of each sequence", a.T);
-    const int rows = mask.t + 1 - mask.first;
-    real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)a.B * a.NH * rows);
+    int longest = 0;
+    for (int b = 0; b < a.B; b++) {
+        CHECK(mask.t[b] >= 0 && mask.t[b] < cache.P, "row %d of a cache of %d", mask.t[b], cache.P);
+        longest = std::max(longest, mask.t[b] + 1 - mask.first(b));
+    }
+    real* scores = (real*)ctx.scratch(sizeof(real) * (size_t)a.B * a.NH * longest);
     parallel_tasks((size_t)a.B * a.NKV, [=](size_t task) {
         const int b = (int)task / a.NKV, g = (int)task % a.NKV, HS = a.HS;
-        const auto cached = [&](floatX* of, int j) { return of + (((size_t)b * cache.P + j) * a.NKV + g) * HS; };
-        std::copy_n(qkv + a.key(b, 0, g), HS, cached(cache.keys, mask.t));
-        std::copy_n(qkv + a.value(b, 0, g), HS, cached(cache.values, mask.t));
+        const int t = mask.t[b], first = mask.first(b), rows = t + 1 - first;
+        const size_t begin = (size_t)mask.sequences[b] * cache.P;
+        const auto cached = [&](floatX* of, int j) { return of + ((begin + j) * a.NKV + g) * HS; };
+        std::copy_n(qkv + a.key(b, 0, g), HS, cached(cache.keys, t));
+        std::copy_n(qkv + a.value(b, 0, g), HS, cached(cache.values, t));
         for (int h = g * a.group(); h < (g + 1) * a.group(); h++) {
-            real* p = scores + ((size_t)b * a.NH + h) * rows;
+            real* p = scores + ((size_t)b * a.NH + h) * longest;
             real top = mask.sinks ? (real)mask.sinks[h] : -std::numeric_limits<real>::infinity();
             for (int i = 0; i < rows; i++) {
-                p[i] = a.scale * inner_product(qkv + a.query(b, 0, h), cached(cache.keys, mask.first + i), HS);
+                p[i] = a.scale * inner_product(qkv + a.query(b, 0, h), cached(cache.keys, first + i), HS);
                 if (a.softcap > 0) p[i] = soft_cap(p[i], a.softcap);
                 if (mask.slopes) p[i] += mask.slopes[h] * (i + 1 - rows);
                 top = std::max(top, p[i]);
@@ -156,7 +162,7 @@ inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache,
             for (int i = 0; i < rows; i++) sum += p[i] = exp_real(p[i] - top);
             for_vectors(HS, [&](int c, auto there) {
                 floats o = {};
-                for (int i = 0; i < rows; i++) o += p[i] * load(cached(cache.values, mask.first + i) + c, there);
+                for (int i = 0; i < rows; i++) o += p[i] * load(cached(cache.values, first + i) + c, there);
                 store(out + a.output(b, 0, h) + c, o / sum, there);
             });
         }

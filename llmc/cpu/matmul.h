@@ -61,12 +61,13 @@ inline void linear_backward_weight(real* dweight, const floatX* dout, const floa
 // ---- fast paths ------------------------------------------------------------------------------------------------------------
 namespace detail {
 
-constexpr int few_rows = 4;
+constexpr int few_rows = 8;
 
 #if CPU_FAST_PATHS
-// x . w for each of the N rows of x, IC elements apart. Four vectors of sums hide the latency of additions; the order is fixed.
+// x . w for each of the N rows of x, IC elements apart; wide: x in the order of widened(). Four vectors of sums hide the latency of
+// additions; the order is fixed.
 template <int N>
-void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
+void dot_products(float* out, const floatX* x, const float* wide, const floatX* w, int IC) {
     constexpr int chains = 4, step = lanes * of_word<floatX>,
                   ahead = 32 * k_step<floatX>;  // 2 KiB: the rows of w lie one after another
     floats sum[N][chains] = {};
@@ -74,20 +75,37 @@ void dot_products(float* out, const floatX* x, const floatX* w, int IC) {
     for (; i + chains * step <= IC; i += chains * step)
         for (int k = 0; k < chains; k++) {
             __builtin_prefetch(w + i + k * step + ahead);
-            for (int n = 0; n < N; n++) sum[n][k] += products(x + (size_t)n * IC + i + k * step, w + i + k * step);
+            for (int n = 0; n < N; n++) sum[n][k] += products(wide + (size_t)n * IC + i + k * step, w + i + k * step);
         }
     for (; i < IC; i += lanes)
         for (int n = 0; n < N; n++) sum[n][0] += load(x + (size_t)n * IC + i, IC - i) * load(w + i, IC - i);
     for (int n = 0; n < N; n++) out[n] = total((sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]));
 }
 
-// A few rows against the whole weight: each weight row is read once, and multiplied with all input rows while it is in cache.
-// Bound by memory bandwidth.
-inline void few_rows_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC, int OC) {
-    const auto product = std::array{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>}[(size_t)N - 1];
+// x (N, IC) as products() wants it beside bf16, as far as rows have whole registers: widened once, not with every row of a weight.
+inline const float* widened(Ctx&, const float* x, int, int) { return x; }
+inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
+    float* wide = (float*)ctx.scratch((size_t)N * IC * sizeof(float));
+    for (size_t n = 0; n < (size_t)N; n++)
+        for (int i = 0; i + 2 * lanes <= IC; i += 2 * lanes) {
+            words both;
+            memcpy(&both, x + n * IC + i, sizeof both);
+            store(wide + n * IC + i, (floats)(both << 16));
+            store(wide + n * IC + i + lanes, (floats)(both & 0xffff0000u));
+        }
+    return wide;
+}
+
+// A few rows against the whole weight: each weight row is read once, and multiplied with all input rows while it is in cache,
+// four at a time. Bound by memory bandwidth. A row's bits do not depend on the others.
+inline void few_rows_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
+                             int OC) {
+    constexpr std::array product{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>};
+    const float* wide = widened(ctx, inp, N, IC);
     parallel_for(OC, [=](int o) {
         float sums[few_rows];
-        product(sums, inp, weight + (size_t)o * IC, IC);
+        for (size_t n = 0; n < (size_t)N; n += product.size())
+            product[std::min(product.size(), N - n) - 1](sums + n, inp + n * IC, wide + n * IC, weight + (size_t)o * IC, IC);
         for (int n = 0; n < N; n++) out[(size_t)n * OC + o] = (floatX)(sums[n] + (bias ? (float)bias[o] : 0.0f));
     });
 }
@@ -120,7 +138,7 @@ inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const float
                            int OC) {
     if (ctx.plain) return plain::linear_forward(out, inp, weight, bias, N, IC, OC);
 #if CPU_FAST_PATHS
-    if (N <= detail::few_rows) detail::few_rows_forward(out, inp, weight, bias, N, IC, OC);
+    if (N <= detail::few_rows) detail::few_rows_forward(ctx, out, inp, weight, bias, N, IC, OC);
     else detail::gemm::linear_forward(ctx, out, {inp, weight, bias, N, IC, OC});
 #endif
 }

@@ -219,6 +219,12 @@ inline floats products(const bf16* x, const bf16* w) {
     memcpy(&b, w, sizeof b);
     return (floats)(a << 16) * (floats)(b << 16) + (floats)(a & 0xffff0000u) * (floats)(b & 0xffff0000u);
 }
+// The same, with x widened before: 32 numbers of bf16 as 16 even and 16 odd ones.
+inline floats products(const float* x, const bf16* w) {
+    words b;
+    memcpy(&b, w, sizeof b);
+    return load(x) * (floats)(b << 16) + load(x + lanes) * (floats)(b & 0xffff0000u);
+}
 
 }  // namespace cpu
 

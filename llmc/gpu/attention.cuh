@@ -104,13 +104,14 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
     constexpr int size = Pack<floatX>::size;
     constexpr int packs = attention_largest_head / (32 * size);  // packs per lane, if all 32 share a row
     constexpr int U = decode_batch;
-    const int group_lane = threadIdx.x % lanes, NH = a.NH, NKV = a.NKV, HS = a.HS, t = mask.t;
-    const int h = blockIdx.x % NH, b = blockIdx.x / NH, g = h / (NH / NKV);
+    const int group_lane = threadIdx.x % lanes, NH = a.NH, NKV = a.NKV, HS = a.HS;
+    const int h = blockIdx.x % NH, b = blockIdx.x / NH, g = h / (NH / NKV), t = mask.t[b];
+    const size_t begin = (size_t)mask.sequences[b] * P;
     const floatX* token = qkv + (size_t)b * (NH + 2 * NKV) * HS;
     const floatX *new_key = token + (size_t)(NH + g) * HS, *new_value = new_key + (size_t)NKV * HS;
     // One block per key/value head writes the new row; the other blocks of its group read it from the token, so they need not
     // wait.
-    const auto cached = [&](int j) { return (((size_t)b * P + j) * NKV + g) * HS; };
+    const auto cached = [&](int j) { return ((begin + j) * NKV + g) * HS; };
     if (h % (NH / NKV) == 0)
         for (int c = threadIdx.x; c < HS; c += blockDim.x)
             keys[cached(t) + c] = new_key[c], values[cached(t) + c] = new_value[c];
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
     const float slope = mask.slopes ? mask.slopes[h] : 0.0f;
 
     const int groups = 32 * decode_warps / lanes, group = (int)threadIdx.x / lanes;
-    for (int j0 = mask.first; j0 <= t; j0 += U * groups) {  // all lanes of a warp loop together: they exchange partial sums
+    for (int j0 = mask.first(b); j0 <= t; j0 += U * groups) {  // all lanes of a warp loop together: they exchange partial sums
         Pack<floatX> key[U][packs], value[U][packs];
 #pragma unroll
         for (int n = 0; n < U; n++) {
@@ -186,8 +187,6 @@ inline void attention_decode(Ctx& ctx, floatX* out, const AttentionCache& cache,
                              const AttentionShape& shape) {
     check_attention_shape(shape);
     CHECK(shape.T == 1, "%d new tokens of each sequence", shape.T);
-    CHECK(mask.first >= 0 && mask.first <= mask.t && mask.t < cache.P, "rows %d to %d of a cache of %d", mask.first, mask.t,
-          cache.P);
     const int lanes = lanes_of_row(shape.HS), groups = 32 * decode_warps / lanes;
     const size_t bytes = sizeof(float) * (size_t)groups * (shape.HS + 2);
     const unsigned blocks = (unsigned)shape.B * (unsigned)shape.NH;

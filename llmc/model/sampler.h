@@ -48,23 +48,3 @@ inline int sample_token(const float* logits, int V, const SamplingOptions& optio
         if ((left -= p[i]) < 0) return order[i];
     return order[p.size() - 1];
 }
-
-// Generates up to max_new_tokens after `prompt`, calling emit(token) for each; stops at any of `ends`, or if emit returns
-// false. The n-th token of sample k is a function of (seed, k, n) and the model only. generator: a key/value cache with
-// prompt(tokens), append(token), logits(), length() and capacity().
-template <class Generator, class Emit>
-int sample_text(Generator& generator, const std::vector<int>& prompt, int max_new_tokens, const SamplingOptions& sampling,
-                uint64_t seed, uint32_t sample, const std::vector<int>& ends, Emit emit) {
-    generator.prompt(prompt);
-    int n = 0;
-    while (n < max_new_tokens && generator.length() < generator.capacity()) {
-        const std::vector<float>& logits = generator.logits();
-        const double uniform = uniform_at(seed, RngPurpose::sampling, sample, n);
-        const int token = sample_token(logits.data(), (int)logits.size(), sampling, uniform);
-        if (std::find(ends.begin(), ends.end(), token) != ends.end()) break;
-        n++;
-        if (!emit(token)) break;
-        generator.append(token);
-    }
-    return n;
-}

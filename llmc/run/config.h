@@ -576,6 +576,8 @@ inline Allowed one_of(Strings choices) {
     ADAPTER_OPTIONS(X)                                                                                                   \
     X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                 \
       "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")             \
+    X(std::string, prompts, "", "", word("FILE"), "Text",                                                                \
+      "texts to continue instead, one per line, or .jsonl with \"prompt\"; what is written are lines of JSON, in order") \
     X(bool, chat, "", false, anything(), "Text",                                                                         \
       "the prompt is a user's message, and the model answers it; without --prompt, each line of standard input is one, " \
       "in one conversation")                                                                                             \
@@ -585,6 +587,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, system, "", "", word("TEXT"), "Text", "the system's message that begins the conversation")            \
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
+    X(int, batch, "", 8, between(1, 4096), "Text", "most texts that are written at the same time; memory grows with it") \
     X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
       "randomness: below 1, likely tokens become likelier; 0: greedy")                                                   \
     X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all") \
@@ -595,6 +598,28 @@ inline Allowed one_of(Strings choices) {
       "tensor-parallel ranks, over which every matrix is split")                                                         \
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                          \
       "pipeline stages, over which the layers are split")                                                                \
+    CPU_OPTIONS(X)
+
+#define SERVE_OPTIONS(X)                                                                                                     \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                      \
+      "model to answer with: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "  \
+      "of a model in Hugging Face's cache")                                                                                  \
+    ADAPTER_OPTIONS(X)                                                                                                       \
+    X(std::string, served_model_name, "", "", word("NAME"), "Model", "what requests call it; default: its directory's name") \
+    X(std::string, chat_template, "", "", word("NAME"), "Model",                                                             \
+      "how a conversation becomes text, as for generate; default: the one beside the model, if it is one of these")          \
+    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                        \
+      "address to listen at; 0.0.0.0: every one of this machine. There are no passwords and no encryption")                  \
+    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen at; 0: a free one, which is printed")               \
+    X(int, batch, "", 8, between(1, 4096), "Limits", "most texts that are written at the same time; memory grows with it")   \
+    X(int, max_queue, "", 64, between(0, 4096), "Limits",                                                                    \
+      "most texts that wait for their turn; requests for more get status 503")                                               \
+    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits", "most tokens of a text that a request may ask for")     \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                            \
+      "most tokens of a prompt and its text; memory grows with it; default: the model's longest sequence")                   \
+    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "most bytes of a request")                           \
+    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                                  \
+      "seconds after which a text ends where it is, and a request of which nothing is written yet gets status 503")          \
     CPU_OPTIONS(X)
 
 #define EVAL_OPTIONS(X)                                                                                                       \
@@ -740,6 +765,7 @@ OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)
 OPTION_STRUCT(CurateOptions, CURATE_OPTIONS)
 OPTION_STRUCT(TokenizerOptions, TOKENIZER_OPTIONS)
 OPTION_STRUCT(GenerateOptions, GENERATE_OPTIONS)
+OPTION_STRUCT(ServeOptions, SERVE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
 OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)

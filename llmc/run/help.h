@@ -76,6 +76,11 @@ inline const std::vector<Command>& commands() {
            "train_gpt generate --model run --prompt \"Once upon a time\""},
           {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"},
           {"Ask a model that was tuned on conversations, line by line:", "train_gpt generate --model DIR --chat"}}},
+        {"serve",
+         "answer HTTP requests with a model: OpenAI's API, and a page to write with it",
+         "--model DIR [--port N] [OPTIONS]",
+         {{"For this machine, at http://127.0.0.1:8080/:", "train_gpt serve --model run"},
+          {"For others, too:", "train_gpt serve --model run --host 0.0.0.0 --port 80"}}},
         {"eval",
          "measure a model: loss, perplexity and bits per byte, or accuracy on questions",
          "--model DIR --data-path PREFIX ... | --text FILE | --tasks FILE ... [OPTIONS]",
@@ -151,6 +156,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "curate"    ? option_rows<CurateOptions>()
                                   : command == "tokenizer" ? option_rows<TokenizerOptions>()
                                   : command == "generate"  ? option_rows<GenerateOptions>()
+                                  : command == "serve"     ? option_rows<ServeOptions>()
                                   : command == "eval"      ? option_rows<EvalOptions>()
                                   : command == "report"    ? option_rows<ReportOptions>()
                                   : command == "export"    ? option_rows<ExportOptions>()

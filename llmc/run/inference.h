@@ -3,19 +3,25 @@
 #pragma once
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/json.h"
 #include "../base/terminal.h"
 #include "../data/chat_template.h"
 #include "../data/tokenizer.h"
+#include "../model/decoder.h"
 #include "../model/model_config.h"
-#include "../model/sampler.h"
 #include "../ops.h"
 #include "../parallel/world.h"
 #include "adapter.h"
@@ -32,12 +38,14 @@ struct InferenceRun {
     be::Ctx ctx;
     std::string dir{};
     std::string adapter{};  // the directory of the adapters; empty: none
+    RankLayout layout{};    // without sequence parallelism: passes have any number of rows
     ModelConfig c{};
     std::unique_ptr<Tokenizer> tokenizer{};
 
     // Refuses models that are not supported.
     template <class Options>
-    InferenceRun(World& w, const Options& o, bool needs_tokenizer) : world(w), ctx(make_ctx(w, o.threads)) {
+    InferenceRun(World& w, const Options& o, bool needs_tokenizer, int tp = 1, int pp = 1)
+        : world(w), ctx(make_ctx(w, o.threads)) {
         ctx.plain = o.plain;
         choose_matrix_unit(world, ctx, o.matrix_unit, {});
         const AdaptedModel found(world, o);
@@ -46,7 +54,9 @@ struct InferenceRun {
         c = found.c;
         check_backend_takes(c);
         tokenizer = tokenizer_of_model(dir, c.V, needs_tokenizer, main_rank());
-        pad_vocabulary(c, 16 * o.tensor_model_parallel_size);
+        layout.tp = tp;
+        layout.pp = pp;
+        pad_vocabulary(c, 16 * tp);
     }
     bool main_rank() const { return world.rank() == 0; }  // prints; the others hold their parts of the model
 };
@@ -54,70 +64,156 @@ struct InferenceRun {
 struct Prompt {
     std::string text;
     std::vector<int> tokens;
+};
+struct Prompts {
+    std::vector<Prompt> all;
     std::vector<int> ends;              // tokens that end a text
-    std::optional<ChatEncoder> chat{};  // the text is a user's message; empty: each line of standard input is one
+    std::optional<ChatEncoder> chat{};  // prompts are users' messages
+    bool converses = false;             // each line of standard input is one; all[0] is an empty one
+
+    int longest() const {
+        size_t most = 0;
+        for (const Prompt& prompt : all) most = std::max(most, prompt.tokens.size());
+        return (int)most;
+    }
 };
 
 inline std::vector<ChatMessage> begin_conversation(const GenerateOptions& o) {
     return o.system.empty() ? std::vector<ChatMessage>() : std::vector<ChatMessage>{{"system", o.system}};
 }
 // The prompt for an answer to the last of the messages.
-inline std::vector<int> chat_prompt(const InferenceRun& run, const ChatEncoder& chat,
-                                    const std::vector<ChatMessage>& messages) {
+inline std::vector<int> chat_prompt(const ModelConfig& c, const ChatEncoder& chat, const std::vector<ChatMessage>& messages) {
     if (const std::string problem = chat.problem(messages); !problem.empty()) fail("%s", problem.c_str());
     const std::vector<int> tokens = chat.encode(messages, true).tokens;
-    if ((int)tokens.size() >= run.c.room())
-        fail("the conversation has %zu tokens, the model's context holds %d; HINT: begin a new one", tokens.size(),
-             run.c.room());
+    if ((int)tokens.size() >= c.room())
+        fail("the conversation has %zu tokens, the model's context holds %d; HINT: begin a new one", tokens.size(), c.room());
     return tokens;
 }
 
-// The prompt of the options, or, for "-", of rank 0's standard input.
-inline Prompt read_prompt(const InferenceRun& run, const GenerateOptions& o) {
-    if (!o.chat && !(o.chat_template + o.system).empty())
-        fail_usage("--chat-template and --system are for conversations; HINT: add --chat");
-    Prompt prompt;
-    prompt.text = o.prompt != "-" ? o.prompt : run.world.all_gather(run.main_rank() ? read_standard_input() : std::string())[0];
-    prompt.ends = model_texts(run.dir, run.tokenizer.get()).end_ids;
-    if (!o.chat) {
-        prompt.tokens = prompt_tokens(*run.tokenizer, prompt.text, run.c.room());
-        return prompt;
+// The prompts in a file's content: the lines that are not empty, or of .jsonl the text under "prompt" in each.
+inline std::vector<std::string> prompts_in(const std::string& file, const std::string& content) {
+    const bool json = std::filesystem::path(file).extension() == ".jsonl";
+    std::vector<std::string> texts;
+    std::istringstream lines(content);
+    int number = 0;
+    for (std::string line; std::getline(lines, line);) {
+        number++;
+        if (!line.empty() && line.back() == '\r') line.pop_back();
+        if (line.empty()) continue;
+        if (json) {
+            const nlohmann::json record = parse_json(line, format("%s, line %d,", file.c_str(), number));
+            if (!record.is_object() || !record.contains("prompt") || !record["prompt"].is_string())
+                fail_usage("%s, line %d, is no JSON object with a text under \"prompt\"", file.c_str(), number);
+            line = record["prompt"];
+        }
+        texts.push_back(line);
     }
-    prompt.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template));
-    prompt.ends.push_back(prompt.chat->end_token());
-    if (prompt.text.empty() && o.num_samples > 1)
-        fail_usage("--num-samples is for one --prompt; a conversation has one answer each");
-    std::vector<ChatMessage> messages = begin_conversation(o);
-    messages.push_back({"user", prompt.text});
-    prompt.tokens = chat_prompt(run, *prompt.chat, messages);  // refused before the weights are loaded
-    return prompt;
+    if (texts.empty()) fail_usage("--prompts %s has no prompts; HINT: one per line, or .jsonl with \"prompt\"", file.c_str());
+    return texts;
 }
 
-// Continues prompts, prints the texts as they come, and at the end their speed. generator: as for sample_text(), on all ranks.
+// The prompts of the options, which rank 0 reads from a file or, for "-", from standard input.
+inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
+    if (!o.chat && !(o.chat_template + o.system).empty())
+        fail_usage("--chat-template and --system are for conversations; HINT: add --chat");
+    if (!o.prompts.empty() && !o.prompt.empty())
+        fail_usage("--prompt is one text, --prompts a file of them; HINT: one of the two");
+    const auto of_rank_0 = [&](auto read) { return run.world.all_gather(run.main_rank() ? read() : std::string())[0]; };
+    std::vector<std::string> texts = {o.prompt};
+    if (!o.prompts.empty()) texts = prompts_in(o.prompts, of_rank_0([&] { return read_whole_file(o.prompts); }));
+    else if (o.prompt == "-") texts = {of_rank_0(read_standard_input)};
+
+    Prompts prompts;
+    prompts.ends = model_texts(run.dir, run.tokenizer.get()).end_ids;
+    prompts.converses = o.chat && texts[0].empty();
+    if (o.chat) {
+        prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template));
+        prompts.ends.push_back(prompts.chat->end_token());
+        if (prompts.converses && o.num_samples > 1)
+            fail_usage("--num-samples is for one --prompt; a conversation has one answer each");
+    }
+    for (const std::string& text : texts) {
+        std::vector<ChatMessage> messages = begin_conversation(o);
+        messages.push_back({"user", text});
+        prompts.all.push_back(
+            {text, o.chat ? chat_prompt(run.c, *prompts.chat, messages) : prompt_tokens(*run.tokenizer, text, run.c.room())});
+    }
+    return prompts;
+}
+
+// Texts that are written at the same time, one after another in their order: the first that has not ended as it comes, the others
+// when it is their turn.
+class OrderedOutput {
+public:
+    explicit OrderedOutput(bool prints) : prints_(prints), output_(stdout) {}
+    void write(int64_t text, const std::string& bytes) {
+        if (!prints_) return;
+        if (text == now_) output_.write(bytes);
+        else later_[text].bytes += bytes;
+    }
+    void end(int64_t text) {
+        later_[text].ended = true;
+        while (!later_.empty() && later_.begin()->first == now_ && later_.begin()->second.ended) {
+            later_.erase(later_.begin());
+            now_++;
+            if (const auto next = later_.find(now_); next != later_.end()) output_.write(std::exchange(next->second.bytes, ""));
+        }
+    }
+
+private:
+    struct Later {
+        std::string bytes;
+        bool ended = false;
+    };
+    bool prints_;
+    TextOutput output_;
+    std::map<int64_t, Later> later_;
+    int64_t now_ = 0;
+};
+
+// How long the tokens of texts took that were written together.
+class WritingSpeed {
+public:
+    void add(double seconds, int64_t tokens) {
+        if (tokens > 0) steps_.push_back({seconds, tokens});
+        seconds_ += seconds;
+        tokens_ += tokens;
+    }
+    // In seconds: a token's share of them comes sooner than this.
+    double percentile(double share) {
+        std::sort(steps_.begin(), steps_.end());
+        double before = 0;
+        for (const auto& [seconds, tokens] : steps_)
+            if ((before += (double)tokens) >= share * (double)tokens_) return seconds;
+        return 0;
+    }
+    std::string text() {
+        return format("%s in %s, %.0f tokens/s; milliseconds per token of a text: p50 %.2f, p99 %.2f",
+                      counted(tokens_, "token").c_str(), human_duration(seconds_).c_str(),
+                      seconds_ > 0 ? (double)tokens_ / seconds_ : 0, 1e3 * percentile(0.5), 1e3 * percentile(0.99));
+    }
+
+private:
+    std::vector<std::pair<double, int64_t>> steps_;  // seconds, and tokens that came at their end
+    double seconds_ = 0;
+    int64_t tokens_ = 0;
+};
+
+// Continues prompts, prints the texts as they come, and at the end their speed. generator: as for a Decoder, on all ranks.
 template <class Generator>
 class TextWriter {
 public:
-    TextWriter(const InferenceRun& run, Generator& generator, const Prompt& prompt, const GenerateOptions& o)
-        : run_(run), generator_(generator), prompt_(prompt), o_(o), output_(stdout) {}
+    TextWriter(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o)
+        : run_(run), generator_(generator), prompts_(prompts), o_(o), decoder_(generator), output_(run.main_rank()) {}
 
-    void print(const std::string& bytes) {
-        if (run_.main_rank()) output_.write(bytes);
-    }
-    std::string continuation(const std::vector<int>& tokens, int sample) {
-        const double start = monotonic_seconds();
-        std::string text;
-        tokens_ += sample_text(generator_, tokens, o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p}, (uint64_t)o_.seed,
-                               (uint32_t)sample, prompt_.ends, [&](int token) {
-                                   const std::string bytes = run_.tokenizer->token_bytes(token);
-                                   text += bytes;
-                                   print(bytes);
-                                   return true;
-                               });
-        seconds_ += monotonic_seconds() - start;
-        print("\n");
-        if (run_.main_rank() && generator_.length() == generator_.capacity())
-            fprintf(stderr, "(the model's context of %d tokens is full)\n", generator_.capacity());
-        return text;
+    // Every sample of every prompt.
+    void write_all() {
+        const int64_t all = (int64_t)prompts_.all.size() * o_.num_samples;
+        for (int64_t next = 0;;) {
+            // No more wait than can join in a step, since there may be many.
+            for (; next < all && (int)decoder_.waiting() < generator_.sequences(); next++) add_sample(next);
+            if (!step()) break;
+        }
     }
     // Answers each line of standard input, in one conversation.
     void converse() {
@@ -127,16 +223,72 @@ public:
             const std::string line = run_.world.all_gather(run_.main_rank() ? read_line() : std::string())[0];
             if (line.empty()) return;
             messages.push_back({"user", line.substr(0, line.size() - 1)});
-            messages.push_back({"assistant", continuation(chat_prompt(run_, *prompt_.chat, messages), turn)});
+            std::string answer;
+            add(
+                turn, turn, chat_prompt(run_.c, *prompts_.chat, messages),
+                [&](const std::string& bytes) {
+                    answer += bytes;
+                    output_.write(turn, bytes);
+                },
+                [&, turn](TextEnd end) { end_line(turn, end); });
+            while (step()) {
+            }
+            messages.push_back({"assistant", answer});
         }
     }
-    void tell_speed() const {
-        if (run_.main_rank())
-            fprintf(stderr, "%s in %s, %.0f tokens/s\n", counted(tokens_, "token").c_str(), human_duration(seconds_).c_str(),
-                    seconds_ > 0 ? tokens_ / seconds_ : 0);
+    void tell_speed() {
+        if (run_.main_rank()) print_line(stderr, speed_.text());
     }
 
 private:
+    bool step() {
+        const double start = monotonic_seconds();
+        const int64_t before = decoder_.tokens();
+        const bool more = decoder_.step();
+        speed_.add(monotonic_seconds() - start, decoder_.tokens() - before);
+        return more;
+    }
+
+    template <class Write, class Ended>
+    void add(int64_t number, int sample, std::vector<int> tokens, Write write, Ended ended) {
+        TextRequest r = {std::move(tokens), o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p},
+                         (uint64_t)o_.seed, (uint32_t)sample,  prompts_.ends};
+        r.emit = [this, write](int token) {
+            write(run_.tokenizer->token_bytes(token));
+            return true;
+        };
+        r.ended = [this, number, ended](TextEnd end) {
+            ended(end);
+            output_.end(number);
+        };
+        decoder_.add(std::move(r));
+    }
+    void add_sample(int64_t number) {
+        const int sample = (int)(number % o_.num_samples);
+        const Prompt& prompt = prompts_.all[(size_t)(number / o_.num_samples)];
+        if (!o_.prompts.empty()) {
+            auto text = std::make_shared<std::string>();
+            return add(
+                number, sample, prompt.tokens, [text](const std::string& bytes) { *text += bytes; },
+                [=, this_ = this](TextEnd end) {
+                    const nlohmann::ordered_json record = {
+                        {"prompt", this_->prompts_.all[(size_t)(number / this_->o_.num_samples)].text},
+                        {"sample", sample},
+                        {"text", *text},
+                        {"end", end == TextEnd::token ? "stop" : "length"}};
+                    this_->output_.write(number, json_text(record) + "\n");
+                });
+        }
+        output_.write(number, (number > 0 ? "\n---\n" : "") + (prompts_.chat ? std::string() : prompt.text));
+        add(
+            number, sample, prompt.tokens, [this, number](const std::string& bytes) { output_.write(number, bytes); },
+            [this, number](TextEnd end) { end_line(number, end); });
+    }
+    void end_line(int64_t number, TextEnd end) {
+        output_.write(number, "\n");
+        if (run_.main_rank() && end == TextEnd::context && generator_.capacity() == run_.c.T)
+            fprintf(stderr, "(the model's context of %d tokens is full)\n", generator_.capacity());
+    }
     static std::string read_line() {
         if (isatty(STDIN_FILENO)) fputs("> ", stderr);
         std::string line;
@@ -149,21 +301,17 @@ private:
 
     const InferenceRun& run_;
     Generator& generator_;
-    const Prompt& prompt_;
+    const Prompts& prompts_;
     const GenerateOptions& o_;
-    TextOutput output_;
-    double seconds_ = 0;
-    int tokens_ = 0;
+    Decoder<Generator> decoder_;
+    OrderedOutput output_;
+    WritingSpeed speed_;
 };
 
 template <class Generator>
-void write_texts(const InferenceRun& run, Generator& generator, const Prompt& prompt, const GenerateOptions& o) {
-    TextWriter<Generator> writer(run, generator, prompt, o);
-    if (prompt.chat && prompt.text.empty()) writer.converse();
-    else
-        for (int k = 0; k < o.num_samples; k++) {
-            writer.print((k > 0 ? "\n---\n" : "") + (prompt.chat ? std::string() : prompt.text));
-            writer.continuation(prompt.tokens, k);
-        }
+void write_texts(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o) {
+    TextWriter<Generator> writer(run, generator, prompts, o);
+    if (prompts.converses) writer.converse();
+    else writer.write_all();
     writer.tell_speed();
 }

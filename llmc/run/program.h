@@ -24,6 +24,7 @@ struct ModelCommands {
     int (*tune)(const TuneOptions&);
     int (*generate)(const GenerateOptions&);
     int (*eval)(const EvalOptions&);
+    int (*serve)(const ServeOptions&);
 };
 
 namespace detail {
@@ -65,6 +66,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
                                    " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
         return 2;
     }
+    if (command == "serve") return run_command("serve", arguments, commands.serve);
     if (command == "curate") return run_command("curate", arguments, curate_command);
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);

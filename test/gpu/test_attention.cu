@@ -481,7 +481,8 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------
-// Token by token over caches whose later rows are NaN, against the same attention over whole sequences.
+// Token by token over caches whose later rows are NaN, against the same attention over whole sequences, which begin one after
+// another (DecodedRows).
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
     for (Case k : {Case{1, 5, 1, 1, 8, false, false}, Case{2, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
                    Case{1, 41, 2, 2, 80, true, false}, Case{1, 70, 2, 1, 64, true, false}, Case{1, 40, 2, 1, 256, false, false},
@@ -495,22 +496,27 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
         const int P = k.T + 3;  // rows of the cache
         const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
         BeforeHopper ctx;
-        DeviceMemory<floatX> keys(k.B * P * cached, "keys"), values(k.B * P * cached, "values");
+        DeviceMemory<floatX> keys((k.B + 1) * P * cached, "keys"), values((k.B + 1) * P * cached, "values");
         DeviceMemory<float> slopes(p.slopes, "slopes");
         std::vector<floatX> expected_keys = keys.get(), expected_values = values.get(), out(k.rows() * produced);
-        for (int t = 0; t < k.T; t++) {
-            std::vector<floatX> tokens(k.B * k.width());
-            for (int b = 0; b < k.B; b++) {
-                const floatX* row = &p.qkv[(b * k.T + t) * k.width()];
-                std::copy_n(row, k.width(), &tokens[b * k.width()]);
-                std::copy_n(row + produced, cached, &expected_keys[(b * P + t) * cached]);
-                std::copy_n(row + produced + cached, cached, &expected_values[(b * P + t) * cached]);
+        for (int step = 0; step < k.T + k.B - 1; step++) {
+            const DecodedRows rows(k, step);
+            shape.B = (int)rows.t.size();
+            std::vector<floatX> tokens(shape.B * k.width());
+            for (int i = 0; i < shape.B; i++) {
+                const size_t at = (size_t)(rows.sequences[i] * P + rows.t[i]) * cached;
+                const floatX* row = &p.qkv[rows.row(i) * k.width()];
+                std::copy_n(row, k.width(), &tokens[i * k.width()]);
+                std::copy_n(row + produced, cached, &expected_keys[at]);
+                std::copy_n(row + produced + cached, cached, &expected_values[at]);
             }
-            DeviceMemory<floatX> qkv(tokens, "qkv"), token_out(k.B * produced, "out");
-            gpu::attention_decode(ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(),
-                                  {p.first_key(t), t, k.alibi ? slopes.p() : nullptr, k.sinks ? sinks.p() : nullptr}, shape);
+            DeviceMemory<floatX> qkv(tokens, "qkv"), token_out(shape.B * produced, "out");
+            DeviceMemory<int> sequences(rows.sequences, "sequences"), t(rows.t, "t");
+            gpu::attention_decode(
+                ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(),
+                {sequences.p(), t.p(), k.window, k.alibi ? slopes.p() : nullptr, k.sinks ? sinks.p() : nullptr}, shape);
             const std::vector<floatX> result = token_out.get();
-            for (int b = 0; b < k.B; b++) std::copy_n(&result[b * produced], produced, &out[(b * k.T + t) * produced]);
+            for (int i = 0; i < shape.B; i++) std::copy_n(&result[i * produced], produced, &out[rows.row(i) * produced]);
         }
         expect_same_bits(keys.get(), expected_keys, "keys");
         expect_same_bits(values.get(), expected_values, "values");

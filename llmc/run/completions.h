@@ -1,0 +1,323 @@
+// Requests and answers of `train_gpt serve`, in the form of OpenAI's API (platform.openai.com/docs/api-reference: completions,
+// chat completions, models): from JSON to what a Decoder writes, and back. What cannot be done is refused by name, never ignored.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/json.h"
+#include "../base/terminal.h"
+#include "../data/chat_template.h"
+#include "../data/tokenizer.h"
+#include "../model/decoder.h"
+#include "model_texts.h"
+
+// An error as the API answers it.
+struct ApiError {
+    int status;
+    std::string message, param = "", code = "";
+
+    std::string type() const { return status >= 500 ? "server_error" : "invalid_request_error"; }
+    nlohmann::ordered_json json() const {
+        const auto or_null = [](const std::string& s) {
+            return s.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(s);
+        };
+        return {{"error", {{"message", message}, {"type", type()}, {"param", or_null(param)}, {"code", or_null(code)}}}};
+    }
+};
+
+// The texts of a model, of which requests may ask.
+struct ServedModel {
+    std::string name;
+    const Tokenizer& tokenizer;
+    int room;            // tokens of a prompt and its answer
+    int max_new_tokens;  // that a request may ask for
+    std::vector<int> ends;
+    std::optional<ChatEncoder> chat;
+    std::string no_chat;  // why there are no conversations
+};
+
+// A request of /v1/completions or /v1/chat/completions.
+struct CompletionRequest {
+    bool chat = false, streams = false, tells_usage = false;
+    std::vector<std::vector<int>> prompts;
+    int n = 1, max_new_tokens = 16;
+    SamplingOptions sampling{};
+    std::optional<uint64_t> seed{};
+    std::vector<std::string> stops;
+
+    int choices() const { return n * (int)prompts.size(); }
+};
+constexpr int most_choices = 128, most_stops = 16;
+
+namespace detail {
+
+// Reads the members of a request; one that is null is as good as absent.
+class RequestReader {
+public:
+    RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : j_(j), model_(model), r_(r) {
+        if (!j.is_object()) throw ApiError{400, format("the body is no JSON object but %s", j.type_name())};
+        r_.max_new_tokens = r_.chat ? model.max_new_tokens : std::min(16, model.max_new_tokens);
+        for (const auto& [key, value] : j.items())
+            if (!value.is_null()) member(key, value);
+        if (r_.chat && !j.contains("messages")) missing("messages");
+        if (!r_.chat && !j.contains("prompt")) missing("prompt");
+        if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options goes with stream", "stream_options"};
+        if (r_.choices() > most_choices)
+            throw ApiError{400, format("n and the prompts ask for %d texts; at most %d", r_.choices(), most_choices), "n"};
+    }
+
+private:
+    void member(const std::string& key, const nlohmann::json& value) {
+        if (key == "model") {
+            if (const std::string name = text(key, value); name != model_.name)
+                throw ApiError{404, "the model '" + name + "' does not exist; this server has '" + model_.name + "'", key,
+                               "model_not_found"};
+        } else if (key == "prompt" && !r_.chat) prompts(value);
+        else if (key == "messages" && r_.chat) messages(value);
+        else if (key == "max_tokens" || (key == "max_completion_tokens" && r_.chat))
+            r_.max_new_tokens = (int)number(key, value, 1, model_.max_new_tokens, true);
+        else if (key == "n") r_.n = (int)number(key, value, 1, most_choices, true);
+        else if (key == "temperature") r_.sampling.temperature = number(key, value, 0, 100);
+        else if (key == "top_p") r_.sampling.top_p = number(key, value, 0, 1);
+        else if (key == "top_k") r_.sampling.top_k = (int)number(key, value, 0, 1e9, true);
+        else if (key == "seed") r_.seed = (uint64_t)(int64_t)number(key, value, -9e15, 9e15, true);
+        else if (key == "stop") stops(value);
+        else if (key == "stream") r_.streams = flag(key, value);
+        else if (key == "stream_options") stream_options(value);
+        else if (key == "user" || key == "metadata") return;  // about who asks
+        else unsupported(key, value);
+    }
+    // Known members may have the value that changes nothing.
+    void unsupported(const std::string& key, const nlohmann::json& value) {
+        using nlohmann::json;
+        const std::pair<const char*, json> neutral[] = {{"logprobs", false},
+                                                        {"top_logprobs", 0},
+                                                        {"echo", false},
+                                                        {"suffix", ""},
+                                                        {"best_of", r_.n},
+                                                        {"logit_bias", json::object()},
+                                                        {"presence_penalty", 0},
+                                                        {"frequency_penalty", 0},
+                                                        {"tools", json::array()},
+                                                        {"tool_choice", "none"},
+                                                        {"parallel_tool_calls", true},
+                                                        {"response_format", {{"type", "text"}}},
+                                                        {"store", false},
+                                                        {"modalities", json::array({"text"})},
+                                                        {"service_tier", "auto"}};
+        for (const auto& [name, harmless] : neutral)
+            if (key == name) {
+                if (value == harmless) return;
+                throw ApiError{400, "this server does not support '" + key + "'", key, "unsupported_parameter"};
+            }
+        throw ApiError{400, "unrecognized parameter '" + printable(key) + "'", key, "unknown_parameter"};
+    }
+
+    [[noreturn]] void missing(const char* key) { throw ApiError{400, format("the parameter '%s' is missing", key), key}; }
+    static std::string text(const std::string& key, const nlohmann::json& value) {
+        if (!value.is_string()) throw ApiError{400, "'" + key + "' is no text but " + value.type_name(), key};
+        return value;
+    }
+    static bool flag(const std::string& key, const nlohmann::json& value) {
+        if (!value.is_boolean()) throw ApiError{400, "'" + key + "' is neither true nor false but " + value.type_name(), key};
+        return value;
+    }
+    static double number(const std::string& key, const nlohmann::json& value, double least, double most, bool whole = false) {
+        const double x = value.is_number() ? value.get<double>() : NAN;
+        if (!(x >= least && x <= most) || (whole && x != std::floor(x)))
+            throw ApiError{400,
+                           format("'%s' is %.100s; it must be a%s number from %.10g to %.10g", key.c_str(),
+                                  json_text(value).c_str(), whole ? " whole" : "", least, most),
+                           key};
+        return x;
+    }
+
+    void add_prompt(std::vector<int> tokens, const char* key) {
+        if ((int)tokens.size() >= model_.room)
+            throw ApiError{400,
+                           format("the prompt has %zu tokens; with at least one of its answer, the context holds %d",
+                                  tokens.size(), model_.room),
+                           key, "context_length_exceeded"};
+        r_.prompts.push_back(std::move(tokens));
+    }
+    void prompts(const nlohmann::json& value) {
+        const auto add = [&](const nlohmann::json& one) {
+            if (one.is_array()) return add_prompt(token_ids(one), "prompt");
+            std::vector<int> tokens = model_.tokenizer.encode_prompt(text("prompt", one));
+            if (tokens.empty()) {
+                if (model_.tokenizer.eod_id() < 0) throw ApiError{400, "the prompt is empty", "prompt"};
+                tokens.push_back(model_.tokenizer.eod_id());  // what comes before a fresh document
+            }
+            add_prompt(std::move(tokens), "prompt");
+        };
+        if (!value.is_array() || (!value.empty() && value[0].is_number())) return add(value);
+        if (value.empty()) throw ApiError{400, "'prompt' is an empty list", "prompt"};
+        if (value.size() > most_choices) throw ApiError{400, format("more than %d prompts", most_choices), "prompt"};
+        for (const nlohmann::json& one : value) add(one);
+    }
+    std::vector<int> token_ids(const nlohmann::json& list) {
+        std::vector<int> tokens;
+        for (const nlohmann::json& id : list)
+            tokens.push_back((int)number("prompt", id, 0, model_.tokenizer.vocab_size() - 1, true));
+        if (tokens.empty()) throw ApiError{400, "the prompt is an empty list of tokens", "prompt"};
+        return tokens;
+    }
+
+    void messages(const nlohmann::json& list) {
+        if (!model_.chat)
+            throw ApiError{400, "this model has no conversations: " + model_.no_chat, "messages", "no_chat_template"};
+        if (!list.is_array() || list.empty()) throw ApiError{400, "'messages' is no list of messages", "messages"};
+        std::vector<ChatMessage> conversation;
+        for (const nlohmann::json& message : list) {
+            if (!message.is_object() || !message.contains("role") || !message.contains("content"))
+                throw ApiError{400, "a message is no object with 'role' and 'content'", "messages"};
+            std::string role = text("role", message["role"]);
+            if (role == "developer") role = "system";
+            if (role != "system" && role != "user" && role != "assistant")
+                throw ApiError{400, "a role is '" + printable(role) + "'; system, user and assistant are known", "messages"};
+            conversation.push_back({role, content(message["content"])});
+        }
+        if (conversation.back().role == "assistant") throw ApiError{400, "the last message is the assistant's own", "messages"};
+        if (const std::string problem = model_.chat->problem(conversation); !problem.empty())
+            throw ApiError{400, problem, "messages"};
+        add_prompt(model_.chat->encode(conversation, true).tokens, "messages");
+    }
+    // A text, or parts of one.
+    static std::string content(const nlohmann::json& value) {
+        if (!value.is_array()) return text("content", value);
+        std::string all;
+        for (const nlohmann::json& part : value) {
+            if (!part.is_object() || part.value("type", nlohmann::json()) != "text" || !part.contains("text"))
+                throw ApiError{400, "a part of a message is no text", "messages"};
+            all += text("text", part["text"]);
+        }
+        return all;
+    }
+
+    void stops(const nlohmann::json& value) {
+        const nlohmann::json list = value.is_array() ? value : nlohmann::json::array({value});
+        if (list.size() > most_stops) throw ApiError{400, format("'stop' has more than %d texts", most_stops), "stop"};
+        for (const nlohmann::json& one : list) {
+            r_.stops.push_back(text("stop", one));
+            if (r_.stops.back().empty()) throw ApiError{400, "'stop' has an empty text", "stop"};
+        }
+    }
+    void stream_options(const nlohmann::json& value) {
+        if (!value.is_object()) throw ApiError{400, "'stream_options' is no object", "stream_options"};
+        for (const auto& [key, option] : value.items()) {
+            if (key != "include_usage")
+                throw ApiError{400, "unrecognized parameter 'stream_options." + printable(key) + "'", "stream_options"};
+            if (!option.is_null()) r_.tells_usage = flag("stream_options.include_usage", option);
+        }
+    }
+
+    const nlohmann::json& j_;
+    const ServedModel& model_;
+    CompletionRequest& r_;
+};
+
+}  // namespace detail
+
+// Throws ApiError.
+inline CompletionRequest read_completion_request(const std::string& body, bool chat, const ServedModel& model) {
+    CompletionRequest r;
+    r.chat = chat;
+    nlohmann::json j;
+    try {
+        j = parse_json(body, "the body");
+    } catch (const Error& e) {
+        throw ApiError{400, e.what()};
+    }
+    detail::RequestReader(j, model, r);
+    return r;
+}
+
+// A text that arrives token by token and ends before any of `stops`. Gives what can be told for certain: no part of a character,
+// and nothing that may be the beginning of a stop.
+class StoppingText {
+public:
+    explicit StoppingText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+    // Whether the text has come to a stop.
+    bool add(const std::string& bytes) {
+        pending_ += bytes;
+        size_t stop = std::string::npos;
+        for (const std::string& s : stops_) stop = std::min(stop, pending_.find(s));
+        if (stop == std::string::npos) return false;
+        pending_.resize(stop);
+        ended_ = true;
+        return true;
+    }
+    void end() { ended_ = true; }
+    // What came since the last call.
+    std::string take() {
+        size_t certain = pending_.size();
+        if (!ended_) {
+            for (const std::string& s : stops_)
+                for (size_t n = std::min(s.size() - 1, pending_.size()); n > 0; n--)
+                    if (pending_.compare(pending_.size() - n, n, s, 0, n) == 0) {
+                        certain = std::min(certain, pending_.size() - n);
+                        break;
+                    }
+            certain = whole_characters(pending_.substr(0, certain));
+        }
+        const std::string taken = pending_.substr(0, certain);
+        pending_.erase(0, certain);
+        return taken;
+    }
+
+private:
+    std::vector<std::string> stops_;
+    std::string pending_;
+    bool ended_ = false;
+};
+
+// The objects of an answer.
+struct CompletionAnswer {
+    std::string id, model;
+    int64_t created;  // in seconds of Unix time
+    bool chat;
+
+    // choices: made by choice() or part(). usage: null if it is not told.
+    nlohmann::ordered_json object(bool streamed, nlohmann::ordered_json choices, const nlohmann::ordered_json& usage) const {
+        nlohmann::ordered_json j = {{"id", id},
+                                    {"object", !chat      ? "text_completion"
+                                               : streamed ? "chat.completion.chunk"
+                                                          : "chat.completion"},
+                                    {"created", created},
+                                    {"model", model},
+                                    {"choices", std::move(choices)}};
+        if (!usage.is_null()) j["usage"] = usage;
+        return j;
+    }
+    // end: "stop" or "length"; empty in a part of a stream that is not the last.
+    nlohmann::ordered_json choice(int index, const std::string& text, const std::string& end) const {
+        nlohmann::ordered_json j = {{"index", index}};
+        if (chat) j["message"] = {{"role", "assistant"}, {"content", text}};
+        else j["text"] = text;
+        return with_end(j, end);
+    }
+    nlohmann::ordered_json part(int index, const std::string& text, bool first, const std::string& end) const {
+        if (!chat) return choice(index, text, end);
+        nlohmann::ordered_json delta = nlohmann::ordered_json::object();
+        if (first) delta["role"] = "assistant";
+        if (!text.empty()) delta["content"] = text;
+        return with_end({{"index", index}, {"delta", delta}}, end);
+    }
+    static nlohmann::ordered_json usage(int64_t prompt, int64_t written) {
+        return {{"prompt_tokens", prompt}, {"completion_tokens", written}, {"total_tokens", prompt + written}};
+    }
+
+private:
+    static nlohmann::ordered_json with_end(nlohmann::ordered_json j, const std::string& end) {
+        j["logprobs"] = nullptr;
+        j["finish_reason"] = end.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(end);
+        return j;
+    }
+};

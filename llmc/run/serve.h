@@ -1,0 +1,335 @@
+// train_gpt serve: a model behind OpenAI's HTTP API (completions.h) and a page to write with it (serve_page.h), by cpp-httplib.
+// Threads of the HTTP server read requests, queue their texts and send what comes of them; one thread, the caller's, runs the model,
+// a step of all texts after another (model/decoder.h). A text whose reader has gone makes room for the next.
+#pragma once
+#include "../base/build.h"
+#include "../base/check.h"
+#include "config.h"
+
+#if __has_include(<httplib.h>)
+// As Debian's library was compiled: Request has other members without it.
+#define CPPHTTPLIB_OPENSSL_SUPPORT
+#include <httplib.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <ctime>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../base/terminal.h"
+#include "../model/decoder.h"
+#include "completions.h"
+#include "inference.h"
+#include "serve_page.h"
+
+inline void check_serving() {}
+
+namespace detail {
+
+inline std::atomic<bool> asked_to_end{false};  // set by SIGINT, SIGTERM and SIGHUP
+
+using ServeClock = std::chrono::steady_clock;
+
+// The texts of one request, between the model's thread and the one that answers.
+struct ServedRequest {
+    struct Choice {
+        StoppingText text;
+        std::string end;                   // "stop" or "length"; empty: it is being written
+        bool begun = false, told = false;  // in a stream: something of it was sent, its end was
+    };
+    CompletionRequest asked;
+    CompletionAnswer answer;
+    std::vector<Choice> choices;
+    ServeClock::time_point deadline;
+    std::atomic<bool> gone{false};  // nobody reads what comes
+    // The rest under `mutex`.
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool begun = false;
+    int64_t written = 0;  // tokens
+
+    bool wanted() const { return !gone && !asked_to_end && ServeClock::now() < deadline; }
+    int64_t prompt_tokens() const {
+        size_t tokens = 0;
+        for (const std::vector<int>& prompt : asked.prompts) tokens += prompt.size();
+        return (int64_t)tokens;
+    }
+    nlohmann::ordered_json usage() const { return CompletionAnswer::usage(prompt_tokens(), written); }
+};
+
+}  // namespace detail
+
+class ModelServer {
+public:
+    ModelServer(const InferenceRun& run, const ServeOptions& o)
+        : o_(o),
+          model_{o.served_model_name.empty() ? name_of(run.dir) : o.served_model_name,
+                 *run.tokenizer,
+                 o.seq_length ? std::min(o.seq_length, run.c.room()) : run.c.room(),
+                 o.max_new_tokens,
+                 model_texts(run.dir, run.tokenizer.get()).end_ids,
+                 {},
+                 ""} {
+        try {
+            model_.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template));
+        } catch (const Error& e) {
+            if (!o.chat_template.empty()) throw;
+            model_.no_chat = e.what();
+        }
+        created_ = (int64_t)time(nullptr);
+    }
+
+    // Serves until a signal; returns after all answers have ended.
+    template <class Generator>
+    void run(Generator& generator) {
+        set_up();
+        const bool any = o_.port == 0;
+        const int port = any ? http_.bind_to_any_port(o_.host) : http_.bind_to_port(o_.host, o_.port) ? o_.port : -1;
+        if (port < 0) fail("cannot listen at %s, port %d; HINT: --port 0 takes a free one", o_.host.c_str(), o_.port);
+        for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+            struct sigaction action = {};
+            action.sa_handler = [](int) { detail::asked_to_end = true; };
+            sigaction(signal, &action, nullptr);
+        }
+        std::thread listener([&] { http_.listen_after_bind(); });
+        print_line(stdout, format("serving %s at http://%s:%d/ (API: /v1)", model_.name.c_str(), o_.host.c_str(), port));
+        fflush(stdout);
+        write(generator);
+        http_.stop();
+        listener.join();  // after the answers that are being sent
+        print_line(stdout, format("ended; %s in %s", counted(tokens_, "token").c_str(), counted(requests_, "request").c_str()));
+    }
+
+private:
+    using Request = detail::ServedRequest;
+    using Json = nlohmann::ordered_json;
+
+    static std::string name_of(const std::string& dir) {
+        const auto path = std::filesystem::canonical(dir);
+        const std::string name = path.filename().string();
+        return name.compare(0, 5, "step-") == 0 ? path.parent_path().filename().string() : name;
+    }
+
+    // ---- the model's thread ----
+    template <class Generator>
+    void write(Generator& generator) {
+        Decoder<Generator> decoder(generator);
+        while (!detail::asked_to_end) {
+            const bool busy = decoder.step();
+            waiting_ = (int)decoder.waiting();
+            tokens_ = decoder.tokens();
+            std::unique_lock<std::mutex> lock(mutex_);
+            // Signals set a flag alone, so it is looked at from time to time.
+            if (!busy) arrived_.wait_for(lock, std::chrono::milliseconds(50), [&] { return !queue_.empty(); });
+            for (; !queue_.empty(); queue_.pop_front()) add(decoder, queue_.front());
+        }
+        while (decoder.step()) {
+        }  // all are unwanted now, and end
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto& request : queue_)
+            for (Request::Choice& choice : request->choices) end(*request, choice, TextEnd::abandoned);
+        queue_.clear();
+        closed_ = true;
+    }
+
+    template <class Decoder>
+    void add(Decoder& decoder, const std::shared_ptr<Request>& request) {
+        const CompletionRequest& asked = request->asked;
+        const uint64_t seed = asked.seed ? *asked.seed : (uint64_t)created_ * 1000003 + (uint64_t)requests_;
+        for (size_t i = 0; i < request->choices.size(); i++) {
+            TextRequest text = {asked.prompts[i / (size_t)asked.n], asked.max_new_tokens, asked.sampling, seed,
+                                (uint32_t)(i % (size_t)asked.n),    model_.ends};
+            if (asked.chat) text.ends.push_back(model_.chat->end_token());
+            text.emit = [this, request, i](int token) {
+                const std::lock_guard<std::mutex> lock(request->mutex);
+                request->begun = true;
+                request->written++;
+                const bool stops = request->choices[i].text.add(model_.tokenizer.token_bytes(token));
+                request->changed.notify_all();
+                return !stops;
+            };
+            text.ended = [request, i](TextEnd how) { end(*request, request->choices[i], how); };
+            text.wanted = [request] { return request->wanted(); };
+            decoder.add(std::move(text));
+        }
+        requests_++;
+    }
+    static void end(Request& request, Request::Choice& choice, TextEnd how) {
+        const std::lock_guard<std::mutex> lock(request.mutex);
+        request.begun = request.begun || how != TextEnd::abandoned;
+        choice.end = how == TextEnd::token || how == TextEnd::stopped ? "stop" : "length";
+        choice.text.end();
+        request.changed.notify_all();
+    }
+
+    // ---- the threads of the HTTP server ----
+    void set_up() {
+        // A thread per request that is answered or waits, and some to refuse more.
+        const size_t threads = (size_t)(o_.batch + o_.max_queue) + 8;
+        http_.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
+        http_.set_payload_max_length((size_t)o_.max_body);
+        http_.set_read_timeout(10);
+        http_.set_write_timeout(10);
+        http_.set_tcp_nodelay(true);
+        http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
+            response.set_content(serve_page, "text/html; charset=utf-8");
+        });
+        http_.Get("/health", [](const httplib::Request&, httplib::Response& response) {
+            respond(response, {{"status", "ok"}});
+        });
+        http_.Get("/v1/models", [this](const httplib::Request&, httplib::Response& response) {
+            respond(response, {{"object", "list"}, {"data", Json::array({model_object()})}});
+        });
+        http_.Get(R"(/v1/models/(.+))", [this](const httplib::Request& request, httplib::Response& response) {
+            if (request.matches[1] == model_.name) return respond(response, model_object());
+            refuse(response,
+                   {404, "the model does not exist; this server has '" + model_.name + "'", "model", "model_not_found"});
+        });
+        for (const bool chat : {false, true})
+            http_.Post(chat ? "/v1/chat/completions" : "/v1/completions",
+                       [this, chat](const httplib::Request& request, httplib::Response& response) {
+                           try {
+                               complete(request.body, chat, response);
+                           } catch (const ApiError& e) {
+                               refuse(response, e);
+                           }
+                       });
+        http_.set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
+            if (!response.body.empty()) return;
+            refuse(response,
+                   {response.status, response.status == 413 ? format("the body is above %lld bytes", (long long)o_.max_body)
+                                     : response.status == 404
+                                         ? "nothing is served at " + printable(request.method + " " + request.path)
+                                         : "the request is not valid HTTP"});
+        });
+        http_.set_exception_handler([](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+            refuse(response, {500, "an internal error"});
+        });
+    }
+
+    static void respond(httplib::Response& response, const Json& j) { response.set_content(json_text(j), "application/json"); }
+    static void refuse(httplib::Response& response, const ApiError& e) {
+        response.status = e.status;
+        if (e.status == 503) response.set_header("Retry-After", "1");
+        respond(response, e.json());
+    }
+    Json model_object() const {
+        return {{"id", model_.name},
+                {"object", "model"},
+                {"created", created_},
+                {"owned_by", "train_gpt"},
+                {"context", model_.room},
+                {"max_new_tokens", model_.max_new_tokens},
+                {"chat", model_.chat.has_value()}};
+    }
+
+    void complete(const std::string& body, bool chat, httplib::Response& response) {
+        auto request = std::make_shared<Request>();
+        request->asked = read_completion_request(body, chat, model_);
+        request->answer = {
+            format("%s-%llx%04llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)created_, (unsigned long long)ids_++),
+            model_.name, (int64_t)time(nullptr), chat};
+        for (int i = 0; i < request->asked.choices(); i++)
+            request->choices.push_back({StoppingText(request->asked.stops), "", false, false});
+        request->deadline = detail::ServeClock::now() + std::chrono::seconds(o_.timeout);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (closed_ || detail::asked_to_end) throw ApiError{503, "the server is ending"};
+            size_t texts = request->choices.size() + (size_t)waiting_;
+            for (const auto& other : queue_) texts += other->choices.size();
+            if (texts > (size_t)(o_.batch + o_.max_queue))
+                throw ApiError{503, format("%zu texts wait already; try again later", texts - request->choices.size()), "",
+                               "overloaded"};
+            queue_.push_back(request);
+        }
+        arrived_.notify_one();
+        // An error can still be answered as such until the first token.
+        std::unique_lock<std::mutex> lock(request->mutex);
+        request->changed.wait(lock, [&] { return request->begun || ended(*request); });
+        if (!request->begun)
+            throw ApiError{
+                503, detail::asked_to_end ? "the server is ending" : format("no text has begun within %d seconds", o_.timeout),
+                "", "timeout"};
+        lock.unlock();
+        const bool streams = request->asked.streams;
+        response.set_chunked_content_provider(
+            streams ? "text/event-stream" : "application/json",
+            [request, streams](size_t, httplib::DataSink& sink) { return send(*request, streams, sink); },
+            [request](bool) { request->gone = true; });
+        response.set_header("Cache-Control", "no-cache");
+    }
+
+    static bool ended(const Request& request) {
+        return std::all_of(request.choices.begin(), request.choices.end(),
+                           [](const auto& choice) { return !choice.end.empty(); });
+    }
+
+    // What there is to send now; waits for it a while. False: the client has gone.
+    static bool send(Request& request, bool streams, httplib::DataSink& sink) {
+        if (!sink.is_writable()) return false;
+        std::unique_lock<std::mutex> lock(request.mutex);
+        std::string out;
+        const auto collect = [&] {
+            out = streams ? events(request) : ended(request) ? whole(request) : "";
+            return !out.empty();
+        };
+        if (!request.changed.wait_for(lock, std::chrono::milliseconds(100), collect)) return true;
+        const bool last = ended(request);
+        lock.unlock();
+        if (!sink.write(out.data(), out.size())) return false;
+        if (last) sink.done();
+        return true;
+    }
+
+    static std::string whole(Request& request) {
+        Json choices = Json::array();
+        for (size_t i = 0; i < request.choices.size(); i++)
+            choices.push_back(request.answer.choice((int)i, request.choices[i].text.take(), request.choices[i].end));
+        return json_text(request.answer.object(false, std::move(choices), request.usage()));
+    }
+
+    // The server-sent events of what came since the last ones.
+    static std::string events(Request& request) {
+        std::string out;
+        const auto tell = [&](Json choices, const Json& usage) {
+            out += "data: " + json_text(request.answer.object(true, std::move(choices), usage)) + "\n\n";
+        };
+        for (size_t i = 0; i < request.choices.size(); i++) {
+            Request::Choice& choice = request.choices[i];
+            const std::string text = choice.text.take();
+            if (choice.told || (text.empty() && choice.end.empty())) continue;
+            tell(Json::array({request.answer.part((int)i, text, !choice.begun, choice.end)}), nullptr);
+            choice.begun = true;
+            choice.told = !choice.end.empty();
+        }
+        if (!ended(request)) return out;
+        if (request.asked.tells_usage) tell(Json::array(), request.usage());
+        return out + "data: [DONE]\n\n";
+    }
+
+    const ServeOptions& o_;
+    ServedModel model_;
+    int64_t created_ = 0;
+    httplib::Server http_;
+    std::atomic<int> waiting_{0};  // texts that the decoder has not begun
+    std::atomic<int64_t> tokens_{0}, requests_{0}, ids_{0};
+    std::mutex mutex_;  // of what follows
+    std::condition_variable arrived_;
+    std::deque<std::shared_ptr<Request>> queue_;
+    bool closed_ = false;
+};
+
+#else
+
+inline void check_serving() {
+    fail("this program was built without an HTTP server; HINT: install Debian's package libcpp-httplib-dev, and build again");
+}
+#endif

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""What a server of the models gpt and chat, in this directory, answers: prints `ok: NAME` or `FAILED: NAME` per test.
+
+  serve_check.py PROGRAM
+"""
+import http.client
+import json
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+program = sys.argv[1]
+failed = False
+
+
+def check(name, body):
+    global failed
+    try:
+        body()
+        print("ok:", name, flush=True)
+    except Exception:
+        failed = True
+        print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
+
+
+class Server:
+    def __init__(self, model, *options):
+        command = [program, "serve", "--model", model, "--port", "0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.port = int(re.search(r":(\d+)/ ", self.process.stdout.readline()).group(1))
+
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def raw(self, method, path, body=None):
+        connection = self.connect()
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        data = response.read()
+        connection.close()
+        return response.status, data
+
+    def ask(self, path, **body):
+        status, data = self.raw("POST", path, json.dumps(body))
+        assert status == 200, (status, data)
+        return json.loads(data)
+
+    def refuses(self, body, status=400, path="/v1/completions", param=None, code=None):
+        """An error object of the API; returns its message."""
+        got, data = self.raw("POST", path, body if isinstance(body, (str, bytes)) else json.dumps(body))
+        assert got == status, (got, data)
+        error = json.loads(data)["error"]
+        assert error["message"] and set(error) == {"message", "type", "param", "code"}, error
+        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error"), error
+        assert param is None or error["param"] == param, error
+        assert code is None or error["code"] == code, error
+        return error["message"]
+
+    def events(self, path, **body):
+        status, data = self.raw("POST", path, json.dumps({**body, "stream": True}))
+        assert status == 200, (status, data)
+        events = data.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""], events[-2:]
+        return [json.loads(e.removeprefix("data: ")) for e in events[:-2]]
+
+    def end(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, self.process.returncode
+        return tuple(int(x.replace(",", "")) for x in re.search(r"ended; ([\d,]+) tokens? in ([\d,]+) request", out).groups())
+
+
+def generated(model, prompt, *options):
+    command = [program, "generate", "--model", model, "--prompt", prompt, *map(str, options)]
+    out = subprocess.run(command, check=True, capture_output=True).stdout.decode(errors="replace")
+    return [text.removesuffix("\n").removeprefix(prompt) for text in out.split("\n---\n")]
+
+
+C = "/v1/completions"
+server = Server("gpt", "--batch", "4", "--max-new-tokens", "900", "--max-body", "20000")
+greedy = {"prompt": "A fish", "max_tokens": 25, "temperature": 0}
+
+
+def models():
+    status, data = server.raw("GET", "/v1/models")
+    (model,) = json.loads(data)["data"]
+    assert status == 200 and model["id"] == "gpt" and model["object"] == "model" and model["context"] == 1024, model
+    assert json.loads(server.raw("GET", "/v1/models/gpt")[1]) == model
+    assert server.raw("GET", "/v1/models/other")[0] == 404
+    status, data = server.raw("GET", "/")
+    assert status == 200 and data.startswith(b"<!DOCTYPE html>") and b"http" not in data.replace(b"http-equiv", b"")
+    assert server.raw("GET", "/health") == (200, b'{"status":"ok"}')
+
+
+def completion():
+    answer = server.ask(C, **greedy, model="gpt")
+    assert answer["object"] == "text_completion" and answer["model"] == "gpt" and answer["id"].startswith("cmpl-")
+    (choice,) = answer["choices"]
+    assert choice["text"] == generated("gpt", "A fish", "--temperature", 0, "--max-new-tokens", 25)[0], choice
+    assert choice["finish_reason"] == "length" and choice["index"] == 0 and choice["logprobs"] is None
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 25 and usage["total_tokens"] == 25 + usage["prompt_tokens"], usage
+    assert server.ask(C, prompt="A fish")["usage"]["completion_tokens"] <= 16  # the API's default
+
+
+def samples():
+    answer = server.ask(C, prompt="A fish", n=3, seed=7, max_tokens=30, temperature=0.9, top_p=0.95)
+    wanted = generated("gpt", "A fish", "--num-samples", 3, "--seed", 7, "--max-new-tokens", 30, "--temperature", 0.9, "--top-p", 0.95)
+    assert [c["text"] for c in answer["choices"]] == wanted, (answer, wanted)
+    random_ones = [server.ask(C, prompt="A fish", max_tokens=30)["choices"][0]["text"] for _ in range(2)]
+    assert random_ones[0] != random_ones[1]
+
+
+def prompts():
+    answer = server.ask(C, prompt=["A fish", "house", "Who"], n=2, temperature=0, max_tokens=12)
+    alone = [server.ask(C, prompt=p, temperature=0, max_tokens=12)["choices"][0]["text"] for p in ("A fish", "house", "Who")]
+    assert [c["text"] for c in answer["choices"]] == [t for t in alone for _ in range(2)]
+    assert [c["index"] for c in answer["choices"]] == list(range(6))
+    assert server.ask(C, prompt="", max_tokens=3)["usage"]["prompt_tokens"] == 1
+    assert server.ask(C, prompt=[5, 6, 7], max_tokens=3)["usage"]["prompt_tokens"] == 3
+    assert len(server.ask(C, prompt=[[5, 6, 7], [8]], max_tokens=3)["choices"]) == 2
+
+
+def streams():
+    whole = server.ask(C, **greedy)["choices"][0]
+    events = server.events(C, **greedy, stream_options={"include_usage": True})
+    assert "".join(e["choices"][0]["text"] for e in events[:-1]) == whole["text"]
+    assert [e["choices"][0]["finish_reason"] for e in events[:-1]] == [None] * (len(events) - 2) + ["length"]
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 25
+    two = server.events(C, prompt="A fish", n=2, seed=1, max_tokens=20)
+    texts = ["".join(e["choices"][0]["text"] for e in two if e["choices"][0]["index"] == i) for i in (0, 1)]
+    assert texts == [c["text"] for c in server.ask(C, prompt="A fish", n=2, seed=1, max_tokens=20)["choices"]]
+
+
+def stops():
+    text = server.ask(C, **greedy)["choices"][0]["text"]
+    stop = text[len(text) // 2 :][:2]
+    for stops in (stop, ["\x01never", stop]):
+        choice = server.ask(C, **greedy, stop=stops)["choices"][0]
+        assert choice["text"] == text[: text.index(stop)] and choice["finish_reason"] == "stop", (choice, text, stop)
+        events = server.events(C, **greedy, stop=stops)
+        assert "".join(e["choices"][0]["text"] for e in events) == choice["text"]
+    assert server.ask(C, **greedy, stop="\x01never")["choices"][0]["text"] == text
+
+
+def together():
+    wanted = [server.ask(C, prompt="house " * (i + 1), seed=i, max_tokens=40 + i)["choices"] for i in range(9)]
+    got = [None] * 9
+
+    def one(i):
+        got[i] = server.ask(C, prompt="house " * (i + 1), seed=i, max_tokens=40 + i)["choices"]
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(9)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert got == wanted
+
+
+def refusals():
+    for body in ("", "{", "[1,2", "nonsense", "[]", "3", '"x"', "null", b"\xff\xfe{", '{"prompt": "\\ud800"}', "[" * 9000, '{"prompt":' * 1500):
+        server.refuses(body)
+    server.refuses({}, param="prompt")
+    server.refuses({"prompt": None}, param="prompt")
+    for key, values in {
+        "prompt": (3.5, True, {}, [], [None], [[]], [-1], [10**9], [1.5], ["x", 3], ["x"] * 200),
+        "max_tokens": (0, -1, 901, 1.5, "3", 10**30, [], True),
+        "n": (0, 129, "2", 1.5),
+        "temperature": (-1, "hot", 101, [0]),
+        "top_p": (-0.1, 1.1, "x"),
+        "top_k": (-1, 1.5),
+        "stop": ("", [""], 3, [3], ["x"] * 17, {}),
+        "seed": ("x", 1.5, 10**40),
+        "stream": (1, "true"),
+        "stream_options": (1, {"include_usage": 1}, {"x": True}, {"include_usage": True}),
+        "logprobs": (1, True), "echo": (True,), "best_of": (3,), "logit_bias": ({"5": 1},), "suffix": ("x",),
+        "presence_penalty": (0.5,), "frequency_penalty": (0.5,), "tools": ([{}],), "response_format": ({"type": "json_object"},),
+        "messages": ([],), "prompts": ("x",),
+    }.items():
+        for value in values:
+            message = server.refuses({"prompt": "x", **{key: value}})
+            assert len(message) < 1000, message
+    server.refuses({"prompt": "x", "n": 65, "model": "gpt"} | {"prompt": ["x", "y"]}, param="n")
+    assert "'gpt'" in server.refuses({"prompt": "x", "model": "other"}, 404, param="model", code="model_not_found")
+    assert "holds 1024" in server.refuses({"prompt": "house " * 1200}, param="prompt", code="context_length_exceeded")
+    assert "20000 bytes" in server.refuses({"prompt": "x" * 30000}, 413)
+    server.refuses({"prompt": "x"}, 404, path="/v1/embeddings")
+    assert server.raw("GET", C)[0] == 404
+    assert "chat template" in server.refuses({"messages": [{"role": "user", "content": "x"}]}, path="/v1/chat/completions", code="no_chat_template")
+    # What changes nothing is taken.
+    server.ask(C, prompt="x", max_tokens=1, logprobs=None, echo=False, best_of=1, logit_bias={}, presence_penalty=0, user="me", suffix=None)
+
+
+def garbage():
+    rng = random.Random(1)
+    valid = json.dumps({"prompt": "A fish", "max_tokens": 2, "temperature": 0.5, "stop": ["a", "b"], "n": 2, "seed": 3}).encode()
+    for _ in range(200):
+        body = bytearray(valid)
+        for _ in range(rng.randrange(1, 5)):
+            at = rng.randrange(len(body))
+            if rng.random() < 0.4:
+                body[at] = rng.randrange(256)
+            elif rng.random() < 0.5:
+                del body[at : at + rng.randrange(1, 6)]
+            else:
+                body[at:at] = rng.choice([b"[", b"{", b'"', b"9" * 30, b"null", b"-", b"\x00", b"1e999", b",", b"\\u0000"])
+        status, data = server.raw("POST", C, bytes(body))
+        assert status in (200, 400, 404), (status, body)
+        answer = json.loads(data)
+        assert "choices" in answer if status == 200 else answer["error"]["message"], (body, data)
+    for text in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{", b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
+            s.sendall(text)
+            s.shutdown(socket.SHUT_WR)
+            while s.recv(4096):
+                pass
+    assert server.ask(C, **greedy)["usage"]["completion_tokens"] == 25
+
+
+def one_by_one():
+    """A stream comes as it is written, and its end makes room; the other texts go on."""
+    connection = server.connect()
+    connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True}))
+    response = connection.getresponse()
+    assert response.getheader("Content-Type") == "text/event-stream"
+    assert response.readline().startswith(b"data: {")
+    connection.close()
+
+
+for name, body in {"models and the page": models, "a completion is what generate writes": completion, "samples are those of generate": samples,
+                   "several prompts": prompts, "streams": streams, "stops": stops, "requests at the same time": together,
+                   "refusals by name": refusals, "garbage": garbage, "a stream that is left": one_by_one}.items():
+    check(name, body)
+check("SIGTERM ends it", server.end)
+
+
+def left():
+    """A client that goes away leaves no text behind that is written on; whether it streams or not."""
+    one = Server("gpt", "--batch", "1")
+    for stream in (True, False):
+        connection = one.connect()
+        connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 1000, "stream": stream, "temperature": 0, "stop": "\x01"}))
+        if stream:
+            connection.getresponse().readline()
+        connection.sock.close() if connection.sock else None
+        connection.close()
+        assert one.ask(C, **greedy)["usage"]["completion_tokens"] == 25
+    tokens, requests = one.end(signal.SIGINT)
+    assert requests == 4 and tokens < 1500, (tokens, requests)
+
+
+def overload():
+    one = Server("gpt", "--batch", "1", "--max-queue", "1")
+    statuses = []
+
+    def ask():
+        status, data = one.raw("POST", C, json.dumps({"prompt": "A", "max_tokens": 1000, "temperature": 0}))
+        statuses.append(status)
+        assert status == 200 or json.loads(data)["error"]["code"] == "overloaded"
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert 200 in statuses and 503 in statuses and set(statuses) == {200, 503}, statuses
+    one.end()
+
+
+def ending():
+    """A signal ends the texts that are being written; their answers are whole."""
+    one = Server("gpt", "--batch", "2")
+    answers = []
+
+    def ask(stream):
+        status, data = one.raw("POST", C, json.dumps({"prompt": "A", "max_tokens": 1000, "temperature": 0, "stream": stream}))
+        answers.append((status, data))
+
+    threads = [threading.Thread(target=ask, args=(s,)) for s in (True, False)]
+    for t in threads:
+        t.start()
+    time.sleep(0.1)
+    one.end()
+    for t in threads:
+        t.join()
+    for status, data in answers:
+        assert status == 503 or data.endswith(b"data: [DONE]\n\n") or json.loads(data)["choices"][0]["finish_reason"], data
+
+
+def conversation():
+    chat = Server("chat", "--served-model-name", "talker")
+    path = "/v1/chat/completions"
+    question = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Who lives in house 3?"}]}]
+    answer = chat.ask(path, model="talker", messages=question, temperature=0, max_tokens=20)
+    message = answer["choices"][0]["message"]
+    assert answer["object"] == "chat.completion" and message["role"] == "assistant", answer
+    wanted = generated("chat", "Who lives in house 3?", "--chat", "--system", "Be brief.", "--temperature", 0, "--max-new-tokens", 20)[0]
+    assert message["content"] == wanted, (message, wanted)
+    events = chat.events(path, messages=question, temperature=0, max_completion_tokens=20)
+    deltas = [e["choices"][0]["delta"] for e in events]
+    assert deltas[0]["role"] == "assistant" and "".join(d.get("content", "") for d in deltas) == wanted
+    assert all("role" not in d for d in deltas[1:]) and events[0]["object"] == "chat.completion.chunk"
+    for messages in (3, [], [3], [{}], [{"role": "user"}], [{"role": "judge", "content": "x"}], [{"role": "user", "content": 3}],
+                     [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "assistant", "content": "x"}]):
+        chat.refuses({"messages": messages}, path=path, param=None)
+    chat.refuses({"prompt": "x"}, path=path)
+    chat.refuses({"messages": [{"role": "user", "content": "house " * 300}]}, path=path, code="context_length_exceeded")
+    chat.end()
+
+
+for name, body in {"clients that go away": left, "more requests than wait": overload, "a signal amid texts": ending,
+                   "conversations": conversation}.items():
+    check(name, body)
+
+
+def busy_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        result = subprocess.run([program, "serve", "--model", "gpt", "--port", str(s.getsockname()[1])], capture_output=True, text=True, timeout=60)
+        assert result.returncode == 1 and "cannot listen at 127.0.0.1" in result.stderr, result
+
+
+check("a port that is taken", busy_port)
+sys.exit(failed)

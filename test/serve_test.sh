@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Texts that are written together: generate --batch and --prompts, and train_gpt serve as its users ask it (test/serve_check.py).
+#   TRAIN_GPT=path/to/train_gpt test/serve_test.sh
+checks=$(realpath "$(dirname "$0")/serve_check.py")
+. "$(dirname "$0")/lib.sh"
+allow_mpirun_everywhere
+
+# Two models that have hardly learned: what they say is nonsense, but depends on every token before it.
+for i in $(seq 40); do
+    echo "{\"messages\": [{\"role\": \"user\", \"content\": \"Who lives in house $i?\"}, {\"role\": \"assistant\", \"content\": \"A fish or a goat lives there, and nobody knows why.\"}]}"
+done >chats.jsonl
+tr -d '{}[]' <chats.jsonl >chats.txt
+"$program" tokenizer --input chats.txt --vocab-size 300 --special-tokens "<|endoftext|>" "<|im_start|>" "<|im_end|>" --output tok >out.txt 2>&1
+"$program" prepare --input chats.txt --split-documents line --output data --tokenizer tok >>out.txt 2>&1
+cp -r tok tok-chat
+cat >tok-chat/chat_template.jinja <<'END'
+{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+END
+model() { # model OUT TOKENIZER OPTIONS...
+    "$program" train --num-layers 2 --hidden-size 64 --num-attention-heads 4 --tokenizer "$2" --data-path data --split 1,0,0 \
+        --micro-batch-size 1 --global-batch-size 1 --train-iters 12 --lr 5e-3 --lr-decay-style constant --init-method-std 0.2 --out "$1" "${@:3}"
+}
+expect "a model" model gpt tok --seq-length 1024
+expect "a model with a chat template" model chat tok-chat --seq-length 128 --normalization RMSNorm --position-embedding-type rope --swiglu
+
+# Samples are the same however many are written at a time, and in their order.
+sampled() { "$program" generate --model gpt --prompt "A fish" --num-samples 5 --max-new-tokens 30 --batch "$@" 2>speed.txt; }
+sampled 1 >alone.txt
+for batch in 2 5 8; do
+    sampled "$batch" >together.txt
+    expect "five samples, $batch at a time" cmp alone.txt together.txt
+done
+cp speed.txt out.txt
+says "the speed is told" "^[0-9]* tokens in .*tokens/s; milliseconds per token of a text: p50 [0-9.]*, p99 [0-9.]*$"
+expect "samples differ" test "$(awk 'BEGIN { RS = "\n---\n" } { print }' alone.txt | sort -u | wc -l)" -gt 5
+sampled 5 --seed 5 >other.txt
+expect "so do seeds" refused cmp -s alone.txt other.txt
+for layout in "--tp 2" "--pp 2"; do
+    # shellcheck disable=SC2086  # two words
+    "${MPIRUN:-mpirun}" -n 2 "$program" generate --model gpt --prompt "A fish" --num-samples 5 --max-new-tokens 30 --temperature 0 --batch 3 $layout >ranks.txt 2>out.txt
+    sampled 1 --temperature 0 >one.txt
+    expect "two ranks write them together, too: $layout" test "$(wc -l <ranks.txt)" == "$(wc -l <one.txt)"
+done
+
+# Prompts from a file.
+printf 'A fish\n\nWho "lives"\nhouse\n' >prompts.txt
+expect "prompts of lines" "$program" generate --model gpt --prompts prompts.txt --num-samples 2 --max-new-tokens 20 --seed 3
+grep '^{' out.txt >lines.jsonl
+expect "become lines of JSON in order" test "$(sed 's/,"text".*//' lines.jsonl)" == '{"prompt":"A fish","sample":0
+{"prompt":"A fish","sample":1
+{"prompt":"Who \"lives\"","sample":0
+{"prompt":"Who \"lives\"","sample":1
+{"prompt":"house","sample":0
+{"prompt":"house","sample":1'
+printf '{"prompt": "A fish", "x": 1}\n{"prompt": "Who \\"lives\\""}\n{"prompt":"house"}\n' >prompts.jsonl
+expect "prompts of .jsonl" "$program" generate --model gpt --prompts prompts.jsonl --num-samples 2 --max-new-tokens 20 --seed 3 --batch 1
+expect "give the same" cmp <(grep '^{' out.txt) lines.jsonl
+echo '{"text": "A fish"}' >bad.jsonl
+expect "a line without a prompt" refused "$program" generate --model gpt --prompts bad.jsonl
+says "it is named" 'bad.jsonl, line 1, is no JSON object with a text under "prompt"'
+expect "prompts twice" refused "$program" generate --model gpt --prompts prompts.txt --prompt x
+expect "an empty file" refused "$program" generate --model gpt --prompts <(true)
+says "it says so" "has no prompts"
+
+# The server.
+if ! "$program" serve --model nowhere 2>&1 | grep -q libcpp-httplib-dev; then
+    passes "serve" python3 "$checks" "$program"
+    expect "several ranks" refused "${MPIRUN:-mpirun}" -n 2 "$program" serve --model gpt
+    says "are refused" "train_gpt serve is one process"
+else
+    echo "ok: serve is refused by the package's name; without it no more is tested"
+fi

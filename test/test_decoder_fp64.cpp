@@ -1,0 +1,2 @@
+// The tests of test_decoder_fp32.cpp in fp64, by the plain loops.
+#include "test_decoder_fp32.cpp"
