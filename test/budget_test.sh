@@ -64,6 +64,7 @@ says "which it names" "override time-budget"
 
 expect "too little time is one step" train short --time-budget 0.001s --eval-iters 0
 expect "which is all" test "$(of_end short step)" == 1
+expect "and says that the warm-up is not over" grep -q "time is over before the warm-up is" short/log.jsonl
 expect "a constant learning rate" train constant --time-budget 1s --lr-decay-style constant
 expect "a decay of given length" train given --time-budget 1s --lr-wsd-decay-iters 7
 says "of 7 steps" "--lr-decay-style WSD --lr-wsd-decay-iters [1-7]$"
@@ -139,6 +140,23 @@ fi
 expect "a task that is not there" refused measured none --eval-tasks nothing.jsonl
 expect "two of one name" refused measured none --eval-tasks choices.jsonl ./choices.jsonl
 expect "an interval without tasks" refused measured none --eval-tasks-interval 5
+
+# ---- energy: by a library in the place of NVML, whose two GPUs use 1800 J each from one look to the next ----
+if [[ $program == *cpu* ]] && command -v cc >/dev/null; then
+    cat >nvml.c <<'END'
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned* n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void** device) { *device = (void*)(i + 1L); return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* mj) { static unsigned long long used[3]; *mj = used[(long)device] += 1800000; return 0; }
+END
+    expect "a library" cc -shared -fPIC -o libnvidia-ml.so.1 nvml.c
+    LD_LIBRARY_PATH=$PWD expect "its energy" train energy --train-iters 12 --carbon-intensity 450
+    says "is in the last line" "^result: .* Wh, .* g of CO2$"
+    expect "in the log, with what it emits" awk -v joules="$(of_end energy energy_joules)" -v grams="$(of_end energy grams_of_co2)" \
+        'BEGIN { d = grams - joules / 3.6e6 * 450; exit !(joules >= 3600 && d * d < 1e-6) }'
+    expect "in the report" grep -q "Energy of the machine.*g of CO2" energy/report.html
+    ls /sys/class/powercap/intel-rapl:0/energy_uj /dev/nvidia0 >/dev/null 2>&1 || expect "a machine that does not tell has none" refused grep -q energy_joules tasked/log.jsonl
+fi
 
 # ---- changes that are better after the same time ----
 research=$(realpath "$root/scripts/research.sh")

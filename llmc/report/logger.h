@@ -13,7 +13,7 @@
 //   tasks   step, tasks: {task: {metric: value}}, stderr: the same of standard errors, ms
 //   event   step, level, event, message     level: info | warning | error; event: one word
 //   end     step, status (finished | stopped | failed), seconds, message; of a finished run also result: parameters, tokens,
-//           valid_loss, bits_per_byte (of the last validation, where the tokenizer is known), seconds, energy_joules,
+//           valid_loss, bits_per_byte (of the last validation, where the tokenizer is known), energy_joules,
 //           grams_of_co2 (where the machine and --carbon-intensity tell)
 // JSON has no NaN: such a value is null, and "nonfinite" names it, {"loss":null,"nonfinite":{"loss":"nan"}}.
 // Bytes that are not UTF-8 become U+FFFD.

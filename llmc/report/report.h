@@ -257,13 +257,13 @@ private:
         }
         valid.cut_after(step);
         valid_ema.cut_after(step);
-        for (NamedCurves* curves : {&valid_sets, &tasks})
-            for (auto& [name, curve] : *curves) curve.cut_after(step);
+        for (NamedCurves* all : {&valid_sets, &tasks})
+            for (auto& [name, curve] : *all) curve.cut_after(step);
     }
-    static Curve* named(NamedCurves& curves, const std::string& name) {
-        for (auto& [known, curve] : curves)
+    static Curve* named(NamedCurves& all, const std::string& name) {
+        for (auto& [known, curve] : all)
             if (known == name) return &curve;
-        return curves.size() < max_sets ? &curves.emplace_back(name, Curve()).second : nullptr;
+        return all.size() < max_sets ? &all.emplace_back(name, Curve()).second : nullptr;
     }
     double earlier_ = 0;  // seconds of the run before it was resumed
 };

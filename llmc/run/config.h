@@ -699,7 +699,6 @@ inline const Strings& everyday_options() {
                                   "micro-batch-size",
                                   "global-batch-size",
                                   "train-iters",
-                                  "train-samples",
                                   "time-budget",
                                   "lr",
                                   "min-lr",

@@ -88,6 +88,7 @@ public:
         of_(work).guess = steps;
     }
     void took(Work work, double seconds) {
+        if (!on()) return;
         if (work == step) return steps_.push_back((steps_.empty() ? 0 : steps_.back()) + seconds);
         of_(work).seconds += seconds;
         of_(work).times++;

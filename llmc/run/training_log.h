@@ -45,7 +45,7 @@ inline std::map<std::string, double> differences_ms(const std::map<std::string, 
 struct RunResult {
     double valid_loss = NAN, bits_per_byte = NAN;  // of the last validation
     int64_t parameters = 0, tokens = 0, steps = 0;
-    double seconds = 0;                       // from the start of the program, and of earlier parts of a run with --time-budget
+    double seconds = NAN;  // of --time-budget, from the start of the program and with earlier parts of the run
     double joules = NAN, grams_of_co2 = NAN;  // of rank 0's machine
 
     std::string text() const {
@@ -55,13 +55,12 @@ struct RunResult {
         std::string cost;
         if (std::isfinite(joules)) cost = format(", %.3g Wh", joules / 3600);
         if (std::isfinite(grams_of_co2)) cost += format(", %.3g g of CO2", grams_of_co2);
-        return format("result: %s%s parameters, %s tokens in %s and %.1f s%s", quality.c_str(),
-                      human_count((double)parameters).c_str(), human_count((double)tokens).c_str(),
-                      counted(steps, "step").c_str(), seconds, cost.c_str());
+        const std::string time = std::isfinite(seconds) ? format(" and %.1f s", seconds) : "";
+        return format("result: %s%s parameters, %s tokens in %s%s%s", quality.c_str(), human_count((double)parameters).c_str(),
+                      human_count((double)tokens).c_str(), counted(steps, "step").c_str(), time.c_str(), cost.c_str());
     }
     nlohmann::ordered_json json() const {
-        nlohmann::ordered_json j = {
-            {"parameters", parameters}, {"tokens", tokens}, {"seconds", std::round(seconds * 1e3) / 1e3}};
+        nlohmann::ordered_json j = {{"parameters", parameters}, {"tokens", tokens}};
         if (std::isfinite(valid_loss)) j["valid_loss"] = valid_loss;
         if (std::isfinite(bits_per_byte)) j["bits_per_byte"] = bits_per_byte;
         if (std::isfinite(joules)) j["energy_joules"] = joules;
@@ -92,14 +91,16 @@ public:
         if (!overrides.empty()) event(state.step, "info", "override", "overridden: " + overrides);
     }
 
-    // The length of a run with --time-budget is chosen.
+    // The length of a run with --time-budget is chosen. options: those that give the same bits without a clock; empty: none do,
+    // for the warm-up is longer than the run.
     void length(int64_t step, const RunLength& length, const std::string& options) {
         if (!logger_) return;
         logger_->length(step, length.steps);
-        event(step, "info", "length",
-              format("%s fit into the time, %s; the same bits without a clock: %s", counted(length.steps, "step").c_str(),
-                     length.steps > step ? format("the last %lld begin", (long long)(length.steps - step)).c_str() : "no more",
-                     options.c_str()));
+        const int64_t left = length.steps - step;
+        const std::string text = counted(length.steps, "step") + " fit into the time, " +
+                                 (left > 0 ? format("the last %lld begin; ", (long long)left) : "no more; ");
+        if (options.empty()) event(step, "warning", "length", text + "the time is over before the warm-up is");
+        else event(step, "info", "length", text + "the same bits without a clock: " + options);
     }
     // sentence: from Stragglers; may be empty.
     void straggler(int64_t step, const std::string& sentence) {

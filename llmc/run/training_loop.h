@@ -63,6 +63,7 @@ public:
           saved_step_(run.same_directory() ? state_.step : 0),
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };
+        if (run_.main_rank()) energy_.emplace();
         const double of_step = 1.0 / 3 / (double)run_.schedule.final_batch;  // a sample's forward pass, in steps
         if (run_.valid)
             budget_.expect(TimeBudget::validation, o_.eval_interval,
@@ -118,7 +119,7 @@ private:
         stats.model_tflops = model_flops_per_token(m_.c, o_.seq_length) * stats.tokens_per_s / 1e12;
         if (const double peak = run_.peak.of_step(in_fp8); peak > 0) stats.mfu = stats.model_tflops * 1e12 / peak;
         stats.memory_bytes = (int64_t)memory_in_use(run_.ctx);
-        if (run_.main_rank()) stats.energy_joules = energy_.joules();
+        if (energy_) stats.energy_joules = energy_->joules();
     }
 
     // With --time-budget: ends the schedule where rank 0 chose to. As long as it has not, samples are ordered further ahead than
@@ -129,7 +130,7 @@ private:
         if (chosen.steps) {
             s.end_after(chosen.steps, chosen.decay);
             state_.length = chosen;
-            log_.length(state_.step, chosen, options_of_length(o_, chosen));
+            log_.length(state_.step, chosen, s.warmup < s.total_samples ? options_of_length(o_, chosen) : "");
         } else {
             const int64_t ordered = s.total_steps;
             while (t_.next_batch().step + 1 >= s.total_steps) s.plan_until(2 * s.total_steps);
@@ -287,9 +288,9 @@ private:
         result_.parameters = (int64_t)ParameterTable(m_.c).trained;
         result_.tokens = state_.tokens;
         result_.steps = state_.step;
-        result_.seconds = budget_.spent();
-        result_.joules = energy_.joules_now();
-        result_.grams_of_co2 = o_.carbon_intensity ? grams_of_co2(result_.joules, *o_.carbon_intensity) : NAN;
+        if (budget_.on()) result_.seconds = budget_.spent();
+        if (energy_) result_.joules = energy_->joules_now();
+        if (o_.carbon_intensity) result_.grams_of_co2 = grams_of_co2(result_.joules, *o_.carbon_intensity);
         log_.end(problem, done, reason, command, result_);
         if (!problem.empty()) fail("%s", problem.c_str());
     }
@@ -302,8 +303,8 @@ private:
     ModelFunctions functions_;
     Timetable& timetable_;
     TimeBudget budget_;
-    bool save_asked_ = false;  // for the budget
-    EnergyMeter energy_;
+    bool save_asked_ = false;            // for the budget
+    std::optional<EnergyMeter> energy_;  // of the first rank's machine, on that rank
     Stragglers stragglers_;
     const TrainingTasks& tasks_;
     RunResult result_;
