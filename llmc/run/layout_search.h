@@ -44,9 +44,7 @@ struct Layout {
         o.recompute_granularity = recompute;
         o.recompute_num_layers = recompute_layers;
     }
-    std::string recompute_in_words() const {
-        return recompute_layers ? format("full, %d a stage", recompute_layers) : recompute;
-    }
+    std::string recompute_in_words() const { return recompute_layers ? format("full, first %d", recompute_layers) : recompute; }
 };
 
 struct Candidate {
