@@ -1,6 +1,6 @@
 // train_gpt tune: the fastest layout of a training run. Options of `train` describe the run; those of its layout that are given
-// stay as they are, the others are searched (layout_search.h), for --world N GPUs or for the machine at hand. With --trials, the
-// fastest by the plan are measured here. The five best are written to --out as files for `train --config`, with a page.
+// stay as they are, the others are searched (layout_search.h), for --world N GPUs or for the machine at hand. With --trials,
+// the fastest by the plan are measured here. The five best are written to --out as files for `train --config`, with a page.
 #pragma once
 #include <algorithm>
 #include <cmath>
