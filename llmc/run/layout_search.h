@@ -2,13 +2,15 @@
 // no other one beats in both time and memory. Time is the planner's (planner.h), memory that of the functions that allocate it.
 //
 // Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
-// sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit. What the user gives stays.
-// What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO without data parallelism.
+// sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit. What the user gives
+// stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO without data
+// parallelism.
 //
-// Simulating a pipeline takes longest, so a layout is simulated only if it can matter. A rank runs its passes one after another,
-// which bounds the time of its step from below (least_step_seconds, most often within a few percent). Layouts are taken in the
-// order of their bounds. One is left out if one before it needs no more memory and takes no longer than this bound, unless the
-// bound is below the time of the fastest few: then it may be one of these. What is found is exactly what trying all finds.
+// Simulating a pipeline takes longest, so a layout is simulated only if it can matter. A rank runs its passes one after
+// another, which bounds the time of its step from below (least_step_seconds, most often within a few percent). Layouts are
+// taken in the order of their bounds. One is left out if one before it needs no more memory and takes no longer than this
+// bound, unless the bound is below the time of the fastest few: then it may be one of these. What is found is exactly what
+// trying all finds.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -44,9 +46,7 @@ struct Layout {
         o.recompute_granularity = recompute;
         o.recompute_num_layers = recompute_layers;
     }
-    std::string recompute_in_words() const {
-        return recompute_layers ? format("full, %d a stage", recompute_layers) : recompute;
-    }
+    std::string recompute_in_words() const { return recompute_layers ? format("full, first %d", recompute_layers) : recompute; }
 };
 
 struct Candidate {

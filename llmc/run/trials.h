@@ -1,5 +1,5 @@
-// Trials of layouts: short trainings by this same program, each in processes of its own, so that one that dies, hangs or runs out
-// of memory is counted and the next one is tried.
+// Trials of layouts: short trainings by this same program, each in processes of its own, so that one that dies, hangs or runs
+// out of memory is counted and the next one is tried.
 #pragma once
 #include <fcntl.h>
 #include <signal.h>

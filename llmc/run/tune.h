@@ -1,6 +1,6 @@
 // train_gpt tune: the fastest layout of a training run. Options of `train` describe the run; those of its layout that are given
-// stay as they are, the others are searched (layout_search.h), for --world N GPUs or for the machine at hand. With --trials, the
-// fastest by the plan are measured here. The five best are written to --out as files for `train --config`, with a page.
+// stay as they are, the others are searched (layout_search.h), for --world N GPUs or for the machine at hand. With --trials,
+// the fastest by the plan are measured here. The five best are written to --out as files for `train --config`, with a page.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -196,7 +196,7 @@ inline std::string layout_file(const std::string& out, size_t i) { return format
 
 // ---- what is told ----------------------------------------------------------------------------------------------------------
 inline std::string seconds_text(double s) {
-    return format(s < 1 ? "%.0f ms" : s < 100 ? "%.2f s" : "%.0f s", s < 1 ? s * 1e3 : s);
+    return s < 0.9995 ? format("%.3g ms", s * 1e3) : format(s < 99.95 ? "%.2f s" : "%.1f s", s);
 }
 
 struct Column {
@@ -432,6 +432,9 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     detail::check_replaceable(o.out + "/tune.html");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
     problem.best = std::max<size_t>(5, (size_t)o.trials);
+    // What is given must divide them.
+    make_mesh(problem.ranks.back(), 0, o.given.count("tensor-model-parallel-size") ? run.o.tensor_model_parallel_size : 1,
+              o.given.count("pipeline-model-parallel-size") ? run.o.pipeline_model_parallel_size : 1, 1);
     FoundLayouts found = search_layouts(problem);
     if (found.fit.empty()) detail::refuse_all(found, problem.memory(problem.ranks[0]));
     if (o.trials) detail::measure(run, o, found);

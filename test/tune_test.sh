@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# train_gpt tune as a user runs it: published layouts against the best that it finds, the files that it writes, trials, and what
+# it refuses.
+. "$(dirname "$0")/lib.sh"
+allow_mpirun_everywhere
+
+# number JSON-KEY FILE: the first value of this key.
+number() { grep -m 1 "\"$1\":" "$2" | sed 's/.*: *//; s/,$//'; }
+
+# Published layouts. The step of each by the plan is at most 10% above the best that the search finds for the same training on
+# the same GPUs. MT-NLG and BLOOM recomputed all layers, and sequence parallelism was not known; LLM-jp could have less time
+# with more memory: the best with the memory of its own layout is sought.
+published() { # NAME LAYOUT... -- TRAINING...
+    local name=$1 layout=() step best
+    shift
+    while [[ $1 != -- ]]; do layout+=("$1"); shift; done
+    shift
+    "$program" train "$@" "${layout[@]}" --dry-run --json >plan.json 2>plan.err
+    "$program" tune "$@" --dry-run --json >best.json 2>best.err
+    step=$(grep -A 1 '"step": {' plan.json | number seconds /dev/stdin)
+    best=$(sed -n '/"best"/,$p' best.json | number seconds /dev/stdin)
+    awk -v step="$step" -v best="$best" 'BEGIN { exit !(best > 0 && step >= best * (1 - 1e-9) && step <= 1.1 * best) }' &&
+        echo "ok: $name: $step s published, $best s found" || { echo "FAILED: $name: '$step' s published, '$best' s found"; cat ./*.err; }
+}
+published "MT-NLG 530B on 2,240 A100" --tp 8 --pp 35 --micro-batch-size 1 -- --preset mt-nlg-530b --seq-length 2048 \
+    --device a100 --global-batch-size 1920 --rampup-batch-size 32 32 5859375 --train-samples 131835938 --world 2240 \
+    --recompute full --no-sequence-parallel
+published "BLOOM 176B on 384 A100" --tp 4 --pp 12 --micro-batch-size 2 -- --preset bloom-176b --seq-length 2048 --device a100 \
+    --inter-node-gbs 6.25 --global-batch-size 2048 --train-samples 220000000 --world 384 --recompute full \
+    --no-sequence-parallel --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split
+published "LLM-jp 172B on 512 H100" --tp 4 --pp 16 --micro-batch-size 1 -- --preset llm-jp-172b --seq-length 4096 \
+    --global-batch-size 1728 --train-iters 292812 --world 512 --recompute selective --device-memory-gib 44.8
+
+run=(--preset llama2-7b --vocab-size 32000 --global-batch-size 512 --train-iters 100)
+expect "a 7B model on 64 H100" "$program" tune "${run[@]}" --world 64 --tp 2 --out found
+says "how many layouts, and how fast" "layouts in .* a second"
+says "what is fixed" "fixed  *--tensor-model-parallel-size"
+cp out.txt tuned.txt
+says "the command for the best" "mpirun -n 64 --bind-to none ./train_gpt train --config found/tune-1.toml"
+sed -n '/^The fastest/,/^found/p' tuned.txt >tables.txt
+expect "the tables have at most 80 columns" awk 'length > 80 { bad = 1 } END { exit bad || NR < 10 }' tables.txt
+expect "five layouts and a chart" test -s found/tune-5.toml -a -s found/tune.html
+expect "the chart is drawn" grep -q '<path class="line train"' found/tune.html
+expect "what was fixed is in each" test "$(grep -lx 'tensor-model-parallel-size = 2' found/tune-*.toml | wc -l)" == 5
+expect "the best, planned by train" "$program" train --config found/tune-1.toml --world 64 --dry-run
+says "has the same step" "step  *$(sed -n 's/^#   step  *\([0-9.]* [a-z]*\):.*/\1/p' found/tune-1.toml):"
+expect "again: its own files are replaced" "$program" tune "${run[@]}" --world 64 --out found
+cp -r found mine
+echo "lr = 1" >mine/tune-2.toml
+expect "the user's file is not" refused "$program" tune "${run[@]}" --world 64 --out mine
+says "it is named" "mine/tune-2.toml exists, and tune has not written it"
+expect "nothing was written" cmp mine/tune-1.toml found/tune-1.toml
+expect "and it is as it was" test "$(cat mine/tune-2.toml)" == "lr = 1"
+expect "--dry-run writes nothing" "$program" tune "${run[@]}" --world 8 --dry-run --out nothing
+expect "no folder" test ! -e nothing
+
+refuses() { # NAME PATTERN OPTIONS...
+    local name=$1 pattern=$2
+    shift 2
+    expect "$name: refused" refused "$program" tune "$@" --out refused
+    says "$name: says so" "$pattern"
+}
+refuses "a world that tp does not divide" "64 ranks cannot be divided by tensor-model-parallel-size 3" "${run[@]}" --world 64 --tp 3
+refuses "a micro-batch that divides nothing" "a global batch that micro-batches do not divide" "${run[@]}" --world 64 --micro-batch-size 7
+refuses "too little memory" "least memory that any layout needs is .*, there are 1.00 GiB: --tp" "${run[@]}" --world 64 --device-memory-gib 1
+refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
+refuses "no global batch" "every layout must have as many" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
+refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
+refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trials 2
+refuses "trials without data" "HINT: --data-path" "${run[@]}" --trials 2
+refuses "layers to recompute without full recomputation" "HINT: full" "${run[@]}" --world 8 --recompute-num-layers 2
+expect "nothing was written by these" test ! -e refused
+
+# Trials, here: the ranks that a trial starts are this program's, too.
+for i in $(seq 300); do echo "In the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep"; echo; done >text.txt
+"$program" tokenizer --input text.txt --vocab-size 400 --output tok >/dev/null 2>&1
+mkdir data
+"$program" prepare --input text.txt --split-documents blank --tokenizer tok --output data/text >/dev/null 2>&1
+here=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 64 --global-batch-size 4 --train-iters 100
+    --lr-warmup-iters 50 --threads 2)
+expect "three are measured" "$program" tune "${here[@]}" --trials 3 --trial-steps 3 --out here
+says "the plan against the measurement" "measured  *planned"
+expect "three have a time" test "$(grep -lc '^# measured here: ' here/tune-*.toml | wc -l)" == 3
+expect "nothing is left of them" test -z "$(find here -name 'trials-*')"
+expect "the best trains, with the user's own options" "$program" train --config here/tune-1.toml --train-iters 60 --out trained
+expect "its warm-up is the user's" grep -qx 'lr-warmup-iters = 50' here/tune-1.toml
+if command -v mpirun >/dev/null; then
+    expect "ranks are started for a trial" "$program" tune "${here[@]}" --tp 2 --trials 1 --trial-steps 2 --out ranks
+    says "of two ranks" "mpirun -n 2 .* --config ranks/tune-1.toml"
+fi
+mv data gone
+expect "trials that all fail" refused "$program" tune "${here[@]}" --trials 2 --out failed
+says "with the reason of each" "note: trial 2 of .*data/text"
+says "and in all" "all 2 trials failed"
+expect "nothing is left of these" test -z "$(ls failed)"
