@@ -1615,6 +1615,7 @@ public:
     Generator(be::Ctx& ctx, Model& m)
         : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache), lengths_((size_t)cache_.room.sequences) {
         CHECK(cache_.keys, "no key/value cache was planned");
+        ctx.steady_rows = sequences() > 1;  // whoever comes and goes
         CHECK(sequences() == 1 || !m.ranks->sequence_parallel, "rows of several sequences are not cut");
     }
 

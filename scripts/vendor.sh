@@ -14,7 +14,8 @@ for library in libgtest.a libgtest_main.a libpcre2-8.a; do
 done
 # The optional libraries as well, if they are there to be linked statically.
 while read -r package _; do
-    [[ $package != \#* ]] && dpkg-query -L "$package" | grep -q '\.a$' || continue
+    [[ $package != \#* ]] || continue
+    dpkg-query -L "$package" | grep '\.a$' >/dev/null || continue
     for file in $(dpkg-query -L "$package" | grep -E '\.(h|a)$'); do
         if [[ $file == *.a ]]; then cp -L "$file" build/deps/lib/; else cp -L "$file" build/deps/include/; fi
     done

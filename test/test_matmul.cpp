@@ -495,17 +495,25 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
     }
 }
 
-// A row of a few is computed like that row alone, so a prompt's last position does not depend on its batch.
+// A row of a few is computed like that row alone, so a text does not depend on those that are written with it: up to few_rows, of a
+// tile unit up to half as many, or, if it is asked for, any number.
 TEST(Linear, FewRowsDoNotDependOnEachOther) {
-    cpu::Ctx ctx(2);
-    const int IC = 131, OC = 67, N = cpu::detail::few_rows;
-    const Layer layer = random_layer({N, IC, OC}, 9);
-    const Results all = layer.run(ctx);
-    for (int n = 0; n < N; n++) {
-        Guarded<floatX> out(OC);
-        cpu::linear_forward(ctx, out.data(), &layer.inp[n * IC], layer.weight.data(), layer.bias.data(), 1, IC, OC);
-        expect_same_bits(out, std::vector<floatX>(&all.out_biased[n * OC], &all.out_biased[n * OC] + OC), "row");
-    }
+    const int IC = 131, OC = 67, few = cpu::detail::few_rows;
+    for (const cpu::AnyUnit& unit : test::all_matrix_units(cpu::Products::layers))
+        for (const bool steady : {false, true}) {
+            cpu::Ctx ctx(2);
+            ctx.layers = unit;
+            const bool tiles = !cpu::detail::takes_few_rows(ctx, few);
+            ctx.steady_rows = steady;
+            const int N = !tiles ? few : steady ? 3 * few : few / 2;
+            const Layer layer = random_layer({N, IC, OC}, 9);
+            const Results all = layer.run(ctx);
+            for (int n = 0; n < N; n++) {
+                Guarded<floatX> out(OC);
+                cpu::linear_forward(ctx, out.data(), &layer.inp[n * IC], layer.weight.data(), layer.bias.data(), 1, IC, OC);
+                expect_same_bits(out, std::vector<floatX>(&all.out_biased[n * OC], &all.out_biased[n * OC] + OC), "row");
+            }
+        }
 }
 
 }  // namespace test_matmul

@@ -23,6 +23,7 @@ work = Path(tempfile.mkdtemp(prefix="serve_"))
 
 
 def run(*arguments):
+    # A CPU's tile unit has another kernel for one text than for many.
     done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, cwd=work)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
@@ -41,7 +42,7 @@ def make_model():
 
 
 make_model()
-server = subprocess.Popen([str(program), "serve", "--model", "run", "--port", "0", "--batch", "4"], stdout=subprocess.PIPE, text=True, cwd=work)
+server = subprocess.Popen([str(program), "serve", "--model", "run", "--port", "0", "--batch", "4", "--matrix-unit", "portable"], stdout=subprocess.PIPE, text=True, cwd=work)
 address = re.search(r"http://\S+/ ", server.stdout.readline()).group().strip() + "v1"
 client = openai.OpenAI(base_url=address, api_key="any", max_retries=0)
 model = client.models.list().data[0].id
@@ -52,7 +53,7 @@ with case("models"):
     assert model == "run" and client.models.retrieve(model).id == model
 with case("a completion"):
     answer = client.completions.create(**text)
-    assert "A cat" + answer.choices[0].text == run("generate", "--model", "run", "--prompt", "A cat", "--max-new-tokens", 20, "--temperature", 0)[:-1]
+    assert "A cat" + answer.choices[0].text == run("generate", "--matrix-unit", "portable", "--model", "run", "--prompt", "A cat", "--max-new-tokens", 20, "--temperature", 0)[:-1]
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 with case("its stream"):
     parts = list(client.completions.create(**text, stream=True, stream_options={"include_usage": True}))
@@ -61,12 +62,12 @@ with case("its stream"):
 with case("samples by seed"):
     several = client.completions.create(model=model, prompt=["A cat", "Who"], n=3, seed=5, max_tokens=20)
     assert [c.index for c in several.choices] == list(range(6)) and len({c.text for c in several.choices}) > 3
-    written = run("generate", "--model", "run", "--prompt", "A cat", "--num-samples", 3, "--seed", 5, "--max-new-tokens", 20)[:-1]
+    written = run("generate", "--matrix-unit", "portable", "--model", "run", "--prompt", "A cat", "--num-samples", 3, "--seed", 5, "--max-new-tokens", 20)[:-1]
     assert ["A cat" + c.text for c in several.choices[:3]] == written.split("\n\n---\n")
 with case("a conversation"):
     chat = client.chat.completions.create(model=model, messages=question, temperature=0, max_tokens=30)
     assert chat.choices[0].message.role == "assistant"
-    assert chat.choices[0].message.content + "\n" == run("generate", "--model", "run", "--chat", "--prompt", question[0]["content"], "--temperature", 0, "--max-new-tokens", 30)
+    assert chat.choices[0].message.content + "\n" == run("generate", "--matrix-unit", "portable", "--model", "run", "--chat", "--prompt", question[0]["content"], "--temperature", 0, "--max-new-tokens", 30)
 with case("its stream"):
     with client.chat.completions.stream(model=model, messages=question, temperature=0, max_completion_tokens=30) as stream:
         for event in stream:

@@ -32,6 +32,7 @@ constexpr bool sets_bf16_gradients = false;  // matrix products can set weight g
 struct Ctx {
     int threads;                   // number of threads of an op
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
+    bool steady_rows = false;      // true: a row of a product has the same bits however many rows there are
 #if CPU_FAST_PATHS
     // The matrix unit of each kind of product, and its measured speed in FLOP/s per thread (unit_choice.h), if any.
     AnyUnit layers = default_unit<floatX>(Products::layers), attention = default_unit<floatX>(Products::attention);

@@ -87,7 +87,8 @@ struct Ctx {
     size_t shared_bytes = 0;  // maximum shared memory of a block
     size_t memory_bytes = 0;
     std::string name;
-    bool plain = false;  // true: attention's simple kernel instead of the tensor-core ones
+    bool plain = false;        // true: attention's simple kernel instead of the tensor-core ones
+    bool steady_rows = false;  // for CPUs (cpu/ctx.h)
 
     cublasLtHandle_t cublas = nullptr;
     static constexpr size_t workspace_bytes = 32 << 20;

@@ -60,13 +60,13 @@ namespace detail {
 // Reads the members of a request; one that is null is as good as absent.
 class RequestReader {
 public:
-    RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : j_(j), model_(model), r_(r) {
+    RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : model_(model), r_(r) {
         if (!j.is_object()) throw ApiError{400, format("the body is no JSON object but %s", j.type_name())};
         r_.max_new_tokens = r_.chat ? model.max_new_tokens : std::min(16, model.max_new_tokens);
         for (const auto& [key, value] : j.items())
             if (!value.is_null()) member(key, value);
-        if (r_.chat && !j.contains("messages")) missing("messages");
-        if (!r_.chat && !j.contains("prompt")) missing("prompt");
+        if (const char* key = r_.chat ? "messages" : "prompt"; r_.prompts.empty())
+            throw ApiError{400, format("the parameter '%s' is missing", key), key};
         if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options goes with stream", "stream_options"};
         if (r_.choices() > most_choices)
             throw ApiError{400, format("n and the prompts ask for %d texts; at most %d", r_.choices(), most_choices), "n"};
@@ -119,7 +119,6 @@ private:
         throw ApiError{400, "unrecognized parameter '" + printable(key) + "'", key, "unknown_parameter"};
     }
 
-    [[noreturn]] void missing(const char* key) { throw ApiError{400, format("the parameter '%s' is missing", key), key}; }
     static std::string text(const std::string& key, const nlohmann::json& value) {
         if (!value.is_string()) throw ApiError{400, "'" + key + "' is no text but " + value.type_name(), key};
         return value;
@@ -217,7 +216,6 @@ private:
         }
     }
 
-    const nlohmann::json& j_;
     const ServedModel& model_;
     CompletionRequest& r_;
 };

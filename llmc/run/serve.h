@@ -115,7 +115,7 @@ private:
     static std::string name_of(const std::string& dir) {
         const auto path = std::filesystem::canonical(dir);
         const std::string name = path.filename().string();
-        return name.compare(0, 5, "step-") == 0 ? path.parent_path().filename().string() : name;
+        return name.compare(0, 5, "step_") == 0 ? path.parent_path().filename().string() : name;
     }
 
     // ---- the model's thread ----
@@ -124,7 +124,6 @@ private:
         Decoder<Generator> decoder(generator);
         while (!detail::asked_to_end) {
             const bool busy = decoder.step();
-            waiting_ = (int)decoder.waiting();
             tokens_ = decoder.tokens();
             std::unique_lock<std::mutex> lock(mutex_);
             // Signals set a flag alone, so it is looked at from time to time.
@@ -156,13 +155,14 @@ private:
                 request->changed.notify_all();
                 return !stops;
             };
-            text.ended = [request, i](TextEnd how) { end(*request, request->choices[i], how); };
+            text.ended = [this, request, i](TextEnd how) { end(*request, request->choices[i], how); };
             text.wanted = [request] { return request->wanted(); };
             decoder.add(std::move(text));
         }
         requests_++;
     }
-    static void end(Request& request, Request::Choice& choice, TextEnd how) {
+    void end(Request& request, Request::Choice& choice, TextEnd how) {
+        texts_--;
         const std::lock_guard<std::mutex> lock(request.mutex);
         request.begun = request.begun || how != TextEnd::abandoned;
         choice.end = how == TextEnd::token || how == TextEnd::stopped ? "stop" : "length";
@@ -243,11 +243,14 @@ private:
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             if (closed_ || detail::asked_to_end) throw ApiError{503, "the server is ending"};
-            size_t texts = request->choices.size() + (size_t)waiting_;
-            for (const auto& other : queue_) texts += other->choices.size();
-            if (texts > (size_t)(o_.batch + o_.max_queue))
-                throw ApiError{503, format("%zu texts wait already; try again later", texts - request->choices.size()), "",
-                               "overloaded"};
+            // One request may ask for more texts than that, if it is alone.
+            const int most = o_.batch + o_.max_queue, asked = (int)request->choices.size();
+            if (texts_ > 0 && texts_ + asked > most)
+                throw ApiError{503,
+                               format("%d texts are written or wait; with %d more they are above %d; try again later",
+                                      texts_.load(), asked, most),
+                               "", "overloaded"};
+            texts_ += asked;
             queue_.push_back(request);
         }
         arrived_.notify_one();
@@ -319,7 +322,7 @@ private:
     ServedModel model_;
     int64_t created_ = 0;
     httplib::Server http_;
-    std::atomic<int> waiting_{0};  // texts that the decoder has not begun
+    std::atomic<int> texts_{0};  // that are written or wait
     std::atomic<int64_t> tokens_{0}, requests_{0}, ids_{0};
     std::mutex mutex_;  // of what follows
     std::condition_variable arrived_;
