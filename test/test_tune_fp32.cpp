@@ -1,0 +1,197 @@
+// The search for a layout against trying all: the same fastest, the same front, and memory as the trainer plans it, on several
+// models and numbers of ranks; what is refused and why.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "files.h"
+#include "trainer.h"
+
+namespace test_tune {
+
+struct Case {
+    const char* name;
+    Strings arguments;
+    int ranks;
+    double memory;  // of a rank, bytes
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+const Strings small = {"--num-layers", "6",   "--hidden-size",       "64", "--num-attention-heads", "4",  "--seq-length", "32",
+                       "--vocab-size", "500", "--global-batch-size", "16", "--train-iters",         "100"};
+const Strings llama = {"--swiglu",
+                       "--normalization",
+                       "RMSNorm",
+                       "--position-embedding-type",
+                       "rope",
+                       "--disable-bias-linear",
+                       "--untie-embeddings-and-output-weights"};
+Strings with(Strings a, const Strings& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+// All that the search is about, with the trainer's own memory.
+struct Searched {
+    World world = World::join();
+    Run run;
+    LayoutProblem problem;
+    explicit Searched(const Case& c) : run{world, {}, be::Ctx(1)} {
+        EXPECT_TRUE(cli::parse("train", run.o, c.arguments));
+        run.o.world = c.ranks;
+        run.o.node_size = 4;
+        problem.o = run.o;
+        problem.ranks = {c.ranks};
+        problem.model = [this](int tp) {
+            TrainOptions p = run.o;
+            p.tensor_model_parallel_size = tp;
+            return configure_model(p, nullptr);
+        };
+        problem.memory = [memory = c.memory](int) { return memory; };
+        problem.bytes_of_stage = [this](const TrainOptions& p, const ModelConfig& model, int n, int stage) {
+            return (double)memory_of_stage(run, p, model, n, stage).bytes;
+        };
+    }
+    double bytes(const TrainOptions& p) const {
+        double most = 0;
+        for (const RankMemory& m : memory_of_stages(run, p, problem.ranks[0])) most = std::max(most, (double)m.bytes);
+        return most;
+    }
+    // (seconds, bytes) of a layout as the trainer and the planner have them; throws Error if it is not possible.
+    std::pair<double, double> known(const Layout& l) const {
+        TrainOptions p = run.o;
+        l.apply(p);
+        const ModelConfig c = problem.model(l.tp);
+        const Mesh mesh = place_rank(l.ranks, 0, layout_of(p), c)->mesh;
+        const Schedule s = make_schedule(p, mesh.dp.size);
+        const double most = bytes(p);
+        return {make_plan(plan_input(p, c, l.ranks, layers_of_stages(p, c, mesh), s.final_batch, sizeof(floatX))).step_seconds,
+                most};
+    }
+};
+
+using Point = std::pair<double, double>;
+std::vector<Point> front_of(std::vector<Point> all) {
+    std::sort(all.begin(), all.end());
+    std::vector<Point> front;
+    for (const Point& p : all)
+        if (front.empty() || p.second < front.back().second) front.push_back(p);
+    return front;
+}
+
+class Search : public testing::TestWithParam<Case> {};
+
+TEST_P(Search, FindsWhatTryingAllFinds) {
+    const Searched s(GetParam());
+    const FoundLayouts found = search_layouts(s.problem);
+    ASSERT_FALSE(found.fit.empty());
+    // Each that fits has the memory that the trainer plans, and no bound above its time.
+    std::vector<Point> all;
+    for (const Candidate& c : found.fit) {
+        const auto [seconds, bytes] = s.known(c.layout);
+        EXPECT_EQ(bytes, c.bytes) << c.layout.recompute_in_words() << " tp " << c.layout.tp << " pp " << c.layout.pp << " vpp "
+                                  << c.layout.vpp << " micro " << c.layout.micro_batch << " zero " << c.layout.zero;
+        EXPECT_LE(c.least_seconds, seconds * (1 + 1e-9));
+        if (std::isfinite(c.seconds)) {
+            EXPECT_EQ(c.seconds, seconds);
+        }
+        all.push_back({seconds, bytes});
+    }
+    // Everything else is tried here, and does not fit or is not possible.
+    size_t possible = 0;
+    const bool given = GetParam().arguments.back() == "full";
+    for (int tp = 1; tp <= GetParam().ranks; tp++)
+        for (int pp = 1; tp * pp <= GetParam().ranks; pp++)
+            for (int vpp = 1; vpp * pp <= 8; vpp++)
+                for (int micro = 1; micro <= 16; micro++)
+                    for (const bool cut : {true, false})
+                        for (const int zero : {0, 1})
+                            for (const char* recompute : {"none", "selective", "full"}) {
+                                const int dp = GetParam().ranks / (tp * pp);
+                                if ((tp == 1 && !cut) || (dp == 1 && zero == 0)) continue;
+                                if (given && std::string(recompute) != "full") continue;
+                                try {
+                                    const Layout l = {GetParam().ranks, tp, pp, vpp, micro, zero, cut, recompute, 0};
+                                    possible += s.known(l).second <= GetParam().memory;
+                                } catch (const Error&) {
+                                }
+                            }
+    const auto whole = std::count_if(found.fit.begin(), found.fit.end(), [](auto& c) { return !c.layout.recompute_layers; });
+    EXPECT_EQ(possible, (size_t)whole);
+    std::vector<Point> front;
+    for (const Candidate& c : found.front) front.push_back({c.seconds, c.bytes});
+    EXPECT_EQ(front, front_of(all));
+    std::sort(all.begin(), all.end());
+    for (size_t i = 0; i < found.best.size(); i++) EXPECT_EQ(found.best[i].seconds, all[i].first) << i;
+    EXPECT_EQ(found.best.size(), std::min<size_t>(5, all.size()));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, Search,
+    testing::Values(
+        Case{"gpt2", small, 4, 2.4e6}, Case{"llama", with(small, llama), 6, 1e9},
+        Case{"bloom", with(small, {"--position-embedding-type", "alibi", "--embed-layernorm", "--main-grads-dtype", "bf16"}), 4,
+             3e6},
+        Case{"ramp-up",
+             with(with(small, {"--no-train-iters", "--train-samples", "1600", "--rampup-batch-size", "4", "4", "160"}), llama),
+             4, 3e6},
+        Case{"muon, recomputed", with(with(small, llama), {"--optimizer", "muon", "--recompute-granularity", "full"}), 4, 1e9}),
+    [](const auto& info) {
+        std::string name;
+        for (const char* c = info.param.name; *c; c++)
+            if (isalnum((unsigned char)*c)) name += *c;
+        return name;
+    });
+
+// The fewest recomputed layers are sought where none does not fit.
+TEST(Search, RecomputesAsFewLayersAsFit) {
+    const Searched wide({"", small, 1, 1e9});
+    double none = 0, full = 0;
+    const FoundLayouts all = search_layouts(wide.problem);
+    for (const Candidate& c : all.fit)
+        if (c.layout.micro_batch == 16 && c.layout.recompute != "selective")
+            (c.layout.recompute == "none" ? none : full) = c.bytes;
+    ASSERT_GT(none, full);
+    const Searched s({"", small, 1, (none + full) / 2});
+    const FoundLayouts some = search_layouts(s.problem);
+    int found = 0;
+    for (const Candidate& c : some.fit) {
+        if (c.layout.micro_batch != 16 || !c.layout.recompute_layers) continue;
+        found++;
+        Layout fewer = c.layout;
+        EXPECT_EQ(s.known(c.layout).second, c.bytes);
+        if (--fewer.recompute_layers) {
+            EXPECT_GT(s.known(fewer).second, (none + full) / 2);
+        }
+    }
+    EXPECT_EQ(found, 1);
+}
+
+TEST(Search, WhatIsGivenStays) {
+    const Searched s(
+        {"", with(small, {"--tp", "2", "--micro-batch-size", "2", "--zero", "0", "--no-sequence-parallel"}), 4, 1e9});
+    const FoundLayouts found = search_layouts(s.problem);
+    ASSERT_FALSE(found.fit.empty());
+    std::set<int> pipelines;
+    for (const Candidate& c : found.fit) {
+        EXPECT_EQ(std::make_tuple(c.layout.tp, c.layout.micro_batch, c.layout.zero, c.layout.sequence_parallel),
+                  std::make_tuple(2, 2, 0, false));
+        pipelines.insert(c.layout.pp);
+    }
+    EXPECT_EQ(pipelines, (std::set<int>{1, 2}));
+}
+
+TEST(Search, SaysTheLeastMemory) {
+    const Searched s({"", small, 4, 1000}), all({"", small, 4, 1e9});
+    const FoundLayouts found = search_layouts(s.problem);
+    EXPECT_TRUE(found.fit.empty() && found.best.empty() && found.front.empty());
+    EXPECT_GT(found.refused.at("out of memory"), 10);
+    EXPECT_EQ(s.known(found.smallest.layout).second, found.smallest.bytes);
+    EXPECT_EQ(found.smallest.bytes, search_layouts(all.problem).front.back().bytes);
+}
+
+}  // namespace test_tune
