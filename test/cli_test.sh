@@ -211,7 +211,7 @@ completes() {
     got=$(bash -c '. "$1"; shift; COMP_WORDS=(train_gpt "$@"); COMP_CWORD=$#; _train_gpt; echo "${COMPREPLY[*]}"' - "$completion" "$@")
     if [[ $got == "$expected" ]]; then echo "ok: completion: $name"; else echo "FAILED: completion: $name: '$got'"; fi
 }
-completes "commands" "train tokenizer" t
+completes "commands" "train tune tokenizer" t
 completes "options" "--global-batch-size --global-batch" train --glo
 completes "options of another command" "--max-new-tokens" generate --max
 completes "options without a command" "--global-batch-size --global-batch" --glo

@@ -164,7 +164,7 @@ done
 
 # ---- what the pages name exists ----
 cd "$work" || exit 1
-for command in curate tokenizer prepare train tune eval generate inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
+for command in curate tokenizer prepare train tune eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, the programs in dev/, and names that lead to ours (llmc/run/other_names.h).
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test

@@ -17,7 +17,6 @@
 #pragma once
 #include <fcntl.h>
 #include <sched.h>
-#include <strings.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -29,7 +28,6 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -167,23 +165,21 @@ private:
 // measured). MPI's own waiting does not yield the core; this does, and pauses once a wait has become long. A yield to a process
 // that only computes lasts for that one's time slice of some milliseconds: for a while after such a yield, waits sleep instead,
 // because who sleeps is woken at once. Beside one busy process on two cores a barrier of two ranks takes 0.05 ms so, not 4 ms.
-// With OMP_WAIT_POLICY=passive, OpenMP's word for threads that sleep while they wait, it always pauses: more ranks than cores
-// leave each other half of the time that they would spend on polling (measured: 61 s of the system's instead of 119).
 template <class Done>
 void wait_until(Done done) {
     constexpr double slice = 0.002, crowded_for = 0.1;
-    static const char* policy = getenv("OMP_WAIT_POLICY");
-    static const bool passive = policy && !strcasecmp(policy, "passive");
     static thread_local double crowded_until = 0;
-    [[maybe_unused]] static thread_local const int slack = prctl(PR_SET_TIMERSLACK, 1000);  // ns; 1 us would last 55 by default
     const double start = monotonic_seconds();
     for (double now = start; !done();) {
         const double before = now;
-        const bool yields = !passive && now - start < 1 && now > crowded_until;
+        const bool yields = now - start < 1 && now > crowded_until;
         if (yields) sched_yield();
-        else usleep(now - start >= 1 ? 50 : passive ? 20 : 1);
+        else usleep(now - start < 1 ? 1 : 50);
         now = monotonic_seconds();
-        if (yields && now - before > slice) crowded_until = now + crowded_for;
+        if (yields && now - before > slice) {
+            crowded_until = now + crowded_for;
+            prctl(PR_SET_TIMERSLACK, 1000);  // ns; by default a sleep of 1 us lasts 55
+        }
     }
 }
 // Waits for all requests and empties the list.

@@ -358,8 +358,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Memory",                \
       "activations that backward recomputes instead of storing: selective: cheap ones, full: all inside a layer")              \
     X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
-      "with --recompute-granularity full: only so many layers, the first ones of each pipeline stage or --vpp chunk "          \
-      "(Megatron: --recompute-method block); default: all")                                                                    \
+      "with --recompute-granularity full: how many layers of each pipeline stage or --vpp chunk are recomputed, from its "     \
+      "first one on (Megatron: --recompute-method block); default: all")                                                       \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
       "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \

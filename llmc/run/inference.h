@@ -175,7 +175,7 @@ private:
 class WritingSpeed {
 public:
     void add(double seconds, int64_t tokens) {
-        if (tokens > 0) steps_.push_back({seconds, tokens});
+        if (tokens > 0) steps_.emplace_back(seconds, tokens);
         seconds_ += seconds;
         tokens_ += tokens;
     }

@@ -210,7 +210,7 @@ private:
                                          ? "nothing is served at " + printable(request.method + " " + request.path)
                                          : "the request is not valid HTTP"});
         });
-        http_.set_exception_handler([](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+        http_.set_exception_handler([](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) {
             refuse(response, {500, "an internal error"});
         });
     }

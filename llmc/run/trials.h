@@ -37,7 +37,7 @@ inline bool can_start_ranks() {
 // -1: it was ended after `limit_seconds`, with all that it had started.
 inline int run_apart(const std::vector<std::string>& words, const std::string& output, double limit_seconds) {
     std::vector<char*> arguments;
-    for (const std::string& word : words) arguments.push_back((char*)word.c_str());
+    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     const pid_t child = fork();
     if (child < 0) fail("cannot start a process: %s", strerror(errno));
