@@ -237,10 +237,9 @@ struct Block {
 struct Model : TrainingMemory {
     LocalSizes n;  // what of the matrices this rank holds
     Recompute recompute = Recompute::inference;
-    int recomputed =
-        INT_MAX;         // blocks of each chunk, from its first one on, that are recomputed fully; set before memory is planned
-    Params<floatX> p{};  // views of params
-    Params<real> g{};    // views of grads, or of of_block: what ops set or add to
+    int recomputed = INT_MAX;   // blocks of each chunk, from its first one, that full recomputation is for; set before planning
+    Params<floatX> p{};         // views of params
+    Params<real> g{};           // views of grads, or of of_block: what ops set or add to
     std::vector<Block> blocks;  // the same by layer, of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};

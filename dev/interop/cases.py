@@ -1,4 +1,6 @@
 """Counts the tests of a script: `with case(NAME): ...` prints `ok: NAME` or `FAILED: NAME`; `summary()` ends with the numbers."""
+import subprocess
+import sys
 import traceback
 from contextlib import contextmanager
 
@@ -16,6 +18,16 @@ def case(name):
     except Exception:
         failed += 1
         print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
+
+
+def runner(program, folder):
+    """A function that runs the program in the folder with its arguments and returns what it prints; a failure ends the script."""
+    def run(*arguments):
+        done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, cwd=folder)
+        if done.returncode:
+            sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
+        return done.stdout
+    return run
 
 
 def summary():

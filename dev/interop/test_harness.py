@@ -11,7 +11,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,15 +20,13 @@ os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "HF_DATASETS
 import lm_eval
 from lm_eval.models.huggingface import HFLM
 
+from cases import runner
+
 PROGRAM = Path(sys.argv[1]).resolve() / "train_gpt"
 work = Path(tempfile.mkdtemp(prefix="harness_"))
 
 
-def run(*arguments):
-    done = subprocess.run([str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, cwd=work)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
-    return done.stdout
+run = runner(PROGRAM, work)
 
 
 def make_model():

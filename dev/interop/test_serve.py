@@ -16,18 +16,18 @@ from pathlib import Path
 
 import openai
 
-from cases import case, summary
+from cases import case, runner, summary
 
 program = Path(sys.argv[1]).resolve() / "train_gpt"
 work = Path(tempfile.mkdtemp(prefix="serve_"))
 
 
-def run(*arguments):
-    # A CPU's tile unit has another kernel for one text than for many.
-    done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, cwd=work)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
-    return done.stdout
+run = runner(program, work)
+
+
+def written(*arguments):
+    """What `generate` writes. A CPU's tile unit has another kernel for one text than for many, so here neither side uses it."""
+    return run("generate", "--matrix-unit", "portable", "--model", "run", *arguments)
 
 
 def make_model():
@@ -53,7 +53,7 @@ with case("models"):
     assert model == "run" and client.models.retrieve(model).id == model
 with case("a completion"):
     answer = client.completions.create(**text)
-    assert "A cat" + answer.choices[0].text == run("generate", "--matrix-unit", "portable", "--model", "run", "--prompt", "A cat", "--max-new-tokens", 20, "--temperature", 0)[:-1]
+    assert "A cat" + answer.choices[0].text == written("--prompt", "A cat", "--max-new-tokens", 20, "--temperature", 0)[:-1]
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 with case("its stream"):
     parts = list(client.completions.create(**text, stream=True, stream_options={"include_usage": True}))
@@ -62,12 +62,12 @@ with case("its stream"):
 with case("samples by seed"):
     several = client.completions.create(model=model, prompt=["A cat", "Who"], n=3, seed=5, max_tokens=20)
     assert [c.index for c in several.choices] == list(range(6)) and len({c.text for c in several.choices}) > 3
-    written = run("generate", "--matrix-unit", "portable", "--model", "run", "--prompt", "A cat", "--num-samples", 3, "--seed", 5, "--max-new-tokens", 20)[:-1]
-    assert ["A cat" + c.text for c in several.choices[:3]] == written.split("\n\n---\n")
+    texts = written("--prompt", "A cat", "--num-samples", 3, "--seed", 5, "--max-new-tokens", 20)[:-1]
+    assert ["A cat" + c.text for c in several.choices[:3]] == texts.split("\n\n---\n")
 with case("a conversation"):
     chat = client.chat.completions.create(model=model, messages=question, temperature=0, max_tokens=30)
     assert chat.choices[0].message.role == "assistant"
-    assert chat.choices[0].message.content + "\n" == run("generate", "--matrix-unit", "portable", "--model", "run", "--chat", "--prompt", question[0]["content"], "--temperature", 0, "--max-new-tokens", 30)
+    assert chat.choices[0].message.content + "\n" == written("--chat", "--prompt", question[0]["content"], "--temperature", 0, "--max-new-tokens", 30)
 with case("its stream"):
     with client.chat.completions.stream(model=model, messages=question, temperature=0, max_completion_tokens=30) as stream:
         for event in stream:

@@ -152,15 +152,16 @@ inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& s
     if (schedule.rampup.samples)
         t.row("ramp-up", format("from %lld by %lld over %s samples", (long long)schedule.rampup.start,
                                 (long long)schedule.rampup.increment, with_commas(schedule.rampup.samples).c_str()));
-    if (schedule.open) t.row("run", "as many steps as fit into " + o.time_budget);
-    else
+    if (schedule.open) {
+        t.row("run", "as many steps as fit into " + o.time_budget);
+    } else {
         t.row("run", format("%s, %s, %s tokens", counted(schedule.total_steps, "step").c_str(),
                             counted(schedule.total_samples, "sample").c_str(),
                             human_count((double)schedule.total_samples * o.seq_length).c_str()));
-    if (!schedule.open)
         t.exact({{"steps", schedule.total_steps},
                  {"samples", schedule.total_samples},
                  {"tokens", (double)schedule.total_samples * o.seq_length}});
+    }
     if (o.ema_decay > 0)
         t.row("EMA of the weights",
               format("decay %g: about the last %s", o.ema_decay, counted(std::llround(1 / (1 - o.ema_decay)), "step").c_str()));

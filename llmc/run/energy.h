@@ -104,5 +104,5 @@ private:
     double joules_ = 0, looked_ = -INFINITY;
 };
 
-// Grams of CO2 by so many grams per kWh.
+// Grams of CO2, at `per_kwh` grams per kWh.
 inline double grams_of_co2(double joules, double per_kwh) { return joules / 3.6e6 * per_kwh; }

@@ -63,8 +63,8 @@ struct LayoutProblem {
     TrainOptions o;          // all that a layout does not determine; and by o.given, what the user has fixed
     std::vector<int> ranks;  // numbers of ranks to choose from
     size_t best = 5;         // how many of the fastest are wanted
-    // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; the options'
-    // hardware where there are so many ranks.
+    // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; sets the
+    // options' hardware for a number of ranks.
     std::function<ModelConfig(int tp)> model;
     std::function<double(int ranks)> memory;
     std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
@@ -135,7 +135,7 @@ public:
     // `o`: the options with the layout l; layers: of all stages; in_flight: micro-batches in each chunk of this rank.
     double bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
                  const std::vector<int>& in_flight) {
-        return of_ranks(o, c, l, rank, layers) + shared(o, c, l, rank == l.pp - 1) + kept(o, c, l, rank, layers, in_flight);
+        return of_ranks(o, c, l, rank, layers) + work(o, c).shared[rank == l.pp - 1] + kept(o, c, l, rank, layers, in_flight);
     }
 
 private:
@@ -172,7 +172,6 @@ private:
         w.shared[1] = small(o, c, 0, c.L - 1, 1, 2) - one;
         return w;
     }
-    double shared(const TrainOptions& o, const ModelConfig& c, const Layout&, bool last) { return work(o, c).shared[last]; }
     double kept(TrainOptions o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
                 const std::vector<int>& in_flight) {
         const Work& w = work(o, c);
@@ -205,7 +204,7 @@ private:
         for (int chunk = 0; chunk < l.vpp; chunk++)
             in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
         const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
-        return place->second = whole - shared(o, c, l, rank == l.pp - 1) - kept(o, c, l, rank, layers, in_flight);
+        return place->second = whole - work(o, c).shared[rank == l.pp - 1] - kept(o, c, l, rank, layers, in_flight);
     }
 
     const LayoutProblem& problem_;
@@ -358,8 +357,7 @@ private:
     bool add(const Layout& l) {
         Candidate candidate;
         candidate.layout = l;
-        bool valid = passes("sizes that the program does not support", [&] { candidate.bytes = bytes_of(l); });
-        if (!valid) return false;
+        if (!passes("sizes that the program does not support", [&] { candidate.bytes = bytes_of(l); })) return false;
         found_.tried++;
         if (!(found_.smallest.bytes > 0) || candidate.bytes < found_.smallest.bytes) found_.smallest = candidate;
         if (!(candidate.bytes <= most_)) {

@@ -502,7 +502,8 @@ inline double least_step_seconds(const Plan& p) {
     return slowest + p.data.exposed + p.embedding.exposed + p.update_seconds;
 }
 
-inline Plan finish_plan(Plan p) {
+inline Plan make_plan(const PlanInput& in) {
+    Plan p = begin_plan(in);
     detail::plan_pipeline(p);
     for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
         t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * detail::giga) : 0;
@@ -511,8 +512,6 @@ inline Plan finish_plan(Plan p) {
     detail::plan_rates(p);
     return p;
 }
-
-inline Plan make_plan(const PlanInput& in) { return finish_plan(begin_plan(in)); }
 
 // ---- from the command line -------------------------------------------------------------------------------------------------
 inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int world, const std::vector<int>& layers,

@@ -49,8 +49,7 @@ struct Schedule {
     int64_t micro_batch = 1;  // samples of one micro-batch on all data-parallel ranks
     Rampup rampup;
     int64_t total_samples = 0, total_steps = 0;
-    bool open =
-        false;  // the length is chosen later (--time-budget); until then total_steps are those whose samples are ordered
+    bool open = false;  // the length is chosen later (--time-budget); until then total_steps are those with ordered samples
     int64_t most_samples = (int64_t)1 << 62;  // limit of counters
     int64_t valid_samples = 0;                // samples per validation
     int64_t eval_interval = 1;                // steps between validations

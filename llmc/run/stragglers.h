@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/math.h"
 #include "../base/terminal.h"
 
 class Stragglers {
@@ -43,12 +44,10 @@ private:
     Found furthest_behind() const {
         Found found;
         for (size_t first = 0; first < worked_ms_.size(); first += in_stage_) {
-            std::vector<double> sorted(worked_ms_.begin() + (std::ptrdiff_t)first,
-                                       worked_ms_.begin() + (std::ptrdiff_t)(first + in_stage_));
-            std::sort(sorted.begin(), sorted.end());
-            const double median = (sorted[(in_stage_ - 1) / 2] + sorted[in_stage_ / 2]) / 2;
+            const auto begin = worked_ms_.begin() + (std::ptrdiff_t)first;
+            const double usual = median({begin, begin + (std::ptrdiff_t)in_stage_});
             for (size_t r = first; r < first + in_stage_; r++)
-                if (worked_ms_[r] > found.ratio * median) found = {(int)r, worked_ms_[r] / median};
+                if (worked_ms_[r] > found.ratio * usual) found = {(int)r, worked_ms_[r] / usual};
         }
         return found;
     }

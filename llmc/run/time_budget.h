@@ -82,7 +82,7 @@ public:
     double spent() const { return before_ + monotonic_seconds() - program_start; }
     double seconds_left() const { return limit_ - spent(); }
 
-    // Work that is due every `interval` steps and after the last one, and takes about as long as so many steps, until it is known.
+    // Work that is due every `interval` steps and after the last one, and takes about as long as `steps` steps, until it is known.
     void expect(Work work, int64_t interval, double steps) {
         of_(work).interval = interval;
         of_(work).guess = steps;
@@ -94,7 +94,7 @@ public:
         of_(work).times++;
     }
 
-    // The length of a run of so many steps, if it has to be decided after this one; otherwise 0.
+    // The length of the run, if it has to be decided now that `done` steps are done; otherwise 0.
     RunLength decide(int64_t done) const {
         const int64_t fit = steps_that_fit(done), decay = !wsd_ ? 0 : decay_ ? decay_ : done / 4;
         if (fit > decay) return {};

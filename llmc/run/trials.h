@@ -10,7 +10,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "../base/math.h"
 #include "../base/terminal.h"
 #include "../parallel/world.h"
+#include "../report/report.h"
 
 // The launcher of ranks, if there is one and this program was built to use it.
 inline bool can_start_ranks() {
@@ -69,7 +69,7 @@ struct Trial {
     std::string why;       // it failed
 };
 
-// Trains as `config` says on so many ranks. It and all that the training writes is in `folder`.
+// Trains as `config` says on `ranks` ranks. It and all that the training writes is in `folder`.
 inline Trial run_trial(const std::string& config, int ranks, const std::string& folder, double limit_seconds) {
     Trial trial;
     std::error_code error;
@@ -81,12 +81,10 @@ inline Trial run_trial(const std::string& config, int ranks, const std::string& 
     const std::string output = folder + "/output.txt";
     const int status = run_apart(words, output, limit_seconds);
     std::vector<double> steps;
-    std::ifstream log(out + "/log.jsonl");
-    for (std::string line; std::getline(log, line);) {
-        const auto record = nlohmann::json::parse(line, nullptr, false);
-        if (record.is_object() && record.value("kind", "") == "step" && record.contains("step_ms"))
-            steps.push_back(record["step_ms"].get<double>() / 1e3);
-    }
+    if (const std::string log = out + "/log.jsonl"; std::filesystem::exists(log))
+        for_each_line(log, [&](std::string_view line, int64_t) {
+            if (StepNumbers step; scan_step(line, step)) steps.push_back(step["step_ms"] / 1e3);
+        });
     if (status == 0 && steps.size() > 1) {
         trial.seconds = median(std::vector<double>(steps.begin() + 1, steps.end()));
         return trial;

@@ -130,14 +130,14 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
 
 // ---- files -----------------------------------------------------------------------------------------------------------------
 inline const char* const tune_mark = "Written by train_gpt tune";
+constexpr size_t most_files = 5;  // of the fastest layouts, one each
 
-inline std::string toml_text(const std::string& text) {
+inline std::string toml_value(const std::string& text) {
     std::string out = "\"";
     for (const char c : text)
         out += c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
     return out + "\"";
 }
-inline std::string toml_value(const std::string& value) { return toml_text(value); }
 inline std::string toml_value(bool value) { return value ? "true" : "false"; }
 inline std::string toml_value(const OptionalDouble& value) { return format("%.17g", value.value_or(0)); }
 inline std::string toml_value(double value) { return format("%.17g", value); }
@@ -145,7 +145,7 @@ inline std::string toml_value(int value) { return std::to_string(value); }
 inline std::string toml_value(int64_t value) { return std::to_string(value); }
 inline std::string toml_value(const Strings& values) {
     std::string out;
-    for (const std::string& value : values) out += (out.empty() ? "" : ", ") + toml_text(value);
+    for (const std::string& value : values) out += (out.empty() ? "" : ", ") + toml_value(value);
     return "[" + out + "]";
 }
 
@@ -364,11 +364,12 @@ inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int
 // Measures the fastest by the plan; those that were measured then come first, from the fastest on.
 inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
     const std::string folder = format("%s/trials-%d", o.out.c_str(), (int)getpid());
-    int64_t failed = 0;
-    for (size_t i = 0; i < std::min<size_t>((size_t)o.trials, found.best.size()); i++) {
+    const size_t trials = std::min((size_t)o.trials, found.best.size());
+    size_t failed = 0;
+    for (size_t i = 0; i < trials; i++) {
         Candidate& c = found.best[i];
         std::filesystem::create_directories(folder);
-        run.begin(format("trial %zu of %zu", i + 1, std::min<size_t>((size_t)o.trials, found.best.size())));
+        run.begin(format("trial %zu of %zu", i + 1, trials));
         const std::string config = folder + "/trial.toml";
         write_file_atomically(config, config_text(options_of_trial(run.o, c.layout, o.trial_steps)));
         const Trial trial = run_trial(config, c.layout.ranks, folder, 60 + 20 * o.trial_steps * c.seconds);
@@ -382,8 +383,7 @@ inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
         }
     }
     run.phase.done();
-    if (failed == (int64_t)std::min<size_t>((size_t)o.trials, found.best.size()))
-        fail("all %lld trials failed; HINT: the first reason is above", (long long)failed);
+    if (failed == trials) fail("all %zu trials failed; HINT: the first reason is above", failed);
     std::stable_sort(found.best.begin(), found.best.end(), [](const Candidate& a, const Candidate& b) {
         if (std::isfinite(a.measured) != std::isfinite(b.measured)) return std::isfinite(a.measured);
         return a.measured < b.measured;
@@ -400,13 +400,13 @@ inline std::string command_of(const std::string& file, int ranks) {
 inline void write_files(const TrainOptions& o, const FoundLayouts& found, const std::string& title,
                         const std::vector<Column>& columns) {
     std::filesystem::create_directories(o.out);
-    for (size_t i = 0; i < std::min<size_t>(5, found.best.size()); i++) {
+    const size_t files = std::min(most_files, found.best.size());
+    for (size_t i = 0; i < files; i++) {
         const Candidate& c = found.best[i];
         Table plan;
         const double samples = o.train_samples ? (double)o.train_samples : (double)o.train_iters * o.global_batch_size;
         if (c.plan) add_rows(plan, *c.plan, samples * o.seq_length);
-        std::string text = format("%s for %s: layout %zu of %zu\n%s\n%s", tune_mark, title.c_str(), i + 1,
-                                  std::min<size_t>(5, found.best.size()),
+        std::string text = format("%s for %s: layout %zu of %zu\n%s\n%s", tune_mark, title.c_str(), i + 1, files,
                                   format("memory of the fullest rank: %s", human_bytes(c.bytes).c_str()).c_str(),
                                   plan.str(Paint{false}, 110).c_str());
         if (std::isfinite(c.measured)) text += "measured here: " + seconds_text(c.measured) + " a step\n";
@@ -418,7 +418,7 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
         comment += "# " + command_of(layout_file(o.out, i), c.layout.ranks) + "\n";
         write_file_atomically(layout_file(o.out, i), comment + config_text(options_in(o, c.layout)));
     }
-    for (size_t i = found.best.size(); i < 5; i++)
+    for (size_t i = files; i < most_files; i++)
         if (std::filesystem::exists(layout_file(o.out, i)))
             print_line(stderr, format("note: %s is of an earlier search", layout_file(o.out, i).c_str()));
     write_file_atomically(o.out + "/tune.html", tune_page(title, found, columns));
@@ -428,10 +428,10 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 
 inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
     detail::set_up_without_layout(run, o);
-    for (size_t i = 0; i < 5; i++) detail::check_replaceable(detail::layout_file(o.out, i));
+    for (size_t i = 0; i < detail::most_files; i++) detail::check_replaceable(detail::layout_file(o.out, i));
     detail::check_replaceable(o.out + "/tune.html");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
-    problem.best = std::max<size_t>(5, (size_t)o.trials);
+    problem.best = std::max(detail::most_files, (size_t)o.trials);
     // What is given must divide them.
     make_mesh(problem.ranks.back(), 0, o.given.count("tensor-model-parallel-size") ? run.o.tensor_model_parallel_size : 1,
               o.given.count("pipeline-model-parallel-size") ? run.o.pipeline_model_parallel_size : 1, 1);
