@@ -1913,7 +1913,7 @@ static void train(World& world, const TrainOptions& given) {
     const ModelFunctions functions = functions_for_loop(run, trainer, generator);
     TrainingLoop(run, trainer, *m, functions, timetable, tasks, log, lock ? &*lock : nullptr).run();
 }
-int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
+inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
 static void tune(World& world, const TuneOptions& o) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
@@ -1921,7 +1921,7 @@ static void tune(World& world, const TuneOptions& o) {
         return (double)memory_of_stage(run, p, c, n, stage).bytes;
     });
 }
-int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
+inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
 
 // The model of `run`, with memory for passes of B x T.
 static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
@@ -1950,9 +1950,9 @@ static void generate(World& world, const GenerateOptions& o) {
     Generator generator(run.ctx, *m);
     write_texts(run, generator, prompts, o);
 }
-int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
+inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
-int serve_command(const ServeOptions& o) {
+inline int serve_command(const ServeOptions& o) {
     check_serving();
     World world = World::join();
     InferenceRun run(world, o, true);
@@ -1985,7 +1985,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
                                         : evaluate_text(text, o, T, *tokenizer, score);
     if (run.main_rank()) print_result(evaluation_table(e, o.model, T, tokenizer), o.json);
 }
-int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
+inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {

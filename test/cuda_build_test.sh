@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Without a GPU: the trainer's kernels compile with nvcc for Hopper without warnings, none spills more than two registers to
-# memory, and the machine code is as test/sass.py wants it; tests and benchmark get through nvcc's front end and the host's
-# compiler. Where there is no nvcc there is nothing to check, and the script says so.
+# memory, and the machine code is as test/sass.py wants it; tests and benchmark get through nvcc's front end. Where there is no nvcc
+# there is nothing to check, and the script says so.
 #   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  ALL=  WRITE=
 #   ONLY=sass: Hopper's machine code alone (make test-sass), and with WRITE=1 write dev/kernels/resources.md
 #   ALL=1: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu
@@ -58,9 +58,9 @@ trainer() {
 trainer
 [[ ${ONLY:-} != sass ]] || exit 0
 
-# Tests, benchmarks and ladders: the host's side and the syntax of the device's, or the device's side alone and wholly.
+# Tests and benchmark: the syntax, as the compilation for the device reads it. ALL: with ladders, and to machine code.
 compiled() { # SOURCE PRECISION
-    local flags=(-fdevice-syntax-only -c) out
+    local flags=(-fdevice-syntax-only -cubin) out
     [[ -z ${ALL:-} ]] || flags=(-cubin -Xptxas -v)
     [[ $2 == bf16 ]] || flags+=(-DPRECISION_FP32)
     out=$(mktemp -p .)
