@@ -20,11 +20,38 @@ const char* const pre_tokenizers[] = {"gpt2", "llama3", "bloom"};
 nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(MappedFile(path).text()); }
 
 BpeTrainer trained(const std::string& name, int vocab_size) {
+    const MappedFile file(golden + "text.txt");
+    PieceCounter counter;
+    PreTokenizer(pretokenizer_pattern(name)).split(file.text(), [&](std::string_view piece) {
+        counter.add(piece, file.text().data() + file.text().size());
+    });
     PieceCounts counts;
-    count_pieces(PreTokenizer(pretokenizer_pattern(name)), MappedFile(golden + "text.txt").text(), counts);
+    counter.move_to(counts);
     BpeTrainer trainer(counts, {"<|endoftext|>"}, name);
     trainer.train(vocab_size, 2, nullptr);
     return trainer;
+}
+
+// More distinct pieces than its table has places, with zeros in them and longer than its keys.
+TEST(PieceCounter, CountsAsAMapDoes) {
+    std::mt19937 rng(3);
+    const auto below = [&](size_t n) { return rng() % n; };
+    std::string text;
+    for (int i = 0; i < 20000; i++) text += (char)(below(8) ? 'a' + below(3) : 0);
+    PieceCounter counter;
+    PieceCounts expected, counts;
+    for (int i = 0; i < 100000; i++) {
+        const size_t n = 1 + below(20), at = below(text.size() - n + 1);
+        const std::string_view piece(text.data() + at, n);
+        counter.add(piece, text.data() + text.size());
+        expected[std::string(piece)]++;
+        if (i % 40000 == 0) counter.move_to(counts);
+    }
+    counter.move_to(counts);
+    EXPECT_GT(counts.size(), 1u << 14);
+    EXPECT_EQ(counts, expected);
+    counter.move_to(counts);
+    EXPECT_EQ(counts, expected) << "what was taken is taken once";
 }
 
 TEST(Tokenizer, LearnsTheVocabularyAndMergesOfHuggingFace) {

@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <queue>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
@@ -20,33 +22,45 @@
 // Distinct pieces and how often each occurs.
 using PieceCounts = std::unordered_map<std::string, int64_t>;
 
-// Short pieces are counted in a small flat table, in which a piece takes the place of another with the same hash, whose count
-// then goes to `counts`.
-inline void count_pieces(const PreTokenizer& pre_tokenizer, std::string_view text, PieceCounts& counts) {
-    struct Place {
-        WordCache::Key key;
-        std::string_view piece;
-        int64_t count = 0;
-    };
-    std::vector<Place> places(std::clamp<size_t>(text.size() / 64, 1, 1 << 14));
-    const auto empty = [&](const Place& place) {
-        if (place.count > 0) counts[std::string(place.piece)] += place.count;
-    };
-    pre_tokenizer.split(text, [&](std::string_view piece) {
-        const auto key = WordCache::key_of(piece, text.data() + text.size());
+// Counts pieces: short ones in a small flat table, in which a piece takes the place of another with the same hash.
+class PieceCounter {
+public:
+    // end: where the memory that may be read ends.
+    void add(std::string_view piece, const char* end) {
+        const auto key = WordCache::key_of(piece, end);
         if (!key.exists()) {
-            counts[std::string(piece)]++;
+            others_[std::string(piece)]++;
             return;
         }
-        Place& place = places[key.hash() % places.size()];
+        Place& place = places_[key.hash() % places_.size()];
         if (!(place.key == key)) {
             empty(place);
-            place = {key, piece, 0};
+            place.key = key;
         }
         place.count++;
-    });
-    for (const Place& place : places) empty(place);
-}
+    }
+    // Of the pieces that have no place in the table.
+    size_t others() const { return others_.size(); }
+    // Adds all counts to `counts` and begins anew.
+    void move_to(PieceCounts& counts) {
+        for (Place& place : places_) empty(place);
+        for (const auto& [piece, count] : others_) counts[piece] += count;
+        others_.clear();
+    }
+
+private:
+    struct Place {
+        WordCache::Key key;
+        int64_t count = 0;
+    };
+    void empty(Place& place) {
+        if (place.count > 0) others_[place.key.piece()] += place.count;
+        place.count = 0;
+    }
+
+    std::vector<Place> places_ = std::vector<Place>(1 << 14);
+    PieceCounts others_;
+};
 
 // A special token, as tokenizer.json lists it.
 inline nlohmann::ordered_json added_token(size_t id, const std::string& content) {

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../base/check.h"
@@ -260,21 +262,26 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
     }
 }
 
-// Counts the words of all texts; split(chunk, word) calls word(string_view) for each of them.
+// Counts the words of all texts; split(chunk, word) calls word(string_view, end of readable memory) for each of them.
 template <class F>
 PieceCounts count_words(DocumentReader& reader, int threads, F split) {
+    constexpr size_t most_of_a_thread = 1 << 16;  // distinct words, before all threads' counts take them
     PieceCounts counts;
-    std::vector<PieceCounts> parts;
+    std::vector<PieceCounter> counters((size_t)threads);
+    std::mutex collecting;
+    const auto collect = [&](PieceCounter& counter) {
+        const std::lock_guard<std::mutex> lock(collecting);
+        counter.move_to(counts);
+    };
     for_each_chunk(
         reader, threads, "counting words",
-        [&](const Chunk& chunk, size_t i) {
-            parts[i].clear();
-            split(chunk, [&](std::string_view word) { parts[i][std::string(word)]++; });
+        [&](const Chunk& chunk, size_t) {
+            PieceCounter& mine = counters[(size_t)omp_get_thread_num()];
+            split(chunk, [&](std::string_view word, const char* end) { mine.add(word, end); });
+            if (mine.others() > most_of_a_thread) collect(mine);
         },
-        [&](const Chunk&, size_t i) {
-            for (const auto& [piece, count] : parts[i]) counts[piece] += count;
-        },
-        [&](size_t n) { parts.resize(n); });
+        [](const Chunk&, size_t) {}, [](size_t) {});
+    for (PieceCounter& counter : counters) collect(counter);
     if (counts.empty()) fail("the input is empty: nothing to learn a tokenizer from in %s", reader.taken().c_str());
     return counts;
 }
@@ -282,8 +289,10 @@ PieceCounts count_words(DocumentReader& reader, int threads, F split) {
 // Learns a tokenizer.json; `size` becomes the number of its tokens.
 inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
     const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
-    const PieceCounts counts =
-        count_words(reader, threads, [&](const Chunk& chunk, auto word) { pre_tokenizer.split(chunk.text, word); });
+    const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
+        const char* end = chunk.text.data() + chunk.text.size();
+        pre_tokenizer.split(chunk.text, [&](std::string_view piece) { word(piece, end); });
+    });
     BpeTrainer trainer(counts, o.special_tokens, o.pre_tokenizer);
     Progress progress("learning merges", o.vocab_size, "tokens");
     trainer.train(o.vocab_size, o.min_frequency, &progress);
@@ -294,7 +303,8 @@ inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReade
 inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
     const TextSteps steps{nlohmann::json(unigram_pre_tokenizer())};
     const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
-        steps.split(chunk.text, !chunk.continues, chunk.continues, word);
+        steps.split(chunk.text, !chunk.continues, chunk.continues,
+                    [&](std::string_view piece) { word(piece, piece.data() + piece.size()); });
     });
     UnigramTrainer trainer(counts, threads);
     const auto others = (int)UnigramTrainer::other_tokens(o.special_tokens);
