@@ -18,6 +18,27 @@ bool nested_deeper_than(const Json& j, int levels) {
            std::any_of(j.begin(), j.end(), [&](const auto& child) { return nested_deeper_than(child, levels - 1); });
 }
 
+// What is wrong with a text or with the values in it, in words and with the place: "at line 3, column 7: invalid literal; last read:
+// '{x'; expected string literal", "key 'scales' not found". Of the library's text, without its numbers of errors.
+inline std::string json_problem(const nlohmann::json::exception& e) {
+    std::string reason = e.what();
+    const auto drop = [&](const std::string& from, const std::string& to, const std::string& instead) {
+        const size_t begin = reason.find(from), end = reason.find(to, begin + from.size());
+        if (begin != std::string::npos && end != std::string::npos) reason.replace(begin, end + to.size() - begin, instead);
+    };
+    drop("[json.exception", "] ", "");
+    drop("parse error at ", "", "at ");
+    drop("syntax error while parsing ", " - ", "");
+    drop("type must be ", "", "a value must be ");
+    drop("cannot use ", "() with ", "an object is expected, not ");
+    return reason.substr(0, 300);
+}
+// What an exception says; of the library's, which no reader of a file has put into words, the same.
+inline std::string in_words(const std::exception& e) {
+    const auto* json = dynamic_cast<const nlohmann::json::exception*>(&e);
+    return json ? "a file of JSON does not hold what is expected: " + json_problem(*json) : e.what();
+}
+
 // `what` names the text in messages: a file, or a part of one.
 inline nlohmann::json parse_json(std::string_view text, const std::string& what) {
     constexpr int most_levels = 32, most_marks = 20000000;  // far above any model's or tokenizer's
@@ -29,7 +50,7 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& what)
     try {
         j = nlohmann::json::parse(text);
     } catch (const nlohmann::json::exception& e) {
-        fail("%s is not valid JSON: %.500s", what.c_str(), e.what());
+        fail("%s is not valid JSON: %s", what.c_str(), json_problem(e).c_str());
     }
     if (nested_deeper_than(j, most_levels))
         fail("%s is not valid: it is nested more than %d levels deep", what.c_str(), most_levels);

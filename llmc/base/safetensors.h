@@ -134,7 +134,7 @@ private:
                 files[inside(dir, name, index)] = true;
             }
         } catch (const nlohmann::json::exception& e) {
-            fail("%s is not a valid index: %s", index.c_str(), e.what());
+            fail("%s is not a valid index: %s", index.c_str(), json_problem(e).c_str());
         }
         for (const auto& [path, unused] : files) {
             if (!std::filesystem::exists(path))
@@ -205,7 +205,7 @@ private:
             if (last < data_bytes)
                 fail("%s: %zu bytes at its end belong to no tensor: damaged", name, (size_t)(data_bytes - last));
         } catch (const nlohmann::json::exception& e) {
-            fail("%s: the header is not valid: %s", name, e.what());
+            fail("%s: the header is not valid: %s", name, json_problem(e).c_str());
         }
     }
 

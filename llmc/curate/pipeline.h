@@ -122,7 +122,7 @@ inline PassState pass_state_from_json(const nlohmann::json& j, const std::string
     return {j.at("file"),   j.at("in_file"),  j.at("documents"),
             j.at("shards"), j.at("finished"), counts_from_json(j.at("counts"))};
 } catch (const nlohmann::json::exception& e) {
-    fail("%s is damaged: %s; HINT: give another --output and begin again", path.c_str(), e.what());
+    fail("%s is damaged: %s; HINT: give another --output and begin again", path.c_str(), json_problem(e).c_str());
 }
 
 // ---- shards ----------------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ public:
             const double scale = header.at("scale").get<double>();
             c.scale_ = scale >= 0 && scale < 1e6 ? (float)scale : -1;
         } catch (const nlohmann::json::exception& e) {
-            fail("%s is not a classifier that this program reads: %.200s", name.c_str(), e.what());
+            fail("%s is not a classifier that this program reads: %s", name.c_str(), json_problem(e).c_str());
         }
         c.check(name);
         const std::string_view weights = bytes.substr(fixed + header_bytes);

@@ -479,11 +479,10 @@ inline nlohmann::json parse_record(const Chunk& chunk) {
     return nlohmann::json::parse(chunk.text.begin(), chunk.text.begin() + (std::ptrdiff_t)end);
 }
 inline std::string why_invalid(const nlohmann::json::exception& e) {
-    std::string reason = e.what();
-    reason.erase(0, reason.find(' ') + 1);  // drop the library's error number
-    const std::string line = "line 1, ";    // refers to this text, which is one line of the file
+    std::string reason = json_problem(e);
+    const std::string line = "line 1, ";  // refers to this text, which is one line of the file
     if (const size_t at = reason.find(line); at != std::string::npos) reason.erase(at, line.size());
-    return format("it is not valid JSON: %.300s", reason.c_str());
+    return "it is not valid JSON: " + reason;
 }
 
 // Replaces JSON by its document, or sets `problem`.

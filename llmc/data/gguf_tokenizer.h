@@ -342,7 +342,7 @@ inline GgufTokenizer read_gguf_tokenizer(const nlohmann::json& metadata, const s
         t.drops_spaces = flag("remove_extra_whitespaces", false);
         t.chat_template = metadata.value("tokenizer.chat_template", "");
     } catch (const nlohmann::json::exception& e) {
-        fail("%s: its tokenizer is damaged: %.300s", source.c_str(), e.what());
+        fail("%s: its tokenizer is damaged: %s", source.c_str(), json_problem(e).c_str());
     } catch (const Error& e) {
         fail("%s: %s; HINT: --weights-only leaves the tokenizer out", source.c_str(), e.what());
     }

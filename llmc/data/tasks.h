@@ -118,12 +118,7 @@ inline Task read_task(const std::string& file) {
         line++;
         if (bytes.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         const std::string where = file + ":" + std::to_string(line);
-        nlohmann::json j;
-        try {
-            j = nlohmann::json::parse(bytes);
-        } catch (const nlohmann::json::exception& e) {
-            fail("%s is not valid JSON: %s", where.c_str(), e.what());
-        }
+        const nlohmann::json j = parse_json(bytes, where);
         if (!j.is_object()) fail("%s is not a JSON object", where.c_str());
         TaskKind kind;
         task.examples.push_back(read_example(j, where.c_str(), kind));

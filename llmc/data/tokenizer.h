@@ -106,7 +106,7 @@ public:
             if (bytes.size() > 2 && bytes[0] == '\n' && bytes[2] == '\n') return Tokenizer(sentencepiece, bytes, file);
             return Tokenizer(parse_json(bytes, file), file);
         } catch (const nlohmann::json::exception& e) {
-            fail("%s is not a valid tokenizer.json: %s", file.c_str(), e.what());
+            fail("%s is not a valid tokenizer.json: %s", file.c_str(), json_problem(e).c_str());
         }
     }
 

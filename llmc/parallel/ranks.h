@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/json.h"
 #include "../model/mesh.h"
 #include "../ops.h"
 #include "comm.h"
@@ -140,7 +141,7 @@ int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
     } catch (const std::exception& e) {
         if (world.size() == 1) throw;
         if (world.rank() > 0) std::this_thread::sleep_for(std::chrono::seconds(1));
-        print_line(stderr, "error on " + world.description() + ": " + e.what());
+        print_line(stderr, "error on " + world.description() + ": " + in_words(e));
         world.abort(exit_status(e));
     }
 }

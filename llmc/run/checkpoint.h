@@ -409,7 +409,7 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
                 return path + " is damaged: its checksum differs from the manifest";
         }
     } catch (const nlohmann::json::exception& e) {
-        return dir + "/" + manifest_name + " is damaged: " + e.what();
+        return dir + "/" + manifest_name + " is damaged: " + json_problem(e);
     } catch (const Error& e) {
         return e.what();
     }

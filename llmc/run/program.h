@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../base/check.h"
+#include "../base/json.h"
 #include "../base/terminal.h"
 #include "../parallel/world.h"
 #include "cli.h"
@@ -89,6 +90,6 @@ inline int run_program(int argc, char** argv, const ModelCommands& commands) try
     print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
     return 1;
 } catch (const std::exception& e) {
-    print_line(stderr, std::string("error: ") + e.what());
+    print_line(stderr, std::string("error: ") + in_words(e));
     return exit_status(e);
 }

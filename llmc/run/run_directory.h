@@ -84,7 +84,7 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
                 if (const std::string name = folder + file.get<std::string>(); !files.contains(name)) return missing(name);
         }
     } catch (const nlohmann::json::exception& e) {
-        return dir + " is damaged: " + e.what();
+        return dir + " is damaged: " + json_problem(e);
     } catch (const Error& e) {
         return e.what();
     }

@@ -153,7 +153,7 @@ inline TrainingState read_state(const std::string& dir) {
                  path.c_str(), (long long)s.sample(), (long long)s.planned);
         return s;
     } catch (const nlohmann::json::exception& e) {
-        fail("%s is damaged: %s", path.c_str(), e.what());
+        fail("%s is damaged: %s", path.c_str(), json_problem(e).c_str());
     }
 }
 
