@@ -36,6 +36,13 @@ comes() {
 }
 # refused COMMAND...: the command fails.
 refused() { ! "$@"; }
+# no NAME PATTERN COMMAND...: the command fails and says why.
+no() {
+    local name=$1 pattern=$2
+    shift 2
+    expect "refused: $name" refused "$@"
+    says "$name: says why" "$pattern"
+}
 # losses DIR: step and loss of every step of a run, in the order of its log.
 losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
 # near_losses A B STEPS TOLERANCE: run B has the steps that are run A's last ones, and each loss is A's within the tolerance.

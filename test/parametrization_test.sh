@@ -61,12 +61,6 @@ expect "as JSON" plan "${larger[@]}" --json
 says "in numbers" '"epsilon": 0.125'
 
 # ---- refused ----
-no() {
-    local name=$1 pattern=$2
-    shift 2
-    expect "refused: $name" refused "$@"
-    says "$name: says why" "$pattern"
-}
 no "no base" "mup-base-width 256" plan --parametrization mup
 no "no base's depth" "mup-base-depth 8" plan --parametrization completep --mup-base-width 64
 no "a base without muP" "parametrization mup" plan --mup-base-width 64
