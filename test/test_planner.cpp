@@ -224,6 +224,21 @@ TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
                   1e-9);
 }
 
+// Where answers are compared, the last stage alone computes the head's forward pass once more.
+TEST(Planner, ComparedAnswersTakeTheHeadTwice) {
+    PlanInput in = toy();
+    in.world = in.pp = 2;
+    const Plan once = make_plan(in);
+    in.compares = true;
+    const Plan twice = make_plan(in);
+    const double head = head_forward_flops(flop_sizes(in.c, in.T)) * in.B * in.T;
+    EXPECT_EQ(twice.stages[0].backward_flops, once.stages[0].backward_flops);
+    expect_within(twice.stages[1].head_flops - once.stages[1].head_flops, head, 1e-9);
+    expect_within(twice.stages[1].backward_flops - once.stages[1].backward_flops, head, 1e-9);
+    EXPECT_GT(twice.step_seconds, once.step_seconds);
+    EXPECT_GT(twice.hardware_tflops * twice.step_seconds, once.hardware_tflops * once.step_seconds);
+}
+
 TEST(Planner, StagesAddUpToTheModel) {
     PlanInput in = toy();
     const FlopSizes all = {8, 192, 12, 6, 16, 516, 1024, 64, true};

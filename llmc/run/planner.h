@@ -11,7 +11,8 @@
 // micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
 // inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
 //
-// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write.
+// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write. Where
+// answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 no
@@ -180,6 +181,7 @@ struct PlanInput {
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
     int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
     bool muon_heads = false;                            // a head is a matrix of its own
+    bool compares = false;                              // answers (DPO): the head's losses come before their gradients
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
@@ -306,7 +308,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         const int again = recomputed_layers(in, layers[s]);
         stage.parameters = stage_parameters(in, part);
         stage.forward_flops = stage.layers * layer;
-        stage.head_flops = part.last ? (frozen ? 2 : 3) * head : 0;
+        stage.head_flops = part.last ? ((frozen ? 2 : 3) + in.compares) * head : 0;
         stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + again * layer + stage.head_flops;
         stage.recomputed_bytes = selective ? stage.layers * elementwise_bytes(in) : 0;
         if (in.tp > 1) {
@@ -450,7 +452,8 @@ inline void plan_rates(Plan& p) {
     double again = 0;
     for (const StagePlan& s : p.stages) again += recomputed_layers(in, s.layers);
     const double model = model_flops_per_token(all, in.attention);
-    const double computed = model + again / in.c.L * (full_recompute_flops_per_token(all, in.attention) - model);
+    const double computed = model + again / in.c.L * (full_recompute_flops_per_token(all, in.attention) - model) +
+                            in.compares * head_forward_flops(all);
     p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
     p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
     p.hardware_tflops = computed * per_gpu;
@@ -540,6 +543,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
     if (o.optimizer == "muon" || o.optimizer == "normuon") in.newton_schulz_steps = o.muon_num_ns_steps;
     in.muon_heads = o.muon_split_heads;
+    in.compares = o.dpo_beta.has_value();
     if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
     in.tflops = o.device_tflops.value_or(d.tflops);
     in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
