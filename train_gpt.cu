@@ -361,7 +361,7 @@ static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
 static void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, recompute, fp8, m.fp8.after_bf16);
+        const Storage of(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
         if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
         if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
     };
@@ -391,7 +391,7 @@ static void plan_activations(Model& m, bool fp8) {
         }
     const char* const shared = "activations: shared block";
     const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, m.recompute, fp8, m.fp8.after_bf16);
+        const Storage of(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
         if (of.shared_numbers) arena.add(shared, &numbers(tensor), count);
         if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
     };
@@ -633,6 +633,16 @@ struct Pass {
     Dropout hidden_dropout(const Layer& l) const {
         return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
     }
+    // Of the input of a layer's adapters: all rows, of which this rank may have some columns.
+    Dropout adapter_dropout(const Layer& l) const {
+        const size_t whole = (size_t)l.lora->whole_cols, first = (size_t)(in.sample * in.T) * whole + (size_t)l.lora->first_col;
+        Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);
+        if ((size_t)l.in < whole) {
+            d.draws.cols = (size_t)l.in;
+            d.draws.whole_cols = whole;
+        }
+        return d;
+    }
 };
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). Where there is no such norm, only the sum.
@@ -800,8 +810,8 @@ static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX
 // The activations of block i. Of an input that is kept as codes alone, the numbers are those of the shared block.
 static BlockActivations block_activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[i];
-    const auto share_numbers = [](size_t, Kept kept, auto& own, auto& shared) {
-        if (codes_suffice(kept)) numbers(own) = numbers(shared);
+    const auto share_numbers = [&](size_t, Kept kept, auto& own, auto& shared) {
+        if (codes_suffice(kept, p.m.c.lora.on())) numbers(own) = numbers(shared);
     };
     if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, share_numbers, s, p.m.a.shared);
     s.x = p.in.x[i];
@@ -859,10 +869,10 @@ static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInp
 }
 
 // Whether the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
-// (Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and fc1 if no norm stands
-// before them; the gradient of the outputs of proj and fc2 is that of the residual stream or passes through a norm.)
+// (Adapters read numbers. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and fc1
+// if no norm stands before them; the gradient of the outputs of proj and fc2 is that of the residual stream or passes through a norm.)
 static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
-    if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight) return false;
+    if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight || l.lora) return false;
     if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
     return l.matrix == Matrix::fc2 || (l.matrix != Matrix::proj && p.m.c.norm_before());
 }
@@ -938,19 +948,19 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
     const Fp8 format = p.m.fp8.recipe.gradient;
     ScaleInverse* inverse = scale_inverse(p, l, Operand::gradient);
     if (l.db) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
-    const uint8_t* inputs = gather_codes(p, (uint8_t*)a.full, inp.codes, input_rows(p, l), l.in);
-    be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
-
-    const bool whole = rows == N;  // then the codes are transposed as they are made
+    const bool whole = rows == N, transposes = l.dw && whole;  // then the codes are transposed as they are made
     uint8_t* mine = a.fp8_codes + (whole ? 0 : (size_t)p.m.ranks->mesh.tp.rank * rows * l.out);
-    quantize(p, l, Operand::gradient, mine, whole ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
+    quantize(p, l, Operand::gradient, mine, transposes ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
     const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
-    if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
-
-    const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
+    if (l.dw) {
+        const uint8_t* inputs = gather_codes(p, (uint8_t*)a.full, inp.codes, input_rows(p, l), l.in);
+        be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
+        if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
+        const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
+        be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed,
+                                       N, l.in, l.out, of_product(p));
+    }
     const Fp8Matrix weight_transposed = {l.codes_t, &scale_inverse(p, l, Operand::weight)->value};
-    be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed, N,
-                                   l.in, l.out, of_product(p));
     be::fp8_linear_backward_input(p.ctx, dinp, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out);
 }
 
@@ -962,15 +972,20 @@ static const floatX* whole_input(const Pass& p, const Layer& l, const LayerInput
     return gather(p, inp.x, input_rows(p, l), l.in);
 }
 
+static void adapters_forward(const Pass& p, const Layer& l, floatX* product, const floatX* all_inp) {
+    p.m.lora.forward(p.ctx, *l.lora, product, all_inp, p.N(), p.adapter_dropout(l));
+}
+
 static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp) {
     floatX* product = l.row_parallel() ? summand(p, out) : out;
     const floatX* bias = l.row_parallel() ? once(p, l.b) : l.b;
     if (p.fp8(l.block)) {
         fp8_forward(p, l, product, inp, bias);
+        if (l.lora) adapters_forward(p, l, product, gather(p, inp.x, input_rows(p, l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
         be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
-        if (l.lora) p.m.lora.forward(p.ctx, *l.lora, product, all_inp, p.N(), l.in);
+        if (l.lora) adapters_forward(p, l, product, all_inp);
     }
     if (l.row_parallel()) reduce(p, out);
 }
@@ -991,19 +1006,20 @@ static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const
     real* db = l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
     if (l.dw)
         be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
-    if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), l.in, of_product(p));
+    if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), p.adapter_dropout(l), of_product(p));
     return all_dout;
 }
 
 static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
     floatX* product = l.row_parallel() ? dinp : summand(p, dinp);
     if (p.fp8(l.block)) {
+        if (l.lora) linear_backward_weight(p, l, dout, inp);  // of the adapters; the weight is frozen
         fp8_backward(p, l, product, dout, inp);
     } else {
         const floatX* all_dout = linear_backward_weight(p, l, dout, inp);
         be::linear_backward_input(p.ctx, product, all_dout, l.w, p.N(), l.in, l.out);
-        if (l.lora) p.m.lora.backward_input(p.ctx, *l.lora, product, p.N(), l.in);
     }
+    if (l.lora) p.m.lora.backward_input(p.ctx, *l.lora, product, p.N(), p.adapter_dropout(l));
     if (!l.row_parallel()) reduce(p, dinp);
 }
 
@@ -1983,7 +1999,8 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), score);
     const Evaluation e = o.text.empty() ? evaluate_data(o, run.c, T, tokenizer, run.main_rank(), losses)
                                         : evaluate_text(text, o, T, *tokenizer, score);
-    if (run.main_rank()) print_result(evaluation_table(e, o.model, T, tokenizer), o.json);
+    if (run.main_rank())
+        print_result(evaluation_table(e, o.model.empty() ? run.dir : o.model, run.adapter, T, tokenizer), o.json);
 }
 inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 

@@ -21,4 +21,11 @@ struct Dropout {
     // Element i, which is x; a weight of 1. What is dropped is 0, even if it was not finite.
     HD real apply(size_t i, real x) const { return rate > 0 && !keeps(i) ? real(0) : x * factor(); }
     HD real of(size_t i) const { return apply(i, 1); }
+    // The same for the elements from i on.
+    Dropout from(size_t i) const {
+        Dropout rest = *this;
+        if (draws.cols) rest.draws.at += i;
+        else rest.draws.first += i;
+        return rest;
+    }
 };

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Low-rank adapters from the command line: trained, resumed to the same bits, read by eval and generate, merged; the model under them
-# stays as it was; bad input is refused by name.
+# Low-rank adapters from the command line: trained, also with dropout and in FP8, resumed to the same bits, read by eval and generate,
+# merged; the model under them stays as it was; bad input is refused by name.
 #   TRAIN_GPT=path/to/train_gpt test/lora_test.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -29,6 +29,8 @@ for name in llama gpt2 bloom; do
     plain=$(loss_of --model "$name") adapted=$(loss_of --model "$name" --adapter "$name-lora")
     expect "$name: adapters lower the loss ($plain to $adapted)" below "$adapted" "$plain"
     expect "$name: without --model: on the one that they name" test "$(loss_of --adapter "$name-lora/latest")" == "$adapted"
+    expect "$name: the table" "$program" eval --text text.txt --adapter "$name-lora"
+    says "$name: names both" "Evaluation of .*/$name/step_00000004 with the adapters $name-lora/step_00000012"
     expect "$name: merge" "$program" export --merge --adapter "$name-lora" --out "$name-merged"
     merged=$(loss_of --model "$name-merged")
     expect "$name: merged computes the same ($merged)" near "$merged" "$adapted" 0.02
@@ -36,19 +38,42 @@ for name in llama gpt2 bloom; do
     expect "$name: writes text" "$program" generate --adapter "$name-lora" --prompt "in the year" --max-new-tokens 5
 done
 
+# ---- dropout of their input ----
+dropped=(--model llama --lora-rank 4 --lora-dropout 0.2 --train-iters 6 --lr 1e-2)
+expect "dropout" train "${dropped[@]}" --save-every 3 --keep 0 --out dropped
+says "the plan says so" "dropout 0.2"
+expect "PEFT is told" grep -q '"lora_dropout": 0.2' dropped/latest/adapter_config.json
+expect "resumed in the middle" train --resume dropped/step_00000003 --train-iters 6 --lr 1e-2 --out dropped-resumed
+expect "the same masks" same dropped dropped-resumed
+expect "recomputed, one sample at a time" train "${dropped[@]}" --recompute full --micro-batch-size 1 --out dropped-ones
+expect "the same losses" near_losses dropped dropped-ones 6 0.01
+expect "another sum of roundings than without dropout" refused near_losses dropped llama-lora 6 0.001
+
+# ---- in FP8: the frozen weights' products alone ----
+fp8=(--model fp8 --lora-rank 4 --train-iters 12 --lr 1e-2)
+# shellcheck disable=SC2086
+expect "a model of multiples of 16" train ${family[llama]} --num-layers 2 --hidden-size 64 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3 --seq-length 32 --out fp8
+expect "adapters in bf16 beside it" train "${fp8[@]}" --seq-length 32 --out fp8-none
+for options in "" "--fp8-recipe current" "--fp8-start 5" "--lora-targets q v"; do
+    # shellcheck disable=SC2086
+    expect "FP8 $options" train "${fp8[@]}" --seq-length 32 --fp8 hybrid --out fp8-lora $options
+    [[ $options == *targets* ]] || expect "FP8 $options: bf16's losses, nearly" near_losses fp8-none fp8-lora 12 0.1
+    expect "FP8 $options: it is another arithmetic" refused near_losses fp8-none fp8-lora 12 0.00001
+    # shellcheck disable=SC2086
+    expect "FP8 $options, recomputed" train "${fp8[@]}" --seq-length 32 --fp8 hybrid --recompute selective --out fp8-recomputed $options
+    expect "FP8 $options, recomputed: the same bits" same fp8-lora fp8-recomputed
+    rm -rf fp8-lora fp8-recomputed
+done
+
 # ---- refused ----
-no() {
-    local name=$1 pattern=$2
-    shift 2
-    expect "refused: $name" refused "$@"
-    says "$name: says why" "$pattern"
-}
 no "rank 0" "lora-rank" train --model llama --lora-rank 0 --train-iters 2 --out x
+no "a rank above that of every matrix" "at most 32" train --model llama --lora-rank 33 --train-iters 2 --out x
+no "dropout of everything" "lora-dropout" train --model llama --lora-rank 4 --lora-dropout 1 --train-iters 2 --out x
+no "dropout without adapters" "lora-dropout is for adapters" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
 no "an unknown matrix, with the list" "all, self_attn.q_proj, q_proj, qkv, q," train --model llama --lora-rank 4 --lora-targets query --train-iters 2 --out x
 no "a part that GPT-2 does not store alone" "attn.c_attn" train --model gpt2 --lora-rank 4 --lora-targets q --train-iters 2 --out x
 no "no model" "none is given" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
 no "alpha without a rank" "lora-rank 16" train --model llama --lora-alpha 4 --train-iters 2 --out x
-no "FP8" "fp8-format" train --model llama --lora-rank 4 --fp8 hybrid --train-iters 2 --out x
 no "Muon" "optimizer adamw" train --model llama --lora-rank 4 --optimizer muon --train-iters 2 --out x
 no "another rank on resuming" "rank 4, alpha 8" train --resume llama-lora/latest --lora-rank 8 --train-iters 14 --lr 1e-2 --out x
 no "adapters in a run of the whole model" "trains the whole model" train --resume llama/latest --lora-rank 4 --train-iters 14 --out x
@@ -59,10 +84,15 @@ no "adapters as a model" "holds adapters, not a model" "$program" eval --text te
 no "a model as adapters" "holds no adapters" "$program" eval --text text.txt --adapter llama
 no "export without a form" "\-\-merge" "$program" export --model llama --out x
 no "export over a directory" "already exists" "$program" export --merge --adapter llama-lora --out llama
+for content in '[]' '{"path": 3, "files": 5}' '{'; do
+    rm -rf damaged && cp -rL llama-lora/latest damaged && echo "$content" >damaged/base.json
+    no "base.json $content" "base.json is \(damaged\|not valid\)" "$program" eval --text text.txt --adapter damaged
+done
 mkdir peft && cp llama-lora/latest/adapter_* peft
 expect "PEFT's two files suffice" "$program" eval --text text.txt --model llama --adapter peft
 no "without base.json, another family by its names" "no adapter for a layer" "$program" eval --text text.txt --model gpt2 --adapter peft
 for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 's/"r": 4/"r": 8/ shape' 's/"bias": "none"/"bias": "all"/ bias' \
+    's/"lora_dropout": 0.0/"lora_dropout": 1.5/ from.0.to.0.99' 's/"r": 4,/"r": 4;/ JSON:.at.line' \
     's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ rank_pattern' \
     's/true,$/"pissa",/ init_lora_weights'; do
     sed "${change% *}" llama-lora/latest/adapter_config.json >peft/adapter_config.json

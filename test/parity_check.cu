@@ -88,6 +88,7 @@ std::vector<Case> cases() {
     LoraConfig& lora = add("llama, adapters", "llama", 2, false, false, false).lora;
     lora.rank = 4;
     lora.alpha = 1;
+    lora.dropout = 0.2;
     lora.modules = lora_modules(all.back().c, {"all"});
     add("llama, pairs of answers", "llama", 2, false, false, false);
     all.back().pairs = true;

@@ -51,6 +51,10 @@ expect "ipo, recomputed" dpo --train-iters 40 --dpo-loss ipo --recompute full --
 expect "it learns it" above "$(value ipo valid 40 reward_accuracy)" 0.99
 expect "smoothed labels, twice computed" dpo --train-iters 6 --dpo-label-smoothing 0.2 --detect-nondeterminism 2 --out smoothed
 expect "end at another loss" above "$(value smoothed step 6 loss)" "$(value tuned step 6 loss)"
+expect "in FP8" dpo --train-iters 40 --fp8 hybrid --out fp8
+expect "it begins near no preference" awk -v loss="$(value fp8 step 1 loss)" 'BEGIN { exit !(loss > 0.68 && loss < 0.71) }'
+expect "the reference is that of bf16" same tuned fp8 training/reference.safetensors
+expect "it learns it" above "$(value fp8 valid 40 reward_accuracy)" 0.99
 expect "too short for some" dpo --seq-length 35 --eval-iters 0 --train-iters 1 --out short
 expect "what is left out is counted" grep -q "[0-9] pairs were left out, longer than --seq-length 35" short/log.jsonl
 
@@ -63,12 +67,6 @@ for layout in "" "--tp 2" "--pp 2"; do
 done
 
 # ---- refused ----
-no() {
-    local name=$1 pattern=$2
-    shift 2
-    expect "refused: $name" refused "$@"
-    says "$name: says why" "$pattern"
-}
 no "no model" "HINT: --model DIR" train --preset llama-tiny --vocab-size 300 --data-path pairs --dpo-beta 0.1 --train-iters 1 --out x
 no "pairs without a comparison" "holds pairs of answers.*--dpo-beta" train --model base --data-path pairs --seq-length 48 --train-iters 1 --out x
 no "text for a comparison" "holds no pairs of answers.*prepare --preference" dpo --data-path text --train-iters 1 --out x
@@ -77,7 +75,6 @@ no "eval of pairs" "compared, not imitated" "$program" eval --model base --data-
 no "a loss alone" "HINT: --dpo-beta" train --model base --data-path text --seq-length 48 --dpo-loss ipo --train-iters 1 --out x
 no "smoothed labels with ipo" "label-smoothing is for --dpo-loss sigmoid" dpo --dpo-loss ipo --dpo-label-smoothing 0.1 --train-iters 1 --out x
 no "z-loss" "z-loss-strength is for" dpo --z-loss 1e-4 --train-iters 1 --out x
-no "FP8" "fp8-format does not go with" dpo --fp8 hybrid --train-iters 1 --out x
 no "another beta on resuming" "dpo-beta is 0.2" dpo --dpo-beta 0.2 --resume tuned/step_00000020 --train-iters 40 --out x
 no "a run that compared nothing" "compared no answers" dpo --resume base/latest --override dpo-beta data-path lr seq-length train-iters --train-iters 20 --out x
 no "another reference" "is not the reference of the run" dpo --model ipo --resume tuned/step_00000020 --train-iters 40 --out x

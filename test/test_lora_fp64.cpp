@@ -1,5 +1,6 @@
-// Low-rank adapters, in double: every gradient against finite differences, for each family and several choices of matrices; what
-// is frozen stays as it is; merged matrices compute the same; the tables of PEFT's names; recomputation gives the same bits.
+// Low-rank adapters, in double: every gradient against finite differences, for each family and several choices of matrices, also with
+// dropout of their inputs; what is frozen stays as it is; merged matrices compute the same; the tables of PEFT's names;
+// recomputation gives the same bits.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -59,6 +60,13 @@ struct Fixture {
         for (const TensorSpec& t : m.table.rows)
             for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
     }
+    // As in training: the adapters' dropout takes place, with the masks of some sample in the run.
+    void drop(double rate, int64_t sample = 5) {
+        m.c.lora.dropout = rate;
+        pass().in.drops = true;
+        pass().in.seed = 9;
+        pass().in.sample = sample;
+    }
     Pass pass() { return {ctx, m, m.a.micro_batch()}; }
     real* grads() { return (real*)m.grads.data; }
     double loss() {
@@ -112,6 +120,58 @@ TEST(Lora, MicroBatchesAddAndRecomputationKeepsTheBits) {
     }
     none.gradients(Acc::Add);
     for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
+}
+
+TEST(Lora, DropoutOfTheirInputsHasItsGradientAndItsMasksEveryPolicyOfRecomputation) {
+    for (const Case& k : {cases[0], cases[3], cases[5]}) {
+        ModelConfig c = tiny(k.family, k.targets, k.rank);
+        c.lora.dropout = 0.4;
+        Fixture none(c);
+        none.move_adapters();
+        Fixture plain(tiny(k.family, k.targets, k.rank));
+        plain.move_adapters();
+        const double without = none.loss();
+        EXPECT_EQ(without, plain.loss()) << "what evaluates drops nothing";
+        none.drop(0.4);
+        const double with = none.loss();
+        EXPECT_GT(std::abs(with - without), 1e-3) << k.family;
+        none.gradients();
+        test::expect_finite_differences(none.m.table, none.m.params, none.grads(), 8, k.family, [&] { return none.loss(); });
+        none.drop(0.4, 6);
+        EXPECT_NE(none.loss(), with) << "another sample has other masks";
+        none.drop(0.4);
+        none.gradients();
+        for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+            Fixture other(c, recompute);
+            other.move_adapters();
+            other.drop(0.4);
+            other.gradients();
+            EXPECT_EQ(memcmp(none.grads(), other.grads(), none.m.table.size * sizeof(real)), 0) << k.family << (int)recompute;
+        }
+    }
+}
+
+// A micro-batch of two samples has the masks of two micro-batches of one.
+TEST(Lora, DropoutDoesNotDependOnTheMicroBatch) {
+    ModelConfig c = tiny("llama", {"all"}, 3);
+    c.lora.dropout = 0.4;
+    Fixture both(c);
+    both.move_adapters();
+    both.drop(0.4, 6);
+    const double expected = both.loss();
+    double sum = 0;
+    for (int i = 0; i < 2; i++) {
+        Fixture one(c);
+        one.move_adapters();
+        Batch half = one.batch;
+        half.B = 1;
+        for (std::vector<int>* of : {&half.tokens, &half.targets, &half.positions})
+            *of = {of->begin() + i * half.T, of->begin() + (i + 1) * half.T};
+        upload(one.ctx, one.m, half, one.m.a.micro_batch());
+        one.drop(0.4, 6 + i);
+        sum += one.loss();
+    }
+    EXPECT_NEAR(sum, expected, 1e-13 * expected);
 }
 
 TEST(Lora, NewAdaptersChangeNothingAndMergedMatricesComputeTheSame) {

@@ -1,14 +1,16 @@
 // Low-rank adapters (LoRA; Hu et al., 2021): the model's parameters stay as they are, and beside a matrix W (out, in) two small
 // ones are trained, A (r, in) and B (out, r):
 //   out = x W^T + (alpha / r) (x A^T) B^T
-// B starts at zero, so the run starts from the model itself; A starts uniform within 1 / sqrt(in), as PEFT's does.
+// B starts at zero, so the run starts from the model itself; A starts uniform within 1 / sqrt(in), as PEFT's does. Training can
+// drop a part of the adapters' x (--lora-dropout): PEFT draws a mask for each matrix, here those of one layer (below) share it.
 //
 // Names and layouts are PEFT's: one A and one B for each matrix of the model's files ("module"). Ours hold several of them
 // (qkv: q_proj, k_proj, v_proj; fc1: gate_proj, up_proj). So the A of the modules on a layer stand one below the other, (parts r,
 // in): one product gives all x A^T. Their B stand one below the other too, (rows, r), and are spread into a block-diagonal matrix
 // (out, parts r) for one product that adds all of them: parts times the operations, of which a layer has a thousand times more.
 //
-// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A.
+// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A. With dropout D, x is D(x)
+// here, which is computed again, and D(dt A) is added.
 //
 // Tensor parallelism cuts as the layer is cut. Column-parallel layers (qkv, fc1) cut the rows of B; A is whole. Row-parallel
 // ones (proj, fc2) cut the columns of A; B is whole, and a rank's x A^T B^T is a summand like its x W^T. Either way the whole
@@ -110,9 +112,10 @@ struct LoraLayer {
     int block = 0;  // of this rank's
     size_t of = 0;  // row of the model's table that is adapted
     Matrix matrix = Matrix::qkv;
-    int a_row = 0, b_row = 0;   // of the table of adapters
-    const floatX* a = nullptr;  // (parts rank, in)
-    const floatX* b = nullptr;  // (rows, rank)
+    int IC = 0, first_col = 0, whole_cols = 0;  // columns of A, where they begin in the whole one, and its columns
+    int a_row = 0, b_row = 0;                   // of the table of adapters
+    const floatX* a = nullptr;                  // (parts rank, in)
+    const floatX* b = nullptr;                  // (rows, rank)
     real *da = nullptr, *db = nullptr;
     real scale = 0;
 };
@@ -156,6 +159,9 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
         layer.block = w.block;
         layer.of = (size_t)(&w - model.rows.data());
         layer.matrix = matrix_of(w);
+        layer.IC = w.cols;
+        layer.first_col = w.first_col;
+        layer.whole_cols = w.whole_cols;
         layer.scale = (real)c.lora.scale();
         const std::string stem = w.name.substr(0, w.name.size() - 2);
         a.name = stem + "_lora_a";
@@ -187,6 +193,15 @@ inline std::vector<TensorSpec> lora_tensors(const ModelConfig& c, const Part& pa
     return tensors;
 }
 
+// No adapter of c needs a greater rank: the largest of the smaller sides of the matrices that are adapted.
+inline int most_lora_rank(const ModelConfig& c) {
+    int most = 0;
+    detail::walk_adapters(c, whole_model(c), [&](const TensorSpec& a, const TensorSpec& b, const LoraLayer&) {
+        for (const HfTensor& t : b.hf) most = std::max(most, std::min(a.whole_cols, t.rows));
+    });
+    return most;
+}
+
 // ---- computing --------------------------------------------------------------------------------------------------------------
 
 // The adapters on this rank's layers, and the memory in which they are computed, one layer after another.
@@ -202,8 +217,9 @@ public:
             layer.b_row = layer.a_row + 1;
             layers.push_back(layer);
         });
-        size_t width = 0, spread = 0;
+        size_t width = 0, spread = 0, inputs = 0;
         for (const LoraLayer& l : layers) {
+            inputs = std::max(inputs, (size_t)l.IC);
             width = std::max(width, (size_t)l.rows.width());
             spread = std::max(spread, (size_t)l.rows.OC * l.rows.width());
         }
@@ -213,6 +229,7 @@ public:
         arena.add(purpose, &wide_, spread);
         arena.add(purpose, &some_, at_once_ * widest);
         if (!training) return;
+        arena.add(purpose, &dropped_, c.lora.dropout > 0 ? N * inputs : 0);
         arena.add(purpose, &dt_, N * width);
         arena.add(purpose, &dwide_, spread);
     }
@@ -226,36 +243,42 @@ public:
         }
     }
 
-    // out += scale (x A^T) B^T
-    void forward(be::Ctx& ctx, const LoraLayer& l, floatX* out /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N, int IC) const {
+    // out += scale (D(x) A^T) B^T
+    void forward(be::Ctx& ctx, const LoraLayer& l, floatX* out /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N,
+                 const Dropout& dropout) const {
         const int OC = l.rows.OC, width = l.rows.width();
-        project(ctx, l, x, N, IC);
+        project(ctx, l, x, N, dropout);
         add_in_pieces(ctx, out, N, OC, [&](size_t row, int n) {
             be::linear_forward(ctx, some_, t_ + row * width, wide_, nullptr, n, width, OC);
         });
     }
     // Sets or adds the gradients of A and B, and keeps dt for backward_input.
     void backward_weight(be::Ctx& ctx, const LoraLayer& l, const floatX* dout /*(N, OC)*/, const floatX* x /*(N, IC)*/, int N,
-                         int IC, Acc acc) const {
+                         const Dropout& dropout, Acc acc) const {
         const int OC = l.rows.OC, width = l.rows.width();
-        project(ctx, l, x, N, IC);
+        const floatX* inp = project(ctx, l, x, N, dropout);
         be::linear_backward_weight(ctx, dwide_, nullptr, dout, t_, N, width, OC, Acc::Set);
         be::lora_collect(ctx, l.db, dwide_, l.rows, l.scale, acc);
         be::linear_backward_input(ctx, dt_, dout, wide_, N, width, OC);
-        be::linear_backward_weight(ctx, l.da, nullptr, dt_, x, N, IC, width, acc);
+        be::linear_backward_weight(ctx, l.da, nullptr, dt_, inp, N, l.IC, width, acc);
     }
-    // dx += dt A
-    void backward_input(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(N, IC)*/, int N, int IC) const {
+    // dx += D(dt A)
+    void backward_input(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(N, IC)*/, int N, const Dropout& dropout) const {
         const int width = l.rows.width();
-        add_in_pieces(ctx, dx, N, IC,
-                      [&](size_t row, int n) { be::linear_backward_input(ctx, some_, dt_ + row * width, l.a, n, IC, width); });
+        add_in_pieces(ctx, dx, N, l.IC, [&](size_t row, int n) {
+            be::linear_backward_input(ctx, some_, dt_ + row * width, l.a, n, l.IC, width);
+            if (dropout.rate > 0) be::dropout_forward(ctx, some_, some_, (size_t)n * l.IC, dropout.from(row * (size_t)l.IC));
+        });
     }
 
 private:
-    // t = x A^T, and the scaled block-diagonal matrix of all B.
-    void project(be::Ctx& ctx, const LoraLayer& l, const floatX* x, int N, int IC) const {
-        be::linear_forward(ctx, t_, x, l.a, nullptr, N, IC, l.rows.width());
+    // t = D(x) A^T, and the scaled block-diagonal matrix of all B. Returns D(x).
+    const floatX* project(be::Ctx& ctx, const LoraLayer& l, const floatX* x, int N, const Dropout& dropout) const {
+        const floatX* inp = dropout.rate > 0 ? dropped_ : x;
+        if (dropout.rate > 0) be::dropout_forward(ctx, dropped_, x, (size_t)N * l.IC, dropout);
+        be::linear_forward(ctx, t_, inp, l.a, nullptr, N, l.IC, l.rows.width());
         be::lora_spread(ctx, wide_, l.b, l.rows, l.scale);
+        return inp;
     }
     // sum += what `compute(row, n)` sets `some_` to, for some rows at a time, which stay in the cache in between.
     template <class Compute>
@@ -273,4 +296,5 @@ private:
     floatX* wide_ = nullptr;               // (OC, width) block-diagonal matrix of all B
     real* dwide_ = nullptr;                // (OC, width)
     floatX* some_ = nullptr;               // (at_once, widest)
+    floatX* dropped_ = nullptr;            // (N, IC) D(x); without dropout not planned
 };

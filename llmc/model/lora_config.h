@@ -7,7 +7,7 @@
 struct LoraConfig {
     int rank = 0;  // 0: no adapters, all parameters are trained
     double alpha = 0;
-    double dropout = 0;
+    double dropout = 0;                // part of the adapters' input that training sets to 0
     bool rank_stabilized = false;      // scale by alpha / sqrt(rank) (Kalajdzievski, 2023)
     std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in their order
 

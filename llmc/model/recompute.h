@@ -42,18 +42,18 @@ uint8_t** codes_of(E*&) {
 inline uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
 
 // In FP8 the inputs of qkv, fc1 and fc2 are kept as codes alone: their numbers are shared. The input of proj is kept as both:
-// attention's backward pass reads its numbers.
-constexpr bool codes_suffice(Kept kept) { return kept == Kept::unless_selective; }
+// attention's backward pass reads its numbers. So are all inputs with low-rank adapters, which read the numbers.
+constexpr bool codes_suffice(Kept kept, bool adapters) { return kept == Kept::unless_selective && !adapters; }
 
 // Which of a tensor's numbers and codes each block keeps for itself, and which are in the block that all share.
 struct Storage {
     bool own_numbers, own_codes, shared_numbers, shared_codes;
 
     // after_bf16: steps in bf16, which keep the numbers, come before those in FP8; then the codes take the numbers' place.
-    Storage(Kept when, Recompute recompute, bool fp8, bool after_bf16) {
+    Storage(Kept when, Recompute recompute, bool fp8, bool adapters, bool after_bf16) {
         const Recompute last = when == Kept::unless_full ? Recompute::selective : Recompute::none;
         const bool here = when != Kept::elsewhere, kept = when != Kept::never && recompute <= last;
-        const bool codes_alone = fp8 && codes_suffice(when);
+        const bool codes_alone = fp8 && codes_suffice(when, adapters);
         own_numbers = here && kept && (!codes_alone || after_bf16);
         own_codes = fp8 && recompute == Recompute::none && !(codes_alone && after_bf16);
         shared_numbers = here && (!kept || codes_alone);

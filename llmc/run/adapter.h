@@ -51,7 +51,7 @@ inline nlohmann::ordered_json identity_of_base(World& world, const std::string& 
 }
 
 // Refuses a base whose weights are not those that the adapters were trained on.
-inline void check_base(World& world, const std::string& adapter, const std::string& base) {
+inline void check_base(World& world, const std::string& adapter, const std::string& base) try {
     const std::string path = adapter + "/base.json";
     if (!std::filesystem::exists(path)) return;
     const auto recorded = nlohmann::ordered_json(read_json(path));
@@ -60,6 +60,8 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
         "the weights of %s are not those that the adapters %s were trained on (%s, by the checksums in %s); HINT: --model with that "
         "model",
         base.c_str(), adapter.c_str(), recorded.value("path", std::string("a model without a name")).c_str(), path.c_str());
+} catch (const nlohmann::json::exception& e) {
+    fail("%s/base.json is damaged: %s", adapter.c_str(), json_problem(e).c_str());
 }
 
 // ---- adapter_config.json ----------------------------------------------------------------------------------------------------
@@ -101,6 +103,8 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     if (lora.rank < 1) fail("%s: 'r' is %d; it must be at least 1", path.c_str(), lora.rank);
     lora.alpha = in.number("lora_alpha", 8);
     lora.dropout = in.number("lora_dropout", 0);
+    if (!(lora.dropout >= 0 && lora.dropout <= 0.99))
+        fail("%s: 'lora_dropout' is %g; it must be from 0 to 0.99", path.c_str(), lora.dropout);
     lora.rank_stabilized = in.flag("use_rslora", false);
     const SafetensorsReader files = SafetensorsReader::open(weights);
     for (const LoraTarget& t : lora_targets(c))

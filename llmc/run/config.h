@@ -162,6 +162,8 @@ inline Allowed one_of(Strings choices) {
       "train low-rank adapters (LoRA) of this rank on --model, which stays as it is, instead of all its parameters")           \
     X(OptionalDouble, lora_alpha, "", {}, above(0), "Adapters",                                                                \
       "adapters are multiplied by alpha / rank; default: twice the rank")                                                      \
+    X(OptionalDouble, lora_dropout, "", {}, between(0, 0.99), "Adapters",                                                      \
+      "part of the adapters' input that training sets to 0; default: none")                                                    \
     X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all")   \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \

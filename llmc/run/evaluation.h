@@ -185,10 +185,12 @@ inline int64_t bytes_of_targets(const Tokenizer& tokenizer, const DataLoader& da
 }
 inline double bits_per_byte(const LossSums& sums, int64_t bytes) { return sums.ce / std::log(2.0) / (double)bytes; }
 
-inline Table evaluation_table(const Evaluation& e, const std::string& model, int T, const Tokenizer* tokenizer) {
+// adapter: on the model; empty: none.
+inline Table evaluation_table(const Evaluation& e, const std::string& model, const std::string& adapter, int T,
+                              const Tokenizer* tokenizer) {
     const double n = (double)e.sums.n, loss = e.sums.ce / n;
     Table table;
-    table.section("Evaluation of " + model);
+    table.section("Evaluation of " + model + (adapter.empty() ? "" : " with the adapters " + adapter));
     const auto row = [&](const std::string& label, const std::string& text, const nlohmann::ordered_json& exact) {
         table.row(label, text);
         table.exact(exact);

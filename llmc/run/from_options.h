@@ -41,7 +41,6 @@ namespace detail {
 
 // Refuses what does not go with adapters, which the option `trains` asks for.
 inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
-    if (!o.fp8_format.empty()) fail_usage("--fp8-format does not go with %s yet; HINT: leave one of them out", trains);
     if (o.optimizer == "muon" || o.optimizer == "normuon")
         fail_usage("--optimizer %s is for a model's own matrices, not for what %s trains; HINT: --optimizer adamw",
                    o.optimizer.c_str(), trains);
@@ -50,14 +49,23 @@ inline void check_options_of_adapters(const TrainOptions& o, const char* trains)
 inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
     LoraConfig lora;
     if (!o.lora_rank) {
-        if (o.lora_alpha || !o.lora_targets.empty())
-            fail_usage("--%s is for adapters; HINT: --lora-rank 16 trains them", o.lora_alpha ? "lora-alpha" : "lora-targets");
+        const char* const of_them = o.lora_alpha ? "alpha" : o.lora_dropout ? "dropout" : "targets";
+        if (o.lora_alpha || o.lora_dropout || !o.lora_targets.empty())
+            fail_usage("--lora-%s is for adapters; HINT: --lora-rank 16 trains them", of_them);
         return lora;
     }
     check_options_of_adapters(o, "--lora-rank");
     lora.rank = o.lora_rank;
     lora.alpha = o.lora_alpha.value_or(2.0 * o.lora_rank);
+    lora.dropout = o.lora_dropout.value_or(0);
     lora.modules = lora_modules(c, o.lora_targets.empty() ? Strings{"all"} : o.lora_targets);
+    ModelConfig adapted = c;
+    adapted.lora = lora;
+    if (const int most = most_lora_rank(adapted); lora.rank > most)
+        fail_usage(
+            "--lora-rank %d is above the rank of every matrix that gets adapters, at most %d: as many numbers would train the "
+            "matrices themselves; HINT: --lora-rank 16, or no --lora-rank trains the whole model",
+            lora.rank, most);
     return lora;
 }
 
@@ -149,6 +157,7 @@ inline void take_adapter_options(TrainOptions& o, const ModelConfig& c) {
     if (c.lora.on()) {
         if (!o.lora_rank) o.lora_rank = c.lora.rank;
         if (!o.lora_alpha) o.lora_alpha = c.lora.alpha;
+        if (!o.lora_dropout) o.lora_dropout = c.lora.dropout;
         if (o.lora_targets.empty()) o.lora_targets = c.lora.modules;
         return;
     }
@@ -160,7 +169,8 @@ inline void take_adapter_options(TrainOptions& o, const ModelConfig& c) {
 
 inline std::string adapters_in_words(const ModelConfig& c) {
     if (c.virtual_tokens.on()) return c.virtual_tokens.in_words();
-    return format("rank %d, alpha %g on %s", c.lora.rank, c.lora.alpha, joined(c.lora.modules).c_str());
+    const std::string dropout = c.lora.dropout > 0 ? format(", dropout %g", c.lora.dropout) : "";
+    return format("rank %d, alpha %g%s on %s", c.lora.rank, c.lora.alpha, dropout.c_str(), joined(c.lora.modules).c_str());
 }
 
 namespace detail {
@@ -357,8 +367,6 @@ inline Preference preference_of(const TrainOptions& o) {
     if (!p.on()) return p;
     if (p.ipo && p.label_smoothing > 0)
         fail_usage("--dpo-label-smoothing is for --dpo-loss sigmoid; HINT: leave it out with ipo");
-    if (!o.fp8_format.empty())
-        fail_usage("--fp8-format does not go with --dpo-beta: small differences of log-probabilities are its loss");
     if (o.z_loss_strength > 0 || o.use_z_loss)
         fail_usage("--z-loss-strength is for the cross-entropy of tokens, which --dpo-beta does not train; HINT: leave it out");
     return p;
@@ -412,7 +420,9 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     check(n.QKVl, "a rank's part of queries, keys and values");
     check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
     check(n.Fl, "a rank's part of the feed-forward width");
-    check((int64_t)o.micro_batch_size * o.seq_length, "the number of rows (micro-batch-size x seq-length)");
+    check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens),
+          o.prompt_tokens ? "the number of rows (micro-batch-size x (seq-length + prompt-tokens))"
+                          : "the number of rows (micro-batch-size x seq-length)");
     std::vector<char> blocks;
     for (const int layer : part.layers) blocks.push_back(layer >= first && layer < last);
     return blocks;
