@@ -92,7 +92,10 @@ std::vector<Case> cases() {
     lora.modules = lora_modules(all.back().c, {"all"});
     add("llama, pairs of answers", "llama", 2, false, false, false);
     all.back().pairs = true;
-    add("bloom, virtual tokens", "bloom", 4, true, false, false).virtual_tokens.count = 4;
+    VirtualTokensConfig& lstm = add("bloom, virtual tokens of an LSTM", "bloom", 4, true, false, false).virtual_tokens;
+    lstm.count = 4;
+    lstm.encoder_width = 8;
+    lstm.lstm = true;
     ModelConfig& encoded = add("llama, encoded virtual tokens", "llama", 2, false, false, false);
     encoded.embedding_dropout = 0.1;
     encoded.virtual_tokens.count = 8;

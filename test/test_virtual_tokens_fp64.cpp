@@ -1,5 +1,5 @@
 // Virtual tokens, in double: they compute what real tokens with the same embeddings do; every gradient against finite differences,
-// with and without an encoder, for families with each kind of position; recomputation gives the same bits, and what is frozen stays
+// with and without an encoder, an MLP or an LSTM, for families with each kind of position; recomputation gives the same bits, and what is frozen stays
 // as it is.
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace test_virtual_tokens_fp64 {
 namespace {
 
-ModelConfig tiny(const std::string& family, int count, int encoder_width) {
+ModelConfig tiny(const std::string& family, int count, int encoder_width, bool lstm = false) {
     ModelConfig c;
     set_family(c, family);
     c.L = 2;
@@ -32,6 +32,7 @@ ModelConfig tiny(const std::string& family, int count, int encoder_width) {
     }
     c.virtual_tokens.count = count;
     c.virtual_tokens.encoder_width = encoder_width;
+    c.virtual_tokens.lstm = lstm;
     check_config(c);
     pad_vocabulary(c, 16);
     return c;
@@ -90,9 +91,10 @@ struct Fixture {
 struct Case {
     const char* family;
     int count, encoder_width;
+    bool lstm = false;
 };
-const Case cases[] = {{"llama", 3, 0}, {"gpt2", 1, 0},  {"bloom", 4, 0}, {"gemma3_text", 5, 0},
-                      {"llama", 3, 7}, {"gpt2", 2, 24}, {"bloom", 3, 9}};
+const Case cases[] = {{"llama", 3, 0}, {"gpt2", 1, 0},  {"bloom", 4, 0},       {"gemma3_text", 5, 0}, {"llama", 3, 7},
+                      {"gpt2", 2, 24}, {"bloom", 3, 9}, {"llama", 4, 5, true}, {"gpt2", 2, 3, true}};
 
 TEST(VirtualTokens, ComputeWhatTokensWithTheirEmbeddingsDo) {
     const std::vector<int> text = {5, 28, 5, 11};
@@ -109,19 +111,19 @@ TEST(VirtualTokens, ComputeWhatTokensWithTheirEmbeddingsDo) {
 
 TEST(VirtualTokens, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
     for (const Case& k : cases) {
-        Fixture f(tiny(k.family, k.count, k.encoder_width));
+        Fixture f(tiny(k.family, k.count, k.encoder_width, k.lstm));
         f.move_biases();
         const uint32_t before = crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX));
         f.gradients();
-        EXPECT_EQ(f.m.table.rows.size(), k.encoder_width ? 7u : 1u);
+        EXPECT_EQ(f.m.table.rows.size(), k.lstm ? 21u : k.encoder_width ? 7u : 1u);
         test::expect_finite_differences(f.m.table, f.m.params, f.grads(), 12, k.family, [&] { return f.loss(); });
         EXPECT_EQ(crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX)), before);
     }
 }
 
 TEST(VirtualTokens, MicroBatchesAddAndRecomputationKeepsTheBits) {
-    for (const int encoder_width : {0, 7}) {
-        ModelConfig c = tiny("llama", 3, encoder_width);
+    for (const auto& [encoder_width, lstm] : {std::pair{0, false}, {7, false}, {7, true}}) {
+        ModelConfig c = tiny("llama", 3, encoder_width, lstm);
         c.embedding_dropout = c.attention_dropout = c.hidden_dropout = 0.1;
         const auto gradients = [](Fixture& f, Acc acc) {
             f.move_biases();
@@ -147,7 +149,7 @@ TEST(VirtualTokens, MicroBatchesAddAndRecomputationKeepsTheBits) {
 // From the cache, one token after another, as by the whole forward pass.
 TEST(VirtualTokens, AreInTheContextOfAGeneratedText) {
     for (const Case& k : cases) {
-        const ModelConfig c = tiny(k.family, k.count, k.encoder_width);
+        const ModelConfig c = tiny(k.family, k.count, k.encoder_width, k.lstm);
         be::Ctx ctx(2);
         Model m(c);
         const int room = c.room();
@@ -182,6 +184,15 @@ TEST(VirtualTokens, TablesHavePeftsNames) {
     EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.2.bias"), (Shape{7}));
     EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.4.weight"), (Shape{24, 7}));
     EXPECT_EQ(trained_table(c).trained, 3u * 24 + 2 * 24 * 7 + 7 * 7 + 7 + 7 + 24);
+    shapes.clear();
+    for (const TensorSpec& t : trained_table(tiny("llama", 3, 7, true)).rows) shapes[t.hf[0].name] = file_shape(t, t.hf[0]);
+    EXPECT_EQ(shapes.size(), 21u);
+    EXPECT_EQ(shapes.at("prompt_encoder.lstm_head.weight_ih_l0"), (Shape{28, 24}));
+    EXPECT_EQ(shapes.at("prompt_encoder.lstm_head.weight_ih_l1_reverse"), (Shape{28, 14}));
+    EXPECT_EQ(shapes.at("prompt_encoder.lstm_head.weight_hh_l0_reverse"), (Shape{28, 7}));
+    EXPECT_EQ(shapes.at("prompt_encoder.lstm_head.bias_hh_l1"), (Shape{28}));
+    EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.0.weight"), (Shape{14, 14}));
+    EXPECT_EQ(shapes.at("prompt_encoder.mlp_head.2.weight"), (Shape{24, 14}));
     ModelConfig computed = c;
     computed.virtual_tokens = c.virtual_tokens.computed();
     const ParameterTable table = trained_table(computed);

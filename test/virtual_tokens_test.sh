@@ -8,7 +8,7 @@ same() { (cd "$1/latest" && find . -name '*.safetensors') | while read -r file; 
 for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents line
-train() { "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" --lr 3e-2 "$@"; }
+train() { "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" --lr "${lr:-3e-2}" "$@"; }
 loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }
 config() { sed -n "s/.*\"$2\": \"\?\([^\",]*\).*/\1/p" "$1/latest/adapter_config.json"; }
@@ -19,8 +19,8 @@ for name in llama gpt2; do
     [[ $name == gpt2 ]] || family=("${llama[@]}")
     expect "$name: a model" train "${family[@]}" --num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 40 --tokenizer tok --train-iters 12 --lr 1e-2 --out "$name"
     before=$(cat "$name"/latest/*.safetensors | cksum) plain=$(loss_of --model "$name")
-    for encoder in none mlp; do
-        run=$name-$encoder
+    for encoder in none mlp lstm; do
+        run=$name-$encoder lr=$([[ $encoder == lstm ]] && echo 3e-3)
         tuned=(--model "$name" --prompt-tokens 6 --prompt-encoder "$encoder" --train-iters 12)
         expect "$run: virtual tokens" train "${tuned[@]}" --save-every 4 --keep 0 --log-health-interval 3 --detect-nondeterminism 5 --check-weight-hash-across-dp-replicas-interval 2 --out "$run"
         says "$run: the plan has frozen parameters" "parameters (frozen)"
@@ -36,8 +36,10 @@ for name in llama gpt2; do
         says "$run: as far as virtual tokens leave room" "context of 40 tokens is full"
     done
 done
+lr=
 expect "PEFT's name of the one" test "$(config llama-none peft_type)" == PROMPT_TUNING
 expect "and of the other" test "$(config llama-mlp peft_type) $(config llama-mlp encoder_hidden_size)" == "P_TUNING 32"
+expect "and of its kinds" test "$(config llama-mlp encoder_reparameterization_type) $(config llama-lstm encoder_reparameterization_type)" == "MLP LSTM"
 
 # ---- as what they begin ----
 train_one() { train --model llama --prompt-tokens 6 --train-iters 1 "$@"; }
@@ -52,29 +54,24 @@ expect "samples while training" train_one --out sampled --sample-interval 1 --sa
 expect "an average of the weights" train_one --ema-decay 0.9 --out averaged
 expect "is evaluated" "$program" eval --text text.txt --model llama --adapter averaged/latest/ema
 expect "bf16 gradients" train_one --main-grads-dtype bf16 --prompt-encoder mlp --prompt-encoder-width 8 --out narrow
+expect "FP8" train_one --seq-length 26 --fp8 hybrid --out fp8
 expect "the encoder's width is recorded" test "$(config narrow encoder_hidden_size)" == 8
 expect "a plan without a model" train --preset llama-15m --vocab-size 300 --prompt-tokens 6 --train-iters 2 --dry-run --world 2 --tp 2
 
 # ---- refused ----
-no() {
-    local name=$1 pattern=$2
-    shift 2
-    expect "refused: $name" refused "$@"
-    says "$name: says why" "$pattern"
-}
 short=(--train-iters 2 --out x)
 no "more than the model has room for" "above the model's longest sequence 40; HINT: --seq-length 10" train --model llama --prompt-tokens 30 "${short[@]}"
 no "as many as its longest sequence" "leaves no room" train --model llama --prompt-tokens 40 "${short[@]}"
 no "no model" "none is given" train --preset llama-tiny --vocab-size 300 --prompt-tokens 4 "${short[@]}"
-no "LSTM, with the reason" "one after another" train --model llama --prompt-tokens 4 --prompt-encoder lstm "${short[@]}"
 no "an encoder without tokens" "prompt-tokens 20" train --model llama --prompt-encoder mlp "${short[@]}"
 no "a width without an encoder" "prompt-encoder mlp" train --model llama --prompt-tokens 4 --prompt-encoder-width 8 "${short[@]}"
 no "a text for an encoder" "no text determines" train --model llama --prompt-tokens 4 --prompt-encoder mlp --prompt-init-text king "${short[@]}"
 no "two kinds of adapters" "give one of them" train --model llama --prompt-tokens 4 --lora-rank 4 "${short[@]}"
 no "masked documents" "reset-attention-mask" train --model llama --prompt-tokens 4 --reset-attention-mask --tokenizer tok "${short[@]}"
-no "FP8" "fp8-format" train --model llama --prompt-tokens 4 --fp8 hybrid "${short[@]}"
+no "rows that FP8 cannot multiply" "prompt-tokens)) is 60" train --model llama --prompt-tokens 6 --fp8 hybrid "${short[@]}"
 no "Muon" "optimizer adamw" train --model llama --prompt-tokens 4 --optimizer muon "${short[@]}"
 no "an average of an encoder's weights" "ema-decay" train --model llama --prompt-tokens 4 --prompt-encoder mlp --ema-decay 0.9 "${short[@]}"
+no "another encoder on resuming" "computed by an MLP of width 32" train --resume llama-mlp/latest --prompt-encoder lstm --train-iters 14 --out x
 no "other virtual tokens on resuming" "6 virtual tokens, computed by an MLP of width 32" train --resume llama-mlp/latest --prompt-tokens 5 --train-iters 14 --out x
 no "another text on resuming" "are not those of the checkpoint" train --resume began/latest --prompt-init-text king --train-iters 14 --out x
 no "in a run of the whole model" "trains the whole model" train --resume llama/latest --prompt-tokens 6 --train-iters 14 --out x

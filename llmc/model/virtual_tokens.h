@@ -2,11 +2,13 @@
 // trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and nothing is predicted at them.
 //
 // With an encoder (p-tuning; Liu et al., 2021) the rows are computed: an embedding of n rows through Linear, ReLU, Linear, ReLU,
-// Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed.
+// Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed. Its other kind, with an LSTM,
+// is prompt_lstm.h's.
 //
 // The gradient of the rows is a sum over the sequences of a micro-batch. The encoder computes the rows of every sequence anew, so
 // its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows are summed apart. Like the
-// adapters' x A^T (lora.h), all of it is computed again in the backward pass.
+// adapters' x A^T (lora.h), all of it is computed again in the backward pass. An LSTM computes the rows once for all sequences, and
+// gets the sum of their gradients.
 //
 // On other ranks. The first stage of a pipeline alone has these parameters. Every tensor-parallel rank has all of them and, from
 // the gradient of all rows, their whole gradient, as of learned positions; sequence parallelism gathers these rows anyway.
@@ -21,6 +23,7 @@
 #include "arena.h"
 #include "gradients.h"
 #include "parameters.h"
+#include "prompt_lstm.h"
 
 namespace detail {
 
@@ -50,6 +53,14 @@ inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const
         return tensors;
     }
     const std::string encoder = "prompt_encoder.";
+    if (c.virtual_tokens.lstm) {
+        for (const auto& [name, rows, cols] : PromptLstm(c.virtual_tokens.count, c.C, c.virtual_tokens.encoder_width).shapes())
+            add(encoder + name, rows, cols, cols == 1 ? Group::cut : Group::matrix,
+                cols == 1         ? Init::zeros
+                : tensors.empty() ? Init::standard_normal
+                                  : Init::kaiming);
+        return tensors;
+    }
     add(encoder + "embedding.weight", c.virtual_tokens.count, c.C, Group::matrix, Init::standard_normal);
     const auto sizes = detail::encoder_sizes(c);
     for (size_t i = 0; i + 1 < sizes.size(); i++) {
@@ -71,10 +82,12 @@ public:
         if (!c.virtual_tokens.on() || !part.first) return;
         count_ = c.virtual_tokens.count;
         C_ = c.C;
+        lstm_width_ = c.virtual_tokens.lstm ? c.virtual_tokens.encoder_width : 0;
         const size_t rows = (size_t)B * count_;
         const char* const purpose = "adapters: activations";
         const auto sizes = detail::encoder_sizes(c);
-        layers_.assign(c.virtual_tokens.encoded() ? sizes.size() - 1 : 0, {});
+        layers_.assign(c.virtual_tokens.encoded() && !lstm_width_ ? sizes.size() - 1 : 0, {});
+        arena.add(purpose, &rows_, lstm_width_ ? size() : 0);
         for (size_t i = 0; i < layers_.size(); i++) {
             Layer& l = layers_[i];
             l.IC = sizes[i];
@@ -93,6 +106,12 @@ public:
             tensor = params + table.rows[row].offset;
             gradient = gradient_of(table, row++, grads, of_block);
         };
+        of_lstm_.assign(lstm_width_ ? table.rows.size() : 0, {});
+        for (LstmTensor& t : of_lstm_) {
+            t.n = table.rows[row].size();
+            next(t.w, t.dw);
+        }
+        if (lstm_width_) return;
         next(embedding_, dembedding_);
         for (Layer& l : layers_) {
             next(l.w, l.dw);
@@ -113,6 +132,7 @@ public:
         const size_t bytes = size() * sizeof(floatX);
         floatX *dout = dout_, *dinp = dinp_;
         be::copy_rows(ctx, dout, bytes, dx, (size_t)T * C_ * sizeof(floatX), bytes, (size_t)B);
+        if (lstm_width_) return lstm_backward(ctx, B);
         encode(ctx, B);
         for (size_t i = layers_.size(); i-- > 0;) {
             const Layer& l = layers_[i];
@@ -140,8 +160,12 @@ private:
 
     size_t size() const { return (size_t)count_ * C_; }
 
-    // The rows of each of B sequences; without an encoder, those of one, which all have.
+    // The rows of each of B sequences; without an MLP, those of one, which all have.
     const floatX* encode(be::Ctx& ctx, int B) const {
+        if (lstm_width_) {
+            send(ctx, rows_, PromptLstm(count_, C_, lstm_width_).forward(lstm_tensors(ctx)));
+            return rows_;
+        }
         if (layers_.empty()) return embedding_;
         const size_t bytes = size() * sizeof(floatX);
         for (int b = 0; b < B; b++) be::copy_rows(ctx, layers_[0].inp + b * size(), bytes, embedding_, bytes, bytes, 1);
@@ -154,9 +178,51 @@ private:
         return layers_.back().out;
     }
 
+    // ---- the LSTM, which computes on the host ----
+
+    struct LstmTensor {
+        size_t n;
+        const floatX* w;
+        real* dw;
+    };
+    template <class E>
+    static std::vector<real> fetch(be::Ctx& ctx, const E* from, size_t n) {
+        std::vector<E> values(n);
+        be::download(ctx, values.data(), from, n * sizeof(E));
+        return std::vector<real>(values.begin(), values.end());
+    }
+    template <class E>
+    static void send(be::Ctx& ctx, E* to, const std::vector<real>& values) {
+        const std::vector<E> sent(values.begin(), values.end());
+        be::upload(ctx, to, sent.data(), sent.size() * sizeof(E));
+    }
+    PromptLstm::Tensors lstm_tensors(be::Ctx& ctx) const {
+        PromptLstm::Tensors tensors;
+        for (const LstmTensor& t : of_lstm_) tensors.push_back(fetch(ctx, t.w, t.n));
+        return tensors;
+    }
+    // From the gradients of the rows of B sequences in dout_.
+    void lstm_backward(be::Ctx& ctx, int B) const {
+        const std::vector<real> each = fetch(ctx, dout_, B * size());
+        std::vector<real> sum(size(), 0);
+        for (size_t i = 0; i < each.size(); i++) sum[i % size()] += each[i];
+        PromptLstm lstm(count_, C_, lstm_width_);
+        const PromptLstm::Tensors tensors = lstm_tensors(ctx);
+        lstm.forward(tensors);
+        const PromptLstm::Tensors gradients = lstm.backward(tensors, sum);
+        for (size_t k = 0; k < of_lstm_.size(); k++) {
+            std::vector<real> total = fetch(ctx, of_lstm_[k].dw, of_lstm_[k].n);
+            for (size_t i = 0; i < total.size(); i++) total[i] += gradients[k][i];
+            send(ctx, of_lstm_[k].dw, total);
+        }
+    }
+
     int count_ = 0, C_ = 0;
+    int lstm_width_ = 0;                 // 0: there is no LSTM
+    std::vector<LstmTensor> of_lstm_;    // as PromptLstm::shapes()
+    floatX* rows_ = nullptr;             // (tokens, C) that the LSTM computes
     const floatX* embedding_ = nullptr;  // (tokens, C)
     real* dembedding_ = nullptr;
-    std::vector<Layer> layers_;                 // empty: there is no encoder
+    std::vector<Layer> layers_;                 // empty: there is no MLP
     floatX *dout_ = nullptr, *dinp_ = nullptr;  // (B tokens, widest) of the current layer
 };

@@ -125,8 +125,12 @@ inline VirtualTokensConfig read_virtual_tokens(const HfReader& in, bool encoded,
     if (found.count < 1 || found.count >= c.T)
         fail("%s: 'num_virtual_tokens' is %d; it must be at least 1 and leave room in the model's longest sequence, %d",
              in.source.c_str(), found.count, c.T);
-    if (encoded) found.encoder_width = in.count("encoder_hidden_size");
-    else found.text = in.text("prompt_tuning_init_text", "");
+    if (encoded) {
+        const std::string type = in.text("encoder_reparameterization_type", "MLP");
+        found.lstm = type == "LSTM";
+        if (!found.lstm && type != "MLP") in.unsupported("encoder_reparameterization_type", "MLP and LSTM");
+        found.encoder_width = in.count("encoder_hidden_size");
+    } else found.text = in.text("prompt_tuning_init_text", "");
     return found;
 }
 
@@ -192,9 +196,9 @@ inline nlohmann::ordered_json virtual_tokens_json(const ModelConfig& c, const st
                                 {"num_attention_heads", c.NH},
                                 {"num_layers", c.L}};
     if (config.encoded()) {
-        j["encoder_reparameterization_type"] = "MLP";
+        j["encoder_reparameterization_type"] = config.lstm ? "LSTM" : "MLP";
         j["encoder_hidden_size"] = config.encoder_width;
-        j["encoder_num_layers"] = 2;  // as PEFT writes for its MLP, whose layers it does not count
+        j["encoder_num_layers"] = 2;  // of the LSTM; PEFT writes it for its MLP, too, whose layers it does not count
         j["encoder_dropout"] = 0.0;
     } else if (config.text.empty()) j["prompt_tuning_init"] = "SAMPLE_VOCAB";
     else {

@@ -169,7 +169,8 @@ inline Allowed one_of(Strings choices) {
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
       "train this many virtual tokens in front of every sequence (prompt tuning) of --model, which stays as it is")            \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \
-      "what computes the virtual tokens: an MLP that is trained in their place (p-tuning); default: none")                     \
+      "what computes the virtual tokens and is trained in their place (p-tuning): an MLP, or an LSTM, which computes on the "  \
+      "CPU; default: none")                                                                                                    \
     X(int, prompt_encoder_width, "", 0, between(1, 1 << 20), "Adapters",                                                       \
       "width of the hidden layers of the encoder; default: the model's width")                                                 \
     X(std::string, prompt_init_text, "", "", word("TEXT"), "Adapters",                                                         \

@@ -81,18 +81,17 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
     if (o.dpo_beta)
         fail_usage("--dpo-beta does not go with --prompt-tokens; HINT: --lora-rank 16 trains adapters on pairs of answers");
     if (o.lora_rank) fail_usage("--lora-rank and --prompt-tokens are two kinds of adapters; HINT: give one of them");
-    const bool encoded = o.prompt_encoder == "mlp";
-    if (o.prompt_encoder == "lstm")
-        fail_usage(
-            "--prompt-encoder lstm is not supported: it computes the virtual tokens one after another, and PEFT recommends its MLP; "
-            "HINT: --prompt-encoder mlp");
+    found.lstm = o.prompt_encoder == "lstm";
+    const bool encoded = o.prompt_encoder == "mlp" || found.lstm;
     if (o.prompt_encoder_width && !encoded)
         fail_usage("--prompt-encoder-width is the encoder's, and there is none; HINT: --prompt-encoder mlp");
     if (encoded && !o.prompt_init_text.empty())
         fail_usage(
-            "--prompt-init-text does not go with --prompt-encoder mlp, whose output no text determines; HINT: leave one out");
+            "--prompt-init-text does not go with --prompt-encoder %s, whose output no text determines; HINT: leave one out",
+            o.prompt_encoder.c_str());
     if (encoded && o.ema_decay > 0)
-        fail_usage("--ema-decay does not go with --prompt-encoder mlp yet; HINT: leave one of them out");
+        fail_usage("--ema-decay does not go with --prompt-encoder %s yet; HINT: leave one of them out",
+                   o.prompt_encoder.c_str());
     if (o.reset_attention_mask)
         fail_usage(
             "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens; HINT: leave it or "
@@ -162,8 +161,8 @@ inline void take_adapter_options(TrainOptions& o, const ModelConfig& c) {
         return;
     }
     if (!o.prompt_tokens) o.prompt_tokens = c.virtual_tokens.count;
-    if (o.prompt_encoder.empty() && c.virtual_tokens.encoded()) o.prompt_encoder = "mlp";
-    if (!o.prompt_encoder_width && o.prompt_encoder == "mlp") o.prompt_encoder_width = c.virtual_tokens.encoder_width;
+    if (o.prompt_encoder.empty() && c.virtual_tokens.encoded()) o.prompt_encoder = c.virtual_tokens.encoder();
+    if (!o.prompt_encoder_width && o.prompt_encoder != "none") o.prompt_encoder_width = c.virtual_tokens.encoder_width;
     if (o.prompt_init_text.empty()) o.prompt_init_text = c.virtual_tokens.text;
 }
 
