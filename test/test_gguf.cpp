@@ -437,6 +437,15 @@ TEST(GgufModel, RefusesWhatItCannotSay) {
     EXPECT_NO_THROW(check_gguf_says(c, gguf_architecture_of(c)));
     c.rope_base = 12345.678;  // not a number of single precision
     EXPECT_NO_THROW(check_gguf_says(c, gguf_architecture_of(c)));
+    ModelConfig gpt2 = tiny("gpt2");  // llama.cpp's graph of it has one activation
+    EXPECT_NO_THROW(check_gguf_says(gpt2, gguf_architecture_of(gpt2)));
+    for (const auto& [activation, name] : {std::pair{Activation::gelu_exact, "\"gelu_exact\""},
+                                           {Activation::relu, "\"relu\""},
+                                           {Activation::relu2, "\"relu2\""}}) {
+        gpt2.activation = activation;
+        expect_error([&] { check_gguf_says(gpt2, gguf_architecture_of(gpt2)); },
+                     {std::string("'activation' is ") + name, "architecture gpt2", "llama.cpp cannot run it"});
+    }
     c.family = "ours";
     expect_error([&] { gguf_architecture_of(c); }, {"no architecture for models of the family ours", "gpt2, bloom, llama"});
     const auto has = [](const std::string&) { return false; };

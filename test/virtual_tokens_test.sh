@@ -7,8 +7,9 @@
 same() { (cd "$1/latest" && find . -name '*.safetensors') | while read -r file; do cmp "$1/latest/$file" "$2/latest/$file" || exit 1; done; }
 for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
-expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents line
-train() { "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" --lr "${lr:-3e-2}" "$@"; }
+tr a-z b-za <text.txt >other.txt  # what the models are trained on, so that virtual tokens have something to bring
+for name in text other; do expect "prepare $name" "$program" prepare --input $name.txt --output $name --tokenizer tok --split-documents line; done
+train() { "$program" train --data-path "${data:-text}" --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" --lr 3e-2 "$@"; }
 loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }
 config() { sed -n "s/.*\"$2\": \"\?\([^\",]*\).*/\1/p" "$1/latest/adapter_config.json"; }
@@ -17,10 +18,10 @@ llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable
 for name in llama gpt2; do
     family=()
     [[ $name == gpt2 ]] || family=("${llama[@]}")
-    expect "$name: a model" train "${family[@]}" --num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 40 --tokenizer tok --train-iters 12 --lr 1e-2 --out "$name"
+    data=other expect "$name: a model, whose positions are all trained" train "${family[@]}" --seq-length 40 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --max-position-embeddings 40 --tokenizer tok --train-iters 40 --lr 1e-2 --out "$name"
     before=$(cat "$name"/latest/*.safetensors | cksum) plain=$(loss_of --model "$name")
     for encoder in none mlp lstm; do
-        run=$name-$encoder lr=$([[ $encoder == lstm ]] && echo 3e-3)
+        run=$name-$encoder
         tuned=(--model "$name" --prompt-tokens 6 --prompt-encoder "$encoder" --train-iters 12)
         expect "$run: virtual tokens" train "${tuned[@]}" --save-every 4 --keep 0 --log-health-interval 3 --detect-nondeterminism 5 --check-weight-hash-across-dp-replicas-interval 2 --out "$run"
         says "$run: the plan has frozen parameters" "parameters (frozen)"
@@ -32,11 +33,10 @@ for name in llama gpt2; do
         expect "$run: lowers the loss ($plain to $tuned_loss)" below "$tuned_loss" "$plain"
         expect "$run: without --model: on the one that it names" test "$(loss_of --adapter "$run/latest")" == "$tuned_loss"
         expect "$run: is intact" "$program" inspect "$run/latest"
-        expect "$run: writes text" "$program" generate --adapter "$run" --prompt "in the year" --max-new-tokens 50
+        expect "$run: writes text" "$program" generate --adapter "$run" --prompt "in the year" --num-samples 8 --max-new-tokens 50
         says "$run: as far as virtual tokens leave room" "context of 40 tokens is full"
     done
 done
-lr=
 expect "PEFT's name of the one" test "$(config llama-none peft_type)" == PROMPT_TUNING
 expect "and of the other" test "$(config llama-mlp peft_type) $(config llama-mlp encoder_hidden_size)" == "P_TUNING 32"
 expect "and of its kinds" test "$(config llama-mlp encoder_reparameterization_type) $(config llama-lstm encoder_reparameterization_type)" == "MLP LSTM"

@@ -68,7 +68,7 @@ int main(int argc, char** argv) try {
     options.model = argv[1];
     if (adapts) options.adapter = argv[6];
     InferenceRun run(world, options, false);
-    const std::unique_ptr<Model> loaded = load_weights(run, options, batch.B, batch.T, INT_MAX, false);
+    const std::unique_ptr<Model> loaded = load_weights(run, batch.B, batch.T, INT_MAX);
     Model& m = *loaded;
     for (int token : batch.tokens)
         if (token < 0 || token >= m.c.V) fail("token %d is outside the vocabulary of %d", token, m.c.V);
