@@ -3,6 +3,7 @@
 # merged; the model under them stays as it was; bad input is refused by name.
 #   TRAIN_GPT=path/to/train_gpt test/lora_test.sh
 . "$(dirname "$0")/lib.sh"
+allow_mpirun_everywhere
 
 same() { (cd "$1/latest" && find . -name '*.safetensors') | while read -r file; do cmp "$1/latest/$file" "$2/latest/$file" || exit 1; done; }
 for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
@@ -11,7 +12,7 @@ expect "prepare" "$program" prepare --input text.txt --output text --tokenizer t
 declare -A family=(
     [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2"
     [gpt2]="" [bloom]="--position-embedding-type alibi --embed-layernorm")
-train() { "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" "$@"; }
+train() { ${MPI:-} "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" "$@"; }
 loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 near() { awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { exit !(a != "" && b != "" && a - b < d && b - a < d) }'; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }
@@ -63,6 +64,18 @@ for options in "" "--fp8-recipe current" "--fp8-start 5" "--lora-targets q v"; d
     expect "FP8 $options, recomputed" train "${fp8[@]}" --seq-length 32 --fp8 hybrid --recompute selective --out fp8-recomputed $options
     expect "FP8 $options, recomputed: the same bits" same fp8-lora fp8-recomputed
     rm -rf fp8-lora fp8-recomputed
+done
+
+# shellcheck disable=SC2086
+for options in "" "--fp8-recipe current"; do
+    both=(train "${fp8[@]}" --seq-length 32 --fp8 hybrid --lora-dropout 0.2 $options)
+    expect "FP8 and dropout $options" "${both[@]}" --out one
+    for layout in "--tp 2" "--tp 2 --no-sequence-parallel" "--pp 2"; do
+        MPI="${MPIRUN:-mpirun} -n 2" expect "two ranks $layout $options" "${both[@]}" $layout --out two
+        expect "their losses $layout $options" near_losses one two 12 0.01
+        rm -rf two
+    done
+    rm -rf one
 done
 
 # ---- refused ----

@@ -169,6 +169,10 @@ KINDS = {
     "llama with grouped queries": (LLAMA + "--num-query-groups 2 --rotary-base 5e5 --untie-embeddings-and-output-weights",
                                    {"num_key_value_heads": 2, "rms_norm_eps": 1e-4, **rope(5e5)}),
     "llama tied": (LLAMA, {"tie_word_embeddings": True, "rms_norm_eps": 1e-4, **rope(1e4)}),
+    # Factors of the forward pass that are in weights: of the logits, the branches, the scores.
+    "gpt2 by muP": ("--parametrization mup --mup-base-width 16 --mup-base-head-size 2", {"tie_word_embeddings": True}),
+    "llama by CompleteP": (LLAMA + "--qk-layernorm --untie-embeddings-and-output-weights --parametrization completep "
+                           "--mup-base-width 12 --mup-base-depth 1 --mup-base-head-size 2", {"model_type": "qwen3"}),
 }
 
 

@@ -60,7 +60,8 @@ FAMILIES = {
     "gpt2": (t.GPT2Config, {
         "": dict(n_inner=80, **GPT2),
         "untied, exact": dict(tie_word_embeddings=False, activation_function="gelu", **GPT2),
-        "unscaled": dict(scale_attn_weights=False, activation_function="relu2", **GPT2)}),
+        "unscaled": dict(scale_attn_weights=False, activation_function="relu2", **GPT2),
+        "relu": dict(activation_function="relu", **GPT2)}),
     "bloom": (t.BloomConfig, {"": dict(hidden_size=90, n_layer=2, n_head=5, seq_length=T, **IDS)}),
     "llama": (t.LlamaConfig, {
         "biases": dict(attention_bias=True, mlp_bias=True, **SIZES | dict(hidden_size=75)),

@@ -3,7 +3,8 @@
   1  adapters that train_gpt trains: PEFT opens them on the same model and gives our logits; transformers opens the merged model
      and gives them too
   2  adapters that PEFT writes, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
-  3  virtual tokens, trained themselves and computed by an encoder, in both directions: the same logits at and behind them
+  3  virtual tokens, trained themselves and computed by an encoder of each kind, in both directions: the same logits at and behind them;
+     the gradients of the encoders are PyTorch's
 
     test_peft.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
 """
@@ -22,6 +23,7 @@ os.environ |= {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 from transformers.utils import logging
 
@@ -117,6 +119,30 @@ def test_our_virtual_tokens(family, options, tokens, plain):
         compare(our_logits(WORK / family, tokens, out), theirs, plain)
 
 
+def test_gradients_of_encoder(family, encoder, sample):
+    """Adam's first moment after one step is a tenth of the gradient of its batch: of one sequence, which lies in the data 200 times."""
+    with case(f"{family}, {encoder}: the gradients of the encoder are PyTorch's"), strictly():
+        out = WORK / f"{family} {encoder} gradients"
+        run(BUILD / "train_gpt", "train", "--model", WORK / family, "--prompt-tokens", VIRTUAL, "--prompt-encoder", encoder,
+            "--prompt-encoder-width", 40, "--data-path", "same", "--split", "1, 0, 0", "--seq-length", len(sample), "--micro-batch-size", 3,
+            "--train-iters", 1, "--lr", 1e-9, "--clip-grad", 0, "--weight-decay", 0, "--eval-iters", 0, "--out", out)
+        config = PromptEncoderConfig(encoder_reparameterization_type=encoder.upper(), encoder_hidden_size=40, task_type="CAUSAL_LM",
+                                     num_virtual_tokens=VIRTUAL)
+        model = get_peft_model(base(family), config)
+        theirs = model.prompt_encoder["default"]
+        names = lambda tensors: {name.removeprefix("prompt_encoder."): t for name, t in tensors.items()}
+        theirs.load_state_dict(names(load_file(out / "latest/training/master.safetensors")))
+        x = torch.from_numpy(sample)[None]
+        logits = model(x).logits[0, VIRTUAL:]
+        torch.nn.functional.cross_entropy(logits, x[0].roll(-1)).backward()
+        ours = names(load_file(out / "latest/training/exp_avg.safetensors"))
+        assert ours.keys() == dict(theirs.named_parameters()).keys()
+        for name, p in theirs.named_parameters():
+            largest = p.grad.abs().max().item()
+            off = (10 * ours[name] - p.grad).abs().max().item()
+            assert largest > 0 and off < 1e-4 * largest, f"{name}: off by {off:.1e} of {largest:.1e}"
+
+
 def test_their_virtual_tokens(family, config, tokens, plain):
     with case(f"{family}, PEFT's virtual tokens, {config.peft_type.value}: train_gpt gives PEFT's logits"):
         torch.manual_seed(5)
@@ -132,6 +158,11 @@ def main():
     (WORK / "text.txt").write_text("".join(lines))
     run(BUILD / "train_gpt", "tokenizer", "--input", "text.txt", "--vocab-size", V, "--output", "tokenizer")
     run(BUILD / "train_gpt", "prepare", "--input", "text.txt", "--output", "data", "--tokenizer", "tokenizer")
+    (WORK / "same.txt").write_text(lines[0] * 200)
+    run(BUILD / "train_gpt", "prepare", "--input", "same.txt", "--output", "same", "--tokenizer", "tokenizer", "--no-append-eod")
+    same = np.fromfile(WORK / "same.bin", np.uint16).astype(np.int64)
+    sample = same[:len(same) // 200]
+    assert len(sample) <= T - VIRTUAL and (same.reshape(200, -1) == sample).all(), len(same)
     tokens = np.random.default_rng(1).integers(0, V, (3, T))
     for family, (config, ours, theirs) in FAMILIES.items():
         torch.manual_seed(3)
@@ -149,8 +180,11 @@ def main():
         few = tokens[:, :T - VIRTUAL]  # behind virtual tokens
         of_few = their_logits(base(family), few)
         for options in (["--prompt-init-text", "in the year", "--tokenizer", "tokenizer"],
-                        ["--prompt-encoder", "mlp", "--prompt-encoder-width", "40"]):
+                        ["--prompt-encoder", "mlp", "--prompt-encoder-width", "40"],
+                        ["--prompt-encoder", "lstm", "--prompt-encoder-width", "40"]):
             test_our_virtual_tokens(family, options, few, of_few)
+        for encoder in ("mlp", "lstm"):
+            test_gradients_of_encoder(family, encoder, sample)
         common = dict(task_type="CAUSAL_LM", num_virtual_tokens=VIRTUAL)
         for config in (PromptTuningConfig(prompt_tuning_init="RANDOM", **common), PromptEncoderConfig(encoder_hidden_size=40, **common),
                        PromptEncoderConfig(encoder_reparameterization_type="LSTM", encoder_hidden_size=40, **common)):
