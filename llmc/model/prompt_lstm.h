@@ -9,8 +9,8 @@
 // Backward runs through time: with dh_t, the gradient of the output plus W_hh^T times the gates' gradient of the row after,
 //   dc_t = dh_t s(o) (1 - tanh(c_t)^2) + dc_(t+1) s(f_(t+1)),   and each gate's gradient follows from its factor in these sums.
 //
-// Tens of rows depend on one another, so no device is faster than a CPU here: plain loops in fp32 on the host, whatever the backend.
-// Sums are in the order of their terms, so that threads change no bits.
+// Tens of rows that depend on one another suit no device: plain loops in fp32 on the host, whatever the backend. The order of sums is
+// fixed, so that threads change no bits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -20,6 +20,7 @@
 
 #include "../base/types.h"
 #include "../cpu/parallel.h"
+#include "../cpu/reduce.h"
 
 class PromptLstm {
 public:
@@ -89,29 +90,35 @@ private:
     // y (n, OC) += x (n, IC) w^T
     static void add_product(real* y, const real* x, const std::vector<real>& w, int n, int IC, int OC) {
         cpu::parallel_for(OC, [&](int o) {
+            const real* weights = &w[(size_t)o * IC];
             for (int t = 0; t < n; t++) {
-                real sum = 0;
-                for (int i = 0; i < IC; i++) sum += w[(size_t)o * IC + i] * x[(size_t)t * IC + i];
-                y[(size_t)t * OC + o] += sum;
+                const real* inp = x + (size_t)t * IC;
+                y[(size_t)t * OC + o] += cpu::detail::lane_sum(IC, [=](int i) { return weights[i] * inp[i]; });
             }
         });
     }
-    // dx (n, IC) += dy (n, OC) w
+    // dx (n, IC) += dy (n, OC) w, for some columns at a time, which stay in the cache
     static void add_input_gradient(real* dx, const real* dy, const std::vector<real>& w, int n, int IC, int OC) {
-        cpu::parallel_ranges((size_t)IC,
-                             [&](size_t first, size_t last) {
-                                 for (int t = 0; t < n; t++)
-                                     for (int o = 0; o < OC; o++)
-                                         for (size_t i = first; i < last; i++)
-                                             dx[(size_t)t * IC + i] += dy[(size_t)t * OC + o] * w[(size_t)o * IC + i];
-                             },
-                             64);
+        const auto columns = [&](size_t first, size_t last) {
+            for (int o = 0; o < OC; o++)
+                for (int t = 0; t < n; t++) {
+                    const real d = dy[(size_t)t * OC + o], *weights = &w[(size_t)o * IC];
+                    real* to = dx + (size_t)t * IC;
+                    INDEPENDENT_ITERATIONS
+                    for (size_t i = first; i < last; i++) to[i] += d * weights[i];
+                }
+        };
+        cpu::parallel_ranges((size_t)IC, columns, 128);
     }
     // dw (OC, IC) += dy (n, OC)^T x (n, IC)
     static void add_weight_gradient(std::vector<real>& dw, const real* dy, const real* x, int n, int IC, int OC) {
         cpu::parallel_for(OC, [&](int o) {
-            for (int t = 0; t < n; t++)
-                for (int i = 0; i < IC; i++) dw[(size_t)o * IC + i] += dy[(size_t)t * OC + o] * x[(size_t)t * IC + i];
+            real* to = &dw[(size_t)o * IC];
+            for (int t = 0; t < n; t++) {
+                const real d = dy[(size_t)t * OC + o], *inp = x + (size_t)t * IC;
+                INDEPENDENT_ITERATIONS
+                for (int i = 0; i < IC; i++) to[i] += d * inp[i];
+            }
         });
     }
     static void add_sum_of_rows(std::vector<real>& db, const real* dy, int n, int OC) {
@@ -192,7 +199,10 @@ private:
             if (t == 0) break;
             std::fill(dh.begin(), dh.end(), real(0));
             add_input_gradient(dh.data(), ds, w[k + 1], 1, H_, 4 * H_);
-            add_weight_gradient(d[k + 1], ds, &kept.h[before * H], 1, H_, 4 * H_);
+        }
+        if (n_ > 1) {  // each row's gates with the h before it
+            const size_t gates = direction ? 0 : 1, h = direction ? 1 : 0;
+            add_weight_gradient(d[k + 1], &dgates[gates * 4 * H], &kept.h[h * H], n_ - 1, H_, 4 * H_);
         }
         add_weight_gradient(d[k], dgates.data(), x_[layer].data(), n_, inputs(layer), 4 * H_);
         for (const size_t bias : {k + 2, k + 3}) add_sum_of_rows(d[bias], dgates.data(), n_, 4 * H_);
