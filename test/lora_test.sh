@@ -67,8 +67,8 @@ for options in "" "--fp8-recipe current" "--fp8-start 5" "--lora-targets q v"; d
 done
 
 # shellcheck disable=SC2086
-for options in "" "--fp8-recipe current"; do
-    both=(train "${fp8[@]}" --seq-length 32 --fp8 hybrid --lora-dropout 0.2 $options)
+for options in "" current; do
+    both=(train "${fp8[@]}" --seq-length 32 --fp8 hybrid --lora-dropout 0.2 ${options:+--fp8-recipe "$options"})
     expect "FP8 and dropout $options" "${both[@]}" --out one
     for layout in "--tp 2" "--tp 2 --no-sequence-parallel" "--pp 2"; do
         MPI="${MPIRUN:-mpirun} -n 2" expect "two ranks $layout $options" "${both[@]}" $layout --out two

@@ -56,7 +56,7 @@ expect "it begins near no preference" awk -v loss="$(value fp8 step 1 loss)" 'BE
 expect "the reference is that of bf16" same tuned fp8 training/reference.safetensors
 expect "it learns it" above "$(value fp8 valid 40 reward_accuracy)" 0.99
 expect "too short for some" dpo --seq-length 35 --eval-iters 0 --train-iters 1 --out short
-expect "what is left out is counted" grep -q "[0-9] pairs were left out, longer than --seq-length 35" short/log.jsonl
+expect "what is left out is counted" grep -q "[0-9] pairs were left out, longer than --seq-length 35 together with their prompts; all fit in [34][0-9]" short/log.jsonl
 
 # The same losses and the same reference in every layout.
 expect "six steps" dpo --train-iters 6 --out whole
@@ -83,4 +83,4 @@ echo '{"prompt": "Who lives by the sea 59?", "chosen": " A fish lives in 3.", "r
 expect "other pairs" "$program" prepare --preference --chat-template plain --input other.jsonl --output other --tokenizer tok
 no "other pairs on resuming" "are not those whose log-probabilities" dpo --data-path other --resume tuned/step_00000020 --train-iters 40 --override data-path --out x
 no "longer samples on resuming" "log-probability is not known" dpo --resume short/latest --seq-length 48 --eval-iters 0 --train-iters 20 --override seq-length train-iters data-path --out x
-no "no pair is short enough" "HINT: a longer --seq-length" dpo --seq-length 8 --train-iters 1 --out x
+no "no pair is short enough" "HINT: all fit in --seq-length [34][0-9]" dpo --seq-length 8 --train-iters 1 --out x

@@ -317,8 +317,7 @@ TEST(Prepare, ALineThatCannotBeUsedIsLeftOutCountedAndShown) {
     test::expect_error([&] { prepared(with(197, 2)); }, {"2 of 199 lines", "1%"});
     prepared(limited(with(197, 2), "2"));
     test::expect_error([&] { prepared(limited(with(1000, 3), "2")); }, {"3 of 6 lines", "--max-bad-lines 2"});
-    test::expect_error([&] { prepared(with(0, 1)); },
-                       {"1 of 1 line of ", "a.jsonl:1: it is not valid JSON: at column 1: "});
+    test::expect_error([&] { prepared(with(0, 1)); }, {"1 of 1 line of ", "a.jsonl:1: it is not valid JSON: at column 1: "});
     prepared(limited(with(3, 3), "50%"));
     test::expect_error([&] { prepared(limited(with(99, 1), "0%")); }, {"1 of 100 lines"});
     test::expect_error([&] { prepared(with(1000, 500)); }, {"100 of 200 lines"});  // no need to read on

@@ -719,8 +719,9 @@ private:
             if (s.data.has_mask()) {
                 s.packing.emplace(s.data, s.part.begin, s.part.end, o_.T, o_.seed);
                 if (s.packing->n_samples() == 0 && o_.pairs)
-                    fail("%s has no pair of answers for %s that is no longer than %d tokens; HINT: a longer --seq-length", name,
-                         split_name(o_.part), o_.T);
+                    fail(
+                        "%s has no pair of answers for %s that is no longer than %d tokens; HINT: all fit in --seq-length %lld",
+                        name, split_name(o_.part), o_.T, (long long)s.packing->longest());
                 if (s.packing->n_samples() == 0)
                     fail("%s has no conversation%s with an answer in its first %d tokens; HINT: a longer --seq-length", name,
                          o_.part == DataSplit::whole ? "" : format(" for %s", split_name(o_.part)).c_str(), o_.T + 1);

@@ -36,6 +36,7 @@ public:
         for (const int32_t document : shuffled) {
             const int length = data.length(document), n = std::min(length, T + 1);
             const int64_t both = pairs_ ? (int64_t)length - 1 + data.length(document + 1) - 1 : n - 1;
+            longest_ = std::max(longest_, pairs_ ? both : (int64_t)length - 1);
             if (!has_answer(data, document, n) || (pairs_ && !has_answer(data, document + 1, data.length(document + 1))) ||
                 both > T) {
                 left_out_++;
@@ -51,6 +52,7 @@ public:
 
     // Samples in an epoch, and what they hold.
     int64_t n_samples() const { return (int64_t)rows_.size(); }
+    int64_t longest() const { return longest_; }  // places of the longest conversation or pair, uncut
     int64_t learned_of_epoch() const { return std::accumulate(learned_.begin(), learned_.end(), (int64_t)0); }
     std::string text() const {
         const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * T_);
@@ -59,10 +61,11 @@ public:
         std::string text = format("%s in %s, %.1f%% full; %s of answers", what.c_str(), counted(n_samples(), "sample").c_str(),
                                   full, counted(learned_of_epoch(), "token").c_str());
         if (cut_)
-            text += format("; %s cut at --seq-length %d", counted(cut_, "conversation was", "conversations were").c_str(), T_);
+            text += format("; %s cut at --seq-length %d, all fit in %lld",
+                           counted(cut_, "conversation was", "conversations were").c_str(), T_, (long long)longest_);
         if (left_out_ && pairs_)
-            text += format("; %s left out, longer than --seq-length %d together with their prompts",
-                           counted(left_out_, "pair was", "pairs were").c_str(), T_);
+            text += format("; %s left out, longer than --seq-length %d together with their prompts; all fit in %lld",
+                           counted(left_out_, "pair was", "pairs were").c_str(), T_, (long long)longest_);
         else if (left_out_)
             text += format("; %s left out, without an answer in the first %d tokens",
                            counted(left_out_, "conversation was", "conversations were").c_str(), T_ + 1);
@@ -161,5 +164,5 @@ private:
     std::vector<std::pair<uint32_t, uint32_t>> rows_;  // the first piece of each sample, and how many
     std::vector<int32_t> learned_;                     // targets of each row
     std::vector<uint32_t> order_;                      // rows in the order of samples
-    int64_t places_ = 0, cut_ = 0, left_out_ = 0;
+    int64_t places_ = 0, cut_ = 0, left_out_ = 0, longest_ = 0;
 };
