@@ -13,6 +13,28 @@ struct SamplingOptions {
     double top_p = 1.0;        // keep the smallest set of most likely tokens with at least this total probability
 };
 
+namespace detail {
+// Moves the most likely of `order` (ids of p) to its front, as many as it takes until reached(the sum of their p) holds, the last of
+// them last, and returns their number: all of them if it never does. Halves what is in question each time, so that it takes a
+// time of the order of their number, not that of a sort.
+template <class MoreLikely, class Reached>
+size_t select_front(std::vector<int>& order, size_t n, const std::vector<double>& p, MoreLikely more_likely, Reached reached) {
+    size_t low = 0, high = n;  // low are too few, high are enough
+    for (double before = 0; high - low > 1;) {
+        const size_t middle = low + (high - low) / 2;
+        std::nth_element(order.begin() + low, order.begin() + middle, order.begin() + high, more_likely);
+        double sum = before;
+        for (size_t i = low; i < middle; i++) sum += p[order[i]];
+        if (reached(sum)) high = middle;
+        else {
+            low = middle;
+            before = sum;
+        }
+    }
+    return high;
+}
+}  // namespace detail
+
 // logits (V); uniform in [0, 1). Ties go to the smaller id, so that the result is a function of its inputs.
 inline int sample_token(const float* logits, int V, const SamplingOptions& options, double uniform) {
     const auto more_likely = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
@@ -29,22 +51,21 @@ inline int sample_token(const float* logits, int V, const SamplingOptions& optio
         std::nth_element(order.begin(), order.begin() + k - 1, order.end(), more_likely);
         order.resize(k);
     }
-    // Only filtering by total probability needs the order; otherwise ids stay sorted as they are.
-    if (options.top_p < 1) std::sort(order.begin(), order.end(), more_likely);
-
     const float top = logits[*std::min_element(order.begin(), order.end(), more_likely)];
-    std::vector<double> p(order.size());
-    for (size_t i = 0; i < p.size(); i++) p[i] = std::exp(((double)logits[order[i]] - top) / options.temperature);
-    double total = std::accumulate(p.begin(), p.end(), 0.0);
+    std::vector<double> p(V);
+    double total = 0;
+    for (const int i : order) total += p[i] = std::exp(((double)logits[i] - top) / options.temperature);
     if (options.top_p < 1) {
-        double sum = 0;
-        size_t kept = 0;
-        while (kept < p.size() && (kept == 0 || sum < options.top_p * total)) sum += p[kept++];
-        p.resize(kept);
-        total = sum;
+        // The smallest set, and in it the token at which the sum from the most likely on passes the random number.
+        const auto select = [&](size_t n, auto reached) { return detail::select_front(order, n, p, more_likely, reached); };
+        const size_t kept = select(order.size(), [&](double sum) { return sum >= options.top_p * total; });
+        total = 0;
+        for (size_t i = 0; i < kept; i++) total += p[order[i]];
+        return order[select(kept, [&](double sum) { return sum > uniform * total; }) - 1];
     }
+    // Otherwise ids stay in the order that they are in.
     double left = uniform * total;
-    for (size_t i = 0; i < p.size(); i++)
-        if ((left -= p[i]) < 0) return order[i];
-    return order[p.size() - 1];
+    for (const int i : order)
+        if ((left -= p[i]) < 0) return i;
+    return order.back();
 }

@@ -1,0 +1,47 @@
+// Sampling by top-p without a sort draws the tokens that a sort gives, whatever the logits.
+#include "../llmc/model/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include "testing.h"
+
+namespace test_sampler {
+
+// As it is defined: sort, keep, draw.
+int plain_sample(const std::vector<float>& logits, const SamplingOptions& o, double uniform) {
+    std::vector<int> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+    if (o.top_k > 0) order.resize(std::min(order.size(), (size_t)o.top_k));
+    std::vector<double> p;
+    for (const int i : order) p.push_back(std::exp(((double)logits[i] - logits[order[0]]) / o.temperature));
+    double total = std::accumulate(p.begin(), p.end(), 0.0), sum = 0;
+    size_t kept = 0;
+    while (kept < p.size() && (kept == 0 || sum < o.top_p * total)) sum += p[kept++];
+    double left = uniform * sum;
+    for (size_t i = 0; i < kept; i++)
+        if ((left -= p[i]) < 0) return order[i];
+    return order[kept - 1];
+}
+
+TEST(Sampler, TopPDrawsWhatASortGives) {
+    test::Rng rng(1);
+    for (int round = 0; round < 400; round++) {
+        const int V = 1 + rng.below(round % 4 ? 300 : 5000);
+        std::vector<float> logits = rng.normals<float>((size_t)V);
+        const float scale = std::vector<float>{0.f, 1.f, 3.f, 30.f}[(size_t)rng.below(4)];
+        for (float& x : logits) x = round % 3 ? x * scale : std::round(x * scale);  // with ties
+        if (round % 7 == 0) logits[(size_t)rng.below(V)] = 80;
+        SamplingOptions o;
+        o.temperature = std::vector<double>{0.1, 0.8, 1, 5}[(size_t)rng.below(4)];
+        o.top_k = round % 5 ? 0 : 1 + rng.below(V);
+        o.top_p = std::vector<double>{0, 0.1, 0.5, 0.9, 0.95, 0.999, 1 - 1e-12}[(size_t)rng.below(7)];
+        for (int i = 0; i < 25; i++) {
+            const double uniform = i == 0 ? 0 : i == 1 ? 1 - 0x1p-53 : rng.uniform();
+            ASSERT_EQ(sample_token(logits.data(), V, o, uniform), plain_sample(logits, o, uniform))
+                << "V " << V << " top_p " << o.top_p << " top_k " << o.top_k << " uniform " << uniform;
+        }
+    }
+}
+
+}  // namespace test_sampler
