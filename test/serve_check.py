@@ -267,6 +267,21 @@ def left():
     assert tokens < 12000, tokens
 
 
+def hangups():
+    """SIGHUP ends the server, unless it was ignored when it began, as nohup does."""
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    one = Server("gpt")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    other = Server("gpt")
+    signal.signal(signal.SIGHUP, before)
+    one.end(signal.SIGHUP)
+    other.process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    assert other.ask(C, **greedy)["choices"]
+    other.end()
+
+
 def in_time():
     """A text that takes too long ends where it is; one that has not begun by then is refused."""
     one = Server("gpt", "--batch", "1", "--timeout", "1")
@@ -323,7 +338,7 @@ def conversation():
     chat.end()
 
 
-for name, body in {"clients that go away": left, "texts that take too long": in_time, "a signal amid texts": ending,
+for name, body in {"clients that go away": left, "texts that take too long": in_time, "a signal amid texts": ending, "hangups": hangups,
                    "conversations": conversation}.items():
     check(name, body)
 

@@ -96,10 +96,19 @@ public:
         if (port < 0) fail("cannot listen at %s, port %d; HINT: --port 0 takes a free one", o_.host.c_str(), o_.port);
         for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
             struct sigaction action = {};
+            sigaction(signal, nullptr, &action);
+            if (signal == SIGHUP && action.sa_handler == SIG_IGN) continue;  // by nohup
+            action = {};
             action.sa_handler = [](int) { detail::asked_to_end = true; };
             sigaction(signal, &action, nullptr);
         }
-        std::thread listener([&] { http_.listen_after_bind(); });
+        std::atomic<bool> listens{true};
+        std::thread listener([&] {
+            http_.listen_after_bind();
+            listens = false;
+        });
+        // Before it runs, stop() would have no effect.
+        while (listens && !http_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         print_line(stdout, format("serving %s at http://%s:%d/ (API: /v1)", model_.name.c_str(), o_.host.c_str(), port));
         fflush(stdout);
         write(generator);
