@@ -91,6 +91,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/inference.h"             // InferenceRun, read_prompts, write_texts
 #include "llmc/run/serve.h"                 // ModelServer
 #include "llmc/run/evaluation.h"            // score_requests, evaluate_tasks
+#include "llmc/run/written_answers.h"       // write_answers
 #include "llmc/run/planner.h"               // MicroBatchShape, measured_step_seconds
 #include "llmc/run/machine.h"               // peak_of_all
 #include "llmc/run/tune.h"                  // tune_layouts
@@ -1630,7 +1631,6 @@ public:
     Generator(be::Ctx& ctx, Model& m)
         : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache), lengths_((size_t)cache_.room.sequences) {
         CHECK(cache_.keys, "no key/value cache was planned");
-        ctx.steady_rows = sequences() > 1;  // whoever comes and goes
         CHECK(sequences() == 1 || !m.ranks->sequence_parallel, "rows of several sequences are not cut");
     }
 
@@ -1680,6 +1680,7 @@ public:
         Activations& a = m_.a;
         const int Vl = m_.n.Vpl;
         const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
+        const SteadyRows steady(ctx_, sequences() > 1);
         if (m_.table.part.last) {
             MicroBatch in;
             in.B = rows_;
@@ -1704,10 +1705,18 @@ public:
     }
 
 private:
+    // A row has the same bits whoever comes and goes, in what is computed as long as this lives.
+    struct SteadyRows {
+        SteadyRows(be::Ctx& c, bool on) : ctx(c) { ctx.steady_rows = on; }
+        ~SteadyRows() { ctx.steady_rows = false; }
+        be::Ctx& ctx;
+    };
+
     // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in branch, on the
     // last stage. cache: null for a prompt of `sequence`.
     void pass(KeyValueCache* cache, int sequence) {
         rows_ = cache ? batch_.B : 1;
+        const SteadyRows steady(ctx_, sequences() > 1);
         for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
             const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk));
             MicroBatch& in = pass.in;
@@ -1781,8 +1790,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
-    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {o.sample_interval > 0, 0},
-                steps.micro_batches());
+    const TextRoom room = {run.writes_answers ? B : o.sample_interval > 0, 0};
+    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, room, steps.micro_batches());
     m->plan_copy(m->arena, o.save_in_foreground);
     return m;
 }
@@ -1882,10 +1891,15 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     ModelFunctions functions;
     functions.step = [&t] { return train_step(t); };
     functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
-    functions.score = [&t](const std::vector<Request>& requests) { return score_requests(t.ctx, t.m, requests, nullptr); };
+    functions.tasks.score = [&t](const std::vector<Request>& requests, Progress* progress) {
+        return score_requests(t.ctx, t.m, requests, progress);
+    };
+    functions.tasks.answer = [&run, &t, &generator](const Task& task, const TaskRequests& all, Progress* progress) {
+        return write_answers(*t.m.ranks, *generator, *run.tokenizer, run.texts.end_ids, task, all, progress);
+    };
     const TrainOptions& o = run.o;
+    if (run.writes_answers || o.sample_interval > 0) generator.emplace(t.ctx, t.m);
     if (o.sample_interval == 0) return functions;
-    generator.emplace(t.ctx, t.m);
     const auto prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(t.m.c.room(), t.m.a.B * t.m.a.T));
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
         write_text(
@@ -1901,6 +1915,7 @@ static void train(World& world, const TrainOptions& given) {
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
     set_up(run);
     const TrainingTasks tasks(run.o, run.tokenizer.get(), run.o.seq_length);
+    run.writes_answers = tasks.any_written();
     const std::unique_ptr<Model> m = plan_run(run);
     Timetable timetable(run.o);
     if (run.main_rank()) run.table.print(run.o.json);
@@ -1989,16 +2004,25 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
     const int most = o.seq_length ? o.seq_length : run.c.room();
     const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
-    const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024);
-    const auto score = [&](const std::vector<Request>& requests, Progress* progress) {
+    const bool writes = any_written(tasks);
+    const TextRoom room = {writes ? o.micro_batch_size : 0, std::min(run.c.T, run.c.virtual_tokens.count + T)};
+    const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024, room);
+    std::optional<Generator> generator;
+    if (writes) generator.emplace(run.ctx, *m);
+    const std::vector<int> ends = tokenizer ? model_texts(run.dir, tokenizer).end_ids : std::vector<int>();
+    TaskFunctions functions;
+    functions.score = [&](const std::vector<Request>& requests, Progress* progress) {
         return score_requests(run.ctx, *m, requests, progress);
+    };
+    functions.answer = [&](const Task& task, const TaskRequests& all, Progress* progress) {
+        return write_answers(*m->ranks, *generator, *tokenizer, ends, task, all, progress);
     };
     const auto losses = [&](const DataLoader& data, int64_t samples) {
         return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
     };
-    if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), score);
+    if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), functions);
     const Evaluation e = o.text.empty() ? evaluate_data(o, run.c, T, tokenizer, run.main_rank(), losses)
-                                        : evaluate_text(text, o, T, *tokenizer, score);
+                                        : evaluate_text(text, o, T, *tokenizer, functions.score);
     if (run.main_rank())
         print_result(evaluation_table(e, o.model.empty() ? run.dir : o.model, run.adapter, T, tokenizer), o.json);
 }

@@ -124,13 +124,33 @@ expect "a comparison has a chart for each" "$program" report tasked plain --outp
 expect "by name" grep -q "Accuracy, last_word" both.html
 expect "without an interval: once" measured once --eval-tasks choices.jsonl
 expect "at the end" test "$(grep -o '"kind":"tasks","step":[0-9]*' once/log.jsonl)" == '"kind":"tasks","step":12'
+# Answers that the model writes, in prompts and passes of their own.
+for i in $(seq 9); do echo "{\"context\": \"gave $i sheep to his son, and\", \"references\": [\"it was good\", \"it\"], \"max_new_tokens\": 8, \"metrics\": [\"f1\", \"bleu\", \"rougeL\"]}"; done >written.jsonl
+expect "training with written answers" measured written --eval-tasks written.jsonl choices.jsonl --eval-tasks-interval 5 --eval-tasks-samples 7
+expect "the weights have the same bits with them" same plain written
+expect "eval of these" "$program" eval --model written --tasks written.jsonl --seq-length 32 --json --max-samples 7 --answers answers.jsonl
+cp out.txt eval.json
+says "seven answers were measured" '"examples": *7'
+for metric in f1 bleu rougeL; do
+    logged=$(tasks written 12 | sed "s/.*\"written\":{\([^}]*\)}.*/\1/" | grep -oE "\"$metric\":[0-9.e+-]*" | sed 's/.*://')
+    expect "$metric $logged is that of eval, $(value written.jsonl $metric)" bash -c "[[ -n '$logged' ]] && awk 'BEGIN { d = $logged - $(value written.jsonl $metric); exit !(d * d < 1e-8 * (1 + $logged * $logged)) }'"
+done
+expect "the answers are kept" test "$(grep -c '"answer":' answers.jsonl)" == 7
+expect "a file of answers is not replaced" refused "$program" eval --model written --tasks written.jsonl --answers answers.jsonl
+says "and says why" "exists already"
+expect "samples without tasks" refused measured none --eval-tasks-samples 3
 if [[ $program != *-fp32/* ]] && command -v mpirun >/dev/null; then
+    for layout in "" "--pp 2"; do
+        # shellcheck disable=SC2086
+        expect "2 ranks ${layout:-share the questions} and" "${MPIRUN:-mpirun}" -n 2 "$program" eval --model written $layout --tasks written.jsonl --seq-length 32 --max-samples 7 --answers "of two$layout.jsonl"
+        expect "write the same" cmp answers.jsonl "of two$layout.jsonl"
+    done
     # The same division of samples among the ranks, with tasks and without.
     for layout in "--global-batch-size 8" "--pp 2 --vpp 2 --num-layers 4 --global-batch-size 8" "--tp 2 --no-sequence-parallel"; do
         # shellcheck disable=SC2086
         launcher="mpirun -n 2" expect "2 ranks, $layout" measured "plain $layout" $layout
         # shellcheck disable=SC2086
-        launcher="mpirun -n 2" expect "2 ranks, $layout: with tasks" measured "tasked $layout" $layout --eval-tasks choices.jsonl last_word.jsonl --eval-tasks-interval 5
+        launcher="mpirun -n 2" expect "2 ranks, $layout: with tasks" measured "tasked $layout" $layout --eval-tasks choices.jsonl written.jsonl --eval-tasks-interval 5
         expect "2 ranks, $layout: the same bits" same "plain $layout" "tasked $layout"
         expect "2 ranks, $layout: three times" test "$(grep -c '"kind":"tasks"' "tasked $layout/log.jsonl")" == 3
     done

@@ -1,5 +1,6 @@
 // Tasks: what files are accepted, prompts and tokens, metrics on numbers worked out by hand, and log-likelihoods of a small
 // random model against a double loop: one sequence at a time, all logits, softmax in double.
+#include <map>
 #include <set>
 
 #include "trainer.h"
@@ -56,6 +57,26 @@ TEST(ReadTask, AcceptsEachKind) {
     EXPECT_EQ(t.examples[0].solved(), "the end of the cat");
 }
 
+TEST(ReadTask, WrittenAnswers) {
+    const test::TemporaryDirectory dir;
+    Task t = task_of(dir, R"({"context": "Q: x\nA:", "references": ["b", ""], "gold": 9})");
+    EXPECT_EQ(t.kind, TaskKind::written);
+    EXPECT_EQ(t.metrics, (Texts{"exact_match", "f1"}));
+    EXPECT_EQ(t.examples[0].stops, Texts{"\n"});
+    EXPECT_EQ(t.examples[0].max_new_tokens, 64);
+    EXPECT_EQ(t.examples[0].continuations, (Texts{"b", ""}));
+    EXPECT_EQ(t.examples[0].solved(), "Q: x\nA: b");
+    t = task_of(
+        dir,
+        R"({"context": "A:\n", "references": ["b"], "until": ["."], "max_new_tokens": 5, "metrics": ["bleu"], "stemmer": true})");
+    EXPECT_EQ(t.examples[0].solved(), "A:\nb");
+    EXPECT_EQ(t.examples[0].stops, Texts{"."});
+    EXPECT_EQ(t.examples[0].max_new_tokens, 5);
+    EXPECT_TRUE(t.stemmer);
+    t = task_of(dir, R"({"context": "A:", "references": ["b"], "target_delimiter": ""})");
+    EXPECT_EQ(t.examples[0].solved(), "A:b");
+}
+
 TEST(ReadTask, RefusesWithFileAndLine) {
     const test::TemporaryDirectory dir;
     const std::string fine = R"({"context": "a", "choices": [" b", " c"], "gold": 0})", place = dir / "task.jsonl:2";
@@ -82,6 +103,18 @@ TEST(ReadTask, RefusesWithFileAndLine) {
         {R"({"context": 3, "choices": [" b", " c"], "gold": 0})", "'context' is not a text"},
         {R"({"contexts": ["a", null], "target": " c", "gold": 0})", "contexts[1] is not a text"},
         {R"({"contexts": ["a"], "target": " c", "gold": 0})", "'contexts' is not a list of two"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": []})", "'gold' is an empty list"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": [1, 1]})", "'gold' has 1 twice"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": [0, 2]})", "'gold' is 2"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": 0, "share_of": "x"})", "another kind than"},
+        {R"({"context": "a", "references": []})", "'references' is not a list of one or more"},
+        {R"({"context": "a", "references": ["b"], "target": " b"})", "keys must be"},
+        {R"({"contexts": ["a", "b"], "references": ["b"]})", "keys must be"},
+        {R"({"context": "a", "references": ["b"], "until": [""]})", "'until' has an empty text"},
+        {R"({"context": "a", "references": ["b"], "until": "x"})", "'until' is not a list"},
+        {R"({"context": "a", "references": ["b"], "max_new_tokens": 0})", "'max_new_tokens' is 0"},
+        {R"({"context": "a", "references": ["b"], "metrics": ["blue"]})", "'blue' is no metric"},
+        {R"({"context": "a", "references": ["b"], "stemmer": 1})", "'stemmer' is not true or false"},
         {R"({"context": "a", "target": ""})", "'target' is empty"},
         {R"({"context": "a", "target": " b"})", "another kind than"},
         {R"({"context": "a", )", "not valid JSON"},
@@ -311,6 +344,83 @@ TEST(Metrics, LastWordAndContexts) {
     EXPECT_TRUE(std::isnan(c[0].error));
 }
 
+TEST(Metrics, SeveralGoldsGroupsAndShares) {
+    const test::TemporaryDirectory dir;
+    const auto line = [](const std::string& more) {
+        return R"({"context": "a", "choices": [" b", " c", " d"], )" + more + "}\n";
+    };
+    const Task task = task_of(dir, line(R"("gold": [0, 2], "group": "x")") + line(R"("gold": 1, "group": "y")") +
+                                       line(R"("gold": 0, "group": "y")") + line(R"("gold": 1)"));
+    const std::vector<int64_t> all = {0, 1, 2, 3};
+    // Right: the third choice, the second, none, the second.
+    const std::vector<Score> scores = {{-2, true}, {-3, true}, {-1, true}, {-2, true}, {-1, true}, {-3, true},
+                                       {-2, true}, {-1, true}, {-3, true}, {-2, true}, {-1, true}, {-3, true}};
+    std::map<std::string, double> found;
+    for (const Metric& m : task_metrics(task, all, scores)) found[m.name] = m.value;
+    EXPECT_EQ(found["acc"], 0.75);
+    EXPECT_EQ(found["acc_x"], 1);
+    EXPECT_EQ(found["acc_y"], 0.5);
+    EXPECT_EQ(found["acc_gap"], 0.5);
+    const double chance = (2 + 1 + 1 + 1) / 3.0 / 4;
+    EXPECT_NEAR(*centred_accuracy(task, all, task_metrics(task, all, scores)), (0.75 - chance) / (1 - chance), 1e-15);
+
+    const Task pairs = task_of(dir, R"({"context": "", "choices": ["b", "c"], "gold": 0, "share_of": "stereotype"})");
+    const std::vector<Metric> share = task_metrics(pairs, {0}, {{-1, true}, {-2, true}});
+    ASSERT_EQ(share.size(), 1u);
+    EXPECT_EQ(share[0].name, "stereotype");
+    EXPECT_EQ(share[0].value, 1);
+    EXPECT_FALSE(centred_accuracy(pairs, {0}, share));
+}
+
+TEST(Metrics, WrittenAnswers) {
+    const test::TemporaryDirectory dir;
+    const auto line = [](const std::string& references) {
+        return R"({"context": "q", "references": [)" + references +
+               R"(], "metrics": ["exact_match", "bleu", "rougeL", "f1"]})" + "\n";
+    };
+    const Task task =
+        task_of(dir, line(R"("the red cat sat down")") + line(R"("x", "A dog ran to the log.")") + line(R"("y")"));
+    const Texts answers = {"red cat sat down", "a dog ran to the house", "no"};
+    const std::vector<Metric> m = answer_metrics(task, {0, 1, 2}, answers);
+    ASSERT_EQ(m.size(), 4u);
+    EXPECT_EQ(m[0].name, "exact_match");
+    EXPECT_DOUBLE_EQ(m[0].value, 1 / 3.0);
+    BleuCounts all;
+    std::vector<BleuCounts> each;
+    for (size_t i = 0; i < 3; i++) {
+        each.push_back(bleu_counts(answers[i], task.examples[i].continuations));
+        all += each.back();
+    }
+    EXPECT_EQ(m[1].name, "bleu");
+    EXPECT_EQ(m[1].value, bleu(all));
+    double mean = 0, squares = 0;  // the jackknife
+    for (const BleuCounts& c : each) mean += bleu(all - c) / 3;
+    for (const BleuCounts& c : each) squares += std::pow(bleu(all - c) - mean, 2);
+    EXPECT_NEAR(m[1].error, std::sqrt(squares * 2 / 3), 1e-12);
+    EXPECT_NEAR(m[2].value, (8.0 / 9 + 10.0 / 12 + 0) / 3, 1e-12);
+    EXPECT_NEAR(m[3].value, (1 + 6.0 / 8 + 0) / 3, 1e-12);
+    EXPECT_DOUBLE_EQ(*centred_accuracy(task, {0, 1, 2}, m), 1 / 3.0);
+    EXPECT_TRUE(std::isnan(answer_metrics(task, {0}, Texts{"x"})[1].error));
+    EXPECT_TRUE(std::isnan(answer_metrics(task, {0}, Texts{"x"})[0].error));
+}
+
+TEST(MakePrompt, LeavesRoomForTheAnswer) {
+    const test::TemporaryDirectory dir;
+    const Tokenizer tokenizer = small_tokenizer(dir);
+    std::string context = "the";
+    for (int i = 0; i < 30; i++) context += " cat";
+    const std::vector<int> whole = tokenizer.encode(context);
+    const Request r = make_prompt(tokenizer, context, 8, 20);
+    EXPECT_TRUE(r.truncated);
+    EXPECT_EQ(r.tokens, std::vector<int>(whole.end() - 12, whole.end()));
+    EXPECT_EQ(tokenizer.decode(make_prompt(tokenizer, "the cat ", 8, 20).tokens), "the cat ");  // as it stands
+    EXPECT_EQ(make_prompt(tokenizer, "", 8, 20).tokens, std::vector<int>{tokenizer.bos_id()});
+    EXPECT_NE(make_prompt(tokenizer, "the", 20, 20).problem.find("20 tokens"), std::string::npos);
+    // One prompt for each example, however many references it has.
+    const Task task = task_of(dir, R"({"context": "the cat", "references": ["a", "b", "c"], "max_new_tokens": 2})");
+    EXPECT_EQ(make_requests(tokenizer, task, nullptr, 0, 1, 1, 20).requests.size(), 1u);
+}
+
 // ---- the model -------------------------------------------------------------------------------------------------------------
 struct Fixture {
     be::Ctx ctx{1};
@@ -478,6 +588,47 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
     EXPECT_NE(correct, normalised);  // or the two could be mixed up
     EXPECT_DOUBLE_EQ(last[0].value, greedy / n);
     EXPECT_NEAR(last[1].value / std::exp(-total / n), 1, 3 * 32 * 16 * test::roundoff<float>);  // at most 3 tokens a word
+}
+
+// The answers of several at a time are those of a plain loop: the most likely token after all so far, until a stop.
+TEST(WrittenAnswers, EqualAPlainLoop) {
+    Fixture plain("llama", 1, 24);
+    Model batched(Fixture::config("llama", plain.tokenizer.vocab_size()));
+    plan_memory(batched, Recompute::inference, 3, batched.c.T, 24, {3, 0});
+    allocate(plain.ctx, batched);
+    initialize(plain.ctx, batched, 42);
+    Generator generator(plain.ctx, batched);
+    test::Rng rng(3);
+    std::string lines;
+    Texts expected;
+    int stopped = 0;
+    for (int i = 0; i < 20; i++) {
+        const std::string context = random_words(rng, 1 + rng.below(8));
+        const int most = 1 + i % 7;
+        std::vector<int> tokens = make_prompt(plain.tokenizer, context, most, 24).tokens;
+        std::string text;
+        for (int n = 0; n < most; n++) {
+            tokens.push_back(0);
+            const std::vector<floatX> logits = plain.logits(tokens);
+            tokens.back() = plain.likeliest(logits.data() + (tokens.size() - 2) * plain.m.c.Vp);
+            text += plain.tokenizer.token_bytes(tokens.back());
+        }
+        // Half of them stop at a character of ASCII, if one is there.
+        const auto stop = std::find_if(text.begin(), text.end(), [&](char c) { return i % 2 && c > 0; });
+        const std::string until = stop == text.end() ? "no stop" : std::string(1, *stop);
+        stopped += stop != text.end();
+        expected.emplace_back(text.begin(), stop);
+        lines +=
+            nlohmann::json{{"context", context}, {"references", {"x"}}, {"max_new_tokens", most}, {"until", {until}}}.dump();
+        lines += "\n";
+    }
+    EXPECT_GT(stopped, 3);
+    const Task task = task_of(plain.dir, lines);
+    const TaskRequests all = make_requests(plain.tokenizer, task, nullptr, 0, 1, task.size(), 24);
+    EXPECT_EQ(write_answers(*batched.ranks, generator, plain.tokenizer, {}, task, all, nullptr), expected);
+    EXPECT_FALSE(plain.ctx.steady_rows);  // what is trained afterwards is as it was
+    const std::vector<std::string> texts = {"", "a:b", "12:", "\xff\n"};
+    EXPECT_EQ(detail::unpacked_texts(detail::packed_texts(texts)), texts);
 }
 
 }  // namespace test_tasks_fp32

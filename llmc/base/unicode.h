@@ -29,6 +29,18 @@ inline bool is_space(int32_t c) {
            c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
+// Python's str.isspace(): four separators of ASCII besides.
+inline bool is_python_space(int32_t c) { return is_space(c) || (c >= 0x1c && c <= 0x1f); }
+// Length of `s` in bytes without white space at its end (as Python's str.rstrip).
+inline size_t length_without_trailing_space(std::string_view s) {
+    size_t length = 0, at = 0;
+    each_character(s, [&](int32_t c, std::string_view bytes) {
+        at += bytes.size();
+        if (!is_python_space(c)) length = at;
+    });
+    return length;
+}
+
 #if HAVE_UTF8PROC
 inline void need_unicode(const char*) {}
 #else

@@ -4,17 +4,24 @@
 //   {"contexts": [str, ...], "target": str, "gold": int}   the choice is inside the context (WinoGrande): after which
 //                                                          context is the target most likely?
 //   {"context": str, "target": str}                        last word (LAMBADA): would the model write the target?
-// Choices and targets are scored as given, usually with a leading space; gold counts from 0. A line's "target_delimiter" is the
-// harness's setting of that name, which is put before its choices or target.
+//   {"context": str, "references": [str, ...]}             a written answer: what the model writes is compared (text_metrics.h)
+// Choices and targets are scored as given, usually with a leading space; gold counts from 0, and is a list if several choices
+// are right. A line's "target_delimiter" is the harness's setting of that name, which is put before its choices or target.
 //
 //   log p(continuation | context) = sum over the continuation's tokens of log p(token | all tokens before it)
-//   acc          share of examples whose gold choice has the largest log p; last word: whose every token is the most likely
+//   acc          share of examples in which a gold choice has the largest log p; last word: whose every token is the most likely
 //   acc_norm     like acc, by log p / characters of the choice without its delimiter: "target_delimiter", or else the
 //                leading space
 //   acc_bytes    like acc, by log p / bytes of the choice
 //   perplexity   exp(-mean log p) over examples, last word only
+// "group" in a line: acc_GROUP is that of its group, acc_gap the largest of them minus the smallest. "share_of": "X" in all lines
+// says that gold choices are not right but X: the share is called X and is the only one.
 // Standard errors: sqrt(sample variance / n) for a mean; for the perplexity, exp(-mean) times that of the mean, to first order
-// (the harness resamples instead). Ties go to the first choice.
+// (the harness resamples instead); for BLEU, of all texts together, the jackknife's. Ties go to the first choice.
+//
+// A written answer is greedy and ends before any of "until" (default: the end of the line), at the model's end of a text, or after
+// "max_new_tokens" (default: 64). "metrics" (default: exact_match, f1) and "stemmer" (ROUGE's, default: false) are the same in all
+// lines. A solved example is the context, a space unless white space or "target_delimiter" is there, and the first reference.
 //
 // Few-shot: K solved examples and the question, joined by blank lines. The choice of examples is a function of seed and example
 // alone. Errors in a task file name FILE:LINE.
@@ -22,28 +29,48 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/rng.h"
 #include "../base/terminal.h"
-#include "../base/utf8.h"
+#include "../base/unicode.h"
 #include "text_format.h"
+#include "text_metrics.h"
 #include "tokenizer.h"
 
-enum class TaskKind { choices, contexts, last_word };
+enum class TaskKind { choices, contexts, last_word, written };
 
-// One of contexts and continuations has an entry per choice, the other a single one.
+// What all examples of a task have in common.
+struct TaskForm {
+    TaskKind kind = TaskKind::choices;
+    std::string share_of{};              // what gold choices are if they are not right
+    std::vector<std::string> metrics{};  // of written answers
+    bool stemmer = false;
+
+    bool operator==(const TaskForm& other) const {
+        return std::tie(kind, share_of, metrics, stemmer) == std::tie(other.kind, other.share_of, other.metrics, other.stemmer);
+    }
+};
+
+// One of contexts and continuations has an entry per choice, the other a single one; of a written answer, continuations are the
+// references.
 struct TaskExample {
     std::vector<std::string> contexts, continuations;
     std::optional<size_t> delimiter;  // leading bytes of each continuation that its length leaves out
-    int gold = 0;
+    std::vector<int> golds = {0};
+    std::string group{};
+    std::vector<std::string> stops{};  // of a written answer
+    int max_new_tokens = 0;
+    std::string joint{};  // between context and continuation, where they do not follow each other as they are
     int64_t line = 0;
 
     int n_choices() const { return (int)std::max(contexts.size(), continuations.size()); }
@@ -53,12 +80,13 @@ struct TaskExample {
         const std::string_view text = continuation(k);
         return text.substr(delimiter.value_or(!text.empty() && text[0] == ' '));
     }
-    std::string solved() const { return context(gold) + continuation(gold); }
+    bool is_gold(int k) const { return std::find(golds.begin(), golds.end(), k) != golds.end(); }
+    double chance() const { return (double)golds.size() / n_choices(); }  // that a guess is right
+    std::string solved() const { return context(golds[0]) + joint + continuation(golds[0]); }
 };
 
-struct Task {
+struct Task : TaskForm {
     std::string file;
-    TaskKind kind = TaskKind::choices;
     std::vector<TaskExample> examples;
 
     std::string where(const TaskExample& e) const { return file + ":" + std::to_string(e.line); }
@@ -66,44 +94,106 @@ struct Task {
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// Reads one line; sets `kind`.
-inline TaskExample read_example(const nlohmann::json& j, const char* where, TaskKind& kind) {
-    const auto text = [&](const nlohmann::json& value, const std::string& name, bool may_be_empty) {
-        if (!value.is_string()) fail("%s: %s is not a text", where, name.c_str());
+// Reads the values of one line.
+class TaskLine {
+public:
+    TaskLine(const nlohmann::json& j, const char* where) : j_(j), where_(where) {}
+
+    // Sets `form`.
+    TaskExample example(TaskForm& form) const {
+        const bool context = has("context"), contexts = has("contexts"), choices = has("choices"), target = has("target"),
+                   references = has("references");
+        if (context == contexts || choices + target + references != 1 || (contexts && !target))
+            fail(
+                "%s: the keys must be context, choices, gold; or contexts, target, gold; or context, target; or context, "
+                "references",
+                where_);
+        form.kind = choices      ? TaskKind::choices
+                    : contexts   ? TaskKind::contexts
+                    : references ? TaskKind::written
+                                 : TaskKind::last_word;
+        TaskExample e;
+        e.contexts = contexts ? texts("contexts", 2, true) : std::vector{text(j_["context"], "'context'", true)};
+        if (references) {
+            read_written(e, form);
+            return e;
+        }
+        e.continuations = choices ? texts("choices", 2, false) : std::vector{text(j_["target"], "'target'", false)};
+        if (has("target_delimiter")) {
+            const std::string delimiter = text(j_["target_delimiter"], "'target_delimiter'", true);
+            for (std::string& continuation : e.continuations) continuation = delimiter + continuation;
+            e.delimiter = delimiter.size();
+        }
+        if (has("group")) e.group = text(j_["group"], "'group'", false);
+        if (form.kind == TaskKind::last_word) return e;
+        if (has("share_of")) form.share_of = text(j_["share_of"], "'share_of'", false);
+        e.golds = golds(e.n_choices());
+        return e;
+    }
+
+private:
+    bool has(const char* key) const { return j_.contains(key); }
+
+    std::string text(const nlohmann::json& value, const std::string& name, bool may_be_empty) const {
+        if (!value.is_string()) fail("%s: %s is not a text", where_, name.c_str());
         const std::string s = value.get<std::string>();
-        if (!may_be_empty && (s.empty() || (s == " " && !j.contains("target_delimiter"))))
-            fail("%s: %s is empty: there is nothing to score", where, name.c_str());
+        if (!may_be_empty && (s.empty() || (s == " " && !has("target_delimiter"))))
+            fail("%s: %s is empty: there is nothing to score", where_, name.c_str());
         return s;
-    };
-    const auto texts = [&](const char* key, bool may_be_empty) {
-        const auto& list = j[key];
-        if (!list.is_array() || list.size() < 2) fail("%s: '%s' is not a list of two or more texts", where, key);
+    }
+    std::vector<std::string> texts(const char* key, size_t least, bool may_be_empty) const {
+        const auto& list = j_[key];
+        if (!list.is_array() || list.size() < least)
+            fail("%s: '%s' is not a list of %s texts", where_, key, least == 2 ? "two or more" : "one or more");
         std::vector<std::string> found;
         for (size_t i = 0; i < list.size(); i++) found.push_back(text(list[i], format("%s[%zu]", key, i), may_be_empty));
         return found;
-    };
-    const bool context = j.contains("context"), contexts = j.contains("contexts"), choices = j.contains("choices"),
-               target = j.contains("target");
-    if (context == contexts || choices == target || (contexts && choices))
-        fail("%s: the keys must be context, choices, gold; or contexts, target, gold; or context, target", where);
-    kind = choices ? TaskKind::choices : contexts ? TaskKind::contexts : TaskKind::last_word;
-
-    TaskExample e;
-    e.contexts = contexts ? texts("contexts", true) : std::vector{text(j["context"], "'context'", true)};
-    e.continuations = choices ? texts("choices", false) : std::vector{text(j["target"], "'target'", false)};
-    if (j.contains("target_delimiter")) {
-        const std::string delimiter = text(j["target_delimiter"], "'target_delimiter'", true);
-        for (std::string& continuation : e.continuations) continuation = delimiter + continuation;
-        e.delimiter = delimiter.size();
     }
-    if (kind == TaskKind::last_word) return e;
-    if (!j.contains("gold")) fail("%s: there is no key 'gold', the index of the right choice", where);
-    const auto& gold = j["gold"];
-    if (!gold.is_number_integer() || gold < 0 || gold >= e.n_choices())
-        fail("%s: 'gold' is %s; it must be a whole number from 0 to %d", where, gold.dump().c_str(), e.n_choices() - 1);
-    e.gold = gold.get<int>();
-    return e;
-}
+
+    std::vector<int> golds(int n_choices) const {
+        if (!has("gold")) fail("%s: there is no key 'gold', the index of the right choice", where_);
+        const nlohmann::json list = j_["gold"].is_array() ? j_["gold"] : nlohmann::json::array({j_["gold"]});
+        if (list.empty()) fail("%s: 'gold' is an empty list", where_);
+        std::vector<int> found;
+        for (const auto& gold : list) {
+            if (!gold.is_number_integer() || gold < 0 || gold >= n_choices)
+                fail("%s: 'gold' is %s; it must be a whole number from 0 to %d", where_, gold.dump().c_str(), n_choices - 1);
+            if (std::find(found.begin(), found.end(), gold.get<int>()) != found.end())
+                fail("%s: 'gold' has %d twice", where_, gold.get<int>());
+            found.push_back(gold.get<int>());
+        }
+        return found;
+    }
+
+    void read_written(TaskExample& e, TaskForm& form) const {
+        e.continuations = texts("references", 1, true);
+        e.stops = has("until") ? texts("until", 1, true) : std::vector<std::string>{"\n"};
+        if (std::count(e.stops.begin(), e.stops.end(), "")) fail("%s: 'until' has an empty text", where_);
+        const std::string& context = e.contexts[0];
+        e.joint = has("target_delimiter") ? text(j_["target_delimiter"], "'target_delimiter'", true)
+                  : length_without_trailing_space(context) < context.size() ? ""
+                                                                            : " ";
+        const nlohmann::json most = j_.value("max_new_tokens", nlohmann::json(64));
+        if (!most.is_number_integer() || most < 1 || most > 1000000)
+            fail("%s: 'max_new_tokens' is %s; it must be a whole number from 1 to 1000000", where_, most.dump().c_str());
+        e.max_new_tokens = most.get<int>();
+        form.metrics = has("metrics") ? texts("metrics", 1, false) : std::vector<std::string>{"exact_match", "f1"};
+        for (const std::string& name : form.metrics)
+            if (!std::count(std::begin(written_metrics), std::end(written_metrics), name))
+                fail(
+                    "%s: '%s' is no metric of written answers; these are exact_match, f1, bleu, rouge1, rouge2, rougeL, "
+                    "rougeLsum",
+                    where_, name.c_str());
+        const nlohmann::json stemmer = j_.value("stemmer", nlohmann::json(false));
+        if (!stemmer.is_boolean()) fail("%s: 'stemmer' is not true or false", where_);
+        form.stemmer = stemmer;
+    }
+
+    static constexpr std::string_view written_metrics[] = {"exact_match", "f1",     "bleu",     "rouge1",
+                                                           "rouge2",      "rougeL", "rougeLsum"};
+    const nlohmann::json& j_;
+    const char* where_;
+};
 
 inline Task read_task(const std::string& file) {
     Task task;
@@ -120,12 +210,13 @@ inline Task read_task(const std::string& file) {
         const std::string where = file + ":" + std::to_string(line);
         const nlohmann::json j = parse_json(bytes, where);
         if (!j.is_object()) fail("%s is not a JSON object", where.c_str());
-        TaskKind kind;
-        task.examples.push_back(read_example(j, where.c_str(), kind));
+        TaskForm form;
+        task.examples.push_back(TaskLine(j, where.c_str()).example(form));
         task.examples.back().line = line;
-        if (task.size() == 1) task.kind = kind;
-        if (kind != task.kind)
-            fail("%s is of another kind than %s; HINT: one kind per file", where.c_str(), task.where(task.examples[0]).c_str());
+        if (task.size() == 1) static_cast<TaskForm&>(task) = form;
+        if (!(form == task))
+            fail("%s is of another kind than %s; HINT: one kind per file, with the same metrics, stemmer and share_of",
+                 where.c_str(), task.where(task.examples[0]).c_str());
     }
     if (task.examples.empty()) fail("%s holds no examples", file.c_str());
     return task;
@@ -150,19 +241,6 @@ inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64
     return prefix;
 }
 
-// Length of `s` in bytes without trailing Unicode white space (as Python's str.rstrip).
-inline size_t length_without_trailing_space(const std::string& s) {
-    size_t length = 0;
-    for (size_t i = 0; i < s.size();) {
-        const uint32_t c = next_codepoint(s, i);
-        const bool space = (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-                           (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
-                           c == 0x3000;
-        if (!space) length = i;
-    }
-    return length;
-}
-
 // A sequence whose last n_scored tokens are scored.
 struct Request {
     std::vector<int> tokens;
@@ -172,44 +250,63 @@ struct Request {
     int n_inputs() const { return (int)tokens.size() - 1; }  // the last token is only predicted
 };
 
+// A text with special tokens and the tokenizer's template, whose first token is not doubled.
+inline std::vector<int> encode_context(const Tokenizer& tokenizer, const std::string& text) {
+    const int first = tokenizer.bos_id();
+    const std::string first_text = first < 0 ? "" : tokenizer.token_bytes(first);
+    if (first < 0 || text.compare(0, first_text.size(), first_text) != 0) return tokenizer.encode_prompt(text);
+    std::vector<int> tokens;
+    tokenizer.encode_append(text, tokens, true);
+    return tokens;
+}
+// Makes a request of no more than `most` tokens by cutting off its beginning.
+inline void cut_beginning(Request& r, int most) {
+    if ((int)r.tokens.size() <= most) return;
+    r.tokens.erase(r.tokens.begin(), r.tokens.end() - most);
+    r.truncated = true;
+}
+const char* const no_first_token = "the context is empty and the tokenizer has no token to begin with";
+
 // Context and continuation as tokens, with special tokens and the tokenizer's template. White space at the end of the context
 // goes to the continuation, since tokenizers attach it to the word that follows; the continuation's tokens are those of the
 // whole text minus the number that the context alone has. An empty context becomes the token that begins a document. A sequence
 // longer than the model's T loses its beginning.
 inline Request make_request(const Tokenizer& tokenizer, const std::string& context, const std::string& continuation, int T) {
     const int first = tokenizer.bos_id();
-    const std::string first_text = first < 0 ? "" : tokenizer.token_bytes(first);
-    const auto encode = [&](const std::string& text) {
-        if (first < 0 || text.compare(0, first_text.size(), first_text) != 0) return tokenizer.encode_prompt(text);
-        std::vector<int> tokens;  // the text itself begins with that token
-        tokenizer.encode_append(text, tokens, true);
-        return tokens;
-    };
     Request r;
     size_t n_context = 0;
     if (context.empty()) {
         tokenizer.encode_append(continuation, r.tokens, true);
         n_context = !r.tokens.empty() && r.tokens[0] == first;
     } else {
-        n_context = encode(context.substr(0, length_without_trailing_space(context))).size();
-        r.tokens = encode(context + continuation);
+        n_context = encode_context(tokenizer, context.substr(0, length_without_trailing_space(context))).size();
+        r.tokens = encode_context(tokenizer, context + continuation);
     }
     if (n_context == 0) {
         r.tokens.insert(r.tokens.begin(), first);
         n_context = 1;
     }
     r.n_scored = (int)r.tokens.size() - (int)n_context;
-    if (r.tokens[0] < 0) r.problem = "the context is empty and the tokenizer has no token to begin with";
+    if (r.tokens[0] < 0) r.problem = no_first_token;
     else if (r.n_scored <= 0) r.problem = "its continuation merges into the context's last token; HINT: begin it with a space";
     else if (r.n_scored > T) r.problem = format("its continuation has %d tokens, the model's sequences hold %d", r.n_scored, T);
-    if (r.problem.empty() && r.n_inputs() > T) {
-        r.tokens.erase(r.tokens.begin(), r.tokens.end() - (T + 1));
-        r.truncated = true;
-    }
+    if (r.problem.empty()) cut_beginning(r, T + 1);
     return r;
 }
 
-// All choices of the examples that can be scored, in order.
+// The prompt of a written answer, as it stands, in sequences of T tokens with the answer.
+inline Request make_prompt(const Tokenizer& tokenizer, const std::string& context, int max_new_tokens, int T) {
+    Request r;
+    r.tokens = encode_context(tokenizer, context);
+    if (r.tokens.empty()) r.tokens = {tokenizer.bos_id()};
+    if (r.tokens[0] < 0) r.problem = no_first_token;
+    else if (max_new_tokens >= T)
+        r.problem = format("its answer may have %d tokens, the model's sequences hold %d with the question", max_new_tokens, T);
+    else cut_beginning(r, T - max_new_tokens);
+    return r;
+}
+
+// All choices of the examples that can be scored, in order, or the prompts of those whose answers are written.
 struct TaskRequests {
     std::vector<Request> requests;
     std::vector<int64_t> examples;  // their indices in the task
@@ -225,8 +322,11 @@ inline TaskRequests make_requests(const Tokenizer& tokenizer, const Task& task, 
         const std::string prefix = K > 0 ? few_shot_prefix(pool ? *pool : task, K, seed, i, !pool) : "";
         std::vector<Request> choices;
         std::string problem;
-        for (int k = 0; k < e.n_choices() && problem.empty(); k++) {
-            choices.push_back(make_request(tokenizer, prefix + e.context(k), e.continuation(k), T));
+        const bool written = task.kind == TaskKind::written;
+        for (int k = 0; k < (written ? 1 : e.n_choices()) && problem.empty(); k++) {
+            const std::string context = prefix + e.context(k);
+            choices.push_back(written ? make_prompt(tokenizer, context, e.max_new_tokens, T)
+                                      : make_request(tokenizer, context, e.continuation(k), T));
             problem = choices.back().problem;
         }
         if (problem.empty()) {
@@ -272,6 +372,22 @@ inline Metric mean_metric(const std::string& name, const std::vector<double>& x)
     return {name, mean, std::sqrt(squares / (n - 1) / n)};
 }
 
+// The share in each group of examples, and the gap between them, if there are several.
+inline void add_groups(const Task& task, const std::vector<int64_t>& examples, const std::vector<double>& correct,
+                       const std::string& share, std::vector<Metric>& metrics) {
+    std::map<std::string, std::vector<double>> groups;
+    for (size_t i = 0; i < examples.size(); i++)
+        if (const std::string& group = task.examples[examples[i]].group; !group.empty()) groups[group].push_back(correct[i]);
+    if (groups.size() < 2) return;
+    std::vector<Metric> of_groups;
+    for (const auto& [group, values] : groups) of_groups.push_back(mean_metric(share + "_" + group, values));
+    const auto [low, high] = std::minmax_element(of_groups.begin(), of_groups.end(),
+                                                 [](const Metric& a, const Metric& b) { return a.value < b.value; });
+    const Metric gap = {share + "_gap", high->value - low->value, std::hypot(high->error, low->error)};
+    metrics.insert(metrics.end(), of_groups.begin(), of_groups.end());
+    metrics.push_back(gap);
+}
+
 // scores: one per choice of these examples.
 inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int64_t>& examples,
                                         const std::vector<Score>& scores) {
@@ -279,7 +395,7 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
     size_t first = 0;
     for (int64_t i : examples) {
         const TaskExample& e = task.examples[i];
-        // Whether the gold choice has the largest log p / size.
+        // Whether a gold choice has the largest log p / size.
         const auto gold_is_best = [&](auto size) {
             int best = 0;
             double highest = 0;
@@ -292,7 +408,7 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
                     highest = normalised;
                 }
             }
-            return best == e.gold ? 1.0 : 0.0;
+            return e.is_gold(best) ? 1.0 : 0.0;
         };
         const double plain = gold_is_best([](std::string_view) { return 1; });
         if (task.kind == TaskKind::choices) {
@@ -304,8 +420,10 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
         first += (size_t)e.n_choices();
     }
     CHECK(first == scores.size(), "%zu scores for %zu choices", scores.size(), first);
-    std::vector<Metric> metrics = {mean_metric("acc", correct)};
-    if (task.kind == TaskKind::choices) {
+    const std::string share = task.share_of.empty() ? "acc" : task.share_of;
+    std::vector<Metric> metrics = {mean_metric(share, correct)};
+    add_groups(task, examples, correct, share, metrics);
+    if (task.kind == TaskKind::choices && task.share_of.empty()) {
         metrics.push_back(mean_metric("acc_norm", correct_characters));
         metrics.push_back(mean_metric("acc_bytes", correct_bytes));
     }
@@ -314,4 +432,58 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
         metrics.push_back({"perplexity", std::exp(-mean.value), std::exp(-mean.value) * mean.error});
     }
     return metrics;
+}
+
+// Of all texts together; the standard error is the jackknife's, from the values without one text each.
+inline Metric bleu_metric(const std::vector<BleuCounts>& counts) {
+    BleuCounts all;
+    for (const BleuCounts& c : counts) all += c;
+    std::vector<double> without;
+    for (const BleuCounts& c : counts) without.push_back(bleu(all - c));
+    return {"bleu", bleu(all), mean_metric("", without).error * (double)(counts.size() - 1)};
+}
+
+// answers: what was written for each of these examples.
+inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<int64_t>& examples,
+                                          const std::vector<std::string>& answers) {
+    CHECK(answers.size() == examples.size(), "%zu answers to %zu questions", answers.size(), examples.size());
+    const auto mean = [&](const std::string& name, auto measure) {
+        std::vector<double> values;
+        for (size_t i = 0; i < answers.size(); i++)
+            values.push_back(measure(answers[i], task.examples[examples[i]].continuations));
+        return mean_metric(name, values);
+    };
+    using Texts = std::vector<std::string>;
+    std::vector<Metric> metrics;
+    for (const std::string& name : task.metrics) {
+        if (name == "bleu") {
+            std::vector<BleuCounts> counts;
+            for (size_t i = 0; i < answers.size(); i++)
+                counts.push_back(bleu_counts(answers[i], task.examples[examples[i]].continuations));
+            metrics.push_back(bleu_metric(counts));
+        } else if (name == "exact_match") metrics.push_back(mean(name, exact_match));
+        else if (name == "f1") metrics.push_back(mean(name, word_f1));
+        else
+            metrics.push_back(mean(name, [&](const std::string& text, const Texts& references) {
+                return name == "rougeL"      ? rouge_l(text, references, task.stemmer)
+                       : name == "rougeLsum" ? rouge_lsum(text, references, task.stemmer)
+                                             : rouge_n(text, references, name == "rouge1" ? 1 : 2, task.stemmer);
+            }));
+    }
+    return metrics;
+}
+
+// ---- several tasks ---------------------------------------------------------------------------------------------------------
+// Accuracy above chance, as DCLM's CORE averages it over tasks (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0 for
+// guesses and 1 for all right. chance: 0 for a last word and for exact matches of written answers. Nothing for tasks without an
+// accuracy.
+inline std::optional<double> centred_accuracy(const Task& task, const std::vector<int64_t>& examples,
+                                              const std::vector<Metric>& metrics) {
+    double chance = 0;
+    if (task.kind == TaskKind::choices || task.kind == TaskKind::contexts)
+        for (int64_t i : examples) chance += task.examples[i].chance() / (double)examples.size();
+    for (const Metric& metric : metrics)
+        if (metric.name == (task.kind == TaskKind::written ? "exact_match" : "acc") && chance < 1)
+            return (metric.value - chance) / (1 - chance);
+    return {};
 }

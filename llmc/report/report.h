@@ -122,7 +122,7 @@ struct RunLog {
     Curve valid, valid_ema;  // of the weights, and of their EMA
     using NamedCurves = std::vector<std::pair<std::string, Curve>>;
     NamedCurves valid_sets;  // of each dataset if there are several, in the log's order
-    NamedCurves tasks;       // the accuracy on each
+    NamedCurves tasks;       // the accuracy on each, or its first metric; BLEU as a share
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
     bool batch_varies = false;
@@ -224,8 +224,10 @@ private:
     void add_tasks(const json& j) {
         if (!j.contains("tasks") || !j["tasks"].is_object()) return;
         for (const auto& [name, metrics] : j["tasks"].items())
-            if (Curve* curve = named(tasks, name); curve && metrics.is_object())
-                curve->add(whole(j, "step"), number(metrics, "acc"));
+            if (Curve* curve = named(tasks, name); curve && metrics.is_object() && !metrics.empty()) {
+                const std::string metric = metrics.contains("acc") ? "acc" : metrics.begin().key();
+                curve->add(whole(j, "step"), number(metrics, metric.c_str()) / (metric == "bleu" ? 100 : 1));
+            }
     }
     // When there are too many, every second sample is dropped, so that those left cover the whole run.
     void add_sample(const json& j) {

@@ -375,6 +375,8 @@ inline Allowed one_of(Strings choices) {
       "step; needs a tokenizer")                                                                                               \
     X(int64_t, eval_tasks_interval, "", 0, at_least(0), "Validation and samples",                                              \
       "steps between measurements on --eval-tasks; default: 0, after the last step alone")                                     \
+    X(int64_t, eval_tasks_samples, "", 0, at_least(0), "Validation and samples",                                               \
+      "most questions of each of --eval-tasks, the first ones; default: 0, all, and 64 where answers are written")             \
     X(int64_t, sample_interval, "", 0, at_least(0), "Validation and samples",                                                  \
       "steps between samples of generated text; default: 0, none")                                                             \
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
@@ -625,31 +627,32 @@ inline Allowed one_of(Strings choices) {
       "seconds after which a text ends where it is, and a request of which nothing is written yet gets status 503")          \
     CPU_OPTIONS(X)
 
-#define EVAL_OPTIONS(X)                                                                                                       \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
-      "model to measure: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "       \
-      "of a model in Hugging Face's cache")                                                                                   \
-    ADAPTER_OPTIONS(X)                                                                                                        \
-    X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
-      "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, whatever weights are given before")        \
-    X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated") \
-    X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                     \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                               \
-      "length of a sample, in tokens; default: the model's longest sequence")                                                 \
-    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it") \
-    X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                  \
-      "largest number of samples, or of questions of each task; default: 0, all")                                             \
-    X(Strings, tasks, "", {}, list(0, "FILE"), "Tasks",                                                                       \
-      "files of questions with answers to measure accuracies on (.jsonl; dev/data/README.md says how to make them)")          \
-    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "number of solved examples before each question; default: 0")       \
-    X(Strings, fewshot, "", {}, list(0, "FILE"), "Tasks",                                                                     \
-      "files that the solved examples are drawn from, one per task; default: the task's other questions")                     \
-    X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                  \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                 \
-      "tensor-parallel ranks, over which every matrix is split")                                                              \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                               \
-      "pipeline stages, over which the layers are split")                                                                     \
-    X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
+#define EVAL_OPTIONS(X)                                                                                                        \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
+      "model to measure: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "        \
+      "of a model in Hugging Face's cache")                                                                                    \
+    ADAPTER_OPTIONS(X)                                                                                                         \
+    X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
+      "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, whatever weights are given before")         \
+    X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated")  \
+    X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                      \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
+      "length of a sample, in tokens; default: the model's longest sequence")                                                  \
+    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it")  \
+    X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                   \
+      "largest number of samples, or of questions of each task; default: 0, all")                                              \
+    X(Strings, tasks, "", {}, list(0, "FILE"), "Tasks",                                                                        \
+      "files of questions with answers to measure accuracies on (.jsonl; dev/data/README.md says how to make them)")           \
+    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "number of solved examples before each question; default: 0")        \
+    X(Strings, fewshot, "", {}, list(0, "FILE"), "Tasks",                                                                      \
+      "files that the solved examples are drawn from, one per task; default: the task's other questions")                      \
+    X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                   \
+    X(std::string, answers, "", "", word("FILE"), "Tasks", "new file for the answers that the model writes, as lines of JSON") \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                  \
+      "tensor-parallel ranks, over which every matrix is split")                                                               \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
+      "pipeline stages, over which the layers are split")                                                                      \
+    X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                     \
     CPU_OPTIONS(X)
 
 #define INSPECT_OPTIONS(X)                                                                                          \

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../base/file.h"
+#include "../base/json.h"
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
 #include "../data/tasks.h"
@@ -135,7 +138,7 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
     const std::vector<Request>& requests = all.requests;
     const int64_t n = (int64_t)all.examples.size();
     double chance = 0;  // accuracy of random guessing
-    for (int64_t i : all.examples) chance += 1.0 / task.examples[i].n_choices() / (double)n;
+    for (int64_t i : all.examples) chance += task.examples[i].chance() / (double)n;
     const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
     Table table;
     table.section(task.file);
@@ -148,10 +151,11 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
         table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
                                       with_commas((int64_t)requests.size()).c_str()));
     for (const Metric& metric : metrics) {
-        const bool share = metric.name != "perplexity";
+        const bool share = metric.name != "perplexity" && metric.name != "bleu";
         const auto text = [&](double x) { return format("%.*f", share ? 4 : 2, x); };
-        const std::string error = n > 1 ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
-        const bool chosen = share && task.kind != TaskKind::last_word;
+        const std::string error = std::isfinite(metric.error) ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
+        const bool gap = metric.name.size() > 4 && metric.name.compare(metric.name.size() - 4, 4, "_gap") == 0;
+        const bool chosen = (task.kind == TaskKind::choices || task.kind == TaskKind::contexts) && !gap;
         table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
         table.exact({{"value", metric.value}, {"error", metric.error}});
     }
@@ -215,6 +219,10 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
         fail_usage("give --data-path, --text or --tasks, one of the three");
     if (!o.text.empty() && ranks > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
+    if (!o.answers.empty() && o.tasks.empty())
+        fail_usage("--answers are those to --tasks, and none are given; HINT: --tasks FILE");
+    if (!o.answers.empty() && std::filesystem::exists(o.answers))
+        fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
     if (o.tasks.empty()) return;
     if (!o.fewshot.empty() && o.num_fewshot == 0)
         fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
@@ -237,26 +245,75 @@ inline std::vector<TaskFile> read_tasks(const EvalOptions& o) {
     return files;
 }
 
-// Prints the table of each task. score(requests, progress): on all ranks; progress may be null.
-template <class ScoreRequests>
-void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions& o, const Tokenizer& tokenizer, int T, bool main_rank,
-                    ScoreRequests score) {
+inline bool any_written(const std::vector<TaskFile>& tasks) {
+    return std::any_of(tasks.begin(), tasks.end(), [](const TaskFile& t) { return t.task.kind == TaskKind::written; });
+}
+
+// The answers to a task as lines of JSON.
+inline std::string answer_lines(const Task& task, const TaskRequests& all, const std::vector<std::string>& answers) {
+    std::string lines;
+    for (size_t i = 0; i < answers.size(); i++) {
+        const TaskExample& e = task.examples[all.examples[i]];
+        lines += json_text(nlohmann::ordered_json{
+                     {"task", task.file}, {"line", e.line}, {"answer", answers[i]}, {"references", e.continuations}}) +
+                 "\n";
+    }
+    return lines;
+}
+
+// What evaluates tasks: the scores of requests, and the answers to a task; on all ranks, the progress may be null.
+struct TaskFunctions {
+    std::function<std::vector<Score>(const std::vector<Request>&, Progress*)> score;
+    std::function<std::vector<std::string>(const Task&, const TaskRequests&, Progress*)> answer;
+
+    // on_answers: gets them, if there are any.
+    template <class F>
+    std::vector<Metric> measure(const Task& task, const TaskRequests& all, Progress* progress, F on_answers) const {
+        if (task.kind != TaskKind::written) return task_metrics(task, all.examples, score(all.requests, progress));
+        const std::vector<std::string> answers = answer(task, all, progress);
+        on_answers(answers);
+        return answer_metrics(task, all.examples, answers);
+    }
+};
+
+// Prints the table of each task, and the mean of their centred accuracies.
+inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions& o, const Tokenizer& tokenizer, int T,
+                           bool main_rank, const TaskFunctions& functions) {
     nlohmann::ordered_json results;
+    std::vector<double> centred;
+    std::string answers;
     for (const auto& [task, pool] : files) {
         const TaskRequests all = make_requests(tokenizer, task, pool ? &*pool : nullptr, o.num_fewshot, (uint64_t)o.seed,
                                                limited(task.size(), o), T);
+        const bool written = task.kind == TaskKind::written;
         int64_t tokens = 0;
         for (const Request& r : all.requests) tokens += r.n_inputs();
         std::optional<Progress> progress;
-        if (main_rank) progress.emplace(std::filesystem::path(task.file).stem().string(), tokens, "tokens");
-        const std::vector<Score> scores = score(all.requests, progress ? &*progress : nullptr);
+        if (main_rank)
+            progress.emplace(std::filesystem::path(task.file).stem().string(), written ? (int64_t)all.requests.size() : tokens,
+                             written ? "answers" : "tokens");
+        const std::vector<Metric> metrics =
+            functions.measure(task, all, progress ? &*progress : nullptr,
+                              [&](const std::vector<std::string>& texts) { answers += answer_lines(task, all, texts); });
+        if (const auto accuracy = centred_accuracy(task, all.examples, metrics)) centred.push_back(*accuracy);
         if (!progress) continue;
         progress->finish();
-        const Table table = task_table(task, all, task_metrics(task, all.examples, scores), o.num_fewshot);
+        const Table table = task_table(task, all, metrics, o.num_fewshot);
         if (o.json) results[task.file] = table.json().begin().value();
         else table.print();
+        if (!o.answers.empty()) write_file_atomically(o.answers, answers);
     }
-    if (o.json && main_rank) print_json({{"tasks", results}});
+    if (!main_rank) return;
+    nlohmann::ordered_json json = {{"tasks", results}};
+    if (centred.size() > 1) {
+        const double mean = std::accumulate(centred.begin(), centred.end(), 0.0) / (double)centred.size();
+        Table table;
+        table.section(format("All %zu tasks with an accuracy", centred.size()));
+        table.row("centred mean", format("%.4f", mean), "((acc - chance) / (1 - chance), as CORE)");
+        json["centred_mean"] = mean;
+        if (!o.json) table.print();
+    }
+    if (o.json) print_json(json);
 }
 
 // The tokens of all of a text, which may be shorter than a sequence of the model's.

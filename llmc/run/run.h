@@ -79,6 +79,7 @@ struct Run {
     int64_t valid_samples = 0;      // samples per validation
     nlohmann::ordered_json data{};  // data_identity
     Reference reference{};
+    bool writes_answers = false;  // some of --eval-tasks
     Peak peak{};
     RunTable table{};
     PhaseStatus phase{};  // on rank 0

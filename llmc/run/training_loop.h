@@ -37,8 +37,7 @@ struct ModelFunctions {
     std::function<std::optional<StepStats>()> step;
     // The losses over validation samples [first, first + n), one per dataset.
     std::function<std::optional<std::vector<LossSums>>(int64_t first, int64_t n)> validate;
-    // The scores of requests, the same on every rank.
-    std::function<std::vector<Score>(const std::vector<Request>&)> score;
+    TaskFunctions tasks;
     // Generates a text: calls emit(token) for each token until that returns false. Null: no samples of text are written.
     std::function<void(const std::function<bool(int)>& emit)> generate;
 };
@@ -234,7 +233,7 @@ private:
         const double start = monotonic_seconds();
         run_.begin("measuring tasks");
         nlohmann::ordered_json values, errors;
-        tasks_.measure(values, errors, functions_.score);
+        tasks_.measure(values, errors, functions_.tasks);
         run_.phase.done();
         log_.tasks(state_.step, values, errors, (monotonic_seconds() - start) * 1e3);
         return true;

@@ -1,7 +1,8 @@
 // Tasks that a model is measured on while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`, without
-// solved examples, tokenised once. Weights, moments and the order of the data know nothing of it: a run gives the same bits with
+// solved examples, tokenised once; of written answers, which cost a pass per token, the first 64 if nothing else is said. Weights, moments and the order of the data know nothing of it: a run gives the same bits with
 // and without.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -12,12 +13,15 @@
 #include "../data/tasks.h"
 #include "../data/tokenizer.h"
 #include "config.h"
+#include "evaluation.h"
 #include "schedule.h"
 
 // Refuses --eval-tasks where questions cannot be scored. tokenizer: may be null.
 inline void check_options_of_tasks(const TrainOptions& o, const Tokenizer* tokenizer) {
     if (o.eval_tasks.empty() && o.eval_tasks_interval)
         fail_usage("--eval-tasks-interval measures --eval-tasks, and none are given; HINT: --eval-tasks FILE");
+    if (o.eval_tasks.empty() && o.eval_tasks_samples)
+        fail_usage("--eval-tasks-samples are those of --eval-tasks, and none are given; HINT: --eval-tasks FILE");
     if (o.eval_tasks.empty()) return;
     if (!tokenizer) fail_usage("--eval-tasks needs a tokenizer; HINT: --tokenizer DIR");
     if (o.tensor_model_parallel_size > 1 && !o.no_sequence_parallel)
@@ -38,26 +42,33 @@ public:
                 if (other.name == name)
                     fail_usage("--eval-tasks: %s and %s have the same name in the log, %s; HINT: rename one",
                                other.task.file.c_str(), file.c_str(), name.c_str());
-            TaskRequests all = make_requests(*tokenizer, task, nullptr, 0, 0, task.size(), T);
+            const bool written = task.kind == TaskKind::written;
+            const int64_t most = o.eval_tasks_samples ? o.eval_tasks_samples : written ? 64 : task.size();
+            TaskRequests all = make_requests(*tokenizer, task, nullptr, 0, 0, std::min(most, task.size()), T);
             tasks_.push_back({name, std::move(task), std::move(all)});
         }
     }
 
     bool any() const { return !tasks_.empty(); }
+    // Whether some answers are written.
+    bool any_written() const {
+        return std::any_of(tasks_.begin(), tasks_.end(), [](const Measured& t) { return t.task.kind == TaskKind::written; });
+    }
     int64_t interval() const { return interval_; }
     bool due_after(int64_t step, bool last) const { return any() && (last || due(interval_, step)); }
+    // That are computed in a measurement, at most.
     int64_t tokens() const {
         int64_t n = 0;
         for (const Measured& t : tasks_)
-            for (const Request& r : t.all.requests) n += r.n_inputs();
+            for (size_t i = 0; i < t.all.requests.size(); i++)
+                n += t.all.requests[i].n_inputs() + (t.task.kind == TaskKind::written ? t.example(i).max_new_tokens : 0);
         return n;
     }
 
-    // score(requests): their scores, on all ranks. Sets values and standard errors, {task: {metric: number}}.
-    template <class ScoreRequests>
-    void measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, ScoreRequests score) const {
+    // Sets values and standard errors, {task: {metric: number}}; on all ranks.
+    void measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
         for (const Measured& t : tasks_)
-            for (const Metric& metric : task_metrics(t.task, t.all.examples, score(t.all.requests))) {
+            for (const Metric& metric : functions.measure(t.task, t.all, nullptr, [](const auto&) {})) {
                 values[t.name][metric.name] = metric.value;
                 errors[t.name][metric.name] = metric.error;
             }
@@ -68,6 +79,7 @@ private:
         std::string name;
         Task task;
         TaskRequests all;
+        const TaskExample& example(size_t i) const { return task.examples[all.examples[i]]; }
     };
     int64_t interval_;
     std::vector<Measured> tasks_;

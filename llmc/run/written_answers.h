@@ -1,0 +1,70 @@
+// Answers that a model writes to the questions of a task, many at a time (model/decoder.h): greedy, as the examples say.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../base/terminal.h"
+#include "../data/stopping_text.h"
+#include "../data/tasks.h"
+#include "../model/decoder.h"
+#include "../parallel/ranks.h"
+
+namespace detail {
+// Texts as one: each behind its length.
+inline std::string packed_texts(const std::vector<std::string>& texts) {
+    std::string all;
+    for (const std::string& text : texts) all += std::to_string(text.size()) + ":" + text;
+    return all;
+}
+inline std::vector<std::string> unpacked_texts(const std::string& all) {
+    std::vector<std::string> texts;
+    for (size_t at = 0; at < all.size();) {
+        const size_t colon = all.find(':', at), length = std::stoull(all.substr(at, colon - at));
+        texts.push_back(all.substr(colon + 1, length));
+        at = colon + 1 + length;
+    }
+    return texts;
+}
+}  // namespace detail
+
+// One for each prompt of `all`, of which data-parallel ranks take every n-th; the same on all ranks. generator: as for a Decoder.
+// ends: tokens that end a text. progress counts answers, and may be null.
+template <class Generator>
+std::vector<std::string> write_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
+                                       const std::vector<int>& ends, const Task& task, const TaskRequests& all,
+                                       Progress* progress) {
+    const Mesh& mesh = ranks.mesh;
+    const size_t n = all.requests.size(), replicas = (size_t)mesh.dp.size;
+    std::vector<std::string> mine;
+    for (size_t i = (size_t)mesh.dp.rank; i < n; i += replicas) mine.emplace_back();
+    Decoder<Generator> decoder(generator);
+    int64_t done = 0;
+    for (size_t k = 0; k < mine.size(); k++) {
+        const size_t i = (size_t)mesh.dp.rank + k * replicas;
+        const TaskExample& e = task.examples[all.examples[i]];
+        const auto text = std::make_shared<StoppingText>(e.stops);
+        TextRequest r;
+        r.prompt = all.requests[i].tokens;
+        r.max_new_tokens = e.max_new_tokens;
+        r.sampling.temperature = 0;
+        r.ends = ends;
+        r.emit = [&tokenizer, text](int token) { return !text->add(tokenizer.token_bytes(token)); };
+        r.ended = [&mine, &done, k, text, progress, replicas](TextEnd) {
+            text->end();
+            mine[k] = text->take();
+            if (progress) progress->update(++done * (int64_t)replicas);
+        };
+        decoder.add(std::move(r));
+    }
+    while (decoder.step()) {
+    }
+    if (mesh.world.size == 1) return mine;
+    const std::vector<std::string> parts = ranks.world->all_gather(detail::packed_texts(mine));
+    std::vector<std::string> answers(n);
+    for (size_t replica = 0; replica < replicas; replica++) {
+        const auto texts = detail::unpacked_texts(parts[(size_t)mesh.rank_of(0, (int)replica, 0)]);
+        for (size_t k = 0; k < texts.size(); k++) answers[replica + k * replicas] = texts[k];
+    }
+    return answers;
+}
