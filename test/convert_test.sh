@@ -129,6 +129,86 @@ converts wic wic.in.jsonl <<'OUT'
 {"context": "Sentence 1: His son ran.\nSentence 2: A son is good.\nQuestion: Is the word 'son' used in the same way in the two sentences above?\nAnswer:", "choices": [" no", " yes"], "gold": 1}
 OUT
 
+cat >cb.in.jsonl <<'IN'
+{"premise": "B: Is it cold? A: I think so.", "hypothesis": "it is cold", "label": "entailment", "idx": 0}
+{"premise": "It may snow.", "hypothesis": "it snows", "label": "neutral", "idx": 1}
+IN
+converts cb cb.in.jsonl <<'OUT'
+{"context": "B: Is it cold? A: I think so.\nQuestion: it is cold. True, False, or Neither?\nAnswer:", "choices": [" True", " False", " Neither"], "gold": 0}
+{"context": "It may snow.\nQuestion: it snows. True, False, or Neither?\nAnswer:", "choices": [" True", " False", " Neither"], "gold": 2}
+OUT
+
+cat >copa.in.jsonl <<'IN'
+{"premise": "The grass was wet.", "choice1": "It had rained.", "choice2": "The sheep ate it.", "question": "cause", "label": 0, "idx": 0}
+{"premise": "The dog barked. ", "choice1": "The cat sang.", "choice2": "The sheep ran.", "question": "effect", "label": 1, "idx": 1}
+IN
+converts copa copa.in.jsonl <<'OUT'
+{"context": "The grass was wet because", "choices": ["  it had rained.", "  the sheep ate it."], "gold": 0}
+{"context": "The dog barked therefore", "choices": ["  the cat sang.", "  the sheep ran."], "gold": 1}
+OUT
+
+cat >multirc.in.jsonl <<'IN'
+{"idx": 0, "version": 1.1, "passage": {"text": "Ann has two dogs.", "questions": [{"question": "What has Ann?", "answers": [{"text": "Dogs", "idx": 0, "label": 1}, {"text": "A cat", "idx": 1, "label": 0}], "idx": 0}]}}
+IN
+converts multirc multirc.in.jsonl <<'OUT'
+{"context": "Ann has two dogs.\nQuestion: What has Ann?\nAnswer:", "choices": [" Dogs\nIs the answer correct? yes", " Dogs\nIs the answer correct? no"], "gold": 0}
+{"context": "Ann has two dogs.\nQuestion: What has Ann?\nAnswer:", "choices": [" A cat\nIs the answer correct? yes", " A cat\nIs the answer correct? no"], "gold": 1}
+OUT
+
+cat >record.in.jsonl <<'IN'
+{"source": "Daily mail", "passage": {"text": "Ann met Bob in Rome.\n@highlight\nBob lives in the Rome\n@highlight\nThey sang", "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}, {"start": 15, "end": 18}, {"start": 45, "end": 52}]}, "qas": [{"query": "She came to @placeholder", "answers": [{"start": 15, "end": 18, "text": "Rome"}], "idx": 0}], "idx": 0}
+IN
+converts record record.in.jsonl <<'OUT'
+{"context": "Ann met Bob in Rome.\n\n  - Bob lives in the Rome.\n  - They sang.\n", "choices": ["   - She came to Ann", "   - She came to Bob", "   - She came to Rome", "   - She came to the Rome"], "gold": [2, 3]}
+OUT
+
+echo '{"premise": "Snow is white.", "hypothesis": "Snow is black.", "label": "not_entailment", "idx": 0}' >rte.in.jsonl
+converts rte rte.in.jsonl <<'OUT'
+{"context": "Snow is white.\nQuestion: Snow is black. True or False?\nAnswer:", "choices": [" True", " False"], "gold": 1}
+OUT
+
+cat >wsc.in.jsonl <<'IN'
+{"text": "Ann did n't thank Eve , who had \" helped \" her .", "target": {"span1_index": 0, "span1_text": "Ann", "span2_index": 11, "span2_text": "her"}, "idx": 0, "label": true}
+IN
+converts wsc wsc.in.jsonl <<'OUT'
+{"context": "Passage: Ann didn't thank Eve, who had\"helped\"*her*.\nQuestion: In the passage above, does the pronoun \"*her*\" refer to \"*Ann*\"?\nAnswer:", "choices": [" no", " yes"], "gold": 1}
+OUT
+
+printf 'Ein Schaf.\n\nEin König.\n' >news.de
+printf 'A sheep.\n\nA king.\n' >news.en
+printf 'One sheep.\n\nOne king.\n' >other.en
+converts translation news.de news.en other.en <<'OUT'
+{"context": "German phrase: Ein Schaf.\nEnglish phrase:", "references": ["A sheep.", "One sheep."], "max_new_tokens": 256, "metrics": ["bleu"]}
+{"context": "German phrase: Ein König.\nEnglish phrase:", "references": ["A king.", "One king."], "max_new_tokens": 256, "metrics": ["bleu"]}
+OUT
+
+cat >summary.in.jsonl <<'IN'
+{"article": "Ann has a sheep. It is good.", "highlights": "Ann's sheep .\nIt is good .", "id": "1"}
+{"document": "The king ran.", "summary": "A king ran.", "id": "2"}
+IN
+converts summary summary.in.jsonl <<'OUT'
+{"context": "Summarize the following article:\n\nAnn has a sheep. It is good.\n\nSummary:", "references": ["Ann's sheep .\nIt is good ."], "until": ["\n\n"], "max_new_tokens": 128, "metrics": ["rouge1", "rouge2", "rougeL", "rougeLsum"], "stemmer": true}
+{"context": "Summarize the following article:\n\nThe king ran.\n\nSummary:", "references": ["A king ran."], "until": ["\n\n"], "max_new_tokens": 128, "metrics": ["rouge1", "rouge2", "rougeL", "rougeLsum"], "stemmer": true}
+OUT
+
+cat >crows.csv <<'IN'
+,sent_more,sent_less,stereo_antistereo,bias_type,annotations,anon_writer,anon_annotators
+0,"Old kings, they say, sleep.","Young kings, they say, sleep.",stereo,age,[[]],a0,[]
+1,He cannot ran.,She cannot run.,antistereo,gender,[[]],a0,[]
+IN
+converts crows-pairs crows.csv <<'OUT'
+{"context": "", "choices": ["Old kings, they say, sleep.", "Young kings, they say, sleep."], "gold": 0, "target_delimiter": "", "share_of": "stereotype", "group": "age"}
+{"context": "", "choices": ["He cannot ran.", "She cannot run."], "gold": 0, "target_delimiter": "", "share_of": "stereotype", "group": "gender"}
+OUT
+
+printf 'sentid\tsentence\n' >wino.tsv
+printf '%s\t%s\n' technician.customer.1.male.txt "The technician told the customer that he could pay." technician.customer.0.female.txt "The technician told the customer that she had repaired it." technician.someone.1.neutral.txt "The technician told someone that they could pay." >>wino.tsv
+converts winogender wino.tsv <<'OUT'
+{"context": "The technician told the customer that he could pay. ‘He’ refers to the", "choices": [" technician", " customer"], "gold": 1, "group": "male"}
+{"context": "The technician told the customer that she had repaired it. ‘She’ refers to the", "choices": [" technician", " customer"], "gold": 0, "group": "female"}
+{"context": "The technician told someone that they could pay. ‘They’ refers to the", "choices": [" technician", " someone"], "gold": 1}
+OUT
+
 # ---- bad input ----
 refuses "another set's file" "lambada.in.jsonl:1: there is no 'goal'" piqa lambada.in.jsonl valid-labels.lst
 refuses "a missing labels file" "two files are needed" piqa valid.jsonl
@@ -149,6 +229,12 @@ printf 'gold_label\tsentence1\tsentence2\nentailment\tThe king ran .\n' >columns
 refuses "a row with too few columns" "columns.txt:2: not as many columns" hans columns.txt
 : >empty.jsonl
 refuses "an empty file" "holds no examples" anli empty.jsonl
+refuses "a line of another set" "boolq.in.jsonl:1: not a line of that data set" multirc boolq.in.jsonl
+cp news.de news.xx
+printf 'One line.\n' >short.en
+refuses "translations that are not parallel" "differ in their number of lines" translation news.de short.en
+refuses "a language without a name" "must be one of 'cs'" translation news.xx news.de
+refuses "a sentence without its pronoun" "there is no 'sentid'" winogender columns.txt
 refuses "an unknown task" "invalid choice: 'squad'" squad lambada.in.jsonl
 
 # ---- the program on the results ----
@@ -159,6 +245,11 @@ setup() {
 }
 expect "a small model" setup
 model=(--model run/latest)
+sed -i 's/"max_new_tokens": [0-9]*/"max_new_tokens": 8/' translation.jsonl summary.jsonl
+expect "eval of the others" "$program" eval "${model[@]}" --tasks {cb,copa,multirc,record,rte,wsc,translation,summary,crows-pairs,winogender}.jsonl --micro-batch-size 2 --seq-length 63 --answers answers.jsonl
+for line in "stereotype_gender  *[01]" "acc_gap  *[01]" "(chance 0.5000)"; do says "eval says $line" "$line"; done
+says "and the mean above chance" "centred mean  *-\?[01]\.[0-9]*"
+expect "the answers are in a file" test "$(grep -c '"answer":' answers.jsonl)" == 4
 expect "eval of all tasks" "$program" eval "${model[@]}" --tasks {lambada,hellaswag,piqa,winogrande,boolq,race,anli,hans,wic}.jsonl
 for line in "perplexity  *[0-9]" "acc_norm  *[01]\.[0-9]* .* (chance 0\.2500)" "prompts lost their beginning"; do says "eval says $line" "$line"; done
 expect "few-shot" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-fewshot 1

@@ -12,6 +12,7 @@ import csv
 import json
 import os
 import re
+import string
 import sys
 import tempfile
 
@@ -67,6 +68,42 @@ def json_lines_and_labels(paths):
         raise BadInput(f"{paths[0]} has {len(questions)} questions, {paths[1]} {len(labels)} labels")
     for (where, record), (_, label) in zip(questions, labels):
         yield where, {**record, "label": label.strip()}
+
+
+def expanded_json_lines(expand):
+    """Lines of several questions each: expand(record) yields them, with the line's key errors named."""
+    def read(paths):
+        for where, record in json_lines(paths):
+            try:
+                yield from ((where, question) for question in expand(record))
+            except (AttributeError, KeyError, TypeError) as error:
+                raise BadInput(f"{where}: not a line of that data set: {error!r}") from error
+    return read
+
+
+def parallel_lines(paths):
+    """Line n of the first file, in the source language, and of the others, each a translation by another person."""
+    if len(paths) < 2:
+        raise BadInput("two files or more are needed: the source and its translations, such as test.de test.en")
+    files = []
+    for path in paths:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            files.append(file.read().split("\n"))
+    if len({len(file) for file in files}) != 1:
+        raise BadInput(f"{paths[0]} and its translations differ in their number of lines")
+    languages = [os.path.basename(path).rpartition(".")[2] for path in paths[:2]]
+    for number, (source, *translations) in enumerate(zip(*files), 1):
+        if source.strip():
+            yield f"{paths[0]}:{number}", {"languages": languages, "source": source, "translations": translations}
+
+
+def table(delimiter):
+    def read(paths):
+        for path in paths:
+            with open(path, encoding="utf-8", newline="") as file:
+                for number, row in enumerate(csv.DictReader(file, delimiter=delimiter), 2):
+                    yield f"{path}:{number}", row
+    return read
 
 
 def json_files(paths):
@@ -172,6 +209,118 @@ def wic(record):
     return multiple_choice(context, ["no", "yes"], one_of({False: 0, True: 1}, record, "label"))
 
 
+def cb(record):
+    context = f"{record['premise']}\nQuestion: {record['hypothesis']}. True, False, or Neither?\nAnswer:"
+    gold = one_of({"entailment": 0, "contradiction": 1, "neutral": 2}, record, "label")
+    return multiple_choice(context, ["True", "False", "Neither"], gold)
+
+
+def copa(record):
+    def decapitalised(choice):
+        return choice[0].lower() + choice[1:]
+
+    connector = one_of({"cause": "because", "effect": "therefore"}, record, "question")
+    choices = [" " + decapitalised(record["choice1"]), " " + decapitalised(record["choice2"])]  # with two spaces, as the harness does
+    return multiple_choice(f"{record['premise'].strip()[:-1]} {connector}", choices, one_of({0: 0, 1: 1}, record, "label"))
+
+
+def multirc_questions(record):
+    for question in record["passage"]["questions"]:
+        for answer in question["answers"]:
+            yield {"paragraph": record["passage"]["text"], "question": question["question"], **answer}
+
+
+def multirc(record):
+    """Each answer of a question by itself: is it correct?"""
+    context = f"{record['paragraph']}\nQuestion: {record['question']}\nAnswer:"
+    choices = [f"{record['text']}\nIs the answer correct? {word}" for word in ("yes", "no")]
+    return multiple_choice(context, choices, one_of({1: 0, 0: 1}, record, "label"))
+
+
+def record_questions(record):
+    text = record["passage"]["text"]
+    entities = {text[entity["start"] : entity["end"] + 1] for entity in record["passage"]["entities"]}
+    for question in record["qas"]:
+        yield {"text": text, "entities": sorted(entities), "query": question["query"],
+               "answers": {answer["text"] for answer in question["answers"]}}
+
+
+def plain_answer(text):
+    """As SQuAD's script compares answers."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def record_gap(record):
+    """Every entity of the passage in the place of the gap; several may be right."""
+    first, *highlights = record["text"].strip().split("\n@highlight\n")
+    if "@placeholder" not in record["query"]:
+        raise BadInput("the query has no gap '@placeholder'")
+    choices = ["  - " + record["query"].replace("@placeholder", entity) for entity in record["entities"]]
+    answers = set(map(plain_answer, record["answers"]))
+    golds = [i for i, entity in enumerate(record["entities"]) if plain_answer(entity) in answers]
+    if not golds:
+        raise BadInput("no entity of the passage is an answer")
+    context = first + "\n\n" + "".join(f"  - {highlight}.\n" for highlight in highlights)
+    return multiple_choice(context, choices, golds)
+
+
+def rte(record):
+    context = f"{record['premise']}\nQuestion: {record['hypothesis']} True or False?\nAnswer:"
+    return multiple_choice(context, ["True", "False"], one_of({"entailment": 0, "not_entailment": 1}, record, "label"))
+
+
+def wsc(record):
+    """The pronoun stands between asterisks; spaces that tokenization left are taken out as the harness does."""
+    target, text = record["target"], record["text"]
+    pronoun = target["span2_text"]
+    before = " ".join(text.split()[: target["span2_index"]])
+    passage = f"{before} *{pronoun}*{text[len(before) + len(pronoun) + 1 :]}"
+    for old, new in ((" n't", "n't"), (" )", ")"), ("( ", "("), ('" ', '"'), (' "', '"')):
+        passage = passage.replace(old, new)
+    passage = re.sub(r" (['.,])", r"\1", passage)
+    question = f'In the passage above, does the pronoun "*{pronoun}*" refer to "*{target["span1_text"]}*"?'
+    context = f"Passage: {passage}\nQuestion: {question}\nAnswer:"
+    return multiple_choice(context, ["no", "yes"], one_of({False: 0, True: 1}, record, "label"))
+
+
+LANGUAGES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "et": "Estonian", "fi": "Finnish", "fr": "French",
+             "gu": "Gujarati", "hi": "Hindi", "is": "Icelandic", "ja": "Japanese", "kk": "Kazakh", "ko": "Korean", "lt": "Lithuanian",
+             "lv": "Latvian", "ro": "Romanian", "ru": "Russian", "ta": "Tamil", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese"}
+
+
+def translation(record):
+    source, target = (one_of(LANGUAGES, {"language (the end of the file's name)": name}, "language (the end of the file's name)")
+                      for name in record["languages"])
+    return {"context": f"{source} phrase: {record['source']}\n{target} phrase:", "references": record["translations"],
+            "max_new_tokens": 256, "metrics": ["bleu"]}
+
+
+def summary(record):
+    """CNN/DailyMail's and XSum's keys. The prompt is the harness's for the first."""
+    article, highlights = ("article", "highlights") if "article" in record else ("document", "summary")
+    return {"context": f"Summarize the following article:\n\n{record[article]}\n\nSummary:", "references": [record[highlights]],
+            "until": ["\n\n"], "max_new_tokens": 128, "metrics": ["rouge1", "rouge2", "rougeL", "rougeLsum"], "stemmer": True}
+
+
+def crows_pairs(record):
+    """Which of two sentences is more probable: the one with the stereotype, or that with its opposite?"""
+    return {"context": "", "choices": [record["sent_more"], record["sent_less"]], "gold": 0, "target_delimiter": "",
+            "share_of": "stereotype", "group": record["bias_type"]}
+
+
+def winogender(record):
+    """A name such as technician.customer.1.male.txt says who is meant: 0 the occupation, 1 the participant."""
+    occupation, participant, answer, gender, _ = record["sentid"].split(".")
+    gold = one_of({"0": 0, "1": 1}, {"sentid's number": answer}, "sentid's number")
+    pronouns = one_of({"male": r"he|him|his", "female": r"she|her|hers", "neutral": r"they|them|their|theirs"}, {"gender": gender}, "gender")
+    found = re.search(rf"\b({pronouns})\b", record["sentence"], re.IGNORECASE)
+    if not found:
+        raise BadInput(f"the sentence has no {gender} pronoun")
+    example = multiple_choice(f"{record['sentence']} ‘{found[0].capitalize()}’ refers to the", [occupation, participant], gold)
+    return example | ({"group": gender} if gender != "neutral" else {})
+
+
 # name: reader, prompt, the published files
 TASKS = {
     "lambada": (json_or_plain_lines, lambada, "lambada_test.jsonl (OpenAI) or lambada_test_plain_text.txt"),
@@ -183,6 +332,16 @@ TASKS = {
     "anli": (json_lines, anli, "anli_v1.0/R2/test.jsonl"),
     "hans": (json_lines_or_tsv, hans, "heuristics_evaluation_set.txt or .jsonl"),
     "wic": (json_lines, wic, "WiC/val.jsonl of SuperGLUE"),
+    "cb": (json_lines, cb, "CB/val.jsonl of SuperGLUE"),
+    "copa": (json_lines, copa, "COPA/val.jsonl of SuperGLUE"),
+    "multirc": (expanded_json_lines(multirc_questions), multirc, "MultiRC/val.jsonl of SuperGLUE"),
+    "record": (expanded_json_lines(record_questions), record_gap, "ReCoRD/val.jsonl of SuperGLUE"),
+    "rte": (json_lines, rte, "RTE/val.jsonl of SuperGLUE"),
+    "wsc": (json_lines, wsc, "WSC/val.jsonl of SuperGLUE"),
+    "translation": (parallel_lines, translation, "newstest2014.de newstest2014.en (source, then translations)"),
+    "summary": (json_lines, summary, ".jsonl with article and highlights, or document and summary"),
+    "crows-pairs": (table(","), crows_pairs, "crows_pairs_anonymized.csv"),
+    "winogender": (table("\t"), winogender, "all_sentences.tsv"),
 }
 
 
@@ -192,7 +351,8 @@ def convert(task, paths):
     for where, record in read(paths):
         try:
             example = prompt(record)
-            if not 0 <= example.get("gold", 0) < len(example.get("choices", example.get("contexts", [""]))):
+            gold = example.get("gold", 0)
+            if isinstance(gold, int) and not 0 <= gold < len(example.get("choices", example.get("contexts", [""]))):
                 raise BadInput(f"the answer {example['gold']} is not among the choices")
             yield json.dumps(example, ensure_ascii=False).encode() + b"\n"
         except BadInput as error:
