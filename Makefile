@@ -174,8 +174,7 @@ chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 e
 	@test/chaos/chaos.py $(if $(CHAOS_RUNS),--runs $(CHAOS_RUNS),--seconds $(or $(CHAOS_SECONDS),600)) \
 	    $(addprefix --seed ,$(CHAOS_SEED)) --leave-out "$(CHAOS_LEAVE_OUT)" --faults "$(CHAOS_FAULTS)" $(filter build/%,$^)
 fuzz: $(fuzzers) ; @test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
-interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt \
-                  dump_logits dump_metrics dump_tokens))
+interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt dump_logits dump_scores dump_tokens))
 test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail)/near_duplicates
 	@dev/interop/test.sh $(or $(TRANSFORMERS),5) build/cpu-fp32$(tail) build/cpu-bf16$(tail)
 

@@ -3,7 +3,7 @@
 Hundreds of hostile pairs of a text and its references: empty ones, Unicode, punctuation, numbers, repeated words, lines, several
 references. Every number must be equal to 1e-9; and NLTK's stemmer to ours on 20,000 made-up words.
 
-    test_text_metrics.py BUILD_FP32            a folder with dump_metrics; ends with `N passed, N failed`
+    test_text_metrics.py BUILD_FP32            a folder with dump_scores; ends with `N passed, N failed`
     test_text_metrics.py BUILD_FP32 --golden   prints rows of test/test_text_metrics.cpp instead
 """
 
@@ -25,7 +25,7 @@ from rouge_score import rouge_scorer
 import cases
 from cases import case
 
-PROGRAM = Path(sys.argv[1]).resolve() / "dump_metrics"
+PROGRAM = Path(sys.argv[1]).resolve() / "dump_scores"
 ROUGE = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
 PIECES = """the a an The cat cats running runs nationally relational conditional hopping agreed dying skies news proceed happily
     it's don't U.S. 3.14 1,000 -5 10-20 2019-11-24 a.b ... .. . , ,, ; : ! ? " ' ( ) [ ] { } < > / \\ | @ # $ % ^ & * _ + = ~ `

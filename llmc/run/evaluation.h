@@ -282,6 +282,7 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     nlohmann::ordered_json results;
     std::vector<double> centred;
     std::string answers;
+    if (main_rank && !o.answers.empty()) write_file_atomically(o.answers, answers);  // or fails before all the work
     for (const auto& [task, pool] : files) {
         const TaskRequests all = make_requests(tokenizer, task, pool ? &*pool : nullptr, o.num_fewshot, (uint64_t)o.seed,
                                                limited(task.size(), o), T);

@@ -1,5 +1,5 @@
 // Compares texts with references, for comparison with other programs.
-//   build/cpu-fp32/dump_metrics PAIRS RESULT
+//   build/cpu-fp32/dump_scores PAIRS RESULT
 // PAIRS: a line {"text": str, "references": [str, ...]} each. RESULT: {"pairs": [{metric: number, ..., "stems": its words}, ...], "bleu": of all
 // texts together}.
 #include <cstdio>
@@ -11,7 +11,7 @@
 #include "../../llmc/data/text_metrics.h"
 
 static void run(int argc, char** argv) {
-    if (argc != 3) fail_usage("usage: dump_metrics PAIRS RESULT");
+    if (argc != 3) fail_usage("usage: dump_scores PAIRS RESULT");
     nlohmann::ordered_json pairs = nlohmann::ordered_json::array();
     BleuCounts all;
     std::ifstream lines(argv[1]);
