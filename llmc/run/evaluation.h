@@ -283,9 +283,10 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     std::vector<double> centred;
     std::string answers;
     if (main_rank && !o.answers.empty()) write_file_atomically(o.answers, answers);  // or fails before all the work
-    for (const auto& [task, pool] : files) {
-        const TaskRequests all = make_requests(tokenizer, task, pool ? &*pool : nullptr, o.num_fewshot, (uint64_t)o.seed,
-                                               limited(task.size(), o), T);
+    for (const TaskFile& file : files) {
+        const Task& task = file.task;
+        const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, o.num_fewshot,
+                                               (uint64_t)o.seed, limited(task.size(), o), T);
         const bool written = task.kind == TaskKind::written;
         int64_t tokens = 0;
         for (const Request& r : all.requests) tokens += r.n_inputs();
