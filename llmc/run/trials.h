@@ -3,6 +3,7 @@
 #pragma once
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,16 +35,21 @@ inline bool can_start_ranks() {
     return false;
 }
 
-// Runs a command in a session of its own, its output in a file. Returns its exit status, or 128 and the signal that ended it;
-// -1: it was ended after `limit_seconds`, with all that it had started.
-inline int run_apart(const std::vector<std::string>& words, const std::string& output, double limit_seconds) {
-    std::vector<char*> arguments;
-    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-    arguments.push_back(nullptr);
-    const pid_t child = fork();
-    if (child < 0) fail("cannot start a process: %s", strerror(errno));
-    if (child == 0) {
+// A command in a session of its own, its output in a file. It ends with this process, however that ends.
+class Apart {
+public:
+    Apart(const std::vector<std::string>& words, const std::string& output, double limit_seconds)
+        : limit_(limit_seconds), begin_(monotonic_seconds()) {
+        std::vector<char*> arguments;
+        for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+        arguments.push_back(nullptr);
+        const pid_t parent = getpid();
+        child_ = fork();
+        if (child_ < 0) fail("cannot start a process: %s", strerror(errno));
+        if (child_ > 0) return;
         setsid();
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(127);
         const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
         if (out >= 0) {
             dup2(out, STDOUT_FILENO);
@@ -51,17 +58,44 @@ inline int run_apart(const std::vector<std::string>& words, const std::string& o
         execvp(arguments[0], arguments.data());
         _exit(127);
     }
-    const double begin = monotonic_seconds();
-    bool asked = false;
-    for (int status;;) {
-        const pid_t ended = waitpid(child, &status, WNOHANG);
-        if (ended == child) return asked ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    double seconds() const { return monotonic_seconds() - begin_; }
+    // Its exit status once it has ended, or 128 and the signal that ended it; -1: it was ended after `limit_seconds`, with all
+    // that it had started.
+    std::optional<int> status() {
+        int status = 0;
+        const pid_t ended = waitpid(child_, &status, WNOHANG);
+        if (ended == child_) return asked_ ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         if (ended < 0 && errno != EINTR) fail("a trial cannot be waited for: %s", strerror(errno));
-        const double taken = monotonic_seconds() - begin;
-        if (taken > limit_seconds && !asked) asked = kill(-child, SIGTERM) == 0;  // mpirun passes it on to its ranks
-        if (taken > limit_seconds + 5) kill(-child, SIGKILL);
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        if (seconds() > limit_ && !asked_) asked_ = kill(-child_, SIGTERM) == 0;  // mpirun passes it on to its ranks
+        if (seconds() > limit_ + 5) kill(-child_, SIGKILL);
+        return {};
     }
+
+private:
+    double limit_, begin_;
+    pid_t child_ = 0;
+    bool asked_ = false;
+};
+inline void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+
+// Why a command failed whose status is not 0, with the error that it printed.
+inline std::string why_failed(int status, const std::string& command, const std::string& output, double limit_seconds) {
+    const std::string why = status == -1    ? format("no end in %.0f s", limit_seconds)
+                            : status > 128  ? format("ended by signal %d", status - 128)
+                            : status == 127 ? command + " cannot be started"
+                                            : format("exit status %d", status);
+    std::ifstream text(output);
+    for (std::string line; std::getline(text, line);)
+        if (const size_t at = line.find("error"); at != std::string::npos && line.find(": ", at) != std::string::npos)
+            return why + ": " + line.substr(line.find(": ", at) + 2);
+    return why;
+}
+
+inline std::string path_of_this_program() {
+    std::error_code error;
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+    if (error) fail("this program cannot find itself in /proc: %s", error.message().c_str());
+    return self;
 }
 
 struct Trial {
@@ -72,30 +106,19 @@ struct Trial {
 // Trains as `config` says on `ranks` ranks. It and all that the training writes is in `folder`.
 inline Trial run_trial(const std::string& config, int ranks, const std::string& folder, double limit_seconds) {
     Trial trial;
-    std::error_code error;
-    const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string(), out = folder + "/run";
-    if (error) fail("this program cannot find itself in /proc: %s", error.message().c_str());
+    const std::string out = folder + "/run", output = folder + "/output.txt";
     std::vector<std::string> words;
     if (ranks > 1) words = {"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
-    words.insert(words.end(), {self, "train", "--config", config, "--out", out});
-    const std::string output = folder + "/output.txt";
-    const int status = run_apart(words, output, limit_seconds);
+    words.insert(words.end(), {path_of_this_program(), "train", "--config", config, "--out", out});
+    Apart process(words, output, limit_seconds);
+    std::optional<int> status;
+    while (!(status = process.status())) wait_a_little();
     std::vector<double> steps;
     if (const std::string log = out + "/log.jsonl"; std::filesystem::exists(log))
         for_each_line(log, [&](std::string_view line, int64_t) {
             if (StepNumbers step; scan_step(line, step)) steps.push_back(step["step_ms"] / 1e3);
         });
-    if (status == 0 && steps.size() > 1) {
-        trial.seconds = median(std::vector<double>(steps.begin() + 1, steps.end()));
-        return trial;
-    }
-    trial.why = status == -1    ? format("no end in %.0f s", limit_seconds)
-                : status > 128  ? format("ended by signal %d", status - 128)
-                : status == 127 ? words[0] + " cannot be started"
-                                : format("exit status %d", status);
-    std::ifstream text(output);
-    for (std::string line; std::getline(text, line);)
-        if (const size_t at = line.find("error"); at != std::string::npos && line.find(": ", at) != std::string::npos)
-            return {NAN, trial.why + ": " + line.substr(line.find(": ", at) + 2)};
+    if (*status == 0 && steps.size() > 1) trial.seconds = median(std::vector<double>(steps.begin() + 1, steps.end()));
+    else trial.why = why_failed(*status, words[0], output, limit_seconds);
     return trial;
 }

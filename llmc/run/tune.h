@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "../base/terminal.h"
 #include "../report/report.h"
 #include "config.h"
+#include "config_file.h"
 #include "layout_search.h"
 #include "machine.h"
 #include "run.h"
@@ -129,37 +129,7 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
 }
 
 // ---- files -----------------------------------------------------------------------------------------------------------------
-inline const char* const tune_mark = "Written by train_gpt tune";
 constexpr size_t most_files = 5;  // of the fastest layouts, one each
-
-inline std::string toml_value(const std::string& text) {
-    std::string out = "\"";
-    for (const char c : text)
-        out += c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
-    return out + "\"";
-}
-inline std::string toml_value(bool value) { return value ? "true" : "false"; }
-inline std::string toml_value(const OptionalDouble& value) { return format("%.17g", value.value_or(0)); }
-inline std::string toml_value(double value) { return format("%.17g", value); }
-inline std::string toml_value(int value) { return std::to_string(value); }
-inline std::string toml_value(int64_t value) { return std::to_string(value); }
-inline std::string toml_value(const Strings& values) {
-    std::string out;
-    for (const std::string& value : values) out += (out.empty() ? "" : ", ") + toml_value(value);
-    return "[" + out + "]";
-}
-
-// The options that are given in `o`, as lines of a config file; those of plans and of the search itself are left out.
-inline std::string config_text(TrainOptions o) {
-    const std::set<std::string> left_out = {"out", "dry-run", "json"};
-    std::string text;
-    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char* group, const char*) {
-        const std::string name = option_name(field);
-        if (o.given.count(name) && !left_out.count(name) && std::string(group).find("Plan") != 0)
-            text += name + " = " + toml_value(value) + "\n";
-    });
-    return text;
-}
 
 // The options of a run in this layout: those of the user, and the layout's.
 inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
@@ -178,18 +148,6 @@ inline std::string options_in_words(const Layout& l) {
     if (l.recompute_layers) words += format(" --recompute-num-layers %d", l.recompute_layers);
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
     return words + (l.zero ? "" : " --zero 0");
-}
-
-// Refuses to replace a file that tune has not written.
-inline void check_replaceable(const std::string& path) {
-    std::error_code error;
-    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
-    std::string start(400, ' ');
-    std::ifstream in(path);
-    in.read(start.data(), (std::streamsize)start.size());
-    start.resize((size_t)in.gcount());
-    if (start.find(tune_mark) == std::string::npos)
-        fail("%s exists, and tune has not written it; HINT: give another --out", path.c_str());
 }
 
 inline std::string layout_file(const std::string& out, size_t i) { return format("%s/tune-%zu.toml", out.c_str(), i + 1); }
@@ -334,13 +292,11 @@ inline std::string tune_page(const std::string& title, const FoundLayouts& found
     std::string refused;
     for (const auto& [reason, n] : found.refused)
         refused += "<tr><th>" + xml_escape(reason) + "</th><td>" + with_commas(n) + "</td></tr>\n";
-    return page_start + "<!-- " + tune_mark + " --><title>" + xml_escape(title) + "</title>\n<style>" + report_colors +
+    return page_start + "<!-- " + written_by("tune") + " --><title>" + xml_escape(title) + "</title>\n<style>" + report_colors +
            svg_style + report_style + "</style></head>\n<body><main>\n<header><h1>" + xml_escape(title) + "</h1><p>" +
            xml_escape(search_in_words(found)) +
            "</p></header>\n<h2 class=\"part\">The least seconds of a step, by the GiB that a rank may take</h2>\n" +
-           format("<svg viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" font-family=\"system-ui, sans-serif\">", chart.width,
-                  chart.height, chart.width, chart.height) +
-           draw_chart(chart) + "</svg>\n<h2 class=\"part\">The fastest</h2>\n" + rows(found.best) +
+           whole_svg(chart) + "\n<h2 class=\"part\">The fastest</h2>\n" + rows(found.best) +
            "<h2 class=\"part\">None is faster with as little memory</h2>\n" + rows(found.front) +
            "<h2 class=\"part\">Refused</h2>\n" + table("runs", refused) + "</main></body></html>\n";
 }
@@ -406,8 +362,8 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
         Table plan;
         const double samples = o.train_samples ? (double)o.train_samples : (double)o.train_iters * o.global_batch_size;
         if (c.plan) add_rows(plan, *c.plan, samples * o.seq_length);
-        std::string text = format("%s for %s: layout %zu of %zu\n%s\n%s", tune_mark, title.c_str(), i + 1, files,
-                                  format("memory of the fullest rank: %s", human_bytes(c.bytes).c_str()).c_str(),
+        std::string text = format("%s for %s: layout %zu of %zu\n%s\n%s", written_by("tune").c_str(), title.c_str(), i + 1,
+                                  files, format("memory of the fullest rank: %s", human_bytes(c.bytes).c_str()).c_str(),
                                   plan.str(Paint{false}, 110).c_str());
         if (std::isfinite(c.measured)) text += "measured here: " + seconds_text(c.measured) + " a step\n";
         std::string comment;
@@ -428,8 +384,8 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 
 inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
     detail::set_up_without_layout(run, o);
-    for (size_t i = 0; i < detail::most_files; i++) detail::check_replaceable(detail::layout_file(o.out, i));
-    detail::check_replaceable(o.out + "/tune.html");
+    for (size_t i = 0; i < detail::most_files; i++) check_replaceable(detail::layout_file(o.out, i), "tune");
+    check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
     problem.best = std::max(detail::most_files, (size_t)o.trials);
     // What is given must divide them.

@@ -1,0 +1,58 @@
+// Options as a file for `train --config`, as tune and sweep write them.
+#pragma once
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "config.h"
+
+inline std::string toml_value(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text)
+        out += c == '\n' ? "\\n" : c == '\t' ? "\\t" : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
+    return out + "\"";
+}
+inline std::string toml_value(bool value) { return value ? "true" : "false"; }
+// In as few digits as give the same number again.
+inline std::string toml_value(double value) {
+    const std::string few = format("%.15g", value);
+    return strtod(few.c_str(), nullptr) == value ? few : format("%.17g", value);
+}
+
+inline std::string toml_value(const OptionalDouble& value) { return toml_value(value.value_or(0)); }
+inline std::string toml_value(int value) { return std::to_string(value); }
+inline std::string toml_value(int64_t value) { return std::to_string(value); }
+inline std::string toml_value(const Strings& values) {
+    std::string out;
+    for (const std::string& value : values) out += (out.empty() ? "" : ", ") + toml_value(value);
+    return "[" + out + "]";
+}
+
+// The options that are given in `o`, as lines of a config file; those of plans and of the search itself are left out.
+inline std::string config_text(TrainOptions o) {
+    const std::set<std::string> left_out = {"out", "dry-run", "json"};
+    std::string text;
+    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char* group, const char*) {
+        const std::string name = option_name(field);
+        if (o.given.count(name) && !left_out.count(name) && std::string(group).find("Plan") != 0)
+            text += name + " = " + toml_value(value) + "\n";
+    });
+    return text;
+}
+
+// The words by which a file of this command is known.
+inline std::string written_by(const std::string& command) { return "Written by train_gpt " + command; }
+// Refuses to replace a file that the command has not written.
+inline void check_replaceable(const std::string& path, const std::string& command) {
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
+    std::string start(400, ' ');
+    std::ifstream in(path);
+    in.read(start.data(), (std::streamsize)start.size());
+    start.resize((size_t)in.gcount());
+    if (start.find(written_by(command)) == std::string::npos)
+        fail("%s exists, and %s has not written it; HINT: give another --out", path.c_str(), command.c_str());
+}
