@@ -214,11 +214,12 @@ struct Series {
     std::string name;   // in the legend and at the cursor; empty: in neither
     std::string style;  // class of the line: train, valid, ...
     std::vector<CurvePart> parts;
-    bool smooth = false;  // an averaged line, drawn over the pale raw values
-    bool dots = false;    // mark every point (while they are few)
-    bool steps = false;   // a step function
-    bool pale = false;    // only the range from minimum to maximum
-    int run = 0;          // index of the run in a comparison
+    bool smooth = false;   // an averaged line, drawn over the pale raw values
+    bool dots = false;     // mark every point (while they are few)
+    bool steps = false;    // a step function
+    bool pale = false;     // only the range from minimum to maximum
+    int run = 0;           // index of the run in a comparison
+    bool scatter = false;  // points alone, without a line between them
 
     std::vector<CurvePart> line() const { return smooth ? smoothed(parts) : parts; }
 };
@@ -236,18 +237,20 @@ struct Chart {
     int decimals = -1;                                   // decimals of the caption's values; negative: as short_number()
     bool direct_labels = false;                          // names and last values beside the ends of the lines
     int width = 560, height = 230;
+    double x_step = 1;   // least distance of its ticks, if it is linear: steps are whole
+    bool log_x = false;  // a logarithmic x axis
 };
 
 // Maps a chart's values to coordinates in its picture; values out of range are clamped near its edges.
 struct Frame {
     double left, right, top, bottom, x0, x1, y0, y1;
-    bool logarithmic;
-    static double part(double v, double from, double to) { return std::clamp((drawable(v) - from) / (to - from), -1.0, 2.0); }
-    double x(double v) const { return left + (right - left) * part(v, x0, x1); }
-    double y(double v) const {
-        return bottom - (bottom - top) *
-                            (logarithmic ? part(std::log(std::max(v, 1e-300)), std::log(y0), std::log(y1)) : part(v, y0, y1));
+    bool logarithmic, log_x;
+    static double log_part(double v, double from, double to) {
+        return part(std::log(std::max(v, 1e-300)), std::log(from), std::log(to));
     }
+    static double part(double v, double from, double to) { return std::clamp((drawable(v) - from) / (to - from), -1.0, 2.0); }
+    double x(double v) const { return left + (right - left) * (log_x ? log_part(v, x0, x1) : part(v, x0, x1)); }
+    double y(double v) const { return bottom - (bottom - top) * (logarithmic ? log_part(v, y0, y1) : part(v, y0, y1)); }
 };
 
 inline bool drawn(const CurvePart& p) {
@@ -262,11 +265,20 @@ inline Frame frame_of(const Chart& c) {
                 first = std::min(first, p.x);
                 last = std::max(last, p.x);
             }
-    if (first < 0.05 * last) first = std::min(first, 0.0);  // show 0, where a run starts, although its first record is step 1
-    const auto [x0, x1] = axis_ends(first, last);
+    if (!c.log_x && first < 0.05 * last)
+        first = std::min(first, 0.0);  // show 0, where a run starts, although its first record is step 1
+    const auto [x0, x1] = c.log_x ? log_axis_ends(first, last) : axis_ends(first, last);
     const auto [y0, y1] = c.logarithmic ? log_axis_ends(c.lo, c.hi) : axis_ends(c.lo, c.hi);
-    return {60,           c.width - (c.direct_labels ? 124.0 : 24.0), 12, c.height - 30.0, x0, std::max(x1, x0 + 1), y0, y1,
-            c.logarithmic};
+    return {60,
+            c.width - (c.direct_labels ? 124.0 : 24.0),
+            12,
+            c.height - 30.0,
+            x0,
+            c.log_x ? x1 : std::max(x1, x0 + c.x_step),
+            y0,
+            y1,
+            c.logarithmic,
+            c.log_x};
 }
 
 inline std::string xml_escape(const std::string& text) {
@@ -315,7 +327,7 @@ inline std::string svg_axes(const Chart& c, const Frame& f) {
             "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
             "text-anchor=\"end\">%s</text>",
             f.left, f.y(v), f.right, f.left - 8, f.y(v) + 4, tick_label(v).c_str());
-    for (const double v : linear_ticks(f.x0, f.x1, x_parts, 1))
+    for (const double v : c.log_x ? log_ticks(f.x0, f.x1, x_parts) : linear_ticks(f.x0, f.x1, x_parts, c.x_step))
         out += format(
             "<path class=\"axis\" d=\"M%.1f %.1fv5\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
             "text-anchor=\"middle\">%s</text>",
@@ -369,9 +381,10 @@ inline std::string draw_chart(const Chart& c) {
         if (s.smooth || s.pale) out += svg_envelope(f, s, n);
         if (s.pale) continue;
         const std::vector<CurvePart> line = thinned(s.line(), n);
-        out += format("<path class=\"line %s\" d=\"%s\"/>", s.style.c_str(), svg_path(f, line, s.steps).c_str());
+        if (!s.scatter)
+            out += format("<path class=\"line %s\" d=\"%s\"/>", s.style.c_str(), svg_path(f, line, s.steps).c_str());
         // a line of one point would show nothing
-        if (line.size() == 1 || (s.dots && line.size() <= 80))
+        if (line.size() == 1 || s.scatter || (s.dots && line.size() <= 80))
             for (const CurvePart& p : line)
                 if (drawn(p))
                     out += format("<circle class=\"dot %s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>", s.style.c_str(), f.x(p.x),
@@ -382,4 +395,10 @@ inline std::string draw_chart(const Chart& c) {
                       f.x((double)x), f.top + 5, (long long)x);
     out += "</g>";
     return out + (c.direct_labels ? svg_end_labels(c, f) : "");
+}
+
+inline std::string whole_svg(const Chart& c) {
+    return format("<svg viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" font-family=\"system-ui, sans-serif\">", c.width,
+                  c.height, c.width, c.height) +
+           draw_chart(c) + "</svg>";
 }
