@@ -8,7 +8,7 @@ Everything that knows it is a GPT is here; what would be equally true of another
   4  the whole model              embed, head, model_forward, model_backward
   5  one training step            train_step: micro-batches, loss scale, clipping, update
   6  inference                    evaluate; Generator with its key/value cache
-  7  commands                     train, tune, generate, serve, eval; main
+  7  commands                     train, tune, sweep, generate, serve, eval; main
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
@@ -94,6 +94,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/written_answers.h"       // write_answers
 #include "llmc/run/planner.h"               // MicroBatchShape, measured_step_seconds
 #include "llmc/run/machine.h"               // peak_of_all
+#include "llmc/run/sweep.h"                 // Sweep
 #include "llmc/run/tune.h"                  // tune_layouts
 #include "llmc/run/program.h"               // run_program, with the commands that need no model
 
@@ -1954,6 +1955,12 @@ static void tune(World& world, const TuneOptions& o) {
 }
 inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
 
+static void sweep(World& world, const SweepOptions& o) {
+    Run run = {world, o, make_ctx(world, o.threads, true)};
+    Sweep(run, o).run();
+}
+int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
+
 // The model of `run`, with memory for passes of B x T.
 static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
     PhaseStatus phase;
@@ -2030,6 +2037,6 @@ inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {
-    return run_program(argc, argv, {train_command, tune_command, generate_command, eval_command, serve_command});
+    return run_program(argc, argv, {train_command, tune_command, sweep_command, generate_command, eval_command, serve_command});
 }
 #endif

@@ -212,6 +212,7 @@ completes() {
     if [[ $got == "$expected" ]]; then echo "ok: completion: $name"; else echo "FAILED: completion: $name: '$got'"; fi
 }
 completes "commands" "train tune tokenizer" t
+completes "options of sweep" "--override --over" sweep --ove
 completes "options" "--global-batch-size --global-batch" train --glo
 completes "options of another command" "--max-new-tokens" generate --max
 completes "options without a command" "--global-batch-size --global-batch" --glo

@@ -91,6 +91,7 @@ END
             command+=" --preset llama-tiny --seq-length 64 --train-iters 4 --lr-warmup-iters 1 --global-batch-size 8" ;;
         *" --prompt-tokens "*) command+=" --seq-length 44 --eval-iters 1" ;; # 64 with virtual tokens
         *" train "*) command+=" --seq-length 64 --eval-iters 1" ;;
+        *" sweep "*) command+=" --seq-length 64 --eval-iters 1 --train-iters 20 --configs 2 --seeds 1" ;;
         *" eval "*) command+=" --seq-length 44" ;;
         *" serve "*) command="timeout --preserve-status -s INT 3 $command --port 0" ;; # and ends well
         esac
@@ -164,7 +165,7 @@ done
 
 # ---- what the pages name exists ----
 cd "$work" || exit 1
-for command in curate tokenizer prepare train tune eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
+for command in curate tokenizer prepare train tune sweep eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, the programs in dev/, and names that lead to ours (llmc/run/other_names.h).
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test

@@ -18,7 +18,8 @@ enum class RngPurpose : uint32_t {
     gradients = 4,
     classifier = 5,
     documents = 6,
-    dropout = 7
+    dropout = 7,
+    sweep = 8
 };
 
 // The two halves of a 64-bit product. W: a 32-bit word, or a vector of them (cpu/vectors.h).

@@ -82,7 +82,10 @@ inline void set_value(const OptionRow& row, const Strings& given, bool& value) {
     if (text != "true" && text != "false") fail_usage("--%s is '%s'; it must be true or false", row.name.c_str(), text.c_str());
     value = text == "true";
 }
-inline void set_value(const OptionRow&, const Strings& given, Strings& value) { value = given; }
+inline void set_value(const OptionRow& row, const Strings& given, Strings& value) {
+    if (!row.allowed.gathers) value.clear();
+    value.insert(value.end(), given.begin(), given.end());
+}
 template <class Value>
 void set_value(const OptionRow& row, const Strings& given, Value& value) {
     parse_into(row.name, given[0], row.allowed, value);
@@ -200,7 +203,7 @@ struct Parser {
 
     [[noreturn]] void refuse(const Given& g, const std::string& word) const {
         const std::string bare = g.name.substr(std::min(g.name.size(), g.name.find_first_not_of('-')));
-        const std::string taker = command == "tune" ? "train" : command;  // tune takes what train takes
+        const std::string taker = takes_options_of_train(command) ? "train" : command;
         std::string advice = advice_on(taker, bare.size() > 2 ? bare : "-" + bare);
         if (advice.empty()) advice = advice_on(taker, bare);
         const std::string where = g.where.empty() ? "" : g.where + ": ";
@@ -208,7 +211,7 @@ struct Parser {
             fail_usage("%s'%s' is not an option of %s: %s", where.c_str(), word.c_str(), command.c_str(), advice.c_str());
         fail_usage("%s'%s' is not an option of %s%s HINT: train_gpt %s --help%s lists them", where.c_str(), word.c_str(),
                    command.c_str(), did_you_mean(bare, names(), "--").c_str(), command.c_str(),
-                   command == "train" || command == "tune" ? "-all" : "");
+                   takes_options_of_train(command) ? "-all" : "");
     }
 
     // Splits the words into options and their values, and reads config files.

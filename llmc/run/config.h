@@ -21,6 +21,7 @@ struct Allowed {
     bool above = false;  // low itself is excluded
     Strings choices;
     int values = 1;            // number of values in a list; 0: one or more
+    bool gathers = false;      // a list that is given again goes on, instead of replacing the earlier one
     const char* metavar = "";  // a value's name in the help; DIR and FILE are completed as such
 };
 inline Allowed anything() { return {}; }
@@ -32,6 +33,11 @@ inline Allowed word(const char* metavar) {
 inline Allowed list(int values = 0, const char* metavar = "VALUE") {
     Allowed a = word(metavar);
     a.values = values;
+    return a;
+}
+inline Allowed gathered(const char* metavar) {
+    Allowed a = list(0, metavar);
+    a.gathers = true;
     return a;
 }
 inline Allowed between(double low, double high) {
@@ -448,6 +454,21 @@ inline Allowed one_of(Strings choices) {
       "default: 0")                                                                                          \
     X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of such a training; the first one does not count")
 
+// Options of `sweep` beside those of `train`.
+#define SWEEP_OPTIONS(X)                                                                                                  \
+    X(Strings, over, "", {}, gathered("NAME=VALUES"), "Sweep",                                                            \
+      "an option of train, and what is tried: lr=1e-4..1e-2, sampled by magnitude if it spans a factor of 4 or more, or " \
+      "weight-decay=0.05,0.1,0.2; may be given several times")                                                            \
+    X(int, configs, "", 16, between(1, 10000), "Sweep",                                                                   \
+      "configurations to begin with; the first is that of the command line if it has all options of --over")              \
+    X(int, eta, "", 3, between(2, 100), "Sweep",                                                                          \
+      "the best 1/eta of the configurations go on to runs that are eta times as long")                                    \
+    X(int, seeds, "", 3, between(1, 1000), "Sweep", "runs of each configuration in the last rung, with a seed each")      \
+    X(std::string, budget, "", "", word("DURATION"), "Sweep",                                                             \
+      "time of the whole search (90s, 20m, 8h): runs are as long as it allows, and at most as --train-iters says")        \
+    X(int64_t, budget_tokens, "", 0, at_least(1), "Sweep", "tokens of the whole search (50M), instead of --budget")       \
+    X(int, jobs, "", 1, between(1, 4096), "Sweep", "runs at the same time, which share the CPU's threads")
+
 // Options of all commands that read much text.
 #define TEXT_OPTIONS(X)                                                                                              \
     X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
@@ -688,7 +709,7 @@ inline Allowed one_of(Strings choices) {
       "directory to write, which must not exist: a Hugging Face model with its tokenizer") \
     X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")
 
-// The options of train and tune that are commonly used: --help shows these, --help-all all.
+// The options of train, tune and sweep that are commonly used: --help shows these, --help-all all.
 inline const Strings& everyday_options() {
     static const Strings names = {"preset",
                                   "model",
@@ -733,7 +754,14 @@ inline const Strings& everyday_options() {
                                   "keep",
                                   "exit-after",
                                   "trials",
-                                  "trial-steps"};
+                                  "trial-steps",
+                                  "over",
+                                  "configs",
+                                  "eta",
+                                  "seeds",
+                                  "budget",
+                                  "budget-tokens",
+                                  "jobs"};
     return names;
 }
 
@@ -765,6 +793,20 @@ void for_each_option(TuneOptions& o, Visit visit) {
         visit(field, alias, value, allowed, group, out ? "directory for the layouts (tune-1.toml, ...) and tune.html" : help);
     });
     TUNE_OPTIONS(OPTION_VISIT)
+}
+// Those of a run whose hyperparameters are sought, and of the search.
+struct SweepOptions : TrainOptions {
+    SWEEP_OPTIONS(OPTION_FIELD)
+    SweepOptions() { out = "sweep"; }
+};
+template <class Visit>
+void for_each_option(SweepOptions& o, Visit visit) {
+    for_each_option((TrainOptions&)o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed,
+                                          const char* group, const char* help) {
+        const bool out = std::string(field) == "out";
+        visit(field, alias, value, allowed, group, out ? "directory for best.toml, sweep.html and the table of runs" : help);
+    });
+    SWEEP_OPTIONS(OPTION_VISIT)
 }
 OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)
 OPTION_STRUCT(CurateOptions, CURATE_OPTIONS)

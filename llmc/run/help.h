@@ -46,6 +46,13 @@ inline const std::vector<Command>& commands() {
           {"Of this machine, with the five fastest measured:",
            "train_gpt tune --preset quickstart --tokenizer tok --data-path data \\",
            "    --global-batch-size 32 --train-iters 600 --trials 5"}}},
+        {"sweep",
+         "find the learning rate, batch, weight decay, ... of a training run, by short trainings",
+         "OPTIONS OF train --over NAME=LOW..HIGH|A,B,C ... [--budget 20m] --out DIR",
+         {{"Two options, in twenty minutes; interrupted, the same command goes on:",
+           "train_gpt sweep --preset quickstart --tokenizer tok --data-path data \\",
+           "    --train-iters 600 --over lr=5e-4..2e-2 --over weight-decay=0.1,0.2 \\", "    --budget 20m --out sweep",
+           "train_gpt train --config sweep/best.toml --out run"}}},
         {"prepare",
          "turn text into tokens on disk (Megatron-LM's .bin and .idx)",
          "--input FILE ... --tokenizer DIR --output PREFIX [OPTIONS]",
@@ -148,10 +155,15 @@ std::vector<OptionRow> option_rows() {
                                   const char* help) { rows.push_back(option_row(field, alias, value, allowed, group, help)); });
     return rows;
 }
+// Commands whose options are those of train, and more.
+inline bool takes_options_of_train(const std::string& command) {
+    return command == "train" || command == "tune" || command == "sweep";
+}
 // Every option of a command; those common to all commands come last.
 inline std::vector<OptionRow> options_of(const std::string& command) {
     std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
                                   : command == "tune"      ? option_rows<TuneOptions>()
+                                  : command == "sweep"     ? option_rows<SweepOptions>()
                                   : command == "prepare"   ? option_rows<PrepareOptions>()
                                   : command == "curate"    ? option_rows<CurateOptions>()
                                   : command == "tokenizer" ? option_rows<TokenizerOptions>()
@@ -164,7 +176,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                                            : option_rows<InspectOptions>();
     rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
-    if (command == "train" || command == "tune")
+    if (takes_options_of_train(command))
         rows.push_back({"help-all", "", "Help", "all options, not only the usual ones", "", "", {}, true, false});
     return rows;
 }
@@ -223,7 +235,7 @@ inline std::string help_of(const Command& command, bool all, int width) {
     for (const std::vector<const char*>& example : command.examples)
         for (const char* line : example) out += std::string(line == example[0] ? "  " : "    ") + line + "\n";
     const std::string name = command.name;
-    const bool some = !all && (name == "train" || name == "tune");
+    const bool some = !all && takes_options_of_train(name);
     const Strings& everyday = everyday_options();
     for (const auto& [group, rows] : grouped(options_of(command.name))) {
         std::string entries;

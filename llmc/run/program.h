@@ -23,6 +23,7 @@
 struct ModelCommands {
     int (*train)(const TrainOptions&);
     int (*tune)(const TuneOptions&);
+    int (*sweep)(const SweepOptions&);
     int (*generate)(const GenerateOptions&);
     int (*eval)(const EvalOptions&);
     int (*serve)(const ServeOptions&);
@@ -58,6 +59,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "version") return print_version();
     if (command == "train") return run_command("train", arguments, commands.train);
     if (command == "tune") return run_command("tune", arguments, commands.tune);
+    if (command == "sweep") return run_command("sweep", arguments, commands.sweep);
     if (command == "generate") return run_command("generate", arguments, commands.generate);
     if (command == "eval") return run_command("eval", arguments, commands.eval);
     cli::command_named(command);
