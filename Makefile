@@ -2,7 +2,7 @@
 #
 # make quickstart   from raw text to a model that writes, in minutes
 #                   TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
-#                   PRESET=quickstart (train_gpt help presets lists them)
+#                   PRESET=quickstart  TUNE=1 TUNE_BUDGET=5m: sweeps before
 # make train_gpt    the program for this machine, as ./train_gpt
 # make install      program, manual page, completion  PREFIX=/usr/local  DESTDIR=
 # make test         every test, in ten minutes; ends with `N passed, N failed`

@@ -4,6 +4,8 @@
 #                        quotes of its own: TEXT="a.txt 'my b.txt'"
 #   OUT=quickstart       where everything goes
 #   STEPS=600            training steps
+#   TUNE=1               first searches the learning rate, batch and weight decay (train_gpt sweep), then trains with what it found,
+#                        for as many tokens; TUNE_BUDGET=5m: time of the search
 # Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
@@ -14,6 +16,8 @@ STEPS=${STEPS:-600}
 PRESET=${PRESET:-quickstart}
 TRAIN_GPT=${TRAIN_GPT:-./train_gpt}
 VOCAB=${VOCAB:-4096}
+TUNE=${TUNE:-}
+TUNE_BUDGET=${TUNE_BUDGET:-5m}
 
 step() { printf '\n\033[1m== %s\033[0m\n' "$*" | if [[ -t 1 ]]; then cat; else sed 's/\x1b\[[0-9;]*m//g'; fi; }
 # make_once FILE COMMAND...: runs the command unless FILE is there already.
@@ -32,7 +36,7 @@ done
 
 mkdir -p "$OUT"
 # Everything below depends on the texts and sizes; other ones start afresh rather than mixing.
-recipe="TEXT=${TEXT:-} VOCAB=$VOCAB PRESET=$PRESET STEPS=$STEPS"
+recipe="TEXT=${TEXT:-} VOCAB=$VOCAB PRESET=$PRESET STEPS=$STEPS${TUNE:+ TUNE=$TUNE TUNE_BUDGET=$TUNE_BUDGET}"
 if [[ -e $OUT/recipe && $(cat "$OUT/recipe") != "$recipe" ]]; then
     echo "error: $OUT was made with other settings:" >&2
     echo "  there: $(cat "$OUT/recipe")" >&2
@@ -75,16 +79,24 @@ for i in "${!texts[@]}"; do
     data+=(${weights[$i]:+"${weights[$i]}"} "$prefix")
 done
 
+training=(--preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0"
+    --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS"
+    --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 --eval-iters 8)
+if [[ -n $TUNE ]]; then
+    step "Search"
+    make_once "$OUT/sweep/best.toml" launch "$TRAIN_GPT" sweep "${training[@]}" --over lr=1e-3..1.6e-2 \
+        --over global-batch-size=8,16 --over weight-decay=0.05,0.1,0.2 --configs 9 --seeds 1 --budget "$TUNE_BUDGET" --out "$OUT/sweep"
+    training=(--config "$OUT/sweep/best.toml")
+fi
+
 step "Training"
 # --resume auto: goes on where an interrupted run stopped, and has nothing to do when it is finished.
-launch "$TRAIN_GPT" train --resume auto --preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0" \
-    --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS" \
-    --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 \
-    --eval-interval $((STEPS / 8 + 1)) --eval-iters 8 --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} \
+launch "$TRAIN_GPT" train --resume auto "${training[@]}" \
+    --eval-interval $((STEPS / 8 + 1)) --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} \
     --name "$(basename "$OUT")" --out "$OUT/model"
 if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'; then
     goes_on="make quickstart OUT=$(printf '%q' "$OUT")"
-    settings=(STEPS=600 TEXT= PRESET=quickstart VOCAB=4096 PROMPT=) # as they are where nothing is said
+    settings=(STEPS=600 TEXT= PRESET=quickstart VOCAB=4096 PROMPT= TUNE= TUNE_BUDGET=5m) # as they are where nothing is said
     for setting in "${settings[@]}"; do
         name=${setting%%=*} value=${!name:-}
         [[ $name=$value == "$setting" ]] || goes_on+=" $name=$(printf '%q' "$value")"

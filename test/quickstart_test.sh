@@ -52,6 +52,15 @@ expect "a text that is not there" refused env TEXT="texts/birds.txt 'not there.t
 says "a text that is not there is named" "^error: TEXT names 'not there.txt', which is not there$"
 expect "and nothing is made before" test ! -e none
 
+# ---- a search before it ----
+if [[ -z ${SAN:-} ]]; then
+    TUNE=1 TEXT="texts/birds.txt 'texts/more birds.txt'" OUT=tuned STEPS=40 VOCAB=300 PRESET=llama-tiny bash "$script" >tuned.txt 2>&1
+    expect "with TUNE=1 it ends well" test $? == 0
+    expect "it trains with what was found" bash -c "rate=\$(sed -n 's/^lr = //p' tuned/sweep/best.toml) && [[ -n \$rate ]] && grep -q \"\\\"lr\\\":\$rate,\" tuned/model/log.jsonl"
+    tokens=$(tail -n 1 tuned/model/log.jsonl | grep -o '"tokens":[0-9]*')
+    expect "for as many tokens" test "$tokens" == "\"tokens\":$((40 * 16 * 256))"
+fi
+
 OUT=stopped STEPS=1000000 VOCAB=300 PRESET=llama-tiny TEXT="texts/birds.txt 'texts/more birds.txt'" bash "$script" >stopped.txt 2>&1 &
 quickstart=$!
 comes grep '"kind":"step","step":3,' stopped/model/log.jsonl
