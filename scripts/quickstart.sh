@@ -81,7 +81,7 @@ done
 
 training=(--preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]}" --split "95, 5, 0"
     --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --train-iters "$STEPS"
-    --lr 2e-3 --min-lr 2e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 --eval-iters 8)
+    --optimizer muon --lr 4e-3 --min-lr 4e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 --eval-iters 8)
 if [[ -n $TUNE ]]; then
     step "Search"
     make_once "$OUT/sweep/best.toml" launch "$TRAIN_GPT" sweep "${training[@]}" --over lr=1e-3..1.6e-2 \
