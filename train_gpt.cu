@@ -1976,15 +1976,33 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     return m;
 }
 
+// The same for texts of up to T tokens that are written at the same time.
+static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
+    const TextRoom room = {texts, any_length ? 0 : run.c.virtual_tokens.count + T};
+    auto m = load_weights(run, ceil_div(texts, T), T, 1, room);
+    if (const int copies = m->ranks->mesh.dp.size, ranks = run.world.size(); copies > 1)
+        fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", ranks, copies, ranks);
+    return m;
+}
+
+// 1, 2, 4, ... texts at a time, each number with memory of its own.
+static void measure_batches(InferenceRun& run, const std::vector<int>& prompt, int T, const GenerateOptions& o) {
+    std::vector<BatchSpeed> speeds;
+    for (int batch = 1; batch <= o.batch; batch = batch < o.batch ? std::min(2 * batch, o.batch) : batch + 1) {
+        const std::unique_ptr<Model> m = load_writer(run, batch, T);
+        Generator generator(run.ctx, *m);
+        speeds.push_back(measure_batch(generator, prompt, m->arena.bytes(), o));
+    }
+    if (run.main_rank()) print_batches(speeds, o);
+}
+
 static void generate(World& world, const GenerateOptions& o) {
     InferenceRun run(world, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
     const Prompts prompts = read_prompts(run, o);
     const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
+    if (o.measure_batches) return measure_batches(run, prompts.all[0].tokens, T, o);
     const auto texts = (int)std::min<int64_t>(o.batch, (int64_t)prompts.all.size() * o.num_samples);
-    const TextRoom room = {texts, prompts.converses ? 0 : run.c.virtual_tokens.count + T};
-    const std::unique_ptr<Model> m = load_weights(run, ceil_div(texts, T), T, 1, room);
-    if (const int copies = m->ranks->mesh.dp.size; copies > 1)
-        fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", world.size(), copies, world.size());
+    const std::unique_ptr<Model> m = load_writer(run, texts, T, prompts.converses);
     Generator generator(run.ctx, *m);
     write_texts(run, generator, prompts, o);
 }

@@ -214,7 +214,7 @@ completes() {
 completes "commands" "train tune tokenizer" t
 completes "options of sweep" "--override --over" sweep --ove
 completes "options" "--global-batch-size --global-batch" train --glo
-completes "options of another command" "--max-new-tokens" generate --max
+completes "options of another command" "--max-new-tokens" generate --max-n
 completes "options without a command" "--global-batch-size --global-batch" --glo
 completes "choices" "cosine constant" train --lr-decay-style co
 completes "choices after other options" "hybrid" train --lr 1 --fp8 h

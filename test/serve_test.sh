@@ -46,6 +46,20 @@ for layout in "--tp 2" "--pp 2"; do
     expect "two ranks write them together, too: $layout" test "$(wc -l <ranks.txt)" == "$(wc -l <one.txt)"
 done
 
+# How many at a time.
+measured() { "$program" generate --model gpt --prompt "A fish" --max-new-tokens 12 --measure-batches --batch 5 "$@"; }
+expect "numbers of texts are measured" measured
+says "and the fastest is named" "^the most tokens: --batch [1-5], [0-9]* a second$"
+cp out.txt measured.txt
+expect "1, 2, 4, 5 of them" test "$(awk 'NF == 8 && $3 == "ms" && $4 > 0 && $5 >= $4 && $6 > 0 { printf "%d ", $1 }' measured.txt)" == "1 2 4 5 "
+expect "in 80 columns" test -z "$(awk 'length > 80' measured.txt)"
+expect "a bound that all keep" measured --max-latency 100000
+says "it is kept" "within --max-latency: --batch"
+expect "a bound that none keeps" refused measured --max-latency 0.00001
+says "it says what is possible" "no batch keeps --max-latency 1e-05: --batch [1-5] comes nearest, with [0-9.]* ms"
+expect "a bound without the measurement" refused "$program" generate --model gpt --max-latency 5
+expect "a measurement of many prompts" refused "$program" generate --model gpt --measure-batches --num-samples 2
+
 # Prompts from a file.
 printf 'A fish\n\nWho "lives"\nhouse\n' >prompts.txt
 expect "prompts of lines" "$program" generate --model gpt --prompts prompts.txt --num-samples 2 --max-new-tokens 20 --seed 3 --matrix-unit portable

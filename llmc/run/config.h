@@ -614,6 +614,10 @@ inline Allowed one_of(Strings choices) {
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
     X(int, batch, "", 8, between(1, 4096), "Text", "most texts that are written at the same time; memory grows with it") \
+    X(bool, measure_batches, "", false, anything(), "Text",                                                              \
+      "instead of texts, a table: how fast 1, 2, 4, ... up to --batch of --max-new-tokens are written at the same time") \
+    X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                             \
+      "milliseconds that 99% of a text's tokens may take at most, with --measure-batches; default: any")                 \
     X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
       "randomness: below 1, likely tokens become likelier; 0: greedy")                                                   \
     X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all") \

@@ -118,6 +118,10 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
         fail_usage("--chat-template and --system are for conversations; HINT: add --chat");
     if (!o.prompts.empty() && !o.prompt.empty())
         fail_usage("--prompt is one text, --prompts a file of them; HINT: one of the two");
+    if (o.max_latency > 0 && !o.measure_batches) fail_usage("--max-latency is a bound for --measure-batches; HINT: add that");
+    if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
+        fail_usage(
+            "--measure-batches continues one --prompt, as many times as the batch; HINT: leave --prompts and --num-samples out");
     const auto of_rank_0 = [&](auto read) { return run.world.all_gather(run.main_rank() ? read() : std::string())[0]; };
     std::vector<std::string> texts = {o.prompt};
     if (!o.prompts.empty()) texts = prompts_in(o.prompts, of_rank_0([&] { return read_whole_file(o.prompts); }));
@@ -198,6 +202,65 @@ private:
     double seconds_ = 0;
     int64_t tokens_ = 0;
 };
+
+// How fast texts are written that are written together (generate --measure-batches).
+struct BatchSpeed {
+    int batch;
+    double first_ms, p50_ms, p99_ms;  // until all texts have their first tokens; of a text's later tokens
+    double tokens_per_second;         // of the later ones
+    size_t bytes;                     // memory of a rank
+};
+
+// Writes as many texts at a time as the generator (as for a Decoder, on all ranks) has room for, of max_new_tokens each wherever
+// they would end.
+template <class Generator>
+BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, size_t bytes, const GenerateOptions& o) {
+    Decoder<Generator> decoder(generator);
+    const int batch = generator.sequences();
+    for (int i = 0; i < batch; i++) {
+        const SamplingOptions sampling = {o.temperature, o.top_k, o.top_p};
+        TextRequest r = {prompt, o.max_new_tokens, sampling, (uint64_t)o.seed, (uint32_t)i};
+        r.emit = [](int) { return true; };
+        decoder.add(std::move(r));
+    }
+    const double begin = monotonic_seconds();
+    bool more = decoder.step();
+    const double start = monotonic_seconds();
+    const int64_t first = decoder.tokens();
+    WritingSpeed speed;
+    for (double last = start; more;) {
+        const int64_t before = decoder.tokens();
+        more = decoder.step();
+        const double now = monotonic_seconds();
+        speed.add(now - last, decoder.tokens() - before);
+        last = now;
+    }
+    const double seconds = monotonic_seconds() - start;
+    return {batch,
+            1e3 * (start - begin),
+            1e3 * speed.percentile(0.5),
+            1e3 * speed.percentile(0.99),
+            (double)(decoder.tokens() - first) / seconds,
+            bytes};
+}
+
+// The table of them, and which is the fastest within the bound.
+inline void print_batches(const std::vector<BatchSpeed>& all, const GenerateOptions& o) {
+    print_line(stdout, "batch  first tokens  ms a token: p50     p99  tokens/s  memory of a rank");
+    const BatchSpeed *best = nullptr, *soonest = &all[0];
+    for (const BatchSpeed& s : all) {
+        print_line(stdout, format("%5d  %9.1f ms  %15.2f  %6.2f  %8.0f  %16s", s.batch, s.first_ms, s.p50_ms, s.p99_ms,
+                                  s.tokens_per_second, human_bytes(s.bytes).c_str()));
+        if (s.p99_ms < soonest->p99_ms) soonest = &s;
+        if ((!o.max_latency || s.p99_ms <= o.max_latency) && (!best || s.tokens_per_second > best->tokens_per_second))
+            best = &s;
+    }
+    if (!best)
+        fail("no batch keeps --max-latency %g: --batch %d comes nearest, with %.2f ms for 99%% of its tokens", o.max_latency,
+             soonest->batch, soonest->p99_ms);
+    print_line(stdout, format("the most tokens%s: --batch %d, %.0f a second", o.max_latency > 0 ? " within --max-latency" : "",
+                              best->batch, best->tokens_per_second));
+}
 
 // Continues prompts, prints the texts as they come, and at the end their speed. generator: as for a Decoder, on all ranks.
 template <class Generator>
