@@ -78,11 +78,11 @@ public:
         bool operator==(const Key& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
         bool exists() const { return high != 0; }
         std::string piece() const {
-            std::string bytes(16, '\0');
-            memcpy(bytes.data(), &low, 8);
-            memcpy(bytes.data() + 8, &high, 8);
-            bytes.resize(high >> 56);
-            return bytes;
+            std::string text(16, '\0');
+            memcpy(text.data(), &low, 8);
+            memcpy(text.data() + 8, &high, 8);
+            text.resize(high >> 56);
+            return text;
         }
         uint64_t hash() const {
             const auto product = (unsigned __int128)(low ^ 0x9e3779b97f4a7c15) * (high ^ 0xd6e8feb86659fd93);

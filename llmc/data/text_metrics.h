@@ -273,9 +273,15 @@ inline double rouge_l_of_lines(const std::string& text, const std::string& refer
     std::map<std::string_view, int64_t> in_text, in_reference;
     int64_t written = 0, wanted = 0, common = 0;
     for (const Words& line : lines)
-        for (const std::string& word : line) written++, in_text[word]++;
+        for (const std::string& word : line) {
+            written++;
+            in_text[word]++;
+        }
     for (const Words& line : expected)
-        for (const std::string& word : line) wanted++, in_reference[word]++;
+        for (const std::string& word : line) {
+            wanted++;
+            in_reference[word]++;
+        }
     for (const Words& line : expected) {
         std::vector<bool> found(line.size());
         for (const Words& other : lines) {
