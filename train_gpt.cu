@@ -1959,7 +1959,7 @@ static void sweep(World& world, const SweepOptions& o) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
     Sweep(run, o).run();
 }
-int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
+inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
 
 // The model of `run`, with memory for passes of B x T.
 static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {

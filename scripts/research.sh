@@ -26,8 +26,7 @@ else
     [[ -e $data/0-bible.idx ]] || { echo "error: $data/0-bible.idx is not there; HINT: make quickstart" >&2; exit 1; }
     base=(--preset quickstart --tokenizer "$QUICKSTART/tokenizer" --data-path 0.8 "$data/0-bible" 0.2 "$data/1-debian-reference-ja" --split "95, 5, 0"
         --seq-length 256 --micro-batch-size 8 --global-batch-size 16 --optimizer muon --lr 4e-3 --min-lr 4e-4 --lr-warmup-iters 30
-        --weight-decay 0.1
-        --eval-interval 1M --eval-iters 16 --eval-fixed)
+        --weight-decay 0.1 --eval-interval 1M --eval-iters 16 --eval-fixed)
 fi
 builtin_candidates() {
     cat <<'END'

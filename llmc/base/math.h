@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -26,6 +27,17 @@ inline double median(std::vector<double> x) {
     if (x.size() % 2 == 1) return *middle;
     const double below = *std::max_element(x.begin(), middle);
     return below + (*middle - below) / 2;
+}
+
+// Mean of at least one value, and its standard error: NaN of a single one.
+struct MeanWithError {
+    double mean, error;
+};
+inline MeanWithError mean_with_error(const std::vector<double>& x) {
+    const double n = (double)x.size(), mean = std::accumulate(x.begin(), x.end(), 0.0) / n;
+    double squares = 0;
+    for (const double value : x) squares += (value - mean) * (value - mean);
+    return {mean, std::sqrt(squares / (n - 1) / n)};
 }
 
 // The unsigned integer type with the bits of F, which is a float or a vector of floats (specialized where the vector is

@@ -116,6 +116,12 @@ inline std::string with_commas(int64_t n) {
     return s;
 }
 
+// "a, b, c"
+inline std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
 // "1 document", "12,000 documents"; `several`: the plural that is not noun + s
 inline std::string counted(int64_t n, const std::string& noun, const std::string& several = "") {
     return with_commas(n) + " " + (n == 1 ? noun : several.empty() ? noun + "s" : several);

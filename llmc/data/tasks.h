@@ -40,6 +40,7 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/math.h"
 #include "../base/rng.h"
 #include "../base/terminal.h"
 #include "../base/unicode.h"
@@ -92,6 +93,9 @@ struct Task : TaskForm {
     std::string where(const TaskExample& e) const { return file + ":" + std::to_string(e.line); }
     int64_t size() const { return (int64_t)examples.size(); }
 };
+
+inline const std::vector<std::string> written_metrics = {"exact_match", "f1",     "bleu",     "rouge1",
+                                                         "rouge2",      "rougeL", "rougeLsum"};
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 // Reads the values of one line.
@@ -179,18 +183,14 @@ private:
         e.max_new_tokens = most.get<int>();
         form.metrics = has("metrics") ? texts("metrics", 1, false) : std::vector<std::string>{"exact_match", "f1"};
         for (const std::string& name : form.metrics)
-            if (!std::count(std::begin(written_metrics), std::end(written_metrics), name))
-                fail(
-                    "%s: '%s' is no metric of written answers; these are exact_match, f1, bleu, rouge1, rouge2, rougeL, "
-                    "rougeLsum",
-                    where_, name.c_str());
+            if (!std::count(written_metrics.begin(), written_metrics.end(), name))
+                fail("%s: '%s' is no metric of written answers; these are %s", where_, name.c_str(),
+                     joined(written_metrics).c_str());
         const nlohmann::json stemmer = j_.value("stemmer", nlohmann::json(false));
         if (!stemmer.is_boolean()) fail("%s: 'stemmer' is not true or false", where_);
         form.stemmer = stemmer;
     }
 
-    static constexpr std::string_view written_metrics[] = {"exact_match", "f1",     "bleu",     "rouge1",
-                                                           "rouge2",      "rougeL", "rougeLsum"};
     const nlohmann::json& j_;
     const char* where_;
 };
@@ -366,10 +366,8 @@ struct Metric {
 };
 
 inline Metric mean_metric(const std::string& name, const std::vector<double>& x) {
-    const double n = (double)x.size(), mean = std::accumulate(x.begin(), x.end(), 0.0) / n;
-    double squares = 0;
-    for (double value : x) squares += (value - mean) * (value - mean);
-    return {name, mean, std::sqrt(squares / (n - 1) / n)};
+    const auto [mean, error] = mean_with_error(x);
+    return {name, mean, error};
 }
 
 // The share in each group of examples, and the gap between them, if there are several.

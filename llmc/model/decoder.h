@@ -38,7 +38,7 @@ struct TextRequest {
     uint64_t seed = 0;  // draws are a function of seed, sample, and how many tokens came before
     uint32_t sample = 0;
     std::vector<int> ends{};                // tokens that end it, and are no part of it
-    std::function<bool(int token)> emit{};  // gets each token; false: the text ends here
+    std::function<bool(int token)> emit{};  // gets each token, or is empty; false: the text ends here
     std::function<void(TextEnd)> ended{};   // is called once, or empty
     std::function<bool()> wanted{};         // asked before each step; empty: always
 };
@@ -105,7 +105,7 @@ private:
         text.last = token;
         text.n++;
         tokens_++;
-        if (!r.emit(token)) return end(text, TextEnd::stopped);
+        if (r.emit && !r.emit(token)) return end(text, TextEnd::stopped);
         if (generator_.length(sequence) + 1 >= generator_.capacity()) return end(text, TextEnd::context);
         if (text.n >= r.max_new_tokens) return end(text, TextEnd::length);
     }

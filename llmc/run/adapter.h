@@ -66,12 +66,6 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
 
 // ---- adapter_config.json ----------------------------------------------------------------------------------------------------
 
-inline std::string joined(const std::vector<std::string>& names) {
-    std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-    return text;
-}
-
 // The path of the base as the adapters name it.
 inline std::string base_of_adapter(const std::string& dir) {
     const nlohmann::json j = read_json(dir + adapter_config_file);

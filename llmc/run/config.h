@@ -784,6 +784,14 @@ inline const Strings& everyday_options() {
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
+// Those of train for a command that writes something else to --out, which the help of it says.
+template <class Visit>
+void visit_options_of_train(TrainOptions& o, const char* out, Visit& visit) {
+    for_each_option(
+        o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group, const char* help) {
+            visit(field, alias, value, allowed, group, std::string(field) == "out" ? out : help);
+        });
+}
 // Those of a run whose layout is sought, and of the search.
 struct TuneOptions : TrainOptions {
     TUNE_OPTIONS(OPTION_FIELD)
@@ -791,11 +799,7 @@ struct TuneOptions : TrainOptions {
 };
 template <class Visit>
 void for_each_option(TuneOptions& o, Visit visit) {
-    for_each_option((TrainOptions&)o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed,
-                                          const char* group, const char* help) {
-        const bool out = std::string(field) == "out";
-        visit(field, alias, value, allowed, group, out ? "directory for the layouts (tune-1.toml, ...) and tune.html" : help);
-    });
+    visit_options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html", visit);
     TUNE_OPTIONS(OPTION_VISIT)
 }
 // Those of a run whose hyperparameters are sought, and of the search.
@@ -805,11 +809,7 @@ struct SweepOptions : TrainOptions {
 };
 template <class Visit>
 void for_each_option(SweepOptions& o, Visit visit) {
-    for_each_option((TrainOptions&)o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed,
-                                          const char* group, const char* help) {
-        const bool out = std::string(field) == "out";
-        visit(field, alias, value, allowed, group, out ? "directory for best.toml, sweep.html and the table of runs" : help);
-    });
+    visit_options_of_train(o, "directory for best.toml, sweep.html and the table of runs", visit);
     SWEEP_OPTIONS(OPTION_VISIT)
 }
 OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)

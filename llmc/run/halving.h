@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/math.h"
 #include "../base/rng.h"
 
 // ---- what is searched ------------------------------------------------------------------------------------------------------
@@ -143,12 +144,11 @@ inline std::vector<Standing> standings(const TrialResults& results, int rung) {
     std::vector<Standing> all;
     for (const auto& [config, of] : losses) {
         Standing s = {config, (int)of.size(), failed[config]};
-        const auto n = (double)of.size();
-        if (n > 0) s.mean = 0;
-        for (const double loss : of) s.mean += loss / n;
-        double squares = 0;
-        for (const double loss : of) squares += (loss - s.mean) * (loss - s.mean);
-        if (n > 1) s.error = std::sqrt(squares / (n - 1) / n);
+        if (!of.empty()) {
+            const auto [mean, error] = mean_with_error(of);
+            s.mean = mean;
+            s.error = error;
+        }
         all.push_back(s);
     }
     std::stable_sort(all.begin(), all.end(), [](const Standing& a, const Standing& b) {

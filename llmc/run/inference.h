@@ -178,11 +178,21 @@ private:
 // How long the tokens of texts took that were written together.
 class WritingSpeed {
 public:
-    void add(double seconds, int64_t tokens) {
+    // A step of the decoder. Returns whether texts are left.
+    template <class Generator>
+    bool step(Decoder<Generator>& decoder) {
+        const double start = monotonic_seconds();
+        const int64_t before = decoder.tokens();
+        const bool more = decoder.step();
+        const double seconds = monotonic_seconds() - start;
+        const int64_t tokens = decoder.tokens() - before;
         if (tokens > 0) steps_.emplace_back(seconds, tokens);
         seconds_ += seconds;
         tokens_ += tokens;
+        return more;
     }
+    double seconds() const { return seconds_; }
+    double tokens_per_second() const { return seconds_ > 0 ? (double)tokens_ / seconds_ : 0; }
     // In seconds: a token's share of them comes sooner than this.
     double percentile(double share) {
         std::sort(steps_.begin(), steps_.end());
@@ -193,8 +203,8 @@ public:
     }
     std::string text() {
         return format("%s in %s, %.0f tokens/s; milliseconds per token of a text: p50 %.2f, p99 %.2f",
-                      counted(tokens_, "token").c_str(), human_duration(seconds_).c_str(),
-                      seconds_ > 0 ? (double)tokens_ / seconds_ : 0, 1e3 * percentile(0.5), 1e3 * percentile(0.99));
+                      counted(tokens_, "token").c_str(), human_duration(seconds_).c_str(), tokens_per_second(),
+                      1e3 * percentile(0.5), 1e3 * percentile(0.99));
     }
 
 private:
@@ -219,28 +229,11 @@ BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, s
     const int batch = generator.sequences();
     for (int i = 0; i < batch; i++) {
         const SamplingOptions sampling = {o.temperature, o.top_k, o.top_p};
-        TextRequest r = {prompt, o.max_new_tokens, sampling, (uint64_t)o.seed, (uint32_t)i};
-        r.emit = [](int) { return true; };
-        decoder.add(std::move(r));
+        decoder.add({prompt, o.max_new_tokens, sampling, (uint64_t)o.seed, (uint32_t)i});
     }
-    const double begin = monotonic_seconds();
-    bool more = decoder.step();
-    const double start = monotonic_seconds();
-    const int64_t first = decoder.tokens();
-    WritingSpeed speed;
-    for (double last = start; more;) {
-        const int64_t before = decoder.tokens();
-        more = decoder.step();
-        const double now = monotonic_seconds();
-        speed.add(now - last, decoder.tokens() - before);
-        last = now;
-    }
-    const double seconds = monotonic_seconds() - start;
-    return {batch,
-            1e3 * (start - begin),
-            1e3 * speed.percentile(0.5),
-            1e3 * speed.percentile(0.99),
-            (double)(decoder.tokens() - first) / seconds,
+    WritingSpeed first, later;
+    for (bool more = first.step(decoder); more;) more = later.step(decoder);
+    return {batch, 1e3 * first.seconds(), 1e3 * later.percentile(0.5), 1e3 * later.percentile(0.99), later.tokens_per_second(),
             bytes};
 }
 
@@ -275,7 +268,7 @@ public:
         for (int64_t next = 0;;) {
             // No more wait than can join in a step, since there may be many.
             for (; next < all && (int)decoder_.waiting() < generator_.sequences(); next++) add_sample(next);
-            if (!step()) break;
+            if (!speed_.step(decoder_)) break;
         }
     }
     // Answers each line of standard input, in one conversation.
@@ -294,7 +287,7 @@ public:
                     output_.write(turn, bytes);
                 },
                 [&, turn](TextEnd end) { end_line(turn, end); });
-            while (step()) {
+            while (speed_.step(decoder_)) {
             }
             messages.push_back({"assistant", answer});
         }
@@ -304,14 +297,6 @@ public:
     }
 
 private:
-    bool step() {
-        const double start = monotonic_seconds();
-        const int64_t before = decoder_.tokens();
-        const bool more = decoder_.step();
-        speed_.add(monotonic_seconds() - start, decoder_.tokens() - before);
-        return more;
-    }
-
     template <class Write, class Ended>
     void add(int64_t number, int sample, std::vector<int> tokens, Write write, Ended ended) {
         TextRequest r = {std::move(tokens), o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p},

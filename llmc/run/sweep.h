@@ -521,16 +521,10 @@ private:
         result.tokens = training.result.tokens;
         result.flops = training.result.flops;
         training.result = result;
-        if (std::filesystem::exists(log)) {
-            std::vector<double> steps;
-            for_each_line(log, [&](std::string_view line, int64_t) {
-                if (StepNumbers step; scan_step(line, step)) steps.push_back(step["step_ms"] / 1e3);
-            });
-            if (steps.size() > 1) training.step_seconds = median(std::vector<double>(steps.begin() + 1, steps.end()));
-            if (training.key.rung >= 0) {
-                make_directory(file("logs"));
-                std::filesystem::rename(log, file("logs/" + name_of(training.key) + ".jsonl"));
-            }
+        training.step_seconds = median_step_seconds(log);
+        if (training.key.rung >= 0 && std::filesystem::exists(log)) {
+            make_directory(file("logs"));
+            std::filesystem::rename(log, file("logs/" + name_of(training.key) + ".jsonl"));
         }
         std::filesystem::remove_all(training.folder);
         std::error_code error;

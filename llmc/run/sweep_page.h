@@ -88,14 +88,15 @@ inline Chart rungs_chart(const SweepFindings& f) {
     Chart chart;
     chart.id = "rungs";
     chart.log_x = true;
+    std::vector<Series> of_configs(f.configs.size());
+    for (size_t k = 0; k < f.rungs.size(); k++)
+        for (const Standing& s : standings(f.results, (int)k))
+            if (s.runs > 0) of_configs[(size_t)s.config].parts.push_back(point(f.rungs[k].tokens, s.mean));
     for (int config = 0; config < (int)f.configs.size(); config++) {
         const auto place = std::find_if(f.found.begin(), f.found.end(), [&](const Standing& s) { return s.config == config; });
-        Series series;
+        Series& series = of_configs[(size_t)config];
         series.style = place == f.found.end() ? "other" : place == f.found.begin() ? "train" : "valid";
         series.dots = true;
-        for (size_t k = 0; k < f.rungs.size(); k++)
-            for (const Standing& s : standings(f.results, (int)k))
-                if (s.config == config && s.runs > 0) series.parts.push_back(point(f.rungs[k].tokens, s.mean));
         if (!series.parts.empty()) chart.series.push_back(std::move(series));
     }
     set_loss_range(chart);

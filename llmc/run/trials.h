@@ -98,6 +98,16 @@ inline std::string path_of_this_program() {
     return self;
 }
 
+// The median time of the steps in a run's log but its first one; NaN: there are none.
+inline double median_step_seconds(const std::string& log) {
+    std::vector<double> steps;
+    if (std::filesystem::exists(log))
+        for_each_line(log, [&](std::string_view line, int64_t) {
+            if (StepNumbers step; scan_step(line, step)) steps.push_back(step["step_ms"] / 1e3);
+        });
+    return steps.size() > 1 ? median(std::vector<double>(steps.begin() + 1, steps.end())) : NAN;
+}
+
 struct Trial {
     double seconds = NAN;  // of a step, the median of all but the first; NaN: it failed
     std::string why;       // it failed
@@ -113,12 +123,8 @@ inline Trial run_trial(const std::string& config, int ranks, const std::string& 
     Apart process(words, output, limit_seconds);
     std::optional<int> status;
     while (!(status = process.status())) wait_a_little();
-    std::vector<double> steps;
-    if (const std::string log = out + "/log.jsonl"; std::filesystem::exists(log))
-        for_each_line(log, [&](std::string_view line, int64_t) {
-            if (StepNumbers step; scan_step(line, step)) steps.push_back(step["step_ms"] / 1e3);
-        });
-    if (*status == 0 && steps.size() > 1) trial.seconds = median(std::vector<double>(steps.begin() + 1, steps.end()));
+    const double seconds = median_step_seconds(out + "/log.jsonl");
+    if (*status == 0 && std::isfinite(seconds)) trial.seconds = seconds;
     else trial.why = why_failed(*status, words[0], output, limit_seconds);
     return trial;
 }
