@@ -131,7 +131,7 @@ build/%.d: ;
 
 help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
 deps: deps-build
-deps-%: ; @$(if $(NODEPS),true,scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
+deps-%: ; $(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
 install: $(or $(TRAIN_GPT),$(build)/train_gpt) ; @scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"
 quickstart: deps-quickstart train_gpt ; @TRAIN_GPT=./train_gpt scripts/quickstart.sh
@@ -160,9 +160,9 @@ $(gpu_bf16)/tests/train_gpt: $(gpu_bf16)/gpu_tests ; @mkdir -p $(@D) && ln -f $<
 for_scripts  := $(if $(scripts),$(gpu_trainer) $(build)/train_gpt $(parity) $(comm)) \
                 $(if $(findstring ladders,$(scripts)),$(ladders))
 
-test test-all: deps-test deps-quickstart deps-chaos
+test test-all: deps deps-test deps-quickstart deps-chaos
 	@$(if $(strip $(programs) $(scripts)),,$(error FILTER=$(FILTER): no test has that in its name))
-	@$(MAKE) -s --no-print-directory -j2 $(for_scripts) $(programs)
+	@$(MAKE) -s --no-print-directory -j2 DEPS_ARE_HERE=1 $(for_scripts) $(programs)
 	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) COMM_CHECK="$(comm)" PARITY_CHECK="$(parity)" \
 	    LADDERS="$(ladders)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) ALL=$(filter test-all,$@) \
 	    test/run.sh $(programs) $(scripts)

@@ -9,7 +9,7 @@ for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city 
 expect "tokenizer" "$gpu" tokenizer --input text.txt --vocab-size 380 --output tok
 expect "prepare" "$gpu" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 
-small=(--num-layers 2 --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2 --global-batch-size 4 --train-iters 5 --lr 3e-3
+small=(--num-layers 2 --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2 --global-batch-size 4 --train-iters 5 --lr 1e-3
     --lr-warmup-iters 2 --eval-interval 5 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5)
 llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights)
 declare -A run=(

@@ -6,7 +6,8 @@
 // It is meant to be an unkind library: whatever a caller may not rely on turns out badly.
 // - Reading or writing outside of device memory ends the program, as on a GPU; the operands' last elements count.
 // - The first algorithm offered is the least accurate that the preference allows (partial sums rounded to D's type), and most
-//   want 16-byte alignment if they may. Each adds in an order of its own.
+//   want 16-byte alignment if they may. Each adds in an order of its own. Which one is the fastest is drawn, from EMU_SEED and
+//   the product.
 // - Epilogues that are not fused on all GPUs and for all shapes (with an auxiliary matrix, with a bias gradient) are refused for
 //   one in EMU_REFUSALS products, drawn from EMU_SEED and the product: the same one is refused each time.
 // - C is read only if beta is not 0; unset pointers, unaligned pointers, a workspace too small are errors.
@@ -328,14 +329,17 @@ struct Product {
     size_t bias_length() const { return op->epilogue == CUBLASLT_EPILOGUE_BGRADB ? n : m; }
 };
 
-inline bool refused_by_chance(const Product& p) {
-    if (config().refusals < 2) return config().refusals == 1;
-    unsigned hash = config().seed;
+// A number drawn from EMU_SEED and what the product is.
+inline unsigned drawn(const Product& p, unsigned what = 0) {
+    unsigned hash = config().seed ^ what;
     for (const size_t x : {p.m, p.n, p.k, (size_t)p.a->type, (size_t)p.d->type, (size_t)p.op->epilogue}) {
         hash = (hash ^ (unsigned)x) * 2654435761u;
         hash ^= hash >> 15;
     }
-    return hash % config().refusals == 0;
+    return hash;
+}
+inline bool refused_by_chance(const Product& p) {
+    return config().refusals < 2 ? config().refusals == 1 : drawn(p) % config().refusals == 0;
 }
 
 // Everything that does not depend on pointers to matrices.
@@ -439,6 +443,8 @@ struct Algorithm {
                           : 0;
     }
 };
+// How long an algorithm takes by the stream's clock: 1 to 2 ms.
+inline double drawn_ms(const Product& p, const Algorithm& x) { return 1 + (double)drawn(p, x.checksum()) * 0x1p-32; }
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits the opaque bytes");
 
 inline Field field_of(Algorithm& x, cublasLtMatmulAlgoConfigAttributes_t attribute) {
@@ -877,6 +883,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
             x.beta = *(const float*)beta;
         }
         for (int batch = 0; batch < d.batch_count; batch++) emu::multiply(p, algorithm, x, batch);
+        emu::streams().takes(emu::drawn_ms(p, algorithm));
     });
     return CUBLAS_STATUS_SUCCESS;
 }

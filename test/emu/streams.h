@@ -8,8 +8,10 @@
 // Calls of several threads of the host must not overlap, and this program's do not, except that any thread may ask whether an
 // event is over. hang() lets a stream go no further, as behind a collective that another rank does not come to; who waits for
 // it waits for ever. What is left when the program ends does not run.
+//
+// Time. A stream's clock counts work instead of seconds: each piece takes 1 ms, or what it says by takes(). So what a program
+// chooses by measuring does not depend on how busy this machine is.
 #pragma once
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,12 +31,10 @@ struct Work {
     std::function<void()> run;
     std::vector<std::shared_ptr<Work>> after;  // what else must be over, besides what is before it on its stream
     std::atomic<bool> over{false};
-    double ms = 0;  // when it was over, if it is an event's
+    double ms = 0;  // when it was over, by its stream's clock
 
-    void end() {
-        timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+    void end(double now_ms) {
+        ms = now_ms;
         over = true;
         run = nullptr;
         after.clear();
@@ -51,6 +51,7 @@ using Ticket = std::shared_ptr<Work>;
 
 struct emu_stream {
     bool waits_for_legacy = true, destroyed = false;
+    double ms = 0;  // its clock
     std::deque<emu::Ticket> queue = {};
 };
 struct emu_event {
@@ -80,7 +81,7 @@ public:
             const bool ordered = s == legacy ? other.waits_for_legacy : s->waits_for_legacy && &other == legacy;
             if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
         }
-        if (!work->run && s->queue.empty() && work->ready()) return work->end(), work;  // an event behind nothing
+        if (!work->run && s->queue.empty() && work->ready()) return work->end(s->ms), work;  // an event behind nothing
         s->queue.push_back(work);
         if (config().order == Order::forward) run_all();
         return work;
@@ -106,6 +107,8 @@ public:
         for (begin_draw(); run_one();) {
         }
     }
+    // Called by the work that runs.
+    void takes(double ms) { takes_ms_ = ms; }
     // A thread of its own may look at events, but not run their work.
     bool owns_this_thread() const { return std::this_thread::get_id() == owner_; }
     // False: there is none.
@@ -113,8 +116,12 @@ public:
         if (emu_stream* s = draw()) {
             const Ticket work = s->queue.front();
             s->queue.pop_front();
-            if (work->run) work->run();
-            work->end();
+            if (work->run) {
+                takes_ms_ = 1;
+                work->run();
+                s->ms += takes_ms_;
+            }
+            work->end(s->ms);
             if (s->destroyed) forget_destroyed();
             return true;
         }
@@ -125,6 +132,7 @@ private:
     const std::thread::id owner_ = std::this_thread::get_id();
     std::list<emu_stream> all_{1};  // the legacy stream is the first
     emu_stream* last_ = nullptr;    // drawn
+    double takes_ms_ = 1;           // of the work that runs
     unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
 
     unsigned random() {
