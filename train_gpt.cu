@@ -2,7 +2,7 @@
 train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, Gemma, ...) in one readable program.
 
 Everything that knows it is a GPT is here; what would be equally true of another model is in llmc/. In reading order:
-  1  the model's memory           Activations, Model, plan_memory
+  1  the model's memory           plan_memory, allocate; its parts are in llmc/parallel/model_memory.h
   2  initialisation               initialize
   3  one block                    block_forward next to block_backward
   4  the whole model              embed, head, model_forward, model_backward
@@ -63,388 +63,46 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/model/decoder.h"       // Decoder, write_text, TextRoom, NextToken
 #include "llmc/data/dataloader.h"     // Batch, DataLoader
 #include "llmc/data/tokenizer.h"
-#include "llmc/data/tasks.h"                // Request, Score
-#include "llmc/parallel/world.h"            // World: the processes
-#include "llmc/parallel/comm.h"             // be::all_reduce, ...
-#include "llmc/parallel/zero.h"             // GradientReducer
-#include "llmc/parallel/pipeline.h"         // pipeline_schedule, split_layers
-#include "llmc/parallel/ranks.h"            // Ranks, join_groups, reduce_sums
-#include "llmc/parallel/training_memory.h"  // TrainingMemory, which Model extends
-#include "llmc/parallel/pipeline_links.h"   // PipelineLinks
-#include "llmc/parallel/weight_average.h"   // update_average
-#include "llmc/report/logger.h"             // StepStats
-#include "llmc/run/config.h"                // TrainOptions, ...
-#include "llmc/run/from_options.h"          // configure_model, layout_of, fp8_start
-#include "llmc/run/schedule.h"              // Schedule
-#include "llmc/run/diagnostics.h"           // hash_gradients
-#include "llmc/run/run_directory.h"         // RunLock
-#include "llmc/run/training_state.h"        // TrainingState, load_weights_and_moments
-#include "llmc/run/resume.h"                // check_same_everywhere
-#include "llmc/run/timetable.h"             // Timetable
-#include "llmc/run/run.h"                   // Run, set_up, open_data
-#include "llmc/run/reference.h"             // find_reference
-#include "llmc/run/describe_run.h"          // describe_run, describe_plan
-#include "llmc/run/trainer.h"               // TrainerBase, which Trainer extends
-#include "llmc/run/training_log.h"          // TrainingLog
-#include "llmc/run/training_tasks.h"        // TrainingTasks
-#include "llmc/run/training_loop.h"         // TrainingLoop
-#include "llmc/run/inference.h"             // InferenceRun, read_prompts, write_texts
-#include "llmc/run/serve.h"                 // ModelServer
-#include "llmc/run/evaluation.h"            // score_requests, evaluate_tasks
-#include "llmc/run/written_answers.h"       // write_answers
-#include "llmc/run/planner.h"               // MicroBatchShape, measured_step_seconds
-#include "llmc/run/machine.h"               // peak_of_all
-#include "llmc/run/sweep.h"                 // Sweep
-#include "llmc/run/tune.h"                  // tune_layouts
-#include "llmc/run/program.h"               // run_program, with the commands that need no model
+#include "llmc/data/tasks.h"               // Request, Score
+#include "llmc/parallel/world.h"           // World: the processes
+#include "llmc/parallel/comm.h"            // be::all_reduce, ...
+#include "llmc/parallel/zero.h"            // GradientReducer
+#include "llmc/parallel/pipeline.h"        // pipeline_schedule, split_layers
+#include "llmc/parallel/ranks.h"           // Ranks, join_groups, reduce_sums
+#include "llmc/parallel/model_memory.h"    // Model, MicroBatch, Layer, plan_block, bind_layers
+#include "llmc/parallel/pass.h"            // Pass
+#include "llmc/parallel/adamw.h"           // update_by_adamw
+#include "llmc/parallel/pipeline_links.h"  // PipelineLinks
+#include "llmc/parallel/weight_average.h"  // update_average
+#include "llmc/report/logger.h"            // StepStats
+#include "llmc/run/config.h"               // TrainOptions, ...
+#include "llmc/run/from_options.h"         // configure_model, layout_of, fp8_start
+#include "llmc/run/schedule.h"             // Schedule
+#include "llmc/run/diagnostics.h"          // hash_gradients
+#include "llmc/run/run_directory.h"        // RunLock
+#include "llmc/run/training_state.h"       // TrainingState, load_weights_and_moments
+#include "llmc/run/resume.h"               // check_same_everywhere
+#include "llmc/run/timetable.h"            // Timetable
+#include "llmc/run/run.h"                  // Run, set_up, open_data
+#include "llmc/run/reference.h"            // find_reference
+#include "llmc/run/describe_run.h"         // describe_run, describe_plan
+#include "llmc/run/trainer.h"              // TrainerBase, which Trainer extends
+#include "llmc/run/training_log.h"         // TrainingLog
+#include "llmc/run/training_tasks.h"       // TrainingTasks
+#include "llmc/run/training_loop.h"        // TrainingLoop
+#include "llmc/run/inference.h"            // InferenceRun, read_prompts, write_texts
+#include "llmc/run/serve.h"                // ModelServer
+#include "llmc/run/evaluation.h"           // score_requests, evaluate_tasks
+#include "llmc/run/written_answers.h"      // write_answers
+#include "llmc/run/planner.h"              // MicroBatchShape, measured_step_seconds
+#include "llmc/run/machine.h"              // peak_of_all
+#include "llmc/run/sweep.h"                // Sweep
+#include "llmc/run/tune.h"                 // tune_layouts
+#include "llmc/run/program.h"              // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 1  The model's memory
-
-// The output of the last matrix of attention or MLP, before it enters the residual stream.
-struct BranchOutput {
-    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer `branch`
-    NormStatistics stats;  // of that norm
-};
-
-// What the norm of all query heads, or of all key heads, keeps.
-struct HeadNormInput {
-    floatX* x;   // (N, NHl HS) or (N, NKVl HS)
-    real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
-};
-
-// The activations that a block's forward pass stores for its backward pass.
-struct BlockActivations {
-    floatX* x;                      // (Nl, C) the residual stream that enters the block
-    LayerInput norm1;               // (Nl, C) input of qkv; without a norm before it x
-    floatX* qkv;                    // (N, QKVl) after rope
-    HeadNormInput heads[2];         // queries and keys before their norm
-    LayerInput att;                 // (N, NHl HS) input of proj
-    BranchOutput proj;              // of attention
-    floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
-    LayerInput norm2;               // (Nl, C) input of fc1; without a norm before it mid
-    floatX* fc1;                    // (N, F1l)
-    LayerInput act;                 // (N, Fl) input of fc2
-    BranchOutput fc2;               // of the MLP
-    NormStatistics stats1, stats2;  // of the norms before attention and MLP
-    real* lse;                      // (B, NHl, T)
-    ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
-};
-
-// Keys and values of all tokens so far of some sequences, for generation.
-struct KeyValueCache {
-    TextRoom room;          // S sequences of P tokens
-    floatX *keys, *values;  // (layers, S, P, NKVl, HS)
-    size_t row;             // NKVl HS
-    int* sequences;         // (S) that the rows of a pass continue
-    AttentionCache of(int layer, int sequence) const {
-        const size_t at = ((size_t)layer * room.sequences + sequence) * room.tokens * row;
-        return {keys + at, values + at, room.tokens};
-    }
-};
-
-// A micro-batch in a chunk of this rank's layers: its tokens, and the activations between its forward and backward pass.
-// Without a pipeline there is one chunk with one of these, which all micro-batches use in turn; in a pipeline a chunk has one
-// per micro-batch in flight.
-struct MicroBatch {
-    // Planned once.
-    int first_block = 0;             // the chunk's first block, of this rank's
-    bool first = true, last = true;  // the chunk begins with the embedding, ends with the head
-    std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
-    std::vector<BlockActivations> blocks;
-    floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
-    NormStatistics embedding_stats = {};  // of the embedding norm
-    int *tokens, *targets, *positions;    // (N) each
-    int* doc_start;                       // (N) the first key that a row sees
-    int* window_start;                    // (N) the same in layers with a sliding window
-    // The current micro-batch.
-    std::vector<AnswerPair> pairs;  // that are compared
-    int B = 0, T = 0;
-    bool begins = false;             // virtual tokens stand before its sequences
-    bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
-    KeyValueCache* cache = nullptr;  // not null: one new token a row, which attends to its sequence's cached ones
-    Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
-    uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
-    bool drops = false;              // dropout takes place
-    uint64_t seed = 0;               // of the run, for dropout
-    int64_t sample = 0;              // index of its first one in the run, for dropout
-
-    floatX* out() const { return x.back(); }
-    int N() const { return B * T; }
-    const int* documents() const { return masks_documents ? doc_start : nullptr; }
-};
-
-// Buffers that all micro-batches and blocks share in turn, and the micro-batches.
-struct Activations {
-    int B, T;                                            // the largest micro-batch that fits
-    int head_rows;                                       // rows of logits at a time
-    std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
-    BlockActivations shared;                             // what no block keeps for itself
-    floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
-    floatX* final_norm;                                  // (Nl, C)
-    NormStatistics final_stats;
-    floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
-    real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
-    real *loss, *zloss, *lse;                         // (N) each
-    real* weight;                                     // (N) of each row's gradient, where answers are compared
-    PreferenceSums pairs;                             // of these, since the sums were cleared
-    uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
-    floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
-    LossSums* sums;                                   // of what the head has seen since they were cleared
-    floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream; its gradient
-    real* dq_sums = nullptr;                          // (dq_sums_size) attention_backward's; null: it is deterministic
-    size_t dq_sums_size = 0;                          // set before memory is planned
-    floatX* dx;                                       // (Nl, C) gradient of the residual stream, from head to embedding
-    floatX* dnorm;                                    // (Nl, C) gradient of a norm's output
-    floatX* dnarrow;  // (N, max(Fl, NHl HS)), without a gate (N, NHl HS): gradient of a gated act, then of att
-    floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
-
-    MicroBatch& micro_batch(int chunk = 0, int i = 0) {
-        std::vector<MicroBatch>& those = micro_batches[chunk];
-        return those[(size_t)i % those.size()];
-    }
-};
-
-struct NormLayer {
-    NormParams params;  // weight null: there is no such norm
-    NormGrads grads;
-    bool exists() const { return params.weight; }
-};
-
-// One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
-struct Layer {
-    Matrix matrix;
-    int block;                 // of this rank's
-    int in, out;               // columns and rows of w
-    size_t offset;             // of w in the buffer of parameters
-    const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
-    real *dw, *db;             // what ops set or add to; null: frozen
-    LoraLayer* lora;           // null: no adapters
-    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
-    NormLayer after;           // of proj and fc2: the norm of their output
-    // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
-    // al., 2019): then each rank computes a summand of the whole output.
-    bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
-};
-
-struct Block {
-    NormLayer norm1, norm2;   // before attention and MLP
-    NormLayer head_norms[2];  // of queries and keys
-    const floatX* sinks;      // (NHl) null: none
-    real* dsinks;
-    Layer qkv, proj, fc1, fc2;
-    std::array<Layer*, 4> layers() { return {&qkv, &proj, &fc1, &fc2}; }
-};
-
-struct Model : TrainingMemory {
-    LocalSizes n;  // what of the matrices this rank holds
-    Recompute recompute = Recompute::inference;
-    int recomputed = INT_MAX;   // blocks of each chunk, from its first one, that full recomputation is for; set before planning
-    Params<floatX> p{};         // views of params
-    Params<real> g{};           // views of grads, or of of_block: what ops set or add to
-    std::vector<Block> blocks;  // the same by layer, of this rank
-    NormLayer embedding_norm{}, final_norm{};
-    Activations a{};
-    Fp8Training fp8;
-    Lora lora;
-    Preference preference;
-    real* unused_gradients = nullptr;  // where norms and sinks put theirs if they are frozen; null: they are not
-    KeyValueCache cache{};
-    real* slopes = nullptr;          // (NHl) ALiBi; null: none
-    real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none
-    real* window_cos_sin = nullptr;  // the same in layers with a window; null: as in the others
-    Arena arena;
-
-    explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
-    Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
-        : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
-    // Of a chunk's block i.
-    Recompute recompute_of(int i) const {
-        return recompute == Recompute::full && i >= recomputed ? Recompute::none : recompute;
-    }
-    AttentionShape attention(int B, int T) const {
-        const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
-        return {B, T, n.NHl, n.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
-    }
-};
-
-// Rows of this rank's residual stream for a micro-batch of N rows.
-static size_t planned_rows(const Model& m, size_t N) {
-    return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
-}
-
-// visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
-// Planning, sharing and pointers all follow from this list.
-template <class Visit, class... S>
-static void for_each_tensor(const Model& m, Visit visit, S&... s) {
-    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
-    const Kept of_norm = m.c.norm_before() ? Kept::unless_selective : Kept::elsewhere;
-    const auto statistics = [&](auto&... stats) {
-        visit(Nl, Kept::unless_full, stats.mean...);
-        visit(Nl, Kept::unless_full, stats.rstd...);
-    };
-    visit(Nl * C, of_norm, s.norm1...);
-    visit(N * m.n.QKVl, Kept::unless_full, s.qkv...);
-    for (int k = 0; m.c.qk_norm != QkNorm::none && k < 2; k++) {
-        const size_t heads = k ? m.n.NKVl : m.n.NHl;
-        visit(N * heads * m.c.HS(), Kept::unless_full, s.heads[k].x...);
-        visit(N * (m.c.qk_norm == QkNorm::whole ? 1 : heads), Kept::unless_full, s.heads[k].rstd...);
-    }
-    visit(N * m.n.NHl * m.c.HS(), Kept::unless_full, s.att...);
-    visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
-    visit(Nl * C, of_norm, s.norm2...);
-    visit(N * m.n.F1l, Kept::unless_full, s.fc1...);
-    visit(N * m.n.Fl, Kept::unless_selective, s.act...);
-    if (m.c.norm_before()) {
-        statistics(s.stats1...);
-        statistics(s.stats2...);
-    }
-    if (m.c.norm_after()) {
-        visit(Nl * C, Kept::unless_full, s.proj.x...);
-        visit(Nl * C, Kept::unless_full, s.fc2.x...);
-        statistics(s.proj.stats...);
-        statistics(s.fc2.stats...);
-    }
-    visit(N * m.n.NHl, Kept::unless_full, s.lse...);
-}
-
-// Plans the sizes of all layers, and memory for the codes of their weights.
-static void plan_layers(Model& m, bool fp8) {
-    Params<const TensorSpec> specs;
-    const ParameterTable& table = m.model_table();
-    bind_parameters<const TensorSpec>(m.c, table, specs, table.rows.data(), [](size_t row) { return row; });
-    m.blocks.assign(specs.blocks.size(), {});
-    for (size_t i = 0; i < m.blocks.size(); i++)
-        for (const Matrix matrix : all_matrices) {
-            const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
-            Layer& l = *m.blocks[i].layers()[(size_t)matrix];
-            l.matrix = matrix;
-            l.block = (int)i;
-            l.in = w.cols;
-            l.out = w.rows;
-            l.offset = w.offset;
-            if (!fp8 || !m.fp8.blocks[i]) continue;
-            for (uint8_t** codes : {&l.codes, &l.codes_t}) m.arena.add("FP8 weights", codes, w.size());
-        }
-}
-
-// Plans the adapters, and what is computed of them.
-static void plan_adapters(Model& m) {
-    m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
-    if (!m.c.lora.on()) return;
-    const size_t widest = (size_t)std::max({m.c.C, m.n.QKVl, m.n.NHl * m.c.HS(), m.n.F1l});
-    m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
-    for (LoraLayer& adapters : m.lora.layers)
-        for (Layer* l : m.blocks[(size_t)adapters.block].layers())
-            if (l->matrix == adapters.matrix) l->lora = &adapters;
-}
-
-// Plans the micro-batches of every chunk. arena.add() stores the address of each pointer, so the vectors get their final size
-// first.
-static void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) {
-    const Mesh& mesh = m.ranks->mesh;
-    const bool training = m.recompute != Recompute::inference;
-    m.a.micro_batches.assign((size_t)mesh.vpp, {});
-    for (int chunk = 0, block = 0; chunk < mesh.vpp; chunk++) {
-        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[stage];
-        MicroBatch one;
-        one.first_block = block;
-        one.first = stage == 0;
-        one.last = stage == (int)m.stages.size() - 1;
-        one.x.assign((size_t)layers + 1, nullptr);
-        one.blocks.assign((size_t)layers, BlockActivations{});
-        const int n = training ? micro_batches_in_flight(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
-        m.a.micro_batches[chunk].assign((size_t)n, one);
-        block += layers;
-    }
-}
-
-// Plans the tensors that a block keeps.
-static void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool fp8) {
-    const char* const purpose = "activations: kept per block";
-    const auto plan = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
-        if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
-    };
-    for_each_tensor(m, plan, s);
-    if (fp8) m.arena.add(purpose, &s.inverses, 4);
-}
-
-static void plan_activations(Model& m, bool fp8) {
-    const bool training = m.recompute != Recompute::inference;
-    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
-    Arena& arena = m.arena;
-    for (auto& chunk : m.a.micro_batches)
-        for (MicroBatch& in : chunk) {
-            // Without a backward pass, two buffers alternate.
-            const size_t own_x = training ? in.x.size() : std::min<size_t>(2, in.x.size());
-            for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &in.x[i], Nl * C);
-            for (size_t i = 0; i < in.blocks.size(); i++)
-                plan_block(m, in.blocks[i], m.recompute_of((int)i), fp8 && m.fp8.blocks[(size_t)in.first_block + i]);
-            if (m.c.embedding_norm && in.first) {
-                arena.add("activations: embedding, head", &in.embedded, Nl * C);
-                arena.add("activations: embedding, head", &in.embedding_stats.mean, Nl);
-                arena.add("activations: embedding, head", &in.embedding_stats.rstd, Nl);
-            }
-            for (int** ids : {&in.tokens, &in.targets, &in.positions, &in.doc_start})
-                arena.add("activations: embedding, head", ids, N);
-            if (m.c.window) arena.add("activations: embedding, head", &in.window_start, N);
-        }
-    const char* const shared = "activations: shared block";
-    const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (of.shared_numbers) arena.add(shared, &numbers(tensor), count);
-        if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
-    };
-    for_each_tensor(m, plan_shared, m.a.shared);
-    arena.add(shared, &m.a.branch, Nl * C);
-    m.a.full = nullptr;
-    if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
-}
-
-// Plans scratch memory for codes, and the scales of all tensors.
-static void plan_fp8(Model& m) {
-    const size_t N = (size_t)m.a.B * m.a.T;
-    const size_t widest = N * (size_t)std::max({m.c.C, m.n.QKVl, m.n.F1l, m.n.NHl * m.c.HS()});
-    for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
-        m.arena.add("activations: shared block", scratch, widest);
-    for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
-    m.arena.add("FP8 weights", &m.fp8.inverse, m.fp8.tensors());
-    m.arena.add("FP8 weights", &m.fp8.now, 1);
-    m.fp8.prepared.assign(m.fp8.blocks.size(), false);
-}
-
-static void plan_head(Model& m) {
-    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), tp = (size_t)m.ranks->mesh.tp.size;
-    const char* const purpose = "activations: embedding, head";
-    Activations& a = m.a;
-    m.arena.add(purpose, &a.final_norm, Nl * (size_t)m.c.C);
-    for (real** statistic : {&a.final_stats.mean, &a.final_stats.rstd}) m.arena.add(purpose, statistic, Nl);
-    for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
-    if (m.preference.on()) m.arena.add(purpose, &a.weight, N);
-    m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
-    m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
-}
-
-static void plan_activation_gradients(Model& m) {
-    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C, heads = (size_t)m.n.NHl * m.c.HS();
-    const char* const purpose = "activation gradients";
-    m.arena.add(purpose, &m.a.dx, Nl * C);
-    m.arena.add(purpose, &m.a.dnorm, Nl * C);
-    m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.n.Fl, heads) : heads));
-    m.arena.add(purpose, &m.a.dwide, N * std::max(m.n.F1l, m.n.QKVl));
-    if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
-    if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
-}
-
-// Plans memory for the keys and values of the sequences that are written at a time.
-static void plan_cache(Model& m) {
-    const size_t S = (size_t)m.cache.room.sequences, tokens = m.table.part.layers.size() * S * m.cache.room.tokens;
-    m.arena.add("key/value cache", &m.a.next_logits, S * m.c.Vp);
-    m.arena.add("key/value cache", &m.cache.sequences, S);
-    for (floatX** rows : {&m.cache.keys, &m.cache.values}) m.arena.add("key/value cache", rows, tokens * m.cache.row);
-}
+// 1  The model's memory: planned by purpose, allocated at once, then pointed to. What a block keeps of a micro-batch, its matrices
+//    and its norms, and what all blocks share, are the structs of model_memory.h, with the shape of each tensor.
 
 // Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all
 // numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `room` adds memory
@@ -486,56 +144,6 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
 static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
     const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
-}
-
-// Points all layers at their parameters, and at the buffers into which ops write gradients.
-static void bind_layers(Model& m) {
-    bind_parameters(m.c, m.model_table(), m.p, m.model_params());
-    m.g.blocks.assign(m.blocks.size(), {});
-    m.virtual_tokens.bind(m.table, m.params, m.grads, m.of_block);
-    if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.of_block);
-    else if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
-    else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
-    real* const unused = m.unused_gradients;
-    const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
-        return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)},
-                {unused ? unused : dw, unused ? unused + C : db}};
-    };
-    const auto norm = [&](auto... tensors) { return norm_of(m.c.C, tensors...); };
-    for (size_t i = 0; i < m.blocks.size(); i++) {
-        const BlockParams<floatX>& p = m.p.blocks[i];
-        const BlockParams<real>& g = m.g.blocks[i];
-        Block& b = m.blocks[i];
-        b.norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
-        b.norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
-        b.proj.after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
-        b.fc2.after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
-        const bool whole = m.c.qk_norm == QkNorm::whole;
-        b.head_norms[0] = norm_of((whole ? m.n.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
-        b.head_norms[1] = norm_of((whole ? m.n.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
-        b.sinks = p.sinks;
-        b.dsinks = unused ? unused : g.sinks;
-        for (Layer* l : b.layers()) {
-            std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
-            std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
-        }
-    }
-    m.embedding_norm = norm(m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b);
-    m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
-}
-
-// Tensors that a block does not keep are those of the shared block. Codes without their own memory are stored where the numbers
-// were.
-static void share_tensors(Model& m, BlockActivations& s) {
-    const auto share = [](size_t, Kept, auto& own, auto& shared) {
-        if (uint8_t** codes = codes_of(own); codes && !*codes)
-            *codes = *codes_of(shared) ? *codes_of(shared) : (uint8_t*)numbers(own);
-        if (!numbers(own)) numbers(own) = numbers(shared);
-    };
-    for_each_tensor(m, share, s, m.a.shared);
-    if (!s.inverses) return;
-    LayerInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
-    for (size_t i = 0; i < 4; i++) inputs[i]->inverse = s.inverses + i;
 }
 
 // Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
@@ -594,58 +202,6 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). The norms may also stand after attention and MLP, or both before and
 //    after, or both read the same x (NormPlace).
-
-// The pass of a micro-batch through this rank's layers: the context of every function below.
-struct Pass {
-    be::Ctx& ctx;
-    Model& m;
-    MicroBatch& in;
-    int N() const { return in.N(); }
-    // Sequence parallelism (Korthikanti et al., 2022) splits the residual stream by rows. Generation has too few rows to split.
-    bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
-    int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
-    size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
-    bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
-    // Layers may differ in what attention sees, and in positions.
-    int layer(int block) const { return m.table.part.layers[block]; }
-    bool rotates(int block) const { return m.cos_sin && m.c.has_positions(layer(block)); }
-    Rope rope(int block) const {
-        const bool windowed = m.window_cos_sin && !m.c.sees_all(layer(block));
-        return {in.positions, windowed ? m.window_cos_sin : m.cos_sin, m.c.rotated()};
-    }
-    AttentionMask mask(int block) const {
-        const real* slopes = m.c.has_positions(layer(block)) ? m.slopes : nullptr;
-        return {m.c.sees_all(layer(block)) ? in.documents() : in.window_start, slopes};
-    }
-    AttentionShape attention(int block) const {
-        AttentionShape shape = m.attention(in.B, in.T);
-        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.n.NHl;
-        shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
-        return shape;
-    }
-    // `first`: the index of the first element in the run (dropout.h), of this rank's rows of the residual stream by default.
-    Dropout dropout(double rate, int site, int64_t first) const {
-        if (!in.drops) return {};
-        return {(real)rate, {in.seed, (uint32_t)site, (uint64_t)first}};
-    }
-    Dropout dropout(double rate, int site) const {
-        const int64_t row = in.sample * in.T + (cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0);
-        return dropout(rate, site, row * m.c.C);
-    }
-    Dropout hidden_dropout(const Layer& l) const {
-        return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
-    }
-    // Of the input of a layer's adapters: all rows, of which this rank may have some columns.
-    Dropout adapter_dropout(const Layer& l) const {
-        const size_t whole = (size_t)l.lora->whole_cols, first = (size_t)(in.sample * in.T) * whole + (size_t)l.lora->first_col;
-        Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);
-        if ((size_t)l.in < whole) {
-            d.draws.cols = (size_t)l.in;
-            d.draws.whole_cols = whole;
-        }
-        return d;
-    }
-};
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). Where there is no such norm, only the sum.
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
@@ -856,9 +412,6 @@ template <class E>
 static E* once(const Pass& p, E* bias) {
     return p.m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
 }
-// Rows of a layer's input and output on this rank.
-static int input_rows(const Pass& p, const Layer& l) { return l.row_parallel() ? p.N() : p.local_rows(); }
-static int output_rows(const Pass& p, const Layer& l) { return l.row_parallel() ? p.local_rows() : p.N(); }
 
 // ---- FP8 ------------------------------------------------------------------------------------------------------------------
 
@@ -911,7 +464,7 @@ static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* co
     if (!f.counts.empty()) count_codes(p.ctx, f.counts[index], codes, n, format);
 }
 static void quantize_input(const Pass& p, const Layer& l, const LayerInput& inp) {
-    quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, input_rows(p, l), l.in);
+    quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, p.input_rows(l), l.in);
 }
 // In bf16 before FP8: measures the amax of what would be quantised.
 static void measure(const Pass& p, const Layer& l, Operand operand, const floatX* x, size_t n) {
@@ -932,7 +485,7 @@ static void prepare_weights(const Pass& p, int block) {
 
 static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp, const floatX* bias) {
     quantize_input(p, l, inp);
-    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.full, inp.codes, input_rows(p, l), l.in);
+    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.full, inp.codes, p.input_rows(l), l.in);
     const Fp8Matrix input = {codes, &input_inverse(p, l, inp)->value};
     const Fp8Matrix weight = {l.codes, &scale_inverse(p, l, Operand::weight)->value};
     be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
@@ -946,7 +499,7 @@ static Acc of_product(const Pass& p);
 // weight gradient computes it as well, from all rows: there one rank's is the whole sum.)
 static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
     Activations& a = p.m.a;
-    const int N = p.N(), rows = output_rows(p, l);
+    const int N = p.N(), rows = p.output_rows(l);
     const Fp8 format = p.m.fp8.recipe.gradient;
     ScaleInverse* inverse = scale_inverse(p, l, Operand::gradient);
     if (l.db) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
@@ -955,7 +508,7 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
     quantize(p, l, Operand::gradient, mine, transposes ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
     const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
     if (l.dw) {
-        const uint8_t* inputs = gather_codes(p, (uint8_t*)a.full, inp.codes, input_rows(p, l), l.in);
+        const uint8_t* inputs = gather_codes(p, (uint8_t*)a.full, inp.codes, p.input_rows(l), l.in);
         be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
         if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
         const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
@@ -970,8 +523,8 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
 
 // All rows of a layer's input.
 static const floatX* whole_input(const Pass& p, const Layer& l, const LayerInput& inp) {
-    measure(p, l, Operand::input, inp.x, (size_t)input_rows(p, l) * l.in);
-    return gather(p, inp.x, input_rows(p, l), l.in);
+    measure(p, l, Operand::input, inp.x, (size_t)p.input_rows(l) * l.in);
+    return gather(p, inp.x, p.input_rows(l), l.in);
 }
 
 static void adapters_forward(const Pass& p, const Layer& l, floatX* product, const floatX* all_inp) {
@@ -983,7 +536,7 @@ static void linear_forward(const Pass& p, const Layer& l, floatX* out, const Lay
     const floatX* bias = l.row_parallel() ? once(p, l.b) : l.b;
     if (p.fp8(l.block)) {
         fp8_forward(p, l, product, inp, bias);
-        if (l.lora) adapters_forward(p, l, product, gather(p, inp.x, input_rows(p, l), l.in));
+        if (l.lora) adapters_forward(p, l, product, gather(p, inp.x, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
         be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
@@ -1001,10 +554,10 @@ static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p
 // Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
 // row-parallel layer's bias gradient over tp; it is that of all rows, so only one rank computes it.
 static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
-    measure(p, l, Operand::gradient, dout, (size_t)output_rows(p, l) * l.out);
-    const floatX* all_dout = gather(p, dout, output_rows(p, l), l.out);
+    measure(p, l, Operand::gradient, dout, (size_t)p.output_rows(l) * l.out);
+    const floatX* all_dout = gather(p, dout, p.output_rows(l), l.out);
     if (!l.dw && !l.lora) return all_dout;
-    const floatX* all_inp = gather(p, inp.x, input_rows(p, l), l.in);
+    const floatX* all_inp = gather(p, inp.x, p.input_rows(l), l.in);
     real* db = l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
     if (l.dw)
         be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
@@ -1370,35 +923,17 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks; the new parameters are sent to all ranks: first
-// the vectors, which every block needs, then the matrices in the order of the forward pass, Muon's last.
+// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks. The new parameters are sent to all ranks bucket
+// by bucket as they are updated.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
+    const TrainOptions& o = t.o;
     const int64_t step = t.state.updates + 1;
-    AdamW constants = {0, (real)t.o.adam_beta1, (real)t.o.adam_beta2, 0, 0, (real)grad_scale, step};
-    for (const bool decay : {false, true})
-        for (const Bucket& b : m.shards.buckets) {
-            if (b.decay != decay || b.whole_matrix()) continue;
-            const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
-                const size_t shard = b.shard + first - b.mine;
-                be::adamw(t.ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.exp_avg.from(shard),
-                          m.exp_avg_sq.from(shard), m.grads.from(first), n, constants, rounding);
-            };
-            for (const FactorRange& r : m.table.factors) {
-                const size_t first = std::max(r.begin, b.mine), last = std::min(r.end, b.mine + b.n);
-                if (first >= last) continue;
-                constants.lr = (real)(lr * r.factors.lr);
-                constants.eps = (real)(t.o.adam_eps * r.factors.eps);
-                constants.weight_decay = decay ? (real)(weight_decay * r.factors.weight_decay) : real(0);
-                if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16)
-                    for_each_rounding(m.table, first, last, rounding_key((uint64_t)t.o.seed, step), update_part);
-                else update_part(first, last - first, {});
-            }
-            t.gatherer.start(b, m.params);
-        }
-    const MuonStep muon = {(real)lr, (real)weight_decay, (real)grad_scale, rounding_key((uint64_t)t.o.seed, step)};
-    m.muon.update(t.ctx, m, muon, [&](const Bucket& b) { t.gatherer.start(b, m.params); });
-    update_average(t.ctx, m, t.o.ema_decay, step);
+    const uint64_t rounding = rounding_key((uint64_t)o.seed, step);
+    const auto updated = [&](const Bucket& b) { t.gatherer.start(b, m.params); };
+    update_by_adamw(t.ctx, m, {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, weight_decay, grad_scale, step, rounding}, updated);
+    m.muon.update(t.ctx, m, {(real)lr, (real)weight_decay, (real)grad_scale, rounding}, updated);
+    update_average(t.ctx, m, o.ema_decay, step);
     t.faults.in_update(t.batch());
     t.memory_check.remember();
 }
@@ -1544,6 +1079,18 @@ private:
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
+// The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last one.
+template <class Last>
+static void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Batch& batch, int i, Last last) {
+    for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
+        const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, i));
+        links.receive_input(pass.in.x[0], pass.stream_size(), chunk, i);
+        model_forward(pass);
+        links.send_output(pass.in.out(), pass.stream_size(), chunk, i);
+        if (pass.in.last) last(pass);
+    }
+}
+
 // Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks take micro-batches in turn. stop()
 // is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs) gets those of
 // each micro-batch on the ranks that have the head.
@@ -1563,14 +1110,10 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
             const int64_t mine = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
             if (mine >= all) continue;
             data.gather(&samples[mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
-            for (int chunk = 0; chunk < mesh.vpp; chunk++) {
-                const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, (int)i));
-                links.receive_input(pass.in.x[0], pass.stream_size(), chunk, (int)i);
-                model_forward(pass);
-                links.send_output(pass.in.out(), pass.stream_size(), chunk, (int)i);
-                if (pass.in.last) head(pass, 0, 0, false);
-                if (pass.in.last && compared) compared(pass.in.pairs);
-            }
+            forward_only(ctx, m, links, batch, (int)i, [&](const Pass& pass) {
+                head(pass, 0, 0, false);
+                if (compared) compared(pass.in.pairs);
+            });
         }
         links.finish();
         sums.push_back(reduce_sums(*m.ranks, read_sums(ctx, m)));
@@ -1612,17 +1155,11 @@ static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector
 static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
     PipelineLinks links = pipeline_links(ctx, m);
     int i = 0;
-    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress,
-                          [&](const ScoringPass& scored, std::vector<Score>& scores) {
-                              for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
-                                  const Pass pass = upload(ctx, m, scored.batch, m.a.micro_batch(chunk, i));
-                                  links.receive_input(pass.in.x[0], pass.stream_size(), chunk, i);
-                                  model_forward(pass);
-                                  links.send_output(pass.in.out(), pass.stream_size(), chunk, i);
-                                  if (pass.in.last) score_rows(ctx, m, pass.in, scored.rows, scores);
-                              }
-                              i++;
-                          });
+    const auto run = [&](const ScoringPass& scored, std::vector<Score>& scores) {
+        forward_only(ctx, m, links, scored.batch, i++,
+                     [&](const Pass& pass) { score_rows(ctx, m, pass.in, scored.rows, scores); });
+    };
+    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run);
 }
 
 // Generates the texts of some sequences, one token of each at a time, for a Decoder. The activations of `m` serve as scratch. All
@@ -1887,17 +1424,25 @@ static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoade
     return mine;
 }
 
+// What measuring a model on tasks asks of it. The generator is there when a task's answers are written; tokens of `ends` end these.
+static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Generator>& generator, const Tokenizer* tokenizer,
+                                    const std::vector<int>& ends) {
+    TaskFunctions functions;
+    functions.score = [&ctx, &m](const std::vector<Request>& requests, Progress* progress) {
+        return score_requests(ctx, m, requests, progress);
+    };
+    functions.answer = [&m, &generator, tokenizer, ends](const Task& task, const TaskRequests& all, Progress* progress) {
+        return write_answers(*m.ranks, *generator, *tokenizer, ends, task, all, progress);
+    };
+    return functions;
+}
+
 // What the training loop asks of this model; the trainer and `generator`, if samples of text are wanted, must outlive the result.
 static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
     ModelFunctions functions;
     functions.step = [&t] { return train_step(t); };
     functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
-    functions.tasks.score = [&t](const std::vector<Request>& requests, Progress* progress) {
-        return score_requests(t.ctx, t.m, requests, progress);
-    };
-    functions.tasks.answer = [&run, &t, &generator](const Task& task, const TaskRequests& all, Progress* progress) {
-        return write_answers(*t.m.ranks, *generator, *run.tokenizer, run.texts.end_ids, task, all, progress);
-    };
+    functions.tasks = task_functions(t.ctx, t.m, generator, run.tokenizer.get(), run.texts.end_ids);
     const TrainOptions& o = run.o;
     if (run.writes_answers || o.sample_interval > 0) generator.emplace(t.ctx, t.m);
     if (o.sample_interval == 0) return functions;
@@ -2035,13 +1580,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     std::optional<Generator> generator;
     if (writes) generator.emplace(run.ctx, *m);
     const std::vector<int> ends = tokenizer ? model_texts(run.dir, tokenizer).end_ids : std::vector<int>();
-    TaskFunctions functions;
-    functions.score = [&](const std::vector<Request>& requests, Progress* progress) {
-        return score_requests(run.ctx, *m, requests, progress);
-    };
-    functions.answer = [&](const Task& task, const TaskRequests& all, Progress* progress) {
-        return write_answers(*m->ranks, *generator, *tokenizer, ends, task, all, progress);
-    };
+    const TaskFunctions functions = task_functions(run.ctx, *m, generator, tokenizer, ends);
     const auto losses = [&](const DataLoader& data, int64_t samples) {
         return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
     };

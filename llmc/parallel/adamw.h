@@ -1,0 +1,43 @@
+// AdamW (Loshchilov and Hutter, 2019) on this rank's shards of all parameters but whole matrices, which are Muon's (muon.h): each
+// tensor with its own factors of learning rate, epsilon and weight decay (parametrization.h), vectors without weight decay.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "../model/parameters.h"
+#include "../ops.h"
+#include "training_memory.h"
+
+struct AdamWStep {
+    double lr, beta1, beta2, eps, weight_decay;
+    double grad_scale;  // factor of the gradients
+    int64_t step;       // of the updates, from 1
+    uint64_t rounding_key;
+};
+
+// Calls updated(bucket) for each bucket, in the same order on all ranks: first the vectors, which every block needs, then the
+// matrices in the order of the forward pass.
+template <class Updated>
+void update_by_adamw(be::Ctx& ctx, const TrainingMemory& m, const AdamWStep& s, Updated updated) {
+    AdamW constants = {0, (real)s.beta1, (real)s.beta2, 0, 0, (real)s.grad_scale, s.step};
+    for (const bool decay : {false, true})
+        for (const Bucket& b : m.shards.buckets) {
+            if (b.decay != decay || b.whole_matrix()) continue;
+            const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
+                const size_t shard = b.shard + first - b.mine;
+                be::adamw(ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.exp_avg.from(shard),
+                          m.exp_avg_sq.from(shard), m.grads.from(first), n, constants, rounding);
+            };
+            for (const FactorRange& r : m.table.factors) {
+                const size_t first = std::max(r.begin, b.mine), last = std::min(r.end, b.mine + b.n);
+                if (first >= last) continue;
+                constants.lr = (real)(s.lr * r.factors.lr);
+                constants.eps = (real)(s.eps * r.factors.eps);
+                constants.weight_decay = decay ? (real)(s.weight_decay * r.factors.weight_decay) : real(0);
+                if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16)
+                    for_each_rounding(m.table, first, last, s.rounding_key, update_part);
+                else update_part(first, last - first, {});
+            }
+            updated(b);
+        }
+}

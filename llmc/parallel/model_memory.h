@@ -1,0 +1,429 @@
+// The memory of a language model on one rank: what its blocks keep of a micro-batch for the backward pass, what all blocks share,
+// its matrices and norms, and the keys and values of texts that are written. Here each part is described, planned in the arena and,
+// once that is allocated, pointed to; plan_memory() and allocate() in train_gpt.cu are the whole.
+//   structs              tensors with their shapes; Model has all of them
+//   for_each_tensor      the one list of what a block keeps, from which planning, sharing and recomputation follow
+//   plan_...             sizes, and places in the arena by purpose
+//   bind_layers          where each layer finds its parameters, and the buffers for their gradients
+#pragma once
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <cmath>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../model/arena.h"
+#include "../model/decoder.h"
+#include "../model/fp8_training.h"
+#include "../model/lora.h"
+#include "../model/mesh.h"
+#include "../model/model_config.h"
+#include "../model/parameters.h"
+#include "../model/preference.h"
+#include "../model/recompute.h"
+#include "../ops.h"
+#include "pipeline.h"
+#include "ranks.h"
+#include "training_memory.h"
+
+// The output of the last matrix of attention or MLP, before it enters the residual stream.
+struct BranchOutput {
+    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer `branch`
+    NormStatistics stats;  // of that norm
+};
+
+// What the norm of all query heads, or of all key heads, keeps.
+struct HeadNormInput {
+    floatX* x;   // (N, NHl HS) or (N, NKVl HS)
+    real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
+};
+
+// The activations that a block's forward pass stores for its backward pass.
+struct BlockActivations {
+    floatX* x;                      // (Nl, C) the residual stream that enters the block
+    LayerInput norm1;               // (Nl, C) input of qkv; without a norm before it x
+    floatX* qkv;                    // (N, QKVl) after rope
+    HeadNormInput heads[2];         // queries and keys before their norm
+    LayerInput att;                 // (N, NHl HS) input of proj
+    BranchOutput proj;              // of attention
+    floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
+    LayerInput norm2;               // (Nl, C) input of fc1; without a norm before it mid
+    floatX* fc1;                    // (N, F1l)
+    LayerInput act;                 // (N, Fl) input of fc2
+    BranchOutput fc2;               // of the MLP
+    NormStatistics stats1, stats2;  // of the norms before attention and MLP
+    real* lse;                      // (B, NHl, T)
+    ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
+};
+
+// Keys and values of all tokens so far of some sequences, for generation.
+struct KeyValueCache {
+    TextRoom room;          // S sequences of P tokens
+    floatX *keys, *values;  // (layers, S, P, NKVl, HS)
+    size_t row;             // NKVl HS
+    int* sequences;         // (S) that the rows of a pass continue
+    AttentionCache of(int layer, int sequence) const {
+        const size_t at = ((size_t)layer * room.sequences + sequence) * room.tokens * row;
+        return {keys + at, values + at, room.tokens};
+    }
+};
+
+// A micro-batch in a chunk of this rank's layers: its tokens, and the activations between its forward and backward pass.
+// Without a pipeline there is one chunk with one of these, which all micro-batches use in turn; in a pipeline a chunk has one
+// per micro-batch in flight.
+struct MicroBatch {
+    // Planned once.
+    int first_block = 0;             // the chunk's first block, of this rank's
+    bool first = true, last = true;  // the chunk begins with the embedding, ends with the head
+    std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
+    std::vector<BlockActivations> blocks;
+    floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
+    NormStatistics embedding_stats = {};  // of the embedding norm
+    int *tokens, *targets, *positions;    // (N) each
+    int* doc_start;                       // (N) the first key that a row sees
+    int* window_start;                    // (N) the same in layers with a sliding window
+    // The current micro-batch.
+    std::vector<AnswerPair> pairs;  // that are compared
+    int B = 0, T = 0;
+    bool begins = false;             // virtual tokens stand before its sequences
+    bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
+    KeyValueCache* cache = nullptr;  // not null: one new token a row, which attends to its sequence's cached ones
+    Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
+    uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
+    bool drops = false;              // dropout takes place
+    uint64_t seed = 0;               // of the run, for dropout
+    int64_t sample = 0;              // index of its first one in the run, for dropout
+
+    floatX* out() const { return x.back(); }
+    int N() const { return B * T; }
+    const int* documents() const { return masks_documents ? doc_start : nullptr; }
+};
+
+// Buffers that all micro-batches and blocks share in turn, and the micro-batches.
+struct Activations {
+    int B, T;                                            // the largest micro-batch that fits
+    int head_rows;                                       // rows of logits at a time
+    std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
+    BlockActivations shared;                             // what no block keeps for itself
+    floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
+    floatX* final_norm;                                  // (Nl, C)
+    NormStatistics final_stats;
+    floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
+    real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
+    real *loss, *zloss, *lse;                         // (N) each
+    real* weight;                                     // (N) of each row's gradient, where answers are compared
+    PreferenceSums pairs;                             // of these, since the sums were cleared
+    uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
+    floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
+    LossSums* sums;                                   // of what the head has seen since they were cleared
+    floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream; its gradient
+    real* dq_sums = nullptr;                          // (dq_sums_size) attention_backward's; null: it is deterministic
+    size_t dq_sums_size = 0;                          // set before memory is planned
+    floatX* dx;                                       // (Nl, C) gradient of the residual stream, from head to embedding
+    floatX* dnorm;                                    // (Nl, C) gradient of a norm's output
+    floatX* dnarrow;  // (N, max(Fl, NHl HS)), without a gate (N, NHl HS): gradient of a gated act, then of att
+    floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
+
+    MicroBatch& micro_batch(int chunk = 0, int i = 0) {
+        std::vector<MicroBatch>& those = micro_batches[chunk];
+        return those[(size_t)i % those.size()];
+    }
+};
+
+struct NormLayer {
+    NormParams params;  // weight null: there is no such norm
+    NormGrads grads;
+    bool exists() const { return params.weight; }
+};
+
+// One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
+struct Layer {
+    Matrix matrix;
+    int block;                 // of this rank's
+    int in, out;               // columns and rows of w
+    size_t offset;             // of w in the buffer of parameters
+    const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
+    real *dw, *db;             // what ops set or add to; null: frozen
+    LoraLayer* lora;           // null: no adapters
+    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
+    NormLayer after;           // of proj and fc2: the norm of their output
+    // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
+    // al., 2019): then each rank computes a summand of the whole output.
+    bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
+};
+
+struct Block {
+    NormLayer norm1, norm2;   // before attention and MLP
+    NormLayer head_norms[2];  // of queries and keys
+    const floatX* sinks;      // (NHl) null: none
+    real* dsinks;
+    Layer qkv, proj, fc1, fc2;
+    std::array<Layer*, 4> layers() { return {&qkv, &proj, &fc1, &fc2}; }
+};
+
+struct Model : TrainingMemory {
+    LocalSizes n;  // what of the matrices this rank holds
+    Recompute recompute = Recompute::inference;
+    int recomputed = INT_MAX;   // blocks of each chunk, from its first one, that full recomputation is for; set before planning
+    Params<floatX> p{};         // views of params
+    Params<real> g{};           // views of grads, or of of_block: what ops set or add to
+    std::vector<Block> blocks;  // the same by layer, of this rank
+    NormLayer embedding_norm{}, final_norm{};
+    Activations a{};
+    Fp8Training fp8;
+    Lora lora;
+    Preference preference;
+    real* unused_gradients = nullptr;  // where norms and sinks put theirs if they are frozen; null: they are not
+    KeyValueCache cache{};
+    real* slopes = nullptr;          // (NHl) ALiBi; null: none
+    real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none
+    real* window_cos_sin = nullptr;  // the same in layers with a window; null: as in the others
+    Arena arena;
+
+    explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
+    Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
+        : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
+    // Of a chunk's block i.
+    Recompute recompute_of(int i) const {
+        return recompute == Recompute::full && i >= recomputed ? Recompute::none : recompute;
+    }
+    AttentionShape attention(int B, int T) const {
+        const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
+        return {B, T, n.NHl, n.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
+    }
+};
+
+// ---- planning ------------------------------------------------------------------------------------------------------------------
+
+// Rows of this rank's residual stream for a micro-batch of N rows.
+inline size_t planned_rows(const Model& m, size_t N) {
+    return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
+}
+
+// visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
+// Planning, sharing and pointers all follow from this list.
+template <class Visit, class... S>
+inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
+    const Kept of_norm = m.c.norm_before() ? Kept::unless_selective : Kept::elsewhere;
+    const auto statistics = [&](auto&... stats) {
+        visit(Nl, Kept::unless_full, stats.mean...);
+        visit(Nl, Kept::unless_full, stats.rstd...);
+    };
+    visit(Nl * C, of_norm, s.norm1...);
+    visit(N * m.n.QKVl, Kept::unless_full, s.qkv...);
+    for (int k = 0; m.c.qk_norm != QkNorm::none && k < 2; k++) {
+        const size_t heads = k ? m.n.NKVl : m.n.NHl;
+        visit(N * heads * m.c.HS(), Kept::unless_full, s.heads[k].x...);
+        visit(N * (m.c.qk_norm == QkNorm::whole ? 1 : heads), Kept::unless_full, s.heads[k].rstd...);
+    }
+    visit(N * m.n.NHl * m.c.HS(), Kept::unless_full, s.att...);
+    visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
+    visit(Nl * C, of_norm, s.norm2...);
+    visit(N * m.n.F1l, Kept::unless_full, s.fc1...);
+    visit(N * m.n.Fl, Kept::unless_selective, s.act...);
+    if (m.c.norm_before()) {
+        statistics(s.stats1...);
+        statistics(s.stats2...);
+    }
+    if (m.c.norm_after()) {
+        visit(Nl * C, Kept::unless_full, s.proj.x...);
+        visit(Nl * C, Kept::unless_full, s.fc2.x...);
+        statistics(s.proj.stats...);
+        statistics(s.fc2.stats...);
+    }
+    visit(N * m.n.NHl, Kept::unless_full, s.lse...);
+}
+
+// Plans the sizes of all layers, and memory for the codes of their weights.
+inline void plan_layers(Model& m, bool fp8) {
+    Params<const TensorSpec> specs;
+    const ParameterTable& table = m.model_table();
+    bind_parameters<const TensorSpec>(m.c, table, specs, table.rows.data(), [](size_t row) { return row; });
+    m.blocks.assign(specs.blocks.size(), {});
+    for (size_t i = 0; i < m.blocks.size(); i++)
+        for (const Matrix matrix : all_matrices) {
+            const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
+            Layer& l = *m.blocks[i].layers()[(size_t)matrix];
+            l.matrix = matrix;
+            l.block = (int)i;
+            l.in = w.cols;
+            l.out = w.rows;
+            l.offset = w.offset;
+            if (!fp8 || !m.fp8.blocks[i]) continue;
+            for (uint8_t** codes : {&l.codes, &l.codes_t}) m.arena.add("FP8 weights", codes, w.size());
+        }
+}
+
+// Plans the adapters, and what is computed of them.
+inline void plan_adapters(Model& m) {
+    m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
+    if (!m.c.lora.on()) return;
+    const size_t widest = (size_t)std::max({m.c.C, m.n.QKVl, m.n.NHl * m.c.HS(), m.n.F1l});
+    m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
+    for (LoraLayer& adapters : m.lora.layers)
+        for (Layer* l : m.blocks[(size_t)adapters.block].layers())
+            if (l->matrix == adapters.matrix) l->lora = &adapters;
+}
+
+// Plans the micro-batches of every chunk. arena.add() stores the address of each pointer, so the vectors get their final size
+// first.
+inline void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) {
+    const Mesh& mesh = m.ranks->mesh;
+    const bool training = m.recompute != Recompute::inference;
+    m.a.micro_batches.assign((size_t)mesh.vpp, {});
+    for (int chunk = 0, block = 0; chunk < mesh.vpp; chunk++) {
+        const int stage = virtual_stage(mesh.pp.size, mesh.pp.rank, chunk), layers = m.stages[stage];
+        MicroBatch one;
+        one.first_block = block;
+        one.first = stage == 0;
+        one.last = stage == (int)m.stages.size() - 1;
+        one.x.assign((size_t)layers + 1, nullptr);
+        one.blocks.assign((size_t)layers, BlockActivations{});
+        const int n = training ? micro_batches_in_flight(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches, chunk) : 1;
+        m.a.micro_batches[chunk].assign((size_t)n, one);
+        block += layers;
+    }
+}
+
+// Plans the tensors that a block keeps.
+inline void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool fp8) {
+    const char* const purpose = "activations: kept per block";
+    const auto plan = [&](size_t count, Kept kept, auto& tensor) {
+        const Storage of(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
+        if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
+        if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
+    };
+    for_each_tensor(m, plan, s);
+    if (fp8) m.arena.add(purpose, &s.inverses, 4);
+}
+
+inline void plan_activations(Model& m, bool fp8) {
+    const bool training = m.recompute != Recompute::inference;
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
+    Arena& arena = m.arena;
+    for (auto& chunk : m.a.micro_batches)
+        for (MicroBatch& in : chunk) {
+            // Without a backward pass, two buffers alternate.
+            const size_t own_x = training ? in.x.size() : std::min<size_t>(2, in.x.size());
+            for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &in.x[i], Nl * C);
+            for (size_t i = 0; i < in.blocks.size(); i++)
+                plan_block(m, in.blocks[i], m.recompute_of((int)i), fp8 && m.fp8.blocks[(size_t)in.first_block + i]);
+            if (m.c.embedding_norm && in.first) {
+                arena.add("activations: embedding, head", &in.embedded, Nl * C);
+                arena.add("activations: embedding, head", &in.embedding_stats.mean, Nl);
+                arena.add("activations: embedding, head", &in.embedding_stats.rstd, Nl);
+            }
+            for (int** ids : {&in.tokens, &in.targets, &in.positions, &in.doc_start})
+                arena.add("activations: embedding, head", ids, N);
+            if (m.c.window) arena.add("activations: embedding, head", &in.window_start, N);
+        }
+    const char* const shared = "activations: shared block";
+    const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
+        const Storage of(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
+        if (of.shared_numbers) arena.add(shared, &numbers(tensor), count);
+        if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
+    };
+    for_each_tensor(m, plan_shared, m.a.shared);
+    arena.add(shared, &m.a.branch, Nl * C);
+    m.a.full = nullptr;
+    if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
+}
+
+// Plans scratch memory for codes, and the scales of all tensors.
+inline void plan_fp8(Model& m) {
+    const size_t N = (size_t)m.a.B * m.a.T;
+    const size_t widest = N * (size_t)std::max({m.c.C, m.n.QKVl, m.n.F1l, m.n.NHl * m.c.HS()});
+    for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
+        m.arena.add("activations: shared block", scratch, widest);
+    for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
+    m.arena.add("FP8 weights", &m.fp8.inverse, m.fp8.tensors());
+    m.arena.add("FP8 weights", &m.fp8.now, 1);
+    m.fp8.prepared.assign(m.fp8.blocks.size(), false);
+}
+
+inline void plan_head(Model& m) {
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), tp = (size_t)m.ranks->mesh.tp.size;
+    const char* const purpose = "activations: embedding, head";
+    Activations& a = m.a;
+    m.arena.add(purpose, &a.final_norm, Nl * (size_t)m.c.C);
+    for (real** statistic : {&a.final_stats.mean, &a.final_stats.rstd}) m.arena.add(purpose, statistic, Nl);
+    for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
+    if (m.preference.on()) m.arena.add(purpose, &a.weight, N);
+    m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
+    m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
+}
+
+inline void plan_activation_gradients(Model& m) {
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C, heads = (size_t)m.n.NHl * m.c.HS();
+    const char* const purpose = "activation gradients";
+    m.arena.add(purpose, &m.a.dx, Nl * C);
+    m.arena.add(purpose, &m.a.dnorm, Nl * C);
+    m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.n.Fl, heads) : heads));
+    m.arena.add(purpose, &m.a.dwide, N * std::max(m.n.F1l, m.n.QKVl));
+    if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
+    if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
+}
+
+// Plans memory for the keys and values of the sequences that are written at a time.
+inline void plan_cache(Model& m) {
+    const size_t S = (size_t)m.cache.room.sequences, tokens = m.table.part.layers.size() * S * m.cache.room.tokens;
+    m.arena.add("key/value cache", &m.a.next_logits, S * m.c.Vp);
+    m.arena.add("key/value cache", &m.cache.sequences, S);
+    for (floatX** rows : {&m.cache.keys, &m.cache.values}) m.arena.add("key/value cache", rows, tokens * m.cache.row);
+}
+
+// ---- pointers ------------------------------------------------------------------------------------------------------------------
+
+// Points all layers at their parameters, and at the buffers into which ops write gradients.
+inline void bind_layers(Model& m) {
+    bind_parameters(m.c, m.model_table(), m.p, m.model_params());
+    m.g.blocks.assign(m.blocks.size(), {});
+    m.virtual_tokens.bind(m.table, m.params, m.grads, m.of_block);
+    if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.of_block);
+    else if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
+    else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
+    real* const unused = m.unused_gradients;
+    const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
+        return {{w, b, C, (real)m.c.eps, m.c.norm_plus_one ? real(1) : real(0)},
+                {unused ? unused : dw, unused ? unused + C : db}};
+    };
+    const auto norm = [&](auto... tensors) { return norm_of(m.c.C, tensors...); };
+    for (size_t i = 0; i < m.blocks.size(); i++) {
+        const BlockParams<floatX>& p = m.p.blocks[i];
+        const BlockParams<real>& g = m.g.blocks[i];
+        Block& b = m.blocks[i];
+        b.norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
+        b.norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
+        b.proj.after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
+        b.fc2.after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
+        const bool whole = m.c.qk_norm == QkNorm::whole;
+        b.head_norms[0] = norm_of((whole ? m.n.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
+        b.head_norms[1] = norm_of((whole ? m.n.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
+        b.sinks = p.sinks;
+        b.dsinks = unused ? unused : g.sinks;
+        for (Layer* l : b.layers()) {
+            std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
+            std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
+        }
+    }
+    m.embedding_norm = norm(m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b);
+    m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
+}
+
+// Tensors that a block does not keep are those of the shared block. Codes without their own memory are stored where the numbers
+// were.
+inline void share_tensors(Model& m, BlockActivations& s) {
+    const auto share = [](size_t, Kept, auto& own, auto& shared) {
+        if (uint8_t** codes = codes_of(own); codes && !*codes)
+            *codes = *codes_of(shared) ? *codes_of(shared) : (uint8_t*)numbers(own);
+        if (!numbers(own)) numbers(own) = numbers(shared);
+    };
+    for_each_tensor(m, share, s, m.a.shared);
+    if (!s.inverses) return;
+    LayerInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
+    for (size_t i = 0; i < 4; i++) inputs[i]->inverse = s.inverses + i;
+}

@@ -1,0 +1,60 @@
+// A micro-batch's pass through this rank's layers: what holds for its rows and for each layer, in one place: how many rows of the
+// residual stream this rank has, which positions and which mask a layer's attention has, where dropout draws. Layers and blocks
+// are those of this rank (model_memory.h); the functions of train_gpt.cu all take a pass.
+#pragma once
+#include "../dropout.h"
+#include "model_memory.h"
+
+struct Pass {
+    be::Ctx& ctx;
+    Model& m;
+    MicroBatch& in;
+    int N() const { return in.N(); }
+    // Sequence parallelism (Korthikanti et al., 2022) splits the residual stream by rows. Generation has too few rows to split.
+    bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
+    int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
+    // Rows of a layer's input and output on this rank.
+    int input_rows(const Layer& l) const { return l.row_parallel() ? N() : local_rows(); }
+    int output_rows(const Layer& l) const { return l.row_parallel() ? local_rows() : N(); }
+    size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
+    bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
+    // Layers may differ in what attention sees, and in positions.
+    int layer(int block) const { return m.table.part.layers[block]; }
+    bool rotates(int block) const { return m.cos_sin && m.c.has_positions(layer(block)); }
+    Rope rope(int block) const {
+        const bool windowed = m.window_cos_sin && !m.c.sees_all(layer(block));
+        return {in.positions, windowed ? m.window_cos_sin : m.cos_sin, m.c.rotated()};
+    }
+    AttentionMask mask(int block) const {
+        const real* slopes = m.c.has_positions(layer(block)) ? m.slopes : nullptr;
+        return {m.c.sees_all(layer(block)) ? in.documents() : in.window_start, slopes};
+    }
+    AttentionShape attention(int block) const {
+        AttentionShape shape = m.attention(in.B, in.T);
+        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.n.NHl;
+        shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
+        return shape;
+    }
+    // `first`: the index of the first element in the run (dropout.h), of this rank's rows of the residual stream by default.
+    Dropout dropout(double rate, int site, int64_t first) const {
+        if (!in.drops) return {};
+        return {(real)rate, {in.seed, (uint32_t)site, (uint64_t)first}};
+    }
+    Dropout dropout(double rate, int site) const {
+        const int64_t row = in.sample * in.T + (cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0);
+        return dropout(rate, site, row * m.c.C);
+    }
+    Dropout hidden_dropout(const Layer& l) const {
+        return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
+    }
+    // Of the input of a layer's adapters: all rows, of which this rank may have some columns.
+    Dropout adapter_dropout(const Layer& l) const {
+        const size_t whole = (size_t)l.lora->whole_cols, first = (size_t)(in.sample * in.T) * whole + (size_t)l.lora->first_col;
+        Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);
+        if ((size_t)l.in < whole) {
+            d.draws.cols = (size_t)l.in;
+            d.draws.whole_cols = whole;
+        }
+        return d;
+    }
+};
