@@ -2,38 +2,22 @@
 // runs here and there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are built
 // in memory at the start, and sample k is a function of the options and k alone, so a resume needs only a number.
 //
-// Split     "969, 30, 1" cuts the documents, in order, at round(share * documents) into training, validation and test. Where
-//           that leaves training or validation less than one sample, the tokens are cut in these shares instead (Megatron
-//           fails there), and where they do not suffice for both, training gets all of them.
-// Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
-// Documents E copies of the document indices, shuffled together. If the last epoch would give less than 80% of an epoch's
-//           samples, it is shuffled separately: E-1 copies are shuffled, then one copy is shuffled and appended.
-// Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
-//           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
-//           (those of a separate last epoch separately). The document in which sample s begins is found by binary search in
-//           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
-//           With reshuffle_each_epoch, which Megatron has not, documents and samples of every epoch are shuffled separately, one
-//           epoch after another: each text is seen once before any is seen again, and a longer run has the order of a shorter
-//           one. Of a single epoch the order is Megatron's.
-// Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
-// Blend     Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005) samples; sample i of the blend is the next
-//           one of the dataset with the largest w_j max(i, 1) - (samples taken from j); ties go to the first.
-//           Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as long as all
-//           together suffice.
-// Conversations (data with a mask) are packed into samples instead, whole ones, and always masked as documents: packing.h. The
-//           split is by conversations; training and validation get at least one each where there are two. Of pairs of answers
-//           (model/preference.h) a sample has whole pairs.
+//   split.h          which documents are for training, validation and test
+//   sample_order.h   the order of one dataset's samples
+//   blend.h          several datasets as one
+//   packing.h        conversations (data with a mask): a sample has whole ones, always masked as documents; of pairs of answers
+//                    (model/preference.h) whole pairs
 // Masks     reset_position_ids: positions restart at 0 after each end-of-document token (EOD). reset_attention_mask: a row
 //           sees no key before its document. eod_mask_loss: no loss where the input is EOD, which would train guessing how the
 //           next document begins. The target EOD is always trained.
 #pragma once
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -41,9 +25,11 @@
 #include "../base/crc32c.h"
 #include "../base/terminal.h"
 #include "../model/preference.h"
+#include "blend.h"
 #include "dataset.h"
-#include "numpy_random.h"
 #include "packing.h"
+#include "sample_order.h"
+#include "split.h"
 
 struct Batch {
     std::vector<int> tokens;        // (B, T)
@@ -84,354 +70,6 @@ struct Batch {
     }
 };
 
-// ---- splits ----------------------------------------------------------------------------------------------------------------
-enum class DataSplit { train, valid, test, whole };
-
-inline const char* split_name(DataSplit part) {
-    switch (part) {
-        case DataSplit::train: return "training";
-        case DataSplit::valid: return "validation";
-        case DataSplit::test: return "test";
-        case DataSplit::whole: break;
-    }
-    return "whole";
-}
-
-// The sum in the order in which numpy.sum adds, so that normalised weights have the same bits as Megatron's.
-inline double numpy_sum(const double* x, size_t n) {
-    if (n < 8) return std::accumulate(x, x + n, 0.0);
-    if (n > 128) {
-        const size_t half = n / 2 - n / 2 % 8;
-        return numpy_sum(x, half) + numpy_sum(x + half, n - half);
-    }
-    double r[8];
-    std::copy_n(x, 8, r);
-    size_t i = 8;
-    for (; i + 8 <= n; i += 8)
-        for (int k = 0; k < 8; k++) r[k] += x[i + k];
-    const double sum = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
-    return std::accumulate(x + i, x + n, sum);
-}
-
-inline std::vector<double> normalized(std::vector<double> weights) {
-    const double sum = numpy_sum(weights.data(), weights.size());
-    for (double& w : weights) w /= sum;
-    return weights;
-}
-
-// The number that `s` spells as a whole; NaN if it does not.
-inline double parse_number(const std::string& s) {
-    char* end = nullptr;
-    const double x = s.empty() ? NAN : strtod(s.c_str(), &end);
-    return !s.empty() && *end == '\0' ? x : NAN;
-}
-
-// The range [first, second) of n documents (or tokens) that belongs to one part of "969, 30, 1".
-inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSplit part, int64_t n) {
-    if (part == DataSplit::whole) return {0, n};
-    std::vector<double> shares;
-    for (size_t i = 0; i < split.size();) {
-        const size_t begin = split.find_first_not_of(", ", i);
-        if (begin == std::string::npos) break;
-        i = std::min(split.find_first_of(", ", begin), split.size());
-        shares.push_back(parse_number(split.substr(begin, i - begin)));
-    }
-    const bool numbers = std::all_of(shares.begin(), shares.end(), [](double s) { return s >= 0 && std::isfinite(s); });
-    if (!numbers || shares.size() > 3 || !(numpy_sum(shares.data(), shares.size()) > 0))
-        fail_usage(
-            "--split '%s' must be one to three shares for training, validation and test, not negative and not all 0, like "
-            "\"969, 30, 1\"",
-            split.c_str());
-    shares.resize(3);
-    shares = normalized(shares);
-    double border[4] = {0};
-    for (int i = 0; i < 3; i++) border[i + 1] = border[i] + shares[i];
-    const int i = (int)part;
-    if (border[i + 1] <= border[i]) return {0, 0};
-    // Python rounds halves to even, as nearbyint does.
-    return {(int64_t)std::nearbyint(border[i] * (double)n), (int64_t)std::nearbyint(border[i + 1] * (double)n)};
-}
-
-inline bool has_share(const std::string& split, DataSplit part) { return split_range(split, part, 1 << 30).second > 0; }
-
-// Documents [begin, end) of a dataset. The first may lack tokens at its start, the last at its end.
-struct DocumentRange {
-    int64_t begin = 0, end = 0;
-    int64_t skipped = 0, cut = 0;  // tokens left out of the first and of the last document
-
-    bool empty() const { return begin == end; }
-    int64_t first_token(int64_t d) const { return d == begin ? skipped : 0; }
-    int64_t length(const TokenDataset& data, int64_t d) const {
-        return data.length(d) - first_token(d) - (d == end - 1 ? cut : 0);
-    }
-    int64_t tokens(const TokenDataset& data) const {
-        int64_t n = 0;
-        for (int64_t d = begin; d < end; d++) n += length(data, d);
-        return n;
-    }
-};
-
-// Tokens [first, last) of the dataset, as a range of documents.
-inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int64_t last) {
-    DocumentRange p;
-    if (first == last) return p;
-    int64_t before = 0;  // tokens before document d
-    int64_t d = 0;
-    for (; before + data.length(d) <= first; d++) before += data.length(d);
-    p.begin = d;
-    p.skipped = first - before;
-    for (; before + data.length(d) < last; d++) before += data.length(d);
-    p.end = d + 1;
-    p.cut = before + data.length(d) - last;
-    return p;
-}
-
-// The documents for training, validation and test in a dataset, and a note about how they were cut.
-struct SplitParts {
-    DocumentRange parts[3];
-    std::string note;
-};
-
-// Of conversations or pairs of them, none of which is cut.
-inline SplitParts split_conversations(const TokenDataset& data, const std::string& split, bool validates) {
-    const int64_t together = data.documents_together(), n = data.n_documents() / together;
-    const auto range = [&](int64_t begin, int64_t end) { return DocumentRange{together * begin, together * end}; };
-    const auto documents = [&](DataSplit p) {
-        const auto [begin, end] = split_range(split, p, n);
-        return begin < end ? range(begin, end) : DocumentRange();
-    };
-    SplitParts s = {{documents(DataSplit::train), documents(DataSplit::valid), documents(DataSplit::test)}, ""};
-    const bool trains = has_share(split, DataSplit::train);
-    validates = validates && has_share(split, DataSplit::valid);
-    if ((!trains || !s.parts[0].empty()) && (!validates || !s.parts[1].empty())) return s;
-    const int64_t learned = trains ? std::clamp<int64_t>(split_range(split, DataSplit::train, n).second, 1, n - validates) : 0;
-    if (trains && validates && n == 1) {
-        s.parts[0] = range(0, 1);
-        s.parts[1] = {};
-        s.note = "its one conversation is for training";
-    } else {
-        s.parts[0] = learned > 0 ? range(0, learned) : DocumentRange();
-        s.parts[1] =
-            validates ? range(learned, std::max(learned + 1, split_range(split, DataSplit::valid, n).second)) : DocumentRange();
-        s.note = "at least one conversation for training and for validation, which their shares would not give";
-    }
-    s.parts[2] = {};
-    return s;
-}
-
-// For samples of T+1 tokens. validates: validation data is wanted, if the split gives it a share.
-inline SplitParts split_data(const TokenDataset& data, const std::string& split, int T, bool validates) {
-    const auto documents = [&](DataSplit p) {
-        const auto [begin, end] = split_range(split, p, data.n_documents());
-        return begin < end ? DocumentRange{begin, end} : DocumentRange();
-    };
-    const auto suffices = [&](const DocumentRange& p) {
-        int64_t n = 0;
-        for (int64_t d = p.begin; d < p.end && n <= T; d++) n += data.length(d);
-        return n > T;
-    };
-    const bool trains = has_share(split, DataSplit::train);
-    validates = validates && has_share(split, DataSplit::valid);
-    SplitParts s = {{documents(DataSplit::train), documents(DataSplit::valid), documents(DataSplit::test)}, ""};
-    if ((!trains || suffices(s.parts[0])) && (!validates || suffices(s.parts[1]))) return s;
-
-    const int64_t all = data.n_tokens(), least = (int64_t)T + 1;
-    int64_t first, last;  // validation's tokens
-    if (trains && validates && all < 2 * least) {
-        first = last = all;
-        s.note = format("all %s tokens are for training: too few for validation as well", with_commas(all).c_str());
-        if (all >= 4) s.note += format(", which --seq-length %lld would leave some", (long long)all / 2 - 1);
-    } else {
-        std::tie(first, last) = split_range(split, validates ? DataSplit::valid : DataSplit::train, all);
-        if (!validates) first = last = std::max(last, std::min(least, all));
-        else if (!trains) {
-            last = std::max(last, std::min(least, all));
-            first = std::clamp<int64_t>(last - least, 0, first);
-        } else {
-            last = std::max(last, 2 * least);
-            first = std::clamp(first, least, last - least);
-        }
-        s.note = format(
-            "by tokens, since its %s cannot give training and validation a sample each: training has the first %s tokens, "
-            "validation the next %s",
-            data.n_documents() == 1 ? "one document" : counted(data.n_documents(), "document").c_str(),
-            with_commas(trains ? first : 0).c_str(), with_commas(last - first).c_str());
-    }
-    s.parts[0] = part_of_tokens(data, 0, trains ? first : 0);
-    s.parts[1] = part_of_tokens(data, first, last);
-    s.parts[2] = part_of_tokens(data, last, all);
-    return s;
-}
-
-// ---- the order of one dataset's samples ------------------------------------------------------------------------------------
-// How often a dataset is read. With the seed and the data, this determines the order of its samples.
-struct Epochs {
-    int64_t n = 1;
-    bool last_apart = false;  // the last epoch is shuffled separately
-    bool operator==(const Epochs& e) const { return n == e.n && last_apart == e.last_apart; }
-    std::string text() const {
-        return format("%lld epoch%s", (long long)n, last_apart ? "s, the last apart" : n > 1 ? "s" : "");
-    }
-};
-
-// Epochs over `tokens` tokens that give n_wanted samples of T+1 (0: one epoch).
-inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::string& name) {
-    if (n_wanted > (INT64_MAX - tokens) / T) fail("%s: %lld samples are too many", name.c_str(), (long long)n_wanted);
-    Epochs e;
-    if (n_wanted > 0) e.n = (n_wanted * T + tokens) / tokens;
-    const int64_t before_last = ((e.n - 1) * tokens - 1) / T, per_epoch = (tokens - 1) / T;
-    e.last_apart = e.n > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
-    return e;
-}
-
-class SampleOrder {
-public:
-    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: every epoch is shuffled by itself.
-    SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed,
-                bool each_epoch = false)
-        : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
-        const int64_t begin = part.begin, end = part.end;
-        CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
-        if (end > INT32_MAX) fail("%s: %lld documents are too many", data.name().c_str(), (long long)end);
-        const Epochs epochs = epochs_for(tokens_per_epoch_, T, n_wanted, data.name());
-        n_epochs_ = epochs.n;
-        n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
-        if (n_samples_ > UINT32_MAX)
-            fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
-
-        documents_.reserve((size_t)((end - begin) * n_epochs_));
-        for (int64_t e = 0; e < n_epochs_; e++)
-            for (int64_t d = begin; d < end; d++) documents_.push_back((int32_t)d);
-        samples_.resize((size_t)n_samples_);
-        std::iota(samples_.begin(), samples_.end(), 0u);
-        NumpyRandom random(seed);
-        for (int64_t e = 0; each_epoch && e < n_epochs_; e++) {
-            shuffle_documents(e, e + 1, random);
-            shuffle_samples(e, e + 1, random);
-        }
-        if (!each_epoch) {
-            const int64_t together = epochs.last_apart ? n_epochs_ - 1 : n_epochs_;
-            shuffle_documents(0, together, random);
-            shuffle_documents(together, n_epochs_, random);
-            shuffle_samples(0, together, random);
-            shuffle_samples(together, n_epochs_, random);
-        }
-        sum_lengths(data);
-    }
-
-    int64_t n_samples() const { return n_samples_; }
-    int64_t n_epochs() const { return n_epochs_; }
-    int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
-
-    // A position in the stream: entry e of the document order, and an offset into the part of that document that is read.
-    struct Place {
-        int64_t entry, token;
-    };
-    Place place_of(int64_t stream_token) const {
-        const int64_t entry = std::upper_bound(starts_.begin(), starts_.end(), stream_token) - starts_.begin() - 1;
-        return {entry, stream_token - starts_[entry]};
-    }
-    int document(int64_t entry) const { return documents_[entry]; }
-    int64_t shuffled(int64_t i) const { return samples_[i]; }
-
-    // The T+1 tokens of sample i.
-    void read(const TokenDataset& data, int64_t i, int* out) const {
-        auto [entry, token] = place_of(shuffled(i) * T_);
-        for (int64_t left = T_ + 1; left > 0; entry++, token = 0) {
-            const int d = documents_[entry];
-            const int64_t n = std::min(left, part_.length(data, d) - token);
-            data.read(d, part_.first_token(d) + token, n, out);
-            out += n;
-            left -= n;
-        }
-    }
-
-private:
-    // Those of epochs [first, last).
-    void shuffle_documents(int64_t first, int64_t last, NumpyRandom& random) {
-        const int64_t n = part_.end - part_.begin;
-        random.shuffle(documents_.data() + first * n, (last - first) * n);
-    }
-    void shuffle_samples(int64_t first, int64_t last, NumpyRandom& random) {
-        const auto samples_before = [&](int64_t epoch) { return std::max<int64_t>(0, epoch * tokens_per_epoch_ - 1) / T_; };
-        random.shuffle(samples_.data() + samples_before(first), samples_before(last) - samples_before(first));
-    }
-    void sum_lengths(const TokenDataset& data) {
-        starts_.resize(documents_.size() + 1);
-        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + part_.length(data, documents_[e]);
-    }
-
-    DocumentRange part_;
-    int64_t T_, tokens_per_epoch_, n_epochs_ = 1, n_samples_ = 0;
-    std::vector<int32_t> documents_;  // Megatron's document_index
-    std::vector<int64_t> starts_;     // starts_[e]: tokens of the stream before documents_[e]; one more at the end
-    std::vector<uint32_t> samples_;   // Megatron's shuffle_index
-};
-
-// ---- blending --------------------------------------------------------------------------------------------------------------
-// The value of --data-path: PATH ..., or WEIGHT PATH WEIGHT PATH ...
-struct Blend {
-    std::vector<std::string> paths;
-    std::vector<double> weights;  // empty: by size
-};
-
-inline Blend parse_data_path(const std::vector<std::string>& words) {
-    Blend blend;
-    std::vector<bool> is_number;
-    for (const std::string& word : words) is_number.push_back(!std::isnan(parse_number(word)));
-    bool pairs = !words.empty() && words.size() % 2 == 0;
-    for (size_t i = 0; i < words.size(); i += 2) pairs = pairs && is_number[i];
-    for (size_t i = 0; i < words.size(); i++) {
-        if (pairs && i % 2 == 0) {
-            const double weight = parse_number(words[i]);
-            if (!(weight > 0) || !std::isfinite(weight))
-                fail_usage("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted",
-                           words[i].c_str(), words[i + 1].c_str());
-            blend.weights.push_back(weight);
-            continue;
-        }
-        std::error_code ignored;
-        const bool exists = std::filesystem::exists(words[i], ignored) || std::filesystem::exists(words[i] + ".idx", ignored);
-        if (!pairs && is_number[i] && !exists)
-            fail_usage(
-                "--data-path: '%s' looks like a weight; give a weight before every path (WEIGHT PATH WEIGHT PATH ...) or "
-                "before none",
-                words[i].c_str());
-        blend.paths.push_back(words[i]);
-    }
-    return blend;
-}
-
-// Sample i of the blend is sample `index` of dataset `dataset`; dataset j has available[j] samples. Greedy: each sample comes
-// from the dataset that lags most behind its share.
-struct BlendEntry {
-    uint32_t dataset, index;
-};
-
-inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available,
-                                             int64_t n) {
-    std::vector<BlendEntry> blend((size_t)n);
-    std::vector<int64_t> taken(weights.size(), 0);
-    for (int64_t i = 0; i < n; i++) {
-        const double i_or_1 = (double)std::max<int64_t>(i, 1);
-        size_t best = 0;
-        double most = -INFINITY;
-        for (size_t j = 0; j < weights.size(); j++) {
-            // Rounded before the subtraction, as Megatron does (volatile: no fused multiply-add): lags often differ only by
-            // this rounding.
-            const volatile double due = weights[j] * i_or_1;
-            const double lag = due - (double)taken[j];
-            if (lag > most && taken[j] < available[j]) {
-                most = lag;
-                best = j;
-            }
-        }
-        blend[i] = {(uint32_t)best, (uint32_t)taken[best]++};
-    }
-    return blend;
-}
-
-// ---- the loader ------------------------------------------------------------------------------------------------------------
 struct DataOptions {
     Blend blend;
     std::string split = "969, 30, 1";

@@ -21,7 +21,7 @@
 #include "../base/similar.h"
 #include "../base/terminal.h"
 #include "../model/flops.h"
-#include "../report/report.h"
+#include "../report/run_log.h"
 #include "cli.h"
 #include "config.h"
 #include "config_file.h"

@@ -21,7 +21,7 @@
 #include "../base/math.h"
 #include "../base/terminal.h"
 #include "../parallel/world.h"
-#include "../report/report.h"
+#include "../report/run_log.h"
 
 // The launcher of ranks, if there is one and this program was built to use it.
 inline bool can_start_ranks() {

@@ -1,0 +1,128 @@
+// The order of one dataset's samples, exactly that of Megatron-Core's GPT dataset:
+//
+// Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
+// Documents E copies of the document indices, shuffled together. If the last epoch would give less than 80% of an epoch's
+//           samples, it is shuffled separately: E-1 copies are shuffled, then one copy is shuffled and appended.
+// Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
+//           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
+//           (those of a separate last epoch separately). The document in which sample s begins is found by binary search in
+//           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
+//           With reshuffle_each_epoch, which Megatron has not, documents and samples of every epoch are shuffled separately, one
+//           epoch after another: each text is seen once before any is seen again, and a longer run has the order of a shorter
+//           one. Of a single epoch the order is Megatron's.
+// Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "dataset.h"
+#include "numpy_random.h"
+#include "split.h"
+
+// How often a dataset is read. With the seed and the data, this determines the order of its samples.
+struct Epochs {
+    int64_t n = 1;
+    bool last_apart = false;  // the last epoch is shuffled separately
+    bool operator==(const Epochs& e) const { return n == e.n && last_apart == e.last_apart; }
+    std::string text() const {
+        return format("%lld epoch%s", (long long)n, last_apart ? "s, the last apart" : n > 1 ? "s" : "");
+    }
+};
+
+// Epochs over `tokens` tokens that give n_wanted samples of T+1 (0: one epoch).
+inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::string& name) {
+    if (n_wanted > (INT64_MAX - tokens) / T) fail("%s: %lld samples are too many", name.c_str(), (long long)n_wanted);
+    Epochs e;
+    if (n_wanted > 0) e.n = (n_wanted * T + tokens) / tokens;
+    const int64_t before_last = ((e.n - 1) * tokens - 1) / T, per_epoch = (tokens - 1) / T;
+    e.last_apart = e.n > 1 && n_wanted - before_last < (int64_t)(0.80 * (double)per_epoch);
+    return e;
+}
+
+class SampleOrder {
+public:
+    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: every epoch is shuffled by itself.
+    SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed,
+                bool each_epoch = false)
+        : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
+        const int64_t begin = part.begin, end = part.end;
+        CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
+        if (end > INT32_MAX) fail("%s: %lld documents are too many", data.name().c_str(), (long long)end);
+        const Epochs epochs = epochs_for(tokens_per_epoch_, T, n_wanted, data.name());
+        n_epochs_ = epochs.n;
+        n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
+        if (n_samples_ > UINT32_MAX)
+            fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
+
+        documents_.reserve((size_t)((end - begin) * n_epochs_));
+        for (int64_t e = 0; e < n_epochs_; e++)
+            for (int64_t d = begin; d < end; d++) documents_.push_back((int32_t)d);
+        samples_.resize((size_t)n_samples_);
+        std::iota(samples_.begin(), samples_.end(), 0u);
+        NumpyRandom random(seed);
+        for (int64_t e = 0; each_epoch && e < n_epochs_; e++) {
+            shuffle_documents(e, e + 1, random);
+            shuffle_samples(e, e + 1, random);
+        }
+        if (!each_epoch) {
+            const int64_t together = epochs.last_apart ? n_epochs_ - 1 : n_epochs_;
+            shuffle_documents(0, together, random);
+            shuffle_documents(together, n_epochs_, random);
+            shuffle_samples(0, together, random);
+            shuffle_samples(together, n_epochs_, random);
+        }
+        sum_lengths(data);
+    }
+
+    int64_t n_samples() const { return n_samples_; }
+    int64_t n_epochs() const { return n_epochs_; }
+    int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
+
+    // A position in the stream: entry e of the document order, and an offset into the part of that document that is read.
+    struct Place {
+        int64_t entry, token;
+    };
+    Place place_of(int64_t stream_token) const {
+        const int64_t entry = std::upper_bound(starts_.begin(), starts_.end(), stream_token) - starts_.begin() - 1;
+        return {entry, stream_token - starts_[entry]};
+    }
+    int document(int64_t entry) const { return documents_[entry]; }
+    int64_t shuffled(int64_t i) const { return samples_[i]; }
+
+    // The T+1 tokens of sample i.
+    void read(const TokenDataset& data, int64_t i, int* out) const {
+        auto [entry, token] = place_of(shuffled(i) * T_);
+        for (int64_t left = T_ + 1; left > 0; entry++, token = 0) {
+            const int d = documents_[entry];
+            const int64_t n = std::min(left, part_.length(data, d) - token);
+            data.read(d, part_.first_token(d) + token, n, out);
+            out += n;
+            left -= n;
+        }
+    }
+
+private:
+    // Those of epochs [first, last).
+    void shuffle_documents(int64_t first, int64_t last, NumpyRandom& random) {
+        const int64_t n = part_.end - part_.begin;
+        random.shuffle(documents_.data() + first * n, (last - first) * n);
+    }
+    void shuffle_samples(int64_t first, int64_t last, NumpyRandom& random) {
+        const auto samples_before = [&](int64_t epoch) { return std::max<int64_t>(0, epoch * tokens_per_epoch_ - 1) / T_; };
+        random.shuffle(samples_.data() + samples_before(first), samples_before(last) - samples_before(first));
+    }
+    void sum_lengths(const TokenDataset& data) {
+        starts_.resize(documents_.size() + 1);
+        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + part_.length(data, documents_[e]);
+    }
+
+    DocumentRange part_;
+    int64_t T_, tokens_per_epoch_, n_epochs_ = 1, n_samples_ = 0;
+    std::vector<int32_t> documents_;  // Megatron's document_index
+    std::vector<int64_t> starts_;     // starts_[e]: tokens of the stream before documents_[e]; one more at the end
+    std::vector<uint32_t> samples_;   // Megatron's shuffle_index
+};
