@@ -101,12 +101,12 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/program.h"              // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 1  The model's memory: planned by purpose, allocated at once, then pointed to. What a block keeps of a micro-batch, its matrices
-//    and its norms, and what all blocks share, are the structs of model_memory.h, with the shape of each tensor.
+// 1  The model's memory: planned by purpose, allocated at once, then pointed to. What a block keeps of a micro-batch, its
+//    matrices and its norms, and what all blocks share, are the structs of model_memory.h, with the shape of each tensor.
 
 // Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all
-// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `room` adds memory
-// for texts that are written.
+// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `room` adds
+// memory for texts that are written.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, TextRoom room = {},
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
@@ -200,8 +200,8 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). The norms may also stand after attention and MLP, or both before and
-//    after, or both read the same x (NormPlace).
+// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). The norms may also stand after attention and MLP, or both before
+//    and after, or both read the same x (NormPlace).
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). Where there is no such norm, only the sum.
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
@@ -220,8 +220,8 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-// What attention or MLP adds to the residual stream, in a.branch: the output of its last matrix l, through the norm after it and
-// dropout. Backward: the gradient of that output from dout, that of the stream.
+// What attention or MLP adds to the residual stream, in a.branch: the output of its last matrix l, through the norm after it
+// and dropout. Backward: the gradient of that output from dout, that of the stream.
 static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s);
 static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s);
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
@@ -424,8 +424,9 @@ static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInp
 }
 
 // Whether the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
-// (Adapters read numbers. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and fc1
-// if no norm stands before them; the gradient of the outputs of proj and fc2 is that of the residual stream or passes through a norm.)
+// (Adapters read numbers. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and
+// fc1 if no norm stands before them; the gradient of the outputs of proj and fc2 is that of the residual stream or passes
+// through a norm.)
 static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
     if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight || l.lora) return false;
     if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
@@ -759,8 +760,8 @@ static void compare_answers(const Pass& p) {
 
 // Final norm, logits of head_rows rows at a time, loss. With `training`, these logits become their gradient in place and are
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
-// output. Adds to the model's sums. Where answers are compared, a row's gradient depends on the losses of all rows, so these are
-// computed in a pass before; logits that are all in memory at a time are not computed again.
+// output. Adds to the model's sums. Where answers are compared, a row's gradient depends on the losses of all rows, so these
+// are computed in a pass before; logits that are all in memory at a time are not computed again.
 static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
@@ -923,8 +924,8 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks. The new parameters are sent to all ranks bucket
-// by bucket as they are updated.
+// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks. The new parameters are sent to all ranks
+// bucket by bucket as they are updated.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const TrainOptions& o = t.o;
@@ -938,8 +939,8 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     t.memory_check.remember();
 }
 
-// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks. Where
-// Muon updates matrices, those of the others.
+// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks.
+// Where Muon updates matrices, those of the others.
 static double second_moments(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
@@ -1092,8 +1093,8 @@ static void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Bat
 }
 
 // Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks take micro-batches in turn. stop()
-// is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs) gets those of
-// each micro-batch on the ranks that have the head.
+// is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs) gets those
+// of each micro-batch on the ranks that have the head.
 template <class Stop>
 static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
                                                      Stop stop,
@@ -1162,8 +1163,8 @@ static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vect
     return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run);
 }
 
-// Generates the texts of some sequences, one token of each at a time, for a Decoder. The activations of `m` serve as scratch. All
-// ranks that share a model take part and get the same logits.
+// Generates the texts of some sequences, one token of each at a time, for a Decoder. The activations of `m` serve as scratch.
+// All ranks that share a model take part and get the same logits.
 class Generator {
 public:
     Generator(be::Ctx& ctx, Model& m)
@@ -1176,8 +1177,8 @@ public:
     int capacity() const { return cache_.room.tokens; }
     int length(int sequence) const { return lengths_[(size_t)sequence]; }
 
-    // Restarts a sequence with a prompt that leaves room in the context: one pass over virtual tokens and as many as the activations
-    // hold, then one by one.
+    // Restarts a sequence with a prompt that leaves room in the context: one pass over virtual tokens and as many as the
+    // activations hold, then one by one.
     void prompt(int sequence, const std::vector<int>& tokens) {
         const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
         int at_once = std::min(before + n, m_.a.B * m_.a.T);
@@ -1250,8 +1251,8 @@ private:
         be::Ctx& ctx;
     };
 
-    // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in branch, on the
-    // last stage. cache: null for a prompt of `sequence`.
+    // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in branch, on
+    // the last stage. cache: null for a prompt of `sequence`.
     void pass(KeyValueCache* cache, int sequence) {
         rows_ = cache ? batch_.B : 1;
         const SteadyRows steady(ctx_, sequences() > 1);
@@ -1424,7 +1425,7 @@ static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoade
     return mine;
 }
 
-// What measuring a model on tasks asks of it. The generator is there when a task's answers are written; tokens of `ends` end these.
+// What measuring a model on tasks asks of it. Where answers are written, the generator writes them until one of `ends`.
 static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Generator>& generator, const Tokenizer* tokenizer,
                                     const std::vector<int>& ends) {
     TaskFunctions functions;
@@ -1437,7 +1438,7 @@ static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Genera
     return functions;
 }
 
-// What the training loop asks of this model; the trainer and `generator`, if samples of text are wanted, must outlive the result.
+// What the training loop asks of this model; the trainer and `generator`, where texts are sampled, must outlive the result.
 static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
     ModelFunctions functions;
     functions.step = [&t] { return train_step(t); };

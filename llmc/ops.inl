@@ -29,7 +29,8 @@ void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t fr
 void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)*/, const int* positions /*(N)*/,
                        const floatX* wte /*(Vp, C)*/, const floatX* wpe /*(P, C) or null*/, int N, int C,
                        const VocabularyShard& shard);
-// adds to dwte rows [token - v0], times scale, and to dwpe rows [position]; rows of the same token are added in their order in the batch.
+// adds to dwte rows [token - v0], times scale, and to dwpe rows [position]; rows of the same token are added in their order in
+// the batch.
 void embedding_backward(Ctx& ctx, real* dwte /*(Vp, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
                         const int* tokens, const int* positions, int N, int C, const VocabularyShard& shard);
 
@@ -137,8 +138,8 @@ void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const Rope& r
 
 // ---- attention (attention.h) ----------------------------------------------------------------------------------------------
 // Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
-// doc_start[t] .. t (doc_start null: 0 .. t). score = cap(scale q.k) + slope[h] (j - t) (slopes null: no ALiBi), where cap is the
-// soft cap, if there is one. Weights may be dropped. Soft caps and dropout use slower kernels.
+// doc_start[t] .. t (doc_start null: 0 .. t). score = cap(scale q.k) + slope[h] (j - t) (slopes null: no ALiBi), where cap is
+// the soft cap, if there is one. Weights may be dropped. Soft caps and dropout use slower kernels.
 // lse is the natural log-sum-exp of a row's scores. No T x T matrix is stored. sets out, lse.
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask, const AttentionShape& shape);
@@ -153,12 +154,12 @@ void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const
 void attention_rope_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                              const AttentionActs& acts, const AttentionMask& mask, const Rope& rope,
                              const AttentionShape& shape, real* dq_sums /*or null*/);
-// One new token in each of B rows (T is 1), of sequences of any lengths: writes its key and value into its sequence's cache at row
-// t and attends as the mask says. The bits of a row do not depend on the others. sets out.
+// One new token in each of B rows (T is 1), of sequences of any lengths: writes its key and value into its sequence's cache at
+// row t and attends as the mask says. The bits of a row do not depend on the others. sets out.
 void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, const AttentionCache& cache,
                       const floatX* qkv /*(B, NH + 2*NKV, HS)*/, const DecodeMask& mask, const AttentionShape& shape);
-// Attention sinks: a learned score per query head takes part in the softmax of its rows, without a value. Changes the results of
-// attention_forward in place, to which attention_backward is then applied.
+// Attention sinks: a learned score per query head takes part in the softmax of its rows, without a value. Changes the results
+// of attention_forward in place, to which attention_backward is then applied.
 void sinks_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/, const floatX* sinks /*(NH)*/,
                    const AttentionShape& shape);
 // adds to dsinks. acts are those with sinks.
@@ -169,8 +170,8 @@ void sinks_backward(Ctx& ctx, real* dsinks /*(NH)*/, const floatX* dout /*(B, T,
 std::string attention_limits(int HS);
 
 // ---- activations, residual, dropout (mlp.h) -------------------------------------------------------------------------------
-// out = activation(inp), elementwise; of activations that gate, inp is (N, 2F) with rows [gate | up]. sets. Codes of gradients may
-// have either format, and be transposed.
+// out = activation(inp), elementwise; of activations that gate, inp is (N, 2F) with rows [gate | up]. sets. Codes of gradients
+// may have either format, and be transposed.
 void activation_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* inp /*(N, F) or (N, 2F)*/, int N, int F,
                         Activation activation);
 void activation_backward(Ctx& ctx, const Output& dinp /*as inp*/, const floatX* dout /*(N, F)*/, const floatX* inp, int N,
@@ -182,10 +183,10 @@ void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const D
 
 // ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
-// write_gradient, the logits are overwritten with dlogits = loss_scale * weight * (p_i (1 + 2 z_coef logZ) - [i = target]), where
-// weight is the row's, of any sign, or 1; columns
-// V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked: loss, z and gradient 0. No softmax is stored. With a soft
-// cap, x_i is the capped logit, and the gradient is that of the logit itself.
+// write_gradient, the logits are overwritten with dlogits = loss_scale * weight * (p_i (1 + 2 z_coef logZ) - [i = target]),
+// where weight is the row's, of any sign, or 1; columns V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked:
+// loss, z and gradient 0. No softmax is stored. With a soft cap, x_i is the capped logit, and the gradient is that of the logit
+// itself.
 // sets losses, which are unscaled.
 void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, const RowLosses& losses, const int* targets /*(N)*/, int N,
                 const VocabularyShard& shard, const LossConstants& constants);
@@ -225,16 +226,17 @@ void swap_weights(Ctx& ctx, real* other /*(n)*/, floatX* param, LowerHalf* lower
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
 
 // ---- Muon (optimizer.h; parallel/muon.h has the whole update) ---------------------------------------------------------------
-// g = grad_scale * grad; m = momentum m + (1 - momentum) g, with m = exp_avg; update = (1 - momentum) g + momentum m (Nesterov).
-// sets exp_avg and update. exp_avg in bf16 is rounded as in elements.h; then the elements belong to the tensor of `rounding`.
+// g = grad_scale * grad; m = momentum m + (1 - momentum) g, with m = exp_avg; update = (1 - momentum) g + momentum m
+// (Nesterov). sets exp_avg and update. exp_avg in bf16 is rounded as in elements.h; then the elements belong to the tensor of
+// `rounding`.
 void muon_momentum(Ctx& ctx, floatX* update /*(n)*/, const Elements& exp_avg, const Elements& grad, size_t n,
                    const MuonMomentum& constants, const Rounding& rounding);
 // x /= max(sqrt(*squares), 1e-7). *squares is in the backend's memory.
 void divide_by_norm(Ctx& ctx, floatX* x, size_t n, const double* squares);
 // square = a I + b gram + c square. sets square.
 void newton_schulz_polynomial(Ctx& ctx, floatX* square /*(n, n)*/, const floatX* gram /*(n, n)*/, int n);
-// NorMuon: v = beta2 v + (1 - beta2) (mean of the row's squares); rows are divided by sqrt(v) + 1e-10, then everything is scaled
-// to the norm of an orthogonal matrix, sqrt(min(rows, cols)). sets v = second_moment and x.
+// NorMuon: v = beta2 v + (1 - beta2) (mean of the row's squares); rows are divided by sqrt(v) + 1e-10, then everything is
+// scaled to the norm of an orthogonal matrix, sqrt(min(rows, cols)). sets v = second_moment and x.
 void normalize_neurons(Ctx& ctx, floatX* x /*(rows, cols)*/, real* second_moment /*(rows)*/, int rows, int cols, real beta2);
 // w = (1 - decay) w - rate * update, for weights w as in adamw.
 void apply_update(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const floatX* update, size_t n, real rate, real decay);
@@ -266,8 +268,8 @@ template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` becomes the sum
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` is there already
-// To and from one rank, `root`, in the same way: its x becomes the sum over the ranks, which leaves the others' x undefined; x of
-// all ranks becomes what it is on `root`.
+// To and from one rank, `root`, in the same way: its x becomes the sum over the ranks, which leaves the others' x undefined; x
+// of all ranks becomes what it is on `root`.
 template <class E>
 Pending start_reduce(Ctx& ctx, Comm& comm, E* x, size_t n, int root);
 template <class E>

@@ -111,8 +111,8 @@ struct AttentionActs {
     const floatX* out;  // (B, T, NH, HS)
     const real* lse;    // (B, NH, T)
 };
-// What the new token of each row attends to: rows first .. t of its sequence in the cache, the last of which is its own; and what
-// is added to its scores.
+// What the new token of each row attends to: rows first .. t of its sequence in the cache, the last of which is its own; and
+// what is added to its scores.
 struct DecodeMask {
     const int* sequences;           // (B) of the cache, all different
     const int* t;                   // (B)

@@ -58,8 +58,8 @@ inline std::vector<int> document_starts(int B, int T) {
     return starts;
 }
 
-// The rows of a step in which sequences get one token each: sequence b begins b steps after the first one, and lies in place B - b
-// of the cache.
+// The rows of a step in which sequences get one token each: sequence b begins b steps after the first one, and lies in place
+// B - b of the cache.
 struct DecodedRows {
     std::vector<int> sequences, t;
     const Case& k;

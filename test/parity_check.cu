@@ -10,8 +10,8 @@
 // queries: attention does not see what all keys have in common but through rotation and norms, so terms of that size cancel.
 // allowed: 48 u with u = 2^-24 in fp32 (the most seen is 13); in bf16, where activations are rounded on their way (at
 // tensor-parallel sums in other places than on one rank), 8 roundings of 2^-8; 16 where a norm follows each branch: it makes
-// the branch, with its roundings, as large as the residual stream, which otherwise is larger (the most seen is 11), and where an
-// LSTM computes virtual tokens: the gradient of its recurrent weights follows all of theirs, rounded (14). Losses are
+// the branch, with its roundings, as large as the residual stream, which otherwise is larger (the most seen is 11), and where
+// an LSTM computes virtual tokens: the gradient of its recurrent weights follows all of theirs, rounded (14). Losses are
 // means of many rows: 8 u (0.2) and 2 roundings after each step of the run; norms, which follow the gradients of later steps,
 // 64 u (8). AdamW divides gradients by their own size, so where they are tiny a weight moves by another part of lr; they differ
 // by 0.002 of the largest (0.0003), in bf16 by 0.2, matrices only: a key's bias has no gradient but rounding.

@@ -1,4 +1,5 @@
-// Programs within a program of tests, because compiled once is compiled faster: what test scripts start as processes of their own.
+// Programs within a program of tests, because compiled once is compiled faster: what test scripts start as processes of their
+// own.
 #pragma once
 #include <map>
 #include <string>

@@ -50,6 +50,20 @@ touch tree/llmc/run/hidden.h tree/llmc/README.md
 expect "one that is not is found" refused headers_are_named tree
 says "and named" "hidden.h of run/ is named nowhere"
 
+# No line of the source is longer than 128 characters (what others' code needs to compile keeps its layout). Prints those of FOLDER
+# that are, and fails if there is one.
+short_lines() {
+    find "$1" -path "$1/build" -prune -o -path '*/emu/foreign' -prune -o -regex '.*\.\(h\|cuh\|inl\|cu\|cpp\)' -print0 |
+        LC_ALL=C.UTF-8 xargs -0 grep -nE '.{129}' && return 1
+    return 0
+}
+expect "lines have at most 128 characters" short_lines "$repository"
+printf '%0128d\n// %s\n' 0 "$(printf 'é%.0s' {1..125})" >tree/llmc/run/hidden.h
+expect "as many as that are not too many" short_lines tree
+printf '%0129d\n' 0 >>tree/llmc/run/hidden.h
+expect "one more is found" refused short_lines tree
+says "and named" "run/hidden.h:3:0000"
+
 # Each line of code that dev/HOWTO-ADD.md shows is in the source. A comment of one word says where the next lines are.
 trimmed() { sed 's/^ *//; s/ *$//' "$@"; }
 shown() { awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$1" | trimmed | grep -vE '^(// [a-z_0-9]+)?$'; }

@@ -449,9 +449,9 @@ TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------------
-// Token by token over caches whose later rows are NaN, against the same attention over whole sequences: sequence b begins b steps
-// after the first, and is as much longer than the others' rows in every step; it lies in place B - b of the cache, of which place 0
-// stays as it is.
+// Token by token over caches whose later rows are NaN, against the same attention over whole sequences: sequence b begins b
+// steps after the first, and is as much longer than the others' rows in every step; it lies in place B - b of the cache, of
+// which place 0 stays as it is.
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
     for (const Case& k :
          {Case{1, 5, 1, 1, 8, false, false}, Case{3, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},

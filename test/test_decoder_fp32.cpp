@@ -1,5 +1,5 @@
-// Texts that are written together (llmc/model/decoder.h), in fp32 and fp64: what a text says, and its logits, are bit by bit what
-// they are when it is written alone, whoever joins and leaves meanwhile; where a text ends.
+// Texts that are written together (llmc/model/decoder.h), in fp32 and fp64: what a text says, and its logits, are bit by bit
+// what they are when it is written alone, whoever joins and leaves meanwhile; where a text ends.
 #include <gtest/gtest.h>
 
 #include <set>

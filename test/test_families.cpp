@@ -1,5 +1,5 @@
-// Families: config.json of each as transformers 5 and 4 and published models write it, names of tensors, what is refused by name,
-// the family that a combination of options gets, RoPE scalings against transformers' numbers, and Hugging Face's cache.
+// Families: config.json of each as transformers 5 and 4 and published models write it, names of tensors, what is refused by
+// name, the family that a combination of options gets, RoPE scalings against transformers' numbers, and Hugging Face's cache.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -65,8 +65,8 @@ TEST(Families, PublishedConfigs) {
         std::function<bool(const ModelConfig&)> right;
     } rows[] = {
         {"GPT-2: its dropout is not in the way",
-         R"({"model_type": "gpt2", "vocab_size": 99, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "attn_pdrop": 0.1,
-             "embd_pdrop": 0.1, "resid_pdrop": 0.1})",
+         R"({"model_type": "gpt2", "vocab_size": 99, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
+             "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1})",
          [](const ModelConfig& c) { return c.attention_dropout == 0.1 && c.F == 256; }},
         {"Llama 3.1", llama_like("llama", R"("rope_theta": 500000.0, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64, "rope_type": "llama3"})"),

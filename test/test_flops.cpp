@@ -103,7 +103,8 @@ TEST(Flops, WindowsAreCountedByTheirKeys) {
     EXPECT_EQ(model_flops_per_token(c, T), model_flops_per_token(whole, T)) << "a window of all keys";
 }
 
-// Square matrices of C columns cost 5 (4 + 2) C^3, fc1 and fc2 with F = 4 C 5 (16 + 2) C^3: together 25 C per parameter of a layer.
+// Square matrices of C columns cost 5 (4 + 2) C^3, fc1 and fc2 with F = 4 C 5 (16 + 2) C^3: together 25 C per parameter of a
+// layer.
 TEST(Flops, NewtonSchulzStepsOfALayer) {
     const double C = 64;
     const FlopSizes s = {1, 64, 4, 4, 16, 256, 0, 8, false};

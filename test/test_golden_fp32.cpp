@@ -219,7 +219,7 @@ TEST_P(Families, TwentyTrainingSteps) {
     report(golden);
 }
 
-// ---- conversations -----------------------------------------------------------------------------------------------------------
+// ---- conversations ----------------------------------------------------------------------------------------------------------
 // A data set of conversations of random tokens; of each some are learned.
 DataOptions write_conversations(const std::string& prefix, const ModelConfig& c, int T, const std::vector<int>& lengths) {
     TokenDatasetWriter writer(prefix, {"", "", c.V}, {}, "chatml");
@@ -327,7 +327,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, Families, testing::Combine(testing::Values("gpt
                              return std::string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "_plain" : "_fast");
                          });
 
-// ---- the other families ------------------------------------------------------------------------------------------------------
+// ---- the other families -----------------------------------------------------------------------------------------------------
 // test/golden/families/NAME is a tiny model as transformers saves it, with its logits, loss and gradients
 // (dev/ref/families_reference.py): 5 query heads of 6 in a width of 20, one key/value head, windows and scaled positions that a
 // sequence of 17 reaches.

@@ -1,6 +1,6 @@
-// Low-rank adapters, in double: every gradient against finite differences, for each family and several choices of matrices, also with
-// dropout of their inputs; what is frozen stays as it is; merged matrices compute the same; the tables of PEFT's names;
-// recomputation gives the same bits.
+// Low-rank adapters, in double: every gradient against finite differences, for each family and several choices of matrices,
+// also with dropout of their inputs; what is frozen stays as it is; merged matrices compute the same; the tables of PEFT's
+// names; recomputation gives the same bits.
 #include <gtest/gtest.h>
 
 #include <random>

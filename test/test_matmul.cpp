@@ -495,8 +495,8 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
     }
 }
 
-// A row of a few is computed like that row alone, so a text does not depend on those that are written with it: up to few_rows, of a
-// tile unit up to half as many, or, if it is asked for, any number.
+// A row of a few is computed like that row alone, so a text does not depend on those that are written with it: up to few_rows,
+// of a tile unit up to half as many, or, if it is asked for, any number.
 TEST(Linear, FewRowsDoNotDependOnEachOther) {
     const int IC = 131, OC = 67, few = cpu::detail::few_rows;
     for (const cpu::AnyUnit& unit : test::all_matrix_units(cpu::Products::layers))

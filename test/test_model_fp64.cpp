@@ -1,5 +1,6 @@
-// The whole model, in double: every parameter's gradient against finite differences of the loss, for each family and each option
-// of the block, with grouped queries, document masks, masked targets, z-loss, padded vocabulary; recomputation gives the same bits.
+// The whole model, in double: every parameter's gradient against finite differences of the loss, for each family and each
+// option of the block, with grouped queries, document masks, masked targets, z-loss, padded vocabulary; recomputation gives the
+// same bits.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,6 +1,7 @@
-// Muon and NorMuon: against torch.optim.Muon (test/golden/muon.json, made by dev/ref/muon_golden.py), against Newton-Schulz steps in
-// double, that results are nearly orthogonal, and which rank has which matrix. test_muon_fp32.cpp and gpu/test_muon.cu include this
-// for the other precision and the other backend; whole runs on several ranks are in parity_check.cu and parallel_test.sh.
+// Muon and NorMuon: against torch.optim.Muon (test/golden/muon.json, made by dev/ref/muon_golden.py), against Newton-Schulz
+// steps in double, that results are nearly orthogonal, and which rank has which matrix. test_muon_fp32.cpp and gpu/test_muon.cu
+// include this for the other precision and the other backend; whole runs on several ranks are in parity_check.cu and
+// parallel_test.sh.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -112,8 +113,8 @@ TEST(Muon, EqualsPyTorchs) {
         recipe.shape_scaling = k.shape_scaling;
         if (k.shape_scaling) recipe.factor = 1;
         const Trained trained = train(recipe);
-        // Each of three steps moves weights by 0.004 in the mean, 0.01 with the other scale. Of that torch's own bf16 differs from
-        // exact arithmetic by at most a fortieth, and so may ours.
+        // Each of three steps moves weights by 0.004 in the mean, 0.01 with the other scale. Of that torch's own bf16 differs
+        // from exact arithmetic by at most a fortieth, and so may ours.
         const std::vector<double> exact = golden[k.name]["exact"], in_bf16 = golden[k.name]["bf16"];
         const double moved = k.shape_scaling ? 0.024 : 0.012, allowed = std::is_same_v<floatX, bf16> ? moved / 25 : 2e-6;
         expect_close(trained.weights, exact, allowed, 0, k.name);
@@ -219,8 +220,8 @@ TEST(Muon, NewtonSchulzStepsAreThoseInDouble) {
                 error += (result[i] - expected[i]) * (result[i] - expected[i]);
                 size += expected[i] * expected[i];
             }
-            // A step's errors are some roundings of its numbers, and in fp32 also of sums of up to 130 products; the first steps
-            // magnify small singular values, and what was added to them, by up to 3.4 each.
+            // A step's errors are some roundings of its numbers, and in fp32 also of sums of up to 130 products; the first
+            // steps magnify small singular values, and what was added to them, by up to 3.4 each.
             const double roundings = std::is_same_v<floatX, bf16> ? 8 : 32;
             EXPECT_LE(std::sqrt(error), roundings * roundoff<floatX> * std::sqrt(size))
                 << rows << " x " << cols << ", " << scale;

@@ -1,14 +1,14 @@
-// muP and CompleteP (llmc/model/parametrization.h): each tensor's factors against values worked by hand; that factors folded into
-// weights train as those that are computed; and the coordinate check of Yang et al. (2022, appendix D.1): by how much a few steps
-// change the residual stream and the logits does not depend on the width, with CompleteP not on the depth either. In the standard
-// parametrization it does.
+// muP and CompleteP (llmc/model/parametrization.h): each tensor's factors against values worked by hand; that factors folded
+// into weights train as those that are computed; and the coordinate check of Yang et al. (2022, appendix D.1): by how much a
+// few steps change the residual stream and the logits does not depend on the width, with CompleteP not on the depth either. In
+// the standard parametrization it does.
 #include "trainer.h"
 #include "files.h"
 #include "testing.h"
 
 namespace test_parametrization_fp32 {
 
-// ---- factors ------------------------------------------------------------------------------------------------------------------
+// ---- factors ----------------------------------------------------------------------------------------------------------------
 // Width 256 is 4 times the base's, 6 layers are 3 times, and heads of 64 are 4 times those of the base.
 ModelConfig four_times(const char* family) {
     ModelConfig c;
@@ -72,8 +72,8 @@ TEST(Parametrization, FactorsOfTensors) {
                                          {"blocks.5.norm1_after_w", 0, {third, third, 3, 0.25}},
                                          {"blocks.5.norm2_after_w", 0, {third, third, 3, 0.25}},
                                          {"head", 0, {1, 1, 1, 0.25}}});
-    // The embedding, multiplied by 16 instead of 8, is half as large; as it is tied, its logits are doubled. The scores' factor is
-    // the base's, not 1 / sqrt(HS).
+    // The embedding, multiplied by 16 instead of 8, is half as large; as it is tied, its logits are doubled. The scores' factor
+    // is the base's, not 1 / sqrt(HS).
     ModelConfig gemma = four_times("gemma2");
     gemma.embedding_scale = 16;
     gemma.attention_scale = 0.25;
@@ -102,7 +102,7 @@ TEST(Parametrization, MuonsLearningRate) {
     EXPECT_DOUBLE_EQ(recipe.learning_rate(0.25 / 3, {4, 3, 1}), 1.0 / 3);
 }
 
-// ---- training -----------------------------------------------------------------------------------------------------------------
+// ---- training ---------------------------------------------------------------------------------------------------------------
 ModelConfig small(const char* family, int C, int L, int HS) {
     ModelConfig c;
     set_family(c, family);
@@ -117,8 +117,8 @@ ModelConfig small(const char* family, int C, int L, int HS) {
     return c;
 }
 
-// What a run of a few steps does to the first batch: the root mean square of the change of the residual stream after each block,
-// and of the logits; and the loss of each step.
+// What a run of a few steps does to the first batch: the root mean square of the change of the residual stream after each
+// block, and of the logits; and the loss of each step.
 struct Outcome {
     std::vector<double> changes, losses;
 };

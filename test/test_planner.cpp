@@ -49,7 +49,8 @@ PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
 
 // arXiv:2205.05198, table 4: one layer of the 22B model (width 6144, 64 heads, sequence 2048, micro-batch 4) on 8 A100 takes
 // 7.7 ms forward and 11.9 ms backward without recomputation, 2 all-reduces in each included.
-// A run whose memory is 8 GiB for what a rank holds of the model and 4 GiB a sample, or a quarter of that with full recomputation.
+// A run whose memory is 8 GiB for what a rank holds of the model and 4 GiB a sample, or a quarter of that with full
+// recomputation.
 TEST(Remedies, AreTheSmallestChangesThatFit) {
     TrainOptions o;
     o.micro_batch_size = 8;

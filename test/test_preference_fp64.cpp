@@ -1,5 +1,6 @@
 // Preference training in double: losses, rewards and every gradient against PyTorch (test/golden/dpo.safetensors, made by
-// dev/ref/dpo_golden.py), every gradient against finite differences, and a model with adapters, whose reference is the frozen one.
+// dev/ref/dpo_golden.py), every gradient against finite differences, and a model with adapters, whose reference is the frozen
+// one.
 #include <gtest/gtest.h>
 
 #include <random>

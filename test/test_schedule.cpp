@@ -227,7 +227,8 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     TrainOptions o = options(0, 8);
     o.time_budget = "1000000";
     apply_time_budget(o);
-    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. The test program itself takes less than a step.
+    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. The test program itself takes less than a
+    // step.
     const auto budget = [&](double spent) {
         auto b = std::make_unique<TimeBudget>(o, spent);
         b->took(TimeBudget::step, 5000);  // the first is slow

@@ -66,9 +66,8 @@ TEST(ReadTask, WrittenAnswers) {
     EXPECT_EQ(t.examples[0].max_new_tokens, 64);
     EXPECT_EQ(t.examples[0].continuations, (Texts{"b", ""}));
     EXPECT_EQ(t.examples[0].solved(), "Q: x\nA: b");
-    t = task_of(
-        dir,
-        R"({"context": "A:\n", "references": ["b"], "until": ["."], "max_new_tokens": 5, "metrics": ["bleu"], "stemmer": true})");
+    t = task_of(dir, R"({"context": "A:\n", "references": ["b"], "until": ["."], "max_new_tokens": 5, "metrics": ["bleu"], )"
+                     R"("stemmer": true})");
     EXPECT_EQ(t.examples[0].solved(), "A:\nb");
     EXPECT_EQ(t.examples[0].stops, Texts{"."});
     EXPECT_EQ(t.examples[0].max_new_tokens, 5);

@@ -1,5 +1,5 @@
-// How near texts are to references: numbers of sacrebleu 2.6.0, rouge-score 0.1.2, NLTK 3.10.4 and SQuAD's script on texts that are
-// hard to take apart (dev/interop/test_text_metrics.py --golden), and texts that stop.
+// How near texts are to references: numbers of sacrebleu 2.6.0, rouge-score 0.1.2, NLTK 3.10.4 and SQuAD's script on texts that
+// are hard to take apart (dev/interop/test_text_metrics.py --golden), and texts that stop.
 #include "../llmc/data/stopping_text.h"
 #include "../llmc/data/text_metrics.h"
 

@@ -170,8 +170,8 @@ TEST_F(UnitChoice, TheUsersComesFirstThenTheCheckpoints) {
     }
 }
 
-// The second of three ranks on such a CPU has the first one's choice, and measures nothing; the third has another CPU. The first
-// one's virtual machine may have other units.
+// The second of three ranks on such a CPU has the first one's choice, and measures nothing; the third has another CPU. The
+// first one's virtual machine may have other units.
 TEST_F(UnitChoice, RanksAgree) {
     const std::string model = cpu::detail::cpu_model();
     for (const bool hidden : {false, true}) {

@@ -1,6 +1,6 @@
-// Virtual tokens, in double: they compute what real tokens with the same embeddings do; every gradient against finite differences,
-// with and without an encoder, an MLP or an LSTM, for families with each kind of position; recomputation gives the same bits, and what is frozen stays
-// as it is.
+// Virtual tokens, in double: they compute what real tokens with the same embeddings do; every gradient against finite
+// differences, with and without an encoder, an MLP or an LSTM, for families with each kind of position; recomputation gives the
+// same bits, and what is frozen stays as it is.
 #include <gtest/gtest.h>
 
 #include <random>

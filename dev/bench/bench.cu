@@ -459,8 +459,8 @@ void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, in
 }
 #endif
 
-// Texts that are written together, one token of each after another: all matrices and the keys and values so far are read once for
-// each step. Numbers of texts take turns, so that a noisy machine slows all of them down.
+// Texts that are written together, one token of each after another: all matrices and the keys and values so far are read once
+// for each step. Numbers of texts take turns, so that a noisy machine slows all of them down.
 void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& preset) {
     constexpr int prompt = 64, tokens = 64;
     const std::vector<int> batches = {1, 2, 4, 8};

@@ -1,7 +1,7 @@
 // The clusters of near duplicates in JSON lines, and what finding them costs: what dev/bench/duplicates.py compares.
 //   near_duplicates PRESET FILE.jsonl WORK_DIRECTORY [--threads 1] [--memory-mb 256] [--key text]
-// Prints a line "document representative" for each duplicate; on standard error the last line is JSON: documents, bytes of text,
-// CPU seconds for reading, signatures and clusters, and the most memory that the process had.
+// Prints a line "document representative" for each duplicate; on standard error the last line is JSON: documents, bytes of
+// text, CPU seconds for reading, signatures and clusters, and the most memory that the process had.
 #include <sys/resource.h>
 #include <time.h>
 

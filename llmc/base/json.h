@@ -18,8 +18,8 @@ bool nested_deeper_than(const Json& j, int levels) {
            std::any_of(j.begin(), j.end(), [&](const auto& child) { return nested_deeper_than(child, levels - 1); });
 }
 
-// What is wrong with a text or with the values in it, in words and with the place: "at line 3, column 7: invalid literal; last read:
-// '{x'; expected string literal", "key 'scales' not found". Of the library's text, without its numbers of errors.
+// What is wrong with a text or with the values in it, in words and with the place: "at line 3, column 7: invalid literal; last
+// read: '{x'; expected string literal", "key 'scales' not found". Of the library's text, without its numbers of errors.
 inline std::string json_problem(const nlohmann::json::exception& e) {
     std::string reason = e.what();
     const auto drop = [&](const std::string& from, const std::string& to, const std::string& instead) {

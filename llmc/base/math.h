@@ -261,8 +261,8 @@ inline real alibi_slope(int h, int n) {
     return (real)(h < c ? std::exp2(-8.0 * (h + 1) / c) : std::exp2(-4.0 * (2 * (h - c) + 1) / c));
 }
 
-// table (P, n, 2): cos and sin of position * frequency for n frequencies, times `factor`, computed in double and rounded once (Su
-// et al., 2021).
+// table (P, n, 2): cos and sin of position * frequency for n frequencies, times `factor`, computed in double and rounded once
+// (Su et al., 2021).
 inline void rope_table(std::vector<real>& table, int P, const std::vector<double>& frequencies, double factor) {
     const size_t n = frequencies.size();
     table.resize((size_t)P * n * 2);

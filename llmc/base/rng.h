@@ -92,8 +92,8 @@ HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, ui
     return (float)(sqrt(-2 * log_u) * (y * sine));
 }
 
-// Random numbers for a tensor's elements, 32 bits each, by the element's index in the whole tensor. Four consecutive elements of
-// the whole tensor, the first at a multiple of 4, share a draw.
+// Random numbers for a tensor's elements, 32 bits each, by the element's index in the whole tensor. Four consecutive elements
+// of the whole tensor, the first at a multiple of 4, share a draw.
 template <RngPurpose purpose>
 struct Draws {
     uint64_t key = 0;

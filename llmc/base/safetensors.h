@@ -152,7 +152,8 @@ private:
         memcpy(&length, file.data(), 8);
         if (length > file.size() - 8 || length > 100000000)
             fail(
-                "%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file; HINT: download or copy it again",
+                "%s: the header claims %llu bytes, the file has %zu: truncated or not a safetensors file; HINT: download or "
+                "copy it again",
                 name, (unsigned long long)length, file.size());
         const size_t data_bytes = file.size() - 8 - length;
         const char* data = file.data() + 8 + length;
@@ -183,7 +184,8 @@ private:
                 const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
                 if (begin > end || end > data_bytes)
                     fail(
-                        "%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged; HINT: download or copy it again",
+                        "%s: tensor '%s' ends at byte %llu of %zu: the file is truncated or damaged; HINT: download or copy it "
+                        "again",
                         name, key.c_str(), (unsigned long long)end, data_bytes);
                 if (end - begin != bytes)
                     fail("%s: tensor '%s' has %llu bytes where its shape and type need %llu", name, key.c_str(),

@@ -517,8 +517,8 @@ struct BackwardHead {
             }
         }
     }
-    // The gradients of one tile's keys and values, then those of its queries, when all tiles are packed. Every sum has its order
-    // in run(), but scores and their gradients are computed twice: 7 products instead of 5.
+    // The gradients of one tile's keys and values, then those of its queries, when all tiles are packed. Every sum has its
+    // order in run(), but scores and their gradients are computed twice: 7 products instead of 5.
     void run_tile(int at) {
         for (int t0 = at; t0 < a.T && first_keys(docs, t0) <= at; t0 += tile) add(at, t0, true, false);
         for (int j0 = first_keys(docs, at); j0 <= at; j0 += tile) add(j0, at, false, true);

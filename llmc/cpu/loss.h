@@ -80,8 +80,8 @@ struct Exponentials {
     static size_t bytes(int V) { return ((size_t)V + ceil_div(V, chunk)) * sizeof(real); }
     Exponentials(char* memory, int V) : e((real*)memory), tops(e + V) {}
 
-    // Computes them; returns the log-sum-exp of cap(x[0 .. V-1]). Earlier sums are rescaled when the maximum rises. NaN if any x
-    // is NaN or (without a cap) +infinity.
+    // Computes them; returns the log-sum-exp of cap(x[0 .. V-1]). Earlier sums are rescaled when the maximum rises. NaN if any
+    // x is NaN or (without a cap) +infinity.
     template <class Cap>
     real set(const floatX* x, int V, Cap cap) const {
         const real minus_infinity = -std::numeric_limits<real>::infinity();

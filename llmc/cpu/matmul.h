@@ -64,8 +64,8 @@ namespace detail {
 constexpr int few_rows = 8;
 
 #if CPU_FAST_PATHS
-// x . w for each of the N rows of x, IC elements apart; wide: x in the order of widened(). Four vectors of sums hide the latency of
-// additions; the order is fixed.
+// x . w for each of the N rows of x, IC elements apart; wide: x in the order of widened(). Four vectors of sums hide the
+// latency of additions; the order is fixed.
 template <int N>
 void dot_products(float* out, const floatX* x, const float* wide, const floatX* w, int IC) {
     constexpr int chains = 4, step = lanes * of_word<floatX>,
@@ -82,7 +82,7 @@ void dot_products(float* out, const floatX* x, const float* wide, const floatX* 
     for (int n = 0; n < N; n++) out[n] = total((sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]));
 }
 
-// x (N, IC) as products() wants it beside bf16, as far as rows have whole registers: widened once, not with every row of a weight.
+// x (N, IC) as products() wants it beside bf16, as far as rows fill registers: widened once, not with every row of a weight.
 inline const float* widened(Ctx&, const float* x, int, int) { return x; }
 inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
     float* wide = (float*)ctx.scratch((size_t)N * IC * sizeof(float));

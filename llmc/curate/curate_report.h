@@ -10,9 +10,11 @@
 namespace curation {
 
 inline const std::string report_style = R"css(
-.bar { height: 9px; border-radius: 3px; background: var(--train); min-width: 1px; margin: 6px 0; } .bar.after { background: var(--valid); }
+.bar { height: 9px; border-radius: 3px; background: var(--train); min-width: 1px; margin: 6px 0; }
+.bar.after { background: var(--valid); }
 .bars { min-width: 7em; width: 40%; } .runs td.bars { white-space: normal; } .number { text-align: right; }
-summary small { color: var(--soft); font-weight: 400; } .key i.box { height: 9px; border: 0; background: var(--c); vertical-align: 0; }
+summary small { color: var(--soft); font-weight: 400; }
+.key i.box { height: 9px; border: 0; background: var(--c); vertical-align: 0; }
 )css";
 
 inline std::string bar(int64_t part, int64_t whole, const char* style = "") {

@@ -1,9 +1,9 @@
-// How much of each source training gets. Shares of the output are given (--weights), or made from the sizes n of the sources by a
-// temperature T: n^(1/T) / sum n^(1/T), as in multilingual models (Conneau et al. 2020, Raffel et al. 2020): 1 keeps the sizes,
-// larger ones lift small sources. With a budget of B bytes or tokens, source s is passed through
+// How much of each source training gets. Shares of the output are given (--weights), or made from the sizes n of the sources by
+// a temperature T: n^(1/T) / sum n^(1/T), as in multilingual models (Conneau et al. 2020, Raffel et al. 2020): 1 keeps the
+// sizes, larger ones lift small sources. With a budget of B bytes or tokens, source s is passed through
 //     epochs = share * B / n
-// times: each document floor(epochs) times, and once more with the probability of the rest, by a draw that depends on the seed and
-// the document's number alone.
+// times: each document floor(epochs) times, and once more with the probability of the rest, by a draw that depends on the seed
+// and the document's number alone.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -214,9 +214,9 @@ private:
 };
 
 // ---- counts of bits --------------------------------------------------------------------------------------------------------
-// How often each of 64 bits was 1. Plane k holds bit k of all 64 counters; a number waits at its level until a second one comes,
-// and a carry-save adder turns both and the plane into the plane and one number of the next level (Harley and Seal): one adder of
-// five operations per number.
+// How often each of 64 bits was 1. Plane k holds bit k of all 64 counters; a number waits at its level until a second one
+// comes, and a carry-save adder turns both and the plane into the plane and one number of the next level (Harley and Seal): one
+// adder of five operations per number.
 class BitCounts {
 public:
     void add(uint64_t x) {

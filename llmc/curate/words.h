@@ -190,8 +190,8 @@ inline size_t leading_letters(const char* p, uint64_t (&letters)[2]) {
 }
 #endif
 
-// Calls f(hash of 64 bits, begin, end) for each word; begin and end are its bytes in the text. Without `fast`, as it is defined,
-// character by character.
+// Calls f(hash of 64 bits, begin, end) for each word; begin and end are its bytes in the text. Without `fast`, as it is
+// defined, character by character.
 template <Punctuation punctuation, Digits digits, bool fast = true, class F>
 void for_each_word(std::string_view text, F f) {
     const FoldingTable& table = FoldingTable::instance();

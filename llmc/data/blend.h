@@ -1,7 +1,7 @@
-// Several datasets as one, as Megatron-Core blends them. Weights w are normalised; dataset j is asked for ceil(ceil(N w_j) 1.005)
-// samples; sample i of the blend is the next one of the dataset with the largest w_j max(i, 1) - (samples taken from j); ties go
-// to the first. Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as long as all
-// together suffice.
+// Several datasets as one, as Megatron-Core blends them. Weights w are normalised; dataset j is asked for ceil(ceil(N w_j)
+// 1.005) samples; sample i of the blend is the next one of the dataset with the largest w_j max(i, 1) - (samples taken from j);
+// ties go to the first. Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as
+// long as all together suffice.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Compressed files, read as if they were not: gzip (RFC 1952; files of several members, as in WARC) and zstd (RFC 8878; several
 // frames, skippable ones). What a file is, its first bytes say. Memory does not depend on the file: a window of 32 KiB, or of
-// at most 128 MiB in zstd. A file that is damaged or cut off is refused with its name and the member that is bad; all bytes before
-// that were already passed on, so that the caller must not keep what it made of them.
+// at most 128 MiB in zstd. A file that is damaged or cut off is refused with its name and the member that is bad; all bytes
+// before that were already passed on, so that the caller must not keep what it made of them.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -126,7 +126,8 @@ public:
         order(o_.n_samples);
     }
 
-    // Orders n samples (0: one epoch), more or fewer than before, where the order does not depend on their number (order_problem).
+    // Orders n samples (0: one epoch), more or fewer than before, where the order does not depend on their number
+    // (order_problem).
     void order(int64_t n) {
         o_.n_samples = n;
         const std::vector<int64_t> wanted = samples_wanted(n);
@@ -464,8 +465,8 @@ private:
         answer.reference = reference_[2 * (size_t)pair.number + (chosen ? 0 : 1)];
         if (std::isnan(answer.reference))
             fail(
-                "of the answers in %s the reference's log-probability is not known: the pair was left out when the run began, with a "
-                "shorter --seq-length; HINT: that --seq-length, or a new run",
+                "of the answers in %s the reference's log-probability is not known: the pair was left out when the run began, "
+                "with a shorter --seq-length; HINT: that --seq-length, or a new run",
                 source.data.describe_position(document, 0).c_str());
     }
 

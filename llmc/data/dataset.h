@@ -12,9 +12,9 @@
 //   magic 20240520, version 1: u16 (GPT-2); magic 20240801, version 7: u32 (Llama 3). Documents in a shard are separated by a
 //   token (GPT-2: 50256); here the whole shard counts as one document.
 //
-// Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is learned (an answer), 0 if it is only
-// read. Megatron does not see it. Of a pair of answers, two documents follow each other: the prompt with the chosen answer,
-// then with the rejected one.
+// Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is learned (an answer), 0 if it is
+// only read. Megatron does not see it. Of a pair of answers, two documents follow each other: the prompt with the chosen
+// answer, then with the rejected one.
 //
 // Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
 // file gives an Error that names it. Numbers are loaded with memcpy, as those in the .idx are not aligned.
@@ -259,8 +259,8 @@ public:
     // The tokenizer that made the data, as far as known.
     const TokenizerIdentity& tokenizer() const { return tokenizer_; }
 
-    // Of conversations: the name of their template, as far as known, and of a document's tokens which are learned (1), which not
-    // (0).
+    // Of conversations: the name of their template, as far as known, and of a document's tokens which are learned (1), which
+    // not (0).
     bool has_mask() const { return mask_ != nullptr; }
     const std::string& chat_template() const { return chat_template_; }
     bool has_pairs() const { return pairs_; }                      // of answers
@@ -317,8 +317,8 @@ private:
             fail("%s is damaged: pairs of answers are an even number of conversations", file.c_str());
         if (!chat_template_.empty() && !mask_)
             fail(
-                "%s%s is missing: it tells the answers of these conversations, which are learned, from the rest; HINT: copy it, too, "
-                "or prepare again",
+                "%s%s is missing: it tells the answers of these conversations, which are learned, from the rest; HINT: copy "
+                "it, too, or prepare again",
                 prefix.c_str(), mask_ending);
         if (chat_template_.empty() && mask_)
             fail("%s%s belongs to other data: %s tells of no conversations; HINT: move it", prefix.c_str(), mask_ending,
@@ -388,8 +388,8 @@ public:
     struct Kept {
         int64_t documents = 0, tokens = 0, bin_bytes = 0, idx_bytes = 0;
     };
-    // chat_template: that of conversations, which are added with a mask. pairs: they are pairs of answers, each chosen one followed
-    // by the rejected one.
+    // chat_template: that of conversations, which are added with a mask. pairs: they are pairs of answers, each chosen one
+    // followed by the rejected one.
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
                        const std::string& chat_template = "", bool pairs = false)
         : bin_(writer(prefix + ".bin", kept, kept ? kept->bin_bytes : 0)),

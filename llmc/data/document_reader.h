@@ -207,8 +207,8 @@ private:
         std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
         if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
         fail(
-            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N leaves out more "
-            "lines%s",
+            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N leaves "
+            "out more lines%s",
             with_commas(now_.bad).c_str(), counted(now_.lines, "line").c_str(), input_name(input_.files[file_]).c_str(),
             limit.c_str(), shown.c_str(), input_.open_record ? "messages" : "text",
             input_.open_record ? "" : ", --format text takes lines as they are");
@@ -438,8 +438,8 @@ private:
         const TextFormat found = find_text_format(in, input_.format);
         if (input_.open_record && (found == TextFormat::text || found == TextFormat::warc))
             fail(
-                "%s holds no conversations: it is neither JSON nor Parquet; HINT: one object per line, with messages or prompt and "
-                "completion; of pairs of answers with prompt, chosen and rejected",
+                "%s holds no conversations: it is neither JSON nor Parquet; HINT: one object per line, with messages or prompt "
+                "and completion; of pairs of answers with prompt, chosen and rejected",
                 input_name(in.name()).c_str());
         return found;
     }

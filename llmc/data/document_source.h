@@ -41,8 +41,8 @@ struct TextInput {
     size_t batch_bytes = 16 << 20;            // of text that is worked on at once
     size_t most_bytes = most_document_bytes;  // of a line of JSON
     std::string invalid_bytes_become = "were kept unchanged";
-    // Instead of a text, a record holds a conversation or a pair of them: replaces it, or sets `problem`. It is given the record as
-    // JSON.
+    // Instead of a text, a record holds a conversation or a pair of them: replaces it, or sets `problem`. It is given the
+    // record as JSON.
     std::function<void(const nlohmann::json&, Chunk&)> open_record{};
 };
 

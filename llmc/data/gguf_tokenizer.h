@@ -3,8 +3,8 @@
 //   llama   BPE of characters as SentencePiece does it: of neighbours that together are a token, the one with the highest
 //           score is merged first. tokenizer.json has merges instead, whose order gives the scores
 //   t5      unigram models: scores are logarithms of probabilities
-// What llama.cpp would encode otherwise is refused by name, except for two things that its own converter leaves out as well: the
-// normalisation of text (NFC of Qwen), and the byte fallback of unigram models.
+// What llama.cpp would encode otherwise is refused by name, except for two things that its own converter leaves out as well:
+// the normalisation of text (NFC of Qwen), and the byte fallback of unigram models.
 #pragma once
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // From a web page to its text.
 //   to_utf8              by the charset that a byte order mark, HTTP or the page's <meta> names, through iconv
-//   page_paragraphs      libgumbo parses the page as HTML5 says; the text of block elements becomes paragraphs, with how much of
-//                        each is in links; script, style, navigation, forms and what is hidden are dropped
+//   page_paragraphs      libgumbo parses the page as HTML5 says; the text of block elements becomes paragraphs, with how much
+//                        of each is in links; script, style, navigation, forms and what is hidden are dropped
 //   without_boilerplate  jusText (Pomikalek, "Removing Boilerplate and Duplicate Content from Web Corpora", Masaryk University,
 //                        2011, chapter 3) in its mode without lists of stop words: short paragraphs and those full of links are
 //                        bad, long ones good; what is between takes after its neighbours
@@ -33,7 +33,7 @@
 
 namespace html {
 
-// ---- characters --------------------------------------------------------------------------------------------------------------
+// ---- characters -------------------------------------------------------------------------------------------------------------
 // The name after "charset=" in what HTTP's Content-Type or a <meta> says; "" if there is none.
 inline std::string charset_in(std::string_view text) {
     const std::string all = lower_ascii(text);
@@ -86,7 +86,7 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
     return text;
 }
 
-// ---- paragraphs ----------------------------------------------------------------------------------------------------------------
+// ---- paragraphs -------------------------------------------------------------------------------------------------------------
 struct Paragraph {
     std::string text;
     size_t width = 0, in_links = 0;  // columns on a terminal: a character of Chinese or Japanese says as much as two letters
@@ -302,7 +302,7 @@ inline bool page_paragraphs(const std::string& page, std::vector<Paragraph>& par
 }
 #endif
 
-// ---- boilerplate ---------------------------------------------------------------------------------------------------------------
+// ---- boilerplate ------------------------------------------------------------------------------------------------------------
 // jusText's defaults: link density 0.2, length 70 and 200, headings at most 200 before what they head.
 inline constexpr double most_in_links = 0.2;
 inline constexpr size_t length_low = 70, length_high = 200, heading_distance = 200;

@@ -117,7 +117,7 @@ private:
         return true;
     }
 
-    // Whatever stands here, up to value_end_, without recursion: closers has one bit for each open bracket, set for an object's.
+    // Whatever stands here, up to value_end_, without recursion: closers has a bit for each open bracket, set for an object's.
     bool skip_value() {
         uint64_t closers = 0;
         int depth = 0;

@@ -77,7 +77,7 @@ inline uint64_t bits_at(std::string_view bytes, uint64_t at, int width) {
     return value;
 }
 
-// ---- Thrift's compact protocol -----------------------------------------------------------------------------------------------
+// ---- Thrift's compact protocol ----------------------------------------------------------------------------------------------
 // Walks structures: fields() calls what is given for each field's number, and skips those that it does not take.
 class Thrift {
 public:
@@ -156,7 +156,7 @@ private:
     int depth_ = 0;
 };
 
-// ---- encodings of numbers ----------------------------------------------------------------------------------------------------
+// ---- encodings of numbers ---------------------------------------------------------------------------------------------------
 class RunReader {
 public:
     RunReader() = default;
@@ -246,7 +246,7 @@ private:
     int width_ = 0;
 };
 
-// ---- what the footer says ----------------------------------------------------------------------------------------------------
+// ---- what the footer says ---------------------------------------------------------------------------------------------------
 enum Type { boolean, int32, int64, int96, float32, float64, byte_array, fixed_bytes, group };
 inline const char* type_name(int type) {
     static constexpr const char* names[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
@@ -345,7 +345,7 @@ inline PageHeader read_page_header(Thrift& t) {
     return h;
 }
 
-// ---- pages -------------------------------------------------------------------------------------------------------------------
+// ---- pages ------------------------------------------------------------------------------------------------------------------
 inline const char* codec_name(int64_t codec) {
     static constexpr const char* names[] = {"no", "snappy", "gzip", "LZO", "brotli", "LZ4", "zstd", "LZ4"};
     return codec >= 0 && codec <= 7 ? names[codec] : "an unknown";
@@ -584,7 +584,7 @@ private:
     uint64_t left_ = 0, bit_ = 0;
 };
 
-// ---- the file ----------------------------------------------------------------------------------------------------------------
+// ---- the file ---------------------------------------------------------------------------------------------------------------
 class ParquetFile {
 public:
     explicit ParquetFile(std::string_view file) : file_(file) {
@@ -704,8 +704,8 @@ private:
         }
         if (input_.open_record && (columns_.empty() || columns_[0]->name != input_.json_key))
             fail(
-                "%s has no columns of strings called prompt and completion, or instruction and output; its columns are %.300s; HINT: "
-                "lists of messages are read from JSON: %s",
+                "%s has no columns of strings called prompt and completion, or instruction and output; its columns are %.300s; "
+                "HINT: lists of messages are read from JSON: %s",
                 path_.c_str(), names.c_str(), as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
         if (columns_.empty() || columns_[0]->name != input_.json_key)
             fail("%s has no column '%s'; its columns are %.300s; HINT: --json-keys COLUMN names the text's", path_.c_str(),
@@ -713,7 +713,8 @@ private:
         const parquet::Column& text = *columns_[0];
         if (text.type != parquet::byte_array || text.repeated)
             fail(
-                "column '%s' of %s is %s; one of strings at the top level is read; its columns are %.300s; HINT: --json-keys COLUMN",
+                "column '%s' of %s is %s; one of strings at the top level is read; its columns are %.300s; HINT: --json-keys "
+                "COLUMN",
                 text.name.c_str(), path_.c_str(), text.repeated ? "a list" : parquet::type_name(text.type), names.c_str());
     }
 

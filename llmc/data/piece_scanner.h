@@ -252,7 +252,8 @@ private:
 inline std::string pretokenizer_pattern(const std::string& name) {
     if (name == "gpt2") return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
     if (name == "llama3")
-        return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+        return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
+               R"(\s+(?!\S)|\s+)";
     if (name == "bloom") return " ?[^(\\s|.,!?…。，、।۔،)]+";
     fail("pre-tokenizer '%s' is unknown; one of gpt2, llama3, bloom", name.c_str());
 }

@@ -7,9 +7,9 @@
 //           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
 //           (those of a separate last epoch separately). The document in which sample s begins is found by binary search in
 //           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
-//           With reshuffle_each_epoch, which Megatron has not, documents and samples of every epoch are shuffled separately, one
-//           epoch after another: each text is seen once before any is seen again, and a longer run has the order of a shorter
-//           one. Of a single epoch the order is Megatron's.
+//           With reshuffle_each_epoch, which Megatron has not, documents and samples of every epoch are shuffled separately,
+//           one epoch after another: each text is seen once before any is seen again, and a longer run has the order of a
+//           shorter one. Of a single epoch the order is Megatron's.
 // Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
 #pragma once
 #include <algorithm>
@@ -45,7 +45,7 @@ inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::str
 
 class SampleOrder {
 public:
-    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: every epoch is shuffled by itself.
+    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: each by itself.
     SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed,
                 bool each_epoch = false)
         : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {

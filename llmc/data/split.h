@@ -1,7 +1,7 @@
-// Which documents of a dataset are for training, validation and test (--split "969, 30, 1"), as Megatron-LM cuts them: in order, at
-// round(share * documents). Where that leaves training or validation less than one sample, the tokens are cut in these shares
-// instead (Megatron fails there), and where they do not suffice for both, training gets all of them. Conversations are never cut;
-// training and validation get at least one each where there are two.
+// Which documents of a dataset are for training, validation and test (--split "969, 30, 1"), as Megatron-LM cuts them: in
+// order, at round(share * documents). Where that leaves training or validation less than one sample, the tokens are cut in
+// these shares instead (Megatron fails there), and where they do not suffice for both, training gets all of them. Conversations
+// are never cut; training and validation get at least one each where there are two.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -9,19 +9,21 @@
 // are right. A line's "target_delimiter" is the harness's setting of that name, which is put before its choices or target.
 //
 //   log p(continuation | context) = sum over the continuation's tokens of log p(token | all tokens before it)
-//   acc          share of examples in which a gold choice has the largest log p; last word: whose every token is the most likely
+//   acc          share of examples in which a gold choice has the largest log p; last word: whose every token is the most
+//                likely
 //   acc_norm     like acc, by log p / characters of the choice without its delimiter: "target_delimiter", or else the
 //                leading space
 //   acc_bytes    like acc, by log p / bytes of the choice
 //   perplexity   exp(-mean log p) over examples, last word only
-// "group" in a line: acc_GROUP is that of its group, acc_gap the largest of them minus the smallest. "share_of": "X" in all lines
-// says that gold choices are not right but X: the share is called X and is the only one.
+// "group" in a line: acc_GROUP is that of its group, acc_gap the largest of them minus the smallest. "share_of": "X" in all
+// lines says that gold choices are not right but X: the share is called X and is the only one.
 // Standard errors: sqrt(sample variance / n) for a mean; for the perplexity, exp(-mean) times that of the mean, to first order
 // (the harness resamples instead); for BLEU, of all texts together, the jackknife's. Ties go to the first choice.
 //
-// A written answer is greedy and ends before any of "until" (default: the end of the line), at the model's end of a text, or after
-// "max_new_tokens" (default: 64). "metrics" (default: exact_match, f1) and "stemmer" (ROUGE's, default: false) are the same in all
-// lines. A solved example is the context, a space unless white space or "target_delimiter" is there, and the first reference.
+// A written answer is greedy and ends before any of "until" (default: the end of the line), at the model's end of a text, or
+// after "max_new_tokens" (default: 64). "metrics" (default: exact_match, f1) and "stemmer" (ROUGE's, default: false) are the
+// same in all lines. A solved example is the context, a space unless white space or "target_delimiter" is there, and the first
+// reference.
 //
 // Few-shot: K solved examples and the question, joined by blank lines. The choice of examples is a function of seed and example
 // alone. Errors in a task file name FILE:LINE.
@@ -472,9 +474,9 @@ inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<in
 }
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------
-// Accuracy above chance, as DCLM's CORE averages it over tasks (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0 for
-// guesses and 1 for all right. chance: 0 for a last word and for exact matches of written answers. Nothing for tasks without an
-// accuracy.
+// Accuracy above chance, as DCLM's CORE averages it over tasks (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
+// for guesses and 1 for all right. chance: 0 for a last word and for exact matches of written answers. Nothing for tasks
+// without an accuracy.
 inline std::optional<double> centred_accuracy(const Task& task, const std::vector<int64_t>& examples,
                                               const std::vector<Metric>& metrics) {
     double chance = 0;

@@ -1,6 +1,6 @@
 // How near a written text is to references that people wrote, by the definitions whose numbers are published:
-//   exact match, F1   SQuAD's (Rajpurkar et al., 2016; the official script of 2.0): texts in lower case, without ASCII punctuation
-//                     and articles; equal, or the harmonic mean of precision and recall of their words
+//   exact match, F1   SQuAD's (Rajpurkar et al., 2016; the official script of 2.0): texts in lower case, without ASCII
+//                     punctuation and articles; equal, or the harmonic mean of precision and recall of their words
 //   BLEU              Papineni et al. (2002) as sacrebleu computes it (Post, 2018): case, tokens of mteval-v13a, 1- to 4-grams,
 //                     exponential smoothing, brevity penalty by the nearest reference; of all texts together, 0 to 100
 //                       BLEU = BP exp(1/4 sum log p_n),  p_n = clipped matches / n-grams,  BP = min(1, exp(1 - r / c))

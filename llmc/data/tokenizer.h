@@ -82,8 +82,8 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
     return true;
 }
 
-// Where a text stands in its document: at its beginning, behind an earlier part of the text, or behind a special token. A tokenizer
-// may put a space before a text that begins.
+// Where a text stands in its document: at its beginning, behind an earlier part of the text, or behind a special token. A
+// tokenizer may put a space before a text that begins.
 enum class TextPlace { begins, continues, behind_token };
 
 // ---- the tokenizer ---------------------------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ public:
     }
     const std::vector<int>& template_before() const { return template_before_; }
     const std::vector<int>& template_after() const { return template_after_; }
-    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order, in which special tokens are recognised. (Those
-    // that the normalizer would change stay text.)
+    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order, in which special tokens are recognised.
+    // (Those that the normalizer would change stay text.)
     template <class Text, class Token>
     void split_at_added(std::string_view text, Text on_text, Token on_token) const {
         if (added_plain_.empty()) on_text(text);

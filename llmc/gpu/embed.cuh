@@ -1,5 +1,5 @@
-// Embedding: out = scale wte[token] (+ wpe[position]). Backward adds each row of dout, times scale, to its token's row of dwte, and
-// to its position's row of dwpe; sums in fp32, no atomics, the same bits in every run.
+// Embedding: out = scale wte[token] (+ wpe[position]). Backward adds each row of dout, times scale, to its token's row of dwte,
+// and to its position's row of dwpe; sums in fp32, no atomics, the same bits in every run.
 //
 // Several rows may have the same token, so backward first sorts the pairs (token, row): merge sort, 2048 pairs at a time in
 // shared memory, then passes over all pairs. Merging is by rank: an element's position in the merged run is its own index plus

@@ -1,6 +1,6 @@
-// Writes many texts at a time (continuous batching; Yu et al., "Orca", OSDI 2022): every step adds one token to each text, in one
-// pass that reads the weights once. A text joins as soon as another has ended; its prompt is a pass of its own. Texts draw from
-// random numbers of their own, so what one says does not depend on the others, where the kernels' bits do not.
+// Writes many texts at a time (continuous batching; Yu et al., "Orca", OSDI 2022): every step adds one token to each text, in
+// one pass that reads the weights once. A text joins as soon as another has ended; its prompt is a pass of its own. Texts draw
+// from random numbers of their own, so what one says does not depend on the others, where the kernels' bits do not.
 #pragma once
 #include <algorithm>
 #include <cstdint>

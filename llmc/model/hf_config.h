@@ -1,6 +1,7 @@
-// config.json in Hugging Face's form, read and written, so that model directories work in transformers and here. A family's form is
-// a list of keys, each of which reads a part of the configuration and writes it, so the two directions cannot differ. A family
-// holds a model if its form, written and read again, says the same model: match_family asks that of one family after the other.
+// config.json in Hugging Face's form, read and written, so that model directories work in transformers and here. A family's
+// form is a list of keys, each of which reads a part of the configuration and writes it, so the two directions cannot differ. A
+// family holds a model if its form, written and read again, says the same model: match_family asks that of one family after the
+// other.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -70,7 +71,7 @@ struct Key {
 };
 using Keys = std::vector<Key>;
 
-// ---- kinds of keys -----------------------------------------------------------------------------------------------------------
+// ---- kinds of keys ----------------------------------------------------------------------------------------------------------
 constexpr int required = -1;
 // older: another name of the key.
 inline Key size(const char* key, int ModelConfig::*field, int otherwise = required, const char* older = nullptr) {
@@ -140,7 +141,7 @@ inline Key no_padding_token() {
     return {[](const HfReader&, ModelConfig&) {}, [](Json& j, const ModelConfig&) { j["pad_token_id"] = nullptr; }};
 }
 
-// ---- keys of several families ------------------------------------------------------------------------------------------------
+// ---- keys of several families -----------------------------------------------------------------------------------------------
 inline Key plain_activation(const char* key) {
     using A = Activation;
     return choice<A>(key, &ModelConfig::activation,
@@ -396,7 +397,7 @@ inline Key no_rope_layers() {
             }};
 }
 
-// ---- the families' forms -----------------------------------------------------------------------------------------------------
+// ---- the families' forms ----------------------------------------------------------------------------------------------------
 using C = ModelConfig;
 
 inline Keys gpt2_keys() {

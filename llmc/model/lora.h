@@ -5,12 +5,13 @@
 // drop a part of the adapters' x (--lora-dropout): PEFT draws a mask for each matrix, here those of one layer (below) share it.
 //
 // Names and layouts are PEFT's: one A and one B for each matrix of the model's files ("module"). Ours hold several of them
-// (qkv: q_proj, k_proj, v_proj; fc1: gate_proj, up_proj). So the A of the modules on a layer stand one below the other, (parts r,
-// in): one product gives all x A^T. Their B stand one below the other too, (rows, r), and are spread into a block-diagonal matrix
-// (out, parts r) for one product that adds all of them: parts times the operations, of which a layer has a thousand times more.
+// (qkv: q_proj, k_proj, v_proj; fc1: gate_proj, up_proj). So the A of the modules on a layer stand one below the other, (parts
+// r, in): one product gives all x A^T. Their B stand one below the other too, (rows, r), and are spread into a block-diagonal
+// matrix (out, parts r) for one product that adds all of them: parts times the operations, of which a layer has a thousand
+// times more.
 //
-// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A. With dropout D, x is D(x)
-// here, which is computed again, and D(dt A) is added.
+// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A. With dropout D, x is
+// D(x) here, which is computed again, and D(dt A) is added.
 //
 // Tensor parallelism cuts as the layer is cut. Column-parallel layers (qkv, fc1) cut the rows of B; A is whole. Row-parallel
 // ones (proj, fc2) cut the columns of A; B is whole, and a rank's x A^T B^T is a summand like its x W^T. Either way the whole

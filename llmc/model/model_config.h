@@ -106,8 +106,8 @@ inline void check_rope(const ModelConfig& c) {
         fail("rotary-percent is %g; it must be above 0 and at most 1", c.rotary_fraction);
     if (c.rotated() % 2 || c.rotated() == 0)
         fail(
-            "head size %d (hidden-size %d / heads %d, or kv-channels): %d numbers of it are rotated, which is odd or none; rotary "
-            "positions rotate pairs",
+            "head size %d (hidden-size %d / heads %d, or kv-channels): %d numbers of it are rotated, which is odd or none; "
+            "rotary positions rotate pairs",
             c.HS(), c.C, c.NH, c.rotated());
     if (!(c.rope_base >= 1)) fail("rotary-base is %g; it must be at least 1", c.rope_base);
     if (c.local_rope_base != 0 && !(c.local_rope_base >= 1))

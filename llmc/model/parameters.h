@@ -46,8 +46,8 @@ struct RowBlock {
     double fold = 1;  // a factor that is folded into these rows (parametrization.h)
 };
 
-// Vectors are cut over tp, or whole on every tp rank. A head_norm, of every query or key head, has on each tp rank the gradient of
-// that rank's heads alone.
+// Vectors are cut over tp, or whole on every tp rank. A head_norm, of every query or key head, has on each tp rank the gradient
+// of that rank's heads alone.
 enum class Group { matrix, cut, whole, norm, head_norm };
 constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::head_norm};
 
@@ -193,8 +193,8 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.hf = named(parts, ".bias", false);
         visit(b, t, held);
     };
-    // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once. It ends a branch
-    // unless a norm follows.
+    // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once. It ends a
+    // branch unless a norm follows.
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias,
                                   bool held) {
         TensorSpec t{name + "_w",          c.C,

@@ -1,26 +1,28 @@
-// Hyperparameters that carry over from a small model to a larger one (--parametrization). muP, the maximal update parametrization
-// (Yang et al., 2022, "Tensor Programs V", arXiv:2203.03466, table 8), keeps the best learning rate while the width grows, CompleteP
-// (Dey et al., 2025, arXiv:2505.01618, table 1 with alpha = 1) while width and depth grow. The options are those that suit a base
-// model; with m = width / base width and l = layers / base layers (muP: l = 1) a tensor's own are the options times
+// Hyperparameters that carry over from a small model to a larger one (--parametrization). muP, the maximal update
+// parametrization (Yang et al., 2022, "Tensor Programs V", arXiv:2203.03466, table 8), keeps the best learning rate while the
+// width grows, CompleteP (Dey et al., 2025, arXiv:2505.01618, table 1 with alpha = 1) while width and depth grow. The options
+// are those that suit a base model; with m = width / base width and l = layers / base layers (muP: l = 1) a tensor's own are
+// the options times
 //                                        initial std      learning rate   weight decay   AdamW's epsilon
 //   embeddings of tokens, positions      1                1               1              1 / m
 //   output layer                         1                1               1              1 / m
 //   norms outside blocks                 1                1               -              1 / m
 //   matrices of blocks                   1 / sqrt(m)      1 / m           m              1 / (m l)
 //   biases, norms, sinks in blocks       1                1               -              1 / (m l)
-// and the forward pass has three factors: 1 / m of the logits, 1 / l of what attention and MLP add to the residual stream, and of
-// attention's scores sqrt(HS0) / HS instead of 1 / sqrt(HS), where HS0 is the base model's size of a head. The epsilons follow the
-// gradients, whose elements shrink as 1 / (m l). The projections into the residual stream begin with 1 / sqrt(2 layers of the base
-// model) for 1 / sqrt(2 layers). Feed-forward width and heads are taken to grow with the width. At m = l = 1 and HS = HS0 all
-// factors are 1, and a run has the bits of the standard parametrization.
+// and the forward pass has three factors: 1 / m of the logits, 1 / l of what attention and MLP add to the residual stream, and
+// of attention's scores sqrt(HS0) / HS instead of 1 / sqrt(HS), where HS0 is the base model's size of a head. The epsilons
+// follow the gradients, whose elements shrink as 1 / (m l). The projections into the residual stream begin with 1 / sqrt(2
+// layers of the base model) for 1 / sqrt(2 layers). Feed-forward width and heads are taken to grow with the width. At m = l = 1
+// and HS = HS0 all factors are 1, and a run has the bits of the standard parametrization.
 //
 // The three factors are folded into weights, so that nothing is computed for them and a checkpoint is a model like any other: a
-// tensor a W computes what W does with a factor a behind it, and trains alike if its initial values and learning rate are a times,
-// its weight decay and epsilon 1 / a times those of W, since AdamW's steps have the size of the learning rate, whatever that of the
-// gradient (so do tables 3, 8 and 9 of Tensor Programs V differ). Clipping alone sees the difference: gradients are 1 / a times
-// as large.
+// tensor a W computes what W does with a factor a behind it, and trains alike if its initial values and learning rate are a
+// times, its weight decay and epsilon 1 / a times those of W, since AdamW's steps have the size of the learning rate, whatever
+// that of the gradient (so do tables 3, 8 and 9 of Tensor Programs V differ). Clipping alone sees the difference: gradients are
+// 1 / a times as large.
 //   1 / m of the logits            is in the gain and bias of the final norm, with an output layer of its own or a tied one
-//   1 / l of a branch              is in proj and fc2 with their biases, or in the norms after attention and MLP, if there are such
+//   1 / l of a branch              is in proj and fc2 with their biases, or in the norms after attention and MLP, if there are
+//                                  such
 //   sqrt(HS0 / HS) of the scores   is in the norm of the queries, or without one in the queries' rows of qkv; where the options
 //                                  or the family fix the scores' factor, HS0 / HS
 // An embedding that is multiplied by sqrt(width) (Gemma) is divided by sqrt(m), and a tied one's logits are multiplied by it.

@@ -1,11 +1,12 @@
-// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt a model learns to prefer the chosen one to
-// the rejected one. Its measure is how much likelier the model makes an answer than the reference, with which training began:
+// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt a model learns to prefer the chosen
+// one to the rejected one. Its measure is how much likelier the model makes an answer than the reference, with which training
+// began:
 //   ratio = log p(answer) - log p_reference(answer),  reward = beta ratio,  d = ratio(chosen) - ratio(rejected)
 //   sigmoid   loss = -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)   s: part of wrong labels (conservative DPO)
 //   ipo       loss = (d - 1 / (2 beta))^2, with ratios per token (Azar et al., 2023)
-// Rewards and losses are those of TRL's DPOTrainer. log p is the sum over the answer's tokens, so the gradient of a pair's loss is
-// that of its tokens' cross-entropies, each times its answer's weight -dloss/dlog p: +w in the chosen, -w in the rejected answer,
-// with w = -dloss/dd, in ipo divided by the answer's number of tokens. Weights are known after a forward pass.
+// Rewards and losses are those of TRL's DPOTrainer. log p is the sum over the answer's tokens, so the gradient of a pair's loss
+// is that of its tokens' cross-entropies, each times its answer's weight -dloss/dlog p: +w in the chosen, -w in the rejected
+// answer, with w = -dloss/dd, in ipo divided by the answer's number of tokens. Weights are known after a forward pass.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,16 +1,16 @@
-// The prompt encoder of type LSTM, PEFT's and NeMo's: what computes virtual tokens (virtual_tokens.h) from an embedding of n rows
-// x_1 ... x_n: two layers of a bidirectional LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), then Linear, ReLU, Linear.
-// One direction of a layer, of width H, with h_0 = c_0 = 0:
+// The prompt encoder of type LSTM, PEFT's and NeMo's: what computes virtual tokens (virtual_tokens.h) from an embedding of n
+// rows x_1 ... x_n: two layers of a bidirectional LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), then Linear,
+// ReLU, Linear. One direction of a layer, of width H, with h_0 = c_0 = 0:
 //   i, f, g, o = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh      (4 H)
 //   c_t = s(f) c_(t-1) + s(i) tanh(g),   h_t = s(o) tanh(c_t)     s(x) = 1 / (1 + exp(-x))
-// The other reads the rows from the last to the first; a layer's output is (h of the one, h of the other), (n, 2 H). torch.nn.LSTM
-// has the same formulas, names and layouts.
+// The other reads the rows from the last to the first; a layer's output is (h of the one, h of the other), (n, 2 H).
+// torch.nn.LSTM has the same formulas, names and layouts.
 //
 // Backward runs through time: with dh_t, the gradient of the output plus W_hh^T times the gates' gradient of the row after,
 //   dc_t = dh_t s(o) (1 - tanh(c_t)^2) + dc_(t+1) s(f_(t+1)),   and each gate's gradient follows from its factor in these sums.
 //
-// Tens of rows that depend on one another suit no device: plain loops in fp32 on the host, whatever the backend. The order of sums is
-// fixed, so that threads change no bits.
+// Tens of rows that depend on one another suit no device: plain loops in fp32 on the host, whatever the backend. The order of
+// sums is fixed, so that threads change no bits.
 #pragma once
 #include <algorithm>
 #include <cmath>

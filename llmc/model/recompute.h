@@ -1,4 +1,4 @@
-// What of a block's activations is kept for its backward pass, by the policy of recomputation; the rest backward computes again.
+// What of a block's activations is kept for its backward pass, by the policy of recomputation; the rest is computed again.
 #pragma once
 #include <string>
 

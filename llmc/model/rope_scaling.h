@@ -2,10 +2,12 @@
 // and sin, as transformers' ROPE_INIT_FUNCTIONS have them. Pair j of a head of which `rotated` numbers are rotated turns by
 // base^(-2j / rotated) per position; f is a frequency, T0 the length of the first training.
 //   linear    f / factor: positions are interpolated (Chen et al., 2023)
-//   dynamic   for a sequence of T > T0 tokens the base grows by (factor T / T0 - (factor - 1))^(rotated / (rotated - 2)) ("NTK-aware")
+//   dynamic   for a sequence of T > T0 tokens the base grows by (factor T / T0 - (factor - 1))^(rotated / (rotated - 2))
+//             ("NTK-aware")
 //   yarn      f / factor for slow pairs, f for fast ones, a ramp between; cos and sin grow (Peng et al., 2023)
 //   llama3    f / factor for wavelengths above T0 / low_freq_factor, f below T0 / high_freq_factor, smooth between
-//   longrope  f / short_factor[j] up to T0 tokens, f / long_factor[j] for longer sequences; cos and sin grow (Ding et al., 2024)
+//   longrope  f / short_factor[j] up to T0 tokens, f / long_factor[j] for longer sequences; cos and sin grow (Ding et al.,
+//             2024)
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -14,9 +14,9 @@ struct SamplingOptions {
 };
 
 namespace detail {
-// Moves the most likely of `order` (ids of p) to its front, as many as it takes until reached(the sum of their p) holds, the last of
-// them last, and returns their number: all of them if it never does. Halves what is in question each time, so that it takes a
-// time of the order of their number, not that of a sort.
+// Moves the most likely of `order` (ids of p) to its front, as many as it takes until reached(the sum of their p) holds, the
+// last of them last, and returns their number: all of them if it never does. Halves what is in question each time, so that it
+// takes a time of the order of their number, not that of a sort.
 template <class MoreLikely, class Reached>
 size_t select_front(std::vector<int>& order, size_t n, const std::vector<double>& p, MoreLikely more_likely, Reached reached) {
     size_t low = 0, high = n;  // low are too few, high are enough

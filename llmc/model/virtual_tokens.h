@@ -1,17 +1,18 @@
 // Virtual tokens: in front of every sequence stand n rows that are no tokens' embeddings but parameters, the only ones that are
-// trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and nothing is predicted at them.
+// trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and nothing is predicted at
+// them.
 //
-// With an encoder (p-tuning; Liu et al., 2021) the rows are computed: an embedding of n rows through Linear, ReLU, Linear, ReLU,
-// Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed. Its other kind, with an LSTM,
-// is prompt_lstm.h's.
+// With an encoder (p-tuning; Liu et al., 2021) the rows are computed: an embedding of n rows through Linear, ReLU, Linear,
+// ReLU, Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed. Its other kind,
+// with an LSTM, is prompt_lstm.h's.
 //
-// The gradient of the rows is a sum over the sequences of a micro-batch. The encoder computes the rows of every sequence anew, so
-// its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows are summed apart. Like the
-// adapters' x A^T (lora.h), all of it is computed again in the backward pass. An LSTM computes the rows once for all sequences, and
-// gets the sum of their gradients.
+// The gradient of the rows is a sum over the sequences of a micro-batch. The encoder computes the rows of every sequence anew,
+// so its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows are summed apart. Like
+// the adapters' x A^T (lora.h), all of it is computed again in the backward pass. An LSTM computes the rows once for all
+// sequences, and gets the sum of their gradients.
 //
-// On other ranks. The first stage of a pipeline alone has these parameters. Every tensor-parallel rank has all of them and, from
-// the gradient of all rows, their whole gradient, as of learned positions; sequence parallelism gathers these rows anyway.
+// On other ranks. The first stage of a pipeline alone has these parameters. Every tensor-parallel rank has all of them and,
+// from the gradient of all rows, their whole gradient, as of learned positions; sequence parallelism gathers these rows anyway.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -34,8 +35,8 @@ inline std::array<int, 4> encoder_sizes(const ModelConfig& c) {
 
 }  // namespace detail
 
-// The tensors that are trained: the rows, or what computes them. Biases, which have their whole gradient on each tensor-parallel
-// rank, stand with those vectors whose gradients are not summed over these ranks.
+// The tensors that are trained: the rows, or what computes them. Biases, which have their whole gradient on each
+// tensor-parallel rank, stand with those vectors whose gradients are not summed over these ranks.
 inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const Part& part) {
     std::vector<TensorSpec> tensors;
     if (!part.first) return tensors;

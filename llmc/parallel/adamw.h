@@ -1,5 +1,6 @@
-// AdamW (Loshchilov and Hutter, 2019) on this rank's shards of all parameters but whole matrices, which are Muon's (muon.h): each
-// tensor with its own factors of learning rate, epsilon and weight decay (parametrization.h), vectors without weight decay.
+// AdamW (Loshchilov and Hutter, 2019) on this rank's shards of all parameters but whole matrices, which are Muon's (muon.h):
+// each tensor with its own factors of learning rate, epsilon and weight decay (parametrization.h), vectors without weight
+// decay.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The memory of a language model on one rank: what its blocks keep of a micro-batch for the backward pass, what all blocks share,
-// its matrices and norms, and the keys and values of texts that are written. Here each part is described, planned in the arena and,
-// once that is allocated, pointed to; plan_memory() and allocate() in train_gpt.cu are the whole.
+// The memory of a language model on one rank: what its blocks keep of a micro-batch for the backward pass, what all blocks
+// share, its matrices and norms, and the keys and values of texts that are written. Here each part is described, planned in the
+// arena and, once that is allocated, pointed to; plan_memory() and allocate() in train_gpt.cu are the whole.
 //   structs              tensors with their shapes; Model has all of them
 //   for_each_tensor      the one list of what a block keeps, from which planning, sharing and recomputation follow
 //   plan_...             sizes, and places in the arena by purpose
@@ -196,7 +196,7 @@ struct Model : TrainingMemory {
     }
 };
 
-// ---- planning ------------------------------------------------------------------------------------------------------------------
+// ---- planning ---------------------------------------------------------------------------------------------------------------
 
 // Rows of this rank's residual stream for a micro-batch of N rows.
 inline size_t planned_rows(const Model& m, size_t N) {
@@ -376,7 +376,7 @@ inline void plan_cache(Model& m) {
     for (floatX** rows : {&m.cache.keys, &m.cache.values}) m.arena.add("key/value cache", rows, tokens * m.cache.row);
 }
 
-// ---- pointers ------------------------------------------------------------------------------------------------------------------
+// ---- pointers ---------------------------------------------------------------------------------------------------------------
 
 // Points all layers at their parameters, and at the buffers into which ops write gradients.
 inline void bind_layers(Model& m) {

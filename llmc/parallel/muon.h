@@ -1,36 +1,37 @@
-// Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon; Liu et al., 2025, arXiv 2502.16982) and NorMuon (Li et al., 2025,
-// arXiv 2510.05491): an optimizer for the matrices of blocks, while AdamW updates embedding, head, biases and norms. For a matrix
-// W (m, n) with gradient G (clipped), as torch.optim.Muon computes it:
+// Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon; Liu et al., 2025, arXiv 2502.16982) and NorMuon (Li et al.,
+// 2025, arXiv 2510.05491): an optimizer for the matrices of blocks, while AdamW updates embedding, head, biases and norms. For
+// a matrix W (m, n) with gradient G (clipped), as torch.optim.Muon computes it:
 //   M <- mu M + (1 - mu) G                    the momentum, stored as exp_avg
 //   X0 = ((1 - mu) G + mu M) / norm           Nesterov; norm: the root of the sum of squares, at least 1e-7
 //   X <- a X + b (X X^T) X + c (X X^T)^2 X    five Newton-Schulz steps: singular values go to 0.7 .. 1.2, vectors stay
 //   W <- (1 - lr wd) W - lr s X               wd: weight decay
-// s = 0.2 sqrt(max(m, n)) gives the update the root mean square of AdamW's, so that both take the same learning rate (Liu et al.;
-// torch: match_rms_adamw; Megatron-LM: scale mode spectral with extra scale factor 0.2); or s = sqrt(max(1, m / n)) (Jordan;
-// torch: original; Megatron-LM: shape_scaling).
+// s = 0.2 sqrt(max(m, n)) gives the update the root mean square of AdamW's, so that both take the same learning rate (Liu et
+// al.; torch: match_rms_adamw; Megatron-LM: scale mode spectral with extra scale factor 0.2); or s = sqrt(max(1, m / n))
+// (Jordan; torch: original; Megatron-LM: shape_scaling).
 // NorMuon divides each row of X, a neuron, by the root of a running mean v of its mean square, then scales X to the norm of an
 // orthogonal matrix: with the first s the step is 0.2 lr sqrt(m n) X / |X|, as in the paper. v is stored in the first column of
-// exp_avg_sq, whose other columns stay zero: a checkpoint has the tensors of AdamW's, and any layout can resume it. Muon alone has
-// no exp_avg_sq of its matrices in memory, 4 bytes per parameter less than AdamW; checkpoints have zeros in their place.
+// exp_avg_sq, whose other columns stay zero: a checkpoint has the tensors of AdamW's, and any layout can resume it. Muon alone
+// has no exp_avg_sq of its matrices in memory, 4 bytes per parameter less than AdamW; checkpoints have zeros in their place.
 //
-// With muP and CompleteP (model/parametrization.h) an update's largest singular value must stay in proportion to sqrt(m / n) while
-// the width grows, that is constant (Yang et al., 2023, "A Spectral Condition for Feature Learning", arXiv:2310.17813). X has largest
-// singular values of 1: s = sqrt(max(1, m / n)) is right for every width, s = sqrt(max(m, n)) is divided by the root of the width
-// relative to the base model's, and a factor that is folded into W multiplies both. lr wd stays. NorMuon's X has no known singular
-// values, and is refused with them.
+// With muP and CompleteP (model/parametrization.h) an update's largest singular value must stay in proportion to sqrt(m / n)
+// while the width grows, that is constant (Yang et al., 2023, "A Spectral Condition for Feature Learning", arXiv:2310.17813). X
+// has largest singular values of 1: s = sqrt(max(1, m / n)) is right for every width, s = sqrt(max(m, n)) is divided by the
+// root of the width relative to the base model's, and a factor that is folded into W multiplies both. lr wd stays. NorMuon's X
+// has no known singular values, and is refused with them.
 //
-// Queries, keys, values and SwiGLU's gate and up are matrices of their own, though stored in one; with `heads` so is each head of
-// queries, keys and values. Products are those of linear layers (matmul.h), in floatX with sums in fp32. The step is one product
-// after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right where X has more rows than columns.
+// Queries, keys, values and SwiGLU's gate and up are matrices of their own, though stored in one; with `heads` so is each head
+// of queries, keys and values. Products are those of linear layers (matmul.h), in floatX with sums in fp32. The step is one
+// product after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right where X has more rows than
+// columns.
 //
 // Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum, and
 // alone updates it: given the same gradients, the bits are the same for any number of data-parallel ranks, and nothing more is
-// sent than with AdamW. A matrix that tensor parallelism cuts is gathered whole on one tp rank, which sends back what it makes of
-// it: the tp ranks take turns, so that each works on another matrix. That is exact, too, and moves 4 bytes per element; to sum X X^T
-// over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order.
+// sent than with AdamW. A matrix that tensor parallelism cuts is gathered whole on one tp rank, which sends back what it makes
+// of it: the tp ranks take turns, so that each works on another matrix. That is exact, too, and moves 4 bytes per element; to
+// sum X X^T over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order.
 // Cost per step: 5 (4 m n k + 2 k^3) FLOPs with k = min(m, n), on one rank of the data- and tensor-parallel ones. With C wide
-// blocks (F = 4 C) that is 25 C per parameter, beside 6 per parameter and token of forward and backward passes: 3% of a step for
-// C = 4096 and half a million tokens on one rank, and divided by the ranks that share the matrices.
+// blocks (F = 4 C) that is 25 C per parameter, beside 6 per parameter and token of forward and backward passes: 3% of a step
+// for C = 4096 and half a million tokens on one rank, and divided by the ranks that share the matrices.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -143,8 +144,8 @@ public:
             for (real** v : {&neurons_, &others_neurons_}) arena.add(purpose, v, rows);
     }
 
-    // Updates the matrices that belong to this rank, and calls updated(bucket) for all buckets with one of the blocks' matrices,
-    // in the same order on all ranks. M: TrainingMemory.
+    // Updates the matrices that belong to this rank, and calls updated(bucket) for all buckets with one of the blocks'
+    // matrices, in the same order on all ranks. M: TrainingMemory.
     template <class M, class Updated>
     void update(be::Ctx& ctx, const M& m, const MuonStep& step, Updated updated) {
         std::vector<const MuonMatrix*> mine;

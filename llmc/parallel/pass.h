@@ -1,6 +1,6 @@
-// A micro-batch's pass through this rank's layers: what holds for its rows and for each layer, in one place: how many rows of the
-// residual stream this rank has, which positions and which mask a layer's attention has, where dropout draws. Layers and blocks
-// are those of this rank (model_memory.h); the functions of train_gpt.cu all take a pass.
+// A micro-batch's pass through this rank's layers: what holds for its rows and for each layer, in one place: how many rows of
+// the residual stream this rank has, which positions and which mask a layer's attention has, where dropout draws. Layers and
+// blocks are those of this rank (model_memory.h); the functions of train_gpt.cu all take a pass.
 #pragma once
 #include "../dropout.h"
 #include "model_memory.h"

@@ -1,7 +1,7 @@
 // What training keeps of a model from step to step, whatever its architecture: the parameters that this rank holds, their
 // gradients, the lower halves of their fp32 weights, and AdamW's moments; how they are laid out, and cut over the ranks. Parts
-// of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these. Where adapters are trained
-// (adapters.h), they are these parameters, and the model's own are kept beside them: frozen, with nothing else.
+// of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these. Where adapters are
+// trained (adapters.h), they are these parameters, and the model's own are kept beside them: frozen, with nothing else.
 #pragma once
 #include <memory>
 #include <optional>
@@ -100,8 +100,8 @@ struct TrainingMemory {
 };
 
 // ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
-// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold, and
-// of adapters' matrices that are whole on each.
+// Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold,
+// and of adapters' matrices that are whole on each.
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
     for (const TensorSpec& t : m.table.rows) {
         if (t.block != block) continue;

@@ -7,8 +7,8 @@
 //           parts; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
-//   valid   step, loss, perplexity (of pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss of the weights'
-//           EMA; with several datasets also sets: {name: loss}
+//   valid   step, loss, perplexity (of pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss of the
+//           weights' EMA; with several datasets also sets: {name: loss}
 //   sample  step, prompt, text              text that the model generated
 //   tasks   step, tasks: {task: {metric: value}}, stderr: the same of standard errors, ms
 //   event   step, level, event, message     level: info | warning | error; event: one word

@@ -1,6 +1,6 @@
-// Charts of a run, or of several in comparison, from their records (run_log.h): the loss, what is measured now and then, and the
-// quantities of a step; and the loss curve alone as an .svg file (write_loss_svg). In a comparison, all runs share the buckets of
-// four curves.
+// Charts of a run, or of several in comparison, from their records (run_log.h): the loss, what is measured now and then, and
+// the quantities of a step; and the loss curve alone as an .svg file (write_loss_svg). In a comparison, all runs share the
+// buckets of four curves.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -133,7 +133,8 @@ inline void add_comparisons_by_name(std::vector<Chart>& charts, const std::vecto
             return found == (log.*curves).end() ? nullptr : &found->second;
         });
 }
-// What is measured now and then has charts of its own: the validation loss, that of each dataset if there are several, and tasks.
+// What is measured now and then has charts of its own: the validation loss, that of each dataset if there are several, and
+// tasks.
 inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
     std::vector<Chart> charts;
     if (runs.size() > 1) {

@@ -1,4 +1,5 @@
-// What report.html needs of a run: the records of log.jsonl (logger.h), taken in one by one while the run writes them, or read back.
+// What report.html needs of a run: the records of log.jsonl (logger.h), taken in one by one while the run writes them, or read
+// back.
 //   RunLog            a few MB whatever the run's length: curves in buckets, thinned samples, and the last events
 //   read_log          log.jsonl -> RunLog: the last run in the file
 //   cut_log           removes the records after a step from log.jsonl

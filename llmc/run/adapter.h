@@ -1,10 +1,10 @@
 // Directories of adapters (model/adapters.h) in PEFT's format, which PEFT opens and writes:
-//   adapter_config.json           their kind; rank, alpha and matrices, or the number of virtual tokens; and the path of the model
-//                                 that they adapt (the base)
+//   adapter_config.json           their kind; rank, alpha and matrices, or the number of virtual tokens; and the path of the
+//                                 model that they adapt (the base)
 //   adapter_model.safetensors     A and B of each matrix, or the virtual tokens
 //   base.json                     this program's: sizes and checksums of the base's weights
-// Adapters are only right on the weights that they were trained on: base.json lets others be refused. PEFT's own directories have
-// none; of those only names and shapes can be compared.
+// Adapters are only right on the weights that they were trained on: base.json lets others be refused. PEFT's own directories
+// have none; of those only names and shapes can be compared.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -57,8 +57,8 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
     const auto recorded = nlohmann::ordered_json(read_json(path));
     if (recorded.value("files", nlohmann::ordered_json()) == identity_of_base(world, base)) return;
     fail(
-        "the weights of %s are not those that the adapters %s were trained on (%s, by the checksums in %s); HINT: --model with that "
-        "model",
+        "the weights of %s are not those that the adapters %s were trained on (%s, by the checksums in %s); HINT: --model with "
+        "that model",
         base.c_str(), adapter.c_str(), recorded.value("path", std::string("a model without a name")).c_str(), path.c_str());
 } catch (const nlohmann::json::exception& e) {
     fail("%s/base.json is damaged: %s", adapter.c_str(), json_problem(e).c_str());
@@ -130,8 +130,8 @@ inline VirtualTokensConfig read_virtual_tokens(const HfReader& in, bool encoded,
 
 }  // namespace detail
 
-// Reads into c the adapters of a directory for this model. What would compute something else than the adapters here is refused by
-// name.
+// Reads into c the adapters of a directory for this model. What would compute something else than the adapters here is refused
+// by name.
 inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
     const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
     const nlohmann::json j = read_json(path);

@@ -1,5 +1,6 @@
 // Requests and answers of `train_gpt serve`, in the form of OpenAI's API (platform.openai.com/docs/api-reference: completions,
-// chat completions, models): from JSON to what a Decoder writes, and back. What cannot be done is refused by name, never ignored.
+// chat completions, models): from JSON to what a Decoder writes, and back. What cannot be done is refused by name, never
+// ignored.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -75,69 +75,71 @@ inline Allowed one_of(Strings choices) {
       "without --model: on the model that they name")
 
 // What the block of the model is, whatever its size.
-#define BLOCK_OPTIONS(X)                                                                                                        \
-    X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads")  \
-    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model",                                            \
-      "kind of normalization layers; default: the preset's, else LayerNorm")                                                    \
-    X(bool, apply_layernorm_1p, "", false, anything(), "Model",                                                                 \
-      "normalization layers multiply by 1 + weight, and weights begin at 0, as in Gemma")                                       \
-    X(std::string, norm_place, "", "", one_of({"before", "after", "both", "parallel"}), "Model",                                \
-      "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention "  \
-      "and MLP side by side (GPT-NeoX); default: the preset's, else before")                                                    \
-    X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                   \
-    X(bool, qk_layernorm_whole, "", false, anything(), "Model",                                                                 \
-      "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                 \
-    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model",                                                                  \
-      "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                            \
-    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi", "none"}), "Model",             \
-      "kind of position embeddings; default: the preset's, else learned_absolute")                                              \
-    X(OptionalDouble, rotary_base, "", {}, above(0), "Model",                                                                   \
-      "base of rotary position embeddings (rope); default: the preset's, else 10000")                                           \
-    X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                           \
-      "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                       \
-    X(std::string, rope_scaling, "", "", one_of({"linear", "dynamic", "yarn", "llama3"}), "Model",                              \
-      "how rope reaches beyond the length of the first training; longrope comes from a model's config.json alone")              \
-    X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                              \
-    X(OptionalDouble, rope_scaling_factor, "", {}, above(0), "Model", "how many times longer; default: 8")                      \
-    X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                             \
-      "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the factor") \
-    X(int, no_rope_freq, "", 0, between(1, 10000), "Model",                                                                     \
-      "every N-th layer has no positions, as in SmolLM3; default: the preset's, else none")                                     \
-    X(int, window_size, "", 0, between(1, 100000000), "Model",                                                                  \
-      "a token attends to this many tokens, itself included; default: the preset's, else all before it")                        \
-    X(int, window_attn_skip_freq, "", 0, between(1, 10000), "Model",                                                            \
-      "every N-th layer attends to all tokens in spite of --window-size; default: the preset's, else none")                     \
-    X(OptionalDouble, rotary_base_local, "", {}, above(0), "Model",                                                             \
-      "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")             \
-    X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu", "relu2", "swiglu", "geglu"}), "Model",             \
-      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "         \
-      "the preset's, else gelu")                                                                                                \
-    X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                          \
-    X(bool, squared_relu, "", false, anything(), "Model", "the same as --activation relu2")                                     \
-    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")    \
-    X(bool, add_qkv_bias, "", false, anything(), "Model", "biases of queries, keys and values, as in Qwen2")                    \
-    X(bool, add_proj_bias, "", false, anything(), "Model", "biases after attention")                                            \
-    X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers")                                      \
-    X(OptionalDouble, softmax_scale, "", {}, above(0), "Model",                                                                 \
-      "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                             \
-    X(OptionalDouble, attn_logit_softcapping, "", {}, at_least(0), "Model",                                                     \
-      "attention scores x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                   \
-    X(OptionalDouble, final_logit_softcapping, "", {}, at_least(0), "Model",                                                    \
-      "logits x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                             \
-    X(std::string, softmax_type, "", "", one_of({"vanilla", "learnable"}), "Model",                                             \
-      "learnable: a learned logit per head takes part in each softmax, so that a head can attend to nothing (attention sinks)") \
-    X(OptionalDouble, embedding_scale, "", {}, above(0), "Model",                                                               \
-      "factor of the token embedding, in Gemma the root of the width; default: the preset's, else 1")                           \
-    X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                                \
-      "an output layer with its own weights, instead of those of the token embedding")                                          \
-    X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")          \
-    X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                               \
-      "standard deviation of the random initial weights; default: the preset's, else 0.02")                                     \
-    X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                              \
-      "part of the attention probabilities that training sets to 0")                                                            \
-    X(double, hidden_dropout, "", 0, between(0, 0.99), "Model",                                                                 \
-      "part of what embedding, attention and MLP give to the residual stream that training sets to 0")                          \
-    X(OptionalDouble, embedding_dropout, "", {}, between(0, 0.99), "Model",                                                     \
+#define BLOCK_OPTIONS(X)                                                                                                       \
+    X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads") \
+    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model",                                           \
+      "kind of normalization layers; default: the preset's, else LayerNorm")                                                   \
+    X(bool, apply_layernorm_1p, "", false, anything(), "Model",                                                                \
+      "normalization layers multiply by 1 + weight, and weights begin at 0, as in Gemma")                                      \
+    X(std::string, norm_place, "", "", one_of({"before", "after", "both", "parallel"}), "Model",                               \
+      "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention " \
+      "and MLP side by side (GPT-NeoX); default: the preset's, else before")                                                   \
+    X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                  \
+    X(bool, qk_layernorm_whole, "", false, anything(), "Model",                                                                \
+      "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                \
+    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model",                                                                 \
+      "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                           \
+    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi", "none"}), "Model",            \
+      "kind of position embeddings; default: the preset's, else learned_absolute")                                             \
+    X(OptionalDouble, rotary_base, "", {}, above(0), "Model",                                                                  \
+      "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
+    X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
+      "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                      \
+    X(std::string, rope_scaling, "", "", one_of({"linear", "dynamic", "yarn", "llama3"}), "Model",                             \
+      "how rope reaches beyond the length of the first training; longrope comes from a model's config.json alone")             \
+    X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
+    X(OptionalDouble, rope_scaling_factor, "", {}, above(0), "Model", "how many times longer; default: 8")                     \
+    X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                            \
+      "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the "       \
+      "factor")                                                                                                                \
+    X(int, no_rope_freq, "", 0, between(1, 10000), "Model",                                                                    \
+      "every N-th layer has no positions, as in SmolLM3; default: the preset's, else none")                                    \
+    X(int, window_size, "", 0, between(1, 100000000), "Model",                                                                 \
+      "a token attends to this many tokens, itself included; default: the preset's, else all before it")                       \
+    X(int, window_attn_skip_freq, "", 0, between(1, 10000), "Model",                                                           \
+      "every N-th layer attends to all tokens in spite of --window-size; default: the preset's, else none")                    \
+    X(OptionalDouble, rotary_base_local, "", {}, above(0), "Model",                                                            \
+      "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
+    X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu", "relu2", "swiglu", "geglu"}), "Model",            \
+      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "        \
+      "the preset's, else gelu")                                                                                               \
+    X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                         \
+    X(bool, squared_relu, "", false, anything(), "Model", "the same as --activation relu2")                                    \
+    X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")   \
+    X(bool, add_qkv_bias, "", false, anything(), "Model", "biases of queries, keys and values, as in Qwen2")                   \
+    X(bool, add_proj_bias, "", false, anything(), "Model", "biases after attention")                                           \
+    X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers")                                     \
+    X(OptionalDouble, softmax_scale, "", {}, above(0), "Model",                                                                \
+      "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                            \
+    X(OptionalDouble, attn_logit_softcapping, "", {}, at_least(0), "Model",                                                    \
+      "attention scores x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                  \
+    X(OptionalDouble, final_logit_softcapping, "", {}, at_least(0), "Model",                                                   \
+      "logits x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                            \
+    X(std::string, softmax_type, "", "", one_of({"vanilla", "learnable"}), "Model",                                            \
+      "learnable: a learned logit per head takes part in each softmax, so that a head can attend to nothing (attention "       \
+      "sinks)")                                                                                                                \
+    X(OptionalDouble, embedding_scale, "", {}, above(0), "Model",                                                              \
+      "factor of the token embedding, in Gemma the root of the width; default: the preset's, else 1")                          \
+    X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                               \
+      "an output layer with its own weights, instead of those of the token embedding")                                         \
+    X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
+    X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                              \
+      "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
+    X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                             \
+      "part of the attention probabilities that training sets to 0")                                                           \
+    X(double, hidden_dropout, "", 0, between(0, 0.99), "Model",                                                                \
+      "part of what embedding, attention and MLP give to the residual stream that training sets to 0")                         \
+    X(OptionalDouble, embedding_dropout, "", {}, between(0, 0.99), "Model",                                                    \
       "the same of the embedding alone; default: --hidden-dropout")
 
 #define TRAIN_OPTIONS(X)                                                                                                       \
@@ -484,28 +486,28 @@ inline Allowed one_of(Strings choices) {
     X(bool, allow_binary, "", false, anything(), "Input",                                                            \
       "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")
 
-#define PREPARE_OPTIONS(X)                                                                                                        \
-    TEXT_OPTIONS(X)                                                                                                               \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                       \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                                \
-    X(bool, chat, "", false, anything(), "Input",                                                                                 \
-      "the input holds conversations: JSON with messages, prompt and completion, or instruction and output; their answers alone " \
-      "are learned")                                                                                                              \
-    X(bool, preference, "", false, anything(), "Input",                                                                           \
-      "the input holds pairs of answers: JSON with prompt, chosen and rejected, each a text or a list of messages")               \
-    X(std::string, chat_template, "", "", word("NAME"), "Input",                                                                  \
-      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, plain; "        \
-      "default: the one beside the tokenizer, if it is one of these")                                                             \
-    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                         \
-      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")                     \
-    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                      \
-      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model (SentencePiece); " \
-      "or the name of a model in Hugging Face's cache")                                                                           \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                       \
-    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                                \
-      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                               \
-    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                                     \
-    X(bool, resume, "", false, anything(), "Run",                                                                                 \
+#define PREPARE_OPTIONS(X)                                                                                                  \
+    TEXT_OPTIONS(X)                                                                                                         \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                 \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                          \
+    X(bool, chat, "", false, anything(), "Input",                                                                           \
+      "the input holds conversations: JSON with messages, prompt and completion, or instruction and output; their answers " \
+      "alone are learned")                                                                                                  \
+    X(bool, preference, "", false, anything(), "Input",                                                                     \
+      "the input holds pairs of answers: JSON with prompt, chosen and rejected, each a text or a list of messages")         \
+    X(std::string, chat_template, "", "", word("NAME"), "Input",                                                            \
+      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, plain; "  \
+      "default: the one beside the tokenizer, if it is one of these")                                                       \
+    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                   \
+      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")               \
+    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                \
+      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model "            \
+      "(SentencePiece); or the name of a model in Hugging Face's cache")                                                    \
+    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                 \
+    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                          \
+      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                         \
+    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                               \
+    X(bool, resume, "", false, anything(), "Run",                                                                           \
       "keep PREFIX.*.partial when interrupted, and go on from there if they exist; give it from the start")
 
 // Of the classifiers of languages and quality.
@@ -530,49 +532,49 @@ inline Allowed one_of(Strings choices) {
       "labelled texts on which a model is measured: the one that is trained, instead of on every twentieth of its texts; or, " \
       "without training, that of --language-model or --quality-model")
 
-#define CURATE_OPTIONS(X)                                                                                                        \
-    TEXT_OPTIONS(X)                                                                                                              \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                      \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                               \
-    X(std::string, output, "", "", word("DIR"), "Output",                                                                        \
-      "directory for data/part-00000.jsonl.zst and so on, curate.json and report.html; the same command continues a "            \
-      "curation that was interrupted")                                                                                           \
-    X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                         \
-      "format of the files")                                                                                                     \
-    X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")           \
-    X(bool, normalize, "", false, anything(), "Stages",                                                                          \
-      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")          \
-    X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                     \
-      "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                  \
-    X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")       \
-    X(Strings, stop_words, "", {}, list(0, "WORD"), "Stages", "words for gopher-stop-words; default: Gopher's eight")            \
-    X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")                \
-    X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                              \
-      "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                          \
-    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                          \
-    X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                              \
-      "also IP addresses that are not of the Internet: private, loopback, documentation")                                        \
-    CLASSIFIER_OPTIONS(X)                                                                                                        \
-    X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                        \
-      "drop what occurred before: documents; also paragraphs or lines")                                                          \
-    X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                                 \
-      "such units are the same where their words in lower case are")                                                             \
-    X(Strings, near_duplicates, "", {}, list(0, "PRESET [SETTING=VALUE]"), "Whole corpus",                                       \
-      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg or roots; other " \
-      "settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                                               \
-    X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                           \
-      "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                    \
-    X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                   \
-      "share of each name of --input in the output: web=0.7 books=0.3; documents are repeated or left out")                      \
-    X(double, temperature, "", 1, between(1, 1000), "Mixing", "shares by size^(1/T) instead: above 1, small sources get more")   \
-    X(int64_t, budget, "", 0, at_least(0), "Mixing",                                                                             \
-      "bytes of the mixed output, or tokens with --tokenizer; default: as much as there is")                                     \
-    X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                     \
-      "count in tokens of this tokenizer: its directory or tokenizer.json")                                                      \
-    X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                          \
-      "bytes of memory for tables and sorting, which are on the disk beyond; batches of documents come on top")                  \
-    X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")                \
-    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                     \
+#define CURATE_OPTIONS(X)                                                                                                      \
+    TEXT_OPTIONS(X)                                                                                                            \
+    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                    \
+      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                             \
+    X(std::string, output, "", "", word("DIR"), "Output",                                                                      \
+      "directory for data/part-00000.jsonl.zst and so on, curate.json and report.html; the same command continues a "          \
+      "curation that was interrupted")                                                                                         \
+    X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                       \
+      "format of the files")                                                                                                   \
+    X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")         \
+    X(bool, normalize, "", false, anything(), "Stages",                                                                        \
+      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")        \
+    X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                   \
+      "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                \
+    X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")     \
+    X(Strings, stop_words, "", {}, list(0, "WORD"), "Stages", "words for gopher-stop-words; default: Gopher's eight")          \
+    X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")              \
+    X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                            \
+      "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                        \
+    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                        \
+    X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
+      "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
+    CLASSIFIER_OPTIONS(X)                                                                                                      \
+    X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                      \
+      "drop what occurred before: documents; also paragraphs or lines")                                                        \
+    X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                               \
+      "such units are the same where their words in lower case are")                                                           \
+    X(Strings, near_duplicates, "", {}, list(0, "PRESET [SETTING=VALUE]"), "Whole corpus",                                     \
+      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg or roots; "     \
+      "other settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                                       \
+    X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                         \
+      "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                  \
+    X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                 \
+      "share of each name of --input in the output: web=0.7 books=0.3; documents are repeated or left out")                    \
+    X(double, temperature, "", 1, between(1, 1000), "Mixing", "shares by size^(1/T) instead: above 1, small sources get more") \
+    X(int64_t, budget, "", 0, at_least(0), "Mixing",                                                                           \
+      "bytes of the mixed output, or tokens with --tokenizer; default: as much as there is")                                   \
+    X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                   \
+      "count in tokens of this tokenizer: its directory or tokenizer.json")                                                    \
+    X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                        \
+      "bytes of memory for tables and sorting, which are on the disk beyond; batches of documents come on top")                \
+    X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
+    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
     X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define TOKENIZER_OPTIONS(X)                                                                                                  \

@@ -1,6 +1,6 @@
 // The energy that this machine has used since a run was started, where the machine tells: processors by RAPL (Linux' powercap
-// files, which since 2020 only root reads unless they are opened to all), NVIDIA's GPUs by NVML. Everything that runs on the machine
-// is counted, and nothing else of it: no memory, disks, fans. Where neither tells, there is no number.
+// files, which since 2020 only root reads unless they are opened to all), NVIDIA's GPUs by NVML. Everything that runs on the
+// machine is counted, and nothing else of it: no memory, disks, fans. Where neither tells, there is no number.
 #pragma once
 #include <dlfcn.h>
 

@@ -94,8 +94,8 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
                    o.prompt_encoder.c_str());
     if (o.reset_attention_mask)
         fail_usage(
-            "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens; HINT: leave it or "
-            "--prompt-tokens out");
+            "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens; HINT: leave it "
+            "or --prompt-tokens out");
     if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
         fail_usage("--prompt-tokens %d leaves no room in the model's longest sequence, %d tokens; HINT: fewer", o.prompt_tokens,
                    c.T);
@@ -135,8 +135,8 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
         fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
     if (!o.size.empty() && !o.given.count("lr"))
         fail_usage(
-            "--size chooses the learning rate of this model, --parametrization %s takes that of its base; HINT: give the base's "
-            "as --lr",
+            "--size chooses the learning rate of this model, --parametrization %s takes that of its base; HINT: give the "
+            "base's as --lr",
             kind);
     Parametrization p;
     p.width = (double)c.C / o.mup_base_width;

@@ -1,7 +1,8 @@
-// Successive halving (Karnin et al., 2013; Jamieson & Talwalkar, 2016): many configurations are tried for a short time, the best
-// of them for longer, and so on, until few are left that are tried for as long as can be afforded.
+// Successive halving (Karnin et al., 2013; Jamieson & Talwalkar, 2016): many configurations are tried for a short time, the
+// best of them for longer, and so on, until few are left that are tried for as long as can be afforded.
 //   Dimension        one thing that is searched: a range of numbers, or a list of values
-//   sample_configs   points that cover all dimensions evenly: the whole grid of lists, or a Latin hypercube (McKay et al., 1979)
+//   sample_configs   points that cover all dimensions evenly: the whole grid of lists, or a Latin hypercube (McKay et al.,
+//                    1979)
 //   plan_rungs       N, N/eta, N/eta^2, ... configurations, down to the last that are 2 or more; a rung's runs are eta times as
 //                    long as those before. Runs of the last rung are repeated with several seeds
 //   standings         mean and standard error of each configuration in a rung, from the best on
@@ -56,8 +57,8 @@ inline std::vector<size_t> shuffled(size_t n, uint64_t seed, uint32_t stream) {
 
 }  // namespace detail
 
-// At most n configurations, all different. Lists alone give their grid, or n points of it if it has more. Otherwise each range is
-// cut into n parts, and each part has one configuration; so have the values of a list about equally many.
+// At most n configurations, all different. Lists alone give their grid, or n points of it if it has more. Otherwise each range
+// is cut into n parts, and each part has one configuration; so have the values of a list about equally many.
 inline std::vector<Choices> sample_configs(const std::vector<Dimension>& dimensions, size_t n, uint64_t seed) {
     constexpr size_t largest_grid = 1000000;
     size_t grid = 1;
@@ -193,8 +194,8 @@ constexpr size_t least_computes = 3;  // two points have a line, but nothing say
 inline PowerLaw fit_power_law(const std::vector<ComputePoint>& points) {
     if (points.size() < least_computes)
         fail(
-            "a power law needs runs of %zu different computes, there %s %zu; HINT: more --configs make more rungs, or sweep over "
-            "sizes, as in --over size=1m,2m,4m",
+            "a power law needs runs of %zu different computes, there %s %zu; HINT: more --configs make more rungs, or sweep "
+            "over sizes, as in --over size=1m,2m,4m",
             least_computes, points.size() == 1 ? "is" : "are", points.size());
     const auto n = (double)points.size();
     double x_mean = 0, y_mean = 0, xx = 0, xy = 0, squares = 0;

@@ -1,5 +1,5 @@
-// Models in Hugging Face's cache, by their names (ORG/NAME): the directory that `hf download ORG/NAME` filled. Nothing is downloaded
-// here.
+// Models in Hugging Face's cache, by their names (ORG/NAME): the directory that `hf download ORG/NAME` filled. Nothing is
+// downloaded here.
 #pragma once
 #include <cstdlib>
 #include <filesystem>

@@ -121,7 +121,8 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     if (o.max_latency > 0 && !o.measure_batches) fail_usage("--max-latency is a bound for --measure-batches; HINT: add that");
     if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
         fail_usage(
-            "--measure-batches continues one --prompt, as many times as the batch; HINT: leave --prompts and --num-samples out");
+            "--measure-batches continues one --prompt, as many times as the batch; HINT: leave --prompts and --num-samples "
+            "out");
     const auto of_rank_0 = [&](auto read) { return run.world.all_gather(run.main_rank() ? read() : std::string())[0]; };
     std::vector<std::string> texts = {o.prompt};
     if (!o.prompts.empty()) texts = prompts_in(o.prompts, of_rank_0([&] { return read_whole_file(o.prompts); }));
@@ -145,8 +146,8 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     return prompts;
 }
 
-// Texts that are written at the same time, one after another in their order: the first that has not ended as it comes, the others
-// when it is their turn.
+// Texts that are written at the same time, one after another in their order: the first that has not ended as it comes, the
+// others when it is their turn.
 class OrderedOutput {
 public:
     explicit OrderedOutput(bool prints) : prints_(prints), output_(stdout) {}
@@ -221,8 +222,8 @@ struct BatchSpeed {
     size_t bytes;                     // memory of a rank
 };
 
-// Writes as many texts at a time as the generator (as for a Decoder, on all ranks) has room for, of max_new_tokens each wherever
-// they would end.
+// Writes as many texts at a time as the generator (as for a Decoder, on all ranks) has room for, of max_new_tokens each
+// wherever they would end.
 template <class Generator>
 BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, size_t bytes, const GenerateOptions& o) {
     Decoder<Generator> decoder(generator);

@@ -12,8 +12,8 @@
 #include "checkpoint.h"
 #include "model_texts.h"
 
-// Adds the adapters of c, laid out by trained_table(c, model.part), to the weights of the model, laid out by `model`: the part of
-// one tensor-parallel rank, some layers or all.
+// Adds the adapters of c, laid out by trained_table(c, model.part), to the weights of the model, laid out by `model`: the part
+// of one tensor-parallel rank, some layers or all.
 template <class E>
 void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weights, const E* adapters) {
     const ParameterTable table = trained_table(c, model.part);
@@ -37,8 +37,8 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
     });
 }
 
-// train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by layer, so
-// that the memory is that of the largest one in fp32.
+// train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by
+// layer, so that the memory is that of the largest one in fp32.
 inline int export_merged(const ExportOptions& o) {
     if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");

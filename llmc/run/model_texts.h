@@ -129,8 +129,8 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
-// A model that is trained on conversations, and has no template for them, gets theirs, so that it can be talked to. `tells`: warns
-// if it has another one.
+// A model that is trained on conversations, and has no template for them, gets theirs, so that it can be talked to. `tells`:
+// warns if it has another one.
 inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& name, bool tells) {
     const ChatTemplate* learned = chat_template_called(name);
     const std::string own = jinja_template_in(t.files);
@@ -147,8 +147,8 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
                           name.c_str()));
 }
 
-// Writes all files of a model directory except the weights into `dir`, which exists. The model's own are not those of adapters on
-// it (adapter.h).
+// Writes all files of a model directory except the weights into `dir`, which exists. The model's own are not those of adapters
+// on it (adapter.h).
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };

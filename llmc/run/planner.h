@@ -11,8 +11,8 @@
 // micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
 // inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
 //
-// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write. Where
-// answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time.
+// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write.
+// Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 no
@@ -472,7 +472,8 @@ inline Plan begin_plan(const PlanInput& in) {
     const int dp = p.mesh.dp.size;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(
-            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a multiple",
+            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
+            "multiple",
             (long long)in.global_batch, in.B, dp, (long long)in.B * dp);
     p.micro_batches = in.global_batch / in.B / dp;
     const std::string problem = pipeline_problem(in.pp, in.vpp, (int)p.micro_batches);

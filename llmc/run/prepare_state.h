@@ -1,5 +1,6 @@
-// How far `prepare --resume` came: PREFIX.resume.json beside PREFIX.bin.partial and PREFIX.idx.partial, written every few seconds
-// and when the run ends with an error. A later run of the same command goes on behind the last document that is on the disk.
+// How far `prepare --resume` came: PREFIX.resume.json beside PREFIX.bin.partial and PREFIX.idx.partial, written every few
+// seconds and when the run ends with an error. A later run of the same command goes on behind the last document that is on the
+// disk.
 #pragma once
 #include <unistd.h>
 
@@ -40,8 +41,8 @@ public:
     }
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
 
-    // Whether this is the last document of the run that is continued, read once more: it shows that what stands before the place
-    // is still the same.
+    // Whether this is the last document of the run that is continued, read once more: it shows that what stands before the
+    // place is still the same.
     bool is_known(const Chunk& chunk) {
         if (last_.empty()) return false;
         if (chunk.file != file_ || chunk.number + 1 != chunk_ || hash_of(chunk.text) != last_) refuse_changed();

@@ -80,7 +80,8 @@ inline void read_reference(Run& run) {
     const bool named = !is_adapter(run.resumed_from) && !model.empty() && model != run.resumed_from;
     if (named && run.reference.identity.value("files", nlohmann::ordered_json()) != identity_of_base(run.world, model))
         fail(
-            "%s is not the reference of the run that is resumed, which is %s, by the checksums of its files; HINT: leave --model out",
+            "%s is not the reference of the run that is resumed, which is %s, by the checksums of its files; HINT: leave "
+            "--model out",
             model.c_str(), run.reference.identity.value("model", std::string()).c_str());
     run.reference.file = read_whole_file(path);
     const SafetensorsReader file = SafetensorsReader::open(path);
@@ -89,8 +90,8 @@ inline void read_reference(Run& run) {
         const auto sums = run.reference.identity.value("data", nlohmann::ordered_json::object());
         if (!t || t->elements() != 2 * (size_t)data->n_pairs() || sums.value(name, "") != checksum_of(*data))
             fail(
-                "the pairs of answers for %s are not those whose log-probabilities are in %s; HINT: the data of the run that is "
-                "resumed%s, or a new run",
+                "the pairs of answers for %s are not those whose log-probabilities are in %s; HINT: the data of the run that "
+                "is resumed%s, or a new run",
                 data == run.train.get() ? "training" : "validation", path.c_str(), t ? "" : ", --eval-iters 0");
         std::vector<double> log_p(t->elements());
         file.read_as(*t, log_p.data());

@@ -104,7 +104,8 @@ inline std::string checkpoint_to_go_back_to(World& world, const std::string& out
         const std::string dir = world.all_gather(chosen ? step_directory(out, *chosen) : "")[0];
         if (dir.empty())
             fail(
-                "the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter --save-every",
+                "the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter "
+                "--save-every",
                 (long long)step, v.reason.c_str(), (long long)v.first_outlier_step);
         if (verify_together(world, dir).empty()) return dir;
         if (chosen) steps.erase(std::find(steps.begin(), steps.end(), *chosen));

@@ -123,7 +123,8 @@ inline void adjust_options(Run& run) {
     if (o.optimizer == "adam") o.optimizer = "adamw";
     if (o.recompute_num_layers && o.recompute_granularity != "full")
         fail_usage(
-            "--recompute-num-layers %d says how many layers are recomputed fully, but --recompute-granularity is %s; HINT: full",
+            "--recompute-num-layers %d says how many layers are recomputed fully, but --recompute-granularity is %s; HINT: "
+            "full",
             o.recompute_num_layers, o.recompute_granularity.c_str());
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())
@@ -188,8 +189,8 @@ inline void find_adapters(Run& run) {
     if (!is_adapter(run.resumed_from)) {
         if (trains)
             fail(
-                "the checkpoint %s is of a run that trains the whole model; HINT: --model %s in another --out starts adapters on "
-                "it",
+                "the checkpoint %s is of a run that trains the whole model; HINT: --model %s in another --out starts adapters "
+                "on it",
                 run.resumed_from.c_str(), run.resumed_from.c_str());
         return;
     }
@@ -245,8 +246,8 @@ inline void check_options_of_plan(const Run& run) {
     const int tp = o.tensor_model_parallel_size, virtual_tokens = run.c.virtual_tokens.count;
     if (o.sample_interval > 0 && !o.no_sequence_parallel && virtual_tokens % tp)
         fail_usage(
-            "--sample-interval splits the %d virtual tokens over %d ranks, which does not divide them; HINT: --prompt-tokens %d, or "
-            "--no-sequence-parallel",
+            "--sample-interval splits the %d virtual tokens over %d ranks, which does not divide them; HINT: --prompt-tokens "
+            "%d, or --no-sequence-parallel",
             virtual_tokens, tp, (virtual_tokens + tp - 1) / tp * tp);
 }
 

@@ -1,6 +1,6 @@
 // train_gpt serve: a model behind OpenAI's HTTP API (completions.h) and a page to write with it (serve_page.h), by cpp-httplib.
-// Threads of the HTTP server read requests, queue their texts and send what comes of them; one thread, the caller's, runs the model,
-// a step of all texts after another (model/decoder.h). A text whose reader has gone makes room for the next.
+// Threads of the HTTP server read requests, queue their texts and send what comes of them; one thread, the caller's, runs the
+// model, a step of all texts after another (model/decoder.h). A text whose reader has gone makes room for the next.
 #pragma once
 #include "../base/build.h"
 #include "../base/check.h"

@@ -1,5 +1,5 @@
-// The page that `train_gpt serve` shows at /: a text to continue, or a conversation with models that have them. It asks the same API
-// as other programs, and needs nothing from elsewhere.
+// The page that `train_gpt serve` shows at /: a text to continue, or a conversation with models that have them. It asks the
+// same API as other programs, and needs nothing from elsewhere.
 #pragma once
 
 inline constexpr const char* serve_page = R"html(<!DOCTYPE html>
@@ -12,7 +12,8 @@ textarea { width: 100%; box-sizing: border-box; font: inherit; padding: .5rem; r
 fieldset { border: 0; padding: 0; margin: .5rem 0; display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: center; }
 input[type=number] { width: 5.5rem; font: inherit; } button { font: inherit; padding: .4rem 1.2rem; }
 #text { white-space: pre-wrap; overflow-wrap: anywhere; margin-top: 1rem; } #text b { display: block; margin-top: .8rem; }
-.written { color: #15658a; } .error { color: #b3261e; } @media (prefers-color-scheme: dark) { .written { color: #7cc7ec; } .error { color: #ff8a80; } }
+.written { color: #15658a; } .error { color: #b3261e; }
+@media (prefers-color-scheme: dark) { .written { color: #7cc7ec; } .error { color: #ff8a80; } }
 </style></head><body>
 <h1>train_gpt &middot; <span id="model"></span></h1>
 <form id="form">

@@ -26,8 +26,8 @@ public:
         std::string sentence;
         if (found.rank >= 0 && found.rank != last_)
             sentence = format(
-                "rank %d on %s is the slowest: its own work takes %.1f ms a step, %.0f%% more than the median %.1f ms of those with "
-                "the same layers, who wait for it",
+                "rank %d on %s is the slowest: its own work takes %.1f ms a step, %.0f%% more than the median %.1f ms of those "
+                "with the same layers, who wait for it",
                 found.rank, hosts_[(size_t)found.rank].c_str(), worked_ms_[(size_t)found.rank], 100 * (found.ratio - 1),
                 worked_ms_[(size_t)found.rank] / found.ratio);
         last_ = found.rank;

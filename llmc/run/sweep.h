@@ -1,10 +1,10 @@
-// train_gpt sweep: which learning rate, batch, weight decay, ... a training run should have, by successive halving (halving.h) over
-// short trainings. Options of `train` describe the run; --over names those that are searched. Every training is a process of its
-// own (trials.h) with its whole own schedule: warm-up and decay are the same part of it as of the whole run, so that the final
-// validation losses of one rung can be compared. One that dies or diverges is counted, and the search goes on.
+// train_gpt sweep: which learning rate, batch, weight decay, ... a training run should have, by successive halving (halving.h)
+// over short trainings. Options of `train` describe the run; --over names those that are searched. Every training is a process
+// of its own (trials.h) with its whole own schedule: warm-up and decay are the same part of it as of the whole run, so that the
+// final validation losses of one rung can be compared. One that dies or diverges is counted, and the search goes on.
 //
-// In --out: sweep.json, the plan and all runs that have ended, written after each, with which the same command goes on; logs/, one
-// of each run; and in the end best.toml for `train --config` and sweep.html.
+// In --out: sweep.json, the plan and all runs that have ended, written after each, with which the same command goes on; logs/,
+// one of each run; and in the end best.toml for `train --config` and sweep.html.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -346,8 +346,8 @@ private:
         for (const detail::TokenCost& cost : costs_)
             if (const double steps = rungs_[0].tokens / cost.tokens_per_step; steps < least_steps)
                 fail_usage(
-                    "%s gives the runs of the first of %zu rungs %.1f steps, the least that says anything is %lld; HINT: %sfewer "
-                    "--configs, or fewer --seeds",
+                    "%s gives the runs of the first of %zu rungs %.1f steps, the least that says anything is %lld; HINT: "
+                    "%sfewer --configs, or fewer --seeds",
                     limit_in_words().c_str(), rungs_.size(), std::max(0.0, steps), (long long)least_steps,
                     o_.budget_tokens || !o_.budget.empty() ? "a larger budget, " : "more --train-iters, ");
     }
@@ -388,8 +388,8 @@ private:
         fail("none of the %zu configurations can be trained; the last one: %s", configs_.size(), why.c_str());
     }
 
-    // Seconds of runs of a rung: their starts, and their steps for each token of a run. Which configurations go on is not known:
-    // those that take longest are assumed.
+    // Seconds of runs of a rung: their starts, and their steps for each token of a run. Which configurations go on is not
+    // known: those that take longest are assumed.
     std::pair<double, double> seconds_of(const Rung& r) const {
         std::vector<double> flops;
         for (const detail::TokenCost& cost : costs_) flops.push_back(cost.flops_per_token);

@@ -1,4 +1,4 @@
-// The page of a sweep: charts of the loss over each option that was searched, over the rungs, and over compute; tables of all runs.
+// The page of a sweep: charts of the loss over each option that was searched, the rungs, and compute; tables of all runs.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-// The commands that turn text into tokens on disk, or learn a tokenizer from it: prepare, tokenizer; and the tokens of a file for
-// eval --text. Documents come from document_reader.h in batches of bounded size, each batch is encoded by all threads, and results
-// are written in order.
+// The commands that turn text into tokens on disk, or learn a tokenizer from it: prepare, tokenizer; and the tokens of a file
+// for eval --text. Documents come from document_reader.h in batches of bounded size, each batch is encoded by all threads, and
+// results are written in order.
 #pragma once
 #include <omp.h>
 
@@ -60,8 +60,8 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
 inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
     if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
         fail_usage(
-            "--no-append-eod, --split-documents and --format text are for texts; with --chat and --preference the template ends each "
-            "answer");
+            "--no-append-eod, --split-documents and --format text are for texts; with --chat and --preference the template "
+            "ends each answer");
     if (o.chat && o.preference) fail_usage("--chat is for conversations, --preference for pairs of answers; HINT: give one");
     if (o.preference && o.json_keys != "text")
         fail_usage("--json-keys is '%s'; pairs of answers have the keys prompt, chosen and rejected", o.json_keys.c_str());

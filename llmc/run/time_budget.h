@@ -1,16 +1,16 @@
-// A run that is given a time instead of a length: `train --time-budget 5m` takes as many steps as fit, and ends on time with its
-// last validation and its last checkpoint.
+// A run that is given a time instead of a length: `train --time-budget 5m` takes as many steps as fit, and ends on time with
+// its last validation and its last checkpoint.
 //
-// While the learning rate warms up and then stays, nothing depends on the length (schedule WSD: warm-up, stable, decay; Hu et al.,
-// 2024, MiniCPM), so the length is decided as late as possible, at the beginning of the decay: as soon as no more steps fit into
-// the rest of the time than the decay should have, a fifth of all steps (Haegele et al., 2024, "Scaling Laws and Compute-Optimal
-// Training Beyond Fixed Training Durations"), or --lr-wsd-decay-iters. From then on the run is an ordinary one: with --train-iters
-// and --lr-wsd-decay-iters as chosen it gives the same bits on another day, since --reshuffle-each-epoch, which is implied, makes the
-// order of the data independent of the length as well. The other schedules with such a beginning are constant and
-// inverse-square-root, which have no decay: their run ends when the time is over.
+// While the learning rate warms up and then stays, nothing depends on the length (schedule WSD: warm-up, stable, decay; Hu et
+// al., 2024, MiniCPM), so the length is decided as late as possible, at the beginning of the decay: as soon as no more steps
+// fit into the rest of the time than the decay should have, a fifth of all steps (Haegele et al., 2024, "Scaling Laws and
+// Compute-Optimal Training Beyond Fixed Training Durations"), or --lr-wsd-decay-iters. From then on the run is an ordinary one:
+// with --train-iters and --lr-wsd-decay-iters as chosen it gives the same bits on another day, since --reshuffle-each-epoch,
+// which is implied, makes the order of the data independent of the length as well. The other schedules with such a beginning
+// are constant and inverse-square-root, which have no decay: their run ends when the time is over.
 //
-// Rank 0's clock decides for all ranks (timetable.h). What is not a step is counted by what it took before: validations, tasks and
-// samples of text by their mean, the checkpoint by that of half time, which is written for that.
+// Rank 0's clock decides for all ranks (timetable.h). What is not a step is counted by what it took before: validations, tasks
+// and samples of text by their mean, the checkpoint by that of half time, which is written for that.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -82,7 +82,8 @@ public:
     double spent() const { return before_ + monotonic_seconds() - program_start; }
     double seconds_left() const { return limit_ - spent(); }
 
-    // Work that is due every `interval` steps and after the last one, and takes about as long as `steps` steps, until it is known.
+    // Work that is due every `interval` steps and after the last one, and takes about as long as `steps` steps, until it is
+    // known.
     void expect(Work work, int64_t interval, double steps) {
         of_(work).interval = interval;
         of_(work).guess = steps;

@@ -121,8 +121,8 @@ private:
         if (energy_) stats.energy_joules = energy_->joules();
     }
 
-    // With --time-budget: ends the schedule where rank 0 chose to. As long as it has not, samples are ordered further ahead than
-    // the next step.
+    // With --time-budget: ends the schedule where rank 0 chose to. As long as it has not, samples are ordered further ahead
+    // than the next step.
     void settle_length(const RunLength& chosen) {
         Schedule& s = run_.schedule;
         if (!s.open) return;

@@ -308,8 +308,8 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
     lower.upload();
 }
 
-// New adapters, as PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's index in the whole
-// tensor.
+// New adapters, as PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's index in the
+// whole tensor.
 inline void initialize_adapters(be::Ctx& ctx, const TrainingMemory& m, uint64_t seed) {
     std::vector<real> weights(m.table.size);
     for (const TensorSpec& t : m.table.rows) {

@@ -1,6 +1,6 @@
-// Tasks that a model is measured on while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`, without
-// solved examples, tokenised once; of written answers, which cost a pass per token, the first 64 if nothing else is said. Weights,
-// moments and the order of the data know nothing of it: a run gives the same bits with and without.
+// Tasks that a model is measured on while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`,
+// without solved examples, tokenised once; of written answers, which cost a pass per token, the first 64 if nothing else is
+// said. Weights, moments and the order of the data know nothing of it: a run gives the same bits with and without.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -28,8 +28,8 @@ inline std::vector<std::string> unpacked_texts(const std::string& all) {
 }
 }  // namespace detail
 
-// One for each prompt of `all`, of which data-parallel ranks take every n-th; the same on all ranks. generator: as for a Decoder.
-// ends: tokens that end a text. progress counts answers, and may be null.
+// One for each prompt of `all`, of which data-parallel ranks take every n-th; the same on all ranks. generator: as for a
+// Decoder. ends: tokens that end a text. progress counts answers, and may be null.
 template <class Generator>
 std::vector<std::string> write_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
                                        const std::vector<int>& ends, const Task& task, const TaskRequests& all,

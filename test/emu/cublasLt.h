@@ -8,8 +8,8 @@
 // - The first algorithm offered is the least accurate that the preference allows (partial sums rounded to D's type), and most
 //   want 16-byte alignment if they may. Each adds in an order of its own. Which one is the fastest is drawn, from EMU_SEED and
 //   the product.
-// - Epilogues that are not fused on all GPUs and for all shapes (with an auxiliary matrix, with a bias gradient) are refused for
-//   one in EMU_REFUSALS products, drawn from EMU_SEED and the product: the same one is refused each time.
+// - Epilogues that are not fused on all GPUs and for all shapes (with an auxiliary matrix, with a bias gradient) are refused
+//   for one in EMU_REFUSALS products, drawn from EMU_SEED and the product: the same one is refused each time.
 // - C is read only if beta is not 0; unset pointers, unaligned pointers, a workspace too small are errors.
 // Not here: fp16, integers, complex numbers, row-major and tiled orders, ReLU, block scales (mxfp8), matrix transforms.
 #pragma once

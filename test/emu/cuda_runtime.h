@@ -1,7 +1,7 @@
-// CUDA on the CPU. With test/emu/ on the include path, `#include <cuda_runtime.h>` finds this file instead of the toolkit's, and
-// CUDA sources compile with g++ or clang++ into a program in which every kernel is an ordinary function: breakpoints, printf,
-// AddressSanitizer and ThreadSanitizer work inside it. block.h runs the threads of a block; this file is what kernels and
-// host code see: the device language and the runtime's functions, as far as this program uses them.
+// CUDA on the CPU. With test/emu/ on the include path, `#include <cuda_runtime.h>` finds this file instead of the toolkit's,
+// and CUDA sources compile with g++ or clang++ into a program in which every kernel is an ordinary function: breakpoints,
+// printf, AddressSanitizer and ThreadSanitizer work inside it. block.h runs the threads of a block; this file is what kernels
+// and host code see: the device language and the runtime's functions, as far as this program uses them.
 //
 // What differs from a GPU
 // - Work on streams runs when the host waits for it, one after another (streams.h); what the host must wait for is late.
@@ -67,7 +67,8 @@ namespace emu {
 inline uint32_t mask_or_all(uint32_t mask = ~0u) { return mask; }
 inline unsigned lane() { return block().current->lane; }
 
-// Lanes read within groups of `width`; one that would read beyond its group (above and below; xor: from a later one) keeps its own.
+// Lanes read within groups of `width`; one that would read beyond its group (above and below; xor: from a later one) keeps its
+// own.
 enum class From { lane, other, above, below };
 template <class T>
 T shuffle(From from, Where where, uint32_t mask, T value, int x, int width = 32) {

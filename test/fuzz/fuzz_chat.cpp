@@ -1,5 +1,6 @@
-// Conversations and chat templates: whatever a Jinja template spells, it is one of those that are known or none; whatever a record
-// says, it has a conversation or a reason why not, and each template that takes it gives tokens with a mask of the same length.
+// Conversations and chat templates: whatever a Jinja template spells, it is one of those that are known or none; whatever a
+// record says, it has a conversation or a reason why not, and each template that takes it gives tokens with a mask of the same
+// length.
 #include "fuzz.h"
 
 #include "../../llmc/data/chat_template.h"

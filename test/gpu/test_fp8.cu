@@ -235,7 +235,8 @@ TEST(GpuFp8Codes, ScalesHaveTheCpusBits) {
 }
 
 // The ops that make codes: those of cpu::'s quantize(), of the numbers that this backend's op computes.
-// The sign of a NaN that an op computes is the compiler's choice on the emulator, and may be another one where the op makes codes.
+// The sign of a NaN that an op computes is the compiler's choice on the emulator, and may be another one where the op makes
+// codes.
 std::vector<floatX> with_positive_nans(std::vector<floatX> numbers) {
     for (floatX& x : numbers)
         if (std::isnan((float)x)) x = floatx(NAN);
