@@ -103,6 +103,26 @@ TEST(Flops, WindowsAreCountedByTheirKeys) {
     EXPECT_EQ(model_flops_per_token(c, T), model_flops_per_token(whole, T)) << "a window of all keys";
 }
 
+// Under adapters no weight has a gradient: a third of the products of every layer, and of the head's, is not computed.
+TEST(Flops, AdaptersLeaveOutGradientsOfWeights) {
+    ModelConfig c;
+    c.L = 3;
+    c.C = 20;
+    c.NH = 4;
+    c.NKV = 2;
+    c.F = 14;
+    c.V = c.Vp = 37;
+    c.activation = Activation::swiglu;
+    const double products = 3 * 2 * (20 * (4 + 2 * 2) * 5 + 20 * 20 + 20 * 14 * 3) + 2 * 20 * 37;
+    for (const int window : {0, 4}) {
+        c.window = window;
+        const double all = model_flops_per_token(c, 8);
+        c.virtual_tokens.count = 5;
+        EXPECT_DOUBLE_EQ(model_flops_per_token(c, 8), all - products) << window;
+        c.virtual_tokens.count = 0;
+    }
+}
+
 // Square matrices of C columns cost 5 (4 + 2) C^3, fc1 and fc2 with F = 4 C 5 (16 + 2) C^3: together 25 C per parameter of a
 // layer.
 TEST(Flops, NewtonSchulzStepsOfALayer) {

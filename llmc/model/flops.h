@@ -29,21 +29,21 @@ struct FlopSizes {
 
 enum class AttentionCount { full, causal };
 
-// All layers, per token, forward. Doubles: the products pass 2^63 for large models and batches.
-inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
-    const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F, T = s.T;
+// Of all layers, per token, forward: the products with weights. Doubles: they pass 2^63 for large models and batches.
+inline double layer_products_flops(const FlopSizes& s) {
+    const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.gated ? 2 : 1), fc2 = F * C;
+    return L * 2 * (qkv + proj + fc1 + fc2);
+}
+
+// And with attention.
+inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
+    const double L = s.L, NH = s.NH, HS = s.HS, T = s.T;
     const double W = s.windowed > 0 ? std::min<double>(s.window, T) : T;
     const auto of = [&](double all, double causal) { return attention == AttentionCount::causal ? causal : all; };
     // Average keys per query, up to the diagonal.
     const double keys = (1 - s.windowed) * of(T, T / 2) + s.windowed * of(W, W - W * W / (2 * T));
-    return L * (2 * (qkv + proj + fc1 + fc2) + 4 * NH * HS * keys);
-}
-
-// Of them the products with weights, without attention's.
-inline double layer_products_flops(FlopSizes s) {
-    s.T = 0;
-    return layers_forward_flops(s, AttentionCount::causal);
+    return layer_products_flops(s) + L * 4 * NH * HS * keys;
 }
 
 inline double head_forward_flops(const FlopSizes& s) { return 2.0 * s.C * s.V; }
