@@ -1,6 +1,7 @@
 // Every layout of ranks against one rank: the same gradients tensor by tensor, the same losses and weights over a run.
 //   parity_check DIR reference                  one rank: writes what is expected to DIR
-//   mpirun -n N parity_check DIR [all|main]     every layout of N ranks, or the main ones, one after another
+//   mpirun -n N parity_check DIR [all|main|half]  every layout of N ranks, the main ones, or half of these: all of the first
+//                                               model's, then in turn the even and the odd ones
 // Small models of several families and of many options, with accumulation, clipping, z-loss, masked targets, documents, uneven
 // layers, a padded vocabulary, tied and untied heads, all policies of recomputation, grouped queries (with more tensor-parallel
 // ranks than key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.
@@ -40,8 +41,10 @@ struct Layout {
     }
 };
 
-std::vector<Layout> layouts(int world, bool all) {
+std::vector<Layout> layouts(int world, const std::string& what, size_t model) {
+    if (what == "reference") return {{1, 1, 1, true, 1}};
     std::vector<Layout> found;
+    size_t n_main = 0;
     for (const int tp : {1, 2, 4, 8})
         for (const int pp : {1, 2, 4, 8})
             for (const int vpp : {1, 2})
@@ -51,7 +54,9 @@ std::vector<Layout> layouts(int world, bool all) {
                         const int dp = world / (tp * pp);
                         if ((vpp > 1 && pp == 1) || (!sp && tp == 1) || (zero == 0 && dp == 1)) continue;
                         const bool main = sp && zero && vpp == (pp == 2 && tp == 1 ? 2 : 1);
-                        if ((all || main) && pp * vpp <= (few ? 4 : 8)) found.push_back({tp, pp, vpp, sp, zero});
+                        if ((what != "all" && !main) || pp * vpp > (few ? 4 : 8)) continue;
+                        if (what == "half" && model > 0 && n_main++ % 2 == model % 2) continue;
+                        found.push_back({tp, pp, vpp, sp, zero});
                     }
     return found;
 }
@@ -345,9 +350,10 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
         write_data(dir + "/data", 119);
         write_pairs(dir + "/data-pairs", 119);
     }
-    for (const Case& k : cases())
-        for (const Layout& l :
-             what == "reference" ? std::vector<Layout>{{1, 1, 1, true, 1}} : layouts(world.size(), what == "all")) {
+    const std::vector<Case> models = cases();
+    for (size_t model = 0; model < models.size(); model++)
+        for (const Layout& l : layouts(world.size(), what, model)) {
+            const Case& k = models[model];
             if (k.rampup && world.size() / (l.tp * l.pp) > 4) continue;  // the first steps' micro-batches are too few
             const std::string reference = dir + "/" + k.name, mine = what == "reference" ? reference : reference + "-mine";
             Run run(world, k, l, dir + "/data");
@@ -401,7 +407,7 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
 int run(int argc, char** argv) {
     World world = World::join();
     try {
-        if (argc < 2) fail("parity_check DIR [reference|all|main]");
+        if (argc < 2) fail("parity_check DIR [reference|all|main|half]");
         world.watch(60, "");
         check_all(world, argv[1], argc > 2 ? argv[2] : "all");
         int failed = failures;
