@@ -98,6 +98,7 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include "llmc/run/machine.h"              // peak_of_all
 #include "llmc/run/sweep.h"                // Sweep
 #include "llmc/run/tune.h"                 // tune_layouts
+#include "llmc/run/tune_inference.h"       // tune_inference
 #include "llmc/run/program.h"              // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -1495,6 +1496,13 @@ inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train);
 
 static void tune(World& world, const TuneOptions& o) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
+    if (o.inference)
+        return tune_inference(run, o, [](const TrainOptions& p, const ModelConfig& c, int n, int stage, int texts, int T) {
+            const Mesh mesh = make_mesh(n, 0, layout_of(p).tp, layout_of(p).pp, 1);
+            Model m(c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(p), c), layers_of_stages(p, c, mesh));
+            plan_memory(m, Recompute::inference, ceil_div(texts, T), T, 1, {texts, c.virtual_tokens.count + T});
+            return (double)m.arena.bytes();
+        });
     tune_layouts(run, o, [&](const TrainOptions& p, const ModelConfig& c, int n, int stage) {
         return (double)memory_of_stage(run, p, c, n, stage).bytes;
     });

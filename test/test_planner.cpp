@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "../llmc/run/cli.h"
+#include "../llmc/run/inference_plan.h"
 #include "../llmc/run/planner.h"
 #include "../llmc/run/schedule.h"
 #include "../llmc/run/size_rule.h"
@@ -612,6 +613,60 @@ TEST(SizeRule, WhatIsGivenWinsAndTheRestFollows) {
     }
     const TrainOptions interleaved = sized({"--size", "60m", "--vocab-size", "4096", "--pp", "4", "--vpp", "2"}, 2);
     make_schedule(interleaved, 2);
+}
+
+// A token of one text reads all weights and its keys and values once; of many, the products of their rows take longer.
+TEST(InferencePlan, OneRankIsBoundByMemoryOrByFlops) {
+    ModelConfig c;
+    c.L = 2;
+    c.C = 64;
+    c.NH = 4;
+    c.NKV = 2;
+    c.F = 96;
+    c.T = 32;
+    c.V = c.Vp = 128;
+    c.activation = Activation::swiglu;
+    PlanInput in;
+    in.c = c;
+    in.T = 32;
+    in.global_batch = 1;
+    in.memory_gbs = 100;
+    in.tflops = 1;
+    in.efficiency = 0.5;
+    const double layers = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 96), head = 64 * 128;
+    const double keys_and_values = 2 * 2 * 2 * 16 * 32, rate = 0.8 * 100e9;
+    EXPECT_NEAR(plan_inference(in, 1, 16).token_seconds, 2 * (layers + head + keys_and_values) / rate, 1e-15);
+    const int many = 10000;
+    EXPECT_NEAR(plan_inference(in, many, 16).token_seconds, many * (2 * (layers + head) / 0.5e12 + 2 * keys_and_values / rate),
+                1e-9);
+    // A prompt of 16 tokens is bound by FLOPs, half of attention's being computed; the logits are of its last token alone.
+    const double attention = 2 * 16 * 16 * 4 * 16 * 2.0 / 0.5e12;
+    EXPECT_NEAR(plan_inference(in, 3, 16).prefill_seconds, 3 * (2 * 16 * layers / 0.5e12 + 2 * head / rate + attention), 1e-12);
+}
+
+// Two ranks read half of it each, and add two all-reduces per layer, one of the embedding, and a gather of the logits; as two
+// stages they read it all in turn and pass it on.
+TEST(InferencePlan, RanksAddTheLatencyOfTheirCollectives) {
+    ModelConfig c;
+    c.L = 2;
+    c.C = 64;
+    c.NH = c.NKV = 4;
+    c.F = 256;
+    c.V = c.Vp = 128;
+    PlanInput in;
+    in.c = c;
+    in.T = c.T = 32;
+    in.global_batch = 1;
+    in.intra_gbs = 1e9;  // messages have only their latency
+    const double one = plan_inference(in, 1, 16).token_seconds;
+    in.world = in.tp = 2;
+    EXPECT_NEAR(plan_inference(in, 1, 16).token_seconds, one / 2 + 5 * (6.6e-6 + 2 * 0.6e-6) + 7.2e-6, 1e-9);
+    in.tp = 1;
+    in.pp = 2;
+    EXPECT_NEAR(plan_inference(in, 1, 16).token_seconds, one + 2 * 6.6e-6 + 3 * 0.6e-6, 1e-9);
+    in.node_size = 1;
+    in.inter_gbs = 1e9;
+    EXPECT_NEAR(plan_inference(in, 1, 16).token_seconds, one + 2 * 6.6e-6 + 3 * 2.7e-6, 1e-9);
 }
 
 TEST(SizeRule, Refusals) {

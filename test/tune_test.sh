@@ -88,6 +88,25 @@ if command -v mpirun >/dev/null; then
     expect "ranks are started for a trial" "$program" tune "${here[@]}" --tp 2 --trials 1 --trial-steps 2 --out ranks
     says "of two ranks" "mpirun -n 2 .* --config ranks/tune-1.toml"
 fi
+# How texts are written, by the plan and measured.
+writes=(--inference --seq-length 1024 --vocab-size 32000)
+"$program" tune --preset llama2-7b "${writes[@]}" --world 8 --json --dry-run >writing.json 2>/dev/null
+expect "several copies write the most" test "$(grep -A 4 '"best"' writing.json | number copies /dev/stdin)" -ge 4
+expect "a token comes soonest from all eight" test "$(grep -A 5 '"front"' writing.json | number tensor_parallel /dev/stdin)" == 8
+expect "a bound of its time" "$program" tune --preset llama2-7b "${writes[@]}" --world 8 --max-latency 4 --out bound
+says "is kept" "The most tokens within 4 ms a token"
+expect "with a page" grep -q "None is better in both" bound/inference.html
+refuses "a bound that none keeps" "the shortest time of a token is .* ms, with --tp 8" --preset llama2-7b "${writes[@]}" --world 8 --max-latency 0.01
+refuses "a model that is too large" "one text needs .* GiB of a rank at least" --preset gpt3-175b "${writes[@]}" --world 2
+refuses "a batch of training" "HINT: leave one of them out" --preset llama2-7b "${writes[@]}" --world 8 --global-batch-size 8
+refuses "a bound of training" "HINT: add --inference" "${run[@]}" --world 8 --max-latency 4
+refuses "measuring without a model" "HINT: --model DIR" --preset llama-tiny "${writes[@]}" --trials 1
+refuses "no room for a prompt" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --max-new-tokens 1024
+expect "batches are measured here" "$program" tune --inference --model trained --threads 2 --batch 4 --trials 2 --out writing
+says "the plan against the measurement" "planned  measured"
+says "the fastest" "generate --model trained .*--batch 4"
+expect "nothing is left of them" test -z "$(find writing -name 'trials-*')"
+
 mv data gone
 expect "trials that all fail" refused "$program" tune "${here[@]}" --trials 2 --out failed
 says "with the reason of each" "note: trial 2 of .*data/text"

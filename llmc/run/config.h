@@ -450,11 +450,17 @@ inline Allowed one_of(Strings choices) {
       "training waits while a checkpoint is written; saves the memory of a copy")
 
 // Options of `tune` beside those of `train`.
-#define TUNE_OPTIONS(X)                                                                                      \
-    X(int, trials, "", 0, between(0, 1000), "Tune",                                                          \
-      "measure this many of the layouts that are fastest by the plan, on this machine, in short trainings; " \
-      "default: 0")                                                                                          \
-    X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of such a training; the first one does not count")
+#define TUNE_OPTIONS(X)                                                                                                 \
+    X(int, trials, "", 0, between(0, 1000), "Tune",                                                                     \
+      "measure this many of the layouts that are fastest by the plan, on this machine; default: 0")                     \
+    X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of a trial of training; the first one does not count") \
+    X(bool, inference, "", false, anything(), "Tune",                                                                   \
+      "search how texts are written instead: over how many ranks, and how many texts at a time")                        \
+    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: the most texts at a time; default: 256")       \
+    X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
+      "with --inference: tokens of --seq-length that are written, after a prompt of the others; default: half")         \
+    X(double, max_latency, "", 0, at_least(0), "Tune",                                                                  \
+      "with --inference: milliseconds that a text's token may take at most; default: any")
 
 // Options of `sweep` beside those of `train`.
 #define SWEEP_OPTIONS(X)                                                                                                  \

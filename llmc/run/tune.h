@@ -39,9 +39,7 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     if (run.world.size() > 1) fail_usage("tune is one process; HINT: leave mpirun out, --trials starts ranks itself");
     if (o.trials && o.world)
         fail_usage("--trials measures on this machine, --world %d plans for another one; HINT: leave one of them out", o.world);
-    if (o.trials && o.data_path.empty())
-        fail_usage("--trials trains for some steps, on data of which there is none; HINT: --data-path PREFIX");
-    if (o.trials && o.dry_run) fail_usage("--trials trains, which --dry-run forbids; HINT: leave one of them out");
+    if (o.trials && o.dry_run) fail_usage("--trials measures, which --dry-run forbids; HINT: leave one of them out");
     run.o.resume.clear();
     run.o.quiet = true;
     adjust_options(run);
@@ -49,6 +47,12 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     check_options_of_backend(run);
     derive_from_size(run);
     find_model(run);
+}
+inline void check_training(const Run& run, const TuneOptions& o) {
+    for (const char* name : {"batch", "max-new-tokens", "max-latency"})
+        if (o.given.count(name)) fail_usage("--%s is about writing texts; HINT: add --inference", name);
+    if (o.trials && o.data_path.empty())
+        fail_usage("--trials trains for some steps, on data of which there is none; HINT: --data-path PREFIX");
     if (!run.o.global_batch_size)
         fail_usage(
             "--global-batch-size is not given: samples of a step are a matter of training, and every layout must have as many; "
@@ -152,18 +156,29 @@ inline std::string options_in_words(const Layout& l) {
 
 inline std::string layout_file(const std::string& out, size_t i) { return format("%s/tune-%zu.toml", out.c_str(), i + 1); }
 
+// "gpt2-124m on 8 x h100"
+inline std::string subject_of(const Run& run, const LayoutProblem& problem) {
+    const std::string machine = run.plans_elsewhere() || !be::memory_is_host
+                                    ? format("%d x %s", problem.ranks[0], run.o.device.c_str())
+                                    : format("this machine, %s", counted(run.ctx.threads, "thread").c_str());
+    for (const std::string* name : {&run.o.preset, &run.o.size, &run.o.model})
+        if (!name->empty()) return *name + " on " + machine;
+    return "the model on " + machine;
+}
+
 // ---- what is told ----------------------------------------------------------------------------------------------------------
 inline std::string seconds_text(double s) {
     return s < 0.9995 ? format("%.3g ms", s * 1e3) : format(s < 99.95 ? "%.2f s" : "%.1f s", s);
 }
 
+template <class Row>
 struct Column {
     const char* title;
     int width;  // negative: to the left
-    std::function<std::string(const Candidate&)> text;
+    std::function<std::string(const Row&)> text;
 };
-inline std::vector<Column> columns(bool several_ranks, bool measured) {
-    std::vector<Column> all;
+inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured) {
+    std::vector<Column<Candidate>> all;
     if (measured)
         all.push_back({"measured", 9, [](const Candidate& c) {
                            return std::isfinite(c.measured) ? seconds_text(c.measured) : std::string("-");
@@ -183,19 +198,31 @@ inline std::vector<Column> columns(bool several_ranks, bool measured) {
     all.push_back({"recompute", -16, [](const Candidate& c) { return "  " + c.layout.recompute_in_words(); }});
     return all;
 }
-inline std::string text_table(const std::vector<Column>& columns, const std::vector<Candidate>& rows) {
-    const auto cell = [](const Column& c, const std::string& text) {
+template <class Row>
+std::string text_table(const std::vector<Column<Row>>& columns, const std::vector<Row>& rows) {
+    const auto cell = [](const Column<Row>& c, const std::string& text) {
         return c.width < 0 ? pad_right(text, -c.width) : pad_left(text, c.width);
     };
     std::string out;
-    for (const Column& c : columns) out += cell(c, (c.width < 0 ? "  " : "") + std::string(c.title));
-    for (const Candidate& row : rows) {
+    for (const Column<Row>& c : columns) out += cell(c, (c.width < 0 ? "  " : "") + std::string(c.title));
+    for (const Row& row : rows) {
         out.erase(out.find_last_not_of(' ') + 1);
         out += "\n";
-        for (const Column& c : columns) out += cell(c, c.text(row));
+        for (const Column<Row>& c : columns) out += cell(c, c.text(row));
     }
     out.erase(out.find_last_not_of(' ') + 1);
     return out + "\n";
+}
+
+template <class Row>
+std::string html_table(const std::vector<Column<Row>>& columns, const std::vector<Row>& rows) {
+    std::string text = "<tr>";
+    for (const Column<Row>& c : columns) text += format("<th>%s</th>", c.title);
+    for (const Row& row : rows) {
+        text += "</tr>\n<tr>";
+        for (const Column<Row>& c : columns) text += "<td>" + xml_escape(c.text(row)) + "</td>";
+    }
+    return table("runs", text + "</tr>\n");
 }
 
 inline std::string search_in_words(const FoundLayouts& found) {
@@ -278,27 +305,30 @@ inline Chart tune_chart(const FoundLayouts& found) {
     return chart;
 }
 
-inline std::string tune_page(const std::string& title, const FoundLayouts& found, const std::vector<Column>& columns) {
-    const Chart chart = tune_chart(found);
-    const auto rows = [&](const std::vector<Candidate>& of) {
-        std::string text = "<tr>";
-        for (const Column& c : columns) text += format("<th>%s</th>", c.title);
-        for (const Candidate& candidate : of) {
-            text += "</tr>\n<tr>";
-            for (const Column& c : columns) text += "<td>" + xml_escape(c.text(candidate)) + "</td>";
-        }
-        return table("runs", text + "</tr>\n");
-    };
-    std::string refused;
-    for (const auto& [reason, n] : found.refused)
-        refused += "<tr><th>" + xml_escape(reason) + "</th><td>" + with_commas(n) + "</td></tr>\n";
-    return page_start + "<!-- " + written_by("tune") + " --><title>" + xml_escape(title) + "</title>\n<style>" + report_colors +
-           svg_style + report_style + "</style></head>\n<body><main>\n<header><h1>" + xml_escape(title) + "</h1><p>" +
-           xml_escape(search_in_words(found)) +
-           "</p></header>\n<h2 class=\"part\">The least seconds of a step, by the GiB that a rank may take</h2>\n" +
-           whole_svg(chart) + "\n<h2 class=\"part\">The fastest</h2>\n" + rows(found.best) +
-           "<h2 class=\"part\">None is faster with as little memory</h2>\n" + rows(found.front) +
-           "<h2 class=\"part\">Refused</h2>\n" + table("runs", refused) + "</main></body></html>\n";
+// A page of a chart and some sections, each a title and its tables.
+inline std::string search_page(const std::string& title, const std::string& what, const std::string& chart_title,
+                               const Chart& chart, const std::vector<std::pair<std::string, std::string>>& sections) {
+    std::string page = page_start + "<!-- " + written_by("tune") + " --><title>" + xml_escape(title) + "</title>\n<style>" +
+                       report_colors + svg_style + report_style + "</style></head>\n<body><main>\n<header><h1>" +
+                       xml_escape(title) + "</h1><p>" + xml_escape(what) + "</p></header>\n";
+    const auto part = [](const std::string& name) { return "<h2 class=\"part\">" + xml_escape(name) + "</h2>\n"; };
+    page += part(chart_title) + whole_svg(chart) + "\n";
+    for (const auto& [name, tables] : sections) page += part(name) + tables;
+    return page + "</main></body></html>\n";
+}
+inline std::string refused_table(const std::map<std::string, int64_t>& refused) {
+    std::string rows;
+    for (const auto& [reason, n] : refused)
+        rows += "<tr><th>" + xml_escape(reason) + "</th><td>" + with_commas(n) + "</td></tr>\n";
+    return table("runs", rows);
+}
+inline std::string tune_page(const std::string& title, const FoundLayouts& found,
+                             const std::vector<Column<Candidate>>& columns) {
+    return search_page(title, search_in_words(found), "The least seconds of a step, by the GiB that a rank may take",
+                       tune_chart(found),
+                       {{"The fastest", html_table(columns, found.best)},
+                        {"None is faster with as little memory", html_table(columns, found.front)},
+                        {"Refused", refused_table(found.refused)}});
 }
 
 // ---- trials ----------------------------------------------------------------------------------------------------------------
@@ -354,7 +384,7 @@ inline std::string command_of(const std::string& file, int ranks) {
 }
 
 inline void write_files(const TrainOptions& o, const FoundLayouts& found, const std::string& title,
-                        const std::vector<Column>& columns) {
+                        const std::vector<Column<Candidate>>& columns) {
     std::filesystem::create_directories(o.out);
     const size_t files = std::min(most_files, found.best.size());
     for (size_t i = 0; i < files; i++) {
@@ -384,6 +414,7 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 
 inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
     detail::set_up_without_layout(run, o);
+    detail::check_training(run, o);
     for (size_t i = 0; i < detail::most_files; i++) check_replaceable(detail::layout_file(o.out, i), "tune");
     check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
@@ -396,12 +427,8 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     if (o.trials) detail::measure(run, o, found);
 
     const bool here = problem.ranks.size() > 1;
-    const std::vector<detail::Column> columns = detail::columns(here, o.trials > 0);
-    const std::string machine = run.plans_elsewhere() || !be::memory_is_host
-                                    ? format("%d x %s", problem.ranks[0], run.o.device.c_str())
-                                    : format("this machine, %s", counted(run.ctx.threads, "thread").c_str());
-    const std::string model = !run.o.preset.empty() ? run.o.preset : !run.o.size.empty() ? run.o.size : "the model";
-    const std::string title = format("%s on %s", model.c_str(), machine.c_str());
+    const std::vector<detail::Column<Candidate>> columns = detail::columns(here, o.trials > 0);
+    const std::string title = detail::subject_of(run, problem);
     if (!o.dry_run) detail::write_files(run.o, found, title, columns);
     const std::string command =
         detail::command_of(o.dry_run ? "..." : detail::layout_file(o.out, 0), found.best[0].layout.ranks);

@@ -1,0 +1,77 @@
+// Predicts how fast a model writes on ranks that do not exist here, for `tune --inference`: the time to the first token of a
+// batch of texts, and the time of each later one, by tensor and pipeline parallelism. Pure functions.
+//
+// Decoding. Each pass makes one token for each of `batch` texts, at the end of a context of T tokens, through all pipeline
+// stages one after another, as the program does. A stage reads its weights once and computes their products with all rows,
+// whichever takes longer (the roofline); then attention reads the keys and values of all texts, which no two texts share.
+//   layer    max(weight bytes / memory, FLOPs / rate) + key/value bytes / memory + two all-reduces of (batch, C)
+//   token    the layers of all stages, the messages between them, the logits gathered over tp and passed on over pp
+// Prefill. Prompts are read one after another, each in one pass: max(weight bytes / memory, FLOPs / rate) + all-reduces of (T, C).
+//
+// A collective of n ranks takes its bytes at the bandwidth of the slowest link and, in small messages, its latency: 6.6 us and
+// for each of its steps 0.6 us within a node and 2.7 us between nodes, the figures of NCCL's own cost model for rings with its
+// protocol LL (nccl/src/graph/tuning.cc). FLOPs run at the planner's efficiency (planner.h), memory at 0.8 of its rate:
+// `bench --generate` reads 80 to 83% of what this program can read on a CPU (dev/bench/README.md).
+// Left out: the time to launch kernels, which bounds small models on a GPU; sampling; joining and leaving texts.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "../base/math.h"
+#include "../model/flops.h"
+#include "../model/model_config.h"
+#include "planner.h"
+
+struct InferencePlan {
+    double prefill_seconds = 0;  // until all texts of the batch have their first token
+    double token_seconds = 0;    // of each later token of a text
+    double tokens_per_second(int batch) const { return batch / token_seconds; }
+};
+
+namespace detail {
+
+constexpr double share_of_memory_rate = 0.8;
+
+// Seconds of a ring's steps, each of a part of `bytes`: n - 1 in a gather, twice that in an all-reduce.
+inline double collective_seconds(const PlanInput& in, int n, int stride, double steps, double bytes) {
+    if (n == 1) return 0;
+    const Link link = slowest_link(in, n, stride);
+    return 6.6e-6 + steps * ((link.between_nodes ? 2.7e-6 : 0.6e-6) + bytes / n / (link.gbs * giga));
+}
+
+}  // namespace detail
+
+// `in`: tp x pp ranks, T the context, of which `prompt` tokens are read before the first one is written.
+inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) {
+    detail::check_plan(in);
+    const ModelConfig& c = in.c;
+    const double element = (double)in.bytes_per_element, memory = in.memory_gbs * detail::giga * detail::share_of_memory_rate;
+    const double rate = in.tflops * 1e12 * in.efficiency, C = c.C, Vp = c.Vp;
+    const auto layer_at = [&](int T) {
+        FlopSizes layer = flop_sizes(c, T);
+        layer.L = 1;
+        return layer;
+    };
+    const FlopSizes layer = layer_at(in.T);
+    const double products = layer_products_flops(layer), weights = products / 2 / in.tp;  // two FLOPs a weight and row
+    const double seen = (1 - layer.windowed) * in.T + layer.windowed * std::min<double>((double)layer.window, in.T);
+    const double cached = 2.0 * std::max(1, c.NKV / in.tp) * c.HS() * seen * element;  // bytes per layer and text
+    const double attention = (layers_forward_flops(layer_at(prompt), AttentionCount::causal) - products) / in.tp;
+
+    const auto multiply = [&](double parameters, double rows) {
+        return std::max(parameters * element / memory, 2 * parameters * rows / rate);
+    };
+    const auto reduce = [&](int n, int stride, double elements) {
+        return detail::collective_seconds(in, n, stride, 2 * (n - 1), elements * element);
+    };
+    // Beside the layers: the embedding, the messages between stages, the head with its logits of some of the rows.
+    const auto ends = [&](double rows, double with_logits) {
+        const double message = in.pp == 1 ? 0 : detail::collective_seconds(in, 2, in.tp, 1, 2 * rows * C * element);
+        return reduce(in.tp, 1, rows * C) + (in.pp - 1) * message + multiply(C * Vp / in.tp, with_logits) +
+               detail::collective_seconds(in, in.tp, 1, in.tp - 1, with_logits * Vp * element) +
+               reduce(in.pp, in.tp, with_logits * Vp);
+    };
+    const double prefill = multiply(weights, prompt) + prompt * attention / rate + 2 * reduce(in.tp, 1, prompt * C);
+    const double decode = multiply(weights, batch) + batch * cached / memory + 2 * reduce(in.tp, 1, batch * C);
+    return {batch * (c.L * prefill + ends(prompt, 1)), c.L * decode + ends(batch, batch)};
+}

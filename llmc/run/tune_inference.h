@@ -1,0 +1,305 @@
+// train_gpt tune --inference: over how many ranks a model is divided to write texts, and how many at a time. Searched are tensor
+// and pipeline parallelism, copies of the model where it needs fewer ranks than there are, and batches of 1, 2, 4, ... texts;
+// --tp and --pp stay if they are given. Times are of the plan (inference_plan.h), memory of the functions that allocate it. What
+// is shown: batches that no other one beats in both the time of a token and the tokens per second, and the most tokens per second
+// within --max-latency. With --trials, the layouts of the best are measured here by `generate --measure-batches`.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/terminal.h"
+#include "inference_plan.h"
+#include "tune.h"
+
+// Bytes of the memory of a rank of a pipeline stage that writes `texts` texts at a time of up to T tokens, by options and ranks.
+using BytesOfWriter = std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage, int texts, int T)>;
+
+namespace detail {
+
+struct InferenceCandidate {
+    int tp = 1, pp = 1, batch = 1, copies = 1;
+    double bytes = 0;  // of the fullest rank
+    InferencePlan plan;
+    double measured_seconds = NAN;  // of a token, the median; NaN: not measured
+    int ranks() const { return tp * pp; }
+    double token_seconds() const { return std::isfinite(measured_seconds) ? measured_seconds : plan.token_seconds; }
+    double tokens_per_second() const { return copies * batch / token_seconds(); }
+};
+
+struct FoundInference {
+    std::vector<InferenceCandidate> fit;
+    std::map<std::string, int64_t> refused;  // by reason
+    double least_bytes = INFINITY;           // that a layout needs for one text
+};
+
+inline void check_inference(const Run& run, const TuneOptions& o) {
+    for (const char* name : {"micro-batch-size", "global-batch-size", "num-virtual-stages-per-pipeline-rank", "zero",
+                             "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "trial-steps"})
+        if (o.given.count(name))
+            fail_usage("--%s is about training, --inference about writing; HINT: leave one of them out", name);
+    if (o.trials && o.model.empty())
+        fail_usage("--trials writes texts with a model, of which there is none; HINT: --model DIR");
+    if (o.max_new_tokens >= run.o.seq_length)
+        fail_usage("--max-new-tokens %d leaves no room for a prompt in --seq-length %d; HINT: a smaller number",
+                   o.max_new_tokens, run.o.seq_length);
+}
+inline int new_tokens(const Run& run, const TuneOptions& o) {
+    return o.max_new_tokens ? o.max_new_tokens : std::max(1, run.o.seq_length / 2);
+}
+
+// All batches of a model in one layout, until one does not fit.
+inline void try_batches(const Run& run, const TuneOptions& o, LayoutProblem& problem, const BytesOfWriter& bytes_of,
+                        InferenceCandidate one, FoundInference& found) {
+    TrainOptions p = run.o;
+    p.tensor_model_parallel_size = one.tp;
+    p.pipeline_model_parallel_size = one.pp;
+    p.no_sequence_parallel = true;
+    p.micro_batch_size = p.global_batch_size = 1;
+    problem.set_hardware(p, one.ranks());
+    if (one.pp > run.c.L) return (void)found.refused["more pipeline stages than layers"]++;
+    ModelConfig c;
+    try {
+        c = problem.model(one.tp);
+        check_tensor_parallel(c, one.tp, false, 1);
+    } catch (const Error&) {
+        return (void)found.refused["tensor parallelism that does not divide heads or width"]++;
+    }
+    const PlanInput in = plan_input(p, c, one.ranks(), {}, 1, sizeof(floatX));
+    for (; one.batch <= o.batch; one.batch *= 2) {
+        one.bytes = 0;
+        for (int stage = 0; stage < one.pp; stage++)
+            one.bytes = std::max(one.bytes, bytes_of(p, c, one.ranks(), stage, one.batch, p.seq_length));
+        if (one.batch == 1) found.least_bytes = std::min(found.least_bytes, one.bytes);
+        if (one.bytes > problem.memory(one.ranks())) return (void)found.refused["more memory than there is"]++;
+        one.plan = plan_inference(in, one.batch, p.seq_length - new_tokens(run, o));
+        found.fit.push_back(one);
+    }
+}
+
+inline FoundInference search_inference(const Run& run, const TuneOptions& o, LayoutProblem& problem,
+                                       const BytesOfWriter& bytes_of) {
+    FoundInference found;
+    const bool elsewhere = problem.ranks.size() == 1;  // of which a copy may take a part; ranks here share one machine
+    const std::vector<int> ranks = elsewhere ? divisors(problem.ranks[0]) : problem.ranks;
+    const auto is_free = [&](const char* name, int value, int given) { return !o.given.count(name) || value == given; };
+    for (const int n : ranks)
+        for (const int tp : divisors(n)) {
+            InferenceCandidate one;
+            one.tp = tp;
+            one.pp = n / tp;
+            one.copies = elsewhere ? problem.ranks[0] / n : 1;
+            if (is_free("tensor-model-parallel-size", tp, run.o.tensor_model_parallel_size) &&
+                is_free("pipeline-model-parallel-size", one.pp, run.o.pipeline_model_parallel_size))
+                try_batches(run, o, problem, bytes_of, one, found);
+        }
+    return found;
+}
+
+// Those that no other one beats in both, from the shortest time of a token on.
+inline std::vector<InferenceCandidate> front_of(std::vector<InferenceCandidate> all) {
+    std::stable_sort(all.begin(), all.end(),
+                     [](const auto& a, const auto& b) { return a.token_seconds() < b.token_seconds(); });
+    std::vector<InferenceCandidate> front;
+    for (const InferenceCandidate& c : all)
+        if (front.empty() || c.tokens_per_second() > front.back().tokens_per_second()) front.push_back(c);
+    return front;
+}
+// Of a front, the most tokens per second within the bound; null: none keeps it.
+inline const InferenceCandidate* best_of(const std::vector<InferenceCandidate>& front, double max_latency) {
+    const InferenceCandidate* best = nullptr;
+    for (const InferenceCandidate& c : front)
+        if (!max_latency || 1e3 * c.token_seconds() <= max_latency) best = &c;
+    return best;
+}
+
+// ---- trials ----------------------------------------------------------------------------------------------------------------
+// A text of at least n tokens.
+inline std::string prompt_of(const Tokenizer& tokenizer, int n) {
+    std::string text = "the";
+    while ((int)tokenizer.encode(text).size() < n) text += text.size() < 64 ? " the" : text;
+    return text;
+}
+
+// Measures the batches of up to o.trials layouts, those of the front first; layouts that fail are left out with a note.
+inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& found) {
+    std::vector<InferenceCandidate> layouts;
+    for (const auto& all : {front_of(found.fit), found.fit})
+        for (const InferenceCandidate& c : all) {
+            const auto same = [&](const InferenceCandidate& l) { return l.tp == c.tp && l.pp == c.pp; };
+            if (std::none_of(layouts.begin(), layouts.end(), same) && (int)layouts.size() < o.trials) layouts.push_back(c);
+        }
+    const int tokens = std::min(32, new_tokens(run, o));
+    std::vector<InferenceCandidate> measured;
+    for (size_t i = 0; i < layouts.size(); i++) {
+        const InferenceCandidate& l = layouts[i];
+        std::vector<InferenceCandidate> of_layout;
+        double seconds = 60;
+        for (const InferenceCandidate& c : found.fit) {
+            if (c.tp != l.tp || c.pp != l.pp) continue;
+            of_layout.push_back(c);
+            seconds += 20 * (c.plan.prefill_seconds + tokens * c.plan.token_seconds);
+        }
+        run.begin(format("trial %zu of %zu", i + 1, layouts.size()));
+        const std::string folder = format("%s/trials-%d", o.out.c_str(), (int)getpid()), output = folder + "/output.txt";
+        std::filesystem::create_directories(folder);
+        std::vector<std::string> words;
+        if (l.ranks() > 1) words = {"mpirun", "-n", std::to_string(l.ranks()), "--bind-to", "none"};
+        for (const std::string& word :
+             {path_of_this_program(), std::string("generate"), std::string("--model"), o.model, std::string("--tp"),
+              std::to_string(l.tp), std::string("--pp"), std::to_string(l.pp), std::string("--threads"),
+              std::to_string(std::max(1, run.ctx.threads / l.ranks())), std::string("--measure-batches"),
+              std::string("--batch"), std::to_string(of_layout.back().batch), std::string("--prompt"),
+              prompt_of(*run.tokenizer, std::max(1, run.o.seq_length - tokens - 64)), std::string("--max-new-tokens"),
+              std::to_string(tokens)})
+            words.push_back(word);
+        Apart process(words, output, seconds);
+        std::optional<int> status;
+        while (!(status = process.status())) wait_a_little();
+        const std::string why = *status ? why_failed(*status, words[0], output, seconds) : "";
+        if (*status == 0)
+            for_each_line(output, [&](std::string_view line, int64_t) {
+                int batch = 0;
+                double first = 0, p50 = 0;
+                if (sscanf(std::string(line).c_str(), "%d %lf ms %lf", &batch, &first, &p50) != 3) return;
+                for (InferenceCandidate& c : of_layout)
+                    if (c.batch == batch) measured.push_back(c), measured.back().measured_seconds = p50 / 1e3;
+            });
+        std::filesystem::remove_all(folder);
+        if (why.empty()) continue;
+        run.phase.done();
+        print_line(stderr, format("note: the trial of --tp %d --pp %d: %s", l.tp, l.pp, why.c_str()));
+    }
+    run.phase.done();
+    if (measured.empty()) fail("all %zu trials failed; HINT: the first reason is above", layouts.size());
+    found.fit = measured;
+}
+
+// ---- what is told ----------------------------------------------------------------------------------------------------------
+inline std::vector<Column<InferenceCandidate>> inference_columns(bool copies, bool measured) {
+    using Row = InferenceCandidate;
+    std::vector<Column<Row>> all = {{"batch", 5, [](const Row& c) { return std::to_string(c.batch); }},
+                                    {"tp", 4, [](const Row& c) { return std::to_string(c.tp); }},
+                                    {"pp", 4, [](const Row& c) { return std::to_string(c.pp); }}};
+    if (copies) all.push_back({"copies", 7, [](const Row& c) { return std::to_string(c.copies); }});
+    all.push_back({"first tokens", 14, [](const Row& c) { return seconds_text(c.plan.prefill_seconds); }});
+    if (measured) all.push_back({"planned", 9, [](const Row& c) { return seconds_text(c.plan.token_seconds); }});
+    all.push_back({measured ? "measured" : "a token", 10, [](const Row& c) { return seconds_text(c.token_seconds()); }});
+    all.push_back({"tokens/s", 11, [](const Row& c) { return with_commas((int64_t)c.tokens_per_second()); }});
+    all.push_back({"memory", 11, [](const Row& c) { return human_bytes(c.bytes); }});
+    return all;
+}
+
+// Tokens per second over the milliseconds of a token: all that fit, and the front.
+inline Chart inference_chart(const FoundInference& found, const std::vector<InferenceCandidate>& front) {
+    Chart chart;
+    chart.id = "inference";
+    chart.title = "Tokens per second over milliseconds of a token";
+    chart.width = 860;
+    chart.height = 360;
+    chart.log_x = chart.logarithmic = chart.direct_labels = true;
+    chart.lo = INFINITY;
+    const auto series = [&](const char* name, const char* style, std::vector<InferenceCandidate> of) {
+        Series s;
+        s.name = name;
+        s.style = style;
+        s.dots = true;
+        s.scatter = of.size() != front.size();
+        std::stable_sort(of.begin(), of.end(),
+                         [](const auto& a, const auto& b) { return a.token_seconds() < b.token_seconds(); });
+        for (const InferenceCandidate& c : of) {
+            const double y = c.tokens_per_second();
+            s.parts.push_back({1e3 * c.token_seconds(), y, y, y});
+            chart.lo = std::min(chart.lo, 0.9 * y);
+            chart.hi = std::max(chart.hi, 1.1 * y);
+        }
+        chart.series.push_back(std::move(s));
+    };
+    series("others", "other", found.fit);
+    series("best", "train", front);
+    return chart;
+}
+
+inline nlohmann::ordered_json inference_json(const InferenceCandidate& c) {
+    nlohmann::ordered_json j = {{"batch", c.batch},
+                                {"tensor_parallel", c.tp},
+                                {"pipeline_parallel", c.pp},
+                                {"copies", c.copies},
+                                {"first_tokens_seconds", c.plan.prefill_seconds},
+                                {"token_seconds", c.plan.token_seconds},
+                                {"tokens_per_second", c.tokens_per_second()},
+                                {"bytes", c.bytes}};
+    if (std::isfinite(c.measured_seconds)) j["measured_token_seconds"] = c.measured_seconds;
+    return j;
+}
+
+inline std::string writing_command(const TuneOptions& o, const InferenceCandidate& c) {
+    const std::string layout = c.ranks() > 1 ? format(" --tp %d --pp %d", c.tp, c.pp) : "";
+    const std::string generate = format("./train_gpt generate --model %s%s --batch %d --prompts FILE",
+                                        o.model.empty() ? "RUN" : o.model.c_str(), layout.c_str(), c.batch);
+    return c.ranks() == 1 ? generate : format("scripts/launch.sh mpirun -n %d --bind-to none %s", c.ranks(), generate.c_str());
+}
+
+}  // namespace detail
+
+inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& bytes_of) {
+    detail::set_up_without_layout(run, o);
+    detail::check_inference(run, o);
+    const std::string page = o.out + "/inference.html";
+    check_replaceable(page, "tune");
+    LayoutProblem problem = detail::problem_of(run, {});
+    detail::FoundInference found = detail::search_inference(run, o, problem, bytes_of);
+    if (found.fit.empty()) {
+        std::string reasons;
+        for (const auto& [reason, n] : found.refused) reasons += format("\n  %s: %s", with_commas(n).c_str(), reason.c_str());
+        fail(
+            "the model can write in no layout; refused were%s\nHINT: more or other ranks (--world), a shorter --seq-length, or a "
+            "larger --device-memory-gib; one text needs %s of a rank at least",
+            reasons.c_str(), human_bytes(found.least_bytes).c_str());
+    }
+    if (o.trials) detail::measure_inference(run, o, found);
+    const std::vector<detail::InferenceCandidate> front = detail::front_of(found.fit);
+    const detail::InferenceCandidate* best = detail::best_of(front, o.max_latency);
+    if (!best)
+        fail("no batch keeps --max-latency %g: the shortest time of a token is %s, with --tp %d --pp %d", o.max_latency,
+             detail::seconds_text(front[0].token_seconds()).c_str(), front[0].tp, front[0].pp);
+
+    const std::string title = "Writing with " + detail::subject_of(run, problem);
+    const auto columns = detail::inference_columns(problem.ranks.size() == 1 && problem.ranks[0] > 1, o.trials > 0);
+    const int prompt = run.o.seq_length - detail::new_tokens(run, o);
+    const std::string what = format("prompts of %d tokens, at the end of a context of %d", prompt, run.o.seq_length);
+    if (!o.dry_run) {
+        std::filesystem::create_directories(o.out);
+        write_file_atomically(page, detail::search_page(title, what, "Tokens per second, by the time of a text's token",
+                                                        detail::inference_chart(found, front),
+                                                        {{"None is better in both", detail::html_table(columns, front)},
+                                                         {"All that fit", detail::html_table(columns, found.fit)},
+                                                         {"Refused", detail::refused_table(found.refused)}}));
+    }
+    const std::string command = detail::writing_command(o, *best);
+    if (o.json) {
+        nlohmann::ordered_json j = {{"refused", found.refused}, {"best", detail::inference_json(*best)}};
+        j["front"] = nlohmann::ordered_json::array();
+        for (const detail::InferenceCandidate& c : front) j["front"].push_back(detail::inference_json(c));
+        j["command"] = command;
+        return print_json(j);
+    }
+    Table table;
+    table.section(title);
+    table.row("texts", what);
+    table.row("searched",
+              format("%s fit", counted((int64_t)found.fit.size(), "batch and layout", "batches and layouts").c_str()));
+    for (const auto& [reason, n] : found.refused) table.row("refused", with_commas(n) + ": " + reason);
+    table.print();
+    printf("\nNone is better in both the time of a token and tokens per second%s\n%s", o.trials ? ", measured here" : "",
+           detail::text_table(columns, front).c_str());
+    const std::string bound = o.max_latency > 0 ? format(" within %g ms a token", o.max_latency) : "";
+    printf("\nThe most tokens%s, %s a second, by\n  %s\n", bound.c_str(),
+           with_commas((int64_t)best->tokens_per_second()).c_str(), command.c_str());
+    if (!o.dry_run) printf("%s has a chart.\n", page.c_str());
+}
