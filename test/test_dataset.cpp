@@ -103,6 +103,22 @@ void write_origin_dataset(const std::string& prefix, const TokenizerIdentity& to
     writer.commit();
 }
 
+// What a killed process left is removed, but not what another one writes, and no file of another name.
+TEST(Writer, RemovesWhatAKilledOneLeft) {
+    const TemporaryDirectory dir;
+    for (const char* name : {"a.bin.tmp.1", "a.idx.tmp.22", "a.bin.tmp.x", "aa.bin.tmp.1", "a.bin.partial"})
+        write_file(dir / name, "left");
+    const int other = open((dir / "a.bin.tmp.3").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    ASSERT_EQ(flock(other, LOCK_EX | LOCK_NB), 0);
+    {
+        TokenDatasetWriter one(dir / "a", 100);
+        EXPECT_EQ(dir.names().count(std::filesystem::path(temporary_name("a.bin")).string()), 1u);
+        EXPECT_EQ(dir.names().count("a.bin.tmp.1") + dir.names().count("a.idx.tmp.22"), 0u);
+    }
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"a.bin.tmp.x", "aa.bin.tmp.1", "a.bin.partial", "a.bin.tmp.3"}));
+    close(other);
+}
+
 TEST(Origin, LiesBesideThePairAndGoesWithIt) {
     TemporaryDirectory dir;
     write_origin_dataset(dir / "d", {"00ff", "/some/\"tokenizer\xff.json", 100});

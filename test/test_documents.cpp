@@ -261,7 +261,7 @@ TEST(JsonScan, KeepsFieldsAsTheyAreWritten) {
             continue;
         }
         DocumentWriter writer(dir / "out.jsonl");
-        writer.write(chunk.text, chunk.fields);
+        writer.write(document_line(chunk.text, chunk.fields));
         writer.finish();
         EXPECT_EQ(test::read_file(dir / "out.jsonl"), expected + "\n");
     }
@@ -296,13 +296,38 @@ TEST(DocumentReader, PartsAreOfWholeCharacters) {
     EXPECT_TRUE(all == text);
 }
 
+// Every byte at every place of eight, and random texts of what is escaped, what is not UTF-8, and what is neither.
+TEST(Json, AppendedStringsAreThoseOfTheLibrary) {
+    const auto check = [](const std::string& text) {
+        std::string ours = "[";
+        append_json_string(ours, text);
+        ASSERT_EQ(ours, "[" + json_text(nlohmann::json(text)));
+    };
+    for (size_t length = 0; length < 20; length++)
+        for (size_t at = 0; at < length; at++)
+            for (int byte = 0; byte < 256; byte++) {
+                std::string text(length, 'x');
+                text[at] = (char)byte;
+                check(text);
+            }
+    std::mt19937 random(3);
+    const Texts parts = {
+        "\"",   "\\", "\n",       "\x1f",         "\x7f", std::string(1, 0), "word ",           "longer text without", "é",
+        "日本", "😀",  "\xc0\xaf", "\xed\xa0\x80", "\xff", "\xe3\x81",        "\xf4\x90\x80\x80"};
+    for (int round = 0; round < 20000; round++) {
+        std::string text;
+        for (size_t n = random() % 12; n > 0; n--) text += parts[random() % (round % 2 ? parts.size() : 11)];
+        check(text);
+    }
+}
+
 // ---- compression -----------------------------------------------------------------------------------------------------------
 void write_documents(const std::string& path, const Texts& texts) {
     DocumentWriter writer(path);
     for (size_t i = 0; i < texts.size(); i++) {
         JsonFields fields;
         fields.set("id", i);
-        writer.write(texts[i], fields);
+        writer.write(document_line(texts[i], fields));
     }
     EXPECT_FALSE(std::filesystem::exists(path));
     writer.finish();

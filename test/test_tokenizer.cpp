@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include "../llmc/data/tokenizer.h"
 #include "../llmc/data/tokenizer_trainer.h"
@@ -170,6 +171,52 @@ TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
         for (int id : tokenizer.encode(piece)) ours.push_back(tokenizer.token_bytes(id));
         EXPECT_EQ(ours, symbols) << piece;
     }
+}
+
+// Vocabularies of a few letters, in which merges conflict at every place. Some have two merges to the same token, some a merge
+// before those of its parts, of which finish() says that they are not encoded from left to right.
+TEST(BytePairEncoder, FromLeftToRightTheTokensOfMerging) {
+    std::mt19937 random(5);
+    const auto below = [&](size_t n) { return (size_t)random() % n; };
+    int from_left = 0, by_merging = 0;
+    for (int round = 0; round < 600; round++) {
+        const size_t letters = 1 + below(4);
+        std::vector<std::string> tokens;
+        std::map<std::string, int> id;
+        const auto add = [&](const std::string& bytes) {
+            if (id.emplace(bytes, (int)tokens.size()).second) tokens.push_back(bytes);
+        };
+        for (size_t c = 0; c < letters; c++) add(std::string(1, (char)('a' + c)));
+        std::set<std::pair<std::string, std::string>> pairs;
+        std::vector<std::pair<std::string, std::string>> merges;
+        for (size_t i = 5 + below(60); i > 0; i--) {
+            const std::string left = tokens[below(tokens.size())], right = tokens[below(tokens.size())];
+            if (left.size() + right.size() > 200 || !pairs.emplace(left, right).second) continue;
+            add(left + right);
+            merges.emplace_back(left, right);
+        }
+        if (round % 3 == 0) std::shuffle(merges.begin(), merges.end(), random);
+        for (int b = 0; b < 256; b++) add(std::string(1, (char)b));
+        BytePairEncoder plain, fast;
+        for (BytePairEncoder* e : {&plain, &fast}) {
+            for (const auto& [bytes, number] : id) e->add_token(bytes, number);
+            for (const auto& [left, right] : merges) e->add_merge(id[left], id[right], id[left + right]);
+        }
+        (fast.finish() ? from_left : by_merging)++;
+        for (int k = 0; k < 40; k++) {
+            std::string piece(1 + below(k % 8 == 0 ? 600 : 40), ' ');
+            for (char& c : piece) c = (char)('a' + below(letters + (k % 4 == 0)));
+            std::vector<int> found[2];
+            for (int i = 0; i < 2; i++) {
+                BytePairEncoder::Run run(i ? fast : plain, piece, found[i]);
+                run(piece);
+                run.finish();
+            }
+            ASSERT_EQ(found[1], found[0]) << piece << ", round " << round;
+        }
+    }
+    EXPECT_GT(from_left, 300);
+    EXPECT_GT(by_merging, 50);
 }
 
 TEST(Tokenizer, ALongRunWithoutSpacesIsNotQuadratic) {

@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PRESETS = ("fineweb", "nemo", "llm-jp", "mt-nlg", "roots")
+PRESETS = ("fineweb", "nemo", "llm-jp", "mt-nlg", "roots", "roots-verified")
 RATES = (0.001, 0.003, 0.01, 0.02)
 REFORMATTED = -0.003  # a copy with other white space and punctuation, and 0.3% of edits
 LEAST_F1, LEAST_RATIO = 0.952, 10

@@ -339,11 +339,27 @@ inline int create_new_file(const std::string& path) {
     return fd < 0 && errno == EEXIST && unlink(path.c_str()) == 0 ? create() : fd;
 }
 
+// Removes what killed processes left of a file: the temporary ones that no FileWriter holds.
+inline void remove_unfinished(const std::string& path) {
+    const std::filesystem::path file = path;
+    const std::string begin = file.filename().string() + temporary_mark;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(file.has_parent_path() ? file.parent_path() : ".", error)) {
+        const std::string name = entry.path().filename().string();
+        if (name.compare(0, begin.size(), begin) != 0 || !is_unfinished(name)) continue;
+        const int fd = open(entry.path().c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0) continue;
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(entry.path().c_str());
+        close(fd);
+    }
+}
+
 class FileWriter {
 public:
     explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
         fd_ = create_new_file(temporary_);
         if (fd_ < 0) fail("cannot write %s: %s; HINT: its folder must exist and be writable", path.c_str(), strerror(errno));
+        flock(fd_, LOCK_EX | LOCK_NB);  // for remove_unfinished
         buffer_.reserve(buffer_bytes);
     }
     // Writes to `kept`, which stays without commit(), so that a later process can go on. Its first `bytes` are kept; 0 begins.

@@ -1,7 +1,7 @@
 // Documents through stages, from files to shards: the same output bytes for any number of threads, memory bounded by a batch,
 // and an interrupted pass goes on after its last whole shard.
 //
-//   read -> stage, stage, ... on all threads -> counts, in the documents' order -> part-00000.jsonl.zst, ...
+//   read -> stage, stage, ..., lines of JSON on all threads -> counts, in the documents' order -> part-00000.jsonl.zst, ...
 //
 // State. Whenever a shard is complete, a state file says what was read up to its last document, how much came out, and all
 // counts. A pass that finds such a file reads on from there: earlier files are skipped, the documents of the current one are
@@ -134,13 +134,12 @@ public:
     ShardWriter(std::string dir, std::string ending, int64_t shard_bytes, int shards)
         : dir_(std::move(dir)), ending_(std::move(ending)), shard_bytes_(shard_bytes), shards_(shards) {}
 
-    void write(const std::string& text, const JsonFields& fields) {
+    // The lines of a document, and the bytes of its texts. Completes a shard that is long enough: it ends behind a document,
+    // never among its texts.
+    void write(const std::vector<std::string>& lines, int64_t text_bytes) {
         if (!file_) file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
-        file_->write(text, fields);
-        bytes_ += (int64_t)text.size();
-    }
-    // Completes a shard that is long enough.
-    void end_document() {
+        for (const std::string& line : lines) file_->write(line);
+        bytes_ += text_bytes;
         if (bytes_ >= shard_bytes_) finish();
     }
     void finish() {
@@ -261,7 +260,7 @@ public:
                     state.in_file++;
                     state.documents++;
                     if (!take(batch[i], state.counts)) return;
-                    write(batch[i].document, shards);
+                    shards.write(batch[i].lines, bytes_of(batch[i].document));
                     if (shards.shards() == state.shards) return;
                     state.shards = shards.shards();
                     if (output_.save) output_.save(state);
@@ -291,15 +290,8 @@ private:
         size_t bytes_before = 0;
         std::vector<Step> steps;
         bool keep = true;
+        std::vector<std::string> lines;  // as they are written, if it is kept
     };
-
-    // A shard ends behind a document, never among its texts.
-    void write(const Document& d, ShardWriter& shards) const {
-        const JsonFields fields = output_.intermediate ? intermediate_fields(d) : d.fields;
-        shards.write(d.text, fields);
-        for (const std::string& text : d.more) shards.write(text, fields);
-        shards.end_document();
-    }
 
     static int64_t bytes_of(const Document& d) {
         int64_t bytes = (int64_t)d.text.size();
@@ -317,6 +309,11 @@ private:
             if (!w.keep) return;
             apply(stage, w);
         }
+        if (!w.keep) return;
+        const Document& d = w.document;
+        const JsonFields fields = output_.intermediate ? intermediate_fields(d) : d.fields;
+        w.lines.push_back(document_line(d.text, fields));
+        for (const std::string& text : d.more) w.lines.push_back(document_line(text, fields));
     }
     // Counts what the stages said. Returns whether the document is kept.
     bool take(const Worked& w, Counts& counts) const {

@@ -1,6 +1,6 @@
 // The byte-pair engine of the tokenizer (tokenizer.h): from a piece of text to tokens. A piece starts as the tokens of its
 // bytes; of the adjacent pairs for which there is a merge, the one learned first is merged, again and again, until none is
-// left.
+// left. The same tokens are found several times as fast from left to right, without any merging (LeftToRight).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "byte_trie.h"
 
 // The merges: pair of tokens -> rank, the order in which training learned them. A flat table of 8 bytes an entry, at most half
 // full, in which an entry stands at the first free place from its hash on.
@@ -141,6 +142,109 @@ private:
     std::vector<Line> lines_;
 };
 
+// What merging would leave of a piece, from left to right. (GitHub's rust-gems has this method as its crate bpe.)
+//
+// Merges within a stretch of text do not depend on what is around it until one crosses its ends. So each token of a piece is
+// what merging its bytes alone leaves, and each two neighbours are what merging their bytes leaves. The converse holds as
+// well: of tokens that were not merged in this way, take the first merge across a boundary; up to then both sides became what
+// they become alone, so that it would have happened between these two alone. Hence any sequence of tokens in which all
+// neighbours stay apart is the piece's only one: at each place the longest token that stays apart from the one before is
+// taken, and where there is none, the one before was wrong and a shorter one takes its place. A place from which this failed
+// is not tried again: linear.
+//
+// Whether two tokens stay apart is seen by undoing the merges of both, the latest first, down to bytes: they do not if the
+// symbols on both sides of the boundary have a merge that comes before those which took these symbols in. Of equal ranks, the
+// left one comes first.
+class LeftToRight {
+public:
+    struct Made {
+        int rank = -1, left = -1, right = -1;  // the last merge by which the token is made; a byte: none
+    };
+
+    bool knows_tokens() const { return !tokens_.empty(); }
+
+    // Tokens that merging makes of their own bytes, and how. Returns false if a token could be made before its parts.
+    bool learn(const std::vector<std::pair<std::string, int>>& reached, const std::vector<Made>& made) {
+        std::vector<Token> tokens(made.size());
+        for (const auto& [bytes, id] : reached) {
+            const Made& m = made[(size_t)id];
+            if (m.rank >= 0 && std::max(made[(size_t)m.left].rank, made[(size_t)m.right].rank) >= m.rank) return false;
+            tokens[(size_t)id] = {m, -1, (uint32_t)bytes.size()};
+        }
+        trie_ = ByteTrie(reached);
+        for (const auto& [bytes, id] : reached)
+            trie_.prefixes(bytes, [&, &of = tokens[(size_t)id], token = id](int shorter, size_t) {
+                if (shorter != token) of.shorter = shorter;
+            });
+        tokens_.swap(tokens);
+        return true;
+    }
+
+    void encode_append(std::string_view piece, const MergeTable& merges, std::vector<int>& tokens) const {
+        std::array<uint64_t, 4> few{};
+        if (piece.size() < 64 * few.size()) return encode(piece, merges, few.data(), tokens);
+        std::vector<uint64_t> many(piece.size() / 64 + 1);
+        encode(piece, merges, many.data(), tokens);
+    }
+
+private:
+    struct Token {
+        Made made;
+        int shorter = -1;  // the longest token that it begins with
+        uint32_t length = 0;
+    };
+
+    // fails: a bit for each place, which is set where no tokens lead from there to the end.
+    void encode(std::string_view piece, const MergeTable& merges, uint64_t* fails, std::vector<int>& tokens) const {
+        const size_t first = tokens.size();
+        int token = longest(piece);
+        for (size_t at = 0; at < piece.size();) {
+            const int before = tokens.size() > first ? tokens.back() : -1;
+            const auto fits = [&] {
+                const size_t end = at + tokens_[(size_t)token].length;
+                return !(fails[end / 64] >> end % 64 & 1) && (before < 0 || stay_apart(before, token, merges));
+            };
+            while (token >= 0 && !fits()) token = tokens_[(size_t)token].shorter;
+            if (token >= 0) {
+                tokens.push_back(token);
+                at += tokens_[(size_t)token].length;
+                token = longest(piece.substr(at));
+                continue;
+            }
+            CHECK(before >= 0, "no tokens for a piece of %zu bytes", piece.size());
+            fails[at / 64] |= uint64_t{1} << at % 64;
+            tokens.pop_back();
+            at -= tokens_[(size_t)before].length;
+            token = before;
+        }
+    }
+    int longest(std::string_view text) const {
+        int token = -1;
+        trie_.prefixes(text, [&](int found, size_t) { token = found; });
+        return token;
+    }
+    bool stay_apart(int left, int right, const MergeTable& merges) const {
+        uint32_t left_until = MergeTable::none, right_until = MergeTable::none;  // ranks of the merges that take them in
+        while (true) {
+            const uint32_t rank = merges.rank(left, right);
+            if (rank < left_until && rank <= right_until && rank != MergeTable::none) return false;
+            const Made &a = tokens_[(size_t)left].made, &b = tokens_[(size_t)right].made;
+            if (a.rank > b.rank) {
+                left_until = (uint32_t)a.rank;
+                left = a.right;
+            } else if (b.rank >= 0) {
+                right_until = (uint32_t)b.rank;
+                right = b.left;
+            } else {
+                return true;
+            }
+        }
+    }
+
+    std::vector<Token> tokens_;  // by id
+    ByteTrie trie_;
+};
+
 class BytePairEncoder {
 public:
     bool whole_tokens = false;  // Llama-3's ignore_merges: a piece that is a token is not split
@@ -159,6 +263,24 @@ public:
         if (bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = id;
     }
     void add_merge(int left, int right, int merged) { merges_.add(left, right, merged); }
+    // To be called after the last merge. Pieces are encoded from left to right if every byte has a token and no merge comes
+    // before those of its parts, as training leaves them; else by merging. Returns whether they are.
+    bool finish() {
+        if (!knows_every_byte()) return false;
+        std::vector<std::pair<std::string, int>> reached;
+        std::vector<LeftToRight::Made> made;
+        std::vector<int> tokens;
+        for (const auto& [bytes, id] : by_bytes_) {
+            LeftToRight::Made last;
+            tokens.clear();
+            merge(bytes, tokens, [&](uint32_t rank, int left, int right) { last = {(int)rank, left, right}; });
+            if (tokens != std::vector<int>{id}) continue;
+            reached.emplace_back(bytes, id);
+            if ((size_t)id >= made.size()) made.resize((size_t)id + 1);
+            made[(size_t)id] = last;
+        }
+        return left_to_right_.learn(reached, made);
+    }
 
     int byte_id(unsigned char byte) const { return byte_id_[byte]; }  // -1: the byte has no token
     bool knows_every_byte() const { return std::find(byte_id_.begin(), byte_id_.end(), -1) == byte_id_.end(); }
@@ -237,8 +359,15 @@ private:
             if (found != by_bytes_.end()) return tokens.push_back(found->second);
         }
         if (piece.size() > INT_MAX) fail("a piece of %zu bytes is too long to merge; at most %d are", piece.size(), INT_MAX);
-        if (piece.size() <= most_short) merge_short(piece, tokens);
-        else merge_long(piece, tokens);
+        if (left_to_right_.knows_tokens()) left_to_right_.encode_append(piece, merges_, tokens);
+        else merge(piece, tokens, [](uint32_t, int, int) {});
+    }
+
+    // merged(rank, left, right) is called for each merge.
+    template <class F>
+    void merge(std::string_view piece, std::vector<int>& tokens, F merged) const {
+        if (piece.size() <= most_short) merge_short(piece, tokens, merged);
+        else merge_long(piece, tokens, merged);
     }
 
     // Calls symbol(id) for each byte. A byte without a token is the unknown token, or skipped if there is none.
@@ -256,7 +385,8 @@ private:
     // Every symbol has a number that orders the pair of it and the next: the rank of their merge and then the position. The
     // smallest is searched for after every merge: quadratic, but 16 at a time, and fastest for words.
     static constexpr int position_bits = 7, most_short = 1 << position_bits;
-    void merge_short(std::string_view piece, std::vector<int>& tokens) const {
+    template <class F>
+    void merge_short(std::string_view piece, std::vector<int>& tokens, F merged) const {
         int symbol[most_short], n = 0;
         uint8_t next[most_short], previous[most_short];
         uint32_t order[most_short];
@@ -280,6 +410,7 @@ private:
             for (uint32_t value : least) best = std::min(best, value);
             if (best == MergeTable::none) break;
             const int i = (int)(best % most_short), gone = next[i], after = next[gone];
+            merged(best >> position_bits, symbol[i], symbol[gone]);
             symbol[i] = merges_.merged(best >> position_bits);
             next[i] = (uint8_t)after;
             if (after < n) previous[after] = (uint8_t)i;
@@ -292,7 +423,8 @@ private:
 
     // A linked list of symbols and a priority queue of candidate pairs: O(n log n), for runs of thousands of letters without a
     // space.
-    void merge_long(std::string_view piece, std::vector<int>& tokens) const {
+    template <class F>
+    void merge_long(std::string_view piece, std::vector<int>& tokens, F merged) const {
         std::vector<int> symbol;
         symbol.reserve(piece.size());
         each_byte(piece, [&](int id) { symbol.push_back(id); });
@@ -315,6 +447,7 @@ private:
             queue.pop();
             if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // outdated: one of the two was merged
             const int gone = next[i];
+            merged((uint32_t)rank, left, right);
             symbol[i] = merges_.merged((uint32_t)rank);
             symbol[gone] = -1;
             next[i] = next[gone];
@@ -329,4 +462,5 @@ private:
     std::array<int, 256> byte_id_;
     std::unordered_map<std::string, int> by_bytes_;
     MergeTable merges_;
+    LeftToRight left_to_right_;
 };

@@ -1,6 +1,6 @@
-// Strings as a tree of their bytes: finds all of them that a text begins with, in one step per byte of the longest one.
-// A node's children lie at next_[its offset + byte], those of all nodes interleaved (a double array; Aoe, 1989): a place names
-// the node that it belongs to.
+// Strings as a tree of their bytes: finds all of them that a text begins with, in one step per byte of the longest one. A node
+// is a place in an array. Its children lie at its offset + their byte, those of all nodes interleaved (a double array; Aoe,
+// 1989): a place names its parent.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,25 +18,26 @@ public:
     explicit ByteTrie(std::vector<std::pair<std::string, int>> strings) {
         std::sort(strings.begin(), strings.end());
         places_.resize(512);
-        offset_.push_back(0);
-        value_.push_back(-1);
-        add_children(strings, 0, strings.size(), 0, 0);
+        add_children(strings, 0, strings.size(), 0, root);
         places_.resize(places_.size() + 256);  // whatever byte is looked up from a node's offset on, it is a place
         places_.shrink_to_fit();
+        empty_ = strings.empty();
     }
 
-    bool empty() const { return value_.size() < 2; }
+    bool empty() const { return empty_; }
 
     // Calls found(value, length) for each string that the text begins with, the shortest first.
     template <class F>
     void prefixes(std::string_view text, F found) const {
         if (places_.empty()) return;
-        int node = 0;
+        int32_t node = root, offset = 0;
         for (size_t i = 0; i < text.size(); i++) {
-            const Place& place = places_[(size_t)offset_[(size_t)node] + (unsigned char)text[i]];
+            const int32_t next = offset + (unsigned char)text[i];
+            const Place& place = places_[(size_t)next];
             if (place.parent != node) return;
-            node = place.node;
-            if (value_[(size_t)node] >= 0) found(value_[(size_t)node], i + 1);
+            node = next;
+            offset = place.offset;
+            if (place.value >= 0) found(place.value, i + 1);
         }
     }
     // The value of a string; -1 if it is not there.
@@ -49,16 +50,17 @@ public:
     }
 
 private:
-    struct Place {
-        int32_t parent = -1, node = -1;
+    static constexpr int32_t no_node = -1, root = -2;  // the root has no place; its offset is 0
+    struct alignas(16) Place {
+        int32_t parent = no_node, offset = 0, value = -1;
     };
 
     // The strings begin .. end-1 agree in their first `depth` bytes, which lead to `node`.
     void add_children(const std::vector<std::pair<std::string, int>>& strings, size_t begin, size_t end, size_t depth,
-                      int node) {
+                      int32_t node) {
         if (begin < end && strings[begin].first.size() == depth) {
-            CHECK(value_[(size_t)node] < 0 && depth > 0, "'%s' twice", strings[begin].first.c_str());
-            value_[(size_t)node] = strings[begin++].second;
+            CHECK(node != root && places_[(size_t)node].value < 0, "'%s' twice", strings[begin].first.c_str());
+            places_[(size_t)node].value = strings[begin++].second;
         }
         std::vector<std::pair<unsigned char, size_t>> children;  // byte, first string
         for (size_t i = begin; i < end; i++) {
@@ -66,27 +68,24 @@ private:
             if (children.empty() || children.back().first != byte) children.emplace_back(byte, i);
         }
         if (children.empty()) return;
-        const size_t offset = free_offset(children);
-        offset_[(size_t)node] = (int32_t)offset;
-        const auto first_child = (int32_t)offset_.size();
-        for (size_t c = 0; c < children.size(); c++) places_[offset + children[c].first] = {node, first_child + (int32_t)c};
-        offset_.resize(offset_.size() + children.size());
-        value_.resize(offset_.size(), -1);
+        const size_t offset = node == root ? 0 : free_offset(children);
+        if (node != root) places_[(size_t)node].offset = (int32_t)offset;
+        for (const auto& [byte, first] : children) places_[offset + byte].parent = node;
         for (size_t c = 0; c < children.size(); c++)
             add_children(strings, children[c].second, c + 1 < children.size() ? children[c + 1].second : end, depth + 1,
-                         first_child + (int)c);
+                         (int32_t)(offset + children[c].first));
     }
 
     // The first offset at which all children have free places. Where the array is nearly full, it is not searched again.
     size_t free_offset(const std::vector<std::pair<unsigned char, size_t>>& children) {
-        while (places_[first_free_].parent >= 0) grow(++first_free_);
+        while (places_[first_free_].parent != no_node) grow(++first_free_);
         const size_t lowest = children.front().first;
         size_t tries = 0;
         for (size_t place = std::max(first_free_, lowest);; place++) {
             const size_t offset = place - lowest;
             grow(offset + 256);
             if (std::all_of(children.begin(), children.end(),
-                            [&](const auto& child) { return places_[offset + child.first].parent < 0; })) {
+                            [&](const auto& child) { return places_[offset + child.first].parent == no_node; })) {
                 if (tries > 256) first_free_ = std::max(first_free_, place - 128);
                 return offset;
             }
@@ -98,6 +97,6 @@ private:
     }
 
     std::vector<Place> places_;
-    std::vector<int32_t> offset_, value_;  // of each node
+    bool empty_ = true;
     size_t first_free_ = 0;
 };

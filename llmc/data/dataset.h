@@ -410,6 +410,7 @@ public:
         if (exists(mask_path_) && !had_mask)
             fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix",
                  mask_path_.c_str());
+        for (const std::string& path : {bin_path_, idx_path_, origin_path_, mask_path_}) remove_unfinished(path);
         if (tokenizer.known()) origin_.emplace(origin_path_);
         if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + ".partial", (size_t)kept->tokens);
         else if (!chat_template.empty()) mask_.emplace(mask_path_);

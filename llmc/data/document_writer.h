@@ -1,10 +1,10 @@
-// Documents as JSON lines, one object each: .jsonl, and .jsonl.gz or .jsonl.zst by the name. The file has a temporary name
+// Documents as JSON lines, one object each: .jsonl, and .jsonl.gz or .jsonl.zst by the name. Lines are made by many threads
+// (document_line) and written by one. The file has a temporary name
 // until finish(): nothing half-written ever has the final one. The same documents give the same bytes.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "../base/check.h"
 #include "../base/file.h"
@@ -12,10 +12,23 @@
 #include "byte_source.h"
 #include "json_scan.h"
 
+// The line of a document: the text, and behind it the fields as they are; one called "text" becomes "other_text". Bytes of the
+// text that are not UTF-8 become U+FFFD.
+inline std::string document_line(std::string_view text, const JsonFields& fields = {}) {
+    std::string line = R"({"text":)";
+    line.reserve(text.size() + text.size() / 16 + 64);
+    append_json_string(line, text);
+    for (const auto& [name, value] : fields.members()) {
+        line += ',';
+        append_json_string(line, name == "text" ? "other_text" : name);
+        line += ':' + value;
+    }
+    return line += "}\n";
+}
+
 class DocumentWriter {
 public:
-    explicit DocumentWriter(const std::string& path, std::string text_key = "text")
-        : file_(path), key_(std::move(text_key)), coding_(coding_of(path)) {
+    explicit DocumentWriter(const std::string& path) : file_(path), coding_(coding_of(path)) {
         if (coding_ == Coding::none) return;
         packed_.resize(1 << 17);
 #ifdef HAVE_ZLIB
@@ -41,13 +54,8 @@ public:
 #endif
     }
 
-    // The text, and behind it the fields as they are; one that has the text's name becomes "other_NAME". Bytes of the text that
-    // are not UTF-8 become U+FFFD.
-    void write(std::string_view text, const JsonFields& fields = {}) {
-        pending_ += "{" + json_text(nlohmann::json(key_)) + ":" + json_text(nlohmann::json(text));
-        for (const auto& [name, value] : fields.members())
-            pending_ += "," + json_text(nlohmann::json(name == key_ ? "other_" + name : name)) + ":" + value;
-        pending_ += "}\n";
+    void write(std::string_view line) {
+        pending_ += line;
         if (pending_.size() >= 1 << 20) flush(false);
     }
     // Completes the file: on the disk, and under its name.
@@ -108,7 +116,7 @@ private:
     }
 
     FileWriter file_;
-    std::string key_, pending_, packed_;
+    std::string pending_, packed_;
     Coding coding_;
 #ifdef HAVE_ZLIB
     z_stream gzip_{};

@@ -343,6 +343,7 @@ private:
             const auto id = [&](const std::string& s) { return by_characters_.at(s); };
             bpe_.add_merge(id(left), id(right), id(left + right));
         });
+        bpe_.finish();
         by_characters_.clear();
     }
 

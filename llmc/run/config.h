@@ -566,8 +566,8 @@ inline Allowed one_of(Strings choices) {
     X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                               \
       "such units are the same where their words in lower case are")                                                           \
     X(Strings, near_duplicates, "", {}, list(0, "PRESET [SETTING=VALUE]"), "Whole corpus",                                     \
-      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg or roots; "     \
-      "other settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                                       \
+      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg, roots, "       \
+      "roots-verified; other settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                       \
     X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                         \
       "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                  \
     X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                 \
