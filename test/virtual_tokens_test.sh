@@ -55,7 +55,8 @@ done
 expect "conversations: recomputed" train "${talk[@]}" "${tuned[@]}" --recompute full --out talk-again
 expect "conversations: to the same bits" same talk-lstm talk-again
 chat_loss() { "$program" eval --data-path chat --split "0, 1, 0" --seq-length 34 --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
-plain=$(chat_loss --model llama) tuned_loss=$(chat_loss --adapter talk-none)
+data=chat expect "conversations alone" train --model llama --prompt-tokens 6 --seq-length 34 --train-iters 20 --out talk
+plain=$(chat_loss --model llama) tuned_loss=$(chat_loss --adapter talk)
 expect "conversations: virtual tokens lower the loss ($plain to $tuned_loss)" below "$tuned_loss" "$plain"
 
 # ---- as what they begin ----
