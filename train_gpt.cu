@@ -659,9 +659,9 @@ static void recompute_block(const Pass& p, int i) {
 
 // Uploads a batch, behind virtual tokens if it begins and the model has them; parts that it does not have are not sent.
 static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
-    to.begins = given.begins && m.c.virtual_tokens.on();
-    const Batch behind = to.begins ? given.behind(m.c.virtual_tokens.count) : Batch();
-    const Batch& batch = to.begins ? behind : given;
+    const bool begins = given.begins && m.c.virtual_tokens.on();
+    const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
+    const Batch& batch = begins ? behind : given;
     const auto send = [&](int* place, const std::vector<int>& from) {
         be::upload(ctx, place, from.data(), from.size() * sizeof(int));
     };
@@ -671,6 +671,7 @@ static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     send(to.doc_start, batch.doc_start);
     if (m.c.window) send(to.window_start, batch.first_keys(m.c.window));
     to.pairs = batch.pairs;
+    to.virtual_rows = begins ? batch.virtual_rows() : std::vector<int>();
     to.B = batch.B;
     to.T = batch.T;
     to.masks_documents = !batch.doc_start.empty();
@@ -712,7 +713,8 @@ static void embed_forward(const Pass& p) {
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
     be::embedding_forward(p.ctx, summand(p, embedded), p.in.tokens, p.in.positions, m.p.wte, once(p, m.p.wpe), p.N(), c.C,
                           m.n.vocabulary());
-    if (p.in.begins && m.ranks->mesh.tp.rank == 0) m.virtual_tokens.forward(p.ctx, summand(p, embedded), p.in.B, p.in.T);
+    if (!p.in.virtual_rows.empty() && m.ranks->mesh.tp.rank == 0)
+        m.virtual_tokens.forward(p.ctx, summand(p, embedded), p.in.virtual_rows);
     reduce(p, embedded);
     if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
     const Dropout dropout = p.dropout(c.embedding_dropout, 0);
@@ -728,7 +730,7 @@ static void embed_backward(const Pass& p) {
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set);
     const floatX* all = gather(p, dembedded, p.local_rows(), m.c.C);
-    if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.B, p.in.T);
+    if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.virtual_rows);
     else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.n.vocabulary());
     end_block(p, TensorSpec::embedding);
 }

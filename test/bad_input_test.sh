@@ -231,6 +231,9 @@ spoil m4; sed -i 's/"intermediate_size": 64/"intermediate_size": 96/' m4/config.
 refuse "shape other than config.json's"     "mlp"                           "$program" generate --model m4 --prompt a
 spoil m5; head -c 1000 model/latest/model.safetensors >m5/model.safetensors
 refuse "weights truncated"                  "model.safetensors.*HINT: download" "$program" generate --model m5 --prompt a
+spoil m7
+python3 -c 'b = open("m7/model.safetensors", "rb").read(); open("m7/model.safetensors", "wb").write(b[:-2] + b"\x80\x7f")'
+refuse "weights that are not finite"        "not finite; HINT: download"    "$program" generate --model m7 --prompt a
 : >m5/model.safetensors
 refuse "weights empty"                      "has 0 bytes.*HINT: download"   "$program" generate --model m5 --prompt a
 rm m5/model.safetensors
@@ -245,6 +248,8 @@ for n in 0 3 100 3000 $((bytes / 2)) $((bytes - 1)); do
     head -c "$n" good.gguf >cut.gguf
     refuse "GGUF cut to $n of $bytes bytes" "cut.gguf(: .*HINT: download| is not a GGUF file; HINT)" "$program" import --gguf cut.gguf --out from-gguf
 done
+python3 -c 'b = open("good.gguf", "rb").read(); open("nan.gguf", "wb").write(b[:-600] + 600 * b"\xff")'
+refuse "GGUF with numbers that are none"    "nan.gguf: tensor .*not finite" "$program" import --gguf nan.gguf --out from-gguf
 refuse "GGUF as a model"                    "good.gguf is no directory; HINT: .*train_gpt import" "$program" generate --model good.gguf --prompt a
 refuse "import: a place that is none"       "cannot write /proc/x: No such file or directory; HINT" "$program" import --gguf good.gguf --out /proc/x
 refuse "import: below a file"               "cannot write good.txt/x: Not a directory; HINT" "$program" import --gguf good.gguf --out good.txt/x

@@ -24,6 +24,7 @@ for name in llama gpt2 bloom; do
     lora=(--model "$name" --lora-rank 4 --train-iters 12 --lr 1e-2)
     expect "$name: adapters on all matrices" train "${lora[@]}" --save-every 4 --keep 0 --out "$name-lora"
     says "$name: the plan has frozen parameters" "parameters (frozen)"
+    says "$name: and counts its operations" "FLOPs per token  *[0-9.]*[KM] "
     expect "$name: the model is as it was" test "$before" == "$(cat "$name"/latest/*.safetensors | cksum)"
     expect "$name: resumed in the middle" train --resume "$name-lora/step_00000004" --train-iters 12 --lr 1e-2 --out "$name-resumed"
     expect "$name: to the same bits" same "$name-lora" "$name-resumed"
@@ -105,10 +106,12 @@ mkdir peft && cp llama-lora/latest/adapter_* peft
 expect "PEFT's two files suffice" "$program" eval --text text.txt --model llama --adapter peft
 no "without base.json, another family by its names" "no adapter for a layer" "$program" eval --text text.txt --model gpt2 --adapter peft
 for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 's/"r": 4/"r": 8/ shape' 's/"bias": "none"/"bias": "all"/ bias' \
+    's/"lora_alpha": 8.0/"lora_alpha": 1e300/ from.-1000000.to.1000000' \
     's/"lora_dropout": 0.0/"lora_dropout": 1.5/ from.0.to.0.99' 's/"r": 4,/"r": 4;/ JSON:.at.line' \
     's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ rank_pattern' \
     's/true,$/"pissa",/ init_lora_weights'; do
     sed "${change% *}" llama-lora/latest/adapter_config.json >peft/adapter_config.json
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft
 done
+no "adapters as a file of llama.cpp" "first, then --model DIR --gguf FILE" "$program" export --adapter llama-lora --gguf x.gguf
 no "a directory and a file at once" "merge --out DIR first" "$program" export --merge --adapter llama-lora --out x --gguf x.gguf

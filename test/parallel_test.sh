@@ -61,6 +61,18 @@ for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1 --check-replicas 4 --sample-
 done
 expect "an odd number of them, split by rows, writes no samples: refused" refused train 2 x --tp 2 --sample-interval 4 --model roomy --prompt-tokens 7 --seq-length 39
 says "why" "--sample-interval"
+# Conversations, each behind virtual tokens of its own; without clipping, so that stages of a pipeline give one rank's bits.
+for i in $(seq 1 60); do echo "{\"messages\": [{\"role\": \"user\", \"content\": \"city $((i % 17))\"}, {\"role\": \"assistant\", \"content\": \"$((i * 11 % 97)) sheep\"}]}"; done >chat.jsonl
+expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
+chat=("${tuned[@]}" --data-path chat --clip-grad 0)
+expect "conversations on one rank" train 1 chat "${chat[@]}"
+for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1" "2 --zero 0 --recompute full"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "conversations, $layout" train "$n" "chat $layout" $options "${chat[@]}"
+    expect "conversations, $layout: one rank's losses" near chat "chat $layout" 8
+done
+expect "conversations, a pipeline: one rank's bits" cmp chat/latest/adapter_model.safetensors "chat 2 --pp 2 --vpp 2/latest/adapter_model.safetensors"
 # Gradients and moments in bf16 are rounded by each element's place in the whole model, whoever holds it. Without clipping, as the
 # norm's summands are added in an order that follows from who holds what.
 moments=(--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)

@@ -259,11 +259,14 @@ END
     says "which names it" "state.json.*$(tr -d '"' <<<"$name")"
 done
 
-# ---- what is not finite ----
-expect "weights that are not finite: the run does not end well" error "$program" train "${S[@]}" --lr 1e39 --min-lr 1e39 --train-iters 2 --save-every 1 --out nan
+# ---- what is not finite: weights whose exponents flip and that each update multiplies by -9,999 ----
+steep=(--lr 10 --min-lr 10 --weight-decay 1000 --train-iters 3)
+export TRAIN_GPT_FAULTS="flip-weight=1 flip-weight=2"
+expect "weights that are not finite: the run does not end well" error "$program" train "${S[@]}" "${steep[@]}" --save-every 2 --out nan
+unset TRAIN_GPT_FAULTS
 says "and says which" "weight of model.safetensors is not finite"
 expect "weights that are not finite: no checkpoint, and latest names none" test -z "$(ls -d nan/step_* nan/latest 2>/dev/null)"
-expect "a last loss that is not finite: the run does not end well" error "$program" train "${S[@]}" --lr 1e38 --min-lr 1e38 --train-iters 2 --out nan
+expect "a last loss that is not finite: the run does not end well" error "$program" train "${S[@]}" "${steep[@]}" --out nan
 says "and says so" "the last loss is not finite"
 expect "neither says finished" refused grep -h '"status":"finished"' nan/log.jsonl nan/log.jsonl.1
 

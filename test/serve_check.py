@@ -164,6 +164,23 @@ def together():
     assert got == wanted
 
 
+# Many programs that come at the same moment: each is answered, if only with "overloaded".
+def crowd():
+    got, at_once = [], threading.Barrier(100)
+
+    def one():
+        at_once.wait()
+        got.append(server.raw("POST", C, json.dumps(greedy))[0])
+
+    for _ in range(4):
+        threads = [threading.Thread(target=one) for _ in range(100)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert len(got) == 400 and set(got) <= {200, 503}, (len(got), set(got))
+
+
 def refusals():
     for body in ("", "{", "[1,2", "nonsense", "[]", "3", '"x"', "null", b"\xff\xfe{", '{"prompt": "\\ud800"}', "[" * 9000, '{"prompt":' * 1500):
         server.refuses(body)
@@ -236,7 +253,7 @@ def one_by_one():
 
 
 for name, body in {"models and the page": models, "a completion is what generate writes": completion, "samples are those of generate": samples,
-                   "several prompts": prompts, "streams": streams, "stops": stops, "requests at the same time": together,
+                   "several prompts": prompts, "streams": streams, "stops": stops, "requests at the same time": together, "a crowd": crowd,
                    "refusals by name": refusals, "garbage": garbage, "a stream that is left": one_by_one}.items():
     check(name, body)
 check("SIGTERM ends it", server.end)

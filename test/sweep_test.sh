@@ -87,7 +87,7 @@ no "no values" "\-\-over 'lr' must be NAME=LOW..HIGH or NAME=A,B,C" --over lr
 no "an unknown option" "'learnin-rate' is not an option of train" --over learnin-rate=1,2
 no "a range of words" "a range is for numbers" --over optimizer=a..b
 no "a range that goes down" "from the lower to the higher" --over lr=1e-2..1e-4
-no "a value that is not allowed" "\-\-lr is '-1'; it must be a number above 0" --over lr=1e-3,-1
+no "a value that is not allowed" "\-\-lr is '-1'; it must be a number from 1e-20 to 10" --over lr=1e-3,-1
 no "the same value twice" "has 0.1 twice" --over weight-decay=0.1,0.1
 no "an empty value" "has an empty value" --over weight-decay=0.1,,0.2
 no "an option twice" "\-\-over names --lr twice" --over lr=1e-3,1e-2 lr=1e-4..1e-2

@@ -350,6 +350,63 @@ TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
     EXPECT_EQ(data.unmasked(0, data.n_samples()), expected);
 }
 
+// Each conversation begins with n places without a token, which it sees; the first one's are not of the T. Text beside them has
+// these.
+TEST(Packing, LeavesPlacesForVirtualTokensBeforeEveryConversation) {
+    const TemporaryDirectory dir;
+    const int T = 20, n = 3;
+    const Ints lengths = {9, 4, 21, 12, 5, 3, 8, 16};  // 3 + 8 + 3 + 6 + ... places; one fills a sample
+    write_conversations(dir / "chat", lengths);
+    TokenDatasetWriter text(dir / "text", 1 << 20);
+    Ints tokens(61);
+    std::iota(tokens.begin(), tokens.end(), 500000);
+    text.add(tokens.data(), tokens.size());
+    text.end_document();
+    text.commit();
+    DataOptions o = options_for(dir / "chat", T);
+    o.virtual_tokens = n;
+    o.blend.paths.push_back(dir / "text");
+    const DataLoader data(o);
+    std::set<int> seen;
+    Batch loaded;
+    for (int64_t s = 0; s < data.n_samples(); s++) {
+        data.fetch(s, 1, loaded);
+        const Batch batch = loaded.behind(n);
+        ASSERT_EQ(batch.T, n + T);
+        const Ints rows = batch.virtual_rows();
+        ASSERT_EQ(rows.at(0), 0);
+        EXPECT_EQ(std::count(batch.tokens.begin(), batch.tokens.end(), -1), n * (int)rows.size());
+        int64_t targets = 0;
+        for (int t = 0; t < n + T; t++) {
+            const bool padding = batch.tokens[t] == 0;
+            ASSERT_EQ(batch.doc_start[t], t - batch.positions[t] + (padding ? n : 0));
+            targets += batch.targets[t] >= 0;
+            if (batch.positions[t] >= n || padding) continue;
+            EXPECT_EQ(batch.tokens[t], -1);
+            EXPECT_EQ(batch.targets[t], -1);
+        }
+        for (const int row : rows) {
+            const int token = batch.tokens[row + n], d = token / 1000 - 1;
+            EXPECT_TRUE(seen.insert(token < 500000 ? d : token).second);
+            EXPECT_EQ(batch.doc_start[row + n], row);
+            for (int i = 0; token < 500000 && i + 1 < lengths[(size_t)d]; i++) {
+                EXPECT_EQ(batch.tokens[row + n + i], token + i);
+                EXPECT_EQ(batch.doc_start[row + n + i], row);
+            }
+        }
+        EXPECT_EQ(targets, data.unmasked(s, 1));
+    }
+    EXPECT_EQ(seen.size(), lengths.size() + 3);
+    o.virtual_tokens = 0;
+    EXPECT_LT(DataLoader(o).n_samples(), data.n_samples());  // they take room
+    // Without tokens, as a prompt of one token begins where ranks cut rows.
+    Batch none;
+    none.B = 1;
+    EXPECT_EQ(none.behind(n).tokens, Ints(n, -1));
+    EXPECT_EQ(none.behind(n).positions, (Ints{0, 1, 2}));
+    EXPECT_TRUE(none.behind(n).targets.empty() && none.behind(n).doc_start.empty());
+}
+
 TEST(Packing, OrderDoesNotDependOnTheLengthOfTheRun) {
     const TemporaryDirectory dir;
     Ints lengths;

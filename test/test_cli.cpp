@@ -133,14 +133,39 @@ TEST(Cli, ConfigurationFileAndCommandLine) {
     refused({"--config", dir / "none.toml"}, {"none.toml"});
 }
 
+// Kernels compute in fp32, in which 1e300 is infinite and 1e-300 is 0: a number that is allowed is neither, nor is its inverse.
+template <class Options>
+void expect_bounds_within_fp32() {
+    Options o;
+    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed& a, const char*, const char*) {
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, double> || std::is_same_v<T, OptionalDouble>) {
+            EXPECT_TRUE(a.low >= 0 && a.low <= a.high && a.high <= 1e30) << field << ": " << a.low << " to " << a.high;
+            EXPECT_TRUE(a.low == 0 || a.low >= 1e-30) << field << ": " << a.low;
+        }
+    });
+}
+TEST(Cli, NumbersHaveBoundsWithinFp32) {
+    expect_bounds_within_fp32<TuneOptions>();
+    expect_bounds_within_fp32<SweepOptions>();
+    expect_bounds_within_fp32<PrepareOptions>();
+    expect_bounds_within_fp32<CurateOptions>();
+    expect_bounds_within_fp32<TokenizerOptions>();
+    expect_bounds_within_fp32<GenerateOptions>();
+    expect_bounds_within_fp32<ServeOptions>();
+    expect_bounds_within_fp32<EvalOptions>();
+}
+
 TEST(Cli, RefusalsNameTheValueAndWhatIsAllowed) {
     refused({"--micro-batch-sise", "2"}, {"--micro-batch-sise", "did you mean --micro-batch-size", "--help"});
     refused({"--num-layers", "12x"}, {"'12x'", "a whole number from 1 to 10000"});
     refused({"--num-layers", "1.5"}, {"'1.5'", "whole"});
     refused({"--num-layers", "0"}, {"'0'", "from 1"});
     refused({"--num-layers", "nan"}, {"'nan'"});
-    refused({"--lr", "inf"}, {"'inf'", "above 0"});
-    refused({"--lr", "0"}, {"'0'", "above 0"});
+    refused({"--lr", "inf"}, {"'inf'", "from 1e-20 to 10"});
+    refused({"--lr", "0"}, {"'0'", "a number from 1e-20 to 10"});
+    refused({"--final-logit-softcapping", "1e-300"}, {"'1e-300'", "0 or a number from 0.01 to 1000000"});
+    EXPECT_EQ(parsed({"--final-logit-softcapping", "0"}).final_logit_softcapping, 0.0);
     refused({"--lr", "1e-3,"}, {"'1e-3,'"});
     refused({"--train-samples", "1e30"}, {"1e30"});
     refused({"--seed", "-1"}, {"'-1'", "from 0 to 9000000000000000"});

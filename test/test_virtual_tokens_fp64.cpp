@@ -1,6 +1,6 @@
 // Virtual tokens, in double: they compute what real tokens with the same embeddings do; every gradient against finite
-// differences, with and without an encoder, an MLP or an LSTM, for families with each kind of position; recomputation gives the
-// same bits, and what is frozen stays as it is.
+// differences, with and without an encoder, an MLP or an LSTM, for families with each kind of position; conversations in one
+// sequence compute what each alone does; recomputation gives the same bits, and what is frozen stays as it is.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -42,26 +42,33 @@ struct Fixture {
     be::Ctx ctx{2};
     Model m;
     Batch batch;
-    static constexpr int B = 2, T = 9;
+    double targets;
 
     // before: tokens that stand before those of every sequence, and are no targets.
-    explicit Fixture(const ModelConfig& c, Recompute recompute = Recompute::none, const std::vector<int>& before = {}) : m(c) {
+    explicit Fixture(const ModelConfig& c, Recompute recompute = Recompute::none, const std::vector<int>& before = {})
+        : Fixture(c, text(c, before), recompute) {}
+    Fixture(const ModelConfig& c, const Batch& given, Recompute recompute) : m(c), batch(given) {
+        targets = (double)std::count_if(batch.targets.begin(), batch.targets.end(), [](int t) { return t >= 0; });
+        plan_memory(m, recompute, batch.B, batch.T, 7);
+        allocate(ctx, m);
+        initialize(ctx, m, 42);
+        upload(ctx, m, batch, m.a.micro_batch());
+    }
+    static Batch text(const ModelConfig& c, const std::vector<int>& before) {
         std::mt19937 rng(7);
-        batch.B = B;
-        batch.T = T + (int)before.size();
-        for (int b = 0; b < B; b++) {
+        Batch batch;
+        batch.B = 2;
+        batch.T = 9 + (int)before.size();
+        for (int b = 0; b < batch.B; b++) {
             batch.tokens.insert(batch.tokens.end(), before.begin(), before.end());
             batch.targets.insert(batch.targets.end(), before.size(), -1);
-            for (int t = 0; t < T; t++) {
+            for (int t = 0; t < 9; t++) {
                 batch.tokens.push_back((int)(rng() % c.V));
                 batch.targets.push_back(t % 5 == 3 ? -1 : (int)(rng() % c.V));
             }
             for (int t = 0; t < batch.T; t++) batch.positions.push_back(t);
         }
-        plan_memory(m, recompute, batch.B, batch.T, 7);
-        allocate(ctx, m);
-        initialize(ctx, m, 42);
-        upload(ctx, m, batch, m.a.micro_batch());
+        return batch;
     }
     void move_biases() {
         std::mt19937 rng(3);
@@ -76,14 +83,14 @@ struct Fixture {
         model_forward(pass());
         head(pass(), 0, 1e-2, false);
         const LossSums sums = read_sums(ctx, m);
-        EXPECT_EQ(sums.n, 14);
-        return (sums.ce + sums.z) / 14;
+        EXPECT_EQ(sums.n, targets);
+        return (sums.ce + sums.z) / targets;
     }
     void gradients(Acc acc = Acc::Set) {
         pass().in.gradients = acc;
         if (acc == Acc::Set) begin_gradients(ctx, m);
         model_forward(pass());
-        head(pass(), 1.0 / 14, 1e-2, true);
+        head(pass(), 1.0 / targets, 1e-2, true);
         model_backward(pass(), [](int) {});
     }
 };
@@ -118,6 +125,56 @@ TEST(VirtualTokens, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
         EXPECT_EQ(f.m.table.rows.size(), k.lstm ? 21u : k.encoder_width ? 7u : 1u);
         test::expect_finite_differences(f.m.table, f.m.params, f.grads(), 12, k.family, [&] { return f.loss(); });
         EXPECT_EQ(crc32c(f.m.frozen->params, f.m.frozen->table.size * sizeof(floatX)), before);
+    }
+}
+
+// Conversations of these lengths, those of a row in one sequence of T tokens behind n virtual ones, each with virtual tokens of
+// its own.
+Batch conversations(const std::vector<std::vector<int>>& rows, int T, int n, int V) {
+    Batch batch;
+    batch.B = (int)rows.size();
+    batch.T = T;
+    std::mt19937 rng(9);
+    for (const std::vector<int>& row : rows) {
+        const size_t end = batch.tokens.size() + (size_t)T;
+        const auto place = [&](int token, int target, int position, int start) {
+            batch.tokens.push_back(token);
+            batch.targets.push_back(target);
+            batch.positions.push_back(position);
+            batch.doc_start.push_back(start);
+        };
+        int first = 0;
+        for (const int length : row) {
+            for (int t = first ? -n : 0; t < 0; t++) place(-1, -1, t, first - n);
+            for (int t = 0; t < length; t++) {
+                const int token = (int)(rng() % V), target = (int)(rng() % V);
+                place(token, t % 3 == 1 ? -1 : target, t, first - n);
+            }
+            first += length + n;
+        }
+        first -= n;
+        for (int t = 0; batch.tokens.size() < end; t++) place(0, -1, t, first);
+    }
+    return batch;
+}
+
+TEST(VirtualTokens, StandBeforeEveryConversationOfASequence) {
+    for (const Case& k : cases) {
+        ModelConfig c = tiny(k.family, k.count, k.encoder_width, k.lstm);
+        c.T = 24;
+        Fixture packed(c, conversations({{4, 3, 1}, {2, 5}}, 18, k.count, c.V), Recompute::none);
+        Fixture alone(c, conversations({{4}, {3}, {1}, {2}, {5}}, 7, k.count, c.V), Recompute::none);
+        for (Fixture* f : {&packed, &alone}) {
+            f->move_biases();
+            f->gradients();
+        }
+        EXPECT_EQ(packed.pass().in.virtual_rows.size(), 5u);
+        EXPECT_NEAR(packed.loss(), alone.loss(), 1e-12) << k.family;
+        for (size_t i = 0; i < packed.m.table.trained; i++)
+            ASSERT_NEAR(packed.grads()[i], alone.grads()[i], 1e-14 + 1e-11 * std::abs(alone.grads()[i]))
+                << k.family << " " << i;
+        test::expect_finite_differences(packed.m.table, packed.m.params, packed.grads(), 6, k.family,
+                                        [&] { return packed.loss(); });
     }
 }
 

@@ -41,6 +41,24 @@ expect "PEFT's name of the one" test "$(config llama-none peft_type)" == PROMPT_
 expect "and of the other" test "$(config llama-mlp peft_type) $(config llama-mlp encoder_hidden_size)" == "P_TUNING 32"
 expect "and of its kinds" test "$(config llama-mlp encoder_reparameterization_type) $(config llama-lstm encoder_reparameterization_type)" == "MLP LSTM"
 
+# ---- conversations: several in a sample, each behind the virtual tokens, beside text ----
+for i in $(seq 1 40); do echo "{\"messages\": [{\"role\": \"user\", \"content\": \"city $((i % 17))\"}, {\"role\": \"assistant\", \"content\": \"$((i * 11 % 97)) sheep\"}]}"; done >chat.jsonl
+expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
+for encoder in none mlp lstm; do
+    talk=(--data-path 2 chat 1 text --seq-length 34 --train-iters 8)
+    tuned=(--model llama --prompt-tokens 6 --prompt-encoder "$encoder")
+    expect "conversations, $encoder: virtual tokens" train "${talk[@]}" "${tuned[@]}" --save-every 4 --keep 0 --out "talk-$encoder"
+    says "conversations, $encoder: are packed" "conversations in [0-9]* samples"
+    expect "conversations, $encoder: resumed in the middle" train "${talk[@]}" --resume "talk-$encoder/step_00000004" --out "talk-$encoder-resumed"
+    expect "conversations, $encoder: to the same bits" same "talk-$encoder" "talk-$encoder-resumed"
+done
+expect "conversations: recomputed" train "${talk[@]}" "${tuned[@]}" --recompute full --out talk-again
+expect "conversations: to the same bits" same talk-lstm talk-again
+chat_loss() { "$program" eval --data-path chat --split "0, 1, 0" --seq-length 34 --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
+data=chat expect "conversations alone" train --model llama --prompt-tokens 6 --seq-length 34 --train-iters 20 --out talk
+plain=$(chat_loss --model llama) tuned_loss=$(chat_loss --adapter talk)
+expect "conversations: virtual tokens lower the loss ($plain to $tuned_loss)" below "$tuned_loss" "$plain"
+
 # ---- as what they begin ----
 train_one() { train --model llama --prompt-tokens 6 --train-iters 1 "$@"; }
 expect "a text" train_one --lr 1e-9 --prompt-init-text "in the year" --out began
@@ -67,7 +85,7 @@ no "an encoder without tokens" "prompt-tokens 20" train --model llama --prompt-e
 no "a width without an encoder" "prompt-encoder mlp" train --model llama --prompt-tokens 4 --prompt-encoder-width 8 "${short[@]}"
 no "a text for an encoder" "no text determines" train --model llama --prompt-tokens 4 --prompt-encoder mlp --prompt-init-text king "${short[@]}"
 no "two kinds of adapters" "give one of them" train --model llama --prompt-tokens 4 --lora-rank 4 "${short[@]}"
-no "masked documents" "reset-attention-mask" train --model llama --prompt-tokens 4 --reset-attention-mask --tokenizer tok "${short[@]}"
+no "masked documents" "prepare --chat" train --model llama --prompt-tokens 4 --reset-attention-mask --tokenizer tok "${short[@]}"
 no "rows that FP8 cannot multiply" "prompt-tokens)) is 60" train --model llama --prompt-tokens 6 --fp8 hybrid "${short[@]}"
 no "Muon" "optimizer adamw" train --model llama --prompt-tokens 4 --optimizer muon "${short[@]}"
 no "an average of an encoder's weights" "ema-decay" train --model llama --prompt-tokens 4 --prompt-encoder mlp --ema-decay 0.9 "${short[@]}"
@@ -78,9 +96,6 @@ no "in a run of the whole model" "trains the whole model" train --resume llama/l
 no "another base" "are not those that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-none
 no "merging" "merged into no matrix" "$program" export --merge --adapter llama-none --out x
 no "a sample that does not fit" "longest sequence 34" "$program" eval --text text.txt --adapter llama-none --seq-length 35
-echo '{"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "the king"}]}' >chat.jsonl
-expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
-no "conversations, several of which are in a sample" "lora-rank 16" "$program" train --data-path chat --model llama --prompt-tokens 4 --seq-length 24 "${short[@]}"
 mkdir peft && cp llama-none/latest/adapter_* peft
 expect "PEFT's two files suffice" "$program" eval --text text.txt --model llama --adapter peft
 for change in 's/"PROMPT_TUNING"/"PREFIX_TUNING"/ PREFIX_TUNING.*P_TUNING.are.supported' 's/_tokens": 6/_tokens": 5/ shape' 's/_tokens": 6/_tokens": 40/ leave.room' \

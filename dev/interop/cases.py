@@ -21,9 +21,10 @@ def case(name):
 
 
 def runner(program, folder):
-    """A function that runs the program in the folder with its arguments and returns what it prints; a failure ends the script."""
+    """A function that runs the program in the folder with its arguments and returns what it prints, bytes that are no UTF-8 replaced as
+    everywhere; a failure ends the script."""
     def run(*arguments):
-        done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, cwd=folder)
+        done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=folder)
         if done.returncode:
             sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}")
         return done.stdout

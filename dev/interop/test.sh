@@ -58,6 +58,7 @@ stage tensorboard with tensorboard -- "$here/test_tensorboard.py" "$fp32"
 stage tokenizers with tokenizers sentencepiece -- "$here/test_tokenizers.py" "$fp32"
 stage formats with pyarrow -- "$here/test_formats.py" "$fp32"
 stage browser "$here/report_in_browser.sh" "$fp32"
+stage page "$here/serve_in_browser.sh" "$fp32"
 stage duplicates "$here/../bench/duplicates.py" --program "$bf16/near_duplicates" --check
 
 echo

@@ -137,6 +137,7 @@ def compare_training():
     messages = [chat_golden.U("the king")]
     ids = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids.pop("token_type_ids", None)  # transformers 4 adds them, for no model of these
     with torch.no_grad(): theirs = model.generate(**ids, do_sample=False, max_new_tokens=40, eos_token_id=[0, end], pad_token_id=0)
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     text = tokenizer.backend_tokenizer.decode(theirs[0, ids["input_ids"].shape[1]:].tolist(), skip_special_tokens=False).split("<|im_end|>")[0]

@@ -4,13 +4,15 @@
      and gives them too
   2  adapters that PEFT writes, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
   3  virtual tokens, trained themselves and computed by an encoder of each kind, in both directions: the same logits at and behind them;
-     the gradients of the encoders are PyTorch's
+     the gradients of the encoders are PyTorch's; the loss of packed conversations is PEFT's of each one alone
 
     test_peft.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
 """
 
 import copy
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -143,6 +145,31 @@ def test_gradients_of_encoder(family, encoder, sample):
             assert largest > 0 and off < 1e-4 * largest, f"{name}: off by {off:.1e} of {largest:.1e}"
 
 
+def test_packed_conversations(family):
+    """The loss of a step over all samples, in which conversations are packed, before the update."""
+    with case(f"{family}, virtual tokens before conversations: PEFT's loss of each alone"), strictly():
+        out = WORK / f"{family} chat"
+        train = ["train", "--model", WORK / family, "--prompt-tokens", VIRTUAL, "--data-path", "chat", "--split", "1, 0, 0", "--seq-length",
+                 T - VIRTUAL, "--micro-batch-size", 1, "--train-iters", 1, "--lr", 1e-9, "--eval-iters", 0]
+        planned = run(BUILD / "train_gpt", *train, "--dry-run")
+        found = re.search(r"packing of \S+\s+(\d+) conversations in (\d+)\s+samples", planned)
+        conversations, samples = map(int, found.groups())
+        run(BUILD / "train_gpt", *train, "--global-batch-size", samples, "--out", out)
+        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        ours = next(row["loss"] for row in log if row["kind"] == "step")
+        model = PeftModel.from_pretrained(base(family), out / "latest").eval()
+        ids, learned = np.fromfile(WORK / "chat.bin", np.uint16).astype(np.int64), np.fromfile(WORK / "chat.mask", np.uint8)
+        ends = np.flatnonzero(ids == 0) + 1
+        total = count = 0
+        for begin, end in zip([0, *ends[:-1]], ends):
+            with torch.no_grad(): logits = model(torch.from_numpy(ids[begin:end])[None]).logits[0, VIRTUAL:].double()
+            of = torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(ids[begin + 1:end]), reduction="none")
+            weight = torch.from_numpy(learned[begin + 1:end])
+            total, count = total + (of * weight).sum().item(), count + weight.sum().item()
+        assert conversations == len(ends) > 2 * samples and samples > 3, f"{conversations} in {samples} samples, {len(ends)}"
+        assert abs(ours - total / count) < 2e-5 * total / count, f"{ours} and {total / count}"
+
+
 def test_their_virtual_tokens(family, config, tokens, plain):
     with case(f"{family}, PEFT's virtual tokens, {config.peft_type.value}: train_gpt gives PEFT's logits"):
         torch.manual_seed(5)
@@ -160,6 +187,10 @@ def main():
     run(BUILD / "train_gpt", "prepare", "--input", "text.txt", "--output", "data", "--tokenizer", "tokenizer")
     (WORK / "same.txt").write_text(lines[0] * 200)
     run(BUILD / "train_gpt", "prepare", "--input", "same.txt", "--output", "same", "--tokenizer", "tokenizer", "--no-append-eod")
+    talk = lambda i: {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "a" * (i % 4 + 1)}]}
+    (WORK / "chat.jsonl").write_text("".join(json.dumps(talk(i)) + "\n" for i in range(30)))
+    run(BUILD / "train_gpt", "prepare", "--chat", "--chat-template", "plain", "--input", "chat.jsonl", "--output", "chat", "--tokenizer",
+        "tokenizer")
     same = np.fromfile(WORK / "same.bin", np.uint16).astype(np.int64)
     sample = same[:len(same) // 200]
     assert len(sample) <= T - VIRTUAL and (same.reshape(200, -1) == sample).all(), len(same)
@@ -185,6 +216,7 @@ def main():
             test_our_virtual_tokens(family, options, few, of_few)
         for encoder in ("mlp", "lstm"):
             test_gradients_of_encoder(family, encoder, sample)
+        test_packed_conversations(family)
         common = dict(task_type="CAUSAL_LM", num_virtual_tokens=VIRTUAL)
         for config in (PromptTuningConfig(prompt_tuning_init="RANDOM", **common), PromptEncoderConfig(encoder_hidden_size=40, **common),
                        PromptEncoderConfig(encoder_reparameterization_type="LSTM", encoder_hidden_size=40, **common)):

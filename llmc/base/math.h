@@ -20,6 +20,15 @@ HD constexpr auto round_up(A a, B to) {
     return ceil_div(a, to) * to;
 }
 
+// Whether none of n numbers is infinite or NaN.
+template <class E>
+bool all_finite(const E* x, size_t n) {
+    bool finite = true;
+#pragma omp parallel for schedule(static) reduction(& : finite) if (n > 1 << 15)
+    for (int64_t i = 0; i < (int64_t)n; i++) finite &= std::isfinite((float)x[i]);
+    return finite;
+}
+
 // Median of at least one value; of an even number of them, halfway between the middle two.
 inline double median(std::vector<double> x) {
     const auto middle = x.begin() + (int64_t)(x.size() / 2);

@@ -40,25 +40,30 @@ struct Batch {
     int B = 0, T = 0;
     bool begins = true;  // sequences begin here: virtual tokens, where a model has them, come before
 
-    // The same sequences behind n virtual tokens each: places without a token (-1) and without a target.
+    // The same sequences behind n virtual tokens each: places without a token (-1) and without a target. Documents that are
+    // masked from each other begin with virtual tokens of their own: their positions and doc_start count from them, from -n on.
     Batch behind(int n) const {
-        CHECK(doc_start.empty(), "documents that are masked do not see virtual tokens");
-        const auto longer = [&](const std::vector<int>& x) {
-            std::vector<int> all((size_t)B * (n + T), -1);
-            for (int b = 0; b < B; b++) std::copy_n(x.begin() + (int64_t)b * T, T, all.begin() + (int64_t)b * (n + T) + n);
+        const auto longer = [&](const std::vector<int>& x, int in_front, int moved) {
+            std::vector<int> all((size_t)B * (n + T), in_front);
+            for (size_t i = 0; i < x.size(); i++) all[i + n * (i / T + 1)] = x[i] + moved;
             return all;
         };
         Batch all;
         all.B = B;
         all.T = n + T;
-        all.tokens = longer(tokens);
-        all.positions = longer(positions);
-        if (!targets.empty()) all.targets = longer(targets);
-        for (size_t i = 0; i < all.positions.size(); i++) {
-            const int place = (int)(i % (size_t)all.T);
-            all.positions[i] = place < n ? place : all.positions[i] + n;
-        }
+        all.tokens = longer(tokens, -1, 0);
+        all.positions = longer(positions, 0, n);
+        if (!targets.empty()) all.targets = longer(targets, -1, 0);
+        if (!doc_start.empty()) all.doc_start = longer(doc_start, 0, n);
+        for (int b = 0; b < B; b++) std::iota(&all.positions[(size_t)b * all.T], &all.positions[(size_t)b * all.T] + n, 0);
         return all;
+    }
+    // The rows of it in which virtual tokens begin.
+    std::vector<int> virtual_rows() const {
+        std::vector<int> rows;
+        for (int i = 0; i < B * T; i++)
+            if (tokens[i] < 0 && (i % T == 0 || tokens[i - 1] >= 0)) rows.push_back(i);
+        return rows;
     }
 
     // (B, T) the first key that a row sees where a query sees no more than `window` keys, itself included.
@@ -83,7 +88,7 @@ struct DataOptions {
     bool pairs = false;           // answers are compared: the data must hold pairs of them, and must not otherwise
     int eod = -1;                 // needed by the three above
     int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
-    int virtual_tokens = 0;       // that will stand before each sample, for all of it
+    int virtual_tokens = 0;       // that will stand before each sample, for all of it, and before each conversation
     TokenizerIdentity tokenizer;  // the run's, or else that of the first dataset where it is known
 };
 
@@ -114,10 +119,6 @@ public:
         for (const TokenDataset& d : data) check_tokenizer(d);
         for (TokenDataset& d : data) add(std::move(d));
         take_split();
-        if (o_.virtual_tokens > 0 && has_conversations())
-            fail(
-                "conversations, of which a sample holds several, do not see the virtual tokens before it; HINT: --lora-rank 16 "
-                "adapts a model to them");
         if (sources_.empty()) return;  // no validation
         for (Source& s : sources_) {
             s.first_pair = n_pairs_;
@@ -356,7 +357,7 @@ private:
                 fail("%s has nothing for %s: --split \"%s\" gives that no share; HINT: another --split", name,
                      split_name(o_.part), o_.split.c_str());
             if (s.data.has_mask()) {
-                s.packing.emplace(s.data, s.part.begin, s.part.end, o_.T, o_.seed);
+                s.packing.emplace(s.data, s.part.begin, s.part.end, o_.T, o_.virtual_tokens, o_.seed);
                 if (s.packing->n_samples() == 0 && o_.pairs)
                     fail(
                         "%s has no pair of answers for %s that is no longer than %d tokens; HINT: all fit in --seq-length %lld",
@@ -430,10 +431,12 @@ private:
     // The conversations of a sample, each from position 0, and behind them padding, which is no target.
     void read_conversations(const Source& source, int64_t sample, Batch& out, size_t row) const {
         std::vector<int> text;
-        const auto fill = [&](int place, int places) {
-            for (int t = place; t < place + places; t++) {
+        // A conversation begins with the virtual tokens before it; those of the sample's first one are not in the batch yet.
+        const auto fill = [&](int place, int places, int before) {
+            for (int t = std::max(0, place - before); t < place + places; t++) {
                 out.positions[row + t] = t - place;
-                out.doc_start[row + t] = place;
+                out.doc_start[row + t] = place - before;
+                if (t < place) out.tokens[row + t] = out.targets[row + t] = -1;
             }
         };
         const int used = source.packing->each_conversation(sample, [&](int64_t document, int place, int places) {
@@ -441,14 +444,14 @@ private:
             source.data.read(document, 0, places + 1, text.data());
             check_tokens(source, document, 0, text);
             const char* learned = source.data.learned(document) + 1;
-            fill(place, places);
+            fill(place, places, o_.virtual_tokens);
             if (o_.pairs) add_answer(source, document, (int)row + place, places, out.pairs);
             for (int t = 0; t < places; t++) {
                 out.tokens[row + place + t] = text[(size_t)t];
                 out.targets[row + place + t] = learned[t] ? text[(size_t)t + 1] : -1;
             }
         });
-        fill(used, o_.T - used);
+        fill(used, o_.T - used, 0);
         std::fill_n(out.tokens.begin() + (std::ptrdiff_t)(row + used), o_.T - used, 0);
         std::fill_n(out.targets.begin() + (std::ptrdiff_t)(row + used), o_.T - used, -1);
     }
@@ -503,7 +506,7 @@ private:
         for (int t = 0; t < o_.T; t++) {
             const bool ends = o_.eod >= 0 && tokens[t] == o_.eod;
             out.positions[row + t] = o_.reset_position_ids ? t - start : t;
-            if (!out.doc_start.empty()) out.doc_start[row + t] = o_.reset_attention_mask ? start : 0;
+            if (!out.doc_start.empty()) out.doc_start[row + t] = o_.reset_attention_mask ? start : -o_.virtual_tokens;
             if (o_.eod_mask_loss && ends) out.targets[row + t] = -1;
             if (ends) start = t + 1;
         }

@@ -4,7 +4,8 @@
 // A conversation of n tokens takes n - 1 places: its last token is only a target. One that is longer than a sample keeps its
 // first T + 1 tokens; if no answer begins in these, it is left out. The others are packed by best fit, the longest first: each
 // goes where the least room is left that holds it, else into a new sample. Two conversations that are a pair of answers are
-// packed as one, so that a sample has both; a pair that is longer than a sample is left out.
+// packed as one, so that a sample has both; a pair that is longer than a sample is left out. Where virtual tokens stand before
+// every conversation, the first one's are not of the T (Batch::behind), the others have places between conversations.
 //
 // Conversations are shuffled before they are packed, and samples in each epoch anew, all by one MT19937 (NumPy's rules), so
 // that sample k of a run does not depend on how long the run is.
@@ -25,7 +26,8 @@
 class Packing {
 public:
     // Of the documents [begin, end) of a dataset with a mask.
-    Packing(const TokenDataset& data, int64_t begin, int64_t end, int T, uint32_t seed) : T_(T), random_(seed) {
+    Packing(const TokenDataset& data, int64_t begin, int64_t end, int T, int virtual_tokens, uint32_t seed)
+        : T_(T), before_(virtual_tokens), random_(seed) {
         if (end > INT32_MAX) fail("%s: %lld conversations are too many", data.name().c_str(), (long long)end);
         const auto together = (int32_t)data.documents_together();
         pairs_ = data.has_pairs();
@@ -55,7 +57,7 @@ public:
     int64_t longest() const { return longest_; }  // places of the longest conversation or pair, uncut
     int64_t learned_of_epoch() const { return std::accumulate(learned_.begin(), learned_.end(), (int64_t)0); }
     std::string text() const {
-        const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * T_);
+        const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * (T_ + before_));
         const auto n = (int64_t)pieces_.size();
         const std::string what = pairs_ ? counted(n, "pair of answers", "pairs of answers") : counted(n, "conversation");
         std::string text = format("%s in %s, %.1f%% full; %s of answers", what.c_str(), counted(n_samples(), "sample").c_str(),
@@ -95,9 +97,9 @@ public:
         const auto [first, n] = rows_[order_[(size_t)sample]];
         for (uint32_t i = first; i < first + n; i++) {
             each_document(pieces_[i], [&](int64_t document, int from, int places) { each(document, place + from, places); });
-            place += pieces_[i].places;
+            place += pieces_[i].places + before_;
         }
-        return place;
+        return place - before_;
     }
 
 private:
@@ -119,9 +121,10 @@ private:
         std::vector<uint32_t> row_of;                    // of each piece
         std::map<int, std::vector<uint32_t>> with_room;  // rows by the places that are left
         for (const Piece& piece : found) {
-            const auto best = with_room.lower_bound(piece.places);
+            const int places = before_ + piece.places;
+            const auto best = with_room.lower_bound(places);
             const bool fits = best != with_room.end();
-            const int left = (fits ? best->first : T_) - piece.places;
+            const int left = (fits ? best->first : before_ + T_) - places;
             uint32_t row = (uint32_t)rows_.size();
             if (fits) {
                 row = best->second.back();
@@ -151,13 +154,13 @@ private:
                     const char* mask = data.learned(document);
                     learned += std::count(mask + 1, mask + places + 1, 1);
                 });
-                places_ += pieces_[i].places;
+                places_ += before_ + pieces_[i].places;
             }
             learned_.push_back((int32_t)learned);
         }
     }
 
-    int T_;
+    int T_, before_;  // virtual tokens before each piece
     bool pairs_ = false;
     NumpyRandom random_;
     std::vector<Piece> pieces_;                        // by row

@@ -113,7 +113,10 @@ inline void check_rope(const ModelConfig& c) {
     if (c.local_rope_base != 0 && !(c.local_rope_base >= 1))
         fail("rotary-base-local is %g; it must be at least 1", c.local_rope_base);
     if (s.type == Type::none) return;
-    if (!(s.factor > 0 && s.factor <= 1e6)) fail("rope-scaling-factor is %g; it must be above 0 and at most 1000000", s.factor);
+    if (!(s.factor >= 1e-3 && s.factor <= 1e6))
+        fail("rope-scaling-factor is %g; it must be between 0.001 and 1000000", s.factor);
+    if (const double grown = rope_attention_factor(s); !(grown >= 1e-6 && grown <= 1e6))
+        fail("rope scaling multiplies cos and sin by %g; it must be between 1e-06 and 1000000", grown);
     if (s.type != Type::linear && s.original <= 0)
         fail("scaled rotary positions need the length before the scaling; HINT: --original-max-position-embeddings N");
     if (s.type == Type::llama3 && !(s.low_freq_factor > 0 && s.low_freq_factor < s.high_freq_factor))
@@ -128,7 +131,8 @@ inline void check_rope(const ModelConfig& c) {
             fail("rope scaling longrope: a list has %zu factors; one per rotated pair is needed, %d", list->size(),
                  c.rotated() / 2);
         for (const double factor : *list)
-            if (!(factor > 0)) fail("rope scaling longrope: the factor %g is not above 0", factor);
+            if (!(factor >= 1e-3 && factor <= 1e6))
+                fail("rope scaling longrope: the factor %g is not between 0.001 and 1000000", factor);
     }
 }
 
@@ -161,9 +165,9 @@ inline void check_config(const ModelConfig& c) {
         if (!(value >= low && value <= high)) fail("%s is %g; it must be between %g and %g", name, value, low, high);
     };
     if (!(c.eps >= 1e-30 && c.eps <= 1)) fail("norm-epsilon is %g; it must be above 0 and at most 1", c.eps);
-    within("the factor of attention scores", c.attention_scale, 0, 1e6);
-    within("attn-logit-softcapping", c.attention_softcap, 0, 1e6);
-    within("final-logit-softcapping", c.logit_softcap, 0, 1e6);
+    if (c.attention_scale != 0) within("the factor of attention scores", c.attention_scale, 1e-6, 1e6);
+    if (c.attention_softcap != 0) within("attn-logit-softcapping", c.attention_softcap, 0.01, 1e6);
+    if (c.logit_softcap != 0) within("final-logit-softcapping", c.logit_softcap, 0.01, 1e6);
     within("embedding-scale", c.embedding_scale, 1e-6, 1e6);
     within("window-size", c.window, 0, 1 << 28);
     for (const double rate : {c.embedding_dropout, c.attention_dropout, c.hidden_dropout}) within("dropout", rate, 0, 0.99);

@@ -1,15 +1,15 @@
 // Virtual tokens: in front of every sequence stand n rows that are no tokens' embeddings but parameters, the only ones that are
 // trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and nothing is predicted at
-// them.
+// them. Conversations, several of which are in a sequence and do not see each other, have them before each.
 //
 // With an encoder (p-tuning; Liu et al., 2021) the rows are computed: an embedding of n rows through Linear, ReLU, Linear,
 // ReLU, Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed. Its other kind,
 // with an LSTM, is prompt_lstm.h's.
 //
-// The gradient of the rows is a sum over the sequences of a micro-batch. The encoder computes the rows of every sequence anew,
-// so its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows are summed apart. Like
-// the adapters' x A^T (lora.h), all of it is computed again in the backward pass. An LSTM computes the rows once for all
-// sequences, and gets the sum of their gradients.
+// The gradient of the rows is a sum over all places of a micro-batch at which they stand. For it the encoder computes the rows
+// of every place anew, so its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows
+// are summed apart; as many places at a time as a micro-batch has sequences. Like the adapters' x A^T (lora.h), all of it is
+// computed again in the backward pass. An LSTM computes the rows once, and gets the sum of their gradients.
 //
 // On other ranks. The first stage of a pipeline alone has these parameters. Every tensor-parallel rank has all of them and,
 // from the gradient of all rows, their whole gradient, as of learned positions; sequence parallelism gathers these rows anyway.
@@ -83,6 +83,7 @@ public:
         if (!c.virtual_tokens.on() || !part.first) return;
         count_ = c.virtual_tokens.count;
         C_ = c.C;
+        at_once_ = B;
         lstm_width_ = c.virtual_tokens.lstm ? c.virtual_tokens.encoder_width : 0;
         const size_t rows = (size_t)B * count_;
         const char* const purpose = "adapters: activations";
@@ -120,29 +121,29 @@ public:
         }
     }
 
-    // Adds the virtual tokens to the first rows of each sequence, in which there is nothing yet but positions.
-    void forward(be::Ctx& ctx, floatX* x /*(B, T, C)*/, int B, int T) const {
-        const floatX* rows = encode(ctx, B);
-        for (int b = 0; b < B; b++) {
-            floatX* first = x + (size_t)b * T * C_;
-            be::residual_forward(ctx, first, first, rows + (layers_.empty() ? 0 : b * size()), size());
+    // Adds the virtual tokens to the rows from each of `places` on, in which there is nothing yet but positions.
+    void forward(be::Ctx& ctx, floatX* x /*(N, C)*/, const std::vector<int>& places) const {
+        const floatX* rows = encode(ctx, 1);
+        for (const int place : places) {
+            floatX* first = x + (size_t)place * C_;
+            be::residual_forward(ctx, first, first, rows, size());
         }
     }
     // Adds the gradients of the tensors.
-    void backward(be::Ctx& ctx, const floatX* dx /*(B, T, C)*/, int B, int T) const {
+    void backward(be::Ctx& ctx, const floatX* dx /*(N, C)*/, const std::vector<int>& places) const {
         const size_t bytes = size() * sizeof(floatX);
-        floatX *dout = dout_, *dinp = dinp_;
-        be::copy_rows(ctx, dout, bytes, dx, (size_t)T * C_ * sizeof(floatX), bytes, (size_t)B);
-        if (lstm_width_) return lstm_backward(ctx, B);
-        encode(ctx, B);
-        for (size_t i = layers_.size(); i-- > 0;) {
-            const Layer& l = layers_[i];
-            be::linear_backward_weight(ctx, l.dw, l.db, dout, l.inp, B * count_, l.IC, l.OC, Acc::Add);
-            be::linear_backward_input(ctx, dinp, dout, l.w, B * count_, l.IC, l.OC);
-            std::swap(dout, dinp);
-            if (i > 0) be::activation_backward(ctx, dout, dout, layers_[i - 1].out, B * count_, l.IC, Activation::relu);
+        std::vector<real> sum(lstm_width_ ? size() : 0);
+        for (size_t i = 0; i < places.size(); i += (size_t)at_once_) {
+            const int n = (int)std::min(places.size() - i, (size_t)at_once_);
+            for (int k = 0; k < n; k++)
+                be::copy_rows(ctx, dout_ + k * size(), bytes, dx + (size_t)places[i + k] * C_, bytes, bytes, 1);
+            if (!lstm_width_) mlp_backward(ctx, n);
+            else {
+                const std::vector<real> each = fetch(ctx, dout_, n * size());
+                for (size_t j = 0; j < each.size(); j++) sum[j % size()] += each[j];
+            }
         }
-        be::bias_backward(ctx, dembedding_, dout, B, (int)size());
+        if (lstm_width_) lstm_backward(ctx, sum);
     }
     // The virtual tokens, for files that hold no encoder.
     std::vector<floatX> computed(be::Ctx& ctx) const {
@@ -161,7 +162,7 @@ private:
 
     size_t size() const { return (size_t)count_ * C_; }
 
-    // The rows of each of B sequences; without an MLP, those of one, which all have.
+    // The rows, B times; without an MLP, once.
     const floatX* encode(be::Ctx& ctx, int B) const {
         if (lstm_width_) {
             send(ctx, rows_, PromptLstm(count_, C_, lstm_width_).forward(lstm_tensors(ctx)));
@@ -177,6 +178,20 @@ private:
                 be::activation_forward(ctx, layers_[i + 1].inp, l.out, B * count_, l.OC, Activation::relu);
         }
         return layers_.back().out;
+    }
+
+    // From the gradients of the rows at n places in dout_.
+    void mlp_backward(be::Ctx& ctx, int n) const {
+        floatX *dout = dout_, *dinp = dinp_;
+        encode(ctx, n);
+        for (size_t i = layers_.size(); i-- > 0;) {
+            const Layer& l = layers_[i];
+            be::linear_backward_weight(ctx, l.dw, l.db, dout, l.inp, n * count_, l.IC, l.OC, Acc::Add);
+            be::linear_backward_input(ctx, dinp, dout, l.w, n * count_, l.IC, l.OC);
+            std::swap(dout, dinp);
+            if (i > 0) be::activation_backward(ctx, dout, dout, layers_[i - 1].out, n * count_, l.IC, Activation::relu);
+        }
+        be::bias_backward(ctx, dembedding_, dout, n, (int)size());
     }
 
     // ---- the LSTM, which computes on the host ----
@@ -202,11 +217,7 @@ private:
         for (const LstmTensor& t : of_lstm_) tensors.push_back(fetch(ctx, t.w, t.n));
         return tensors;
     }
-    // From the gradients of the rows of B sequences in dout_.
-    void lstm_backward(be::Ctx& ctx, int B) const {
-        const std::vector<real> each = fetch(ctx, dout_, B * size());
-        std::vector<real> sum(size(), 0);
-        for (size_t i = 0; i < each.size(); i++) sum[i % size()] += each[i];
+    void lstm_backward(be::Ctx& ctx, const std::vector<real>& sum) const {
         PromptLstm lstm(count_, C_, lstm_width_);
         const PromptLstm::Tensors tensors = lstm_tensors(ctx);
         lstm.forward(tensors);
@@ -218,12 +229,12 @@ private:
         }
     }
 
-    int count_ = 0, C_ = 0;
+    int count_ = 0, C_ = 0, at_once_ = 0;
     int lstm_width_ = 0;                 // 0: there is no LSTM
     std::vector<LstmTensor> of_lstm_;    // as PromptLstm::shapes()
     floatX* rows_ = nullptr;             // (tokens, C) that the LSTM computes
     const floatX* embedding_ = nullptr;  // (tokens, C)
     real* dembedding_ = nullptr;
     std::vector<Layer> layers_;                 // empty: there is no MLP
-    floatX *dout_ = nullptr, *dinp_ = nullptr;  // (B tokens, widest) of the current layer
+    floatX *dout_ = nullptr, *dinp_ = nullptr;  // (B tokens, widest) of the current layer; B: at_once_
 };

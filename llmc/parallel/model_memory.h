@@ -88,7 +88,7 @@ struct MicroBatch {
     // The current micro-batch.
     std::vector<AnswerPair> pairs;  // that are compared
     int B = 0, T = 0;
-    bool begins = false;             // virtual tokens stand before its sequences
+    std::vector<int> virtual_rows;   // in which virtual tokens begin
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
     KeyValueCache* cache = nullptr;  // not null: one new token a row, which attends to its sequence's cached ones
     Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear

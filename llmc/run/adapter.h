@@ -7,6 +7,7 @@
 // have none; of those only names and shapes can be compared.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -96,6 +97,8 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     lora.rank = in.count("r");
     if (lora.rank < 1) fail("%s: 'r' is %d; it must be at least 1", path.c_str(), lora.rank);
     lora.alpha = in.number("lora_alpha", 8);
+    if (!(std::abs(lora.alpha) <= 1e6))
+        fail("%s: 'lora_alpha' is %g; it must be from -1000000 to 1000000", path.c_str(), lora.alpha);
     lora.dropout = in.number("lora_dropout", 0);
     if (!(lora.dropout >= 0 && lora.dropout <= 0.99))
         fail("%s: 'lora_dropout' is %g; it must be from 0 to 0.99", path.c_str(), lora.dropout);

@@ -47,7 +47,10 @@ inline bool is_adapter(const std::string& dir) { return std::filesystem::exists(
 inline ModelConfig read_config(const std::string& dir) {
     if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
     if (is_adapter(dir) && !std::filesystem::exists(dir + "/config.json"))
-        fail("%s holds adapters, not a model; HINT: --model BASE --adapter %s", dir.c_str(), dir.c_str());
+        fail(
+            "%s holds adapters, not a model; HINT: --model BASE --adapter %s; before training, train_gpt export --merge "
+            "--adapter %s --out MERGED makes a model of both",
+            dir.c_str(), dir.c_str(), dir.c_str());
     const std::string path = dir + "/config.json";
     return from_hf_config(read_json(path), path);
 }
@@ -79,7 +82,8 @@ public:
         }
     }
 
-    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero.
+    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero. A number that is not finite is
+    // refused: a model with one writes nonsense and cannot be trained.
     template <class E>
     void read(const TensorSpec& spec, E* ours) const {
         std::vector<E> strided;
@@ -93,6 +97,9 @@ public:
                 for (size_t k = 0; k < n; k++) ours[at + k * stride] = strided[k];
             });
         }
+        if (!all_finite(ours, spec.size()))
+            fail("%s: tensor '%s' holds numbers that are not finite; HINT: download or copy it again", path_.c_str(),
+                 spec.hf[0].name.c_str());
     }
     // Refuses one that is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {

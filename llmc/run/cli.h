@@ -31,8 +31,10 @@ inline std::string describe(Allowed a, bool whole = false) {
     }
     if (a.low == a.high) return format("only %g", a.low);
     const std::string number = whole ? "a whole number" : "a number";
-    if (std::isfinite(a.low) && std::isfinite(a.high)) return number + format(" from %.16g to %.16g", a.low, a.high);
-    if (std::isfinite(a.low)) return number + format(a.above ? " above %.10g" : " of at least %.10g", a.low);
+    const auto text = [](double x) { return format(x == std::floor(x) ? "%.16g" : "%.10g", x); };
+    if (std::isfinite(a.low) && std::isfinite(a.high))
+        return (a.or_zero ? "0 or " : "") + number + " from " + text(a.low) + " to " + text(a.high);
+    if (std::isfinite(a.low)) return number + format(" of at least %.10g", a.low);
     return number;
 }
 
@@ -51,7 +53,7 @@ inline double number_in_range(const std::string& name, const std::string& text, 
         }
     }
     const bool malformed = used == 0 || used != text.size() || !std::isfinite(value) || (whole && value != std::floor(value));
-    const bool outside = value < allowed.low || value > allowed.high || (allowed.above && value == allowed.low);
+    const bool outside = (value < allowed.low || value > allowed.high) && !(allowed.or_zero && value == 0);
     if (malformed || outside || (whole && std::abs(value) > largest_count))
         fail_usage("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(allowed, whole).c_str());
     return value;

@@ -18,7 +18,7 @@ using OptionalDouble = std::optional<double>;
 // The values that an option allows.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
-    bool above = false;  // low itself is excluded
+    bool or_zero = false;  // 0 is allowed besides
     Strings choices;
     int values = 1;            // number of values in a list; 0: one or more
     bool gathers = false;      // a list that is given again goes on, instead of replacing the earlier one
@@ -47,9 +47,9 @@ inline Allowed between(double low, double high) {
     return a;
 }
 inline Allowed at_least(double low) { return between(low, std::numeric_limits<double>::infinity()); }
-inline Allowed above(double low) {
-    Allowed a = at_least(low);
-    a.above = true;
+inline Allowed zero_or(double low, double high) {
+    Allowed a = between(low, high);
+    a.or_zero = true;
     return a;
 }
 inline Allowed one_of(Strings choices) {
@@ -87,18 +87,18 @@ inline Allowed one_of(Strings choices) {
     X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                  \
     X(bool, qk_layernorm_whole, "", false, anything(), "Model",                                                                \
       "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                \
-    X(OptionalDouble, norm_epsilon, "", {}, above(0), "Model",                                                                 \
+    X(OptionalDouble, norm_epsilon, "", {}, between(1e-30, 1), "Model",                                                        \
       "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                           \
     X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi", "none"}), "Model",            \
       "kind of position embeddings; default: the preset's, else learned_absolute")                                             \
-    X(OptionalDouble, rotary_base, "", {}, above(0), "Model",                                                                  \
+    X(OptionalDouble, rotary_base, "", {}, between(1, 1e12), "Model",                                                          \
       "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
     X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
       "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                      \
     X(std::string, rope_scaling, "", "", one_of({"linear", "dynamic", "yarn", "llama3"}), "Model",                             \
       "how rope reaches beyond the length of the first training; longrope comes from a model's config.json alone")             \
     X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
-    X(OptionalDouble, rope_scaling_factor, "", {}, above(0), "Model", "how many times longer; default: 8")                     \
+    X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model", "how many times longer; default: 8")          \
     X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                            \
       "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the "       \
       "factor")                                                                                                                \
@@ -108,7 +108,7 @@ inline Allowed one_of(Strings choices) {
       "a token attends to this many tokens, itself included; default: the preset's, else all before it")                       \
     X(int, window_attn_skip_freq, "", 0, between(1, 10000), "Model",                                                           \
       "every N-th layer attends to all tokens in spite of --window-size; default: the preset's, else none")                    \
-    X(OptionalDouble, rotary_base_local, "", {}, above(0), "Model",                                                            \
+    X(OptionalDouble, rotary_base_local, "", {}, between(1, 1e12), "Model",                                                    \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
     X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu", "relu2", "swiglu", "geglu"}), "Model",            \
       "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "        \
@@ -119,21 +119,21 @@ inline Allowed one_of(Strings choices) {
     X(bool, add_qkv_bias, "", false, anything(), "Model", "biases of queries, keys and values, as in Qwen2")                   \
     X(bool, add_proj_bias, "", false, anything(), "Model", "biases after attention")                                           \
     X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers")                                     \
-    X(OptionalDouble, softmax_scale, "", {}, above(0), "Model",                                                                \
+    X(OptionalDouble, softmax_scale, "", {}, between(1e-6, 1e6), "Model",                                                      \
       "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                            \
-    X(OptionalDouble, attn_logit_softcapping, "", {}, at_least(0), "Model",                                                    \
+    X(OptionalDouble, attn_logit_softcapping, "", {}, zero_or(0.01, 1e6), "Model",                                             \
       "attention scores x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                  \
-    X(OptionalDouble, final_logit_softcapping, "", {}, at_least(0), "Model",                                                   \
+    X(OptionalDouble, final_logit_softcapping, "", {}, zero_or(0.01, 1e6), "Model",                                            \
       "logits x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                            \
     X(std::string, softmax_type, "", "", one_of({"vanilla", "learnable"}), "Model",                                            \
       "learnable: a learned logit per head takes part in each softmax, so that a head can attend to nothing (attention "       \
       "sinks)")                                                                                                                \
-    X(OptionalDouble, embedding_scale, "", {}, above(0), "Model",                                                              \
+    X(OptionalDouble, embedding_scale, "", {}, between(1e-6, 1e6), "Model",                                                    \
       "factor of the token embedding, in Gemma the root of the width; default: the preset's, else 1")                          \
     X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                               \
       "an output layer with its own weights, instead of those of the token embedding")                                         \
     X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
-    X(OptionalDouble, init_method_std, "", {}, above(0), "Model",                                                              \
+    X(OptionalDouble, init_method_std, "", {}, between(1e-9, 100), "Model",                                                    \
       "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
     X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                             \
       "part of the attention probabilities that training sets to 0")                                                           \
@@ -168,7 +168,7 @@ inline Allowed one_of(Strings choices) {
     BLOCK_OPTIONS(X)                                                                                                           \
     X(int, lora_rank, "", 0, between(1, 65536), "Adapters",                                                                    \
       "train low-rank adapters (LoRA) of this rank on --model, which stays as it is, instead of all its parameters")           \
-    X(OptionalDouble, lora_alpha, "", {}, above(0), "Adapters",                                                                \
+    X(OptionalDouble, lora_alpha, "", {}, between(1e-6, 1e6), "Adapters",                                                      \
       "adapters are multiplied by alpha / rank; default: twice the rank")                                                      \
     X(OptionalDouble, lora_dropout, "", {}, between(0, 0.99), "Adapters",                                                      \
       "part of the adapters' input that training sets to 0; default: none")                                                    \
@@ -183,7 +183,7 @@ inline Allowed one_of(Strings choices) {
       "width of the hidden layers of the encoder; default: the model's width")                                                 \
     X(std::string, prompt_init_text, "", "", word("TEXT"), "Adapters",                                                         \
       "text as whose tokens the virtual ones begin; default: tokens drawn from the vocabulary")                                \
-    X(OptionalDouble, dpo_beta, "", {}, above(0), "Preferences",                                                               \
+    X(OptionalDouble, dpo_beta, "", {}, between(1e-6, 1000), "Preferences",                                                    \
       "train on pairs of answers (`prepare --preference`) by direct preference optimisation (DPO): how strongly rewards hold " \
       "the model to --model, its reference (0.1)")                                                                             \
     X(std::string, dpo_loss, "", "sigmoid", one_of({"sigmoid", "ipo"}), "Preferences",                                         \
@@ -231,13 +231,13 @@ inline Allowed one_of(Strings choices) {
       "NorMuon's beta2: decay rate of the mean square of each row of an update")                                               \
     X(std::string, muon_scale_mode, "", "spectral", one_of({"spectral", "shape_scaling"}), "Optimizer",                        \
       "scale of Muon's update of a matrix: the root of its longer side, or of rows / columns if that is above 1")              \
-    X(OptionalDouble, muon_extra_scale_factor, "", {}, above(0), "Optimizer",                                                  \
+    X(OptionalDouble, muon_extra_scale_factor, "", {}, between(1e-6, 1e6), "Optimizer",                                        \
       "factor of Muon's update; default: 0.2 with spectral, which takes AdamW's learning rate, 1 with shape_scaling")          \
     X(int, muon_num_ns_steps, "", 5, between(1, 99), "Optimizer", "number of Newton-Schulz steps of Muon")                     \
     X(bool, muon_split_heads, "", false, anything(), "Optimizer",                                                              \
       "let Muon orthogonalise each head of queries, keys and values by itself")                                                \
-    X(double, lr, "", 3e-4, above(0), "Optimizer", "learning rate at its peak")                                                \
-    X(double, min_lr, "", 0, at_least(0), "Optimizer", "learning rate at the end of the decay; default: 0")                    \
+    X(double, lr, "", 3e-4, between(1e-20, 10), "Optimizer", "learning rate at its peak")                                      \
+    X(double, min_lr, "", 0, between(0, 10), "Optimizer", "learning rate at the end of the decay; default: 0")                 \
     X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}),       \
       "Optimizer", "how the learning rate falls after the warm-up; WSD: constant, then a short decay (warmup-stable-decay)")   \
     X(int64_t, lr_decay_iters, "", 0, at_least(1), "Optimizer",                                                                \
@@ -249,27 +249,27 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, lr_warmup_samples, "", 0, at_least(0), "Optimizer", "the warm-up in samples, instead of --lr-warmup-iters")     \
     X(OptionalDouble, lr_warmup_fraction, "", {}, between(0, 1), "Optimizer",                                                  \
       "the warm-up as a fraction (0 to 1) of the decay's length, instead of --lr-warmup-iters")                                \
-    X(double, lr_warmup_init, "", 0, at_least(0), "Optimizer", "learning rate at the start of the warm-up; default: 0")        \
+    X(double, lr_warmup_init, "", 0, between(0, 10), "Optimizer", "learning rate at the start of the warm-up; default: 0")     \
     X(std::string, lr_wsd_decay_style, "", "exponential", one_of({"exponential", "linear", "cosine", "minus_sqrt"}),           \
       "Optimizer", "how the learning rate falls in the last part of WSD")                                                      \
     X(int64_t, lr_wsd_decay_iters, "", 0, at_least(1), "Optimizer", "length of the last part of WSD, in steps")                \
     X(int64_t, lr_wsd_decay_samples, "", 0, at_least(1), "Optimizer",                                                          \
       "length of the last part of WSD in samples, instead of --lr-wsd-decay-iters")                                            \
-    X(double, weight_decay, "", 0.1, at_least(0), "Optimizer",                                                                 \
+    X(double, weight_decay, "", 0.1, between(0, 1000), "Optimizer",                                                            \
       "weight decay, for all weights except biases and normalization (Megatron: 0.01)")                                        \
-    X(OptionalDouble, start_weight_decay, "", {}, at_least(0), "Optimizer",                                                    \
+    X(OptionalDouble, start_weight_decay, "", {}, between(0, 1000), "Optimizer",                                               \
       "weight decay at the start of the run, where --weight-decay-incr-style changes it")                                      \
-    X(OptionalDouble, end_weight_decay, "", {}, at_least(0), "Optimizer",                                                      \
+    X(OptionalDouble, end_weight_decay, "", {}, between(0, 1000), "Optimizer",                                                 \
       "weight decay at the end of the run, where --weight-decay-incr-style changes it")                                        \
     X(std::string, weight_decay_incr_style, "", "constant", one_of({"constant", "linear", "cosine"}), "Optimizer",             \
       "how the weight decay changes over the run")                                                                             \
-    X(double, clip_grad, "", 1.0, at_least(0), "Optimizer",                                                                    \
+    X(double, clip_grad, "", 1.0, zero_or(1e-10, 1e30), "Optimizer",                                                           \
       "maximum norm of all gradients together; larger ones are scaled down to it; 0: no clipping")                             \
     X(double, adam_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
       "AdamW's beta1: decay rate of the mean of gradients (exp_avg)")                                                          \
     X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer",                                                        \
       "AdamW's beta2: decay rate of the mean of squared gradients (exp_avg_sq; Megatron: 0.999)")                              \
-    X(double, adam_eps, "", 1e-8, above(0), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")            \
+    X(double, adam_eps, "", 1e-8, between(1e-20, 1), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")   \
     X(std::string, parametrization, "", "standard", one_of({"standard", "mup", "completep"}), "Optimizer",                     \
       "mup: learning rate, initial weights, weight decay and epsilon are those of a model of --mup-base-width, from which "    \
       "each tensor's own follow; completep: also of --mup-base-depth layers")                                                  \
@@ -289,15 +289,15 @@ inline Allowed one_of(Strings choices) {
       "type of AdamW's exp_avg; bf16, rounded stochastically, takes 2 bytes per parameter less")                               \
     X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
       "type of AdamW's exp_avg_sq; bf16, rounded stochastically, takes 2 bytes per parameter less")                            \
-    X(double, z_loss_strength, "z-loss", 0, at_least(0), "Optimizer",                                                          \
+    X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \
       "what to do about a sudden rise of loss or gradient norm: print a warning, drop the update, or go back to an older "     \
       "checkpoint and skip these batches")                                                                                     \
-    X(double, spike_loss_deviations, "", 8, above(0), "Stability",                                                             \
+    X(double, spike_loss_deviations, "", 8, between(0.1, 1e9), "Stability",                                                    \
       "a loss counts as a spike if it is this many robust standard deviations above the median of recent steps")               \
-    X(double, spike_grad_norm_factor, "", 10, above(1), "Stability",                                                           \
+    X(double, spike_grad_norm_factor, "", 10, between(1.01, 1e9), "Stability",                                                 \
       "a gradient norm counts as a spike if it is this many times the median of recent steps")                                 \
     X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of recent steps that a spike is compared with")    \
     X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
@@ -353,7 +353,7 @@ inline Allowed one_of(Strings choices) {
     X(bool, tensorboard, "", false, anything(), "Run", "write event files for TensorBoard as well, into OUT/tensorboard")      \
     X(std::string, tensorboard_dir, "", "", word("DIR"), "Run",                                                                \
       "directory for TensorBoard's event files; implies --tensorboard")                                                        \
-    X(OptionalDouble, carbon_intensity, "", {}, at_least(0), "Run",                                                            \
+    X(OptionalDouble, carbon_intensity, "", {}, between(0, 1e6), "Run",                                                        \
       "grams of CO2 per kWh of the machine's electricity: result and report then say what the run has emitted, where the "     \
       "machine tells its energy")                                                                                              \
     X(bool, quiet, "", false, anything(), "Run", "no lines for steps on the console")                                          \
@@ -418,21 +418,21 @@ inline Allowed one_of(Strings choices) {
     X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan (with --dry-run)",            \
       "GPU to plan for; sets --device-tflops and the others of this group that are not given (h100: 989 TFLOP/s, 450 and 50 "  \
       "GB/s, 3350 GB/s, 80 GiB)")                                                                                              \
-    X(OptionalDouble, device_tflops, "", {}, above(0), "Plan (with --dry-run)",                                                \
+    X(OptionalDouble, device_tflops, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                      \
       "peak of a GPU for dense bf16 products, in TFLOP/s, for the plan and for MFU; default: the device's")                    \
-    X(double, device_fp8_speedup, "", 1.4, above(0), "Plan (with --dry-run)",                                                  \
+    X(double, device_fp8_speedup, "", 1.4, between(0.01, 100), "Plan (with --dry-run)",                                        \
       "how many times faster layers are in FP8 than in bf16 (LLM-jp measured 550 against 400 TFLOP/s on H100s)")               \
     X(double, device_efficiency, "", 0.55, between(0.01, 1), "Plan (with --dry-run)",                                          \
       "fraction of the peak (0.01 to 1) that layers reach on one GPU; `make bench` measures it")                               \
     X(int, node_size, "", 8, between(1, 1000000), "Plan (with --dry-run)", "GPUs in a node")                                   \
-    X(OptionalDouble, intra_node_gbs, "", {}, above(0), "Plan (with --dry-run)",                                               \
+    X(OptionalDouble, intra_node_gbs, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                     \
       "bandwidth of a GPU to others in its node, in GB/s each way; default: the device's")                                     \
-    X(OptionalDouble, inter_node_gbs, "", {}, above(0), "Plan (with --dry-run)",                                               \
+    X(OptionalDouble, inter_node_gbs, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                     \
       "bandwidth of a GPU to other nodes, in GB/s each way: a node's network ports divided by its GPUs; default: the "         \
       "device's")                                                                                                              \
-    X(OptionalDouble, device_memory_gbs, "", {}, above(0), "Plan (with --dry-run)",                                            \
+    X(OptionalDouble, device_memory_gbs, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                  \
       "bandwidth of a GPU's memory, in GB/s; default: the device's")                                                           \
-    X(OptionalDouble, device_memory_gib, "", {}, above(0), "Plan (with --dry-run)",                                            \
+    X(OptionalDouble, device_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                  \
       "memory of a GPU, in GiB; default: the device's")                                                                        \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \
       "auto: resume from the newest intact checkpoint in --out, or start if there is none; or the directory of a "             \
@@ -527,7 +527,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, quality_model, "", "", word("FILE"), "Stages",                                                              \
       "drop documents by quality, which this model from --train-quality scores from 0 to 1; each gets a key quality_score")    \
     X(double, min_quality_score, "", 0.5, between(0, 1), "Stages", "smallest score with which a document is kept")             \
-    X(OptionalDouble, quality_pareto, "", {}, above(0), "Stages",                                                              \
+    X(OptionalDouble, quality_pareto, "", {}, between(0.001, 1000), "Stages",                                                  \
       "instead of a smallest score: keep a document if a draw from Pareto(ALPHA) exceeds 1 - score (GPT-3: 9, MT-NLG: 3)")     \
     X(Strings, train_language, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                   \
       "learn to tell languages apart from these texts, one per line, and write the model to --output: en:FILE ja:FILE, "       \

@@ -94,8 +94,9 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
                    o.prompt_encoder.c_str());
     if (o.reset_attention_mask)
         fail_usage(
-            "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens; HINT: leave it "
-            "or --prompt-tokens out");
+            "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens, which running "
+            "text has once before each sample; HINT: leave it out, or train_gpt prepare --chat makes conversations, each "
+            "behind virtual tokens of its own");
     if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
         fail_usage("--prompt-tokens %d leaves no room in the model's longest sequence, %d tokens; HINT: fewer", o.prompt_tokens,
                    c.T);

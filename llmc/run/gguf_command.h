@@ -133,6 +133,9 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
                  shape_string(t->shape).c_str(), shape_string(shape).c_str());
         rows.resize(t->elements);
         file.read(*t, rows.data());
+        if (!all_finite(rows.data(), rows.size()))
+            fail("%s: tensor '%s' holds numbers that are not finite; HINT: download or copy it again", file.path().c_str(),
+                 part.name.c_str());
         if (is_one_more(c, spec))
             for (float& x : rows) x -= 1;
         float* const first = ours.data() + (size_t)part.row * spec.cols;

@@ -38,9 +38,10 @@ int run_command(const char* name, const Strings& arguments, int (*command)(const
 }
 
 inline int export_either(const ExportOptions& o) {
-    if (!o.merge && (!o.adapter.empty() || !o.out.empty()))
-        fail_usage("--%s goes with --merge, which merges adapters into their model; HINT: --merge, or --gguf FILE",
-                   o.adapter.empty() ? "out" : "adapter");
+    if (!o.merge && !o.adapter.empty())
+        fail_usage("--adapter goes with --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
+                   o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
+    if (!o.merge && !o.out.empty()) fail_usage("--out is where --merge writes; HINT: --merge --adapter DIR, or --gguf FILE");
     if (o.merge && !o.gguf.empty())
         fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
     return o.merge ? export_merged(o) : export_command(o);

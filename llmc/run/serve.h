@@ -94,6 +94,8 @@ public:
         const bool any = o_.port == 0;
         const int port = any ? http_.bind_to_any_port(o_.host) : http_.bind_to_port(o_.host, o_.port) ? o_.port : -1;
         if (port < 0) fail("cannot listen at %s, port %d; HINT: --port 0 takes a free one", o_.host.c_str(), o_.port);
+        listen(socket_,
+               SOMAXCONN);  // the library lets 5 connections wait to be accepted; Linux resets some of more that come at once
         for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
             struct sigaction action = {};
             sigaction(signal, nullptr, &action);
@@ -188,6 +190,10 @@ private:
         http_.set_read_timeout(10);
         http_.set_write_timeout(10);
         http_.set_tcp_nodelay(true);
+        http_.set_socket_options([this](socket_t socket) {
+            socket_ = socket;
+            httplib::default_socket_options(socket);
+        });
         http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
             response.set_content(serve_page, "text/html; charset=utf-8");
         });
@@ -330,6 +336,7 @@ private:
     const ServeOptions& o_;
     ServedModel model_;
     int64_t created_ = 0;
+    socket_t socket_ = INVALID_SOCKET;  // at which it listens
     httplib::Server http_;
     std::atomic<int> texts_{0};  // that are written or wait
     std::atomic<int64_t> tokens_{0}, requests_{0}, ids_{0};

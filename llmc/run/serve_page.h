@@ -9,8 +9,10 @@ inline constexpr const char* serve_page = R"html(<!DOCTYPE html>
 body { max-width: 44rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.1rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
 textarea { width: 100%; box-sizing: border-box; font: inherit; padding: .5rem; resize: vertical; }
-fieldset { border: 0; padding: 0; margin: .5rem 0; display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: center; }
-input[type=number] { width: 5.5rem; font: inherit; } button { font: inherit; padding: .4rem 1.2rem; }
+fieldset { border: 0; padding: 0; margin: .5rem 0; display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: end; }
+#numbers { flex: 1 1 20rem; display: flex; gap: 1rem; } #numbers label { flex: 1; min-width: 0; font-size: .85rem; }
+input[type=number] { display: block; width: 100%; box-sizing: border-box; font: inherit; font-size: 1rem; padding: .3rem; }
+button { font: inherit; padding: .4rem 1.2rem; } #chats { padding: .4rem 0; }
 #text { white-space: pre-wrap; overflow-wrap: anywhere; margin-top: 1rem; } #text b { display: block; margin-top: .8rem; }
 .written { color: #15658a; } .error { color: #b3261e; }
 @media (prefers-color-scheme: dark) { .written { color: #7cc7ec; } .error { color: #ff8a80; } }
@@ -21,10 +23,11 @@ input[type=number] { width: 5.5rem; font: inherit; } button { font: inherit; pad
 <fieldset>
 <button id="go">Write</button> <button id="stop" type="button" disabled>Stop</button>
 <label id="chats" hidden><input id="chat" type="checkbox" checked> conversation</label>
+<span id="numbers">
 <label>tokens <input id="tokens" type="number" min="1" value="200"></label>
 <label>temperature <input id="temperature" type="number" min="0" max="2" step="0.1" value="0.8"></label>
 <label>top p <input id="top_p" type="number" min="0" max="1" step="0.05" value="0.95"></label>
-</fieldset></form>
+</span></fieldset></form>
 <div id="text" aria-live="polite"></div>
 <script>
 'use strict';
@@ -35,6 +38,7 @@ const show = (kind, text, tag = 'span') => {
   e.className = kind; e.textContent = text; at('text').append(e);
   return e;
 };
+const ask = () => { at('prompt').placeholder = at('prompt').ariaLabel = at('chat').checked ? 'Message' : 'Text to continue'; };
 fetch('v1/models').then(r => r.json()).then(list => {
   const model = list.data[0];
   at('model').textContent = model.id;
@@ -42,6 +46,7 @@ fetch('v1/models').then(r => r.json()).then(list => {
   at('tokens').value = Math.min(200, model.max_new_tokens);
   at('chats').hidden = !model.chat;
   at('chat').checked = model.chat;
+  ask();
 }).catch(e => show('error', String(e)));
 const write = async () => {
   const chat = at('chat').checked, prompt = at('prompt').value;
@@ -76,13 +81,16 @@ const write = async () => {
       }
     }
   } catch (e) {
-    if (e.name !== 'AbortError') { show('error', ' ' + e.message); if (chat && !written.textContent) messages.pop(); }
+    if (e.name !== 'AbortError') {
+      show('error', e.message, 'div');
+      if (chat && !written.textContent) { messages.pop(); at('prompt').value = prompt; }
+    }
   }
   if (chat && written.textContent) messages.push({role: 'assistant', content: written.textContent});
   at('go').disabled = false; at('stop').disabled = true;
 };
 at('form').addEventListener('submit', e => { e.preventDefault(); write(); });
 at('stop').addEventListener('click', () => asked && asked.abort());
-at('chat').addEventListener('change', () => { messages = []; at('text').replaceChildren(); });
+at('chat').addEventListener('change', () => { messages = []; at('text').replaceChildren(); ask(); });
 </script></body></html>
 )html";
