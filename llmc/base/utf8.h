@@ -27,8 +27,9 @@ inline int64_t count_characters(std::string_view text) { return std::count_if(te
 
 inline bool is_utf8(std::string_view text) {
     for (size_t i = 0; i < text.size();) {
-        uint64_t eight;
-        if (i + 8 <= text.size() && (memcpy(&eight, &text[i], 8), (eight & 0x8080808080808080) == 0)) {  // ASCII
+        uint64_t eight = 128;  // no ASCII
+        if (i + 8 <= text.size()) memcpy(&eight, &text[i], 8);
+        if ((eight & 0x8080808080808080) == 0) {
             i += 8;
             continue;
         }
