@@ -168,9 +168,11 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
                 double first = 0, p50 = 0;
                 if (sscanf(std::string(line).c_str(), "%d %lf ms %lf", &batch, &first, &p50) != 3) return;
                 for (InferenceCandidate& c : of_layout)
-                    if (c.batch == batch) measured.push_back(c), measured.back().measured_seconds = p50 / 1e3;
+                    if (c.batch == batch) c.measured_seconds = p50 / 1e3;
             });
         std::filesystem::remove_all(folder);
+        for (const InferenceCandidate& c : of_layout)
+            if (std::isfinite(c.measured_seconds)) measured.push_back(c);
         if (why.empty()) continue;
         run.phase.done();
         print_line(stderr, format("note: the trial of --tp %d --pp %d: %s", l.tp, l.pp, why.c_str()));
