@@ -459,7 +459,7 @@ inline Allowed one_of(Strings choices) {
     X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: the most texts at a time; default: 256")       \
     X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
       "with --inference: tokens of --seq-length that are written, after a prompt of the others; default: half")         \
-    X(double, max_latency, "", 0, at_least(0), "Tune",                                                                  \
+    X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                              \
       "with --inference: milliseconds that a text's token may take at most; default: any")
 
 // Options of `sweep` beside those of `train`.
