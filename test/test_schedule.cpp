@@ -227,7 +227,7 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     TrainOptions o = options(0, 8);
     o.time_budget = "1000000";
     apply_time_budget(o);
-    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. What this program has taken is no part of it.
+    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. What this program has taken is no part.
     const auto budget = [&](double spent) {
         auto b = std::make_unique<TimeBudget>(o, spent - (monotonic_seconds() - program_start));
         b->took(TimeBudget::step, 5000);  // the first is slow

@@ -96,16 +96,53 @@ expect "a token comes soonest from all eight" test "$(grep -A 5 '"front"' writin
 expect "a bound of its time" "$program" tune --preset llama2-7b "${writes[@]}" --world 8 --max-latency 4 --out bound
 says "is kept" "The most tokens within 4 ms a token"
 expect "with a page" grep -q "None is better in both" bound/inference.html
+expect "and what was refused" grep -q ">Refused<" bound/inference.html
+expect "one text at a time" "$program" tune --preset llama2-7b "${writes[@]}" --world 1 --batch 1 --out one
+expect "nothing was refused: no such part" refused grep -q ">Refused<" one/inference.html
 refuses "a bound that none keeps" "the shortest time of a token is .* ms, with --tp 8" --preset llama2-7b "${writes[@]}" --world 8 --max-latency 0.01
 refuses "a model that is too large" "one text needs .* GiB of a rank at least" --preset gpt3-175b "${writes[@]}" --world 2
 refuses "a batch of training" "HINT: leave one of them out" --preset llama2-7b "${writes[@]}" --world 8 --global-batch-size 8
 refuses "a bound of training" "HINT: add --inference" "${run[@]}" --world 8 --max-latency 4
 refuses "measuring without a model" "HINT: --model DIR" --preset llama-tiny "${writes[@]}" --trials 1
 refuses "no room for a prompt" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --max-new-tokens 1024
+refuses "a context of one token" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --seq-length 1
+refuses "a layout that divides no ranks" "8 ranks cannot be divided by tensor-model-parallel-size 3" --preset llama2-7b "${writes[@]}" --world 8 --tp 3
+refuses "more stages than layers" "more pipeline stages than layers" --preset llama2-7b "${writes[@]}" --world 33 --pp 33
+expect "no memory is named where none was planned" refused grep -w inf out.txt
+refuses "FP8, which is of training" "HINT: leave one of them out" --preset llama2-7b "${writes[@]}" --world 8 --fp8-format e4m3
+expect "many copies" "$program" tune --preset llama2-7b "${writes[@]}" --world 100000 --dry-run
+says "the command is of each" "a second, by [0-9,]* copies of$"
+expect "numbers stand apart" awk '/tokens.s  *memory$/ { columns = 1 } NF == 0 { columns = 0 } columns && NF > 7 && NF != 11 { bad = 1 } END { exit bad }' out.txt
 expect "batches are measured here" "$program" tune --inference --model trained --threads 2 --batch 4 --trials 2 --out writing
 says "the plan against the measurement" "planned  measured"
 says "the fastest" "generate --model trained .*--batch 4"
 expect "nothing is left of them" test -z "$(find writing -name 'trials-*')"
+# Prompts that fill the context, as near as they come; what cannot be measured; a search that is interrupted.
+long=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 320 --micro-batch-size 1
+    --global-batch-size 1 --train-iters 1 --threads 2)
+expect "a model of a longer context" "$program" train "${long[@]}" --out long
+expect "a prompt that fills it" "$program" tune --inference --model long --threads 2 --batch 2 --trials 1 --out filled
+refuses "a context without a token to measure" "leaves no room for a prompt" --inference --model long --seq-length 2 --trials 1
+cp -rL long mute && rm mute/*/tokenizer*
+refuses "trials without a tokenizer" "has no tokenizer" --inference --model mute --trials 1
+touch file
+expect "a file in the place of the folder" refused "$program" tune --inference --model long --trials 1 --out file
+says "is told" "cannot create directory file.*HINT"
+ended_by() { # SIGNAL OUT TUNE...: tune is ended by this signal in the middle of a trial, and nothing is left in OUT
+    local signal=$1 out=$2 tune trial status
+    shift 2
+    "$program" tune "$@" --out "$out" >tune.txt 2>&1 &
+    tune=$!
+    comes test -s "$out/trials-$tune/output.txt" -o -s "$out/trials-$tune/run/log.jsonl" || return 1
+    trial=$(pgrep -P "$tune")
+    kill "-$signal" "$tune"
+    wait "$tune"
+    status=$?
+    refused kill -0 "$trial" && [[ $status == $((128 + $(kill -l "$signal"))) && -z $(find "$out" -name 'trials-*') ]] ||
+        { echo "status $status"; find "$out"; cat tune.txt; return 1; }
+}
+expect "SIGTERM during a trial of writing" ended_by TERM writing-ended --inference --model long --threads 2 --batch 1024 --trials 1
+expect "SIGHUP during a trial of training" ended_by HUP training-ended "${here[@]}" --trials 1 --trial-steps 10000
 
 mv data gone
 expect "trials that all fail" refused "$program" tune "${here[@]}" --trials 2 --out failed

@@ -335,7 +335,7 @@ inline std::string svg_axes(const Chart& c, const Frame& f) {
     return out + format("<path class=\"axis\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.bottom, f.right);
 }
 
-// Names and last values at the right ends of the lines, moved apart where they would overlap.
+// Names and last values at the right ends of the lines, moved apart where they would overlap. Points alone have no last value.
 inline std::string svg_end_labels(const Chart& c, const Frame& f) {
     struct Label {
         double y;
@@ -344,7 +344,8 @@ inline std::string svg_end_labels(const Chart& c, const Frame& f) {
     std::vector<Label> labels;
     for (const Series& s : c.series)
         if (const std::vector<CurvePart> line = s.line(); !s.name.empty() && !line.empty() && drawn(line.back()))
-            labels.push_back({f.y(line.back().y), s.style, s.name + " " + with_decimals(line.back().y, 3)});
+            labels.push_back({f.y(line.back().y), s.style,
+                              s.scatter ? s.name : s.name + " " + with_decimals(line.back().y, line.back().y < 1000 ? 3 : 0)});
     if (std::isfinite(c.baseline))
         labels.push_back({f.y(c.baseline), "baseline", c.baseline_name + " " + with_decimals(c.baseline, 3)});
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) { return a.y < b.y; });

@@ -807,7 +807,7 @@ struct TuneOptions : TrainOptions {
 };
 template <class Visit>
 void for_each_option(TuneOptions& o, Visit visit) {
-    visit_options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html", visit);
+    visit_options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html", visit);
     TUNE_OPTIONS(OPTION_VISIT)
 }
 // Those of a run whose hyperparameters are sought, and of the search.

@@ -240,10 +240,10 @@ BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, s
 
 // The table of them, and which is the fastest within the bound.
 inline void print_batches(const std::vector<BatchSpeed>& all, const GenerateOptions& o) {
-    print_line(stdout, "batch  first tokens  ms a token: p50     p99  tokens/s  memory of a rank");
+    print_line(stdout, "batch  first tokens  ms a token: p50      p99  tokens/s  memory of a rank");
     const BatchSpeed *best = nullptr, *soonest = all.data();
     for (const BatchSpeed& s : all) {
-        print_line(stdout, format("%5d  %9.1f ms  %15.2f  %6.2f  %8.0f  %16s", s.batch, s.first_ms, s.p50_ms, s.p99_ms,
+        print_line(stdout, format("%5d  %9.1f ms  %15.3f  %7.3f  %8.0f  %16s", s.batch, s.first_ms, s.p50_ms, s.p99_ms,
                                   s.tokens_per_second, human_bytes(s.bytes).c_str()));
         if (s.p99_ms < soonest->p99_ms) soonest = &s;
         if ((!o.max_latency || s.p99_ms <= o.max_latency) && (!best || s.tokens_per_second > best->tokens_per_second))

@@ -6,7 +6,8 @@
 // whichever takes longer (the roofline); then attention reads the keys and values of all texts, which no two texts share.
 //   layer    max(weight bytes / memory, FLOPs / rate) + key/value bytes / memory + two all-reduces of (batch, C)
 //   token    the layers of all stages, the messages between them, the logits gathered over tp and passed on over pp
-// Prefill. Prompts are read one after another, each in one pass: max(weight bytes / memory, FLOPs / rate) + all-reduces of (T, C).
+// Prefill. Prompts are read one after another, each in one pass: max(weight bytes / memory, FLOPs / rate) and all-reduces of
+// (T, C).
 //
 // A collective of n ranks takes its bytes at the bandwidth of the slowest link and, in small messages, its latency: 6.6 us and
 // for each of its steps 0.6 us within a node and 2.7 us between nodes, the figures of NCCL's own cost model for rings with its

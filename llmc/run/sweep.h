@@ -504,7 +504,7 @@ private:
         const std::string config = training.folder + "/run.toml";
         write_file_atomically(config, config_text(p));
         training.process.emplace(
-            Strings{path_of_this_program(), "train", "--config", config, "--out", training.folder + "/run"},
+            Strings{path_of_this_program(), "train", "--config", config, "--out", training.folder + "/run"}, "/dev/null",
             training.folder + "/output.txt", limit_seconds);
     }
 

@@ -7,8 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -35,10 +38,10 @@ inline bool can_start_ranks() {
     return false;
 }
 
-// A command in a session of its own, its output in a file. It ends with this process, however that ends.
+// A command in a session of its own, its input and output in files. It ends with this process, however that ends.
 class Apart {
 public:
-    Apart(const std::vector<std::string>& words, const std::string& output, double limit_seconds)
+    Apart(const std::vector<std::string>& words, const std::string& input, const std::string& output, double limit_seconds)
         : limit_(limit_seconds), begin_(monotonic_seconds()) {
         std::vector<char*> arguments;
         for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -51,6 +54,8 @@ public:
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(127);
         const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+        const int in = open(input.c_str(), O_RDONLY);
+        if (in >= 0) dup2(in, STDIN_FILENO);
         if (out >= 0) {
             dup2(out, STDOUT_FILENO);
             dup2(out, STDERR_FILENO);
@@ -59,6 +64,7 @@ public:
         _exit(127);
     }
     double seconds() const { return monotonic_seconds() - begin_; }
+    void end() { limit_ = std::min(limit_, seconds()); }
     // Its exit status once it has ended, or 128 and the signal that ended it; -1: it was ended after `limit_seconds`, with all
     // that it had started.
     std::optional<int> status() {
@@ -77,6 +83,47 @@ private:
     bool asked_ = false;
 };
 inline void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+
+// A folder that is there for one trial. Ctrl-C, SIGTERM and SIGHUP first end the trial with all its ranks, which so leave no
+// shared memory behind, then the folder goes, and then this process ends by the signal.
+class TrialFolder {
+public:
+    const std::string path;
+
+    explicit TrialFolder(const std::string& out) : path(format("%s/trials-%d", out.c_str(), (int)getpid())) {
+        make_directory(path);
+        struct sigaction action = {};
+        action.sa_handler = [](int signal) { signal_ = signal; };
+        action.sa_flags = SA_RESTART;
+        sigemptyset(&action.sa_mask);
+        for (size_t i = 0; i < signals.size(); i++) {
+            sigaction(signals[i], nullptr, &before_[i]);
+            if (before_[i].sa_handler != SIG_IGN) sigaction(signals[i], &action, nullptr);
+        }
+    }
+    ~TrialFolder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path, ignored);
+        for (size_t i = 0; i < signals.size(); i++) sigaction(signals[i], &before_[i], nullptr);
+        if (signal_) raise(signal_);
+    }
+    TrialFolder(const TrialFolder&) = delete;
+    TrialFolder& operator=(const TrialFolder&) = delete;
+
+    // The status of a command that has ended.
+    static int wait_for(Apart& process) {
+        while (true) {
+            if (signal_) process.end();
+            if (const std::optional<int> status = process.status()) return *status;
+            wait_a_little();
+        }
+    }
+
+private:
+    static constexpr std::array<int, 3> signals = {SIGINT, SIGTERM, SIGHUP};
+    static inline std::atomic<int> signal_{0};  // that was received
+    std::array<struct sigaction, 3> before_;
+};
 
 // Why a command failed whose status is not 0, with the error that it printed.
 inline std::string why_failed(int status, const std::string& command, const std::string& output, double limit_seconds) {
@@ -120,11 +167,10 @@ inline Trial run_trial(const std::string& config, int ranks, const std::string& 
     std::vector<std::string> words;
     if (ranks > 1) words = {"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
     words.insert(words.end(), {path_of_this_program(), "train", "--config", config, "--out", out});
-    Apart process(words, output, limit_seconds);
-    std::optional<int> status;
-    while (!(status = process.status())) wait_a_little();
+    Apart process(words, "/dev/null", output, limit_seconds);
+    const int status = TrialFolder::wait_for(process);
     const double seconds = median_step_seconds(out + "/log.jsonl");
-    if (*status == 0 && std::isfinite(seconds)) trial.seconds = seconds;
-    else trial.why = why_failed(*status, words[0], output, limit_seconds);
+    if (status == 0 && std::isfinite(seconds)) trial.seconds = seconds;
+    else trial.why = why_failed(status, words[0], output, limit_seconds);
     return trial;
 }

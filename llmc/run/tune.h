@@ -132,6 +132,12 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
     return problem;
 }
 
+// The part of the layout that is given must divide the ranks.
+inline void check_divided(const LayoutProblem& problem, const TuneOptions& o) {
+    make_mesh(problem.ranks.back(), 0, o.given.count("tensor-model-parallel-size") ? o.tensor_model_parallel_size : 1,
+              o.given.count("pipeline-model-parallel-size") ? o.pipeline_model_parallel_size : 1, 1);
+}
+
 // ---- files -----------------------------------------------------------------------------------------------------------------
 constexpr size_t most_files = 5;  // of the fastest layouts, one each
 
@@ -200,8 +206,14 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured)
 }
 template <class Row>
 std::string text_table(const std::vector<Column<Row>>& columns, const std::vector<Row>& rows) {
-    const auto cell = [](const Column<Row>& c, const std::string& text) {
-        return c.width < 0 ? pad_right(text, -c.width) : pad_left(text, c.width);
+    std::vector<int> widths;  // more than a column's own where that would not keep numbers apart
+    for (const Column<Row>& c : columns) {
+        widths.push_back(std::abs(c.width));
+        for (const Row& row : rows) widths.back() = std::max(widths.back(), display_width(c.text(row)) + (c.width > 0));
+    }
+    const auto cell = [&](const Column<Row>& c, const std::string& text) {
+        const int width = widths[(size_t)(&c - columns.data())];
+        return c.width < 0 ? pad_right(text, width) : pad_left(text, width);
     };
     std::string out;
     for (const Column<Row>& c : columns) out += cell(c, (c.width < 0 ? "  " : "") + std::string(c.title));
@@ -305,22 +317,24 @@ inline Chart tune_chart(const FoundLayouts& found) {
     return chart;
 }
 
-// A page of a chart and some sections, each a title and its tables.
+// A page of a chart and some sections, each a title and its tables; one without tables is left out.
 inline std::string search_page(const std::string& title, const std::string& what, const std::string& chart_title,
                                const Chart& chart, const std::vector<std::pair<std::string, std::string>>& sections) {
     std::string page = page_start + "<!-- " + written_by("tune") + " --><title>" + xml_escape(title) + "</title>\n<style>" +
-                       report_colors + svg_style + report_style + "</style></head>\n<body><main>\n<header><h1>" +
-                       xml_escape(title) + "</h1><p>" + xml_escape(what) + "</p></header>\n";
+                       report_colors + svg_style + report_style +
+                       "figure svg { min-width: 600px; }</style></head>\n<body><main>\n<header><h1>" + xml_escape(title) +
+                       "</h1><p>" + xml_escape(what) + "</p></header>\n";
     const auto part = [](const std::string& name) { return "<h2 class=\"part\">" + xml_escape(name) + "</h2>\n"; };
-    page += part(chart_title) + whole_svg(chart) + "\n";
-    for (const auto& [name, tables] : sections) page += part(name) + tables;
+    page += part(chart_title) + "<figure>" + whole_svg(chart) + "</figure>\n";
+    for (const auto& [name, tables] : sections)
+        if (!tables.empty()) page += part(name) + tables;
     return page + "</main></body></html>\n";
 }
 inline std::string refused_table(const std::map<std::string, int64_t>& refused) {
     std::string rows;
     for (const auto& [reason, n] : refused)
         rows += "<tr><th>" + xml_escape(reason) + "</th><td>" + with_commas(n) + "</td></tr>\n";
-    return table("runs", rows);
+    return rows.empty() ? "" : table("runs", rows);
 }
 inline std::string tune_page(const std::string& title, const FoundLayouts& found,
                              const std::vector<Column<Candidate>>& columns) {
@@ -349,18 +363,18 @@ inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int
 
 // Measures the fastest by the plan; those that were measured then come first, from the fastest on.
 inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
-    const std::string folder = format("%s/trials-%d", o.out.c_str(), (int)getpid());
     const size_t trials = std::min((size_t)o.trials, found.best.size());
     size_t failed = 0;
     for (size_t i = 0; i < trials; i++) {
         Candidate& c = found.best[i];
-        std::filesystem::create_directories(folder);
         run.begin(format("trial %zu of %zu", i + 1, trials));
-        const std::string config = folder + "/trial.toml";
-        write_file_atomically(config, config_text(options_of_trial(run.o, c.layout, o.trial_steps)));
-        const Trial trial = run_trial(config, c.layout.ranks, folder, 60 + 20 * o.trial_steps * c.seconds);
+        const Trial trial = [&] {
+            const TrialFolder folder(o.out);
+            const std::string config = folder.path + "/trial.toml";
+            write_file_atomically(config, config_text(options_of_trial(run.o, c.layout, o.trial_steps)));
+            return run_trial(config, c.layout.ranks, folder.path, 60 + 20 * o.trial_steps * c.seconds);
+        }();
         c.measured = trial.seconds;
-        std::filesystem::remove_all(folder);
         if (!std::isfinite(trial.seconds)) {
             failed++;
             run.phase.done();
@@ -385,7 +399,7 @@ inline std::string command_of(const std::string& file, int ranks) {
 
 inline void write_files(const TrainOptions& o, const FoundLayouts& found, const std::string& title,
                         const std::vector<Column<Candidate>>& columns) {
-    std::filesystem::create_directories(o.out);
+    make_directory(o.out);
     const size_t files = std::min(most_files, found.best.size());
     for (size_t i = 0; i < files; i++) {
         const Candidate& c = found.best[i];
@@ -419,9 +433,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
     problem.best = std::max(detail::most_files, (size_t)o.trials);
-    // What is given must divide them.
-    make_mesh(problem.ranks.back(), 0, o.given.count("tensor-model-parallel-size") ? run.o.tensor_model_parallel_size : 1,
-              o.given.count("pipeline-model-parallel-size") ? run.o.pipeline_model_parallel_size : 1, 1);
+    detail::check_divided(problem, o);
     FoundLayouts found = search_layouts(problem);
     if (found.fit.empty()) detail::refuse_all(found, problem.memory(problem.ranks[0]));
     if (o.trials) detail::measure(run, o, found);

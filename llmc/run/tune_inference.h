@@ -1,8 +1,9 @@
-// train_gpt tune --inference: over how many ranks a model is divided to write texts, and how many at a time. Searched are tensor
-// and pipeline parallelism, copies of the model where it needs fewer ranks than there are, and batches of 1, 2, 4, ... texts;
-// --tp and --pp stay if they are given. Times are of the plan (inference_plan.h), memory of the functions that allocate it. What
-// is shown: batches that no other one beats in both the time of a token and the tokens per second, and the most tokens per second
-// within --max-latency. With --trials, the layouts of the best are measured here by `generate --measure-batches`.
+// train_gpt tune --inference: over how many ranks a model is divided to write texts, and how many at a time. Searched are
+// tensor and pipeline parallelism, copies of the model where it needs fewer ranks than there are, and batches of 1, 2, 4, ...
+// texts; --tp and --pp stay if they are given. Times are of the plan (inference_plan.h), memory of the functions that allocate
+// it. What is shown: batches that no other one beats in both the time of a token and the tokens per second, and the most
+// tokens per second within --max-latency. With --trials, the layouts of the best are measured here by `generate
+// --measure-batches`.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,7 +18,7 @@
 #include "inference_plan.h"
 #include "tune.h"
 
-// Bytes of the memory of a rank of a pipeline stage that writes `texts` texts at a time of up to T tokens, by options and ranks.
+// Bytes of the memory of a rank of a pipeline stage that writes `texts` texts of up to T tokens, by options and ranks.
 using BytesOfWriter = std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage, int texts, int T)>;
 
 namespace detail {
@@ -38,19 +39,27 @@ struct FoundInference {
     double least_bytes = INFINITY;           // that a layout needs for one text
 };
 
+// Of --seq-length tokens, those that are written after a prompt of the others; and those that a trial writes, at least one more
+// than the first.
+inline int new_tokens(const Run& run, const TuneOptions& o) {
+    return o.max_new_tokens ? o.max_new_tokens : std::max(1, run.o.seq_length / 2);
+}
+inline int new_tokens_of_trial(const Run& run, const TuneOptions& o) { return std::clamp(new_tokens(run, o), 2, 32); }
+
 inline void check_inference(const Run& run, const TuneOptions& o) {
-    for (const char* name : {"micro-batch-size", "global-batch-size", "num-virtual-stages-per-pipeline-rank", "zero",
-                             "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "trial-steps"})
+    for (const char* name :
+         {"micro-batch-size", "global-batch-size", "num-virtual-stages-per-pipeline-rank", "zero", "no-sequence-parallel",
+          "recompute-granularity", "recompute-num-layers", "trial-steps", "fp8-format"})
         if (o.given.count(name))
             fail_usage("--%s is about training, --inference about writing; HINT: leave one of them out", name);
     if (o.trials && o.model.empty())
         fail_usage("--trials writes texts with a model, of which there is none; HINT: --model DIR");
-    if (o.max_new_tokens >= run.o.seq_length)
-        fail_usage("--max-new-tokens %d leaves no room for a prompt in --seq-length %d; HINT: a smaller number",
-                   o.max_new_tokens, run.o.seq_length);
-}
-inline int new_tokens(const Run& run, const TuneOptions& o) {
-    return o.max_new_tokens ? o.max_new_tokens : std::max(1, run.o.seq_length / 2);
+    if (o.trials && !run.tokenizer)
+        fail_usage("--trials writes texts, and the model has no tokenizer; HINT: --model DIR of a model with one");
+    if (const int n = std::max(new_tokens(run, o), o.trials ? new_tokens_of_trial(run, o) : 0); n >= run.o.seq_length)
+        fail_usage(
+            "--max-new-tokens %d leaves no room for a prompt in --seq-length %d; HINT: fewer tokens, or a longer sequence", n,
+            run.o.seq_length);
 }
 
 // All batches of a model in one layout, until one does not fit.
@@ -119,11 +128,18 @@ inline const InferenceCandidate* best_of(const std::vector<InferenceCandidate>& 
 }
 
 // ---- trials ----------------------------------------------------------------------------------------------------------------
-// A text of at least n tokens.
+// A text of as many words as fit into n tokens.
 inline std::string prompt_of(const Tokenizer& tokenizer, int n) {
-    std::string text = "the";
-    while ((int)tokenizer.encode(text).size() < n) text += text.size() < 64 ? " the" : text;
-    return text;
+    const auto text_of = [](int words) {
+        std::string text = words ? "the" : "";
+        for (int i = 1; i < words; i++) text += " the";
+        return text;
+    };
+    int words = 0, more = 1;
+    while (more < n) more *= 2;
+    for (; more; more /= 2)
+        if (words + more <= n && (int)tokenizer.encode_prompt(text_of(words + more)).size() <= n) words += more;
+    return text_of(words);
 }
 
 // Measures the batches of up to o.trials layouts, those of the front first; layouts that fail are left out with a note.
@@ -134,7 +150,8 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
             const auto same = [&](const InferenceCandidate& l) { return l.tp == c.tp && l.pp == c.pp; };
             if (std::none_of(layouts.begin(), layouts.end(), same) && (int)layouts.size() < o.trials) layouts.push_back(c);
         }
-    const int tokens = std::min(32, new_tokens(run, o));
+    const int tokens = new_tokens_of_trial(run, o);
+    const std::string prompt = prompt_of(*run.tokenizer, run.o.seq_length - tokens);
     std::vector<InferenceCandidate> measured;
     for (size_t i = 0; i < layouts.size(); i++) {
         const InferenceCandidate& l = layouts[i];
@@ -143,34 +160,33 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
         for (const InferenceCandidate& c : found.fit) {
             if (c.tp != l.tp || c.pp != l.pp) continue;
             of_layout.push_back(c);
-            seconds += 20 * (c.plan.prefill_seconds + tokens * c.plan.token_seconds);
+            seconds += 20 * (c.plan.prefill_seconds + tokens * c.plan.token_seconds) + c.ranks() * c.bytes / 2e8;  // it is read
         }
         run.begin(format("trial %zu of %zu", i + 1, layouts.size()));
-        const std::string folder = format("%s/trials-%d", o.out.c_str(), (int)getpid()), output = folder + "/output.txt";
-        std::filesystem::create_directories(folder);
         std::vector<std::string> words;
         if (l.ranks() > 1) words = {"mpirun", "-n", std::to_string(l.ranks()), "--bind-to", "none"};
         for (const std::string& word :
              {path_of_this_program(), std::string("generate"), std::string("--model"), o.model, std::string("--tp"),
               std::to_string(l.tp), std::string("--pp"), std::to_string(l.pp), std::string("--threads"),
               std::to_string(std::max(1, run.ctx.threads / l.ranks())), std::string("--measure-batches"),
-              std::string("--batch"), std::to_string(of_layout.back().batch), std::string("--prompt"),
-              prompt_of(*run.tokenizer, std::max(1, run.o.seq_length - tokens - 64)), std::string("--max-new-tokens"),
-              std::to_string(tokens)})
+              std::string("--batch"), std::to_string(of_layout.back().batch), std::string("--prompt"), std::string("-"),
+              std::string("--max-new-tokens"), std::to_string(tokens)})
             words.push_back(word);
-        Apart process(words, output, seconds);
-        std::optional<int> status;
-        while (!(status = process.status())) wait_a_little();
-        const std::string why = *status ? why_failed(*status, words[0], output, seconds) : "";
-        if (*status == 0)
+        const std::string why = [&] {
+            const TrialFolder folder(o.out);
+            const std::string output = folder.path + "/output.txt", input = folder.path + "/prompt.txt";
+            write_file_atomically(input, prompt);
+            Apart process(words, input, output, seconds);
+            if (const int status = TrialFolder::wait_for(process)) return why_failed(status, words[0], output, seconds);
             for_each_line(output, [&](std::string_view line, int64_t) {
                 int batch = 0;
                 double first = 0, p50 = 0;
-                if (sscanf(std::string(line).c_str(), "%d %lf ms %lf", &batch, &first, &p50) != 3) return;
+                if (sscanf(std::string(line).c_str(), "%d %lf ms %lf", &batch, &first, &p50) != 3 || !(p50 > 0)) return;
                 for (InferenceCandidate& c : of_layout)
                     if (c.batch == batch) c.measured_seconds = p50 / 1e3;
             });
-        std::filesystem::remove_all(folder);
+            return std::string();
+        }();
         for (const InferenceCandidate& c : of_layout)
             if (std::isfinite(c.measured_seconds)) measured.push_back(c);
         if (why.empty()) continue;
@@ -255,13 +271,18 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     const std::string page = o.out + "/inference.html";
     check_replaceable(page, "tune");
     LayoutProblem problem = detail::problem_of(run, {});
+    detail::check_divided(problem, o);
     detail::FoundInference found = detail::search_inference(run, o, problem, bytes_of);
     if (found.fit.empty()) {
         std::string reasons;
         for (const auto& [reason, n] : found.refused) reasons += format("\n  %s: %s", with_commas(n).c_str(), reason.c_str());
+        if (!std::isfinite(found.least_bytes))
+            fail(
+                "the model can write in no layout; refused were%s\nHINT: other ranks (--world), or fewer options of the layout",
+                reasons.c_str());
         fail(
-            "the model can write in no layout; refused were%s\nHINT: more or other ranks (--world), a shorter --seq-length, or a "
-            "larger --device-memory-gib; one text needs %s of a rank at least",
+            "the model can write in no layout; refused were%s\nHINT: more or other ranks (--world), a shorter --seq-length, or "
+            "a larger --device-memory-gib; one text needs %s of a rank at least",
             reasons.c_str(), human_bytes(found.least_bytes).c_str());
     }
     if (o.trials) detail::measure_inference(run, o, found);
@@ -274,10 +295,11 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     const std::string title = "Writing with " + detail::subject_of(run, problem);
     const auto columns = detail::inference_columns(problem.ranks.size() == 1 && problem.ranks[0] > 1, o.trials > 0);
     const int prompt = run.o.seq_length - detail::new_tokens(run, o);
-    const std::string what = format("prompts of %d tokens, at the end of a context of %d", prompt, run.o.seq_length);
+    const std::string what = format("prompts of %s, at the end of a context of %s", counted(prompt, "token").c_str(),
+                                    with_commas(run.o.seq_length).c_str());
     if (!o.dry_run) {
-        std::filesystem::create_directories(o.out);
-        write_file_atomically(page, detail::search_page(title, what, "Tokens per second, by the time of a text's token",
+        make_directory(o.out);
+        write_file_atomically(page, detail::search_page(title, what, "Tokens per second, by the milliseconds of a text's token",
                                                         detail::inference_chart(found, front),
                                                         {{"None is better in both", detail::html_table(columns, front)},
                                                          {"All that fit", detail::html_table(columns, found.fit)},
@@ -301,7 +323,8 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     printf("\nNone is better in both the time of a token and tokens per second%s\n%s", o.trials ? ", measured here" : "",
            detail::text_table(columns, front).c_str());
     const std::string bound = o.max_latency > 0 ? format(" within %g ms a token", o.max_latency) : "";
-    printf("\nThe most tokens%s, %s a second, by\n  %s\n", bound.c_str(),
-           with_commas((int64_t)best->tokens_per_second()).c_str(), command.c_str());
+    const std::string copies = best->copies > 1 ? " " + with_commas(best->copies) + " copies of" : "";
+    printf("\nThe most tokens%s, %s a second, by%s\n  %s\n", bound.c_str(),
+           with_commas((int64_t)best->tokens_per_second()).c_str(), copies.c_str(), command.c_str());
     if (!o.dry_run) printf("%s has a chart.\n", page.c_str());
 }
