@@ -155,6 +155,15 @@ inline double median_step_seconds(const std::string& log) {
     return steps.size() > 1 ? median(std::vector<double>(steps.begin() + 1, steps.end())) : NAN;
 }
 
+// This program with these arguments, on `ranks` ranks.
+inline std::vector<std::string> words_on_ranks(int ranks, const std::vector<std::string>& arguments) {
+    std::vector<std::string> words;
+    if (ranks > 1) words = {"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
+    words.push_back(path_of_this_program());
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return words;
+}
+
 struct Trial {
     double seconds = NAN;  // of a step, the median of all but the first; NaN: it failed
     std::string why;       // it failed
@@ -164,9 +173,7 @@ struct Trial {
 inline Trial run_trial(const std::string& config, int ranks, const std::string& folder, double limit_seconds) {
     Trial trial;
     const std::string out = folder + "/run", output = folder + "/output.txt";
-    std::vector<std::string> words;
-    if (ranks > 1) words = {"mpirun", "-n", std::to_string(ranks), "--bind-to", "none"};
-    words.insert(words.end(), {path_of_this_program(), "train", "--config", config, "--out", out});
+    const std::vector<std::string> words = words_on_ranks(ranks, {"train", "--config", config, "--out", out});
     Apart process(words, "/dev/null", output, limit_seconds);
     const int status = TrialFolder::wait_for(process);
     const double seconds = median_step_seconds(out + "/log.jsonl");

@@ -268,10 +268,14 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
     return j;
 }
 
+inline std::string refused_in_words(const std::map<std::string, int64_t>& refused) {
+    std::string reasons;
+    for (const auto& [reason, n] : refused) reasons += format("\n  %s: %s", with_commas(n).c_str(), reason.c_str());
+    return reasons;
+}
+
 // Nothing fits: says why, and the least that would.
 [[noreturn]] inline void refuse_all(const FoundLayouts& found, double most) {
-    std::string reasons;
-    for (const auto& [reason, n] : found.refused) reasons += format("\n  %s: %s", with_commas(n).c_str(), reason.c_str());
     const Layout& l = found.smallest.layout;
     std::string hint = "HINT: give fewer options of the layout, or another --world or --global-batch-size";
     if (found.smallest.bytes > 0)
@@ -279,7 +283,7 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
             "the least memory that any layout needs is %s, there are %s: %s; HINT: more GPUs, a larger --device-memory-gib, or "
             "--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
             human_bytes(found.smallest.bytes).c_str(), human_bytes(most).c_str(), options_in_words(l).c_str());
-    fail("no layout is possible; refused were%s\n%s", reasons.c_str(), hint.c_str());
+    fail("no layout is possible; refused were%s\n%s", refused_in_words(found.refused).c_str(), hint.c_str());
 }
 
 // ---- the page --------------------------------------------------------------------------------------------------------------
@@ -391,10 +395,13 @@ inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
 }
 
 // ---- the command -----------------------------------------------------------------------------------------------------------
+// The line of a shell that runs a command on `ranks` GPUs or processes.
+inline std::string launched(int ranks, const std::string& command) {
+    return ranks == 1 ? command : format("scripts/launch.sh mpirun -n %d --bind-to none %s", ranks, command.c_str());
+}
 // The command that trains in the layout of a file, with `ranks` GPUs or processes.
 inline std::string command_of(const std::string& file, int ranks) {
-    const std::string train = "./train_gpt train --config " + file;
-    return ranks == 1 ? train : format("scripts/launch.sh mpirun -n %d --bind-to none %s", ranks, train.c_str());
+    return launched(ranks, "./train_gpt train --config " + file);
 }
 
 inline void write_files(const TrainOptions& o, const FoundLayouts& found, const std::string& title,

@@ -163,15 +163,10 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
             seconds += 20 * (c.plan.prefill_seconds + tokens * c.plan.token_seconds) + c.ranks() * c.bytes / 2e8;  // it is read
         }
         run.begin(format("trial %zu of %zu", i + 1, layouts.size()));
-        std::vector<std::string> words;
-        if (l.ranks() > 1) words = {"mpirun", "-n", std::to_string(l.ranks()), "--bind-to", "none"};
-        for (const std::string& word :
-             {path_of_this_program(), std::string("generate"), std::string("--model"), o.model, std::string("--tp"),
-              std::to_string(l.tp), std::string("--pp"), std::to_string(l.pp), std::string("--threads"),
-              std::to_string(std::max(1, run.ctx.threads / l.ranks())), std::string("--measure-batches"),
-              std::string("--batch"), std::to_string(of_layout.back().batch), std::string("--prompt"), std::string("-"),
-              std::string("--max-new-tokens"), std::to_string(tokens)})
-            words.push_back(word);
+        const std::vector<std::string> words = words_on_ranks(
+            l.ranks(), {"generate", "--model", o.model, "--tp", std::to_string(l.tp), "--pp", std::to_string(l.pp), "--threads",
+                        std::to_string(std::max(1, run.ctx.threads / l.ranks())), "--measure-batches", "--batch",
+                        std::to_string(of_layout.back().batch), "--prompt", "-", "--max-new-tokens", std::to_string(tokens)});
         const std::string why = [&] {
             const TrialFolder folder(o.out);
             const std::string output = folder.path + "/output.txt", input = folder.path + "/prompt.txt";
@@ -260,7 +255,7 @@ inline std::string writing_command(const TuneOptions& o, const InferenceCandidat
     const std::string layout = c.ranks() > 1 ? format(" --tp %d --pp %d", c.tp, c.pp) : "";
     const std::string generate = format("./train_gpt generate --model %s%s --batch %d --prompts FILE",
                                         o.model.empty() ? "RUN" : o.model.c_str(), layout.c_str(), c.batch);
-    return c.ranks() == 1 ? generate : format("scripts/launch.sh mpirun -n %d --bind-to none %s", c.ranks(), generate.c_str());
+    return launched(c.ranks(), generate);
 }
 
 }  // namespace detail
@@ -274,8 +269,7 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     detail::check_divided(problem, o);
     detail::FoundInference found = detail::search_inference(run, o, problem, bytes_of);
     if (found.fit.empty()) {
-        std::string reasons;
-        for (const auto& [reason, n] : found.refused) reasons += format("\n  %s: %s", with_commas(n).c_str(), reason.c_str());
+        const std::string reasons = detail::refused_in_words(found.refused);
         if (!std::isfinite(found.least_bytes))
             fail(
                 "the model can write in no layout; refused were%s\nHINT: other ranks (--world), or fewer options of the layout",
