@@ -33,6 +33,8 @@ run_one() {
     times >"$log.times"
     cpu=$(awk -F '[ms ]+' 'NR == 2 { printf "%.1f", 60 * ($1 + $3) + $2 + $4 }' "$log.times")
     echo "$ok $bad $seconds $cpu ${test##*/}" >"$log.result"
+    [[ $bad == 0 ]] || { grep -E '^FAILED: |^\[  FAILED  \] .*ms\)$' "$log" || echo "status $status"; } |
+        sed "s/^\(FAILED: \|\[  FAILED  \] \)*/failed: ${test##*/}: /" >"$log.failed"
     { # as one, among those of tests beside it
         printf '%-36s %4d passed %3d failed  %6.1f s, %6.1f s of a core\n' "${test##*/}" "$ok" "$bad" "$seconds" "$cpu"
         [[ $bad == 0 ]] || tail -n 200 "$log"
@@ -62,6 +64,8 @@ if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
     wait
 fi
 cat "$logs"/*.result >"$logs/all" 2>/dev/null
+# Once more where everyone looks first, which is at the end.
+cat "$logs"/*.failed 2>/dev/null | cut -c 1-200 | head -n 40
 echo "slowest: $(sort -k3rn "$logs/all" | awk 'NR <= 8 { printf "%s%s %.0f s", (NR > 1 ? ", " : ""), $5, $3 }')"
 echo "in $SECONDS s, $(awk '{ sum += $4 } END { printf "%.0f", sum }' "$logs/all") s of a core"
 awk '{ passed += $1; failed += $2 } END { printf "%d passed, %d failed\n", passed, failed; exit !(failed == 0 && passed > 0) }' "$logs/all"

@@ -181,7 +181,8 @@ expect "but points it again" test "$(readlink copy/latest)" == step_00000009
 endless replaced --save-every 20 --keep 1 &
 run=$!
 wait_for "checkpoint replaced/step" replaced.txt
-until rm replaced/latest && mkdir replaced/latest 2>/dev/null; do :; done
+put_folder() { rm -f replaced/latest && mkdir replaced/latest; } # between two checkpoints of the run, so perhaps not at once
+expect "latest is replaced by a folder while running" comes put_folder
 sleep 1
 kill -TERM $run
 ends "latest replaced by a folder while running: status 0" $run
@@ -190,7 +191,7 @@ expect "latest replaced by a folder while running: one checkpoint is kept" test 
 endless deleted --save-every 50 &
 run=$!
 wait_for "checkpoint deleted/step" deleted.txt
-until rm -rf deleted 2>/dev/null; do :; done
+expect "the folder is deleted while running" comes rm -rf deleted
 sleep 1
 expect "the folder deleted while running: nobody else gets in" refused "$program" train "${S[@]}" --train-iters 9 --out deleted
 kill -TERM $run
