@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "../base/terminal.h"
@@ -777,48 +778,58 @@ inline const Strings& everyday_options() {
     return names;
 }
 
+// An option of a command: its row, and where its value is.
+using OptionValue = std::variant<bool*, int*, int64_t*, double*, OptionalDouble*, std::string*, Strings*>;
+struct Option {
+    const char *field, *alias;
+    OptionValue value;
+    Allowed allowed;
+    const char *group, *help;
+};
+using OptionList = std::vector<Option>;
+
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;
-#define OPTION_VISIT(type, field, alias, default_value, allowed, group, help) \
-    visit(#field, alias, o.field, allowed, group, help);
+#define OPTION_ADD(type, field, alias, default_value, allowed, group, help) \
+    options.push_back({#field, alias, &o.field, allowed, group, help});
 // given: names of the options that the command line or a config file sets.
-#define OPTION_STRUCT(Name, ROWS)                \
-    struct Name {                                \
-        ROWS(OPTION_FIELD)                       \
-        std::set<std::string> given;             \
-    };                                           \
-    template <class Visit>                       \
-    void for_each_option(Name& o, Visit visit) { \
-        ROWS(OPTION_VISIT)                       \
+#define OPTION_STRUCT(Name, ROWS)           \
+    struct Name {                           \
+        ROWS(OPTION_FIELD)                  \
+        std::set<std::string> given;        \
+    };                                      \
+    inline OptionList options_in(Name& o) { \
+        OptionList options;                 \
+        ROWS(OPTION_ADD)                    \
+        return options;                     \
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
 // Those of train for a command that writes something else to --out, which the help of it says.
-template <class Visit>
-void visit_options_of_train(TrainOptions& o, const char* out, Visit& visit) {
-    for_each_option(
-        o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group, const char* help) {
-            visit(field, alias, value, allowed, group, std::string(field) == "out" ? out : help);
-        });
+inline OptionList options_of_train(TrainOptions& o, const char* out) {
+    OptionList options = options_in(o);
+    for (Option& option : options)
+        if (option.field == std::string("out")) option.help = out;
+    return options;
 }
 // Those of a run whose layout is sought, and of the search.
 struct TuneOptions : TrainOptions {
     TUNE_OPTIONS(OPTION_FIELD)
     TuneOptions() { out = "tune"; }
 };
-template <class Visit>
-void for_each_option(TuneOptions& o, Visit visit) {
-    visit_options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html", visit);
-    TUNE_OPTIONS(OPTION_VISIT)
+inline OptionList options_in(TuneOptions& o) {
+    OptionList options = options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html");
+    TUNE_OPTIONS(OPTION_ADD)
+    return options;
 }
 // Those of a run whose hyperparameters are sought, and of the search.
 struct SweepOptions : TrainOptions {
     SWEEP_OPTIONS(OPTION_FIELD)
     SweepOptions() { out = "sweep"; }
 };
-template <class Visit>
-void for_each_option(SweepOptions& o, Visit visit) {
-    visit_options_of_train(o, "directory for best.toml, sweep.html and the table of runs", visit);
-    SWEEP_OPTIONS(OPTION_VISIT)
+inline OptionList options_in(SweepOptions& o) {
+    OptionList options = options_of_train(o, "directory for best.toml, sweep.html and the table of runs");
+    SWEEP_OPTIONS(OPTION_ADD)
+    return options;
 }
 OPTION_STRUCT(PrepareOptions, PREPARE_OPTIONS)
 OPTION_STRUCT(CurateOptions, CURATE_OPTIONS)
@@ -830,6 +841,14 @@ OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
+
+// Calls visit(field, alias, value, allowed, group, help) for each option, with the value as its own type.
+template <class Options, class Visit>
+void for_each_option(Options& o, Visit visit) {
+    for (const Option& option : options_in(o))
+        std::visit([&](auto* value) { visit(option.field, option.alias, *value, option.allowed, option.group, option.help); },
+                   option.value);
+}
 
 // "micro_batch_size" -> "micro-batch-size"
 inline std::string option_name(std::string field) {
