@@ -267,22 +267,25 @@ def left():
     """A client that goes away leaves no text behind that is written on; whether it streams or not."""
     one = Server("gpt", "--batch", "1", "--max-queue", "1")
 
-    def asked(stream):
-        connection = one.connect()
-        connection.request("POST", C, json.dumps({**many, "stream": stream}))
-        return connection
-
     def answered(connection):
         return bool(select.select([connection.sock], [], [], 0)[0])
 
+    def waiting(stream):
+        """A connection that waits for a long text; if a short one came before it, it was refused and asks again."""
+        while True:
+            connection = one.connect()
+            connection.request("POST", C, json.dumps({**many, "stream": stream}))
+            if stream:
+                connection.getresponse().readline()
+                return connection
+            while one.raw("POST", C, json.dumps(greedy))[0] != 503 and not answered(connection):
+                pass
+            if not answered(connection):
+                return connection
+            connection.close()
+
     for stream in (True, False):
-        connection = asked(stream)
-        if stream:
-            connection.getresponse().readline()
-        while not stream and (one.raw("POST", C, json.dumps(greedy))[0] != 503 or answered(connection)):  # until it is queued
-            if answered(connection):  # refused, as one of these came before it
-                connection.close()
-                connection = asked(stream)
+        connection = waiting(stream)
         one.refuses(greedy, 503, code="overloaded")
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()

@@ -137,11 +137,12 @@ TEST(Cli, ConfigurationFileAndCommandLine) {
 template <class Options>
 void expect_bounds_within_fp32() {
     Options o;
-    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed& a, const char*, const char*) {
+    for_each_option(o, [&](const Option& option, auto& value) {
         using T = std::decay_t<decltype(value)>;
+        const Allowed& a = option.allowed;
         if constexpr (std::is_same_v<T, double> || std::is_same_v<T, OptionalDouble>) {
-            EXPECT_TRUE(a.low >= 0 && a.low <= a.high && a.high <= 1e30) << field << ": " << a.low << " to " << a.high;
-            EXPECT_TRUE(a.low == 0 || a.low >= 1e-30) << field << ": " << a.low;
+            EXPECT_TRUE(a.low >= 0 && a.low <= a.high && a.high <= 1e30) << option.field << ": " << a.low << " to " << a.high;
+            EXPECT_TRUE(a.low == 0 || a.low >= 1e-30) << option.field << ": " << a.low;
         }
     });
 }
@@ -300,9 +301,8 @@ TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
 TEST(Cli, EveryOptionIsInTheLog) {
     TrainOptions o;
     const auto json = options_to_json(o);
-    for_each_option(o, [&](const char* field, const char*, auto&, const Allowed&, const char*, const char*) {
-        EXPECT_TRUE(json.contains(option_name(field))) << field;
-    });
+    for_each_option(
+        o, [&](const Option& option, auto&) { EXPECT_TRUE(json.contains(option_name(option.field))) << option.field; });
 }
 
 }  // namespace test_cli

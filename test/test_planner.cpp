@@ -461,11 +461,11 @@ TEST(Planner, OptionsGiveTheHardware) {
     EXPECT_EQ(planned_memory_bytes(o), 40.0 * (1 << 30));
     EXPECT_GT(make_plan(in).tokens_per_second, 0);
     // --device names exactly the devices of the table
-    for_each_option(o, [](const char* field, const char*, auto&, const Allowed& allowed, const char*, const char*) {
-        if (field != std::string("device")) return;
+    for_each_option(o, [](const Option& option, auto&) {
+        if (option.field != std::string("device")) return;
         Strings names;
         for (const Device& d : devices()) names.push_back(d.name);
-        EXPECT_EQ(allowed.choices, names);
+        EXPECT_EQ(option.allowed.choices, names);
     });
 }
 

@@ -310,9 +310,8 @@ inline int help_command(const Strings& words, bool asked) {
 template <class Options>
 bool parse(const std::string& command, Options& options, const Strings& arguments) {
     Parser parser = {command, {}, {}, {}};
-    for_each_option(options, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group,
-                                 const char* help) {
-        const OptionRow row = option_row(field, alias, value, allowed, group, help);
+    for_each_option(options, [&](const Option& option, auto& value) {
+        const OptionRow row = option_row(option, value);
         const auto initial = value;
         const auto set = [row, &value, &options](const Strings& given) {
             set_value(row, given, value);

@@ -786,27 +786,26 @@ struct Option {
     Allowed allowed;
     const char *group, *help;
 };
-using OptionList = std::vector<Option>;
 
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;
 #define OPTION_ADD(type, field, alias, default_value, allowed, group, help) \
     options.push_back({#field, alias, &o.field, allowed, group, help});
 // given: names of the options that the command line or a config file sets.
-#define OPTION_STRUCT(Name, ROWS)           \
-    struct Name {                           \
-        ROWS(OPTION_FIELD)                  \
-        std::set<std::string> given;        \
-    };                                      \
-    inline OptionList options_in(Name& o) { \
-        OptionList options;                 \
-        ROWS(OPTION_ADD)                    \
-        return options;                     \
+#define OPTION_STRUCT(Name, ROWS)                    \
+    struct Name {                                    \
+        ROWS(OPTION_FIELD)                           \
+        std::set<std::string> given;                 \
+    };                                               \
+    inline std::vector<Option> options_in(Name& o) { \
+        std::vector<Option> options;                 \
+        ROWS(OPTION_ADD)                             \
+        return options;                              \
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
 // Those of train for a command that writes something else to --out, which the help of it says.
-inline OptionList options_of_train(TrainOptions& o, const char* out) {
-    OptionList options = options_in(o);
+inline std::vector<Option> options_of_train(TrainOptions& o, const char* out) {
+    std::vector<Option> options = options_in(o);
     for (Option& option : options)
         if (option.field == std::string("out")) option.help = out;
     return options;
@@ -816,8 +815,9 @@ struct TuneOptions : TrainOptions {
     TUNE_OPTIONS(OPTION_FIELD)
     TuneOptions() { out = "tune"; }
 };
-inline OptionList options_in(TuneOptions& o) {
-    OptionList options = options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html");
+inline std::vector<Option> options_in(TuneOptions& o) {
+    std::vector<Option> options =
+        options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html");
     TUNE_OPTIONS(OPTION_ADD)
     return options;
 }
@@ -826,8 +826,8 @@ struct SweepOptions : TrainOptions {
     SWEEP_OPTIONS(OPTION_FIELD)
     SweepOptions() { out = "sweep"; }
 };
-inline OptionList options_in(SweepOptions& o) {
-    OptionList options = options_of_train(o, "directory for best.toml, sweep.html and the table of runs");
+inline std::vector<Option> options_in(SweepOptions& o) {
+    std::vector<Option> options = options_of_train(o, "directory for best.toml, sweep.html and the table of runs");
     SWEEP_OPTIONS(OPTION_ADD)
     return options;
 }
@@ -842,12 +842,10 @@ OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
 
-// Calls visit(field, alias, value, allowed, group, help) for each option, with the value as its own type.
+// Calls visit(option, value) for each option, with the value as its own type.
 template <class Options, class Visit>
 void for_each_option(Options& o, Visit visit) {
-    for (const Option& option : options_in(o))
-        std::visit([&](auto* value) { visit(option.field, option.alias, *value, option.allowed, option.group, option.help); },
-                   option.value);
+    for (const Option& option : options_in(o)) std::visit([&](auto* value) { visit(option, *value); }, option.value);
 }
 
 // "micro_batch_size" -> "micro-batch-size"
@@ -860,10 +858,10 @@ inline std::string option_name(std::string field) {
 template <class Options>
 nlohmann::ordered_json options_to_json(Options o) {
     nlohmann::ordered_json j;
-    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char*, const char*) {
+    for_each_option(o, [&](const Option& option, auto& value) {
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, OptionalDouble>)
-            j[option_name(field)] = value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
-        else j[option_name(field)] = value;
+            j[option_name(option.field)] = value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+        else j[option_name(option.field)] = value;
     });
     return j;
 }

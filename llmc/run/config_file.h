@@ -35,9 +35,9 @@ inline std::string toml_value(const Strings& values) {
 inline std::string config_text(TrainOptions o) {
     const std::set<std::string> left_out = {"out", "dry-run", "json"};
     std::string text;
-    for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char* group, const char*) {
-        const std::string name = option_name(field);
-        if (o.given.count(name) && !left_out.count(name) && std::string(group).find("Plan") != 0)
+    for_each_option(o, [&](const Option& option, auto& value) {
+        const std::string name = option_name(option.field);
+        if (o.given.count(name) && !left_out.count(name) && std::string(option.group).find("Plan") != 0)
             text += name + " = " + toml_value(value) + "\n";
     });
     return text;

@@ -137,9 +137,10 @@ std::string default_text(Number x) {
 }
 
 template <class Value>
-OptionRow option_row(const char* field, const char* alias, const Value& value, const Allowed& allowed, const char* group,
-                     const char* help) {
-    OptionRow row = {option_name(field), alias, group, help, allowed.metavar, "", allowed, false, false};
+OptionRow option_row(const Option& option, const Value& value) {
+    const Allowed& allowed = option.allowed;
+    OptionRow row = {
+        option_name(option.field), option.alias, option.group, option.help, allowed.metavar, "", allowed, false, false};
     row.flag = std::is_same_v<Value, bool>;
     row.several = std::is_same_v<Value, Strings>;
     if (row.flag) return row;
@@ -154,8 +155,7 @@ template <class Options>
 std::vector<OptionRow> option_rows() {
     std::vector<OptionRow> rows;
     Options defaults;
-    for_each_option(defaults, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group,
-                                  const char* help) { rows.push_back(option_row(field, alias, value, allowed, group, help)); });
+    for_each_option(defaults, [&](const Option& option, auto& value) { rows.push_back(option_row(option, value)); });
     return rows;
 }
 // Commands whose options are those of train, and more.

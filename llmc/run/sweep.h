@@ -58,25 +58,24 @@ inline Dimension parse_dimension(const std::string& text) {
     bool found = false;
     Dimension d;
     TrainOptions o;
-    for_each_option(
-        o, [&](const char* field, const char* alias, auto& value, const Allowed& allowed, const char* group, const char* help) {
-            const cli::OptionRow row = cli::option_row(field, alias, value, allowed, group, help);
-            names.push_back(row.name);
-            if (name != row.name && (row.alias.empty() || name != row.alias)) return;
-            found = true;
-            d.option = row.name;
-            if (const std::string why = why_not_swept(row); !why.empty())
-                fail_usage("--over %s: --%s cannot be swept: %s", text.c_str(), row.name.c_str(), why.c_str());
-            using Value = std::decay_t<decltype(value)>;
-            d.whole = std::is_same_v<Value, int> || std::is_same_v<Value, int64_t>;
-            const size_t dots = values.find("..");
-            if (dots == std::string::npos) return;
-            if (!d.whole && !std::is_same_v<Value, double> && !std::is_same_v<Value, OptionalDouble>)
-                fail_usage("--over %s: a range is for numbers; HINT: --over %s=A,B,C", text.c_str(), row.name.c_str());
-            d.low = cli::number_in_range(row.name, values.substr(0, dots), allowed, d.whole);
-            d.high = cli::number_in_range(row.name, values.substr(dots + 2), allowed, d.whole);
-            if (!(d.low < d.high)) fail_usage("--over %s: the range must go from the lower to the higher number", text.c_str());
-        });
+    for_each_option(o, [&](const Option& option, auto& value) {
+        const cli::OptionRow row = cli::option_row(option, value);
+        names.push_back(row.name);
+        if (name != row.name && (row.alias.empty() || name != row.alias)) return;
+        found = true;
+        d.option = row.name;
+        if (const std::string why = why_not_swept(row); !why.empty())
+            fail_usage("--over %s: --%s cannot be swept: %s", text.c_str(), row.name.c_str(), why.c_str());
+        using Value = std::decay_t<decltype(value)>;
+        d.whole = std::is_same_v<Value, int> || std::is_same_v<Value, int64_t>;
+        const size_t dots = values.find("..");
+        if (dots == std::string::npos) return;
+        if (!d.whole && !std::is_same_v<Value, double> && !std::is_same_v<Value, OptionalDouble>)
+            fail_usage("--over %s: a range is for numbers; HINT: --over %s=A,B,C", text.c_str(), row.name.c_str());
+        d.low = cli::number_in_range(row.name, values.substr(0, dots), option.allowed, d.whole);
+        d.high = cli::number_in_range(row.name, values.substr(dots + 2), option.allowed, d.whole);
+        if (!(d.low < d.high)) fail_usage("--over %s: the range must go from the lower to the higher number", text.c_str());
+    });
     if (!found)
         fail_usage("--over %s: '%s' is not an option of train%s HINT: train_gpt train --help-all lists them", text.c_str(),
                    name.c_str(), did_you_mean(name, names, "--").c_str());
@@ -108,15 +107,14 @@ inline std::vector<Dimension> parse_dimensions(const Strings& over) {
 // The value that an option has, as --over would give it.
 inline std::string value_of(const TrainOptions& o, const std::string& option) {
     std::string text;
-    for_each_option(const_cast<TrainOptions&>(o),
-                    [&](const char* field, const char*, auto& value, const Allowed&, const char*, const char*) {
-                        using Value = std::decay_t<decltype(value)>;
-                        if (option_name(field) != option) return;
-                        if constexpr (std::is_same_v<Value, std::string>) text = value;
-                        else if constexpr (std::is_same_v<Value, double>) text = format("%.10g", value);
-                        else if constexpr (std::is_same_v<Value, OptionalDouble>) text = format("%.10g", value.value_or(0));
-                        else if constexpr (!std::is_same_v<Value, Strings>) text = toml_value(value);
-                    });
+    for_each_option(const_cast<TrainOptions&>(o), [&](const Option& row, auto& value) {
+        using Value = std::decay_t<decltype(value)>;
+        if (option_name(row.field) != option) return;
+        if constexpr (std::is_same_v<Value, std::string>) text = value;
+        else if constexpr (std::is_same_v<Value, double>) text = format("%.10g", value);
+        else if constexpr (std::is_same_v<Value, OptionalDouble>) text = format("%.10g", value.value_or(0));
+        else if constexpr (!std::is_same_v<Value, Strings>) text = toml_value(value);
+    });
     return text;
 }
 
@@ -601,8 +599,8 @@ private:
         static const std::set<std::string> free = {"out", "jobs", "threads", "json", "quiet", "dry-run"};
         nlohmann::ordered_json all = nlohmann::ordered_json::object();
         SweepOptions o = o_;
-        for_each_option(o, [&](const char* field, const char*, auto& value, const Allowed&, const char*, const char*) {
-            const std::string name = option_name(field);
+        for_each_option(o, [&](const Option& option, auto& value) {
+            const std::string name = option_name(option.field);
             if (o.given.count(name) && !free.count(name)) all[name] = toml_value(value);
         });
         return all;

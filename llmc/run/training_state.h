@@ -187,8 +187,8 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings known = {"data-path", "data-order", "precision"};
     TrainOptions walked = now;
-    for_each_option(walked, [&](const char* field, const char*, auto&, const Allowed&, const std::string& group, const char*) {
-        const std::string name = option_name(field);
+    for_each_option(walked, [&](const Option& option, auto&) {
+        const std::string name = option_name(option.field), group = option.group;
         const bool compared =
             group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8" || group == "Preferences";
         if (!compared) return;
