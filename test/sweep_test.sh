@@ -40,15 +40,28 @@ says "it says so" "ended before  *10 runs"
 expect "no run is repeated" refused grep -q "^rung 1, run" out.txt
 expect "two jobs" sweep "${planted[@]}" --jobs 2 --threads 2 --out jobs
 expect "have the bits of one" same found jobs
-"$program" sweep "${tiny[@]}" --train-iters 90 "${planted[@]}" --out killed >killed.txt 2>&1 &
-pid=$!
-comes grep -q "^rung 1, run 3/6" killed.txt
-kill -9 $pid
-wait $pid 2>/dev/null
-expect "killed in the middle" test ! -e killed/best.toml
-expect "it goes on" sweep "${planted[@]}" --out killed
-says "where it was" "ended before  *[3-9] run"
-expect "and finds the same" same found killed
+# ended_by SIGNAL OUT: after three runs; its status is then in `status`, all that it started has ended.
+ended_by() {
+    local pid trial
+    "$program" sweep "${tiny[@]}" --train-iters 90 "${planted[@]}" --out "$2" >"$2.txt" 2>&1 &
+    pid=$!
+    comes grep -q "^rung 1, run 3/6" "$2.txt"
+    trial=$(pgrep -P $pid)
+    kill "-$1" $pid
+    wait $pid 2>/dev/null
+    status=$?
+    comes refused kill -0 "$trial"
+}
+for signal in KILL INT TERM; do
+    # As a terminal's child: a background command of a script ignores SIGINT.
+    expect "SIG$signal in the middle" eval 'set -m; ended_by $signal ended-$signal'
+    expect "SIG$signal ends it" test $status == $((128 + $(kill -l $signal)))
+    expect "without an end of the search" test ! -e ended-$signal/best.toml
+    [[ $signal == KILL ]] || expect "and it says how it goes on" grep -q "^stopped after [3-9] runs; the same command goes on" ended-$signal.txt
+    expect "it goes on" sweep "${planted[@]}" --out ended-$signal
+    says "where it was" "ended before  *[3-9] run"
+    expect "and finds the same" same found ended-$signal
+done
 expect "another sweep in its place is refused" refused sweep "${planted[@]}" --seq-length 16 --out found
 says "by the option that differs" "found has a sweep with another --seq-length: 32 there, 16 now"
 cp -r found damaged

@@ -188,6 +188,18 @@ TEST(Team, DoesWithFewerThreadsWhereThereAreNoMore) {
 }
 #endif
 
+// Those of OpenMP, which load files, would with OMP_WAIT_POLICY=active spin beside a team's for ever.
+TEST(Team, OpenMpsThreadsEndWhereItBegins) {
+    const auto threads = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}); };
+    std::thread([&] {
+        const auto before = threads();
+#pragma omp parallel num_threads(3)
+        EXPECT_GE(threads(), before + 2);
+        cpu::Team::run(2, [](cpu::Team::Member&) {});
+        EXPECT_EQ(threads(), before + 1);
+    }).join();
+}
+
 // OpenMP's variables are read when a program starts: this one starts itself.
 TEST(Team, LiesApartWhereOpenMpBinds) {
     if (omp_get_proc_bind() == omp_proc_bind_false) {

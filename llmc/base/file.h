@@ -119,7 +119,7 @@ public:
     explicit DirectoryLock(const std::string& dir) : fd_(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
         if (fd_ < 0 || flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
         close(fd_);
-        fail("another process is writing to %s; HINT: wait for it, or give another --output", dir.c_str());
+        fail("another process is writing to %s; HINT: wait for it, or give another folder", dir.c_str());
     }
     ~DirectoryLock() {
         if (fd_ >= 0) close(fd_);

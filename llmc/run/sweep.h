@@ -207,13 +207,18 @@ public:
         check_options();
         prepare();
         const bool known = load();
+        const SignalsHeld held;
         if (!known) plan();
+        if (SignalsHeld::any()) return;
         print_plan();
         if (o_.dry_run) return;
         if (!known) save();
         for (size_t k = 0; k < rungs_.size(); k++) {
             if (k > 0) keep_time(k);
             run_rung((int)k);
+            if (SignalsHeld::any())
+                return print_line(talk_, format("stopped after %s; the same command goes on",
+                                                counted((int64_t)results_.size(), "run").c_str()));
         }
         report();
     }
@@ -378,6 +383,7 @@ private:
                 seconds = std::max(seconds, training.result.seconds);
                 step_seconds = std::max(step_seconds, training.step_seconds);
             }
+            if (SignalsHeld::any()) return run_.phase.done();
             if (!(step_seconds > 0)) continue;
             seconds_per_flop_ = step_seconds / (cost.tokens_per_step * cost.flops_per_token);
             startup_seconds_ = std::max(0.0, seconds - (double)probe_steps * step_seconds);
@@ -509,7 +515,7 @@ private:
     // Sees whether a training has ended, and reads what has come of it. Its log stays, its checkpoint does not.
     void poll(Training& training) {
         if (training.ended) return;
-        const std::optional<int> status = training.process->status();
+        const std::optional<int> status = SignalsHeld::status_of(*training.process);
         if (!status) return;
         training.ended = true;
         const std::string log = training.folder + "/run/log.jsonl";
@@ -520,7 +526,7 @@ private:
         result.flops = training.result.flops;
         training.result = result;
         training.step_seconds = median_step_seconds(log);
-        if (training.key.rung >= 0 && std::filesystem::exists(log)) {
+        if (training.key.rung >= 0 && !SignalsHeld::any() && std::filesystem::exists(log)) {
             make_directory(file("logs"));
             std::filesystem::rename(log, file("logs/" + name_of(training.key) + ".jsonl"));
         }
@@ -544,6 +550,7 @@ private:
         const size_t all = chosen.size() * (size_t)r.seeds;
         std::list<Training> running;
         for (size_t next = 0; next < todo.size() || !running.empty(); wait_a_little()) {
+            if (SignalsHeld::any()) next = todo.size();
             for (; next < todo.size() && (int)running.size() < o_.jobs; next++) {
                 const detail::TokenCost& cost = costs_[(size_t)todo[next].config];
                 start(running, todo[next], r.tokens,
@@ -555,9 +562,11 @@ private:
                     ++training;
                     continue;
                 }
-                results_[training->key] = training->result;
-                save();
-                print_run(*training, all);
+                if (!SignalsHeld::any()) {
+                    results_[training->key] = training->result;
+                    save();
+                    print_run(*training, all);
+                }
                 training = running.erase(training);
             }
         }

@@ -87,7 +87,7 @@ public:
         logger_->run(info, run.resumes() ? std::optional(state.step) : std::nullopt);
         if (std::isfinite(info.unigram_loss))
             logger_->say(format("a unigram model of the same tokens has validation loss %.4f", info.unigram_loss));
-        if (run.resumes()) event(state.step, "info", "resume", "going on from " + run.resumed_from);
+        if (run.resumes()) event(state.step, "info", "resume", "resumed from " + run.resumed_from);
         if (!overrides.empty()) event(state.step, "info", "override", "overridden: " + overrides);
     }
 

@@ -84,14 +84,11 @@ private:
 };
 inline void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
-// A folder that is there for one trial. Ctrl-C, SIGTERM and SIGHUP first end the trial with all its ranks, which so leave no
-// shared memory behind, then the folder goes, and then this process ends by the signal.
-class TrialFolder {
+// While it exists, Ctrl-C, SIGTERM and SIGHUP only say that trials must end, with all their ranks, which so leave no shared memory
+// behind; when it goes, this process ends by the signal that came.
+class SignalsHeld {
 public:
-    const std::string path;
-
-    explicit TrialFolder(const std::string& out) : path(format("%s/trials-%d", out.c_str(), (int)getpid())) {
-        make_directory(path);
+    SignalsHeld() {
         struct sigaction action = {};
         action.sa_handler = [](int signal) { signal_ = signal; };
         action.sa_flags = SA_RESTART;
@@ -101,20 +98,22 @@ public:
             if (before_[i].sa_handler != SIG_IGN) sigaction(signals[i], &action, nullptr);
         }
     }
-    ~TrialFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path, ignored);
+    ~SignalsHeld() {
         for (size_t i = 0; i < signals.size(); i++) sigaction(signals[i], &before_[i], nullptr);
         if (signal_) raise(signal_);
     }
-    TrialFolder(const TrialFolder&) = delete;
-    TrialFolder& operator=(const TrialFolder&) = delete;
+    SignalsHeld(const SignalsHeld&) = delete;
+    SignalsHeld& operator=(const SignalsHeld&) = delete;
 
-    // The status of a command that has ended.
+    static bool any() { return signal_ != 0; }
+    // The exit status of a process once it has ended, as status() has it; a signal ends it.
+    static std::optional<int> status_of(Apart& process) {
+        if (any()) process.end();
+        return process.status();
+    }
     static int wait_for(Apart& process) {
         while (true) {
-            if (signal_) process.end();
-            if (const std::optional<int> status = process.status()) return *status;
+            if (const std::optional<int> status = status_of(process)) return *status;
             wait_a_little();
         }
     }
@@ -123,6 +122,24 @@ private:
     static constexpr std::array<int, 3> signals = {SIGINT, SIGTERM, SIGHUP};
     static inline std::atomic<int> signal_{0};  // that was received
     std::array<struct sigaction, 3> before_;
+};
+
+// A folder that is there for one trial; after a signal it goes before this process does.
+class TrialFolder {
+    const SignalsHeld held_;
+
+public:
+    const std::string path;
+
+    explicit TrialFolder(const std::string& out) : path(format("%s/trials-%d", out.c_str(), (int)getpid())) {
+        make_directory(path);
+    }
+    ~TrialFolder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path, ignored);
+    }
+    TrialFolder(const TrialFolder&) = delete;
+    TrialFolder& operator=(const TrialFolder&) = delete;
 };
 
 // Why a command failed whose status is not 0, with the error that it printed.
@@ -175,7 +192,7 @@ inline Trial run_trial(const std::string& config, int ranks, const std::string& 
     const std::string out = folder + "/run", output = folder + "/output.txt";
     const std::vector<std::string> words = words_on_ranks(ranks, {"train", "--config", config, "--out", out});
     Apart process(words, "/dev/null", output, limit_seconds);
-    const int status = TrialFolder::wait_for(process);
+    const int status = SignalsHeld::wait_for(process);
     const double seconds = median_step_seconds(out + "/log.jsonl");
     if (status == 0 && std::isfinite(seconds)) trial.seconds = seconds;
     else trial.why = why_failed(status, words[0], output, limit_seconds);
