@@ -111,11 +111,11 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, TextRoom room = {},
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
-    CHECK(B * T >= room.sequences, "%d sequences in passes of %d rows", room.sequences, B * T);
     if ((int64_t)B * T > INT_MAX)
         fail_usage(
             "--micro-batch-size %d x --seq-length %d are more tokens at a time than can be counted, %d; HINT: a smaller one", B,
             T, INT_MAX);
+    CHECK(B * T >= room.sequences, "%d sequences in passes of %d rows", room.sequences, B * T);
     const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
     m.recompute = recompute;
     m.a.B = B;
@@ -678,7 +678,9 @@ static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     to.cache = nullptr;
     to.gradients = Acc::Add;
     to.drops = false;
-    return {ctx, m, to};
+    const Pass pass = {ctx, m, to};
+    CHECK((size_t)pass.local_rows() <= planned_rows(m, (size_t)m.a.B * m.a.T), "%d x %d rows", to.B, to.T);
+    return pass;
 }
 
 static void clear_sums(be::Ctx& ctx, Model& m) {
@@ -1185,7 +1187,7 @@ public:
     void prompt(int sequence, const std::vector<int>& tokens) {
         const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
         int at_once = std::min(before + n, m_.a.B * m_.a.T);
-        if (at_once > m_.n.tp_size) at_once -= at_once % m_.n.tp_size;  // rows that can be cut
+        if (m_.ranks->sequence_parallel) at_once = std::max(1, at_once - at_once % m_.n.tp_size);  // rows that can be cut
         CHECK(n >= 1 && before + n <= capacity() && at_once >= before, "a prompt of %d tokens", n);
         batch_.begins = true;
         batch_.B = 1;
@@ -1260,7 +1262,7 @@ private:
         rows_ = cache ? batch_.B : 1;
         const SteadyRows steady(ctx_, sequences() > 1);
         for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
-            const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk));
+            const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk, passes_));
             MicroBatch& in = pass.in;
             in.cache = cache;
             links_.receive_input(in.x[0], pass.stream_size(), chunk, passes_);
@@ -1564,9 +1566,8 @@ static void generate(World& world, const GenerateOptions& o) {
 }
 inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
 
-inline int serve_command(const ServeOptions& o) {
+inline int serve_command(World& world, const ServeOptions& o) {
     check_serving();
-    World world = World::join();
     InferenceRun run(world, o, true);
     ModelServer server(run, o);
     const int T = o.seq_length ? o.seq_length : run.c.room();

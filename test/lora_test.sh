@@ -33,12 +33,25 @@ for name in llama gpt2 bloom; do
     expect "$name: without --model: on the one that they name" test "$(loss_of --adapter "$name-lora/latest")" == "$adapted"
     expect "$name: the table" "$program" eval --text text.txt --adapter "$name-lora"
     says "$name: names both" "Evaluation of .*/$name/step_00000004 with the adapters $name-lora/step_00000012"
-    expect "$name: merge" "$program" export --merge --adapter "$name-lora" --out "$name-merged"
+    expect "$name: the run is intact" "$program" inspect "$name-lora"
+    says "$name: with its adapters" "^ *rank  *4$"
+    says "$name: and its state" "^ *step  *12$"
+    expect "$name: so is one checkpoint" "$program" inspect "$name-lora/step_00000004"
+    says "$name: by its checksums" "all files are as they were written"
+    expect "$name: merge" "$program" export --merge --adapter "$name-lora" --out "$name-merged/"
     merged=$(loss_of --model "$name-merged")
     expect "$name: merged computes the same ($merged)" near "$merged" "$adapted" 0.02
     expect "$name: is intact" "$program" inspect "$name-merged"
     expect "$name: writes text" "$program" generate --adapter "$name-lora" --prompt "in the year" --max-new-tokens 5
 done
+
+# ---- one process that a launcher has started; a damaged checkpoint ----
+expect "merge under mpirun" "${MPIRUN:-mpirun}" -n 1 "$program" export --merge --adapter llama-lora --out launched-merged
+expect "the same model" cmp launched-merged/model.safetensors llama-merged/model.safetensors
+cp -r llama-lora spoiled
+printf x | dd of="$(realpath spoiled/latest)/adapter_model.safetensors" bs=1 seek=900 conv=notrunc 2>/dev/null
+expect "a damaged adapter" refused "$program" inspect spoiled
+says "is told" "adapter_model.safetensors is damaged"
 
 # ---- dropout of their input ----
 dropped=(--model llama --lora-rank 4 --lora-dropout 0.2 --train-iters 6 --lr 1e-2)

@@ -88,6 +88,9 @@ says "as twice the base" "width 64 is 2 times the base's 32"
 expect "a plan writes nothing" sweep "${planted[@]}" --dry-run --out nothing
 expect "no folder" test ! -e nothing
 
+echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
+expect "tasks of the run are not measured in trials" sweep --over lr=1e-3..1e-2 --configs 2 --seeds 1 --eval-tasks task.jsonl --eval-tasks-samples 1 --eval-tasks-interval 5 --out tasks
+
 # ---- what is refused ----
 no() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2

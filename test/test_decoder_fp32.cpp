@@ -169,6 +169,34 @@ TEST(Decoder, LongPromptsAreReadInParts) {
 }
 
 // The five ways to end; a text that has ended makes room for the next.
+// After a failure of the generator, such as a GPU's, texts that nobody wants any more end without it.
+TEST(Decoder, EndsWhatIsUnwantedAfterAFailure) {
+    struct Broken {
+        std::vector<float> none{};
+        int sequences() const { return 2; }
+        int capacity() const { return 10; }
+        int length(int) const { return 1; }
+        void prompt(int, const std::vector<int>&) { throw std::runtime_error("broken"); }
+        void append(const std::vector<NextToken>&) { throw std::runtime_error("broken"); }
+        const std::vector<float>& logits() { return none; }
+    } broken;
+    Decoder<Broken> decoder(broken);
+    bool wanted = true;
+    int ended = 0;
+    for (int i = 0; i < 3; i++) {
+        TextRequest text;
+        text.prompt = {1};
+        text.ended = [&](TextEnd how) { ended += how == TextEnd::abandoned; };
+        text.wanted = [&] { return wanted; };
+        decoder.add(std::move(text));
+    }
+    EXPECT_THROW(decoder.step(), std::runtime_error);
+    EXPECT_EQ(ended, 0);
+    wanted = false;
+    EXPECT_FALSE(decoder.step());
+    EXPECT_EQ(ended, 3);
+}
+
 TEST(Decoder, EndsAndRoom) {
     const ModelConfig c = config_of(variants[0]);
     Fixture f(c, {1, 0});

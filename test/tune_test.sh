@@ -87,6 +87,9 @@ expect "its warm-up is the user's" grep -qx 'lr-warmup-iters = 50' here/tune-1.t
 if command -v mpirun >/dev/null; then
     expect "ranks are started for a trial" "$program" tune "${here[@]}" --tp 2 --trials 1 --trial-steps 2 --out ranks
     says "of two ranks" "mpirun -n 2 .* --config ranks/tune-1.toml"
+    echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
+    expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --trials 1 --trial-steps 2 --out with-tasks
+    expect "in a layout that can measure them" grep -qx "no-sequence-parallel = true" with-tasks/tune-1.toml
 fi
 # How texts are written, by the plan and measured.
 writes=(--inference --seq-length 1024 --vocab-size 32000)

@@ -37,6 +37,10 @@ for name in llama gpt2; do
         says "$run: as far as virtual tokens leave room" "context of 40 tokens is full"
     done
 done
+allow_mpirun_everywhere
+for prompt in "in the year" i; do
+    expect "four tensor-parallel ranks write after '$prompt'" "${MPIRUN:-mpirun}" -n 4 "$program" generate --adapter llama-none --tp 4 --prompt "$prompt" --max-new-tokens 5
+done
 expect "PEFT's name of the one" test "$(config llama-none peft_type)" == PROMPT_TUNING
 expect "and of the other" test "$(config llama-mlp peft_type) $(config llama-mlp encoder_hidden_size)" == "P_TUNING 32"
 expect "and of its kinds" test "$(config llama-mlp encoder_reparameterization_type) $(config llama-lstm encoder_reparameterization_type)" == "MLP LSTM"

@@ -146,7 +146,8 @@ private:
         return within;
     }
     explicit Team(int threads) : seats_((size_t)threads) {
-        omp_pause_resource_all(omp_pause_soft);  // OpenMP's threads, which load, else spin for ever where OMP_WAIT_POLICY=active
+        omp_pause_resource_all(
+            omp_pause_soft);  // OpenMP's threads, which load, else spin for ever where OMP_WAIT_POLICY=active
         try {
             for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { follow(i); });
         } catch (const std::system_error&) {  // no more threads: the existing ones do the work

@@ -478,6 +478,9 @@ public:
         idx_.sync();
         if (mask_) mask_->sync();
         if (origin_) origin_->sync();
+        std::error_code none;
+        if (std::filesystem::exists(bin_path_, none) && !std::filesystem::exists(idx_path_, none))
+            print_line(stderr, "note: " + bin_path_ + ", which is no prepared data, is now " + set_aside(bin_path_));
         unlink(idx_path_.c_str());  // an old index must not be paired with the new tokens
         unlink(mask_path_.c_str());
         unlink(origin_path_.c_str());

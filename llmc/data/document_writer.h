@@ -1,6 +1,6 @@
 // Documents as JSON lines, one object each: .jsonl, and .jsonl.gz or .jsonl.zst by the name. Lines are made by many threads
-// (document_line) and written by one. The file has a temporary name
-// until finish(): nothing half-written ever has the final one. The same documents give the same bytes.
+// (document_line) and written by one. The file has a temporary name until finish(): nothing half-written ever has the final
+// one. The same documents give the same bytes.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -106,7 +106,9 @@ inline SplitParts split_conversations(const TokenDataset& data, const std::strin
     const bool trains = has_share(split, DataSplit::train);
     validates = validates && has_share(split, DataSplit::valid);
     if ((!trains || !s.parts[0].empty()) && (!validates || !s.parts[1].empty())) return s;
-    const int64_t learned = trains ? std::clamp<int64_t>(split_range(split, DataSplit::train, n).second, 1, n - validates) : 0;
+    const int64_t learned =
+        trains ? std::clamp<int64_t>(split_range(split, DataSplit::train, n).second, 1, std::max<int64_t>(1, n - validates))
+               : 0;
     if (trains && validates && n == 1) {
         s.parts[0] = range(0, 1);
         s.parts[1] = {};

@@ -4,13 +4,11 @@
 //      characters but the rarest, which fall back to bytes. They are found in a sorted list of all ends of words: a part that
 //      occurs again is what neighbours in this list have in common.
 //   2. EM, twice: the expected number of times that each piece is used, over all ways to divide the words (forward-backward);
-//   the
-//      score of a piece is then digamma(its number) - digamma(the sum), which favours few pieces. Those below 0.5 are dropped.
+//      the score of a piece is then digamma(its number) - digamma(the sum), which favours few pieces. Those below 0.5 are
+//      dropped.
 //   3. Pruning: what the likelihood loses without a piece, which the best other way to divide it replaces. The pieces that
-//   matter
-//      least are dropped, a quarter of all; 2 and 3 again until there are twice as many as asked for. Then those of the
-//      highest
-//      scores are taken, every character among them.
+//      matter least are dropped, a quarter of all; 2 and 3 again until there are twice as many as asked for. Then those of the
+//      highest scores are taken, every character among them.
 //
 // (SentencePiece prunes to 1.1 times as many, by likelihood. Choosing more of them by their scores, which is by how often they
 // are used, takes fewer tokens, above all where many scripts share a small vocabulary: dev/data/README.md.)

@@ -65,7 +65,8 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     return mesh;
 }
 
-// Refuses a model that cannot be cut into `tp` parts; rows: those of a micro-batch, which sequence parallelism splits.
+// Refuses a model that cannot be cut into `tp` parts; rows: those of a sequence, which sequence parallelism splits:
+// whole sequences, so that a last micro-batch of fewer can be split too.
 inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_parallel, int64_t rows) {
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {
@@ -86,8 +87,8 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
         fail_usage(
-            "sequence parallelism splits the %lld rows (micro-batch-size x seq-length) of a micro-batch into %d equal parts; "
-            "HINT: another --micro-batch-size or --seq-length, or --no-sequence-parallel",
+            "sequence parallelism splits the %lld rows of a sequence (--seq-length and virtual tokens) into %d equal parts; HINT: "
+            "another --seq-length, or --no-sequence-parallel",
             (long long)rows, tp);
 }
 

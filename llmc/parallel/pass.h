@@ -10,7 +10,8 @@ struct Pass {
     Model& m;
     MicroBatch& in;
     int N() const { return in.N(); }
-    // Sequence parallelism (Korthikanti et al., 2022) splits the residual stream by rows. Generation has too few rows to split.
+    // Sequence parallelism (Korthikanti et al., 2022) splits the residual stream by rows. Generation may have too few
+    // rows to split.
     bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
     int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
     // Rows of a layer's input and output on this rank.

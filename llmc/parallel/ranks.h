@@ -21,7 +21,7 @@ struct RankLayout {
     bool zero = true;
     bool whole_matrices = false;  // the optimizer needs the blocks' matrices whole
     size_t bucket_elements = 0;   // parameters per data-parallel message; 0: default_bucket_elements
-    int64_t rows = 0;             // rows of a micro-batch, which sequence parallelism splits
+    int64_t rows = 0;             // rows of a sequence, which sequence parallelism splits
 };
 
 struct Ranks {

@@ -484,13 +484,20 @@ public:
 
     // One string of any length from each rank.
     std::vector<std::string> all_gather(const std::string& mine) { return state_->exchange(0, mine); }
+    // In slices, each of which is a small message from all together.
     void all_gather(const void* mine, size_t bytes, void* all /*(size, bytes)*/) {
-        const std::vector<std::string> parts = all_gather(std::string((const char*)mine, bytes));
-        for (int r = 0; r < size(); r++) {
-            if (parts[r].size() != bytes)
-                fail("ranks disagree: rank %d gathers %zu bytes, rank %d %zu", rank(), bytes, r, parts[r].size());
-            if (bytes) memcpy((char*)all + (size_t)r * bytes, parts[r].data(), bytes);
-        }
+        const size_t most = std::max<size_t>(1, (1 << 26) / (size_t)size());
+        size_t from = 0;
+        do {
+            const size_t n = std::min(most, bytes - from);
+            const std::vector<std::string> parts = all_gather(std::string((const char*)mine + from, n));
+            for (int r = 0; r < size(); r++) {
+                if (parts[r].size() != n)
+                    fail("ranks disagree: rank %d gathers %zu bytes, rank %d %zu", rank(), n, r, parts[r].size());
+                if (n) memcpy((char*)all + (size_t)r * bytes + from, parts[r].data(), n);
+            }
+            from += n;
+        } while (from < bytes);
     }
     void broadcast(void* data, size_t bytes, int root) {
         state_->check_rank(root);
@@ -506,7 +513,7 @@ public:
     [[noreturn]] void abort(int status) { state_->end_run(status); }
 
     // From now on, a wait of more than `timeout` seconds is reported and ends the run. Called by all ranks. status_file: a file
-    // that all ranks can reach, where each writes once a second what it is doing, in 256 bytes; or empty.
+    // that all ranks can reach, where each writes what it is doing, in 256 bytes, at most once a second; or empty.
     void watch(double timeout, const std::string& status_file) { state_->watch(timeout, status_file); }
 
     std::shared_ptr<Monitor> monitor() const { return state_->monitor; }

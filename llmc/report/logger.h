@@ -264,7 +264,7 @@ public:
     // terminal: whether the console is a terminal. log_interval: steps between lines that stay; 0: one every 10 s (no others in
     // a pipe). console: where lines are printed. hold: called before a file in out_dir is replaced; throws if the directory
     // belongs to another run by now.
-    Logger(const std::string& out_dir, bool quiet, bool terminal, int log_interval = 0, FILE* console = stdout,
+    Logger(const std::string& out_dir, bool quiet, bool terminal, int64_t log_interval = 0, FILE* console = stdout,
            std::function<void()> hold = {})
         : out_dir_(out_dir),
           file_(((void)make_directory(out_dir), out_dir + "/log.jsonl")),
@@ -629,7 +629,7 @@ private:
     JsonLines file_;
     std::unique_ptr<TensorBoard> tensorboard_;
     bool quiet_, terminal_;
-    int log_interval_;
+    int64_t log_interval_;
     FILE* console_;
     StatusLine status_;
     Paint paint_;

@@ -428,7 +428,7 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
 class NewDirectory {
 public:
     explicit NewDirectory(const std::string& dir)
-        : dir_(dir),
+        : dir_(without_slash(dir)),
           temporary_((parent() / hidden(name(), ".tmp")).string()),
           old_((parent() / hidden(name(), ".old")).string()) {}
     const std::string& path() const { return temporary_; }  // where to write
@@ -469,6 +469,10 @@ public:
     }
 
 private:
+    static std::string without_slash(std::string dir) {
+        while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
+        return dir;
+    }
     std::filesystem::path parent() const { return std::filesystem::path(dir_).parent_path(); }
     std::string name() const { return std::filesystem::path(dir_).filename().string(); }
     template <class F>

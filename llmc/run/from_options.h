@@ -382,7 +382,7 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.zero = o.zero > 0;
     layout.whole_matrices = muon_recipe(o).on;
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
-    layout.rows = (int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens);
+    layout.rows = (int64_t)o.seq_length + o.prompt_tokens;
     return layout;
 }
 
@@ -457,7 +457,7 @@ inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, con
     d.split = o.split;
     d.part = own ? DataSplit::whole : part;
     d.T = o.seq_length;
-    d.seed = (uint32_t)o.seed;
+    d.seed = (uint32_t)(o.seed ^ o.seed >> 32);
     d.n_samples = n_samples;
     d.pairs = o.dpo_beta.has_value();
     d.vocab_size = c.V;

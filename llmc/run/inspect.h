@@ -1,6 +1,6 @@
-// `train_gpt inspect PATH` describes a model directory or checkpoint (and verifies every checksum), a run's output directory
-// (its checkpoints, the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json or a .safetensors file.
-// Exit status 1 if anything is damaged.
+// `train_gpt inspect PATH` describes a directory of a model or of adapters, or a checkpoint (and verifies every checksum), a run's
+// output directory (its checkpoints, the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json or a
+// .safetensors file. Exit status 1 if anything is damaged.
 #pragma once
 #include <map>
 #include <optional>
@@ -102,26 +102,45 @@ inline void describe_state(Table& table, const TrainingState& s) {
             }
 }
 
+inline void describe_parameters(Table& table, const std::string& dir) {
+    const ModelConfig c = read_config(dir);
+    check_config(c);
+    const ParameterTable parameters(c);
+    table.row("family", c.family);
+    table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C, c.NH,
+                              c.HS(), c.NKV, c.F));
+    table.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
+    table.row("longest sequence", with_commas(c.T));
+    table.exact(c.T);
+    table.row("vocabulary", with_commas(c.V));
+    table.exact(c.V);
+    table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
+                                   human_count((double)parameters.trained).c_str()));
+    table.exact(parameters.trained);
+    describe_tensors(table, SafetensorsReader::open(dir), false);
+}
+inline void describe_adapters(Table& table, const std::string& dir) {
+    const nlohmann::ordered_json config = read_json(dir + adapter_config_file);
+    const std::pair<const char*, const char*> rows[] = {
+        {"kind", "peft_type"},   {"base", "base_model_name_or_path"}, {"rank", "r"},
+        {"alpha", "lora_alpha"}, {"matrices", "target_modules"},      {"virtual tokens", "num_virtual_tokens"}};
+    for (const auto& [name, key] : rows)
+        if (config.contains(key)) {
+            table.row(name, option_text(config[key]));
+            table.exact(config[key]);
+        }
+    describe_tensors(table, SafetensorsReader::open(dir + "/adapter_model.safetensors"), false);
+}
+
+inline bool is_model(const std::string& dir) { return std::filesystem::exists(dir + "/config.json") || is_adapter(dir); }
+
 inline bool inspect_model(Table& table, const std::string& dir) {
     bool intact = true;
     try {
-        const ModelConfig c = read_config(dir);
-        check_config(c);
-        const ParameterTable parameters(c);
-        table.section(std::filesystem::exists(state_file(dir)) ? "Checkpoint " + dir : "Model " + dir);
-        table.row("family", c.family);
-        table.row("shape", format("%d layers, width %d, %d heads of %d (%d for keys and values), feed-forward %d", c.L, c.C,
-                                  c.NH, c.HS(), c.NKV, c.F));
-        table.exact({{"layers", c.L}, {"width", c.C}, {"heads", c.NH}, {"key_value_heads", c.NKV}, {"feed_forward", c.F}});
-        table.row("longest sequence", with_commas(c.T));
-        table.exact(c.T);
-        table.row("vocabulary", with_commas(c.V));
-        table.exact(c.V);
-        table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
-                                       human_count((double)parameters.trained).c_str()));
-        table.exact(parameters.trained);
-        describe_tensors(table, SafetensorsReader::open(dir), false);
-        if (std::filesystem::exists(state_file(dir))) describe_state(table, read_state(dir));
+        const bool adapters = is_adapter(dir), checkpoint = std::filesystem::exists(state_file(dir));
+        table.section((checkpoint ? "Checkpoint " : adapters ? "Adapters " : "Model ") + dir);
+        (adapters ? describe_adapters : describe_parameters)(table, dir);
+        if (checkpoint) describe_state(table, read_state(dir));
     } catch (const Error& e) {
         intact = false;
         table.row("damaged", e.what());
@@ -253,7 +272,7 @@ inline int inspect_command(const InspectOptions& o) {
     const fs::path path = given.size() > 1 && given.back() == '/' ? given.substr(0, given.size() - 1) : given;
     Table table;
     bool intact = true;
-    if (fs::is_directory(path) && fs::exists(path / "config.json")) intact = detail::inspect_model(table, path.string());
+    if (fs::is_directory(path) && detail::is_model(path.string())) intact = detail::inspect_model(table, path.string());
     else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
         intact = detail::inspect_run(table, path.string());
     else if (fs::is_directory(path) ? !tokenizer_file_in(path.string()).empty() : path.extension() == ".model")
@@ -268,7 +287,7 @@ inline int inspect_command(const InspectOptions& o) {
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
     else
         fail(
-            "%s is not something that inspect knows: a model directory, a run's output directory, PREFIX of .bin/.idx, a "
+            "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of .bin/.idx, a "
             "tokenizer.json, tokenizer.model or a .safetensors file%s",
             o.path.c_str(), fs::exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
     if (o.json) {

@@ -39,10 +39,9 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
 
 // train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by
 // layer, so that the memory is that of the largest one in fp32.
-inline int export_merged(const ExportOptions& o) {
+inline int export_merged(World& world, const ExportOptions& o) {
     if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
-    World world = World::join();
     const AdaptedModel found(world, o);
     if (found.c.virtual_tokens.on())
         fail("%s holds virtual tokens, which are merged into no matrix; HINT: --adapter with the model", found.adapter.c_str());

@@ -468,7 +468,7 @@ inline Plan begin_plan(const PlanInput& in) {
     Plan p;
     p.in = in;
     p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp);
-    check_tensor_parallel(in.c, in.tp, in.sequence_parallel, (int64_t)in.B * in.T);
+    check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T);
     const int dp = p.mesh.dp.size;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(

@@ -26,7 +26,7 @@ struct ModelCommands {
     int (*sweep)(const SweepOptions&);
     int (*generate)(const GenerateOptions&);
     int (*eval)(const EvalOptions&);
-    int (*serve)(const ServeOptions&);
+    int (*serve)(World&, const ServeOptions&);
 };
 
 namespace detail {
@@ -37,14 +37,21 @@ int run_command(const char* name, const Strings& arguments, int (*command)(const
     return cli::parse(name, options, arguments) ? command(options) : 0;
 }
 
-inline int export_either(const ExportOptions& o) {
+// A command that is one process, which a launcher may have started.
+template <class Options>
+int run_command(const char* name, const Strings& arguments, World& world, int (*command)(World&, const Options&)) {
+    Options options;
+    return cli::parse(name, options, arguments) ? command(world, options) : 0;
+}
+
+inline int export_either(World& world, const ExportOptions& o) {
     if (!o.merge && !o.adapter.empty())
         fail_usage("--adapter goes with --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
                    o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
     if (!o.merge && !o.out.empty()) fail_usage("--out is where --merge writes; HINT: --merge --adapter DIR, or --gguf FILE");
     if (o.merge && !o.gguf.empty())
         fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
-    return o.merge ? export_merged(o) : export_command(o);
+    return o.merge ? export_merged(world, o) : export_command(o);
 }
 
 inline int run_command_line(Strings arguments, const ModelCommands& commands) {
@@ -64,17 +71,18 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "generate") return run_command("generate", arguments, commands.generate);
     if (command == "eval") return run_command("eval", arguments, commands.eval);
     cli::command_named(command);
-    if (const World world = World::join(); world.size() > 1) {
+    World world = World::join();
+    if (world.size() > 1) {
         if (world.rank() == 0)
             print_line(stderr, "error: train_gpt " + command +
-                                   " is one process; train, generate and eval run on several ranks. HINT: leave mpirun out");
+                                   " is one process; train, generate and eval run on several ranks; HINT: leave mpirun out");
         return 2;
     }
-    if (command == "serve") return run_command("serve", arguments, commands.serve);
+    if (command == "serve") return run_command("serve", arguments, world, commands.serve);
     if (command == "curate") return run_command("curate", arguments, curate_command);
     if (command == "prepare") return run_command("prepare", arguments, prepare_command);
     if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
-    if (command == "export") return run_command("export", arguments, export_either);
+    if (command == "export") return run_command("export", arguments, world, export_either);
     if (command == "import") return run_command("import", arguments, import_command);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");

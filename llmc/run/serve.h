@@ -17,6 +17,7 @@
 #include <csignal>
 #include <ctime>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -113,9 +114,10 @@ public:
         while (listens && !http_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         print_line(stdout, format("serving %s at http://%s:%d/ (API: /v1)", model_.name.c_str(), o_.host.c_str(), port));
         fflush(stdout);
-        write(generator);
+        const std::exception_ptr problem = write(generator);
         http_.stop();
         listener.join();  // after the answers that are being sent
+        if (problem) std::rethrow_exception(problem);
         print_line(stdout, format("ended; %s in %s", counted(tokens_, "token").c_str(), counted(requests_, "request").c_str()));
     }
 
@@ -130,16 +132,16 @@ private:
     }
 
     // ---- the model's thread ----
+    // Returns what went wrong, if anything did.
     template <class Generator>
-    void write(Generator& generator) {
+    std::exception_ptr write(Generator& generator) {
         Decoder<Generator> decoder(generator);
-        while (!detail::asked_to_end) {
-            const bool busy = decoder.step();
-            tokens_ = decoder.tokens();
-            std::unique_lock<std::mutex> lock(mutex_);
-            // Signals set a flag alone, so it is looked at from time to time.
-            if (!busy) arrived_.wait_for(lock, std::chrono::milliseconds(50), [&] { return !queue_.empty(); });
-            for (; !queue_.empty(); queue_.pop_front()) add(decoder, queue_.front());
+        std::exception_ptr problem;  // that of a text, with which all end
+        try {
+            write_until_the_end(decoder);
+        } catch (...) {
+            problem = std::current_exception();
+            detail::asked_to_end = true;
         }
         while (decoder.step()) {
         }  // all are unwanted now, and end
@@ -148,6 +150,18 @@ private:
             for (Request::Choice& choice : request->choices) end(*request, choice, TextEnd::abandoned);
         queue_.clear();
         closed_ = true;
+        return problem;
+    }
+    template <class Decoder>
+    void write_until_the_end(Decoder& decoder) {
+        while (!detail::asked_to_end) {
+            const bool busy = decoder.step();
+            tokens_ = decoder.tokens();
+            std::unique_lock<std::mutex> lock(mutex_);
+            // Signals set a flag alone, so it is looked at from time to time.
+            if (!busy) arrived_.wait_for(lock, std::chrono::milliseconds(50), [&] { return !queue_.empty(); });
+            for (; !queue_.empty(); queue_.pop_front()) add(decoder, queue_.front());
+        }
     }
 
     template <class Decoder>

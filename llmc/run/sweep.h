@@ -172,7 +172,7 @@ inline TrainOptions options_of_length(TrainOptions p, const TokenCost& cost, con
 // Those of a training of the search: it is validated on the same samples, once, at its end.
 inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
     for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "exit-after", "sample-interval", "eval-tasks",
-                             "eval-tasks-interval", "keep-every"})
+                             "eval-tasks-interval", "eval-tasks-samples", "keep-every"})
         p.given.erase(name);
     p.seed += seed;
     p.threads = threads;

@@ -336,8 +336,11 @@ inline int tokenizer_command(const TokenizerOptions& o) {
                    format("note: %s tokens instead of the %s asked for: the text has that many characters (99.95%% of it)",
                           with_commas(size).c_str(), with_commas(o.vocab_size).c_str()));
     reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
-    const std::string file = o.output + "/tokenizer.json";
-    write_file_atomically(file, learned.dump(1) + "\n");
+    const std::string file = o.output + "/tokenizer.json", text = learned.dump(1) + "\n";
+    std::error_code error;
+    if (std::filesystem::exists(file, error) && read_whole_file(file) != text)
+        print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
+    write_file_atomically(file, text);
     if (reader.only_files()) {
         DocumentReader again(reader.input());
         report_tokenizer(Tokenizer::load(file), again, threads, false);

@@ -78,7 +78,7 @@ public:
         out_ = o.out;
         if (!run.main_rank()) return;
         if (!run.same_directory()) make_room_for_new_run(o.out);
-        logger_ = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), (int)o.log_interval, stdout, std::move(hold));
+        logger_ = std::make_unique<Logger>(o.out, o.quiet, is_terminal(stdout), o.log_interval, stdout, std::move(hold));
         if (o.tensorboard || !o.tensorboard_dir.empty())
             logger_->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
         run.begin("reading data for the loss of a unigram model");

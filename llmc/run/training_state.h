@@ -158,12 +158,12 @@ inline TrainingState read_state(const std::string& dir) {
 }
 
 // ---- agreement -------------------------------------------------------------------------------------------------------------
-// An option's value in the checkpoint; `discarded` if it has none. Earlier versions had
-// gradients and moments in fp32 only, no optimizer but AdamW, and the standard parametrization.
 inline const Strings types_of_elements = {"main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"};
 inline bool is_type_of_elements(const std::string& name) {
     return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
 }
+// An option's value in the checkpoint; `discarded` if it has none. Earlier versions had gradients and moments in fp32 only, no
+// optimizer but AdamW, and the standard parametrization.
 inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
     if (saved.options.contains(name)) return saved.options[name];
     if (name == "optimizer") return "adamw";
