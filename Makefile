@@ -46,7 +46,7 @@ PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
 CXX       := $(if $(filter default,$(origin CXX)),$(if $(shell command -v ccache),ccache) g++,$(CXX))
 NVCC      ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
-BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L 2>/dev/null)),cuda,cpu)
+BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L >/dev/null 2>&1 && echo 1)),cuda,cpu)
 $(if $(filter bf16 fp32,$(PRECISION)),,$(error PRECISION is '$(PRECISION)'; it must be bf16 or fp32))
 $(if $(filter cpu emu cuda,$(BACKEND)),,$(error BACKEND is '$(BACKEND)'; it must be cpu, cuda, or emu (an emulator)))
 
@@ -54,7 +54,8 @@ $(if $(filter cpu emu cuda,$(BACKEND)),,$(error BACKEND is '$(BACKEND)'; it must
 comma     := ,
 space     := $(subst ,, )
 compiler  := $(notdir $(lastword $(CXX)))
-tail      := $(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(compiler)),-$(compiler))$(SUFFIX)
+given     := $(if $(filter command,$(origin MARCH)),-$(MARCH))
+tail      := $(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter-out g++,$(compiler)),-$(compiler))$(given)$(SUFFIX)
 build     := build/$(BACKEND)-$(PRECISION)$(tail)
 words      = $(subst -, ,$(notdir $(@D)))
 backend    = $(firstword $(words))
@@ -70,15 +71,14 @@ CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter %_tests %_check,$(@F:kernel_tests=)
              $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1)
 flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -rdynamic $(if $(filter train_gpt test_%,$(@F)),-g)
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_include) $(precise) \
-             $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS),-gencode=arch=compute_$a,code=sm_$a) \
+             $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \
              -Xcompiler -march=$(march),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
 precise    = $(patsubst %,-DPRECISION_%,$(subst fp,FP,$(filter fp32 fp64,$(precision))))
-# Nobody reads errno or floating point traps, so that loops with sqrt and comparisons can be vectorised. But never
-# -ffast-math: it folds isfinite(NaN) to true.
+# Nobody reads errno or traps, so loops with sqrt can be vectorised. Never -ffast-math: it folds isfinite(NaN) to true.
 math      := -fno-math-errno -fno-trapping-math
-# For the GPU of this machine or, without one, all that the toolkit knows of Ampere, Hopper, Blackwell.
-gpu_here   = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u)
-ARCHS     ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(gpu_here))),80 90a 100a 120)
+# For the GPU here or, without one, Ampere, Hopper and Blackwell as far as nvcc knows them; 90 becomes 90a (wgmma).
+gpu_here   = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | grep -x "[0-9.]*"|tr -d .|sort -u)
+ARCHS     ?= $(or $(gpu_here),$(foreach a,80 90 100 120,$(if $(findstring sm_$a,$(shell $(NVCC) --list-gpu-code)),$a)))
 # Libraries; optional are those of scripts/libraries.txt that are here. Without packages they are scripts/vendor.sh's.
 vendored  := $(if $(NODEPS),$(addprefix -isystem ,$(wildcard build/deps/include)))
 LDFLAGS   += $(if $(vendored),-Lbuild/deps/lib)
@@ -195,6 +195,6 @@ trainer    := $(build)/train_gpt
 benchmark  := $(build)/bench
 gpu-programs: $(gpu_programs) $(ladders) $(trainer) $(benchmark)
 print-%: ; @echo $($*)
-clean: ; rm -rf build train_gpt
+clean: ; rm -rf $(filter-out build/deps,$(wildcard build/*)) train_gpt
 lint: deps-lint ; @scripts/lint.sh $(STAGES)
 format: ; clang-format -i $(wildcard *.cu $(foreach d,llmc llmc/* test test/* dev/*,$(addprefix $d/*.,h cuh cpp cu)))

@@ -1399,7 +1399,9 @@ static void load_model(Run& run, Model& m) {
     const TrainOptions& o = run.o;
     if constexpr (!be::memory_is_host) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
-        const std::string file = o.gemm_cache.empty() ? kept : o.gemm_cache;
+        // Replicas that each orthogonalise all matrices must choose the same algorithms, which timing does not promise.
+        const bool replicas = m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1;
+        const std::string file = replicas ? "none" : o.gemm_cache.empty() ? kept : o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
     }
     run.begin(run.resumes()      ? "loading the checkpoint " + run.resumed_from

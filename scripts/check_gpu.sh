@@ -133,7 +133,7 @@ stage_train() {
     found $gpu $cpu || return
     export -f curve
     cat llmc/*.h llmc/*/*.h train_gpt.cu >"$out/text.txt"
-    rm -rf "$out"/tok "$out"/data.* "$out"/run-*  # a run of before is not to stand for one that is skipped
+    rm -rf "$out"/tok "$out"/data.* "$out"/run-{gpu,again,cpu,gpu-fp8,cpu-fp8,speed}  # a run of before is not to stand for one that is skipped
     step "tokenizer" 60 "$gpu" tokenizer --input "$out/text.txt" --vocab-size 1024 --output "$out/tok" &&
         step "data" 60 "$gpu" prepare --input "$out/text.txt" --output "$out/data" --tokenizer "$out/tok" || return
     step "training on the GPU" 120 bash -c "curve $gpu run-gpu"
@@ -215,7 +215,7 @@ for stage in "${stages[@]}"; do
 done
 [[ ${stages[0]} != build ]] || : >"$out/table.txt"
 if [[ $backend == cuda && "${stages[*]}" != build ]]; then
-    gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+    gpu=$(nvidia-smi -L >/dev/null 2>&1 && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1)
     [[ -n $gpu ]] || { echo "error: nvidia-smi finds no GPU; make test checks the kernels on an emulator" >&2; exit 1; }
     row "GPU" - "$gpu"
 fi

@@ -6,7 +6,7 @@
 set -euo pipefail
 
 declare -A need=(
-    [build]="make g++ pkg-config libpcre2-dev nlohmann-json3-dev openmpi-bin libopenmpi-dev"
+    [build]="make g++ libpcre2-dev nlohmann-json3-dev openmpi-bin libopenmpi-dev"
     [clang]="clang libomp-dev libclang-rt-14-dev"
     [lint]="clang clang-tidy clang-format libomp-dev shellcheck"
     [interop]="python3-venv"
@@ -21,9 +21,10 @@ for group in build "$@"; do
 done
 
 if ! command -v dpkg-query >/dev/null; then
-    echo "error: this system has no dpkg; install what corresponds to: ${packages[*]}" >&2
+    echo "error: this system has no dpkg; install what corresponds to: ${packages[*]}; HINT: if it is there, make NODEPS=1 ..." >&2
     exit 1
 fi
+exec 9>"${TMPDIR:-/tmp}/train_gpt_deps.$(id -u)" && flock 9  # make -j starts this several times
 is_missing() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) != installed ]]; }
 missing=() optional=()
 for package in $(printf '%s\n' "${packages[@]}" | sort -u); do ! is_missing "$package" || missing+=("$package"); done
@@ -42,6 +43,7 @@ elif [[ ${#missing[@]} == 0 ]]; then
 else
     echo "error: these packages are missing: ${missing[*]}" >&2
     echo "Install them with:  sudo apt-get update && sudo $command ${missing[*]} ${optional[*]}" >&2
+    echo "HINT: if what they hold is there without packages, make NODEPS=1 ..." >&2
     exit 1
 fi
 echo "installing: ${missing[*]} ${optional[*]}"

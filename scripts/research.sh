@@ -11,6 +11,7 @@
 # on: the same command with more candidates tries those. Measured by bits per byte, or by the validation loss where there is no
 # tokenizer. A run that fails is no improvement.
 set -euo pipefail
+export LC_ALL=C.UTF-8  # awk reads numbers with a point
 . "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/words.sh"
 

@@ -35,7 +35,7 @@ trainer() {
     local architectures=(90a) what=-cubin arch kernels folder compiler
     if [[ -n ${ALL:-} ]]; then
         architectures=(80 90a) what=-c
-        for arch in 89 100a 120; do "$NVCC" --list-gpu-code | grep -q "^sm_${arch%a}$" && architectures+=("$arch"); done
+        for arch in 89 100 120; do "$NVCC" --list-gpu-code | grep -q "^sm_$arch$" && architectures+=("$arch"); done
     fi
     expect "compiles for sm_${architectures[*]} without warnings" compile $what "${architectures[@]}"
     kernels=$(grep -c "Function properties" ptxas.txt)

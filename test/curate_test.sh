@@ -84,6 +84,13 @@ done <<'END'
 --input raw --output out --normalize --quality-pareto 9|--quality-model, which is not given
 --input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip
 --input raw --output out --normalize --pii-kinds email|--pii mask or --pii drop, which is not given
+--input raw --output out --exact-duplicates document|must be documents, paragraphs or lines
+--input raw --output raw/out --normalize|raw/out is in --input raw, and what is written
+--input raw --output out --weights other=1|other
+--input raw one/data --output out --weights raw=1|does not name the source one/data
+--input raw --output out --budget 1000 --tokenizer missing|missing
+--input raw --output out --decontaminate missing.jsonl|missing.jsonl
+--train-language en:person.txt ja:person.txt --output mended|is no classifier; HINT: another --output
 --input absent --output out --normalize|cannot read absent
 --input /dev/null --output out --normalize|no document was found in /dev/null
 END
@@ -98,6 +105,12 @@ expect "a rude word is kept" rude --output rude
 says "without a list of such words" "1 document in, 1 kept"
 expect "and with one dropped" rude --bad-words bad-words.txt --output polite
 says "by its rule" "c4-bad-words  dropped 1 document"
+printf -- '---\n \n' >no-words.txt
+expect "lines without words" rude --bad-words no-words.txt --output marks
+says "are in no text" "1 document in, 1 kept"
+echo "a line without an end" >endless.txt
+expect "a text of which no line is left" "$program" curate --input endless.txt --heuristics c4 --set c4-sentences=off --output-format jsonl --output endless
+says "is dropped" "1 document in, 0 kept"
 expect "compressed" "$program" curate --input one/data --output packed --normalize
 expect "by zstd" zstd -dcq packed/data/part-00000.jsonl.zst
 says "as JSON lines" '^{"text":"'

@@ -226,6 +226,7 @@ TEST(Conversation, SaysWhyThereIsNone) {
         {R"({"prompt": "x", "completion": 7})", "'completion' is not a text but number"},
         {R"({"prompt": "x"})", "its keys are prompt"},
         {R"({"instruction": "x", "input": [], "output": "y"})", "'input' is not a text but array"},
+        {R"({"instruction": [], "input": "x", "output": "y"})", "'instruction' is empty"},
     };
     for (const auto& [record, why] : rows) {
         Messages found;

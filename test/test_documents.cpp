@@ -767,6 +767,11 @@ TEST(Html, Boilerplate) {
     std::vector<html::Paragraph> paragraphs;
     EXPECT_FALSE(html::page_paragraphs(deep + good, paragraphs));
     EXPECT_TRUE(html::page_paragraphs(deep.substr(0, 900 * 4) + good, paragraphs));
+    std::string cells, wrong_ends;
+    for (int i = 0; i < 300000; i++) cells += "<td>1</td>";
+    EXPECT_EQ(text_of("<table><tr>" + cells + "</table>"), "");  // with the square of them it would take minutes
+    for (int i = 0; i < 200000; i++) wrong_ends += "<div></x>";
+    EXPECT_FALSE(html::page_paragraphs(wrong_ends, paragraphs));
 }
 
 #ifdef HAVE_GUMBO

@@ -8,6 +8,7 @@
 #include <functional>
 #include <set>
 
+#include "../llmc/cpu/memory.h"
 #include "../llmc/cpu/team.h"
 #include "files.h"
 
@@ -46,6 +47,13 @@ TEST(Threads, LimitsOfContainers) {
     EXPECT_EQ(quota("20000 100000\n"), 1);
     EXPECT_EQ(quota(""), 0);
     EXPECT_EQ(cpu::cpu_quota((dir / "none").c_str()), 0);
+}
+
+TEST(Threads, TheCacheOfFilesIsNotUsedMemory) {
+    TemporaryDirectory dir;
+    write_file(dir / "memory.stat", "anon 4096\nfile 90\ninactive_anon 7\nactive_anon 9\ninactive_file 20\nactive_file 10\n");
+    EXPECT_EQ(cpu::file_cache_of((dir / "memory.stat").c_str()), 30u);
+    EXPECT_EQ(cpu::file_cache_of((dir / "none").c_str()), 0u);
 }
 
 TEST(Threads, SharesOfRanks) {

@@ -4,8 +4,8 @@
 //   fail_usage(...)   a command line that cannot work as it is given: the same, with exit status 2.
 //   CHECK(cond, ...)  a fault of the program: a broken assumption. On in release builds; prints file:line and aborts.
 // Errors are exceptions rather than exit() calls: destructors run, so that temporary files are removed and no half-written file
-// stays. Never call fail() inside an OpenMP region, which an exception must not leave: record the error there and call fail()
-// after it.
+// stays. Never call fail() inside an OpenMP region or a task of cpu::Team (parallel_for, parallel_tasks), which an exception
+// must not leave: record the error there and call fail() after it.
 #pragma once
 #include <cstdarg>
 #include <cstdio>

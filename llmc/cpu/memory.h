@@ -12,7 +12,20 @@
 
 namespace cpu {
 
-// Bytes that this process can still allocate: the machine's available memory, or what its cgroup leaves if that is less.
+// The cache of files in a cgroup's memory, which the system gives back when it is needed.
+inline size_t file_cache_of(const char* memory_stat) {
+    size_t sum = 0, bytes;
+    if (FILE* f = fopen(memory_stat, "r")) {
+        char line[256];
+        while (fgets(line, sizeof line, f))
+            if (sscanf(line, "active_file %zu", &bytes) == 1 || sscanf(line, "inactive_file %zu", &bytes) == 1) sum += bytes;
+        fclose(f);
+    }
+    return sum;
+}
+
+// Bytes that this process can still allocate: the machine's available memory or, in a container with a cgroup v2 of its own,
+// that limit less what it holds without the cache of files. Limits of other cgroups (SLURM, systemd, v1) are not seen.
 inline size_t available_memory() {
     size_t available = SIZE_MAX;
     if (FILE* f = fopen("/proc/meminfo", "r")) {
@@ -30,8 +43,9 @@ inline size_t available_memory() {
         }
         return value;
     };
-    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), used = number_in("/sys/fs/cgroup/memory.current");
-    if (limit != SIZE_MAX && used != SIZE_MAX) available = std::min(available, limit > used ? limit - used : 0);
+    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), held = number_in("/sys/fs/cgroup/memory.current");
+    const size_t cache = file_cache_of("/sys/fs/cgroup/memory.stat"), used = held > cache ? held - cache : 0;
+    if (limit != SIZE_MAX && held != SIZE_MAX) available = std::min(available, limit > used ? limit - used : 0);
     return available;
 }
 

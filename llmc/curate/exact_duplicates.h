@@ -36,8 +36,11 @@ public:
           memory_bytes_(memory_bytes),
           records_(work_directory, memory_bytes),
           dropped_(work_directory) {
-        if (options.unit != "documents" && options.unit != "paragraphs" && options.unit != "lines")
-            fail_usage("duplicates of '%s' were asked for; they must be documents, paragraphs or lines", options.unit.c_str());
+        check_unit(options.unit);
+    }
+    static void check_unit(const std::string& unit) {
+        if (unit != "documents" && unit != "paragraphs" && unit != "lines")
+            fail_usage("duplicates of '%s' were asked for; they must be documents, paragraphs or lines", unit.c_str());
     }
 
     // The units that may be duplicates: their indices among the units of the text, and their hashes.

@@ -9,7 +9,8 @@
 //
 // Languages. Where most letters are of a script without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese,
 // Tibetan), the rules that count words or letters of a line do not apply (`spaced` below). gopher-stop-words is for English:
-// it does not apply to a document that the language stage found to be in another one.
+// without words of one's own (--stop-words) it does not apply to a document whose key `language`, of the stage or of the input,
+// is another than en.
 //
 // N-grams are compared by 64-bit hashes: two different ones of a document of 100,000 words are taken for one with probability
 // 3e-10.
@@ -247,7 +248,7 @@ public:
         return sum / real_words();
     }
 
-    // Lines as str.splitlines() has them.
+    // Lines end with LF or CR LF; other ends that str.splitlines() knows are not ends here.
     const std::vector<std::string_view>& lines() {
         if (lines_.empty() && !text_.empty()) {
             std::string_view text = text_;
@@ -485,10 +486,11 @@ struct HeuristicOptions {
 
 class Heuristics {
 public:
-    explicit Heuristics(const HeuristicOptions& o) : stop_words_(o.stop_words) {
+    explicit Heuristics(const HeuristicOptions& o) : stop_words_(o.stop_words), own_stop_words_(!o.stop_words.empty()) {
         if (stop_words_.empty()) stop_words_ = {"the", "be", "to", "of", "and", "that", "have", "with"};
         if (stop_words_.size() > 64) fail_usage("--stop-words has %zu words; at most 64 are allowed", stop_words_.size());
-        for (const std::string& word : o.bad_words) bad_words_.push_back(" " + simple_words(word));
+        for (const std::string& word : o.bad_words)
+            if (const std::string words = simple_words(word); !words.empty()) bad_words_.push_back(" " + words);
         const std::vector<HeuristicRule>& rules = heuristic_rules();
         for (const HeuristicRule& rule : rules) thresholds_.push_back(rule.threshold);
         for (const std::string& setting : o.settings) {
@@ -518,7 +520,7 @@ public:
                 continue;
             }
             if (std::isnan(thresholds_[i]) || (rule.spaced && !measures.spaced())) continue;
-            if (name == "gopher-stop-words" && !english) continue;
+            if (name == "gopher-stop-words" && !english && !own_stop_words_) continue;
             const DocumentVerdict v = judged(i, measured(rule, measures));
             if (!v.keep) return v;
         }
@@ -532,7 +534,6 @@ public:
         if (name == "gopher-stop-words") {
             uint64_t found = 0;
             each_word(m.text(), [&](std::string_view word) {
-                if (word.size() > 24) return;
                 for (size_t i = 0; i < stop_words_.size(); i++)
                     if (word == stop_words_[i]) found |= 1ull << i;
             });
@@ -677,7 +678,9 @@ private:
         for (const std::string_view line : measures.lines())
             if (verdict = take(line); !verdict.keep) return verdict;
         if (!std::isnan(t.sentences)) verdict = judged(index_of("c4-sentences"), (double)n_sentences);
-        if (verdict.keep) d.text = without_spaces_around(kept);
+        if (!verdict.keep) return verdict;
+        if (kept.empty()) return {false, "c4-sentences", "no line is left"};
+        d.text = without_spaces_around(kept);
         return verdict;
     }
     // C4's marks, and those of scripts that have their own.
@@ -689,6 +692,7 @@ private:
     }
 
     std::vector<std::string> stop_words_, bad_words_;
+    bool own_stop_words_;  // which are of any language
     std::vector<double> thresholds_;
     std::vector<size_t> order_;
 };

@@ -34,6 +34,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -523,19 +525,28 @@ private:
                            : i == 0 && !leaders.empty() && some[i].hash == hash ? leaders[0]
                                                                                 : some[i].rank;
             std::vector<char> alike(some.size());
+            std::mutex mutex;
+            std::exception_ptr problem;  // the first one: no exception may leave a task
             constexpr size_t slice = 64;
-            cpu::parallel_tasks(
-                ceil_div(some.size(), slice),
-                [&](size_t task) {
-                    std::vector<uint32_t> shingles;
-                    uint64_t whose = UINT64_MAX;
-                    for (size_t i = task * slice; i < std::min(some.size(), (task + 1) * slice); i++) {
-                        if (clusters.root(first[i]) == clusters.root(some[i].rank)) continue;
-                        if (whose != first[i]) shingles = shingles_of(whose = first[i]);
-                        alike[i] = resemble(shingles, some[i].rank);
-                    }
-                },
-                threads);
+            const auto compare = [&](size_t task) {
+                std::vector<uint32_t> shingles;
+                uint64_t whose = UINT64_MAX;
+                for (size_t i = task * slice; i < std::min(some.size(), (task + 1) * slice); i++) {
+                    if (clusters.root(first[i]) == clusters.root(some[i].rank)) continue;
+                    if (whose != first[i]) shingles = shingles_of(whose = first[i]);
+                    alike[i] = resemble(shingles, some[i].rank);
+                }
+            };
+            const auto try_to_compare = [&](size_t task) {
+                try {
+                    compare(task);
+                } catch (...) {
+                    const std::lock_guard<std::mutex> lock(mutex);
+                    if (!problem) problem = std::current_exception();
+                }
+            };
+            cpu::parallel_tasks(ceil_div(some.size(), slice), try_to_compare, threads);
+            if (problem) std::rethrow_exception(problem);
             for (size_t i = 0; i < some.size(); i++) {
                 if (leaders.empty() || some[i].hash != hash) {
                     hash = some[i].hash;

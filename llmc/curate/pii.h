@@ -41,7 +41,7 @@ struct Text {
     char operator[](size_t i) const { return i < s.size() ? s[i] : '\0'; }
     // The word before `at` with a space or punctuation between, in lower case: "ISBN: 0-306", "version 1.2"
     std::string word_before(size_t at) const {
-        while (at > 0 && strchr(" \t:#=-(", s[at - 1])) at--;
+        for (int most = 16; most > 0 && at > 0 && strchr(" \t:#=-(", s[at - 1]); most--) at--;
         size_t begin = at;
         while (begin > 0 && at - begin < 12 && is_ascii_letter(s[begin - 1])) begin--;
         std::string word(s.substr(begin, at - begin));

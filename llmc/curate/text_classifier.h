@@ -56,6 +56,8 @@ struct ClassifierTraining {
 
 class TextClassifier {
 public:
+    static constexpr std::string_view magic = "TGPTCLS1";  // with which a file begins
+
     struct Guess {
         std::string label;
         float probability;
@@ -173,8 +175,6 @@ public:
                                 const std::vector<LabelledText>& texts, const std::function<void(int64_t)>& progress = nullptr);
 
 private:
-    static constexpr std::string_view magic = "TGPTCLS1";
-
     template <class Add>
     static void for_each_feature(std::string_view text, const ClassifierShape& shape, const Add& add) {
         const auto of = shape.features == "words" ? features::of_words<Add> : features::of_characters<Add>;

@@ -74,8 +74,10 @@ private:
             const nlohmann::json input = record.value("input", nlohmann::json());
             if (!input.is_null() && !input.is_string())
                 return refuse(format("'input' is not a text but %s", input.type_name()));
-            if (problem_.empty() && input.is_string() && !input.get_ref<const std::string&>().empty())
+            if (problem_.empty() && input.is_string() && !input.get_ref<const std::string&>().empty()) {
+                if (messages_.empty()) return refuse("'instruction' is empty");
                 messages_.back().text += "\n\n" + input.get<std::string>();
+            }
             add_part(record["output"], "output", "assistant");
         } else return refuse("it has neither messages nor prompt and completion nor instruction and output" + keys_of(record));
         if (problem_.empty() && messages_.empty()) refuse("the conversation is empty");

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -244,11 +245,12 @@ inline std::vector<Paragraph> paragraphs_of(const GumboNode* root) {
     return std::move(out.all);
 }
 
-// The most tags that are open at once, roughly: those that need no end tag do not count.
+// The most tags that are open at once, roughly: those that need no end tag do not count, nor ends of what is not open.
 inline int64_t open_tags(std::string_view page) {
     static constexpr std::string_view endless[] = {"area",   "base",  "br", "col",  "dd",    "dt",     "embed", "hr",
                                                    "img",    "input", "li", "link", "meta",  "option", "p",     "param",
                                                    "source", "td",    "th", "tr",   "track", "wbr",    "tbody"};
+    std::unordered_map<std::string, int64_t> open_of;
     int64_t open = 0, most = 0;
     for (size_t at = page.find('<'); at != std::string_view::npos; at = page.find('<', at + 1)) {
         const bool end = at + 1 < page.size() && page[at + 1] == '/';
@@ -256,7 +258,10 @@ inline int64_t open_tags(std::string_view page) {
         while (stop < page.size() && stop < at + 12 && isalnum((unsigned char)page[stop])) stop++;
         const std::string name = lower_ascii(page.substr(at + 1 + end, stop - at - 1 - end));
         if (name.empty() || std::find(std::begin(endless), std::end(endless), name) != std::end(endless)) continue;
-        open = std::max<int64_t>(0, open + (end ? -1 : 1));
+        int64_t& of_name = open_of[name];
+        if (end && of_name == 0) continue;
+        of_name += end ? -1 : 1;
+        open += end ? -1 : 1;
         most = std::max(most, open);
     }
     return most;
@@ -333,25 +338,33 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
     };
     kinds = alone;
     headings(Kind::short_one, Kind::near_good);
-    // The next paragraph that is good or bad (or near good), on each side; beyond the ends all is bad.
-    const auto neighbour = [&](const std::vector<Kind>& all, size_t i, int step, bool near_good) {
-        for (size_t k = i + (size_t)step; k < n; k += (size_t)step)  // before 0 comes the largest size_t
-            if (all[k] == Kind::good || all[k] == Kind::bad || (near_good && all[k] == Kind::near_good)) return all[k];
-        return Kind::bad;
+    // For each paragraph the next one that is good or bad (or near good) on a side; beyond the ends all is bad.
+    const auto neighbours = [n](const std::vector<Kind>& all, bool to_the_left, bool near_good) {
+        std::vector<Kind> next(n);
+        Kind last = Kind::bad;
+        for (size_t k = 0; k < n; k++) {
+            const size_t i = to_the_left ? k : n - 1 - k;
+            next[i] = last;
+            if (all[i] == Kind::good || all[i] == Kind::bad || (near_good && all[i] == Kind::near_good)) last = all[i];
+        }
+        return next;
     };
     const std::vector<Kind> before = kinds;
+    const std::vector<Kind> left = neighbours(before, true, false), right = neighbours(before, false, false);
+    const std::vector<Kind> near_left = neighbours(before, true, true), near_right = neighbours(before, false, true);
     for (size_t i = 0; i < n; i++) {
         if (before[i] != Kind::short_one) continue;
-        const Kind left = neighbour(before, i, -1, false), right = neighbour(before, i, 1, false);
-        const bool near = (left == Kind::bad && neighbour(before, i, -1, true) == Kind::near_good) ||
-                          (right == Kind::bad && neighbour(before, i, 1, true) == Kind::near_good);
-        if (left == right) kinds[i] = left;
+        const bool near = (left[i] == Kind::bad && near_left[i] == Kind::near_good) ||
+                          (right[i] == Kind::bad && near_right[i] == Kind::near_good);
+        if (left[i] == right[i]) kinds[i] = left[i];
         else kinds[i] = near ? Kind::good : Kind::bad;
     }
+    // In order: what is decided for one counts for the next ones.
+    const std::vector<Kind> after = neighbours(kinds, false, false);
+    Kind last = Kind::bad;
     for (size_t i = 0; i < n; i++) {
-        if (kinds[i] != Kind::near_good) continue;
-        const bool alone_there = neighbour(kinds, i, -1, false) == Kind::bad && neighbour(kinds, i, 1, false) == Kind::bad;
-        kinds[i] = alone_there ? Kind::bad : Kind::good;
+        if (kinds[i] == Kind::near_good) kinds[i] = last == Kind::bad && after[i] == Kind::bad ? Kind::bad : Kind::good;
+        if (kinds[i] == Kind::good || kinds[i] == Kind::bad) last = kinds[i];
     }
     headings(Kind::bad, Kind::good);
     return kinds;

@@ -142,6 +142,7 @@ private:
         } else if (type == 11) {
             const uint64_t n = take_varint(bytes_);
             if (n == 0) return;
+            if (n > bytes_.size()) damaged("its footer is cut off");
             const uint8_t types = (uint8_t)take(bytes_, 1)[0];
             for (uint64_t i = 0; i < n; i++) {
                 if (bytes_.empty()) damaged("its footer is cut off");

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <queue>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -72,8 +73,11 @@ inline nlohmann::ordered_json added_token(size_t id, const std::string& content)
 // them, and as many more as make it a multiple of `multiple`. Returns the new size.
 inline int reserve_tokens(nlohmann::ordered_json& tokenizer, int size, int reserved, int multiple) {
     const int all = (size + reserved + multiple - 1) / multiple * multiple;
-    for (int id = size; id < all; id++)
-        tokenizer["added_tokens"].push_back(added_token((size_t)id, format("<|reserved_special_token_%d|>", id - size)));
+    std::set<std::string> taken;
+    for (const auto& token : tokenizer["added_tokens"]) taken.insert(token["content"].get<std::string>());
+    for (int id = size, k = 0; id < all; k++)
+        if (const std::string name = format("<|reserved_special_token_%d|>", k); !taken.count(name))
+            tokenizer["added_tokens"].push_back(added_token((size_t)id++, name));
     return all;
 }
 
@@ -114,6 +118,7 @@ public:
                 continue;
             }
             if (best.count < min_frequency) break;
+            if (is_special(bytes_[best.pair.first] + bytes_[best.pair.second])) continue;
             merge(best.pair);
             if (progress) progress->update((int64_t)characters_.size());
         }
@@ -190,6 +195,12 @@ private:
             bytes_.push_back(bytes);
         }
         return found->second;
+    }
+
+    // No text is merged into a special token: it would end documents, say.
+    bool is_special(const std::string& bytes) const {
+        const auto found = ids_.find(bytes);
+        return found != ids_.end() && found->second < (int)special_.size();
     }
 
     void change(Pair pair, int64_t by, int word) {

@@ -85,6 +85,8 @@ public:
         double score;
     };
     const std::vector<Piece>& pieces() const { return pieces_; }
+    // Special tokens, which no piece may equal. Called before train().
+    void leave_out(const std::vector<std::string>& special) { left_out_.insert(special.begin(), special.end()); }
 
     // special: the first tokens. The unknown token follows, then the 256 bytes, then the pieces.
     static size_t other_tokens(const std::vector<std::string>& special) { return all_special(special).size() + 256; }
@@ -399,6 +401,8 @@ private:
         const auto better = [](const Piece& a, const Piece& b) {
             return a.score != b.score ? a.score > b.score : a.text < b.text;
         };
+        const auto is_left_out = [&](const Piece& p) { return left_out_.count(p.text) > 0; };
+        pieces_.erase(std::remove_if(pieces_.begin(), pieces_.end(), is_left_out), pieces_.end());
         std::sort(pieces_.begin(), pieces_.end(), better);
         std::unordered_set<std::string> missing;
         for (const auto& [c, count] : characters_) missing.insert(utf8((uint32_t)c));
@@ -421,6 +425,7 @@ private:
     std::string text_;                                 // all words
     std::vector<Word> words_;                          // and where the last one ends
     std::vector<Piece> pieces_;
+    std::unordered_set<std::string> left_out_;
     double lowest_ = 0;
     ByteTrie trie_;
 };

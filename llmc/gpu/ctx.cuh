@@ -46,8 +46,8 @@ class TensorMaps;  // hopper.cuh
 // Page-locked memory for uploads and large downloads, see memory.cuh.
 class Staging {
 public:
-    static constexpr size_t slot_bytes = 4 << 20;
-    static constexpr int n_slots = 4;
+    static constexpr size_t slot_bytes = 1 << 20;
+    static constexpr int n_slots = 16;  // more than a micro-batch uploads, so that the host need not wait for the one before
     struct Slot {
         void* memory = nullptr;
         cudaEvent_t sent = nullptr;

@@ -196,8 +196,8 @@ inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses,
     const int V = shard.V, Vp = shard.Vp;
     constexpr int size = Pack<floatX>::size;
     const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
-    // Static shared memory and the system's reservation take 1 KB of a block's.
-    const size_t most = ctx.shared_bytes - 1024, half = (ctx.shared_bytes - 1024) / 2, row = (size_t)n_packs * 16;
+    // Static shared memory takes 1 KB of a block's, the system's reservation another, of which `most` already is without one.
+    const size_t most = ctx.shared_bytes - 1024, half = ctx.shared_bytes / 2 - 1536, row = (size_t)n_packs * 16;
     const size_t kept = constants.write_gradient && !statistics ? std::min(row, most) : 0;
     const int wanted = std::max(32, ceil_div(ceil_div(V, size), 32) * 32);
     const int threads = std::min(wanted, kept <= half ? 512 : 1024);

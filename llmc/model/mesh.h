@@ -87,8 +87,8 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             tp, c.NKV);
     if (sequence_parallel && rows % tp)
         fail_usage(
-            "sequence parallelism splits the %lld rows of a sequence (--seq-length and virtual tokens) into %d equal parts; HINT: "
-            "another --seq-length, or --no-sequence-parallel",
+            "sequence parallelism splits the %lld rows of a sequence (--seq-length and virtual tokens) into %d equal parts; "
+            "HINT: another --seq-length, or --no-sequence-parallel",
             (long long)rows, tp);
 }
 

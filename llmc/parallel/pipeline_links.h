@@ -1,7 +1,7 @@
 // Messages between neighbouring pipeline stages: activations forward and their gradients backward, for this rank's rows. A send
-// never waits: forward, the data stays where it is until backward, or until a later micro-batch has the same memory; backward, the
-// gradient replaces the stage's input, which is no longer needed. Receiving the input of that later micro-batch first completes
-// both sends: so a micro-batch's number here is the one by which it got its memory (Activations::micro_batch).
+// never waits: forward, the data stays where it is until backward, or until a later micro-batch has the same memory; backward,
+// the gradient replaces the stage's input, which is no longer needed. Receiving the input of that later micro-batch first
+// completes both sends: so a micro-batch's number here is the one by which it got its memory (Activations::micro_batch).
 #pragma once
 #include <vector>
 

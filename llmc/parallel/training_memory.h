@@ -51,6 +51,7 @@ struct TrainingMemory {
     bool averages = false;    // whether an average of the weights is kept; set before memory is planned
     real* average = nullptr;  // (shards.size) it, fp32 (weight_average.h)
     Parts copy;               // where a checkpoint's contents wait to be written; null: written in place
+    bool copies = false;      // all of them wait there
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -91,6 +92,7 @@ struct TrainingMemory {
         copy.exp_avg.is_bf16 = exp_avg.is_bf16;
         copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
         if (!in_place || shards.cut) add(&copy.params, shards.size);
+        copies = !in_place;  // also where this rank trains nothing and a copy has no bytes
         if (in_place) return;
         if (has_lower_halves) add(&copy.lower, shards.size);
         add(&copy.exp_avg, shards.size);

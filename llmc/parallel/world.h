@@ -300,7 +300,8 @@ struct WorldState {
                 "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
                 "one this program was built with; srun --mpi=pmix may fit",
                 p.size, size);
-        if (level < wanted) fail("this MPI was built without MPI_THREAD_MULTIPLE, which the program needs");
+        if (level < wanted)
+            fail("this MPI was built without the threads that the program needs: MPI_THREAD_MULTIPLE, on GPUs _FUNNELED");
 #else
         if (p.size > 1)
             fail(

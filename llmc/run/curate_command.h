@@ -52,13 +52,24 @@ inline PassInput find_input(const CurateOptions& o) {
             input.source_of_file.push_back(input.sources.size());
         }
         input.sources.push_back(name);
+        std::error_code error;
+        const std::string folder = fs::weakly_canonical(name, error).string() + "/";
+        if (fs::is_directory(name, error) && begins_with(fs::weakly_canonical(o.output, error).string(), folder))
+            fail_usage(
+                "--output %s is in --input %s, and what is written there would be read when it goes on; HINT: another --output",
+                o.output.c_str(), name.c_str());
     }
+    if (!o.near_duplicates.empty() && input.sources.size() >= 1 << 15)
+        fail_usage(
+            "--input has %zu names, and --near-duplicates counts each as a source; HINT: a folder, or a pattern in quotes",
+            input.sources.size());
     return input;
 }
 
 inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
     WholeCorpusOptions whole;
     whole.exact = o.exact_duplicates;
+    for (const std::string& unit : whole.exact) ExactDuplicates::check_unit(unit);
     whole.folded = o.exact_folded;
     if (o.exact_folded && o.exact_duplicates.empty())
         fail_usage("--exact-folded is for --exact-duplicates, which is not given");
@@ -163,7 +174,7 @@ inline void check_same_input(const nlohmann::json& record, const nlohmann::json&
     std::string changed;
     for (size_t i = 0; same && i < now.size(); i++) {
         for (const char* what : {"file", "bytes", "modified"})
-            if (strcmp(what, "modified") != 0 || (begun && i <= reached))
+            if (strcmp(what, "file") == 0 || (begun && i <= reached))
                 same &= before[i].is_object() && before[i].value(what, nlohmann::json()) == now[i][what];
         if (!same) changed = ": " + now[i]["file"].get<std::string>();
     }
@@ -254,7 +265,10 @@ public:
           identity_(identity_of(o, input_)),
           data_(o.output + "/data"),
           work_(o.output + "/.work") {
-        for (const std::string& weight : mixing_.weights) parse_weight(weight, input_.sources);
+        // What later passes would refuse after hours.
+        if (mixing_.wanted()) mix_sources(input_.sources, std::vector<double>(input_.sources.size(), 1), mixing_);
+        if (!o.tokenizer.empty()) Tokenizer::load(local_path(o.tokenizer));
+        for (const std::string& file : whole_.task_files) read_task(file);
     }
 
     int run() {

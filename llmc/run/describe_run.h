@@ -321,8 +321,8 @@ inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) 
     for (const std::string& name : run.world.hosts()) sharing += host && name == run.world.host();
     const int ranks = o.world ? o.world : run.world.size();
     const double resident = host ? (double)resident_memory_bytes() : 0;
-    const double here = ((double)be::available_memory() + resident) / std::max(1, sharing);
-    const double most = run.plans_elsewhere() ? planned_memory_bytes(o) : here;
+    const double most =
+        run.plans_elsewhere() ? planned_memory_bytes(o) : ((double)be::available_memory() + resident) / std::max(1, sharing);
     const auto needed = [&](const TrainOptions& p, int n) {
         double largest = 0;
         for (const RankMemory& r : memory_of_stages(p, n)) largest = std::max(largest, (double)r.bytes);

@@ -1,6 +1,6 @@
-// `train_gpt inspect PATH` describes a directory of a model or of adapters, or a checkpoint (and verifies every checksum), a run's
-// output directory (its checkpoints, the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json or a
-// .safetensors file. Exit status 1 if anything is damaged.
+// `train_gpt inspect PATH` describes a directory of a model or of adapters, or a checkpoint (and verifies every checksum), a
+// run's output directory (its checkpoints, the newest in full), prepared data (.bin/.idx or llm.c's shards), a tokenizer.json
+// or a .safetensors file. Exit status 1 if anything is damaged.
 #pragma once
 #include <map>
 #include <optional>
@@ -287,8 +287,8 @@ inline int inspect_command(const InspectOptions& o) {
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
     else
         fail(
-            "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of .bin/.idx, a "
-            "tokenizer.json, tokenizer.model or a .safetensors file%s",
+            "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of "
+            ".bin/.idx, a tokenizer.json, tokenizer.model or a .safetensors file%s",
             o.path.c_str(), fs::exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
     if (o.json) {
         nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};

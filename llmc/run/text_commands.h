@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "../cpu/threads.h"
 #include "../base/check.h"
 #include "../base/terminal.h"
 #include "../data/chat_template.h"
@@ -30,7 +31,11 @@ TextInput text_input(const Options& o, const std::string& reading, const std::st
     return {o.input, reading, o.json_keys, split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines, o.allow_binary};
 }
 
-inline int thread_count(int asked) { return asked > 0 ? asked : omp_get_max_threads(); }
+// As many threads as asked for, or as OpenMP takes and the container's CPU limit allows.
+inline int thread_count(int asked) {
+    const int quota = cpu::cpu_quota(), all = omp_get_max_threads();
+    return asked > 0 ? asked : quota > 0 ? std::min(quota, all) : all;
+}
 
 // The tokens of a file's whole text, in memory. Each document is encoded as transformers encodes a text: with the tokens of the
 // tokenizer's template around it, and with special tokens recognised.
@@ -307,6 +312,7 @@ inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentR
                     [&](std::string_view piece) { word(piece, piece.data() + piece.size()); });
     });
     UnigramTrainer trainer(counts, threads);
+    trainer.leave_out(o.special_tokens);
     const auto others = (int)UnigramTrainer::other_tokens(o.special_tokens);
     Progress progress("learning pieces", 100, "%");
     trainer.train(o.vocab_size - others, &progress);

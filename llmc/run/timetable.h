@@ -21,7 +21,7 @@ public:
         if (o.exit_after.empty()) return;
         const double seconds = parse_duration(o.exit_after);
         if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
-        exit_at_ = start_ + seconds;
+        exit_at_ = program_start + seconds;
     }
     bool save_now(int64_t step) const {
         if (every_.steps > 0) return step % every_.steps == 0;
@@ -32,7 +32,7 @@ public:
 
 private:
     SaveInterval every_;
-    double start_ = monotonic_seconds(), saved_at_ = start_, exit_at_ = INFINITY;
+    double saved_at_ = monotonic_seconds(), exit_at_ = INFINITY;
 };
 
 inline double parse_timeout(const std::string& text) {

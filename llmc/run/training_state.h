@@ -417,7 +417,7 @@ public:
             for (const Bucket& b : m_.shards.buckets)
                 be::download(ctx_, copy.params + b.shard, m_.params + b.mine, b.n * sizeof(floatX));
         }
-        if (copy.exp_avg.data) {
+        if (m_.copies) {
             const size_t n = m_.shards.size;
             parts_ = copy;
             if (m_.lower) be::download(ctx_, copy.lower, m_.lower, n * sizeof(LowerHalf));
@@ -427,7 +427,7 @@ public:
         }
         phase_ = Phase::make;
         start_phase();
-        if (!copy.exp_avg.data) wait();
+        if (!m_.copies) wait();
     }
 
     // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written.

@@ -84,8 +84,8 @@ private:
 };
 inline void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
-// While it exists, Ctrl-C, SIGTERM and SIGHUP only say that trials must end, with all their ranks, which so leave no shared memory
-// behind; when it goes, this process ends by the signal that came.
+// While it exists, Ctrl-C, SIGTERM and SIGHUP only say that trials must end, with all their ranks, which so leave no shared
+// memory behind; when it goes, this process ends by the signal that came.
 class SignalsHeld {
 public:
     SignalsHeld() {
