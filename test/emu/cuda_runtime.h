@@ -370,6 +370,7 @@ inline cudaError_t cudaDriverGetVersion(int* v) { return EMU_CALLED(), *v = 1300
 inline cudaError_t cudaRuntimeGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     EMU_CALLED();
+    if (int n; cudaGetDeviceCount(&n) != cudaSuccess) return cudaErrorNoDevice;
     *total = emu::device().memory_bytes;
     *available = *total - emu::device().used_bytes;
     return cudaSuccess;
