@@ -245,6 +245,7 @@ TEST(CharacterTokenizers, RefuseHostileUnigramFiles) {
     const std::string again = good["model"]["vocab"][300][0];
     expect_refused(with("/model/vocab/301/0", again), "listed twice");
     expect_refused(with("/model/vocab/301/0", ""), "empty");
+    expect_refused(with("/model/vocab/301/0", std::string(200000, 'x')), "a token has 200000 bytes; at most 4096");
     expect_refused(with("/model/vocab/301/0", 5), "not a valid");
     expect_refused(with("/model/vocab/301/1", "5"), "not a valid");
     expect_refused(with("/model/vocab/301/1", nullptr), "not a valid");
@@ -254,6 +255,19 @@ TEST(CharacterTokenizers, RefuseHostileUnigramFiles) {
          {nlohmann::json(nullptr), nlohmann::json(-1), nlohmann::json(2147483648), nlohmann::json("0")})
         expect_refused(with("/model/unk_id", id), "unk_id");
     const test::TemporaryDirectory dir;
+    auto folded = good;  // an added token that the normaliser turns into another one
+    folded["normalizer"] = {{"type", "Lowercase"}};
+    folded["model"]["vocab"][300][0] = "qqq";
+    folded["model"]["vocab"][301][0] = "QQQ";
+    folded["added_tokens"].push_back({{"id", 301},
+                                      {"content", "QQQ"},
+                                      {"special", false},
+                                      {"normalized", true},
+                                      {"single_word", false},
+                                      {"lstrip", false},
+                                      {"rstrip", false}});
+    test::write_file(dir / "tokenizer.json", folded.dump());
+    EXPECT_FALSE(Tokenizer::load(dir / "tokenizer.json").encode("aQQQ").empty());
     std::string text = with("/model/vocab/301/1", 12345.5).dump();
     text.replace(text.find("12345.5"), 7, "1e999");
     test::write_file(dir / "tokenizer.json", text);

@@ -28,6 +28,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -387,12 +388,21 @@ private:
         // Text that spells a special token stays text, so it is no piece. (In the library it is, once a normaliser has made
         // it.)
         std::vector<UnigramEncoder<double>::Piece> pieces;
+        std::set<std::string> seen = {""};  // what a normaliser made of an added token may be another one, or nothing
         for (size_t id = 0; id < scores.size(); id++)
-            if (!special_[id]) pieces.push_back({pieces_[id], scores[id], (int)id});
+            if (!special_[id] && seen.insert(checked_piece(pieces_[id])).second)
+                pieces.push_back({pieces_[id], scores[id], (int)id});
         const auto [low, high] = std::minmax_element(scores.begin(), scores.end());
         encodes_by(UnigramEncoder<double>(pieces, unknown_characters(byte_fallback), *low, *high));
     }
 
+    // The trie of pieces is as deep as the longest.
+    const std::string& checked_piece(const std::string& text) const {
+        constexpr size_t most = 4096;
+        if (text.size() > most)
+            fail("%s: a token has %zu bytes; at most %zu can be searched for", source_.c_str(), text.size(), most);
+        return text;
+    }
     double check_score(double score, const std::string& text) const {
         if (!std::isfinite(score)) fail("%s: the score of token '%s' is not a number", source_.c_str(), text.c_str());
         return score;
@@ -529,7 +539,7 @@ private:
             } else if (!user_defined) {
                 continue;
             }
-            pieces.push_back({p.text, (double)p.score, (int)id, user_defined});
+            pieces.push_back({checked_piece(p.text), (double)p.score, (int)id, user_defined});
         }
         encodes_by(UnigramEncoder<float>(pieces, unknown_characters(m.byte_fallback), (double)low, (double)high));
     }
