@@ -85,6 +85,7 @@ done <<'END'
 --input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip
 --input raw --output out --normalize --pii-kinds email|--pii mask or --pii drop, which is not given
 --input raw --output out --exact-duplicates document|must be documents, paragraphs or lines
+--input raw --output out --exact-duplicates paragraphs lines|HINT: lines alone
 --input raw --output raw/out --normalize|raw/out is in --input raw, and what is written
 --input raw --output out --weights other=1|other
 --input raw one/data --output out --weights raw=1|does not name the source one/data

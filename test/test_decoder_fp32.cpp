@@ -168,7 +168,6 @@ TEST(Decoder, LongPromptsAreReadInParts) {
     for (size_t i = 0; i < logits[0].size(); i++) EXPECT_NEAR(logits[0][i], logits[1][i], 1e-4) << i;
 }
 
-// The five ways to end; a text that has ended makes room for the next.
 // After a failure of the generator, such as a GPU's, texts that nobody wants any more end without it.
 TEST(Decoder, EndsWhatIsUnwantedAfterAFailure) {
     struct Broken {
@@ -197,6 +196,7 @@ TEST(Decoder, EndsWhatIsUnwantedAfterAFailure) {
     EXPECT_EQ(ended, 3);
 }
 
+// The five ways to end; a text that has ended makes room for the next.
 TEST(Decoder, EndsAndRoom) {
     const ModelConfig c = config_of(variants[0]);
     Fixture f(c, {1, 0});

@@ -498,6 +498,11 @@ inline std::string set_aside(const std::string& path) {
     }
 }
 
+inline std::string without_trailing_slashes(std::string path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    return path;
+}
+
 // Creates a directory and its parents; fail()s with the reason.
 inline void make_directory(const std::string& dir) {
     std::error_code error;

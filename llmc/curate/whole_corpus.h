@@ -26,18 +26,22 @@ struct WholeCorpusOptions {
     DecontaminationOptions decontamination;
 
     bool wanted() const { return !exact.empty() || near || !task_files.empty(); }
+    void check() const {
+        for (const std::string& unit : exact) ExactDuplicates::check_unit(unit);
+        const auto is_part = [](const std::string& unit) { return unit != "documents"; };
+        if (std::count_if(exact.begin(), exact.end(), is_part) > 1)
+            fail_usage("--exact-duplicates has paragraphs and lines; HINT: lines alone, of which paragraphs are made");
+    }
 };
 
 class WholeCorpus {
 public:
     WholeCorpus(const WholeCorpusOptions& o, const std::string& work_directory, size_t memory_bytes)
         : o_(o), directory_(work_directory) {
+        o.check();
         memory_ = memory_bytes / std::max<size_t>(1, o.exact.size() + (o.near ? 1 : 0));
         for (const std::string& unit : o.exact)
             exact_.push_back(std::make_unique<ExactDuplicates>(ExactDuplicateOptions{unit, o.folded, 0}, directory_, memory_));
-        const auto is_part = [](const std::string& unit) { return unit != "documents"; };
-        if (std::count_if(o.exact.begin(), o.exact.end(), is_part) > 1)
-            fail_usage("--exact-duplicates has paragraphs and lines; HINT: lines alone, of which paragraphs are made");
         if (!o.task_files.empty()) tasks_ = std::make_unique<Decontaminator>(o.task_files, o.decontamination);
     }
 

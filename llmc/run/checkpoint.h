@@ -43,6 +43,9 @@ inline nlohmann::json read_json(const std::string& path) { return parse_json(rea
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 inline constexpr const char* adapter_config_file = "/adapter_config.json";
 inline bool is_adapter(const std::string& dir) { return std::filesystem::exists(dir + adapter_config_file); }
+inline bool is_model_or_adapter(const std::string& dir) {
+    return std::filesystem::exists(dir + "/config.json") || is_adapter(dir);
+}
 
 inline ModelConfig read_config(const std::string& dir) {
     if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
@@ -428,7 +431,7 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
 class NewDirectory {
 public:
     explicit NewDirectory(const std::string& dir)
-        : dir_(without_slash(dir)),
+        : dir_(without_trailing_slashes(dir)),
           temporary_((parent() / hidden(name(), ".tmp")).string()),
           old_((parent() / hidden(name(), ".old")).string()) {}
     const std::string& path() const { return temporary_; }  // where to write
@@ -469,10 +472,6 @@ public:
     }
 
 private:
-    static std::string without_slash(std::string dir) {
-        while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
-        return dir;
-    }
     std::filesystem::path parent() const { return std::filesystem::path(dir_).parent_path(); }
     std::string name() const { return std::filesystem::path(dir_).filename().string(); }
     template <class F>

@@ -43,6 +43,13 @@ inline std::string config_text(TrainOptions o) {
     return text;
 }
 
+// Leaves out what is of a run as a whole and not of a part of it that is trained to try options.
+inline void leave_out_of_trials(TrainOptions& o) {
+    for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "exit-after", "sample-interval", "eval-tasks",
+                             "eval-tasks-interval", "eval-tasks-samples"})
+        o.given.erase(name);
+}
+
 // The words by which a file of this command is known.
 inline std::string written_by(const std::string& command) { return "Written by train_gpt " + command; }
 // Refuses to replace a file that the command has not written.

@@ -69,7 +69,7 @@ inline PassInput find_input(const CurateOptions& o) {
 inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
     WholeCorpusOptions whole;
     whole.exact = o.exact_duplicates;
-    for (const std::string& unit : whole.exact) ExactDuplicates::check_unit(unit);
+    whole.check();
     whole.folded = o.exact_folded;
     if (o.exact_folded && o.exact_duplicates.empty())
         fail_usage("--exact-folded is for --exact-duplicates, which is not given");
@@ -267,7 +267,7 @@ public:
           work_(o.output + "/.work") {
         // What later passes would refuse after hours.
         if (mixing_.wanted()) mix_sources(input_.sources, std::vector<double>(input_.sources.size(), 1), mixing_);
-        if (!o.tokenizer.empty()) Tokenizer::load(local_path(o.tokenizer));
+        if (!o.tokenizer.empty()) tokenizer_.emplace(Tokenizer::load(local_path(o.tokenizer)));
         for (const std::string& file : whole_.task_files) read_task(file);
     }
 
@@ -320,14 +320,12 @@ private:
     }
     // Measures the sources in what is left, and says how often each document is passed through.
     Stage mixing_stage(const PassInput& from, int threads) {
-        std::unique_ptr<const Tokenizer> tokenizer;
-        if (!o_.tokenizer.empty()) tokenizer = std::make_unique<const Tokenizer>(Tokenizer::load(local_path(o_.tokenizer)));
         std::vector<double> sizes(from.sources.size());
         std::vector<int64_t> batch;
         for_each_document(
-            from, threads, tokenizer ? "counting tokens" : "measuring the sources",
+            from, threads, tokenizer_ ? "counting tokens" : "measuring the sources",
             [&](const Document& d, size_t i) {
-                batch[i] = (int64_t)(tokenizer ? tokenizer->encode(d.text).size() : d.text.size());
+                batch[i] = (int64_t)(tokenizer_ ? tokenizer_->encode(d.text).size() : d.text.size());
             },
             [&](const Document& d, size_t i) { sizes[d.source] += (double)batch[i]; }, [&](size_t n) { batch.resize(n); });
         mixed_ = mix_sources(from.sources, sizes, mixing_);
@@ -386,6 +384,7 @@ private:
     const CurateOptions& o_;
     std::vector<Stage> stages_;
     WholeCorpusOptions whole_;
+    std::optional<const Tokenizer> tokenizer_;  // that counts for mixing_
     MixingOptions mixing_;
     PassInput input_;
     nlohmann::json identity_;

@@ -222,8 +222,7 @@ inline int import_command(const ImportOptions& o) {
     namespace fs = std::filesystem;
     if (o.gguf.empty()) fail_usage("the file to read is missing; HINT: --gguf FILE.gguf");
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
-    std::string out = o.out;
-    while (out.size() > 1 && out.back() == '/') out.pop_back();
+    const std::string out = without_trailing_slashes(o.out);
     if (fs::exists(fs::symlink_status(out))) fail("%s exists; HINT: give the name of a directory that does not", out.c_str());
     const GgufReader file(o.gguf);
     const GgufArchitecture& a = gguf_architecture(file.metadata(), o.gguf);

@@ -132,8 +132,6 @@ inline void describe_adapters(Table& table, const std::string& dir) {
     describe_tensors(table, SafetensorsReader::open(dir + "/adapter_model.safetensors"), false);
 }
 
-inline bool is_model(const std::string& dir) { return std::filesystem::exists(dir + "/config.json") || is_adapter(dir); }
-
 inline bool inspect_model(Table& table, const std::string& dir) {
     bool intact = true;
     try {
@@ -268,11 +266,10 @@ inline int inspect_command(const InspectOptions& o) {
     namespace fs = std::filesystem;
     if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
     const std::string snapshot = fs::exists(o.path) || fs::exists(o.path + ".idx") ? "" : hub_snapshot(o.path);
-    const std::string given = snapshot.empty() ? o.path : snapshot;
-    const fs::path path = given.size() > 1 && given.back() == '/' ? given.substr(0, given.size() - 1) : given;
+    const fs::path path = without_trailing_slashes(snapshot.empty() ? o.path : snapshot);
     Table table;
     bool intact = true;
-    if (fs::is_directory(path) && detail::is_model(path.string())) intact = detail::inspect_model(table, path.string());
+    if (fs::is_directory(path) && is_model_or_adapter(path.string())) intact = detail::inspect_model(table, path.string());
     else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
         intact = detail::inspect_run(table, path.string());
     else if (fs::is_directory(path) ? !tokenizer_file_in(path.string()).empty() : path.extension() == ".model")

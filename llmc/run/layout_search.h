@@ -308,11 +308,9 @@ private:
                 if (l.dp() == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
                 l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;
                 l.zero = zero;
-                if (l.tp > 1 && l.sequence_parallel && !o_.eval_tasks.empty()) {
-                    refuse("sequence parallelism, with which --eval-tasks are not measured");
-                    continue;
-                }
-                if (passes("sequence parallelism that does not divide a sequence", [&] {
+                if (passes("sequence parallelism, with which --eval-tasks are not measured",
+                           [&] { check_tasks_of_layout(o_, l.tp, l.sequence_parallel); }) &&
+                    passes("sequence parallelism that does not divide a sequence", [&] {
                         check_tensor_parallel(c_, l.tp, l.sequence_parallel, o_.seq_length + c_.virtual_tokens.count);
                     }))
                     try_recomputation(l);

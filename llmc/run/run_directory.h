@@ -114,7 +114,7 @@ inline Strings checkpoints_to_try(const std::string& out) {
 // The model (or adapters) that a path names: the path itself, the checkpoint to resume from in a run's output directory, or a
 // model of this name in Hugging Face's cache.
 inline std::string model_directory(const std::string& path) {
-    if (std::filesystem::exists(path + "/config.json") || is_adapter(path)) return path;
+    if (is_model_or_adapter(path)) return path;
     if (const Strings checkpoints = checkpoints_to_try(path); !checkpoints.empty()) return checkpoints[0];
     const std::string directory = local_path(path);
     if (!std::filesystem::is_directory(directory))

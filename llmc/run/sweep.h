@@ -171,9 +171,8 @@ inline TrainOptions options_of_length(TrainOptions p, const TokenCost& cost, con
 
 // Those of a training of the search: it is validated on the same samples, once, at its end.
 inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
-    for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "exit-after", "sample-interval", "eval-tasks",
-                             "eval-tasks-interval", "eval-tasks-samples", "keep-every"})
-        p.given.erase(name);
+    leave_out_of_trials(p);
+    p.given.erase("keep-every");
     p.seed += seed;
     p.threads = threads;
     p.eval_interval = p.train_iters;

@@ -14,6 +14,7 @@
 #include "../data/tokenizer.h"
 #include "config.h"
 #include "evaluation.h"
+#include "from_options.h"
 #include "schedule.h"
 
 // Refuses --eval-tasks where questions cannot be scored. tokenizer: may be null.
@@ -24,10 +25,7 @@ inline void check_options_of_tasks(const TrainOptions& o, const Tokenizer* token
         fail_usage("--eval-tasks-samples are those of --eval-tasks, and none are given; HINT: --eval-tasks FILE");
     if (o.eval_tasks.empty()) return;
     if (!tokenizer) fail_usage("--eval-tasks needs a tokenizer; HINT: --tokenizer DIR");
-    if (o.tensor_model_parallel_size > 1 && !o.no_sequence_parallel)
-        fail_usage(
-            "--eval-tasks takes single rows out of a pass, which sequence parallelism has split over ranks; HINT: "
-            "--no-sequence-parallel, or --eval-tasks on the checkpoints: train_gpt eval --tasks");
+    check_tasks_of_layout(o, o.tensor_model_parallel_size, !o.no_sequence_parallel);
 }
 
 class TrainingTasks {

@@ -353,10 +353,9 @@ inline std::string tune_page(const std::string& title, const FoundLayouts& found
 // A run of some steps without schedule, validation and samples, which take no part in its speed.
 inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int steps) {
     TrainOptions p = options_in(o, l);
-    for (const char* name :
-         {"train-samples", "rampup-batch-size", "lr-decay-iters", "lr-decay-samples", "lr-warmup-iters", "lr-warmup-samples",
-          "lr-warmup-fraction", "lr-wsd-decay-iters", "lr-wsd-decay-samples", "resume", "sample-interval", "name",
-          "tensorboard", "tensorboard-dir", "exit-after", "eval-tasks", "eval-tasks-interval", "eval-tasks-samples"})
+    leave_out_of_trials(p);
+    for (const char* name : {"train-samples", "rampup-batch-size", "lr-decay-iters", "lr-decay-samples", "lr-warmup-iters",
+                             "lr-warmup-samples", "lr-warmup-fraction", "lr-wsd-decay-iters", "lr-wsd-decay-samples"})
         p.given.erase(name);
     p.train_iters = steps;
     p.lr_decay_style = "constant";
