@@ -1,7 +1,8 @@
 /*
 train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, Gemma, ...) in one readable program.
 
-Everything that knows it is a GPT is here; what would be equally true of another model is in llmc/. In reading order:
+The model's computation is here, from tokens to updated weights; what it computes with is in llmc/: kernels, tensors, data,
+files, processes, options. In reading order:
   1  the model's memory           plan_memory, allocate; its parts are in llmc/parallel/model_memory.h
   2  initialisation               initialize
   3  one block                    block_forward next to block_backward
@@ -14,6 +15,8 @@ Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
 holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
 prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
+The functions of a pass take p, a Pass: p.m is its Model, p.in its MicroBatch. Of a Model m, m.c is the configuration, m.n what
+this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the activations.
 */
 #include <algorithm>
 #include <array>
@@ -30,11 +33,11 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #include <vector>
 
 // The rooms of llmc/, from the lowest up: at each header what this file takes from it.
-#include "llmc/base/types.h"  // floatX, real
-#include "llmc/base/check.h"  // fail, CHECK, format
-#include "llmc/base/math.h"   // rope_table, alibi_slope
-#include "llmc/base/rng.h"    // rounding_key
-#include "llmc/ops.h"         // be::Ctx and every op: be::linear_forward, be::attention_backward, ...
+#include "llmc/base/types.h"  // floatX, real, Acc
+#include "llmc/base/check.h"  // fail, fail_usage, CHECK, format
+#include "llmc/base/math.h"   // rope_table, alibi_slope, ceil_div, round_up
+#include "llmc/base/rng.h"    // InitialWeights, RngPurpose
+#include "llmc/ops.h"         // be::Ctx, every op (be::linear_forward, ...), what ops take (Output, ...), rounding_key
 #include "llmc/cpu/embed.h"
 #include "llmc/cpu/fp8.h"
 #include "llmc/cpu/norm.h"
@@ -51,25 +54,25 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-#include "llmc/model/arena.h"         // Arena, HostSide, wait_for_device
-#include "llmc/model/model_config.h"  // ModelConfig
-#include "llmc/model/mesh.h"          // Mesh, LocalSizes
-#include "llmc/model/parameters.h"    // ParameterTable, Params, Matrix
-#include "llmc/model/lora.h"          // Lora, LoraLayer
-#include "llmc/model/adapters.h"      // what a run trains, VirtualTokens
-#include "llmc/model/fp8_training.h"  // Fp8Training, fp8_index
-#include "llmc/model/preference.h"    // Preference, AnswerPair
-#include "llmc/model/recompute.h"     // Recompute, Kept, LayerInput
-#include "llmc/model/decoder.h"       // Decoder, write_text, TextRoom, NextToken
-#include "llmc/data/dataloader.h"     // Batch, DataLoader
-#include "llmc/data/tokenizer.h"
-#include "llmc/data/tasks.h"               // Request, Score
+#include "llmc/model/arena.h"              // HostSide, wait_for_device
+#include "llmc/model/model_config.h"       // ModelConfig, Norm, Position, QkNorm
+#include "llmc/model/mesh.h"               // Mesh, Axis, LocalSizes
+#include "llmc/model/parameters.h"         // TensorSpec, RowBlock, Init, Matrix
+#include "llmc/model/lora.h"               // the adapters of Model::lora
+#include "llmc/model/adapters.h"           // Model::virtual_tokens
+#include "llmc/model/fp8_training.h"       // Fp8Training, fp8_index, begin_step_in_fp8
+#include "llmc/model/preference.h"         // AnswerPair, Model::preference
+#include "llmc/model/recompute.h"          // Recompute, Kept, LayerInput, codes_suffice, numbers
+#include "llmc/model/decoder.h"            // write_text, TextRoom, NextToken
+#include "llmc/data/dataloader.h"          // Batch, DataLoader
+#include "llmc/data/tokenizer.h"           // Tokenizer
+#include "llmc/data/tasks.h"               // Request, Score, Task, TaskRequests
 #include "llmc/parallel/world.h"           // World: the processes
 #include "llmc/parallel/comm.h"            // be::all_reduce, ...
 #include "llmc/parallel/zero.h"            // GradientReducer
-#include "llmc/parallel/pipeline.h"        // pipeline_schedule, split_layers
-#include "llmc/parallel/ranks.h"           // Ranks, join_groups, reduce_sums
-#include "llmc/parallel/model_memory.h"    // Model, MicroBatch, Layer, plan_block, bind_layers
+#include "llmc/parallel/pipeline.h"        // pipeline_schedule, Direction, split_layers
+#include "llmc/parallel/ranks.h"           // Ranks, join_groups, place_rank, reduce_sums
+#include "llmc/parallel/model_memory.h"    // Model, MicroBatch, Block, Layer, plan_layers, bind_layers
 #include "llmc/parallel/pass.h"            // Pass
 #include "llmc/parallel/adamw.h"           // update_by_adamw
 #include "llmc/parallel/pipeline_links.h"  // PipelineLinks
@@ -105,9 +108,10 @@ prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumu
 // 1  The model's memory: planned by purpose, allocated at once, then pointed to. What a block keeps of a micro-batch, its
 //    matrices and its norms, and what all blocks share, are the structs of model_memory.h, with the shape of each tensor.
 
-// Plans all memory of a run with micro-batches of B x T in m.arena, beside virtual tokens, for allocate(). `micro_batches`: all
-// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. `room` adds
-// memory for texts that are written.
+// Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
+// to T. head_rows: rows of logits in memory at a time. room: of the key/value cache; by default there is none. micro_batches:
+// all numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Refuses more
+// than INT_MAX rows.
 static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, TextRoom room = {},
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
@@ -221,8 +225,9 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-// What attention or MLP adds to the residual stream, in a.branch: the output of its last matrix l, through the norm after it
-// and dropout. Backward: the gradient of that output from dout, that of the stream.
+// A branch is what attention or MLP adds to the residual stream. Forward sets a.branch from the output of its last matrix l,
+// which is s.x or, where no norm follows, a.branch already: through that norm, and dropout. Backward returns the gradient of
+// that output from dout, the gradient of the stream: a.branch, or dout itself where there is neither norm nor dropout.
 static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s);
 static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s);
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
@@ -401,7 +406,8 @@ static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* c
     be::all_gather(p.ctx, p.m.ranks->tp, all, codes, (size_t)rows * columns);
     return all;
 }
-// The buffer for a rank's summand of a sum over tp ranks; reduce() then leaves the sum, for this rank's rows, in out (Nl, C).
+// The buffer for a rank's summand (N, C) of a sum over tp ranks: `out` itself, or a.full where rows are split. reduce() then
+// sets out (Nl, C) to this rank's rows of the sum.
 static floatX* summand(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.full : out; }
 static void reduce(const Pass& p, floatX* out) {
     const size_t n = (size_t)p.local_rows() * p.m.c.C;
@@ -551,6 +557,8 @@ static void linear_forward(const Pass& p, const Layer& l, floatX* out, const Lay
 static Elements weight_gradient(const Pass& p, const Layer& l) {
     return p.m.of_block.set_by_products(p.in.gradients) ? p.m.grads.from(l.offset) : Elements(l.dw);
 }
+// Whether products set a weight's gradient or add to it. Where gradients are stored in bf16, they always set a micro-batch's,
+// which end_block() adds.
 static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
 
 // Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
@@ -595,7 +603,7 @@ static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s
     if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(l.block), shape);
 }
 
-// Of these activations, products with the op that follows or precedes exist.
+// Whether there are fused ops for this activation.
 static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
 
 // fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
@@ -657,7 +665,9 @@ static void recompute_block(const Pass& p, int i) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Uploads a batch, behind virtual tokens if it begins and the model has them; parts that it does not have are not sent.
+// Uploads a batch into the micro-batch `to`, and returns its pass. Where the model has virtual tokens and sequences begin in
+// the batch, they come first. Parts that the batch does not have are not sent. The pass is one without dropout and cache, which
+// adds to the gradients, unless the caller changes these fields.
 static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const bool begins = given.begins && m.c.virtual_tokens.on();
     const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
@@ -821,7 +831,9 @@ static void model_forward(const Pass& p) {
     model_forward(p, [](size_t) {});
 }
 
-// Backward, from dx to dx. Calls finished(block) when a block's gradients are complete for this micro-batch.
+// Backward through the chunk of layers: on entry a.dx is the gradient of its output, on return that of its input; then through
+// the embedding, if the chunk begins with it and it is trained. Calls finished(block) when a block's gradients are complete for
+// this micro-batch.
 template <class Finished>
 static void model_backward(const Pass& p, Finished finished) {
     for (int i = (int)p.in.blocks.size() - 1; i >= 0; i--) {
@@ -898,7 +910,8 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     return end == micro_batches;
 }
 
-// Afterwards this rank's shards of grads are sums over all ranks. Returns false if the run is to stop.
+// Afterwards this rank's shards of grads are sums over the data-parallel ranks, and also over the tp ranks or the two ends of
+// the pipeline that each compute a part of a tensor's gradient. Returns false if the run is to stop.
 static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
@@ -929,8 +942,8 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks. The new parameters are sent to all ranks
-// bucket by bucket as they are updated.
+// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks. With ZeRO the new parameters are sent to the
+// data-parallel ranks, bucket by bucket as they are updated.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const TrainOptions& o = t.o;
@@ -1008,7 +1021,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
         if (examines) t.health = t.layer_health.after_update(fp8);
         end_step_in_fp8(t, loss, norm);
     }
-    fp8.on = fp8.measuring = false;  // what evaluates and generates reads the weights as they are written to files
+    fp8.on = fp8.measuring = false;  // evaluation and generation compute in bf16, as whoever loads the checkpoint does
 
     StepStats stats = t.count_step(global_batch, sums);
     stats.grad_norm = norm;
@@ -1023,7 +1036,7 @@ class RandomStep {
 public:
     double forward = 0, backward = 0, update = 0;  // seconds of the last step
 
-    // random: also random weights; zeros take as long, except for their generation
+    // random: initialises the weights. Without, they are zero: a step takes as long, and nothing is drawn.
     RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true) : ctx_(ctx), m_(c) {
         plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, (int64_t)B * T));
         allocate(ctx, m_);
@@ -1060,7 +1073,7 @@ public:
         lap(update, start);
     }
 
-    // The memory that one would take.
+    // The bytes that a RandomStep on micro-batches of this shape would allocate.
     static size_t planned_bytes(be::Ctx& ctx, const MicroBatchShape& shape, Recompute recompute) {
         Model m(shape.c);
         plan_memory(m, recompute, shape.B, shape.T, choose_head_rows(ctx, m.n, (int64_t)shape.B * shape.T));
@@ -1127,8 +1140,8 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
     return sums;
 }
 
-// Only the scored rows go through the head: they are gathered at the front of x[L], head_rows at a time. A row's destination
-// never lies after its source, so none is overwritten before it is used.
+// Only the scored rows go through the head: they are gathered at the front of in.out(), head_rows at a time. `rows` must
+// ascend: then a row's destination never lies after its source, and none is overwritten before it is used.
 static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
     floatX* x = in.out();
     const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
@@ -1415,7 +1428,8 @@ static void load_model(Run& run, Model& m) {
     if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
 
-// The log-probabilities of the answers in this rank's samples, as reference.h sums them.
+// (n_pairs, 3), of which reference.h makes the sum over ranks: for each pair of answers in this rank's samples the
+// log-probabilities of the chosen and of the rejected one, and 1; zeros for the other pairs.
 static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoader& data) {
     std::vector<double> mine(3 * (size_t)data.n_pairs());
     const auto keep = [&](const std::vector<AnswerPair>& pairs) {
@@ -1432,7 +1446,8 @@ static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoade
     return mine;
 }
 
-// What measuring a model on tasks asks of it. Where answers are written, the generator writes them until one of `ends`.
+// Callbacks for measuring a model on tasks: one scores given continuations, the other generates answers, each up to a token of
+// `ends`. Only the other uses tokenizer and generator. ctx, m, generator and tokenizer must outlive the result.
 static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Generator>& generator, const Tokenizer* tokenizer,
                                     const std::vector<int>& ends) {
     TaskFunctions functions;
@@ -1445,7 +1460,8 @@ static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Genera
     return functions;
 }
 
-// What the training loop asks of this model; the trainer and `generator`, where texts are sampled, must outlive the result.
+// Callbacks for the training loop: a step, validation, tasks and, with --sample-interval, a sample of text. Sets `generator` if
+// texts are generated. The arguments must outlive the result.
 static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
     ModelFunctions functions;
     functions.step = [&t] { return train_step(t); };
@@ -1521,7 +1537,8 @@ static void sweep(World& world, const SweepOptions& o) {
 }
 inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
 
-// The model of `run`, with memory for passes of B x T.
+// The model of `run`, loaded, with memory for passes of B x T tokens (T = 0: the longest sequence of the model), for head_rows
+// rows of logits at a time, and for the key/value cache of `room`. Refuses a T that is above the model's longest sequence.
 static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
     PhaseStatus phase;
     if (run.main_rank()) phase.begin("loading the model " + run.dir);
@@ -1536,7 +1553,8 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     return m;
 }
 
-// The same for texts of up to T tokens that are written at the same time.
+// The same for generating `texts` sequences of up to T tokens at a time; any_length: the cache takes sequences as long as the
+// model's context. Refuses more ranks than one copy of the model takes.
 static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
     const TextRoom room = {texts, any_length ? 0 : run.c.virtual_tokens.count + T};
     auto m = load_weights(run, ceil_div(texts, T), T, 1, room);
