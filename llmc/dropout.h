@@ -3,8 +3,8 @@
 // again, after a resume, on both backends and in every parallel layout.
 //   out = kept ? inp / (1 - rate) : 0;  gradients likewise
 // An element is dropped if its 32 random bits (Draws, rng.h) are below rate 2^32. Its index counts from the run's first sample,
-// as if one rank computed everything: of activations (sample T + t) C + c; of attention's weights ((sample NH + head) T + t)
-// T + j with the heads of the whole model.
+// as if one rank computed everything: of activations (sample T + t) C + c; of attention probabilities ((sample NH + head) T +
+// t) T + j with the heads of the whole model.
 #pragma once
 #include <cstdint>
 

@@ -5,7 +5,9 @@
 // inputs, sizes, scalars; values that belong together are a struct of shapes.h. `d` prefixes a gradient. "sets" overwrites,
 // "adds" accumulates; an `acc` says which. Parameter gradients are `real` (fp32; gradients.h rounds them), and are accumulated
 // unless there is an `acc`. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
-// Results are deterministic, except with dq_sums: the same inputs on the same number of threads give the same bits.
+// Results are deterministic: the same inputs give the same bits in every run on one kind of device (model of GPU, matrix unit
+// of a CPU), on a CPU with any number of threads. Exceptions: attention_backward with dq_sums, and products whose algorithm was
+// timed anew (use_gemm_cache).
 // An `Output` is a matrix of numbers, of codes, or both (fp8.h); codes are e4m3 and not transposed unless stated otherwise.
 
 // ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
@@ -47,8 +49,8 @@ void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistic
                      const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
 void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
                       const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N, Acc acc);
-// RMSNorm in place of each of `rows` of the fused projection: of every query or key head, or of all of them together. sets qkv,
-// kept (their inputs), rstd.
+// RMSNorm of each of `rows` of the fused projection, in place: of every query or key head (C = HS), or of all query or all key
+// heads together (C = NH HS, NKV HS). sets these rows, kept (what they were) and rstd.
 void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept /*(rows, C)*/, real* rstd /*(rows)*/, const NormParams& params,
                        const HeadRows& rows);
 // dqkv: from the gradient of the norms' outputs to that of their inputs, in place; adds grads.
@@ -90,8 +92,9 @@ void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* re
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
                          const floatX* bias /*or null*/, int IC, const Rope& rope, const AttentionShape& shape);
 
-// On a GPU: autotunes the algorithm of each new product, and caches the choice in a file, so that resumed runs have the same
-// bits. Called before the first product. (On a CPU: unit_choice.h.)
+// Called before the first product. On a GPU: sets the file that keeps the algorithm of each product (path empty: none), and
+// whether products that it lacks are timed (else: the library's first suggestion). If they are timed without a file, a resumed
+// run may have other bits. Not defined on CPUs, which choose a matrix unit instead (unit_choice.h).
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- low-rank adapters (lora.h) ---------------------------------------------------------------------------------------------
@@ -139,14 +142,14 @@ void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const Rope& r
 // ---- attention (attention.h) ----------------------------------------------------------------------------------------------
 // Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
 // doc_start[t] .. t (doc_start null: 0 .. t). score = cap(scale q.k) + slope[h] (j - t) (slopes null: no ALiBi), where cap is
-// the soft cap, if there is one. Weights may be dropped. Soft caps and dropout use slower kernels.
+// the soft cap, if there is one. Dropout is of the attention probabilities. Soft caps and dropout use slower kernels.
 // lse is the natural log-sum-exp of a row's scores. No T x T matrix is stored. sets out, lse.
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask, const AttentionShape& shape);
 // Elements of attention_backward's dq_sums; 0 where no kernel uses them.
 size_t attention_sums(const Ctx& ctx, const AttentionShape& shape);
 // sets all of dqkv. dq_sums: null, or attention_sums() elements in which the queries' gradients are summed in no fixed order:
-// less work, and the only result here that is not deterministic.
+// less work, but the last bits differ from run to run.
 void attention_backward(Ctx& ctx, floatX* dqkv /*(B, T, NH + 2*NKV, HS)*/, const floatX* dout /*(B, T, NH, HS)*/,
                         const AttentionActs& acts, const AttentionMask& mask, const AttentionShape& shape,
                         real* dq_sums /*or null*/);

@@ -65,17 +65,18 @@ struct Fp8Matrix {
     Fp8 format = Fp8::e4m3;
 };
 
-// The rows of a linear layer's output to which low-rank adapters add (model/lora.h): those of adapter i have i as their `part`.
-// The matrices B of all adapters stand one below the other, (rows of all blocks, rank).
+// The columns of a linear layer's output, which are rows of its weight, to which low-rank adapters add (model/lora.h): ranges
+// of them, each of the adapter whose number is its `part`. An adapter of a whole fused projection has several: queries, keys,
+// values. The matrices B of all adapters stand one below the other, (rows of all blocks, rank).
 struct LoraRows {
     struct Block {
-        int row, rows;  // rows of the layer's weight
-        int packed;     // the first of them in B
-        int part;
+        int row, rows;  // the range: the first row of the layer's weight, and how many
+        int packed;     // the row of B that adds to the first
+        int part;       // the adapter
     };
     Block block[3];
-    int blocks, parts, rank;
-    int OC;  // rows of the layer's weight
+    int blocks, parts, rank;  // ranges, adapters, columns of B
+    int OC;                   // rows of the layer's weight
 
     HD int width() const { return parts * rank; }  // columns of the block-diagonal matrix of all B
 };
@@ -85,7 +86,7 @@ struct AttentionShape {
     int B, T, NH, NKV, HS;
     real scale = 0;        // scale of scores; not used by rope
     real softcap = 0;      // scaled scores x become softcap tanh(x / softcap); 0: they stay
-    Dropout dropout = {};  // of the weights; its indices are those of `weight`
+    Dropout dropout = {};  // of the attention probabilities; its indices are those of `weight`
     int all_heads = 0;     // query heads of the whole model, for dropout
 
     HD int N() const { return B * T; }
@@ -149,7 +150,7 @@ struct LossConstants {
     real z_coef;
     bool write_gradient;
     real softcap = 0;              // logits x become softcap tanh(x / softcap); 0: they stay
-    const real* weight = nullptr;  // (N) or null: a further factor of each row's gradient
+    const real* weight = nullptr;  // (N) or null: a further factor of each row's gradient (DPO)
 };
 
 // Sums over pairs of answers (model/preference.h).

@@ -13,7 +13,8 @@
 #include "../cpu/parallel.h"
 #include "sampler.h"
 
-// Room for texts: how many are written at a time, and the tokens of the longest, virtual ones included; 0: the model's context.
+// Capacity of the key/value cache: sequences generated at a time, and tokens of the longest, virtual ones included (0: the
+// model's context).
 struct TextRoom {
     int sequences = 0, tokens = 0;
 };

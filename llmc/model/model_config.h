@@ -58,9 +58,10 @@ struct ModelConfig {
     double rope_base = 10000.0;
     RopeScaling rope_scaling = {};
     double init_std = 0.02;
-    Parametrization parametrization;     // of a run, as the next
-    LoraConfig lora;                     // adapters that are trained in the place of the parameters above
-    VirtualTokensConfig virtual_tokens;  // or virtual tokens that are
+    // How a run trains it, which is no part of the model:
+    Parametrization parametrization;     // muP, CompleteP: factors of each tensor
+    LoraConfig lora;                     // low-rank adapters, trained while the model's parameters are frozen
+    VirtualTokensConfig virtual_tokens;  // or virtual tokens, trained in the same way
 
     bool adapted() const { return lora.on() || virtual_tokens.on(); }
     int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence, behind virtual ones

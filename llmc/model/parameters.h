@@ -3,10 +3,10 @@
 // import and export all iterate over it.
 //
 // All parameters are in one buffer, in groups, each in table order: matrices, to which weight decay applies, then biases and
-// norms, to which it does not. So AdamW updates everything decayed in one call, and all norms are one range, whose gradients
-// sequence parallelism sums over ranks. Each tensor starts at a multiple of 64 elements; gradients, master weights and Adam's
-// moments use the same offsets. The gaps between tensors are zero and stay zero. Backward completes the tensors of each group
-// from its end to its front.
+// norms, to which it does not. So what decays is one range of the buffer, which is cut into buckets (shard.h), and all norms
+// are one range, whose gradients sequence parallelism sums over ranks. Each tensor starts at a multiple of 64 elements;
+// gradients, master weights and Adam's moments use the same offsets. The gaps between tensors are zero and stay zero. Backward
+// completes the tensors of each group from its end to its front.
 //
 // Physical layouts: every linear weight is (out, in). The fused projection has rows [q heads | k heads | v heads], fc1 of a
 // SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files split and permute the rows
@@ -46,7 +46,8 @@ struct RowBlock {
     double fold = 1;  // a factor that is folded into these rows (parametrization.h)
 };
 
-// Vectors are cut over tp, or whole on every tp rank. A head_norm, of every query or key head, has on each tp rank the gradient
+// The groups of the buffer, in their order: matrices; vectors cut over tp; vectors whole on every tp rank, which are biases of
+// proj and fc2, norms, and head_norm, the norms of every query or key head, whose gradient on each tp rank is the one
 // of that rank's heads alone.
 enum class Group { matrix, cut, whole, norm, head_norm };
 constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::head_norm};
@@ -86,17 +87,18 @@ struct TensorSpec {
     }
 };
 
+// Pointers to a block's tensors, with this rank's shapes (LocalSizes). Null where the model has no such tensor.
 template <class E>
 struct BlockParams {
     E *norm1_w, *norm1_b;              // (C) (C) before attention
-    E *qkv_w, *qkv_b;                  // (QKV, C) (QKV)
-    E *q_norm_w, *k_norm_w;            // (HS) (HS); of all heads together (NH HS) (NKV HS)
-    E* sinks;                          // (NH)
-    E *proj_w, *proj_b;                // (C, NH HS) (C)
+    E *qkv_w, *qkv_b;                  // (QKVl, C) (QKVl)
+    E *q_norm_w, *k_norm_w;            // (HS) (HS); of all heads together (NHl HS) (NKVl HS)
+    E* sinks;                          // (NHl)
+    E *proj_w, *proj_b;                // (C, NHl HS) (C)
     E *norm1_after_w, *norm1_after_b;  // (C) (C) after attention
     E *norm2_w, *norm2_b;              // (C) (C) before the MLP
-    E *fc1_w, *fc1_b;                  // (F1, C) (F1)
-    E *fc2_w, *fc2_b;                  // (C, F) (C)
+    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l)
+    E *fc2_w, *fc2_b;                  // (C, Fl) (C)
     E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
     std::pair<E*, E*> weight_and_bias(Matrix matrix) const {
@@ -109,15 +111,16 @@ struct BlockParams {
     }
 };
 
-// Pointers into a buffer of E (parameters: floatX, gradients: real). Null where the model has no such tensor.
+// Pointers into a buffer of E (parameters: floatX, gradients: real), with this rank's shapes. Null where the model or the rank
+// has no such tensor.
 template <class E>
 struct Params {
-    E* wte;                      // (Vp, C) token embedding
+    E* wte;                      // (Vpl, C) token embedding
     E* wpe;                      // (T, C) learned positions
     E *emb_norm_w, *emb_norm_b;  // (C) (C) BLOOM's embedding norm
     std::vector<BlockParams<E>> blocks;
     E *final_norm_w, *final_norm_b;  // (C) (C)
-    E* head;                         // (Vp, C); the same memory as wte when tied
+    E* head;                         // (Vpl, C); tied: on the first stage the memory of wte, on another last stage a copy of it
 };
 
 namespace detail {

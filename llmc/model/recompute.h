@@ -1,13 +1,14 @@
-// What of a block's activations is kept for its backward pass, by the policy of recomputation; the rest is computed again.
+// What of a block's activations is kept for its backward pass, by the policy of recomputation; the rest is recomputed.
 #pragma once
 #include <string>
 
 #include "../fp8.h"
 #include "../base/types.h"
 
+// Ordered by how little is kept: Storage compares them.
 enum class Recompute {
     none,       // every block keeps all of its activations
-    selective,  // norms and activation functions are computed again: cheap, and they are a third of the memory
+    selective,  // norms and activation functions are recomputed: cheap, and about a third of a block's activations
     full,       // only the block's input is kept; backward runs the whole block forward again
     inference,  // nothing is kept: there is no backward
 };

@@ -1,6 +1,6 @@
 // The memory of a language model on one rank: what its blocks keep of a micro-batch for the backward pass, what all blocks
-// share, its matrices and norms, and the keys and values of texts that are written. Here each part is described, planned in the
-// arena and, once that is allocated, pointed to; plan_memory() and allocate() in train_gpt.cu are the whole.
+// share, its matrices and norms, and the keys and values of sequences that are generated. Here each part is described, planned
+// in the arena and, once that is allocated, pointed to; plan_memory() and allocate() in train_gpt.cu are the whole.
 //   structs              tensors with their shapes; Model has all of them
 //   for_each_tensor      the one list of what a block keeps, from which planning, sharing and recomputation follow
 //   plan_...             sizes, and places in the arena by purpose
@@ -64,7 +64,7 @@ struct KeyValueCache {
     TextRoom room;          // S sequences of P tokens
     floatX *keys, *values;  // (layers, S, P, NKVl, HS)
     size_t row;             // NKVl HS
-    int* sequences;         // (S) that the rows of a pass continue
+    int* sequences;         // (S) row i of a pass continues sequence sequences[i]
     AttentionCache of(int layer, int sequence) const {
         const size_t at = ((size_t)layer * room.sequences + sequence) * room.tokens * row;
         return {keys + at, values + at, room.tokens};
@@ -86,12 +86,12 @@ struct MicroBatch {
     int* doc_start;                       // (N) the first key that a row sees
     int* window_start;                    // (N) the same in layers with a sliding window
     // The current micro-batch.
-    std::vector<AnswerPair> pairs;  // that are compared
+    std::vector<AnswerPair> pairs;  // of answers that are compared (DPO)
     int B = 0, T = 0;
     std::vector<int> virtual_rows;   // in which virtual tokens begin
     bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
     KeyValueCache* cache = nullptr;  // not null: one new token a row, which attends to its sequence's cached ones
-    Acc gradients = Acc::Add;        // a step's first micro-batch sets the gradients that begin_gradients() did not clear
+    Acc gradients = Acc::Add;        // Set in a step's first micro-batch: products set what begin_gradients() did not clear
     uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
     bool drops = false;              // dropout takes place
     uint64_t seed = 0;               // of the run, for dropout
@@ -105,7 +105,7 @@ struct MicroBatch {
 // Buffers that all micro-batches and blocks share in turn, and the micro-batches.
 struct Activations {
     int B, T;                                            // the largest micro-batch that fits
-    int head_rows;                                       // rows of logits at a time
+    int head_rows;                                       // rows in the LM head, and of logits, at a time (--head-rows)
     std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
     BlockActivations shared;                             // what no block keeps for itself
     floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
@@ -114,7 +114,7 @@ struct Activations {
     floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;                         // (N) each
-    real* weight;                                     // (N) of each row's gradient, where answers are compared
+    real* weight;                                     // (N) factor of each row's loss gradient, in DPO
     PreferenceSums pairs;                             // of these, since the sums were cleared
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
@@ -167,7 +167,7 @@ struct Block {
 struct Model : TrainingMemory {
     LocalSizes n;  // what of the matrices this rank holds
     Recompute recompute = Recompute::inference;
-    int recomputed = INT_MAX;   // blocks of each chunk, from its first one, that full recomputation is for; set before planning
+    int recomputed = INT_MAX;   // the first blocks of each chunk, to which full recomputation applies; set before planning
     Params<floatX> p{};         // views of params
     Params<real> g{};           // views of grads, or of of_block: what ops set or add to
     std::vector<Block> blocks;  // the same by layer, of this rank
@@ -368,7 +368,7 @@ inline void plan_activation_gradients(Model& m) {
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
 
-// Plans memory for the keys and values of the sequences that are written at a time.
+// Plans memory for the keys and values of the sequences that are generated at a time.
 inline void plan_cache(Model& m) {
     const size_t S = (size_t)m.cache.room.sequences, tokens = m.table.part.layers.size() * S * m.cache.room.tokens;
     m.arena.add("key/value cache", &m.a.next_logits, S * m.c.Vp);

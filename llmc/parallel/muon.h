@@ -168,7 +168,8 @@ public:
         finish_before(m.shards.buckets.size());
     }
 
-    // x becomes the result of the Newton-Schulz steps for (rows, cols) in x; y: as large. The result may be in either.
+    // Returns the result of the Newton-Schulz steps for the matrix (rows, cols) in x: it is in x or in y, which is as large;
+    // the other is scratch. Sets both.
     floatX* orthogonalize(be::Ctx& ctx, floatX* x, floatX* y, int rows, int cols) const {
         const int n = std::min(rows, cols);
         const size_t elements = (size_t)rows * (size_t)cols;

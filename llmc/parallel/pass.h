@@ -36,7 +36,10 @@ struct Pass {
         shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
         return shape;
     }
-    // `first`: the index of the first element in the run (dropout.h), of this rank's rows of the residual stream by default.
+    // `site`: the number by which each dropout of the model has draws of its own: 0 after the embedding; in layer l 1 + 3 l of
+    // attention, 2 + 3 l after proj, 3 + 3 l after fc2; 1 + 3 L + 4 l + matrix before adapters. A number never changes, or
+    // resumed runs would draw others. `first`: the index of the first element in the run (dropout.h), of this rank's rows of
+    // the residual stream by default.
     Dropout dropout(double rate, int site, int64_t first) const {
         if (!in.drops) return {};
         return {(real)rate, {in.seed, (uint32_t)site, (uint64_t)first}};

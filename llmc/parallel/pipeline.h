@@ -15,9 +15,10 @@
 // times as many messages, and rank 0 holds 1 + (pp - 1) / (pp vpp) times the activations of 1F1B (arXiv:2205.05198).
 //
 // Messages. Forward, rank r sends to r + 1, and the last rank to rank 0 between chunks; backward in the other direction. A rank
-// sends to a peer in the order in which the peer uses the messages: first in, first out, without tags, even at pp 2 with vpp >
-// 1, where both directions lead to the same peer. But a send must not wait for its receive: a rank that sends an activation
-// forward and its neighbour that sends a gradient backward would deadlock.
+// sends to a peer in the order in which the peer uses the messages: first in, first out, so that tags only serve to detect
+// errors. Backward has a communicator of its own (ranks.h), also at pp 2 with vpp > 1, where both directions lead to the same
+// peer. A send must not wait for its receive: a rank that sends an activation forward and its neighbour that sends a gradient
+// backward would deadlock.
 //
 // GPipe: arXiv:1811.06965. 1F1B: PipeDream, arXiv:1806.03377, and its flush in arXiv:2006.09503. Interleaved: Megatron-LM,
 // arXiv:2104.04473, figures 3 and 4 and section 2.2.

@@ -40,7 +40,7 @@ struct TrainingMemory {
     std::optional<FrozenModel> frozen;
     VirtualTokens virtual_tokens;
     Shards shards;
-    std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks
+    std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks: each counts once
     floatX* params = nullptr;    // (table.size)
     Elements grads;              // (table.size) summed over the micro-batches of a step
     BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
@@ -49,9 +49,9 @@ struct TrainingMemory {
         exp_avg_sq;  // (shards.size) (second_moments()); their types, and that of grads, are set before memory is planned
     Muon muon;       // its recipe is set before memory is planned
     bool averages = false;    // whether an average of the weights is kept; set before memory is planned
-    real* average = nullptr;  // (shards.size) it, fp32 (weight_average.h)
-    Parts copy;               // where a checkpoint's contents wait to be written; null: written in place
-    bool copies = false;      // all of them wait there
+    real* average = nullptr;  // (shards.size) moving average of the fp32 weights (weight_average.h)
+    Parts copy;               // host memory from which a checkpoint is written; null: written from the tensor itself
+    bool copies = false;      // whether all of a checkpoint is written from there; else at most sharded parameters are
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -84,8 +84,8 @@ struct TrainingMemory {
         if (averages) arena.add("EMA of the weights (fp32)", &average, shards.size);
     }
 
-    // Plans the copy of a checkpoint's contents with which training continues during a save. A save in the foreground needs no
-    // copy, except of parameters whose shards are not contiguous.
+    // Plans the copy from which a checkpoint is written while training continues. On CPUs a save in the foreground needs none,
+    // except of sharded parameters, whose shards are not contiguous; on a GPU there always is one, in host memory.
     void plan_copy(Arena& arena, bool foreground) {
         const bool in_place = foreground && be::memory_is_host;
         const auto add = [&](auto* part, size_t n) { arena.add_on_host("copy for checkpoints", part, n); };

@@ -17,7 +17,8 @@ inline void all_reduce(be::Ctx& ctx, be::Comm& comm, const Elements& x, size_t n
 }
 
 // Sums gradients over data-parallel ranks, bucket by bucket from the end of the matrices to their front as backward completes
-// them, overlapping with the work on ctx. overlap = false: all of them after backward, for comparison.
+// them, overlapping with the work on ctx. overlap = false: all of them after backward, for comparison. Without ZeRO each is an
+// all-reduce in order with that work, which overlaps with nothing.
 class GradientReducer {
 public:
     GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, const Elements& grads,
@@ -69,7 +70,8 @@ private:
 };
 
 // Sends updated parameters to all data-parallel ranks, bucket by bucket, overlapping with the update of the next bucket and the
-// next forward pass. Readers of parameters call need() first. overlap = false: start() waits, for comparison.
+// next forward pass. Readers of parameters call need() first. overlap = false: start() waits, for comparison. Without ZeRO
+// every rank has updated all of them, and nothing is sent.
 class ParameterGatherer {
 public:
     ParameterGatherer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, bool overlap)

@@ -448,7 +448,7 @@ inline Allowed one_of(Strings choices) {
       "also keep every checkpoint whose step is a multiple of this; default: 0, none")                                         \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
-      "training waits while a checkpoint is written; saves the memory of a copy")
+      "training waits while a checkpoint is written; on CPUs this saves the memory of a copy")
 
 // Options of `tune` beside those of `train`.
 #define TUNE_OPTIONS(X)                                                                                                 \
