@@ -49,6 +49,8 @@ constexpr int most_rows = parts<E> == 1 ? 128 : 64;
 // Cache blocking of K and the columns. In the L2 cache lies a panel of the right operand: `slab` of k by `columns`. In the L1
 // cache stay, for `depth` of k, either 32 of its columns, which are multiplied with `rows` rows of the left operand; or these
 // rows, which are multiplied with all columns of the panel.
+// In BLIS's terms for rows_times (b is its B): `slab` is KC, `columns` NC, `rows` MC, and a call of the micro-kernel has up to
+// `narrow` columns. But BLIS keeps its panel of B in the L3 cache; here it stays in L2, and `depth` cuts KC once more for L1.
 template <class E>
 struct Blocking {
     int slab = gemm::slab<E>, columns = 256;

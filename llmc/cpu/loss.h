@@ -124,7 +124,7 @@ struct RowsOfThreads {
     Exponentials of(const Team::Member& me) const { return Exponentials(memory + per_thread * (size_t)me.number, V); }
 };
 
-// The log-sum-exp over shards; each shard's own is statistics[2 N shard]. NaN and +infinity as above.
+// The log-sum-exp over shards; each shard's own is statistics[stride * shard]. NaN and +infinity as above.
 inline real join_log_sum_exp(const real* statistics, int shards, size_t stride) {
     real top = -std::numeric_limits<real>::infinity(), sum = 0;
     for (int r = 0; r < shards; r++) top = std::max(top, statistics[r * stride]);

@@ -81,8 +81,8 @@ public:
 };
 
 // Other work in small pieces, some of which are done with every few tiles that are multiplied: the tile unit works
-// asynchronously, so other instructions cost little time meanwhile. Other units leave all pieces to finish(). `later`: prefetch
-// for a later product, `lines` cache lines at a time.
+// asynchronously, so other instructions overlap with it and cost little time. Other units leave all pieces to finish().
+// `later`: prefetch for a later product, `lines` cache lines at a time.
 struct OverlappedWork {
     void (*piece)(OverlappedWork&);
     int left = 0, per_step = 1;  // pieces left; pieces per step

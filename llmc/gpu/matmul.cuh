@@ -12,18 +12,20 @@
 // (beta = 1, in place), or it is bf16 and set, rounded once. In the fp32 build the products are fp32 too, never TF32. Split-K
 // keeps its partial sums in fp32: sums in D's type are masked out, for in bf16 they would be rounded again and again.
 //
-// Epilogues: what the library can do with a product on its way out, or with a factor on its way in, spares a kernel's pass over
-// memory: the bias; GeLU, which also keeps what it was given (bf16 only: its tanh has 11 bits); the product with GeLU's
+// Epilogues: what the library can do with a product before it is stored, or with a factor as it is read, spares a kernel's pass
+// over memory: the bias; GeLU, which also keeps what it was given (bf16 only: its tanh has 11 bits); the product with GeLU's
 // derivative (likewise); the sums of dout's columns.
 // The last three are taken where they are faster than a kernel of their own (fuses() below): not all GPUs have them fused, they
 // narrow the choice of algorithms, and the bias gradient is only set, never added to.
 //
 // Plans: descriptors and algorithm of a product are made once and kept, for asking the library costs tens of microseconds.
-// Without a word from the trainer the library's first suggestion is taken. use_gemm_cache() can have all suggestions timed,
-// and keeps the winners in a file.
+// Without use_gemm_cache() the library's first suggestion is taken. It can have all suggestions timed, and keeps the winners in
+// a file if it is given one.
 //
 // Determinism: one algorithm, one GPU model, one workspace per stream give the same bits in every run. Timing may choose
-// differently from run to run, so what was chosen is written to the file and then no longer timed.
+// differently from run to run, so what was chosen is written to the file and then no longer timed. Without a file each run
+// times anew, and a resumed one may have other bits. The trainer times nothing where data-parallel ranks each compute the whole
+// update of Muon: they must choose alike.
 //
 // Cost: 2 N IC OC FLOPs each; bound by the tensor cores for N above a few hundred, below by reading the weight. A few rows
 // (generation) go the same way.
@@ -240,7 +242,8 @@ struct GemmPlans {
 };
 
 // To be called before the first product: with autotune, products that the file at `path` does not have are timed when they
-// first occur, and added to it; those that it has use what it says. An empty path keeps nothing.
+// first occur, and added to it; those that it has use what it says. An empty path keeps nothing: with autotune, each run times
+// anew.
 inline void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune) {
     ctx.plans = std::make_shared<GemmPlans>();
     ctx.plans->tuning = {autotune, path};
@@ -668,7 +671,7 @@ inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residua
     else apart(pointers);
 }
 
-// What the library does not take along: kernels behind the product.
+// What the library cannot fuse: kernels after the product.
 inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
                                   const floatX* bias, int N, int IC, int F) {
     linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);
