@@ -1,4 +1,4 @@
-// A document on its way through curation, and what a stage says about it.
+// A document in curation, and what a stage says about it.
 // A stage that looks at one document is a pure function of it and is called from many threads. A stage that looks at the whole
 // corpus has three steps: sign (pure, from many threads), add (in the documents' order, by one thread), solve.
 #pragma once

@@ -1,11 +1,11 @@
 // Documents through stages, from files to shards: the same output bytes for any number of threads, memory bounded by a batch,
-// and an interrupted pass goes on after its last whole shard.
+// and an interrupted pass resumes after its last whole shard.
 //
 //   read -> stage, stage, ..., lines of JSON on all threads -> counts, in the documents' order -> part-00000.jsonl.zst, ...
 //
 // State. Whenever a shard is complete, a state file says what was read up to its last document, how much came out, and all
 // counts. A pass that finds such a file reads on from there: earlier files are skipped, the documents of the current one are
-// read and passed over. The shard that was being written is written again, to the same bytes.
+// read and skipped. The shard that was being written is written again, to the same bytes.
 #pragma once
 #include <array>
 #include <cstdint>
