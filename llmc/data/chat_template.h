@@ -162,6 +162,7 @@ inline const Strings plain = {R"({%- for message in messages %}
 {%- endfor %})"};
 }  // namespace chat_spellings
 
+// A table, field by field: long, but without branches.
 inline std::vector<ChatTemplate> make_chat_templates() {
     using System = ChatTemplate::System;
     ChatTemplate chatml;

@@ -201,6 +201,7 @@ __device__ __forceinline__ void store_rows(bf16* head, size_t row_size, int firs
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
+// One function although it is long: all parts of the loop work on the same registers (o, top, sum).
 template <int HS>
 __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     attention_forward(bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start, AttentionShape a,

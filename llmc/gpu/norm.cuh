@@ -160,7 +160,7 @@ struct WholeRows {
 
 // dinp and dout have the layout `rows`. Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of
 // dy xhat, and of dy if centred. A thread has 8 elements of a row, or 32 of a long one, which do not fit in registers and are
-// read again, from the cache.
+// read again, from the cache. One function although it is long: all parts work on the same registers.
 template <bool centred, int elements, class Rows>
 __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest_row / long_elements)
     norm_backward_kernel(floatX* dinp, real* __restrict__ partial, const floatX* dout, const floatX* inp, const floatX* weight,

@@ -16,6 +16,7 @@ struct Preset {
     void (*further)(ModelConfig&) = nullptr;  // what else it has
 };
 
+// A table: long, but without branches.
 inline const std::vector<Preset>& presets() {
     // V = 0: the vocabulary comes from the tokenizer (or --vocab-size).
     static const std::vector<Preset> rows = {

@@ -44,6 +44,7 @@ inline bool wants_classifier(const CurateOptions& o) {
     return !o.train_language.empty() || !o.train_quality.empty() || !o.measure_on.empty();
 }
 
+// A list in the order of the command: refusals; a model that is measured; or texts, training, the new model, its measure.
 inline int classifier_command(const CurateOptions& o) {
     const int threads = thread_count(o.threads);
     const bool trains = !o.train_language.empty() || !o.train_quality.empty();

@@ -20,6 +20,7 @@ struct Command {
     const char *name, *purpose, *usage;
     std::vector<std::vector<const char*>> examples;  // description, then the lines to type
 };
+// A table: long, but without branches.
 inline const std::vector<Command>& commands() {
     static const std::vector<Command> rows = {
         {"train",

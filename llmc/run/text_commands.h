@@ -106,6 +106,7 @@ inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOption
     }
 }
 
+// A list in the order of the command: refusals, parts, the loop over chunks, the summary.
 inline int prepare_command(const PrepareOptions& o) {
     if (o.output_prefix.empty())
         fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
