@@ -1,10 +1,10 @@
 // Causal flash attention with grouped queries, ALiBi and document masks on the GPU: dispatch to the implementations, and
 // decoding. The definition and its derivatives are in llmc/cpu/attention.h. No implementation stores a T x T matrix; all are
-// deterministic, except attention_hopper.cuh's backward pass with dq_sums:
+// deterministic, except attention_hopper_backward.cuh with dq_sums:
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
 //   attention_mma.cuh      bf16, head sizes 64, 80, 96, 128; tensor cores of capability 8.0 and later
 //   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
-// Scratch: backward keeps 16 bytes per row and head.
+// Scratch: backward keeps 16 bytes per row and head, Hopper's 12.
 //
 // Decoding attends from one new token per sequence. A block computes one query head; groups of lanes, just enough to hold a row
 // of the cache in 16-byte packs, each process every n-th key with their own running maximum and sum, with several loads in
@@ -16,7 +16,7 @@
 
 #include "attention_simple.cuh"
 #ifndef PRECISION_FP32
-#include "attention_hopper.cuh"
+#include "attention_hopper_backward.cuh"
 #include "attention_mma.cuh"
 #include "rope.cuh"
 #endif
@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
             if (a.softcap > 0) s = soft_cap(s, a.softcap);
             s += slope * (float)(j - t);
             const float highest = fmaxf(top, s), rescale = exp_real(top - highest), p = exp_real(s - highest);
-            sum = sum * rescale + p, top = highest;
+            sum = sum * rescale + p;
+            top = highest;
 #pragma unroll
             for (int i = 0; i < packs; i++)
 #pragma unroll
@@ -162,7 +163,10 @@ __global__ void __launch_bounds__(32 * decode_warps, 1)
     // Merges the sums of all groups, element by element.
     DYNAMIC_SHARED(float, shared);
     float *tops = shared, *sums = tops + groups, *outs = sums + groups;
-    if (group_lane == 0) tops[group] = top, sums[group] = sum;
+    if (group_lane == 0) {
+        tops[group] = top;
+        sums[group] = sum;
+    }
 #pragma unroll
     for (int i = 0; i < packs; i++)
 #pragma unroll

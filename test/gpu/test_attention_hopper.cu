@@ -3,7 +3,7 @@
 // an absolute error e; p = exp(s - m) then a relative error exp(e) - 1; sums over keys or queries add one rounding per term.
 #include <gtest/gtest.h>
 
-#include "../../llmc/gpu/attention_hopper.cuh"
+#include "../../llmc/gpu/attention_hopper_backward.cuh"
 #include "attention_cases.h"
 #include "device_memory.h"
 

@@ -18,7 +18,7 @@ inline cudaError_t printing_encoder(void** function, unsigned, unsigned long lon
         };
     return *found = cudaDriverEntryPointSuccess, cudaSuccess;
 }
-#include "../../../llmc/gpu/attention_hopper.cuh"
+#include "../../../llmc/gpu/attention_hopper_backward.cuh"
 
 using namespace gpu::hopper;
 using emu::MatrixDescriptor;
