@@ -5,7 +5,7 @@
 #   format    every source is as clang-format leaves it
 #   shell     shellcheck
 #   headers   every header of llmc/ compiles alone, in bf16, fp32 and fp64; those of gpu/ with the emulator
-#   warnings  of clang++ and g++, more than the build's, on the trainer
+#   warnings  of clang++ and g++, more than the build's, on the trainer, that of GPUs too
 #   tidy      clang-tidy on the trainer; .clang-tidy says which checks and why
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -65,6 +65,9 @@ lint_warnings() {
         clang++ -x c++ "${language[@]}" "-DPRECISION_$precision" -fsyntax-only -Wall -Wextra "${clang_warnings[@]}" -Werror \
             train_gpt.cu || bad=1
     done
+    # Operands of a GPU's product are pointers to const, those that it sets as well.
+    clang++ -x c++ "${language[@]}" -DBACKEND_EMU -isystem test/emu -Wno-unknown-pragmas -fsyntax-only -Wall -Wextra \
+        "${clang_warnings[@]}" -Wno-cast-qual -Werror train_gpt.cu || bad=1
     "$CXX" -x c++ "${language[@]}" -fsyntax-only -Wall -Wextra -Wno-psabi "${gcc_warnings[@]}" -Werror train_gpt.cu || bad=1
     return $bad
 }

@@ -401,7 +401,11 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
         const int this_t0 = t0;
         const float slope = slopes ? slopes[h] * log2_e : 0.0f;
         t0 += N;
-        if (t0 >= t_end) t0 = j0, h++;  // the next head of the group
+        // the next head of the group
+        if (t0 >= t_end) {
+            t0 = j0;
+            h++;
+        }
         if (h < h_end) copy_stage(stage ^ 1, h, t0);
         const RowInfo* rows = infos + stage * N;
         if (j_first > this_t0 + N - 1 || j_last < rows[0].first_key) continue;

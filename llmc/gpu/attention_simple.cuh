@@ -162,7 +162,10 @@ __global__ void __launch_bounds__(32 * warps<C>, 1)
 
     float *my_queries = queries + warp * R * HS, *p = weights + warp * R * tile;
     float top[R], sum[R], o[R][C] = {};
-    for (int r = 0; r < R; r++) top[r] = -INFINITY, sum[r] = 0;
+    for (int r = 0; r < R; r++) {
+        top[r] = -INFINITY;
+        sum[r] = 0;
+    }
     load_rows(queries, HS, qkv + a.query(b, 0, h), a.row(), t0, rows, a.T, HS);
     // doc_start does not decrease within a sequence, so the block's first row sees furthest back.
     const int j_first = doc_start ? doc_start[(size_t)b * a.T + t0] / tile * tile : 0;

@@ -58,8 +58,10 @@ __device__ __forceinline__ int count_below(const uint64_t* pairs, int n, uint64_
     int low = 0;
     while (n > 0) {
         const int half = n / 2;
-        if (pairs[low + half] < pair) low += half + 1, n -= half + 1;
-        else n = half;
+        if (pairs[low + half] < pair) {
+            low += half + 1;
+            n -= half + 1;
+        } else n = half;
     }
     return low;
 }

@@ -70,8 +70,10 @@ struct TilePlace {
     int row, column, rows, columns;  // first row and column, and numbers within the matrix
     __device__ TilePlace(int N, int C) {
         const int across = ceil_div(C, tile_side);
-        row = (int)blockIdx.x / across * tile_side, column = (int)blockIdx.x % across * tile_side;
-        rows = min(tile_side, N - row), columns = min(tile_side, C - column);
+        row = (int)blockIdx.x / across * tile_side;
+        column = (int)blockIdx.x % across * tile_side;
+        rows = min(tile_side, N - row);
+        columns = min(tile_side, C - column);
     }
     static unsigned grid(int N, int C) { return (unsigned)ceil_div(N, tile_side) * (unsigned)ceil_div(C, tile_side); }
 };
@@ -100,8 +102,10 @@ __device__ __forceinline__ void store_columns(uint8_t* out, CodeTile& tile, cons
         const uint32_t* w = words + 4 * i;
         const uint32_t low_01 = __byte_perm(w[0], w[1], 0x5140), low_23 = __byte_perm(w[2], w[3], 0x5140);
         const uint32_t high_01 = __byte_perm(w[0], w[1], 0x7362), high_23 = __byte_perm(w[2], w[3], 0x7362);
-        turned[0][i] = __byte_perm(low_01, low_23, 0x5410), turned[1][i] = __byte_perm(low_01, low_23, 0x7632);
-        turned[2][i] = __byte_perm(high_01, high_23, 0x5410), turned[3][i] = __byte_perm(high_01, high_23, 0x7632);
+        turned[0][i] = __byte_perm(low_01, low_23, 0x5410);
+        turned[1][i] = __byte_perm(low_01, low_23, 0x7632);
+        turned[2][i] = __byte_perm(high_01, high_23, 0x5410);
+        turned[3][i] = __byte_perm(high_01, high_23, 0x7632);
     }
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -127,7 +131,8 @@ __device__ __forceinline__ void encode_pack(uint8_t* codes, const Pack<floatX>& 
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float value = (float)x[4 * w + k];
-            largest = larger_finite(largest, value), scaled[k] = value * scale;
+            largest = larger_finite(largest, value);
+            scaled[k] = value * scale;
         }
         words[w] = encode_four<format>(scaled);
     }

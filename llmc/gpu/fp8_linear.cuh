@@ -66,7 +66,8 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, cons
         // Even if D is fp32, the library requires a bf16 bias. So D is set to the bias, and the product added to it.
         const size_t n = (size_t)N * OC, blocks = ceil_div(n, (size_t)256 * Pack<floatX>::size);
         LAUNCH(detail::repeat_row, (unsigned)std::min(blocks, (size_t)ctx.multiprocessors * 8), 256, 0, ctx, out, bias, n, OC);
-        bias = nullptr, add = true;
+        bias = nullptr;
+        add = true;
     }
     detail::fp8_gemm(ctx, {out, weight.codes, inp.codes, bias, nullptr, weight.inverse_scale, inp.inverse_scale}, OC, N, IC,
                      weight.format, inp.format, detail::x_type, epilogue, add, fast);

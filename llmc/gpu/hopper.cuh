@@ -355,7 +355,10 @@ private:
     struct Hash {
         size_t operator()(const Key& key) const {
             uint64_t h = 0;
-            for (const uint64_t word : key) h = (h ^ word) * 0x9E3779B97F4A7C15ull, h ^= h >> 32;
+            for (const uint64_t word : key) {
+                h = (h ^ word) * 0x9E3779B97F4A7C15ull;
+                h ^= h >> 32;
+            }
             return (size_t)h;
         }
     };

@@ -26,7 +26,8 @@ public:
     void allow(const void* kernel, size_t bytes) {
         if (bytes == 0 || (kernel == kernel_ && bytes <= allowed_)) return;
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        kernel_ = kernel, allowed_ = bytes;
+        kernel_ = kernel;
+        allowed_ = bytes;
     }
 
 private:

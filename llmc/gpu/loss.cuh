@@ -128,7 +128,10 @@ __global__ void __launch_bounds__(1024)
         log_z = keep_and_sum(kept, x, V, n_packs, n_kept, cap);
     }
     if (own_statistics) {
-        if (thread == 0) own_statistics[n] = log_z, own_statistics[N + n] = at_target;
+        if (thread == 0) {
+            own_statistics[n] = log_z;
+            own_statistics[N + n] = at_target;
+        }
         return;
     }
     __syncthreads();  // the target's logit is read before the row is overwritten
@@ -175,15 +178,24 @@ __global__ void __launch_bounds__(1024)
     bool is_nan = false;  // fmaxf would lose it
     for (int n = threadIdx.x; n < N; n += 1024) {
         if (targets[n] < 0) continue;
-        ce += loss[n], z += zloss[n], log_z += lse[n], rows++;
+        ce += loss[n];
+        z += zloss[n];
+        log_z += lse[n];
+        rows++;
         highest = fmaxf(highest, lse[n]);
         is_nan |= lse[n] != lse[n];
     }
-    ce = block_total(ce), z = block_total(z), log_z = block_total(log_z), rows = block_total(rows);
+    ce = block_total(ce);
+    z = block_total(z);
+    log_z = block_total(log_z);
+    rows = block_total(rows);
     highest = block_max(highest);
     const bool any_nan = block_max(is_nan) > 0;
     if (threadIdx.x > 0) return;
-    sums->ce += ce, sums->z += z, sums->lse += log_z, sums->n += (int64_t)rows;
+    sums->ce += ce;
+    sums->z += z;
+    sums->lse += log_z;
+    sums->n += (int64_t)rows;
     if (any_nan) sums->lse_max = NAN;
     else if (highest > sums->lse_max) sums->lse_max = highest;  // false if lse_max is NaN: it stays NaN
 }

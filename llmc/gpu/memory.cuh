@@ -72,7 +72,8 @@ inline void download(Ctx& ctx, void* to_host, const void* from, size_t bytes) {
             CUDA(cudaMemcpyAsync(piece.slot->memory, (const char*)from + started, piece.bytes, cudaMemcpyDeviceToHost,
                                  ctx.stream));
             CUDA(cudaEventRecord(piece.slot->sent, ctx.stream));
-            under_way.push_back(piece), started += piece.bytes;
+            under_way.push_back(piece);
+            started += piece.bytes;
         }
     }
 }

@@ -68,7 +68,8 @@ struct GatedGradient {
 #pragma unroll
         for (int j = 0; j < Pack<floatX>::size; j++) {
             const GateUp<float> d = Act::gradient((float)in[0][j], (float)in[1][j], (float)in[2][j]);
-            out[0][j] = (floatX)d.gate, out[1][j] = (floatX)d.up;
+            out[0][j] = (floatX)d.gate;
+            out[1][j] = (floatX)d.up;
         }
     }
 };

@@ -214,12 +214,14 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
                 dw[k][j] += d * xhat;
             }
         }
-        g_sum = centred ? warp_sum(g_sum) : 0, gx_sum = warp_sum(gx_sum);
+        g_sum = centred ? warp_sum(g_sum) : 0;
+        gx_sum = warp_sum(gx_sum);
         if (warps > 1) {
             if (lane == 0) of_warp[parity][first_warp + threadIdx.x / 32] = make_float2(g_sum, gx_sum);
             __syncthreads();
             const float2 s = lane < warps ? of_warp[parity][first_warp + lane] : make_float2(0, 0);
-            g_sum = centred ? warp_sum(s.x) : 0, gx_sum = warp_sum(s.y);
+            g_sum = centred ? warp_sum(s.x) : 0;
+            gx_sum = warp_sum(s.y);
         }
         const float mean_g = g_sum / C, mean_gx = gx_sum / C;
 #pragma unroll
@@ -269,7 +271,8 @@ __global__ void __launch_bounds__(256)
         float g_sum = 0, gx_sum = 0;
         for (int c = threadIdx.x; c < C; c += 256) {
             const float d = (float)dy[c], g = (offset + (float)weight[c]) * d, xhat = ((float)x[c] - m) * r;
-            g_sum += g, gx_sum += g * xhat;
+            g_sum += g;
+            gx_sum += g * xhat;
             dw[c] += d * xhat;
             if (centred) db[c] += d;
         }

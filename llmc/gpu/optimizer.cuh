@@ -111,7 +111,10 @@ __global__ void __launch_bounds__(adamw_threads)
         Eight<real> px;
         px.load_from(x + first);
         uint32_t random[2][4] = {};
-        if constexpr (add) s.load_from(sum + first), draw_eight(random, rounding, first);
+        if constexpr (add) {
+            s.load_from(sum + first);
+            draw_eight(random, rounding, first);
+        }
 #pragma unroll
         for (int k = 0; k < 8; k++) set(s[k], px[k], random[k / 4][k % 4]);
         s.store_to(sum + first);

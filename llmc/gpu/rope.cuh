@@ -20,7 +20,10 @@ __global__ void __launch_bounds__(1024)
     for (int k = 0; k < 2 * size; k += width) {
         const Pack<real> a = load_part<packed>(angle, 2 * j + k, rotated);
 #pragma unroll
-        for (int i = 0; i < width; i += 2) cosine[(k + i) / 2] = a[i], sine[(k + i) / 2] = direction * a[i + 1];
+        for (int i = 0; i < width; i += 2) {
+            cosine[(k + i) / 2] = a[i];
+            sine[(k + i) / 2] = direction * a[i + 1];
+        }
     }
     for (int head = threadIdx.y; head < NH + NKV; head += blockDim.y) {
         floatX *low = qkv + ((size_t)blockIdx.x * (NH + 2 * NKV) + head) * HS, *high = low + half;
