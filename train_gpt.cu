@@ -1237,7 +1237,7 @@ public:
         Activations& a = m_.a;
         const int Vl = m_.n.Vpl;
         const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
-        const SteadyRows steady(ctx_, sequences() > 1);
+        const Writing writing(ctx_, sequences() > 1);
         if (m_.table.part.last) {
             MicroBatch in;
             in.B = rows_;
@@ -1262,10 +1262,17 @@ public:
     }
 
 private:
-    // A row has the same bits whoever comes and goes, in what is computed as long as this lives.
-    struct SteadyRows {
-        SteadyRows(be::Ctx& c, bool on) : ctx(c) { ctx.steady_rows = on; }
-        ~SteadyRows() { ctx.steady_rows = false; }
+    // As long as this lives, products of new shapes, which few prompts share, are not timed; and with `steady` a row has the
+    // same bits whoever comes and goes.
+    struct Writing {
+        Writing(be::Ctx& c, bool steady) : ctx(c) {
+            ctx.steady_rows = steady;
+            ctx.autotune = false;
+        }
+        ~Writing() {
+            ctx.steady_rows = false;
+            ctx.autotune = true;
+        }
         be::Ctx& ctx;
     };
 
@@ -1273,7 +1280,7 @@ private:
     // the last stage. cache: null for a prompt of `sequence`.
     void pass(KeyValueCache* cache, int sequence) {
         rows_ = cache ? batch_.B : 1;
-        const SteadyRows steady(ctx_, sequences() > 1);
+        const Writing writing(ctx_, sequences() > 1);
         for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
             const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk, passes_));
             MicroBatch& in = pass.in;
@@ -1512,7 +1519,12 @@ static void train(World& world, const TrainOptions& given) {
     log.open(run, trainer.state, overrides, [&] { lock->hold(); });
     std::optional<Generator> generator;
     const ModelFunctions functions = functions_for_loop(run, trainer, generator);
-    TrainingLoop(run, trainer, *m, functions, timetable, tasks, log, lock ? &*lock : nullptr).run();
+    try {
+        TrainingLoop(run, trainer, *m, functions, timetable, tasks, log, lock ? &*lock : nullptr).run();
+    } catch (const std::exception& e) {
+        log.failed(e.what());
+        throw;
+    }
 }
 inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 

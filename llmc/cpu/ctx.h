@@ -26,13 +26,15 @@
 namespace cpu {
 
 constexpr const char* backend_name = "cpu";
-constexpr bool memory_is_host = true;        // the CPU can access the memory of ops
+constexpr bool memory_is_host = true;  // the CPU can access the memory of ops
+constexpr int count_devices() { return 1; }
 constexpr bool sets_bf16_gradients = false;  // matrix products can set weight gradients in bf16
 
 struct Ctx {
     int threads;                   // number of threads of an op
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
     bool steady_rows = false;      // true: a row of a product has the same bits however many rows there are
+    bool autotune = true;          // for GPUs (gpu/ctx.cuh)
 #if CPU_FAST_PATHS
     // The matrix unit of each kind of product, and its measured speed in FLOP/s per thread (unit_choice.h), if any.
     AnyUnit layers = default_unit<floatX>(Products::layers), attention = default_unit<floatX>(Products::attention);

@@ -37,6 +37,10 @@ inline int count_devices(std::string& why_none) {
     why_none = error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error);
     return 0;
 }
+inline int count_devices() {
+    std::string why_none;
+    return count_devices(why_none);
+}
 
 struct GemmPlans;  // matmul.cuh
 namespace hopper {
@@ -89,6 +93,7 @@ struct Ctx {
     std::string name;
     bool plain = false;        // true: attention's simple kernel instead of the tensor-core ones
     bool steady_rows = false;  // for CPUs (cpu/ctx.h)
+    bool autotune = true;      // false: new products are not timed, even after use_gemm_cache(); their shape hardly returns
 
     cublasLtHandle_t cublas = nullptr;
     static constexpr size_t workspace_bytes = 32 << 20;
@@ -115,8 +120,11 @@ struct Ctx {
         CUDA(cudaSetDevice(device));
         cudaDeviceProp p;
         CUDA(cudaGetDeviceProperties(&p, device));
-        capability = p.major * 10 + p.minor, multiprocessors = p.multiProcessorCount, name = p.name;
-        shared_bytes = p.sharedMemPerBlockOptin, memory_bytes = p.totalGlobalMem;
+        capability = p.major * 10 + p.minor;
+        multiprocessors = p.multiProcessorCount;
+        name = p.name;
+        shared_bytes = p.sharedMemPerBlockOptin;
+        memory_bytes = p.totalGlobalMem;
         if (capability < 80)
             fail("GPU %d (%s) has compute capability %d.%d; 8.0 or later is needed (A100, RTX 30, H100, ...)", device, p.name,
                  p.major, p.minor);
@@ -130,7 +138,9 @@ struct Ctx {
         if (!has_device()) return;
         cudaStreamSynchronize(stream);  // kernels and copies may still use the memory freed below
         plans.reset();
-        cudaFree(scratch_), cudaFree(workspace), cudaFree(counters);
+        cudaFree(scratch_);
+        cudaFree(workspace);
+        cudaFree(counters);
         if (cublas) cublasLtDestroy(cublas);
         if (stream) cudaStreamDestroy(stream);
     }
@@ -151,7 +161,8 @@ struct Ctx {
         if (bytes > scratch_bytes_) {
             CUDA(cudaStreamSynchronize(stream));
             CUDA(cudaFree(scratch_));
-            scratch_ = nullptr, scratch_bytes_ = 0;
+            scratch_ = nullptr;
+            scratch_bytes_ = 0;
             if (cudaMalloc(&scratch_, bytes) != cudaSuccess) {
                 (void)cudaGetLastError();
                 fail("the GPU has no %.2f GiB left for scratch memory; HINT: a smaller --micro-batch-size needs less",

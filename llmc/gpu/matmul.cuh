@@ -128,7 +128,8 @@ struct GemmTuning {
 class GemmChoices {
 public:
     void read(const std::string& path) {
-        path_ = path, may_write_ = !path.empty();
+        path_ = path;
+        may_write_ = !path.empty();
         choices_ = read_file(true);
     }
 
@@ -176,12 +177,15 @@ private:
         try {
             text = read_whole_file(path_);
         } catch (const Error& e) {
-            return give_up(e.what()), all;
+            give_up(e.what());
+            return all;
         }
         if (text.empty()) return all;
         const std::string first_line = std::string(header) + "\n";
-        if (text.compare(0, first_line.size(), first_line) != 0)
-            return give_up(path_ + " is not a list of matrix products"), all;
+        if (text.compare(0, first_line.size(), first_line) != 0) {
+            give_up(path_ + " is not a list of matrix products");
+            return all;
+        }
         size_t damaged = 0;
         for (size_t at = first_line.size(); at < text.size();) {
             const size_t end = std::min(text.find('\n', at), text.size());
@@ -201,7 +205,8 @@ private:
         if (fields.size() != 7 || fields[5].size() != 8 * 16 || fields[6].size() != 8) return false;
         if (format("%08x", crc32c(line.data(), line.size() - 9)) != fields[6]) return false;
         GemmChoice choice;
-        choice.us = strtod(fields[3].c_str(), nullptr), choice.first_us = strtod(fields[4].c_str(), nullptr);
+        choice.us = strtod(fields[3].c_str(), nullptr);
+        choice.first_us = strtod(fields[4].c_str(), nullptr);
         for (int i = 0; i < 8; i++) choice.algo.data[i] = strtoull(fields[5].substr(i * 16, 16).c_str(), nullptr, 16);
         all[fields[0] + "\t" + fields[1] + "\t" + fields[2]] = choice;
         return true;
@@ -382,7 +387,10 @@ public:
         CUDA(cudaEventCreate(&before_));
         CUDA(cudaEventCreate(&after_));
     }
-    ~Stopwatch() { cudaEventDestroy(before_), cudaEventDestroy(after_); }
+    ~Stopwatch() {
+        cudaEventDestroy(before_);
+        cudaEventDestroy(after_);
+    }
     Stopwatch(const Stopwatch&) = delete;
     Stopwatch& operator=(const Stopwatch&) = delete;
 
@@ -427,7 +435,11 @@ inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmScratch& scratch, const 
         double us = stopwatch.time(1, run);
         if (!found || us < 1.5 * best.us) us = stopwatch.median(us, run);
         if (i == 0) best.first_us = us;
-        if (!found || us < best.us) best.us = us, best.algo = algorithms[i], found = true;
+        if (!found || us < best.us) {
+            best.us = us;
+            best.algo = algorithms[i];
+            found = true;
+        }
     }
     return found;
 }
@@ -455,7 +467,8 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
                                  key.text().c_str()));
     }
     constexpr int most = 32;
-    const std::vector<cublasLtMatmulAlgo_t> algorithms = suggestions(ctx, plan, key, all.tuning.on ? most : 1);
+    const bool tunes = all.tuning.on && ctx.autotune;
+    const std::vector<cublasLtMatmulAlgo_t> algorithms = suggestions(ctx, plan, key, tunes ? most : 1);
     if (algorithms.empty() && may_be_apart) {
         plan.apart = true;
         return;
@@ -465,7 +478,7 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
              key.text().c_str());
     plan.algo = algorithms[0];
     plan.apart = may_be_apart && !preferred;
-    if (!all.tuning.on) return;
+    if (!tunes) return;
 
     GemmChoice choice;
     const GemmScratch scratch(ctx, key);
@@ -483,7 +496,8 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
         if (us < choice.us) choice = {{}, us, choice.us};
     }
     choice = all.choices.add(product, choice);
-    plan.algo = choice.algo, plan.apart = may_be_apart && choice.apart();
+    plan.algo = choice.algo;
+    plan.apart = may_be_apart && choice.apart();
 }
 
 template <class Apart>

@@ -408,7 +408,7 @@ public:
     // finished run has come to; may be null. Also draws OUT/loss.svg.
     void end(const std::string& status, const std::string& reason = "", const std::string& command = "",
              const nlohmann::ordered_json& result = {}) {
-        ended_ = true;
+        if (std::exchange(ended_, true)) return;
         const std::string message = reason + (command.empty() ? "" : "; to go on: " + command);
         const double seconds = monotonic_seconds() - start_;
         keep_log();
@@ -609,7 +609,8 @@ private:
         lines_++;
     }
 
-    // Often while the run is young, later every 10 s, and never for more than half a percent of the run's time.
+    // Often while the run is young, later every 10 s, and for no more than half a percent of the run's time, of which a single
+    // stall of the disk does not count.
     void refresh_report(bool now) {
         const double begin = monotonic_seconds();
         if (!now && begin < report_due_) return;
@@ -618,9 +619,10 @@ private:
             if (hold_) hold_();
             write_report(out_dir_ + "/report.html", records_, records_.step() == 0 ? 2 : (int)report_interval_s);
         });
-        const double end = monotonic_seconds();
+        const double end = monotonic_seconds(), took = end - begin;
+        const double usual = std::min(took, std::exchange(report_took_, took));
         report_due_ =
-            records_.step() == 0 ? end : end + std::max(std::min(report_interval_s, 0.2 * (end - start_)), 200 * (end - begin));
+            records_.step() == 0 ? end : end + std::max(std::min(report_interval_s, 0.2 * (end - start_)), 200 * usual);
     }
 
     static constexpr int header_every = 30;
@@ -634,7 +636,7 @@ private:
     StatusLine status_;
     Paint paint_;
     std::function<void()> hold_;
-    double start_, printed_at_ = -INFINITY, shown_at_ = -INFINITY, report_due_ = 0;
+    double start_, printed_at_ = -INFINITY, shown_at_ = -INFINITY, report_due_ = 0, report_took_ = 0;
     RunInfo info_;
     RunLog records_;
     Eta eta_;

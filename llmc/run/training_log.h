@@ -165,6 +165,11 @@ public:
         } else logger_->end("stopped", reason, command);
     }
 
+    // After an error that ends the run.
+    void failed(const std::string& why) {
+        if (logger_) logger_->end("failed", why);
+    }
+
 private:
     void event(int64_t step, const std::string& level, const std::string& name, const std::string& message) {
         if (logger_) logger_->event(step, level, name, message);

@@ -641,6 +641,12 @@ TEST_F(GpuGemmCache, OtherGpusHaveLinesOfTheirOwn) {
     EXPECT_EQ(run(true).timed, 0);  // none was lost
 }
 
+TEST_F(GpuGemmCache, ProductsOfTextsAreNotTimed) {
+    EXPECT_EQ(run(true, file, [](gpu::Ctx& ctx) { ctx.autotune = false; }).timed, 0);
+    EXPECT_FALSE(std::filesystem::exists(file));
+    EXPECT_EQ(run(true).timed, products);
+}
+
 // A line whose checksum is right, but whose algorithm the library does not take.
 TEST_F(GpuGemmCache, RefusedAlgorithmsAreChosenAgain) {
     run(true);
