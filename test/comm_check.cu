@@ -5,6 +5,8 @@
 //   fail_as_told
 // Values are small integers that depend on rank and element: sums are exact in bf16 too, and a mix-up of ranks, elements or
 // messages shows.
+#include <unistd.h>
+
 #include <csignal>
 #include <random>
 
@@ -487,6 +489,26 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         w.barrier();
         if (me) sleep(600);
         w.barrier();
+    } else if (how == "suspended") {  // must end well: a wait that lasts because the job is stopped for a while
+        w.barrier();
+        w.watch(1.5, status_file);
+        w.barrier();
+        if (const pid_t parent = getpid(); fork() == 0) {
+            usleep(300000);
+            kill(parent, SIGSTOP);
+            sleep(5);
+            kill(parent, SIGCONT);
+            _exit(0);
+        }
+        if (me) sleep(1);
+        w.barrier();
+    } else if (how == "late_driver") {  // the driver does not answer the watchdog
+        w.watch(1.5, status_file);
+        w.monitor()->add(&t, [] {
+            sleep(600);
+            return Activity();
+        });
+        sleep(600);
     } else if (how == "late_in_group" || how == "late_started") {
         be::Comm comm(t.ctx, w, everyone, "tensor");
         w.watch(1.5, status_file);

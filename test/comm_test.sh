@@ -71,6 +71,8 @@ for check in "${programs[@]}"; do
     expect "$name: what it does instead" grep -q "rank 2 of 3 (host .*): computing for [12] s after all_reduce number 1 of group tensor" run.txt
     fails "$name: and in the World" "rank [01] of 3 (host .*): waited 2 s in barrier number 5 of group world" mpi 3 late 2 status
     fails "$name: and for what was started" "rank [01] of 3 (host .*): waited 2 s in all_gather number 2 of group tensor" mpi 3 late_started 2 status
+    passes "$name: a suspended job does not wait" mpi 2 suspended 0 status
+    fails "$name: and of a driver that does not answer" "rank [0-2] of 3 (host .*): waited 2 s in a question to the GPU's driver" mpi 3 late_driver 2 status
     fails "$name: a message that does not come" "rank 0 of 2 (host .*): waited 2 s in recv number 1 of group pipeline" mpi 2 late_message 1 status
     if [[ $name == emu* ]]; then  # as on a GPU, where NCCL's calls return at once and the host waits for its stream
         EMU_NCCL_HANG=2 fails "$name: a rank that does not come, waited for on a stream" "rank [01] of 3 (host .*): waited 2 s in all_reduce number 2 of group tensor" mpi 3 late_in_group 2 status

@@ -80,6 +80,7 @@ here=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 64 
     --lr-warmup-iters 50 --threads 2)
 expect "three are measured" "$program" tune "${here[@]}" --trials 3 --trial-steps 3 --out here
 says "the plan against the measurement" "measured  *planned"
+says "the plan is corrected" "measured  *3 trials in .*; a step takes [0-9.]* times what the plan said"
 expect "three have a time" test "$(grep -lc '^# measured here: ' here/tune-*.toml | wc -l)" == 3
 expect "nothing is left of them" test -z "$(find here -name 'trials-*')"
 expect "the best trains, with the user's own options" "$program" train --config here/tune-1.toml --train-iters 60 --out trained
@@ -87,6 +88,7 @@ expect "its warm-up is the user's" grep -qx 'lr-warmup-iters = 50' here/tune-1.t
 if command -v mpirun >/dev/null; then
     expect "ranks are started for a trial" "$program" tune "${here[@]}" --tp 2 --trials 1 --trial-steps 2 --out ranks
     says "of two ranks" "mpirun -n 2 .* --config ranks/tune-1.toml"
+    expect "which share the threads" grep -qx 'threads = 1' ranks/tune-1.toml
     echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
     expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --trials 1 --trial-steps 2 --out with-tasks
     expect "in a layout that can measure them" grep -qx "no-sequence-parallel = true" with-tasks/tune-1.toml

@@ -124,6 +124,22 @@ private:
     std::map<const void*, std::function<Activity()>> looks_;
 };
 
+// Since when a thread that looks every `pause` has run without a long break: while a job is suspended nobody waits.
+class RunningSince {
+public:
+    explicit RunningSince(std::chrono::duration<double> pause) : longest_(10 * pause.count()) {}
+    double look() {
+        const double now = monotonic_seconds();
+        if (now - last_ > longest_) since_ = now;
+        last_ = now;
+        return since_;
+    }
+
+private:
+    const double longest_;
+    double last_ = monotonic_seconds(), since_ = last_;
+};
+
 class World;
 
 // Marks a scope in which the host may wait for other ranks:  { Waiting waiting(world, "reading the loss"); download(...); }
@@ -165,20 +181,29 @@ private:
 // measured). MPI's own waiting does not yield the core; this does, and pauses once a wait has become long. A yield to a process
 // that only computes lasts for that one's time slice of some milliseconds: for a while after such a yield, waits sleep instead,
 // because who sleeps is woken at once. Beside one busy process on two cores a barrier of two ranks takes 0.05 ms so, not 4 ms.
+// With OMP_WAIT_POLICY=passive, for a machine that does other work as well, every wait soon sleeps: four ranks on two cores
+// beside compilers take a third to half of the time (32 s for 58 to 100 s of layouts' parity).
+inline bool waits_asleep() {
+    const char* policy = getenv("OMP_WAIT_POLICY");
+    const bool passive = policy && !strcasecmp(policy, "passive");
+    if (passive) prctl(PR_SET_TIMERSLACK, 1000);  // ns; by default a sleep of 1 us lasts 55
+    return passive;
+}
 template <class Done>
 void wait_until(Done done) {
     constexpr double slice = 0.002, crowded_for = 0.1;
     static thread_local double crowded_until = 0;
-    const double start = monotonic_seconds();
+    static thread_local const bool asleep = waits_asleep();
+    const double awake = asleep ? 30e-6 : 1, start = monotonic_seconds();
     for (double now = start; !done();) {
         const double before = now;
-        const bool yields = now - start < 1 && now > crowded_until;
+        const bool yields = now - start < awake && now > crowded_until;
         if (yields) sched_yield();
-        else usleep(now - start < 1 ? 1 : 50);
+        else usleep(asleep ? 15 : now - start < 1 ? 1 : 50);
         now = monotonic_seconds();
         if (yields && now - before > slice) {
             crowded_until = now + crowded_for;
-            prctl(PR_SET_TIMERSLACK, 1000);  // ns; by default a sleep of 1 us lasts 55
+            prctl(PR_SET_TIMERSLACK, 1000);
         }
     }
 }
@@ -268,10 +293,11 @@ struct WorldState {
 #if HAVE_MPI
     MPI_Comm mpi = MPI_COMM_NULL;
 #endif
-    std::thread watcher;
-    std::mutex mutex;
+    std::thread watcher, watcher_of_watcher;
+    std::mutex mutex;  // of what is between here and `asked`
     std::condition_variable wake;
-    bool stop = false;
+    bool stop = false, watcher_ended = false;
+    double asked = 0;  // since when the watcher has been asking the device; 0: it is not
     int status_fd = -1;
 
     explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
@@ -370,18 +396,13 @@ struct WorldState {
             MPI_Finalize();
         }
 #endif
-        if (watcher.joinable()) {
-            {
-                std::lock_guard<std::mutex> lock(mutex);
-                stop = true;
-            }
-            wake.notify_all();
-            watcher.join();
-        }
+        end(watcher, stop);
+        end(watcher_of_watcher, watcher_ended);
         if (status_fd >= 0) close(status_fd);
     }
 
-    // ---- the watchdog ----
+    // ---- the watchdog: one thread asks the host and the device what they wait for. The device's driver may hang together with
+    //      what it is asked about, so a second one, which asks nobody, watches the first ----
     void watch(double timeout, const std::string& status_file) {
         CHECK(!watcher.joinable(), "watch() is called once");
         if (!status_file.empty()) {
@@ -391,14 +412,30 @@ struct WorldState {
         }
         const Activity at_start = monitor->current();
         write_status(at_start);
+        const std::chrono::duration<double> pause(std::min(1.0, timeout / 4));
+        watcher_of_watcher = std::thread([=] {
+            RunningSince running(pause);
+            std::unique_lock<std::mutex> lock(mutex);
+            while (!wake.wait_for(lock, pause, [&] { return watcher_ended; })) {
+                const double since = std::max(asked, running.look());
+                if (asked > 0 && monotonic_seconds() - since > timeout)
+                    report({true, "a question to the GPU's driver", "", 0, asked});
+            }
+        });
         watcher = std::thread([=] {
             Activity last = at_start;
+            RunningSince running(pause);
             std::unique_lock<std::mutex> lock(mutex);
-            while (!wake.wait_for(lock, std::chrono::duration<double>(std::min(1.0, timeout / 4)), [&] { return stop; })) {
+            while (!wake.wait_for(lock, pause, [&] { return stop; })) {
+                asked = monotonic_seconds();
+                lock.unlock();
                 const Activity now = look();
+                lock.lock();
+                asked = 0;
                 if (now.since != last.since || now.waiting != last.waiting) write_status(now);
                 last = now;
-                if (now.waiting && monotonic_seconds() - now.since > timeout) report(now);
+                const double since = std::max(now.since, running.look());
+                if (now.waiting && monotonic_seconds() - since > timeout) report(now);
             }
             Activity end = last;
             end.operation = "the end";
@@ -406,6 +443,15 @@ struct WorldState {
             end.waiting = false;
             write_status(end);
         });
+    }
+    void end(std::thread& thread, bool& asked_to) {
+        if (!thread.joinable()) return;
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            asked_to = true;
+        }
+        wake.notify_all();
+        thread.join();
     }
     Activity look() {
         try {

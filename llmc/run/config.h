@@ -442,7 +442,7 @@ inline Allowed one_of(Strings choices) {
       "options that may differ from the checkpoint's on a resume, such as lr or train-iters; data-order: the order of "        \
       "samples may")                                                                                                           \
     X(std::string, save_every, "", "30m", word("N|DURATION"), "Checkpoint",                                                    \
-      "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end")                                            \
+      "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end; never: none at all")                        \
     X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "number of newest checkpoints to keep; 0: all")                         \
     X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
       "also keep every checkpoint whose step is a multiple of this; default: 0, none")                                         \
@@ -461,7 +461,7 @@ inline Allowed one_of(Strings choices) {
     X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
       "with --inference: tokens of --seq-length that are written, after a prompt of the others; default: half")         \
     X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                              \
-      "with --inference: milliseconds that a text's token may take at most; default: any")
+      "with --inference: milliseconds that a text's token, or 99% of those measured, may take; default: any")
 
 // Options of `sweep` beside those of `train`.
 #define SWEEP_OPTIONS(X)                                                                                                  \

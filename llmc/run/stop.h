@@ -42,7 +42,7 @@ inline const char* name_of_signal(int signal) {
 inline void hear(int signal) {
     const int before = errno;
     if (signal == SIGINT) interrupts++;
-    if (phase == loading || interrupts > 1) {
+    if (phase == loading || (phase == training && interrupts > 1)) {
         if (speaks) print_in_signal_handler({"\n", name_of_signal(signal), ": ended at once; no checkpoint was written\n"});
         _exit(128 + signal);
     }

@@ -177,7 +177,7 @@ inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
     p.threads = threads;
     p.eval_interval = p.train_iters;
     p.eval_fixed = p.quiet = true;
-    p.save_every = "0";
+    p.save_every = "never";
     for (const char* name : {"seed", "threads", "eval-interval", "eval-fixed", "quiet", "save-every"}) p.given.insert(name);
     return p;
 }

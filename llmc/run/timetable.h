@@ -27,6 +27,7 @@ public:
         if (every_.steps > 0) return step % every_.steps == 0;
         return every_.seconds > 0 && monotonic_seconds() - saved_at_ >= every_.seconds;
     }
+    bool saves_at_all() const { return !every_.never; }
     bool exit_now() const { return monotonic_seconds() >= exit_at_; }
     void saved() { saved_at_ = monotonic_seconds(); }
 

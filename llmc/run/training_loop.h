@@ -189,7 +189,7 @@ private:
         if (validates && !timed(TimeBudget::validation, [&] { return validate(last); })) now.stop = true;
         if (measures && !now.stop) timed(TimeBudget::tasks, [&] { return measure_tasks(); });
         if (samples && !now.stop && !timed(TimeBudget::sample, [&] { return write_sample(); })) now.stop = true;
-        const bool saves = last || now.stop || now.save;
+        const bool saves = (last || now.stop || now.save) && timetable_.saves_at_all();
         if (saves) {
             saver_.wait();
             report_save();
@@ -277,7 +277,8 @@ private:
         vote_.finish();
         end_training();
         const bool done = t_.finished();
-        const std::string reason = done ? "" : reason_to_stop(run_.world, o_), command = done ? "" : resume_command(run_.world);
+        const std::string reason = done ? "" : reason_to_stop(run_.world, o_);
+        const std::string command = done || !timetable_.saves_at_all() ? "" : resume_command(run_.world);
         std::string problem;
         if (!save_error_.empty()) problem = "the last checkpoint could not be written: " + save_error_;
         else if (done && !std::isfinite(state_.loss))

@@ -430,15 +430,13 @@ public:
         if (!m_.copies) wait();
     }
 
-    // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written.
+    // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written, so that a
+    // rank that writes for longer than --distributed-timeout is not taken for one that is lost.
     void proceed() {
         while (phase_ != Phase::idle && everyone(done_)) next_phase();
     }
     void wait() {
-        while (phase_ != Phase::idle) {
-            if (thread_.joinable()) thread_.join();
-            if (everyone(true)) next_phase();
-        }
+        for (proceed(); phase_ != Phase::idle; proceed()) usleep(1000);
     }
     // The result of the last save, once, as soon as it is complete.
     std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
@@ -650,16 +648,19 @@ inline double parse_duration(const std::string& text) {
     return text.empty() ? NAN : total;
 }
 
-// "500": every 500 steps; "30m": every 30 minutes; "0": never.
+// "500": every 500 steps; "30m": every 30 minutes; "0": at the end; "never": not even then.
 struct SaveInterval {
     int64_t steps = 0;
     double seconds = 0;
+    bool never = false;
 };
 inline SaveInterval parse_save_interval(const std::string& text) {
     const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos && text.size() < 18;
     if (digits) return {std::stoll(text), 0};
+    if (text == "never") return {0, 0, true};
     const double seconds = parse_duration(text);
     if (!(seconds > 0))
-        fail_usage("--save-every is '%s'; it must be a number of steps (500) or a duration (90s, 30m, 2h)", text.c_str());
+        fail_usage("--save-every is '%s'; it must be a number of steps (500), a duration (90s, 30m, 2h), or never",
+                   text.c_str());
     return {0, seconds};
 }

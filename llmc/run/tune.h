@@ -111,12 +111,14 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
     problem.bytes_of_stage = bytes_of_stage;
     problem.ranks = {std::max(1, run.o.world)};
     if (run.plans_elsewhere() || !be::memory_is_host) {
-        if (!run.plans_elsewhere()) take_gpu_figures(run);
+        if (!run.plans_elsewhere()) {
+            take_gpu_figures(run);
+            if (can_start_ranks()) problem.ranks = divisors(be::count_devices());
+        }
         problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
     } else {
         const HereFigures here = measure_cpu(run);
-        for (int ranks = 2; can_start_ranks() && ranks <= run.ctx.threads; ranks++)
-            if (run.ctx.threads % ranks == 0) problem.ranks.push_back(ranks);
+        if (can_start_ranks()) problem.ranks = divisors(run.ctx.threads);
         run.o.device_memory_gib = run.o.device_memory_gib.value_or(here.memory_bytes / 1073741824.0);
         problem.memory = [&run](int ranks) { return planned_memory_bytes(run.o) / ranks - (double)resident_memory_bytes(); };
         problem.set_hardware = [here](TrainOptions& o, int ranks) {
@@ -145,6 +147,7 @@ constexpr size_t most_files = 5;  // of the fastest layouts, one each
 inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     TrainOptions p = o;
     l.apply(p);
+    if (!o.world) p.threads = std::max(o.threads ? 1 : 0, o.threads / l.ranks);  // ranks of this machine share its threads
     for (const std::string& name : searched_options()) p.given.insert(name);
     if (!p.recompute_num_layers) p.given.erase("recompute-num-layers");
     p.given.insert("global-batch-size");  // --size would choose another one for other ranks
@@ -360,13 +363,30 @@ inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int
     p.train_iters = steps;
     p.lr_decay_style = "constant";
     p.eval_iters = 0;
-    p.save_every = "0";
+    p.save_every = "never";
     for (const char* name : {"train-iters", "lr-decay-style", "eval-iters", "save-every", "quiet"}) p.given.insert(name);
     return p;
 }
 
-// Measures the fastest by the plan; those that were measured then come first, from the fastest on.
-inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
+// How much longer than planned the measured steps took, the median; the plan's times of all layouts are corrected by it.
+inline double correct_plan(FoundLayouts& found) {
+    std::vector<double> ratios;
+    for (const Candidate& c : found.best)
+        if (std::isfinite(c.measured)) ratios.push_back(c.measured / c.seconds);
+    std::nth_element(ratios.begin(), ratios.begin() + (long)ratios.size() / 2, ratios.end());
+    const double ratio = ratios[ratios.size() / 2];
+    for (std::vector<Candidate>* list : {&found.best, &found.front, &found.fit})
+        for (Candidate& c : *list) {
+            c.seconds *= ratio;
+            c.least_seconds *= ratio;
+        }
+    return ratio;
+}
+
+// Measures the fastest by the plan; those that were measured then come first, from the fastest on. Returns what it has found
+// out, in words.
+inline std::string measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
+    const double begin = monotonic_seconds();
     const size_t trials = std::min((size_t)o.trials, found.best.size());
     size_t failed = 0;
     for (size_t i = 0; i < trials; i++) {
@@ -392,6 +412,10 @@ inline void measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
         if (std::isfinite(a.measured) != std::isfinite(b.measured)) return std::isfinite(a.measured);
         return a.measured < b.measured;
     });
+    std::string words =
+        format("%s in %s", counted((int64_t)trials, "trial").c_str(), seconds_text(monotonic_seconds() - begin).c_str());
+    if (failed) words += format(", of which %zu failed", failed);
+    return words + format("; a step takes %.2f times what the plan said, which is corrected by it", correct_plan(found));
 }
 
 // ---- the command -----------------------------------------------------------------------------------------------------------
@@ -443,7 +467,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     detail::check_divided(problem, o);
     FoundLayouts found = search_layouts(problem);
     if (found.fit.empty()) detail::refuse_all(found, problem.memory(problem.ranks[0]));
-    if (o.trials) detail::measure(run, o, found);
+    const std::string trials = o.trials ? detail::measure(run, o, found) : "";
 
     const bool here = problem.ranks.size() > 1;
     const std::vector<detail::Column<Candidate>> columns = detail::columns(here, o.trials > 0);
@@ -464,6 +488,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     table.section("Layouts of " + title);
     table.row("searched", detail::search_in_words(found));
     table.row("fixed", detail::fixed_in_words(problem.o));
+    if (o.trials) table.row("measured", trials);
     for (const auto& [reason, n] : found.refused) table.row("refused", with_commas(n) + ": " + reason);
     table.print();
     printf("\n%s\n%s", o.trials ? "The fastest by the plan, measured here" : "The fastest",

@@ -28,7 +28,9 @@ struct InferenceCandidate {
     double bytes = 0;  // of the fullest rank
     InferencePlan plan;
     double measured_seconds = NAN;  // of a token, the median; NaN: not measured
+    double measured_p99 = NAN;
     int ranks() const { return tp * pp; }
+    double bounded_seconds() const { return std::isfinite(measured_p99) ? measured_p99 : plan.token_seconds; }
     double token_seconds() const { return std::isfinite(measured_seconds) ? measured_seconds : plan.token_seconds; }
     double tokens_per_second() const { return copies * batch / token_seconds(); }
 };
@@ -123,7 +125,7 @@ inline std::vector<InferenceCandidate> front_of(std::vector<InferenceCandidate> 
 inline const InferenceCandidate* best_of(const std::vector<InferenceCandidate>& front, double max_latency) {
     const InferenceCandidate* best = nullptr;
     for (const InferenceCandidate& c : front)
-        if (!max_latency || 1e3 * c.token_seconds() <= max_latency) best = &c;
+        if (!max_latency || 1e3 * c.bounded_seconds() <= max_latency) best = &c;
     return best;
 }
 
@@ -175,10 +177,14 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
             if (const int status = SignalsHeld::wait_for(process)) return why_failed(status, words[0], output, seconds);
             for_each_line(output, [&](std::string_view line, int64_t) {
                 int batch = 0;
-                double first = 0, p50 = 0;
-                if (sscanf(std::string(line).c_str(), "%d %lf ms %lf", &batch, &first, &p50) != 3 || !(p50 > 0)) return;
+                double first = 0, p50 = 0, p99 = 0;
+                if (sscanf(std::string(line).c_str(), "%d %lf ms %lf %lf", &batch, &first, &p50, &p99) != 4 || !(p50 > 0))
+                    return;
                 for (InferenceCandidate& c : of_layout)
-                    if (c.batch == batch) c.measured_seconds = p50 / 1e3;
+                    if (c.batch == batch) {
+                        c.measured_seconds = p50 / 1e3;
+                        c.measured_p99 = p99 / 1e3;
+                    }
             });
             return std::string();
         }();
@@ -203,6 +209,7 @@ inline std::vector<Column<InferenceCandidate>> inference_columns(bool copies, bo
     all.push_back({"first tokens", 14, [](const Row& c) { return seconds_text(c.plan.prefill_seconds); }});
     if (measured) all.push_back({"planned", 9, [](const Row& c) { return seconds_text(c.plan.token_seconds); }});
     all.push_back({measured ? "measured" : "a token", 10, [](const Row& c) { return seconds_text(c.token_seconds()); }});
+    if (measured) all.push_back({"p99", 10, [](const Row& c) { return seconds_text(c.measured_p99); }});
     all.push_back({"tokens/s", 11, [](const Row& c) { return with_commas((int64_t)c.tokens_per_second()); }});
     all.push_back({"memory", 11, [](const Row& c) { return human_bytes(c.bytes); }});
     return all;
@@ -247,7 +254,10 @@ inline nlohmann::ordered_json inference_json(const InferenceCandidate& c) {
                                 {"token_seconds", c.plan.token_seconds},
                                 {"tokens_per_second", c.tokens_per_second()},
                                 {"bytes", c.bytes}};
-    if (std::isfinite(c.measured_seconds)) j["measured_token_seconds"] = c.measured_seconds;
+    if (std::isfinite(c.measured_seconds)) {
+        j["measured_token_seconds"] = c.measured_seconds;
+        j["measured_p99"] = c.measured_p99;
+    }
     return j;
 }
 
@@ -284,7 +294,7 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     const detail::InferenceCandidate* best = detail::best_of(front, o.max_latency);
     if (!best)
         fail("no batch keeps --max-latency %g: the shortest time of a token is %s, with --tp %d --pp %d", o.max_latency,
-             detail::seconds_text(front[0].token_seconds()).c_str(), front[0].tp, front[0].pp);
+             detail::seconds_text(front[0].bounded_seconds()).c_str(), front[0].tp, front[0].pp);
 
     const std::string title = "Writing with " + detail::subject_of(run, problem);
     const auto columns = detail::inference_columns(problem.ranks.size() == 1 && problem.ranks[0] > 1, o.trials > 0);
