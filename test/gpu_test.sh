@@ -18,8 +18,8 @@ declare -A run=(
     [bloom]="--hidden-size 64 --num-attention-heads 4 --position-embedding-type alibi --embed-layernorm"
     [bloom-64]="--hidden-size 128 --num-attention-heads 2 --position-embedding-type alibi --embed-layernorm --recompute full --main-grads-dtype bf16"
     [llama]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]}"
-    [llama-128]="--hidden-size 256 --num-attention-heads 2 --num-query-groups 1 ${llama[*]} --recompute selective"
-    [gemma]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --kv-channels 64 --normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --disable-bias-linear --window-size 9 --window-attn-skip-freq 2 --rotary-base-local 100 --attn-logit-softcapping 5 --final-logit-softcapping 8 --embedding-scale 8 --softmax-type learnable"
+    [llama-128]="--hidden-size 64 --num-attention-heads 2 --num-query-groups 1 --kv-channels 128 ${llama[*]} --recompute selective"
+    [gemma]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --kv-channels 64 --rope-scaling yarn --rope-scaling-factor 4 --original-max-position-embeddings 16 --softmax-scale 0.1 --add-qkv-bias --add-proj-bias --add-mlp-bias --embedding-dropout 0.1 --normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --disable-bias-linear --window-size 9 --window-attn-skip-freq 2 --rotary-base-local 100 --attn-logit-softcapping 5 --final-logit-softcapping 8 --embedding-scale 8 --softmax-type learnable"
     [neox]="--hidden-size 128 --num-attention-heads 2 --norm-place parallel --position-embedding-type rope --rotary-percent 0.5 --activation gelu-exact --no-rope-freq 2 --window-size 9 --hidden-dropout 0.1 --recompute full"
     [olmo2]="--hidden-size 64 --num-attention-heads 4 --normalization RMSNorm --norm-place after --qk-layernorm-whole --position-embedding-type rope --activation relu2 --attention-dropout 0.1 --recompute selective"
     [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss --main-grads-dtype bf16 --exp-avg-dtype bf16"
@@ -80,6 +80,8 @@ if [[ $gpu == *emu* ]]; then
     tuned() { EMU_DEVICES=2 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --model gpt2-gpu --data-path text --seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --lr 1e-2 --eval-iters 0 --prompt-tokens 4 --pp 2 --save-every 2 --keep 0 --out tuned; }
     expect "prompt tuning over two stages saves on the way" tuned
     expect "three times" test "$(find tuned -maxdepth 1 -name 'step_*' | wc -l)" == 3
+    EMU_DEVICES=2 expect "tune: the layouts of all GPUs here" "$gpu" tune --preset gpt2-124m --vocab-size 50257 --global-batch-size 64 --train-iters 10 --lr-warmup-iters 1 --device h100 --dry-run
+    says "of one as well" "ranks  *tp"
 fi
 same() { cmp "$1/latest/training/master.safetensors" "$2/latest/training/master.safetensors"; }
 EMU_CALLS=calls-of-5 expect "again" train "$gpu" llama-128 again

@@ -44,6 +44,18 @@ const Variant variants[] = {
     {"every second layer without positions", "train_gpt", [](ModelConfig& c) { c.nope_interval = 2; }},
     {"every second layer without ALiBi", "bloom", [](ModelConfig& c) { c.nope_interval = 2; }},
     {"partial rotary", "train_gpt", [](ModelConfig& c) { c.rotary_fraction = 0.5; }},
+    {"YaRN", "train_gpt",
+     [](ModelConfig& c) {
+         c.rope_scaling.type = RopeScaling::Type::yarn;
+         c.rope_scaling.factor = 4;
+         c.rope_scaling.original = 8;
+     }},
+    {"Llama 3's scaling", "train_gpt",
+     [](ModelConfig& c) {
+         c.rope_scaling.type = RopeScaling::Type::llama3;
+         c.rope_scaling.factor = 8;
+         c.rope_scaling.original = 8;
+     }},
     {"window", "train_gpt", [](ModelConfig& c) { c.window = 3; }},
     {"window and ALiBi", "bloom", [](ModelConfig& c) { c.window = 3; }},
     {"window in every second layer", "train_gpt",

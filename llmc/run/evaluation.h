@@ -308,7 +308,7 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     if (!main_rank) return;
     nlohmann::ordered_json json = {{"tasks", results}};
     if (centred.size() > 1) {
-        const double mean = std::accumulate(centred.begin(), centred.end(), 0.0) / (double)centred.size();
+        const double mean = mean_of(centred);
         Table table;
         table.section(format("All %zu tasks with an accuracy", centred.size()));
         table.row("centred mean", format("%.4f", mean), "((acc - chance) / (1 - chance), as CORE)");

@@ -63,13 +63,19 @@ public:
         return n;
     }
 
-    // Sets values and standard errors, {task: {metric: number}}; on all ranks.
+    // Sets values and standard errors, {task: {metric: number}}; of several tasks also the mean that `eval` gives. Called by all
+    // ranks.
     void measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
-        for (const Measured& t : tasks_)
-            for (const Metric& metric : functions.measure(t.task, t.all, nullptr, [](const auto&) {})) {
+        std::vector<double> centred;
+        for (const Measured& t : tasks_) {
+            const std::vector<Metric> metrics = functions.measure(t.task, t.all, nullptr, [](const auto&) {});
+            for (const Metric& metric : metrics) {
                 values[t.name][metric.name] = metric.value;
                 errors[t.name][metric.name] = metric.error;
             }
+            if (const auto accuracy = centred_accuracy(t.task, t.all.examples, metrics)) centred.push_back(*accuracy);
+        }
+        if (centred.size() > 1) values["mean of tasks"]["centred"] = mean_of(centred);
     }
 
 private:
