@@ -260,6 +260,11 @@ END
     says "which names it" "state.json.*$(tr -d '"' <<<"$name")"
 done
 
+# ---- no checkpoint at all, for measurements ----
+expect "--save-every never" "$program" train "${S[@]}" --train-iters 2 --save-every never --out unsaved
+expect "saves nothing" test -z "$(find unsaved -name 'step_*' -o -name latest)"
+expect "and has its log" grep -q '"status":"finished"' unsaved/log.jsonl
+
 # ---- what is not finite: weights whose exponents flip and that each update multiplies by -9,999 ----
 steep=(--lr 10 --min-lr 10 --weight-decay 1000 --train-iters 3)
 export TRAIN_GPT_FAULTS="flip-weight=1 flip-weight=2"
@@ -299,7 +304,7 @@ stopped() {
     expect "$name: the last whole step is saved" test "$(readlink "$out/latest")" == step_00000010
     expect "$name: and says why" grep -q '"status":"stopped".*by SIG.* 2 ranks of .* --resume auto"' "$out/log.jsonl"
 }
-for layout in "" "--tp 2" "--pp 2" "--pp 2 --vpp 2"; do
+for layout in "" ${ALL:+"--tp 2" "--pp 2"} "--pp 2 --vpp 2"; do
     out=ranks${layout//[ -]/}
     # shellcheck disable=SC2086
     "$launcher" mpirun -n 2 "$program" "${long[@]}" "$out" $layout >"$out.txt" 2>&1 &
