@@ -534,6 +534,19 @@ TEST(GgufTokenizer, OfBytes) {
     }
 }
 
+// As llama.cpp's converter, without the added tokens that the model lacks.
+TEST(GgufTokenizer, LeavesOutWhatTheModelLacks) {
+    nlohmann::json j = nlohmann::json::parse(read_file(golden + "gpt2.json"));
+    j["added_tokens"].push_back({{"id", 600}, {"content", "<image>"}, {"special", true}});
+    TemporaryDirectory dir;
+    write_file(dir / "tokenizer.json", j.dump());
+    EXPECT_EQ(read_hf_tokenizer(dir / "", 601).tokens.back(), "<image>");
+    const GgufTokenizer t = read_hf_tokenizer(dir / "", 600);
+    EXPECT_EQ(t.tokens.size(), 600u);
+    EXPECT_EQ(t.kinds.size(), 600u);
+    expect_error([&] { read_hf_tokenizer(dir / "", 599); }, {"lacks the token 599"});
+}
+
 TEST(GgufTokenizer, TokensAroundAPrompt) {
     const std::string name = "<|endoftext|>";
     const nlohmann::json token = {{"SpecialToken", {{"id", name}, {"type_id", 0}}}},

@@ -246,6 +246,58 @@ TEST(Tokenizer, IdsBeyondItsOwnHaveANameAndNoText) {
     test::expect_error([&] { tokenizer.check_fits(599); }, {"gpt2.json", "600 tokens", "599", "lacks the token 599"});
 }
 
+// Added tokens for which the model has no embeddings are no longer found; what text or its frame needs is refused.
+TEST(Tokenizer, FitsAModelThatLacksAddedTokens) {
+    const test::TemporaryDirectory dir;
+    auto j = read_json(golden + "gpt2.json");
+    for (const bool special : {true, false})
+        j["added_tokens"].push_back(
+            {{"id", special ? 600 : 601}, {"content", special ? "<image>" : "<more>"}, {"special", special}});
+    const auto load = [&](const nlohmann::json& file, const std::string& settings = "{}") {
+        test::write_file(dir / "tokenizer.json", file.dump());
+        test::write_file(dir / "tokenizer_config.json", settings);
+        return Tokenizer::load(dir / "");
+    };
+    const auto said = [](Tokenizer& t, int vocabulary) {
+        testing::internal::CaptureStderr();
+        t.fit(vocabulary, true);
+        return testing::internal::GetCapturedStderr();
+    };
+    const std::string text = "a<image><more> <|endoftext|>";
+    Tokenizer t = load(j);
+    const std::string hash = t.identity().hash;
+    EXPECT_EQ(said(t, 602), "");
+    const std::string note = said(t, 600);
+    EXPECT_NE(note.find("it lacks 2 added tokens of " + (dir / "/tokenizer.json, '<image>' and so on")), std::string::npos)
+        << note;
+    EXPECT_EQ(said(t, 600), "");
+    EXPECT_EQ(t.vocab_size(), 600);
+    EXPECT_EQ(t.identity().hash, hash);
+    EXPECT_EQ(t.token_to_id("<image>"), -1);
+    EXPECT_EQ(t.count_special(text), 1);
+    EXPECT_EQ(t.encode_prompt(text), Tokenizer::load(golden + "gpt2.json").encode_prompt(text));
+    EXPECT_EQ(t.decode(t.encode(text)), text);
+
+    const auto refused = [&](Tokenizer tokenizer, int vocabulary, const std::string& token) {
+        test::expect_error([&] { tokenizer.fit(vocabulary, true); }, {"lacks the token " + token, "the model's own"});
+    };
+    refused(load(j), 599, "599");
+    refused(load(j, R"({"eos_token": "<image>"})"), 600, "600, '<image>'");
+    refused(load(j, R"({"bos_token": "<image>"})"), 600, "600, '<image>'");
+    auto framed = j;
+    framed["post_processor"] = {{"type", "TemplateProcessing"},
+                                {"single", {{{"SpecialToken", {{"id", "<image>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+                                {"special_tokens", {{"<image>", {{"ids", {600}}}}}}};
+    refused(load(framed), 600, "600, '<image>'");
+    // The last piece of the vocabulary is an added token, too.
+    auto learned = read_json(golden + "llama3.json");
+    learned["added_tokens"].push_back({{"id", 596}, {"content", "ish"}});
+    for (const char* name : {"\u0120she", "\u0120nak", "\u0120name"}) learned["model"]["vocab"].erase(name);
+    auto& merges = learned["model"]["merges"];
+    merges.erase(merges.end() - 3, merges.end());
+    refused(load(learned), 596, "596, 'ish'");
+}
+
 // tokenizer_config.json names the tokens that begin and end a text; what is put around a text is the template's alone, as in
 // transformers.
 TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {

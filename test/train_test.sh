@@ -135,9 +135,15 @@ says "by the reason" "WordPiece"
 expect "eval of tokens needs none either" "$program" eval --model given --data-path data --max-samples 2
 n=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' llama/latest/config.json)
 sed 's/"added_tokens": \[/&{"id": '"$n"', "content": "<|more|>", "special": true},/' llama/latest/tokenizer.json >given/tokenizer.json
+expect "generate: an added token that the model lacks is left out" "$program" generate --model given --prompt "a<|more|>" --max-new-tokens 2
+says "generate: and it is named" "note: .*it lacks 1 added token of given/tokenizer.json, '<|more|>'"
+expect "prepare with it" "$program" prepare --input mine.txt --output given-data --tokenizer given
+expect "train with it" "$program" train --model given --tokenizer given --data-path given-data --seq-length 16 --train-iters 1 --out given-run4
+says "train: it is named once" "1 added token of given/tokenizer.json"
+echo '{"eos_token": "<|more|>"}' >given/tokenizer_config.json
 for command in "generate --prompt a" "eval --text text.txt" "eval --data-path data" "train --data-path data --seq-length 32 --train-iters 1 --out more"; do
     # shellcheck disable=SC2086
-    expect "${command%% *}: a tokenizer with more ids than the model is refused" refused "$program" ${command%% *} --model given ${command#* }
+    expect "${command%% *}: a tokenizer whose end of a text the model lacks is refused" refused "$program" ${command%% *} --model given ${command#* }
     says "${command%% *}: by the id that is missing" "lacks the token $n, '<|more|>'"
 done
 expect "a vocabulary larger than the tokenizer's" "$program" train --preset llama-tiny --tokenizer tok --vocab-size 4000 --data-path data \

@@ -38,6 +38,14 @@ public:
         one_first_byte_ &= token.content[0] == tokens_[0].content[0];
     }
 
+    // Of the tokens those whose ids are below the limit.
+    AddedTokenFinder below(int limit) const {
+        AddedTokenFinder kept;
+        for (const AddedToken& token : tokens_)
+            if (token.id < limit) kept.add(token);
+        return kept;
+    }
+
     // Calls on_text(part) and on_token(token) for all of text in order. Special tokens count as text unless asked for.
     template <class Text, class Token>
     void split(std::string_view text, bool special, Text on_text, Token on_token) const {

@@ -230,8 +230,8 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
     const std::string file = tokenizer_file_in(dir), pieces = dir + "/tokenizer.model",
                       settings_file = dir + "/tokenizer_config.json";
     if (file.empty()) return t;
-    const Tokenizer tokenizer = Tokenizer::load(dir);  // refuses what is damaged
-    tokenizer.check_fits(vocabulary);
+    Tokenizer tokenizer = Tokenizer::load(dir);  // refuses what is damaged
+    tokenizer.fit(vocabulary, true);
     try {
         const nlohmann::json j = file == pieces ? nlohmann::json::object() : parse_json(MappedFile(file).text(), file);
         if (!tokenizer.of_bytes() && std::filesystem::exists(pieces)) detail::read_pieces(t, pieces);
@@ -242,6 +242,9 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
                                 special ? Kind::control : Kind::user_defined, 0);
         }
         if (t.unknown >= 0 && t.model != "gpt2") t.kinds[(size_t)t.unknown] = Kind::unknown;
+        t.tokens.resize(std::min(t.tokens.size(), (size_t)vocabulary));  // without what the model lacks
+        t.kinds.resize(t.tokens.size());
+        t.scores.resize(t.tokens.size());
         for (int id = (int)t.tokens.size(); id < vocabulary; id++)
             detail::place_token(t, (size_t)id, format("[PAD%d]", id), Kind::unused, 0);
         if (t.model == "gpt2") {

@@ -39,6 +39,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/terminal.h"
 #include "added_tokens.h"
 #include "bpe.h"
 #include "character_bpe.h"
@@ -202,11 +203,39 @@ public:
 
     // Refuses a model whose vocabulary lacks ids of this tokenizer: it has no embeddings for them.
     void check_fits(int model_vocabulary) const {
-        if (vocab_size() > model_vocabulary)
-            fail(
-                "%s has %d tokens, the model's vocabulary %d: it lacks the token %d, '%s'; HINT: the tokenizer must be the "
-                "model's own",
-                source_.c_str(), vocab_size(), model_vocabulary, model_vocabulary, token_bytes(model_vocabulary).c_str());
+        if (vocab_size() > model_vocabulary) refuse_model(model_vocabulary, model_vocabulary);
+    }
+    // The same, but added tokens beyond the vocabulary are left out, and told if `says`: Gemma 3's tokenizer has one for
+    // images, which its models of text lack. Pieces of text beyond it, and tokens that begin or end one, are refused.
+    void fit(int model_vocabulary, bool says) {
+        const int before = vocab_size();
+        if (before <= model_vocabulary) return;
+        added_plain_ = added_plain_.below(model_vocabulary);
+        added_normalized_ = added_normalized_.below(model_vocabulary);
+        std::vector<int> needed = {eod_, bos_, unknown_};
+        for (const auto* around : {&template_before_, &template_after_})
+            needed.insert(needed.end(), around->begin(), around->end());
+        std::set<int> added;
+        for (auto token = added_.begin(); token != added_.end();) {
+            if (token->second < model_vocabulary) {
+                token++;
+                continue;
+            }
+            encode_append(token->first, needed);  // it may be a piece of text as well
+            added.insert(token->second);
+            token = added_.erase(token);
+        }
+        for (int id = model_vocabulary; id < before; id++)
+            if (!added.count(id)) needed.push_back(id);
+        for (const int id : needed)
+            if (id >= model_vocabulary) refuse_model(model_vocabulary, id);
+        if (says)
+            print_line(stderr, format("note: the model's vocabulary has %d tokens: it lacks %s of %s, '%s'%s, which stays text",
+                                      model_vocabulary, counted((int64_t)added.size(), "added token").c_str(), source_.c_str(),
+                                      token_bytes(model_vocabulary).c_str(), added.size() > 1 ? " and so on" : ""));
+        bytes_.resize((size_t)model_vocabulary);
+        special_.resize(bytes_.size());
+        if (!pre_tokenizer_) pieces_.resize(bytes_.size());
     }
 
 private:
@@ -287,6 +316,12 @@ private:
         load_roles();
     }
 
+    [[noreturn]] void refuse_model(int vocabulary, int id) const {
+        fail(
+            "%s has %d tokens, the model's vocabulary %d: it lacks the token %d, '%s'; HINT: the tokenizer must be the "
+            "model's own",
+            source_.c_str(), vocab_size(), vocabulary, id, token_bytes(id).c_str());
+    }
     [[noreturn]] void refuse(const std::string& what) const { fail("%s: %s is not supported", source_.c_str(), what.c_str()); }
 
     // Takes the place `id` for a token; ids are 0 .. limit-1.

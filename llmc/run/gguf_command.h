@@ -256,7 +256,7 @@ inline int import_command(const ImportOptions& o) {
     directory.create();
     try {
         write_model_texts(directory.path(), c, texts);
-        if (texts.has_tokenizer) Tokenizer::load(directory.path()).check_fits(c.V);
+        if (texts.has_tokenizer) Tokenizer::load(directory.path()).fit(c.V, true);
         if (as_bf16) detail::write_weights_of_gguf<bf16>(directory.path(), file, c, a);
         else detail::write_weights_of_gguf<float>(directory.path(), file, c, a);
     } catch (...) {

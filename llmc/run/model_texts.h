@@ -200,7 +200,7 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
                               e.what()));
         return nullptr;
     }
-    tokenizer->check_fits(vocabulary);
+    tokenizer->fit(vocabulary, says);
     return tokenizer;
 }
 
