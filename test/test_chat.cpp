@@ -136,6 +136,35 @@ TEST(ChatTemplate, NeedsItsTokens) {
     expect_error([&] { ChatEncoder(stripping, named("chatml")); }, {"'<|im_end|>' takes the white space", "not supported"});
 }
 
+// GPT-2's <|endoftext|> is a token that is looked for in normalized text. Templates have it where no normalizer changes it.
+TEST(ChatTemplate, TokensThatAreNormalized) {
+    const TemporaryDirectory dir;
+    const auto replacing = [](const char* what) -> json {
+        return {{"type", "Replace"}, {"pattern", {{"String", what}}}, {"content", "-"}};
+    };
+    json file = json::parse(test::read_file("test/golden/tokenizer/gpt2.json"));
+    const auto load = [&](const json& normalizer) {
+        file["normalizer"] = normalizer;
+        write_file(dir / "t.json", file.dump());
+        return Tokenizer::load(dir / "t.json");
+    };
+    const Messages conversation =
+        messages({{{"role", "user"}, {"content", "a~<|endoftext|>"}}, {{"role", "assistant"}, {"content", "b"}}});
+    std::vector<Ints> before, after;
+    for (std::vector<Ints>* all : {&before, &after}) {
+        for (const json& normalizer : {json(nullptr), replacing("~")}) {
+            const Tokenizer t = load(normalizer);
+            const ChatEncoder encoder(t, named("plain"));
+            EXPECT_EQ(encoder.end_token(), 0);
+            for (const bool special : {false, true}) all->push_back(encoder.encode(conversation, true, special).tokens);
+        }
+        file["added_tokens"][0]["normalized"] = true;
+    }
+    EXPECT_EQ(before, after);
+    const Tokenizer changed = load(replacing("|"));
+    expect_error([&] { ChatEncoder(changed, named("plain")); }, {"'<|endoftext|>', which is no token of"});
+}
+
 // A message that spells a special token stays text, unless that is asked for.
 TEST(ChatTemplate, MessagesAreText) {
     const ChatEncoder encoder(bytes(), named("chatml"));

@@ -172,8 +172,12 @@ public:
     // (Those that the normalizer would change stay text.)
     template <class Text, class Token>
     void split_at_added(std::string_view text, Text on_text, Token on_token) const {
-        if (added_plain_.empty()) on_text(text);
-        else added_plain_.split(text, true, on_text, on_token);
+        const auto rest = [&](std::string_view part) {
+            if (added_unchanged_.empty()) on_text(part);
+            else added_unchanged_.split(part, true, on_text, on_token);
+        };
+        if (added_plain_.empty()) rest(text);
+        else added_plain_.split(text, true, rest, on_token);
     }
     // The number of special tokens that the text spells.
     int64_t count_special(std::string_view text) const {
@@ -212,6 +216,7 @@ public:
         if (before <= model_vocabulary) return;
         added_plain_ = added_plain_.below(model_vocabulary);
         added_normalized_ = added_normalized_.below(model_vocabulary);
+        added_unchanged_ = added_unchanged_.below(model_vocabulary);
         std::vector<int> needed = {eod_, bos_, unknown_};
         for (const auto* around : {&template_before_, &template_after_})
             needed.insert(needed.end(), around->begin(), around->end());
@@ -493,6 +498,7 @@ private:
             if (normalized) added.content = normalizer_.normalize(content, false);
             if (normalized && !pre_tokenizer_) contents[id] = added.content;
             if (!added.content.empty()) (normalized ? added_normalized_ : added_plain_).add(added);
+            if (normalized && special && added.content == content) added_unchanged_.add(added);
         }
         check_all_taken();
         for (const auto& [id, content] : contents) pieces_[id] = content;
@@ -696,6 +702,7 @@ private:
     int eod_ = -1, bos_ = -1, unknown_ = -1;
     std::vector<int> template_before_, template_after_;
     AddedTokenFinder added_plain_, added_normalized_;
+    AddedTokenFinder added_unchanged_;  // special ones of the latter that the normalizer leaves as they are
     Normalizer normalizer_;
     std::vector<std::string> bytes_;  // id -> raw bytes
     std::vector<bool> special_, taken_;
