@@ -70,6 +70,82 @@ TEST(CharacterTokenizers, TextThatSpellsASpecialTokenStaysText) {
     }
 }
 
+// What transformers' tokenizers in Python have added to a model, by both of their files.
+TEST(CharacterTokenizers, TokensAddedBesideAModel) {
+    using nlohmann::json;
+    const test::TemporaryDirectory dir;
+    const int n = Tokenizer::load(golden + "characters_bpe.model").vocab_size();
+    test::write_file(dir / "tokenizer.model", test::read_file(golden + "characters_bpe.model"));
+    const auto load = [&](const json& settings, const json& added) {
+        test::write_file(dir / "tokenizer_config.json", settings.dump());
+        test::write_file(dir / "added_tokens.json", added.dump());
+        return Tokenizer::load(dir / "");
+    };
+    const auto token = [](const char* content, bool special, bool lstrip = false) -> json {
+        return {{"content", content}, {"special", special}, {"lstrip", lstrip}, {"normalized", !special}};
+    };
+    const auto id = [&](int i) { return std::to_string(n + i); };
+    const json roles = {{"eos_token", "<|im_end|>"}, {"additional_special_tokens", {{{"content", "<|im_start|>"}}}}};
+    json settings = roles;
+    settings["added_tokens_decoder"] = {{id(2), token("<think>", false)},
+                                        {id(0), token("<|im_end|>", true)},
+                                        {id(1), token("<|im_start|>", true)},
+                                        {"1", token("<s>", true)}};
+    const std::string text = "God <think> said<|im_end|>", plain = "God ";
+    std::set<std::string> hashes = {load(json::object(), json::object()).identity().hash};
+    for (const Tokenizer& t :
+         {load(settings, json::object()), load(roles, {{"<|im_start|>", n + 1}, {"<think>", n + 2}, {"<|im_end|>", n}})}) {
+        EXPECT_EQ(t.vocab_size(), n + 3);
+        EXPECT_EQ(t.eod_id(), n);
+        EXPECT_EQ(t.token_to_id("<|im_start|>"), n + 1);
+        EXPECT_EQ(t.count_special(text), 1);
+        std::vector<int> expected = t.encode(plain);
+        expected.push_back(n + 2);
+        const std::vector<int> said = t.encode(" said"), found = encode(t, text, true), as_text = t.encode(text);
+        expected.insert(expected.end(), said.begin(), said.end());
+        expected.push_back(n);
+        EXPECT_EQ(found, expected);
+        EXPECT_EQ(std::count(as_text.begin(), as_text.end(), n + 2), 1);
+        EXPECT_EQ(std::count(as_text.begin(), as_text.end(), n), 0);
+        EXPECT_EQ(t.decode({n + 1, n + 2}), "<|im_start|><think>");
+        hashes.insert(t.identity().hash);
+    }
+    EXPECT_EQ(hashes.size(), 2u);
+    settings["added_tokens_decoder"][id(2)] = token("<think>", false, true);
+    const Tokenizer strips = load(settings, json::object());
+    EXPECT_EQ(strips.encode("God <think>"), strips.encode("God<think>"));
+    EXPECT_EQ(hashes.count(strips.identity().hash), 0u);
+
+    settings["added_tokens_decoder"][id(4)] = token("<far>", false);
+    test::expect_error([&] { load(settings, json::object()); }, {"'<far>' has the id " + id(4), "without gaps"});
+    test::expect_error(
+        [&] {
+            load({{"added_tokens_decoder", {{"5", token("<new>", true)}}}}, json::object());
+        },
+        {"the id 5 belongs to two tokens", "'<new>'"});
+    test::expect_error([&] { load({{"added_tokens_decoder", {{"x", token("<new>", true)}}}}, json::object()); }, {"<new>"});
+    test::expect_error([&] { load({{"added_tokens_decoder", {{id(0), 7}}}}, json::object()); }, {"added tokens", "damaged"});
+}
+
+TEST(CharacterTokenizers, AnEndThatIsNoTokenIsTold) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "tokenizer.model", test::read_file(golden + "characters_bpe.model"));
+    const auto said = [&](const std::string& eos) {
+        test::write_file(dir / "tokenizer_config.json", nlohmann::json{{"eos_token", eos}}.dump());
+        const Tokenizer t = Tokenizer::load(dir / "");
+        EXPECT_EQ(t.token_bytes(t.eod_id()), "</s>");
+        testing::internal::CaptureStderr();
+        t.tell_missing_end();
+        return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_EQ(said("</s>"), "");
+    const std::string note = said("<|im_end|>");
+    EXPECT_NE(note.find("the eos_token beside " +
+                        (dir / "/tokenizer.model is '<|im_end|>', which is no token of it: '</s>' ends documents")),
+              std::string::npos)
+        << note;
+}
+
 // A document that is read in parts has the tokens of the whole: no space is put before the later ones.
 TEST(CharacterTokenizers, PartsOfADocument) {
     const test::TemporaryDirectory dir;

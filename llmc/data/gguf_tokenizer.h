@@ -241,6 +241,9 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
             detail::place_token(t, added.at("id").get<size_t>(), added.at("content").get<std::string>(),
                                 special ? Kind::control : Kind::user_defined, 0);
         }
+        for (int id = (int)t.tokens.size(); id < tokenizer.vocab_size(); id++)  // added beside a SentencePiece model
+            detail::place_token(t, (size_t)id, tokenizer.token_bytes(id),
+                                tokenizer.is_special(id) ? Kind::control : Kind::user_defined, 0);
         if (t.unknown >= 0 && t.model != "gpt2") t.kinds[(size_t)t.unknown] = Kind::unknown;
         t.tokens.resize(std::min(t.tokens.size(), (size_t)vocabulary));  // without what the model lacks
         t.kinds.resize(t.tokens.size());

@@ -115,6 +115,13 @@ public:
     int vocab_size() const { return (int)bytes_.size(); }
     int eod_id() const { return eod_; }  // end of document; -1: none
     int bos_id() const { return bos_; }
+    // Says so if the settings beside it name an end of a text that is no token.
+    void tell_missing_end() const {
+        if (!missing_end_.empty())
+            print_line(stderr, format("note: the eos_token beside %s is '%s', which is no token of it: %s ends documents",
+                                      source_.c_str(), missing_end_.c_str(),
+                                      eod_ >= 0 ? ("'" + token_bytes(eod_) + "'").c_str() : "none"));
+    }
     const std::string& source() const { return source_; }
     // What the file is called in the directory of a model.
     const char* file_name() const { return is_sentencepiece_ ? "tokenizer.model" : "tokenizer.json"; }
@@ -472,11 +479,12 @@ private:
     void load_added(const nlohmann::json& j) {
         const char* name = source_.c_str();
         const nlohmann::json tokens = j.value("added_tokens", nlohmann::json::array());
+        const size_t limit = bytes_.size() + tokens.size();
         std::map<size_t, std::string> contents;  // what the decoder takes for a token that is normalised
         for (const auto& token : tokens.is_null() ? nlohmann::json::array() : tokens) {
             const std::string content = token.at("content").get<std::string>();
             const auto known = by_characters_.find(content);
-            const size_t id = place(token.at("id"), content, size_limit(j));
+            const size_t id = place(token.at("id"), content, limit);
             if (content.empty()) fail("%s: the added token %zu is empty", name, id);
             if (added_.count(content)) fail("%s: the added token '%s' is listed twice", name, content.c_str());
             if (known == by_characters_.end() ? taken_[id] : (size_t)known->second != id)
@@ -549,7 +557,8 @@ private:
         }
         if (unknown_ < 0) fail("%s has no unknown token", file.c_str());
         decoder_ = TextDecoder::sentencepiece(m.dummy_prefix || m.drops_extra_spaces, m.drops_extra_spaces);
-        check_all_taken();
+        const nlohmann::json added = added_beside();
+        load_added({{"added_tokens", added}});
         pieces_[(size_t)unknown_] = m.unknown_surface;
         SentencePieceRules rules;
         try {
@@ -564,8 +573,37 @@ private:
         normalizer_ = Normalizer(std::move(rules));
         if (m.type == Model::unigram) load_pieces_of_unigram(m);
         else load_pieces_of_bpe(m, std::move(user_defined));
-        hash_ = hash_text(add_to_hash(empty_hash, bytes));
+        hash_ = hash_text(add_to_hash(add_to_hash(empty_hash, bytes), added.empty() ? "" : added.dump()));
         load_roles({m.eos}, {m.bos});
+    }
+
+    // The tokens that transformers' tokenizer in Python has added to a model, as tokenizer.json lists them: those of
+    // added_tokens_decoder in tokenizer_config.json, else (before transformers 4.34) those of added_tokens.json, of which those
+    // are special that have a role. All are found in the text as it is.
+    nlohmann::json added_beside() const {
+        using nlohmann::json;
+        std::vector<json> all;
+        try {
+            const json settings = settings_beside(), listed = settings.value("added_tokens_decoder", json());
+            const json old = is_named_as_usual() ? object_beside("added_tokens.json") : json::object();
+            std::set<std::string> roles;
+            for (const json& value : settings)
+                for (const json& one : value.is_array() ? value : json::array({value})) roles.insert(token_name(one));
+            const auto add = [&](const json& id, const std::string& content, const json& flags) {
+                if (id.is_number_integer() && id >= 0 && id < bytes_.size() && bytes_[id.get<size_t>()] == content) return;
+                json token = {{"id", id}, {"content", content}, {"normalized", false}};
+                for (const char* flag : {"special", "single_word", "lstrip", "rstrip"}) token[flag] = flags.value(flag, false);
+                all.push_back(token);
+            };
+            if (listed.is_object())
+                for (const auto& [id, token] : listed.items()) add(json::parse(id, nullptr, false), token.at("content"), token);
+            else
+                for (const auto& [content, id] : old.items()) add(id, content, {{"special", roles.count(content) > 0}});
+        } catch (const json::exception& e) {
+            fail("the added tokens beside %s are damaged: %s", source_.c_str(), json_problem(e).c_str());
+        }
+        std::sort(all.begin(), all.end(), [](const json& a, const json& b) { return a["id"] < b["id"]; });
+        return all;
     }
 
     void load_pieces_of_unigram(const SentencePieceModel& m) {
@@ -645,26 +683,40 @@ private:
         if (!text) refuse("a template without the text");
     }
 
+    // The files beside it are read if it has its usual name: other files of a directory are not known to be its own.
+    bool is_named_as_usual() const { return std::filesystem::path(source_).filename() == file_name(); }
+    nlohmann::json object_beside(const char* name) const {
+        const auto path = std::filesystem::path(source_).parent_path() / name;
+        if (!std::filesystem::exists(path)) return nlohmann::json::object();
+        nlohmann::json j = parse_json(MappedFile(path.string()).text(), path.string());
+        return j.is_object() ? j : nlohmann::json::object();
+    }
+    nlohmann::json settings_beside() const {
+        nlohmann::json settings = nlohmann::json::object();
+        if (is_named_as_usual())
+            for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) settings.update(object_beside(name));
+        return settings;
+    }
+    // A token in settings: its text, or an object that holds it; empty for anything else.
+    static std::string token_name(const nlohmann::json& value) {
+        const nlohmann::json name = value.is_object() ? value.value("content", nlohmann::json()) : value;
+        return name.is_string() ? name.get<std::string>() : "";
+    }
+
     // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else by the usual names. (Its
     // add_bos_token is ignored: in transformers, too, the template of tokenizer.json decides.)
     void load_roles(const Strings& eos = {"<|endoftext|>", "<|end_of_text|>", "</s>"},
                     const Strings& bos = {"<|begin_of_text|>", "<s>"}) {
-        const std::filesystem::path file = source_;
-        nlohmann::json settings = nlohmann::json::object();
-        if (file.filename() == file_name())
-            for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"})
-                if (const auto path = file.parent_path() / name; std::filesystem::exists(path))
-                    if (const auto j = parse_json(MappedFile(path.string()).text(), path.string()); j.is_object())
-                        settings.update(j);
+        const nlohmann::json settings = settings_beside();
         const auto role = [&](const char* key, Strings names) {
-            auto value = settings.value(key, nlohmann::json());
-            if (value.is_object()) value = value.value("content", nlohmann::json());
-            if (value.is_string()) names.insert(names.begin(), value.get<std::string>());
+            names.insert(names.begin(), token_name(settings.value(key, nlohmann::json())));
             for (const std::string& name : names)
                 if (const int id = token_to_id(name); id >= 0) return id;
             return -1;
         };
         eod_ = role("eos_token", eos);
+        missing_end_ = token_name(settings.value("eos_token", nlohmann::json()));
+        if (token_to_id(missing_end_) >= 0) missing_end_.clear();
         bos_ = role("bos_token", bos);
         if (is_sentencepiece_) {
             // A SentencePiece model has no template; transformers goes by these.
@@ -697,7 +749,7 @@ private:
         }
     }
 
-    std::string source_, hash_;
+    std::string source_, hash_, missing_end_;
     bool is_sentencepiece_ = false, keeps_every_byte_ = true;
     int eod_ = -1, bos_ = -1, unknown_ = -1;
     std::vector<int> template_before_, template_after_;

@@ -66,7 +66,8 @@ inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir)
 inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given) {
     const std::string beside = tokenizer_file_in(model_dir);
     if (beside.empty()) return false;
-    if (read_whole_file(beside) == read_whole_file(given.source())) return true;
+    const bool whole = given.file_name() == std::string("tokenizer.json");  // to a SentencePiece model others may add tokens
+    if (whole && read_whole_file(beside) == read_whole_file(given.source())) return true;
     const auto own = usable_tokenizer(model_dir);
     return own && own->identity().hash == given.identity().hash;
 }
@@ -201,6 +202,7 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
         return nullptr;
     }
     tokenizer->fit(vocabulary, says);
+    if (says) tokenizer->tell_missing_end();
     return tokenizer;
 }
 

@@ -150,6 +150,7 @@ inline void load_tokenizer(Run& run) {
     if (!o.tokenizer.empty()) {
         run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(local_path(o.tokenizer)));
         check_tokenizer_of_model(run.model_directory(), *run.tokenizer);
+        if (run.main_rank()) run.tokenizer->tell_missing_end();
         if (!run.model_directory().empty()) run.tokenizer->fit(read_config(run.model_directory()).V, run.main_rank());
         return;
     }

@@ -120,6 +120,7 @@ inline int prepare_command(const PrepareOptions& o) {
     if (!chats && !o.chat_template.empty())
         fail_usage("--chat-template is for conversations; HINT: add --chat, or --preference");
     const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
+    tokenizer.tell_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail(
             "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
