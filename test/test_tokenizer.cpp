@@ -323,6 +323,24 @@ TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
     EXPECT_EQ(roles(R"({"bos_token": "<|bos|>"})"), (std::pair{600, 601}));
 }
 
+// In Gemma's vocabulary </s> is a tag of HTML.
+TEST(Tokenizer, OnlySpecialTokensEndATextByTheirName) {
+    const test::TemporaryDirectory dir;
+    const auto roles = [&](const std::vector<std::pair<std::string, bool>>& added) {
+        auto j = read_json(golden + "gpt2.json");
+        j["added_tokens"] = nlohmann::json::array();
+        for (const auto& [name, special] : added)
+            j["added_tokens"].push_back({{"id", 600 + j["added_tokens"].size()}, {"content", name}, {"special", special}});
+        test::write_file(dir / "tokenizer.json", j.dump());
+        const Tokenizer t = Tokenizer::load(dir / "");
+        return std::pair{t.bos_id(), t.eod_id()};
+    };
+    EXPECT_EQ(roles({{"</s>", false}, {"<s>", false}, {"<eos>", true}, {"<bos>", true}}), (std::pair{603, 602}));
+    EXPECT_EQ(roles({{"</s>", true}, {"<s>", true}, {"<eos>", false}, {"<bos>", false}}), (std::pair{601, 600}));
+    EXPECT_EQ(roles({{"</s>", true}, {"<s>", true}, {"<eos>", true}, {"<bos>", true}}), (std::pair{603, 602}));
+    EXPECT_EQ(roles({{"</s>", false}, {"<s>", false}}), (std::pair{-1, -1}));
+}
+
 // ---- long runs, and patterns that take long --------------------------------------------------------------------------------
 std::vector<std::string_view> pieces_of(const PreTokenizer& p, std::string_view text) {
     std::vector<std::string_view> pieces;

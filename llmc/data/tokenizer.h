@@ -703,15 +703,15 @@ private:
         return name.is_string() ? name.get<std::string>() : "";
     }
 
-    // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else by the usual names. (Its
-    // add_bos_token is ignored: in transformers, too, the template of tokenizer.json decides.)
-    void load_roles(const Strings& eos = {"<|endoftext|>", "<|end_of_text|>", "</s>"},
-                    const Strings& bos = {"<|begin_of_text|>", "<s>"}) {
+    // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else special ones by the usual
+    // names. (Its add_bos_token is ignored: in transformers, too, the template of tokenizer.json decides.)
+    void load_roles(const Strings& eos = {"<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"},
+                    const Strings& bos = {"<|begin_of_text|>", "<bos>", "<s>"}) {
         const nlohmann::json settings = settings_beside();
-        const auto role = [&](const char* key, Strings names) {
-            names.insert(names.begin(), token_name(settings.value(key, nlohmann::json())));
+        const auto role = [&](const char* key, const Strings& names) {
+            if (const int id = token_to_id(token_name(settings.value(key, nlohmann::json()))); id >= 0) return id;
             for (const std::string& name : names)
-                if (const int id = token_to_id(name); id >= 0) return id;
+                if (const int id = token_to_id(name); id >= 0 && is_special(id)) return id;
             return -1;
         };
         eod_ = role("eos_token", eos);

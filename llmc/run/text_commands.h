@@ -123,8 +123,8 @@ inline int prepare_command(const PrepareOptions& o) {
     tokenizer.tell_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail(
-            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|> or </s>); HINT: --no-append-eod leaves documents "
-            "without one",
+            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod leaves "
+            "documents without one",
             tokenizer.source().c_str());
     TextInput input = text_input(o, "prepare --input", o.split_documents);
     std::optional<ChatEncoder> chat;
