@@ -341,6 +341,28 @@ TEST(Tokenizer, OnlySpecialTokensEndATextByTheirName) {
     EXPECT_EQ(roles({{"</s>", false}, {"<s>", false}}), (std::pair{-1, -1}));
 }
 
+// A normalizer may shorten a text; what is lost are bytes without a token.
+TEST(Tokenizer, CountsLostBytes) {
+    const test::TemporaryDirectory dir;
+    auto j = read_json(golden + "gpt2.json");
+    const auto lost = [&](const std::string& text) {
+        test::write_file(dir / "tokenizer.json", j.dump());
+        const Tokenizer t = Tokenizer::load(dir / "");
+        return t.count_lost(text, t.encode(text));
+    };
+    EXPECT_EQ(lost("a\1bb\1"), 0);
+    j["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "bb"}}}, {"content", "b"}};
+    EXPECT_EQ(lost("a\1bb\1"), 0);
+    j["normalizer"] = nullptr;
+    j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {{{"type", "WhitespaceSplit"}}, j["pre_tokenizer"]}}};
+    EXPECT_EQ(lost("a b\1"), 1);
+    j = read_json(golden + "gpt2.json");
+    auto& vocabulary = j["model"]["vocab"];
+    vocabulary["another"] = vocabulary["\u0101"];  // the byte 1
+    vocabulary.erase("\u0101");
+    EXPECT_EQ(lost("a\1bb\1"), 2);
+}
+
 // ---- long runs, and patterns that take long --------------------------------------------------------------------------------
 std::vector<std::string_view> pieces_of(const PreTokenizer& p, std::string_view text) {
     std::vector<std::string_view> pieces;

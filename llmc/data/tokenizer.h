@@ -196,9 +196,9 @@ public:
     }
     // What has no token in a text that became these tokens: bytes, or of a tokenizer of characters places in the text.
     int64_t count_lost(std::string_view text, const std::vector<int>& tokens) const {
-        if (keeps_every_byte_) return 0;
-        if (pre_tokenizer_) return (int64_t)text.size() - (int64_t)decode(tokens).size();
-        return std::count(tokens.begin(), tokens.end(), unknown_);
+        if (!pre_tokenizer_) return std::count(tokens.begin(), tokens.end(), unknown_);
+        if (bpe_.knows_every_byte() && !steps_.drops_text) return 0;  // a normalizer changes bytes and loses none
+        return (int64_t)text.size() - (int64_t)decode(tokens).size();
     }
 
     std::string decode(const std::vector<int>& tokens) const {
