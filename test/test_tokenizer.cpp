@@ -298,8 +298,8 @@ TEST(Tokenizer, FitsAModelThatLacksAddedTokens) {
     refused(load(learned), 596, "596, 'ish'");
 }
 
-// tokenizer_config.json names the tokens that begin and end a text; what is put around a text is the template's alone, as in
-// transformers.
+// tokenizer_config.json names the tokens that begin and end a text. What is put around a text is the template's alone, but for
+// classes of transformers that make a template of their own.
 TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
     const test::TemporaryDirectory dir;
     auto j = read_json(golden + "gpt2.json");
@@ -319,6 +319,28 @@ TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
     EXPECT_EQ(roles(R"({"bos_token": null, "eos_token": "nothing"})"), (std::pair{0, 0}));
     EXPECT_TRUE(load("{}").encode_prompt("").empty());
     EXPECT_EQ(load(R"({"bos_token": "<|bos|>", "add_bos_token": true})").encode_prompt(""), std::vector<int>());
+    const auto around = [&](const std::string& name, nlohmann::json settings) {
+        settings.update({{"bos_token", "<|bos|>"}, {"eos_token", "<|eos|>"}, {"tokenizer_class", name}});
+        return load(settings.dump()).encode_prompt("");
+    };
+    const auto single = [](const char* before, const char* after) -> nlohmann::json {
+        return {{"type", "TemplateProcessing"},
+                {"single",
+                 {{{"SpecialToken", {{"id", before}}}}, {{"Sequence", {{"id", "A"}}}}, {{"SpecialToken", {{"id", after}}}}}},
+                {"special_tokens", {{"<|bos|>", {{"ids", {600}}}}, {"<|eos|>", {{"ids", {601}}}}}}};
+    };
+    const nlohmann::json both = {{"add_bos_token", true}, {"add_eos_token", true}};
+    for (const char* name : {"LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "CodeLlamaTokenizerFast"})
+        EXPECT_EQ(around(name, both), (std::vector<int>{600, 601})) << name;
+    EXPECT_EQ(around("PreTrainedTokenizerFast", both), std::vector<int>());
+    j["post_processor"] = single("<|eos|>", "<|bos|>");
+    test::write_file(dir / "tokenizer.json", j.dump());
+    EXPECT_EQ(around("LlamaTokenizer", nlohmann::json::object()), (std::vector<int>{601, 600}));
+    EXPECT_EQ(around("LlamaTokenizer", {{"add_bos_token", nullptr}}), (std::vector<int>{601, 600}));
+    EXPECT_EQ(around("LlamaTokenizer", {{"add_eos_token", false}}), std::vector<int>{601});
+    EXPECT_EQ(around("LlamaTokenizer", {{"add_bos_token", false}}), std::vector<int>{600});
+    EXPECT_EQ(around("LlamaTokenizer", both), (std::vector<int>{600, 601}));
+    EXPECT_EQ(around("PreTrainedTokenizerFast", both), (std::vector<int>{601, 600}));
     test::write_file(dir / "special_tokens_map.json", R"({"eos_token": "<|eos|>", "bos_token": "<|eos|>"})");
     EXPECT_EQ(roles(R"({"bos_token": "<|bos|>"})"), (std::pair{600, 601}));
 }

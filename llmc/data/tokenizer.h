@@ -704,7 +704,9 @@ private:
     }
 
     // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else special ones by the usual
-    // names. (Its add_bos_token is ignored: in transformers, too, the template of tokenizer.json decides.)
+    // names. Its add_bos_token and add_eos_token decide what is put around a text with a SentencePiece model, which has no
+    // template, and in those classes of transformers that replace the template of tokenizer.json by them, of Llama, Gemma and
+    // Code Llama. (Other classes, some of which do so in transformers 4 and all in 5, keep the template.)
     void load_roles(const Strings& eos = {"<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"},
                     const Strings& bos = {"<|begin_of_text|>", "<bos>", "<s>"}) {
         const nlohmann::json settings = settings_beside();
@@ -718,11 +720,18 @@ private:
         missing_end_ = token_name(settings.value("eos_token", nlohmann::json()));
         if (token_to_id(missing_end_) >= 0) missing_end_.clear();
         bos_ = role("bos_token", bos);
-        if (is_sentencepiece_) {
-            // A SentencePiece model has no template; transformers goes by these.
-            if (settings.value("add_bos_token", false) && bos_ >= 0) template_before_ = {bos_};
-            if (settings.value("add_eos_token", false) && eod_ >= 0) template_after_ = {eod_};
-        }
+        bool decide = is_sentencepiece_;
+        for (const char* name : {"LlamaTokenizer", "GemmaTokenizer", "CodeLlamaTokenizer"})
+            for (const char* fast : {"", "Fast"})
+                decide |= settings.value("tokenizer_class", nlohmann::json()) == name + std::string(fast);
+        const auto around = [&](const char* key, int id, std::vector<int>& tokens) {
+            const nlohmann::json flag = settings.value(key, nlohmann::json());
+            if (!decide || !flag.is_boolean()) return;
+            if (flag == false) tokens.clear();
+            else if (id >= 0) tokens = {id};
+        };
+        around("add_bos_token", bos_, template_before_);
+        around("add_eos_token", eod_, template_after_);
         if (bos_ < 0) bos_ = eod_;
     }
 
