@@ -236,6 +236,29 @@ TEST(TokenizerHash, IsOfWhatMattersForTokens) {
     }
 }
 
+// Old files say of Metaspace add_prefix_space where new ones say prepend_scheme and split.
+TEST(TokenizerHash, IsTheSameForBothSpellingsOfMetaspace) {
+    auto j = nlohmann::json::parse(test::read_file(golden + "characters_unigram.json"));
+    const auto hash = [&](const nlohmann::json& settings) {
+        j["pre_tokenizer"] = {{"type", "Metaspace"}};
+        j["pre_tokenizer"].update(settings);
+        return tokenizer_hash(j);
+    };
+    const auto written = [&](const char* scheme, bool split) {
+        return hash({{"replacement", "\u2581"}, {"prepend_scheme", scheme}, {"split", split}});
+    };
+    const std::string always = written("always", true), never = written("never", true);
+    EXPECT_EQ(always, "f0205dedfa23d6f5");  // of the new spelling, which stays
+    EXPECT_EQ(hash({{"replacement", "\u2581"}, {"str_rep", "\u2581"}, {"add_prefix_space", true}}), always);
+    EXPECT_EQ(hash({{"replacement", "\u2581"}, {"add_prefix_space", true}, {"prepend_scheme", "always"}}), always);
+    EXPECT_EQ(hash(nlohmann::json::object()), always);
+    EXPECT_EQ(hash({{"replacement", "\u2581"}, {"add_prefix_space", false}}), never);
+    EXPECT_EQ(
+        (std::set<std::string>{always, never, written("first", true), written("always", false), hash({{"replacement", "_"}})})
+            .size(),
+        5u);
+}
+
 TEST(Prepare, SaysWhichTokenizerMadeTheData) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "some text\n");

@@ -79,6 +79,13 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
         if (type == "ByteLevel") step.emplace("use_regex", true);
         if (type == "Split") step.emplace("invert", false);
         if (type == "Digits") step.emplace("individual_digits", false);
+        if (type == "Metaspace") {  // old files have add_prefix_space
+            step.emplace("prepend_scheme", step.value("add_prefix_space", true) ? "always" : "never");
+            step.emplace("replacement", "\u2581");
+            step.emplace("split", true);
+            step.erase("add_prefix_space");
+            step.erase("str_rep");  // the replacement again
+        }
         add(step);
     };
     add_steps(field(file, "normalizer", {}), "normalizers");
