@@ -270,6 +270,26 @@ TEST(Prepare, SaysWhichTokenizerMadeTheData) {
     EXPECT_EQ(made.path, std::filesystem::absolute(golden + "gpt2.json").string());
 }
 
+// eval --text puts the template's tokens before a document, data have none.
+TEST(Prepare, SaysThatDocumentsAreWithoutTheTemplatesTokens) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "a.txt", "some text\n");
+    PrepareOptions o = preparation(dir / "a.txt", dir / "out");
+    EXPECT_EQ(prepared(o).find("before a text"), std::string::npos);
+    auto j = nlohmann::json::parse(test::read_file(golden + "gpt2.json"));
+    j["post_processor"] = {{"type", "TemplateProcessing"},
+                           {"single", {{{"SpecialToken", {{"id", "<|endoftext|>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+                           {"special_tokens", {{"<|endoftext|>", {{"ids", {0}}}}}}};
+    test::write_file(dir / "tokenizer.json", j.dump());
+    o.tokenizer = dir / "tokenizer.json";
+    const std::string said = prepared(o);
+    EXPECT_NE(said.find("note: the tokenizer puts '<|endoftext|>' before a text, as prompts and eval --text have it; documents "
+                        "are stored without it"),
+              std::string::npos)
+        << said;
+    EXPECT_EQ(said.find("before a text", said.find("before a text") + 1), std::string::npos);
+}
+
 TEST(Prepare, ThreadsChangeNothing) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", mixed_text(1 << 20, 3, true));

@@ -91,6 +91,11 @@ struct PreparedChunk {
 };
 
 inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOptions& o, const Tokenizer& tokenizer) {
+    if (!o.chat && !o.preference && !tokenizer.template_before().empty())
+        print_line(stderr,
+                   format("note: the tokenizer puts '%s' before a text, as prompts and eval --text have it; documents are "
+                          "stored without it",
+                          tokenizer.decode(tokenizer.template_before()).c_str()));
     if (counts.spelled)
         print_line(stderr, format("note: %s a special token and %s",
                                   counted(counts.spelled, "place in the text spells", "places in the text spell").c_str(),
