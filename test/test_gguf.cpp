@@ -631,6 +631,40 @@ TEST(GgufTokenizer, OfCharacters) {
     expect_error([&] { read_hf_tokenizer(dir / "", 1 << 20); }, {"is not made as SentencePiece makes tokens"});
 }
 
+// The file's tokens that end a turn end generated text, too.
+TEST(GgufTokenizer, EndsOfTurns) {
+    TemporaryDirectory dir;
+    ModelConfig c = tiny("llama");
+    c.V = 600;
+    pad_vocabulary(c, 1);
+    write_tiny(dir / "model", c, read_file(golden + "llama3.json"));
+    run_export(dir / "model", dir / "x.gguf", "bf16");
+    const std::string whole = read_file(dir / "x.gguf");
+    const auto ends = [&](const std::string& file, const std::vector<uint32_t>& more) {
+        std::string inserted;
+        const auto text = [&](const std::string& s) { inserted += bytes_of<uint64_t>(s.size()) + s; };
+        const char* const keys[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+        for (size_t i = 0; i < more.size(); i++) {
+            text(keys[i]);
+            inserted += bytes_of<uint32_t>(4) + bytes_of<uint32_t>(more[i]);
+        }
+        text("filler");
+        inserted += bytes_of<uint32_t>(8);
+        text(std::string((32 - (inserted.size() + 8) % 32) % 32, 'x'));  // the tensors stay aligned
+        std::string changed = whole;
+        changed.replace(16, 8, bytes_of<uint64_t>((unsigned char)whole[16] + more.size() + 1));  // fewer than 250
+        changed.insert(24, inserted);
+        write_file(dir / "y.gguf", changed);
+        run_import(dir / "y.gguf", dir / file);
+        return nlohmann::json::parse(read_file(dir / file + "/generation_config.json")).at("eos_token_id");
+    };
+    EXPECT_EQ(ends("a", {}), 0);
+    EXPECT_EQ(ends("b", {0}), 0);
+    EXPECT_EQ(ends("c", {7, 5}), nlohmann::json({0, 7, 5}));
+    EXPECT_EQ(model_texts(dir / "c", nullptr).end_ids.size(), 6u);  // of both files
+    EXPECT_EQ(ends("d", {600, 5}), nlohmann::json({0, 5}));
+}
+
 TEST(GgufTokenizer, RefusesDamage) {
     const nlohmann::json whole = {{"tokenizer.ggml.model", "llama"},
                                   {"tokenizer.ggml.tokens", {"<unk>", "a"}},

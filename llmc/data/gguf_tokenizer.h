@@ -32,6 +32,7 @@ struct GgufTokenizer {
     std::vector<float> scores;
     std::vector<int32_t> kinds;
     int bos = -1, eos = -1, unknown = -1, pad = -1;
+    int eot = -1, eom = -1;                          // end a turn, a message
     bool add_bos = false, add_eos = false;           // around a prompt
     bool space_prefix = true, drops_spaces = false;  // llama and t5: a space before the text; runs of spaces become one
     std::vector<uint8_t> charsmap;                   // t5: SentencePiece's table of replacements
@@ -337,6 +338,8 @@ inline GgufTokenizer read_gguf_tokenizer(const nlohmann::json& metadata, const s
         }
         t.bos = id("bos_token_id");
         t.eos = id("eos_token_id");
+        t.eot = id("eot_token_id");
+        t.eom = id("eom_token_id");
         t.unknown = id("unknown_token_id");
         t.pad = id("padding_token_id");
         const auto flag = [&](const char* name, bool otherwise) {

@@ -247,10 +247,13 @@ inline int import_command(const ImportOptions& o) {
         const char* name;
         int id;
     };
-    for (const auto& [name, id] :
-         {Role{"bos_token_id", tokenizer.bos}, {"eos_token_id", tokenizer.eos}, {"pad_token_id", tokenizer.pad}})
+    for (const auto& [name, id] : {Role{"bos_token_id", tokenizer.bos}, {"pad_token_id", tokenizer.pad}})
         if (id >= 0) texts.ids[name] = id;
-    if (tokenizer.eos >= 0) texts.end_ids = {tokenizer.eos};
+    std::vector<int>& ends = texts.end_ids;
+    for (const int id : {tokenizer.eos, tokenizer.eot, tokenizer.eom})
+        if (id >= 0 && std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
+    if (ends.size() == 1) texts.ids["eos_token_id"] = ends[0];
+    else if (!ends.empty()) texts.ids["eos_token_id"] = ends;
 
     const NewDirectory directory(out);
     directory.create();
