@@ -69,8 +69,8 @@ struct TensorView {
 
 class SafetensorsReader {
 public:
-    // Opens a .safetensors file, or all its shards if there is an index beside it; or a directory with model.safetensors or its
-    // index.
+    // Opens a .safetensors file, or all its shards if there is an index beside it; or a directory with model.safetensors or,
+    // without that, its index.
     static SafetensorsReader open(const std::string& path) {
         namespace fs = std::filesystem;
         SafetensorsReader reader;
@@ -78,10 +78,10 @@ public:
             if (!fs::exists(path) && fs::exists(path + ".index.json"))
                 reader.add_indexed(fs::path(path).parent_path().string(), path + ".index.json");
             else reader.add_file(path);
-        } else if (const std::string index = path + "/model.safetensors.index.json"; fs::exists(index)) {
-            reader.add_indexed(path, index);
         } else if (const std::string single = path + "/model.safetensors"; fs::exists(single)) {
             reader.add_file(single);
+        } else if (const std::string index = path + "/model.safetensors.index.json"; fs::exists(index)) {
+            reader.add_indexed(path, index);
         } else {
             fail("%s holds neither model.safetensors nor model.safetensors.index.json; HINT: download or copy it again",
                  path.c_str());
