@@ -152,10 +152,11 @@ TEST(Tensors, ShardsHoldTheSame) {
     }
 }
 
-// A weight without a place here means that the model is another one; masks and copies of a tied head are no weights.
+// A weight without a place here means that the model is another one; masks and copies of a tied head are no weights. An adapter
+// on a tied head is no copy of it.
 TEST(Tensors, UnknownOnesAreRefusedByName) {
-    const ModelConfig c = tiny("gpt2");
-    const ParameterTable table(c);
+    ModelConfig c = tiny("gpt2");
+    ParameterTable table(c);
     std::vector<float> values(table.size, 0.5f), found(table.size);
     const auto with = [&](const std::string& name) {
         const TemporaryDirectory dir;
@@ -172,7 +173,16 @@ TEST(Tensors, UnknownOnesAreRefusedByName) {
         read_tensors(dir / "", c, table, found.data());
     };
     for (const char* name : {"transformer.h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"}) with(name);
-    for (const char* name : {"transformer.h.0.attn.q_proj.bias", "score.weight"})
+    for (const char* name : {"transformer.h.0.attn.q_proj.bias", "score.weight", "lm_head.weight_scale", "x.lm_head.weight"})
+        expect_error([&] { with(name); }, {name, "does not have"});
+    c.lora.rank = 2;
+    c.lora.modules = lora_modules(c, {"all"});
+    table = trained_table(c);
+    values.assign(table.size, 0.5f);
+    found.resize(table.size);
+    with("transformer.h.0.attn.bias");
+    for (const char* name : {"base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.base_layer.weight",
+                             "base_model.model.lm_head.weight", "lm_head.weight"})
         expect_error([&] { with(name); }, {name, "does not have"});
 }
 

@@ -124,7 +124,8 @@ inline TensorNames own_names() {
 }
 inline TensorNames gemma3_names() {
     TensorNames n = own_names();
-    n.other_prefixes = {{"model.", "language_model.model."}, {"model.", "model.language_model."}};
+    n.other_prefixes = {
+        {"model.", "language_model.model."}, {"model.", "model.language_model."}, {"lm_head.", "language_model.lm_head."}};
     n.not_ours = {"vision_tower.", "multi_modal_projector."};
     return n;
 }

@@ -75,10 +75,11 @@ public:
         for (const TensorSpec& spec : trained_table(c).rows)
             for (const HfTensor& t : spec.hf) used.insert(&get(spec, t));
         // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
-        // copy.
+        // copy, but what adapts it is not.
+        if (c.tied && !c.adapted()) used.insert(find(names.head + std::string(".weight")));
         for (const auto& [name, tensor] : files_.tensors()) {
             const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
-            bool known = used.count(&tensor) || has(".inv_freq") || (c.tied && (has("lm_head.weight") || has(names.head)));
+            bool known = used.count(&tensor) || has(".inv_freq");
             for (const char* part : names.not_ours) known = known || has(part);
             if (!known)
                 fail("%s holds the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(), c.family.c_str());
@@ -106,10 +107,7 @@ public:
     }
     // Refuses one that is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
-        const TensorView* view = files_.find(t.name);
-        for (const auto& [ours, theirs] : family_of(c_).names.other_prefixes)
-            if (const size_t n = strlen(ours); !view && t.name.compare(0, n, ours) == 0)
-                view = files_.find(theirs + t.name.substr(n));
+        const TensorView* view = find(t.name);
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
         const std::vector<int64_t> shape = file_shape(spec, t);
         if (view->shape != shape)
@@ -119,6 +117,15 @@ public:
     }
 
 private:
+    // The tensor of this name or of another form of it; null if there is none.
+    const TensorView* find(const std::string& name) const {
+        const TensorView* view = files_.find(name);
+        for (const auto& [ours, theirs] : family_of(c_).names.other_prefixes)
+            if (const size_t n = strlen(ours); !view && name.compare(0, n, ours) == 0)
+                view = files_.find(theirs + name.substr(n));
+        return view;
+    }
+
     std::string path_;
     ModelConfig c_;
     SafetensorsReader files_;
