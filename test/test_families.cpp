@@ -11,6 +11,7 @@
 
 #include "../llmc/model/hf_config.h"
 #include "../llmc/model/presets.h"
+#include "../llmc/run/adapter.h"
 #include "../llmc/run/checkpoint.h"
 #include "../llmc/run/run_directory.h"
 #include "files.h"
@@ -456,7 +457,11 @@ TEST(Hub, FindsDownloadedModels) {
     unsetenv("HUGGINGFACE_HUB_CACHE");
     expect_error([&] { model_directory("some-org/a.model"); }, {"some-org/a.model", "hf download some-org/a.model"});
     test::write_file(snapshot + "/config.json", "{}");
-    EXPECT_TRUE(std::filesystem::equivalent(model_directory("some-org/a.model"), snapshot));
+    // Published adapters name their model so.
+    test::write_file(dir / "adapter_config.json", R"({"base_model_name_or_path": "some-org/a.model"})");
+    EXPECT_TRUE(std::filesystem::equivalent(base_of_adapter(dir / ""), snapshot));
+    test::write_file(dir / "adapter_config.json", R"({"base_model_name_or_path": "some-org/another"})");
+    expect_error([&] { base_of_adapter(dir / ""); }, {"some-org/another", "--model DIR"});
     ASSERT_EQ(setenv("HF_HUB_CACHE", (dir / "nothing").c_str(), 1), 0);
     expect_error([&] { model_directory("some-org/a.model"); }, {dir / "nothing", "hf download"});
     unsetenv("HF_HUB_CACHE");

@@ -67,11 +67,13 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
 
 // ---- adapter_config.json ----------------------------------------------------------------------------------------------------
 
-// The path of the base as the adapters name it.
+// The directory of the base that the adapters name, by its path or by its name in Hugging Face's cache.
 inline std::string base_of_adapter(const std::string& dir) {
     const nlohmann::json j = read_json(dir + adapter_config_file);
     const nlohmann::json name = j.is_object() ? j.value("base_model_name_or_path", nlohmann::json()) : nlohmann::json();
-    if (name.is_string() && std::filesystem::is_directory(name.get<std::string>())) return name.get<std::string>();
+    const std::string base = name.is_string() ? name.get<std::string>() : "";
+    if (std::filesystem::is_directory(base)) return base;
+    if (const std::string snapshot = hub_snapshot(base); !snapshot.empty()) return snapshot;
     fail("the model under the adapters %s is not where they say, at %.500s; HINT: --model DIR", dir.c_str(),
          name.dump().c_str());
 }

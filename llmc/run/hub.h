@@ -1,5 +1,5 @@
-// Models in Hugging Face's cache, by their names (ORG/NAME): the directory that `hf download ORG/NAME` filled. Nothing is
-// downloaded here.
+// Models, adapters and tokenizers in Hugging Face's cache, by their names (ORG/NAME): the directory that `hf download ORG/NAME`
+// filled. Nothing is downloaded here.
 #pragma once
 #include <cstdlib>
 #include <filesystem>
@@ -28,7 +28,7 @@ inline bool is_hub_name(const std::string& name) {
            slash != name.size() - 1 && (slash == std::string::npos || name.find('/', slash + 1) == std::string::npos);
 }
 
-// The directory of the downloaded model of this name; empty if there is none.
+// The directory of the downloaded model, adapters or tokenizer of this name; empty if there is none.
 inline std::string hub_snapshot(const std::string& name) {
     if (!is_hub_name(name)) return "";
     std::string folder = "models--" + name;
@@ -38,7 +38,9 @@ inline std::string hub_snapshot(const std::string& name) {
     std::string commit = read_whole_file(model + "/refs/main");
     commit.erase(commit.find_last_not_of(" \r\n\t") + 1);
     const std::string directory = model + "/snapshots/" + commit;
-    return std::filesystem::exists(directory + "/config.json") ? directory : "";
+    for (const char* file : {"/config.json", "/adapter_config.json", "/tokenizer.json", "/tokenizer.model"})
+        if (std::filesystem::exists(directory + file)) return directory;
+    return "";
 }
 
 // A path as it is, and the name of a downloaded model as its directory. Refuses a name that is neither.
