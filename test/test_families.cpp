@@ -80,6 +80,13 @@ TEST(Families, PublishedConfigs) {
         {"dynamic NTK: the longest sequence grows",
          llama_like("llama", R"("rope_scaling": {"factor": 4.0, "type": "dynamic"})"),
          [](const ModelConfig& c) { return c.rope_scaling.original == 128 && c.T == 512; }},
+        {"YaRN as Qwen's cards have it: the longest sequence grows",
+         llama_like("qwen3",
+                    R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100})"),
+         [](const ModelConfig& c) { return c.rope_scaling.original == 100 && c.T == 400; }},
+        {"YaRN whose longest sequence is given", llama_like("llama", R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 16})"),
+         [](const ModelConfig& c) { return c.rope_scaling.original == 16 && c.T == 128; }},
         {"Mistral 7B v0.1", llama_like("mistral", R"("sliding_window": 32, "num_key_value_heads": 2)"),
          [](const ModelConfig& c) { return c.window == 32 && !c.full_interval && c.NKV == 2; }},
         {"Mistral 7B v0.3", llama_like("mistral", R"("sliding_window": null)"),
@@ -106,6 +113,9 @@ TEST(Families, PublishedConfigs) {
          }},
         {"Gemma", llama_like("gemma", R"("hidden_act": "gelu_pytorch_tanh", "head_dim": 32)"),
          [](const ModelConfig& c) { return c.embedding_scale == 8 && c.norm_plus_one && c.tied && c.HS() == 32; }},
+        {"Gemma 1, as published: the class takes the tanh form",
+         llama_like("gemma", R"("hidden_act": "gelu", "hidden_activation": null)"),
+         [](const ModelConfig& c) { return c.activation == Activation::geglu; }},
         {"Gemma 2: what is not said", llama_like("gemma2", R"("head_dim": 256)"),
          [](const ModelConfig& c) {
              return c.attention_softcap == 50 && c.logit_softcap == 30 && c.window == 4096 && c.full_interval == 2 &&
@@ -133,6 +143,18 @@ TEST(Families, PublishedConfigs) {
         EXPECT_TRUE(right(c)) << what << to_hf_config(c, "");
         EXPECT_TRUE(holds(family_of(c), c)) << what;
         EXPECT_TRUE(same_model(c, from_hf_config(json(to_hf_config(c, "")), "what was written"))) << what;
+    }
+}
+
+// The longest sequence is that of transformers' class where config.json does not say it.
+TEST(Families, LongestSequencesOfTheClasses) {
+    const std::pair<const char*, int> rows[] = {
+        {"llama", 2048}, {"mistral", 131072}, {"qwen2", 32768}, {"qwen3", 32768},        {"smollm3", 32768},
+        {"olmo2", 2048}, {"gemma", 8192},     {"gemma2", 8192}, {"gemma3_text", 131072}, {"gpt_neox", 2048}};
+    for (const auto& [family, longest] : rows) {
+        json j = json::parse(llama_like(family, ""));
+        j.erase("max_position_embeddings");
+        EXPECT_EQ(from_hf_config(j, "config.json").T, longest) << family;
     }
 }
 
@@ -344,6 +366,9 @@ TEST(Families, OurFormHasEveryField) {
             c.rope_scaling.attention_factor = 1.5;
         },
         [](ModelConfig& c) {
+            c.rope_scaling = {RopeScaling::Type::yarn, 4, 16};  // which could be longer
+        },
+        [](ModelConfig& c) {
             c.rope_scaling = {RopeScaling::Type::llama3, 4, 8, 2, 3};
         },
         [](ModelConfig& c) {
@@ -456,6 +481,11 @@ TEST(Hub, FindsDownloadedModels) {
     unsetenv("HF_HUB_CACHE");
     unsetenv("HUGGINGFACE_HUB_CACHE");
     expect_error([&] { model_directory("some-org/a.model"); }, {"some-org/a.model", "hf download some-org/a.model"});
+    for (const char* file : {"/config.json", "/adapter_config.json", "/tokenizer.json", "/tokenizer.model"}) {
+        test::write_file(snapshot + file, "{}");
+        EXPECT_TRUE(std::filesystem::equivalent(model_directory("some-org/a.model"), snapshot)) << file;
+        std::filesystem::remove(snapshot + file);
+    }
     test::write_file(snapshot + "/config.json", "{}");
     // Published adapters name their model so.
     test::write_file(dir / "adapter_config.json", R"({"base_model_name_or_path": "some-org/a.model"})");

@@ -152,10 +152,13 @@ inline Key plain_activation(const char* key) {
                       {"relu", A::relu},
                       {"relu2", A::relu2}});
 }
-inline Key gated_activation(const char* key) {
+// gelu: this word is known, too; files of Gemma 1 have it and mean the tanh form.
+inline Key gated_activation(const char* key, bool gelu = false) {
     using A = Activation;
-    return choice<A>(key, &ModelConfig::activation,
-                     {{"silu", A::swiglu}, {"swish", A::swiglu}, {"gelu_pytorch_tanh", A::geglu}, {"gelu_new", A::geglu}});
+    std::vector<std::pair<const char*, A>> words = {
+        {"silu", A::swiglu}, {"swish", A::swiglu}, {"gelu_pytorch_tanh", A::geglu}, {"gelu_new", A::geglu}};
+    if (gelu) words.emplace_back("gelu", A::geglu);
+    return choice<A>(key, &ModelConfig::activation, words);
 }
 inline Key head_dim(int otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.head_size = in.count("head_dim", otherwise); },
@@ -219,6 +222,8 @@ inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
     }
     fail("%s: '%s' is '%.200s' in '%s'; supported are %s", in.source.c_str(), name, given.c_str(), key, known.c_str());
 }
+// The longest sequence, in the files that are written here, where another length would be read without it.
+inline constexpr const char* longest_key = "max_sequence_length";
 inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const char* key, ModelConfig& c) {
     using Type = RopeScaling::Type;
     RopeScaling& s = c.rope_scaling;
@@ -244,8 +249,10 @@ inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const
         s.long_factor = in.numbers("long_factor");
     }
     if (s.type == Type::yarn || s.type == Type::longrope) s.attention_factor = in.number("attention_factor", 0);
-    // The key of the longest sequence has the length before the scaling, and nothing that after it.
-    if (s.type == Type::dynamic) c.T = outside.count("max_sequence_length", (int)std::min(1e8, std::max(1.0, s.factor) * c.T));
+    // The key of the longest sequence has the length before the scaling, and nothing that after it; with YaRN it may.
+    const int longest = (int)std::min(1e8, std::max(1.0, s.factor) * s.original);
+    if (s.type == Type::dynamic) c.T = outside.count(longest_key, longest);
+    if (s.type == Type::yarn) c.T = outside.count(longest_key, std::max(c.T, longest));
     if (s.type == Type::linear) s.original = 0;
 }
 inline void read_rope(const HfReader& in, const RopeKeys& keys, ModelConfig& c) {
@@ -302,6 +309,7 @@ inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
         given("mscale", s.mscale, 0);
         given("mscale_all_dim", s.mscale_all_dim, 0);
         if (!s.truncate) scaling["truncate"] = false;
+        if (c.T < s.factor * s.original) j[longest_key] = c.T;
     }
     if (s.type == Type::longrope) {
         scaling["short_factor"] = s.short_factor;
@@ -310,7 +318,7 @@ inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
     given("attention_factor", s.attention_factor, 0);
     if (s.type == Type::dynamic) {
         j["max_position_embeddings"] = s.original;
-        j["max_sequence_length"] = c.T;
+        j[longest_key] = c.T;
     } else if (s.type != Type::linear) {
         scaling["original_max_position_embeddings"] = s.original;
     }
@@ -443,17 +451,17 @@ inline Keys gpt_neox_keys() {
             number("attention_dropout", &C::attention_dropout, 0),
             number("hidden_dropout", &C::hidden_dropout, 0)};
 }
-// What Llama and all that followed it have in common, and `further` keys.
-inline Keys llama_keys(const Keys& further, int head_size = 0, double eps = 1e-6, const RopeKeys& rope_keys = {},
-                       const char* activation = "hidden_act") {
+// What Llama and all that followed it have in common, and `further` keys. longest: the sequence where it is not given.
+inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 0, double eps = 1e-6,
+                       const RopeKeys& rope_keys = {}, const Key& activation = gated_activation("hidden_act")) {
     Keys keys = {size("hidden_size", &C::C),
                  size("intermediate_size", &C::F),
                  size("num_hidden_layers", &C::L),
                  size("num_attention_heads", &C::NH),
                  size_or("num_key_value_heads", &C::NKV, &C::NH, 1),
                  head_dim(head_size),
-                 size("max_position_embeddings", &C::T, 2048),
-                 gated_activation(activation),
+                 size("max_position_embeddings", &C::T, longest),
+                 activation,
                  number("rms_norm_eps", &C::eps, eps),
                  rope(rope_keys)};
     keys.insert(keys.end(), further.begin(), further.end());
@@ -499,7 +507,7 @@ inline Keys own_keys() {
          flag("embedding_norm", &C::embedding_norm, false),
          number("embedding_dropout", &C::embedding_dropout, 0),
          number("hidden_dropout", &C::hidden_dropout, 0)},
-        0, 1e-5, rope_keys);
+        2048, 0, 1e-5, rope_keys);
 }
 
 // The keys of a family's config.json.
@@ -521,19 +529,20 @@ inline const Keys& keys_of(const std::string& family) {
         {"bloom", bloom_keys()},
         {"gpt_neox", gpt_neox_keys()},
         {"llama", llama_keys({biases, mlp_bias, no_window(), only("pretraining_tp", 1)})},
-        {"mistral", llama_keys({window({4096})})},
-        {"qwen2", llama_keys({qwen_window})},
-        {"qwen3", llama_keys({biases, qwen_window}, 128)},
-        {"smollm3", llama_keys({unpadded, biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 0,
-                               1e-6, smollm3_rope)},
-        {"olmo2", llama_keys({unpadded, biases}, 0, 1e-5)},
-        {"gemma", llama_keys({unpadded, gemma_activation, scale, biases, causal}, 256)},
+        {"mistral", llama_keys({window({4096})}, 131072)},
+        {"qwen2", llama_keys({qwen_window}, 32768)},
+        {"qwen3", llama_keys({biases, qwen_window}, 32768, 128)},
+        {"smollm3", llama_keys({unpadded, biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 32768,
+                               0, 1e-6, smollm3_rope)},
+        {"olmo2", llama_keys({unpadded, biases}, 2048, 0, 1e-5)},
+        {"gemma", llama_keys({unpadded, gemma_activation, scale, biases, causal}, 8192, 256, 1e-6, {},
+                             gated_activation("hidden_act", true))},
         {"gemma2", llama_keys({unpadded, scale, biases, causal, scalar, attention_cap, cap2,
                                window({4096, false, false, 2, false, true})},
-                              256, 1e-6, {}, "hidden_activation")},
+                              8192, 256, 1e-6, {}, gemma_activation)},
         {"gemma3_text", llama_keys({unpadded, scale, biases, causal, scalar, only("attn_logit_softcapping", nullptr), cap3,
                                     window({4096, false, false, 6, true, true})},
-                                   256, 1e-6, gemma3_rope, "hidden_activation")},
+                                   131072, 256, 1e-6, gemma3_rope, gemma_activation)},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });
@@ -543,9 +552,8 @@ inline const Keys& keys_of(const std::string& family) {
 
 // What a text model's part of a multimodal Gemma 3 leaves out.
 inline const nlohmann::json& gemma3_defaults() {
-    static const nlohmann::json defaults = {
-        {"vocab_size", 262208},     {"hidden_size", 2304},      {"intermediate_size", 9216},        {"num_hidden_layers", 26},
-        {"num_attention_heads", 8}, {"num_key_value_heads", 4}, {"max_position_embeddings", 131072}};
+    static const nlohmann::json defaults = {{"vocab_size", 262208},    {"hidden_size", 2304},      {"intermediate_size", 9216},
+                                            {"num_hidden_layers", 26}, {"num_attention_heads", 8}, {"num_key_value_heads", 4}};
     return defaults;
 }
 
