@@ -1623,7 +1623,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024, room);
     std::optional<Generator> generator;
     if (writes) generator.emplace(run.ctx, *m);
-    const std::vector<int> ends = tokenizer ? model_texts(run.dir, tokenizer).end_ids : std::vector<int>();
+    const std::vector<int> ends = tokenizer ? adapted_texts(run.dir, tokenizer, run.adapter).end_ids : std::vector<int>();
     const TaskFunctions functions = task_functions(run.ctx, *m, generator, tokenizer, ends);
     const auto losses = [&](const DataLoader& data, int64_t samples) {
         return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });

@@ -55,6 +55,20 @@ expect "three steps" run part --train-iters 3
 expect "and three more" run part --train-iters 6 --resume auto --override train-iters
 expect "the same bits" cmp whole/latest/model.safetensors part/latest/model.safetensors
 
+# Adapters on a model without a template have that of their conversations, and the model that both are merged to has it, too.
+cp -rL one/latest bare && rm -r bare/chat_template.jinja bare/generation_config.json bare/training bare/manifest.json
+expect "the model alone has none" refused "$program" generate --chat --model bare --prompt "Who?"
+says "it says so" "no chat template stands beside"
+expect "adapters on it" "$program" train --model bare --lora-rank 4 --data-path chat --seq-length 96 --micro-batch-size 1 --global-batch-size 2 --lr 1e-4 --train-iters 2 --out adapted
+expect "they answer" "$program" generate --chat --adapter adapted --temperature 0 --prompt "Who lives by the sea?"
+expect "by their template" test "$(head -n 1 out.txt)" == "A fish lives there."
+expect "and end without --chat" "$program" generate --adapter adapted --temperature 0 --prompt $'<|im_start|>user\nWho lives by the sea?<|im_end|>\n<|im_start|>assistant\n'
+says "where a turn ends" "A fish lives there.$"
+expect "merged" "$program" export --merge --adapter adapted --out merged
+expect "it answers" "$program" generate --chat --model merged --temperature 0 --prompt "Who lives by the sea?"
+expect "as the adapters" test "$(head -n 1 out.txt)" == "A fish lives there."
+expect "its answers end in transformers, too" grep -qz '"eos_token_id": \[[^]]*0,[^]]*2' merged/generation_config.json
+
 # What does not go together.
 expect "no answer within the sequence" refused run short --train-iters 1 --seq-length 4
 says "it says so" "chat has no conversation with an answer in its first 5 tokens; HINT: a longer --seq-length"

@@ -98,18 +98,27 @@ TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
     for (const json& jinja : golden()["unknown"]) EXPECT_EQ(recognised_template(jinja).name, "") << jinja;
     const TemporaryDirectory dir;
     write_tokenizer(dir / "t", "bytes");
-    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), ""); }, {"no chat template", "chatml, llama-2", "HINT"});
-    expect_error([&] { find_chat_template(bytes(), "vicuna"); }, {"vicuna", "chatml, llama-2", "plain"});
+    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); },
+                 {"no chat template", "chatml, llama-2", "HINT"});
+    expect_error([&] { find_chat_template(bytes(), "vicuna", ""); }, {"vicuna", "chatml, llama-2", "plain"});
     write_tokenizer(dir / "t", "bytes", golden()["unknown"][3]);
-    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), ""); }, {"none of those", "chatml, llama-2", "HINT"});
+    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); }, {"none of those", "chatml, llama-2", "HINT"});
     // As transformers: the file comes first, and of several templates the one that is called default.
     write_file(dir / "t/chat_template.jinja", golden()["templates"][5]["jinja"]);
-    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "").name, "llama-3");
+    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "llama-3");
     std::filesystem::remove(dir / "t/chat_template.jinja");
     const json several = {{{"name", "tool_use"}, {"template", "x"}},
                           {{"name", "default"}, {"template", golden()["templates"][0]["jinja"]}}};
     write_file(dir / "t/tokenizer_config.json", json{{"chat_template", several}}.dump());
-    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "").name, "chatml");
+    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "chatml");
+    // What adapters learned comes before what the model under them has.
+    std::filesystem::create_directory(dir / "adapter");
+    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter").name, "chatml");
+    write_file(dir / "adapter/chat_template.jinja", golden()["templates"][5]["jinja"]);
+    EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter").name, "llama-3");
+    write_file(dir / "adapter/chat_template.jinja", golden()["unknown"][3]);
+    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter"); },
+                 {dir / "adapter", "none of those"});
 }
 
 TEST(ChatTemplate, NeedsItsTokens) {

@@ -304,31 +304,34 @@ inline std::string jinja_template_in(const std::map<std::string, std::string>& f
             if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
     return "";
 }
-inline std::string jinja_template_beside(const std::string& tokenizer_file) {
+inline std::string jinja_template_of(const std::filesystem::path& dir) {
     std::map<std::string, std::string> files;
     for (const char* name : {jinja_file, "tokenizer_config.json"})
-        if (const auto path = std::filesystem::path(tokenizer_file).parent_path() / name; std::filesystem::exists(path))
-            files[name] = read_whole_file(path.string());
+        if (std::filesystem::exists(dir / name)) files[name] = read_whole_file((dir / name).string());
     return jinja_template_in(files);
 }
 
-// The template of this name, or, without one, that of the tokenizer's model.
-inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::string& name) {
+// The template of this name, or, without one, that of the adapters in a directory (empty: none) or of the tokenizer's model.
+inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::string& name, const std::string& adapter) {
     const std::string names = chat_template_names();
     if (!name.empty()) {
         if (const ChatTemplate* t = chat_template_called(name)) return *t;
         fail_usage("--chat-template is '%s'; the templates are %s", name.c_str(), names.c_str());
     }
-    const std::string jinja = jinja_template_beside(tokenizer.source());
+    std::string place = adapter, jinja = adapter.empty() ? "" : jinja_template_of(adapter);
+    if (jinja.empty()) {
+        place = tokenizer.source();
+        jinja = jinja_template_of(std::filesystem::path(place).parent_path());
+    }
     if (jinja.empty())
         fail("no chat template stands beside %s; HINT: --chat-template NAME, one of %s", tokenizer.source().c_str(),
              names.c_str());
     ChatTemplate found = recognised_template(jinja);
     if (found.name.empty())
         fail(
-            "the chat template beside %s is none of those that are known: %s; HINT: --chat-template NAME takes one of them "
+            "the chat template of %s is none of those that are known: %s; HINT: --chat-template NAME takes one of them "
             "instead, which the model may not have been trained with. It begins with: %.200s",
-            tokenizer.source().c_str(), names.c_str(), printable(jinja.substr(0, 200)).c_str());
+            place.c_str(), names.c_str(), printable(jinja.substr(0, 200)).c_str());
     return found;
 }
 

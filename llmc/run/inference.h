@@ -129,10 +129,10 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     else if (o.prompt == "-") texts = {of_rank_0(read_standard_input)};
 
     Prompts prompts;
-    prompts.ends = model_texts(run.dir, run.tokenizer.get()).end_ids;
+    prompts.ends = adapted_texts(run.dir, run.tokenizer.get(), run.adapter).end_ids;
     prompts.converses = o.chat && texts[0].empty();
     if (o.chat) {
-        prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template));
+        prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template, run.adapter));
         prompts.ends.push_back(prompts.chat->end_token());
         if (prompts.converses && o.num_samples > 1)
             fail_usage("--num-samples is for one --prompt; a conversation has one answer each");

@@ -54,7 +54,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
     const NewDirectory directory(o.out);
     directory.create();
     try {
-        write_model_texts(directory.path(), plain, model_texts(found.dir, usable_tokenizer(found.dir).get()));
+        write_model_texts(directory.path(), plain, adapted_texts(found.dir, usable_tokenizer(found.dir).get(), found.adapter));
         const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain), dtype_of<floatX>);
         files.create();
         for (int layer = 0; layer < c.L; layer++) {

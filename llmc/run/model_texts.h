@@ -148,6 +148,22 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
                           name.c_str()));
 }
 
+// The texts of a model with the adapters in a directory (empty: none), whose template comes before its own.
+inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* tokenizer, const std::string& adapter) {
+    ModelTexts t = model_texts(model_dir, tokenizer);
+    const std::string learned = adapter.empty() ? "" : jinja_template_of(adapter);
+    if (learned.empty() || learned == jinja_template_in(t.files)) return t;
+    t.files[jinja_file] = learned;
+    const ChatTemplate known = recognised_template(learned);
+    if (!tokenizer || known.name.empty()) return t;
+    try {
+        t.turn_end = ChatEncoder(*tokenizer, known).end_token();
+        t.end_ids.push_back(t.turn_end);
+    } catch (const Error&) {  // the tokenizer lacks its tokens
+    }
+    return t;
+}
+
 // Writes all files of a model directory except the weights into `dir`, which exists. The model's own are not those of adapters
 // on it (adapter.h).
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {

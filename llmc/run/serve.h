@@ -76,11 +76,11 @@ public:
                  *run.tokenizer,
                  o.seq_length ? std::min(o.seq_length, run.c.room()) : run.c.room(),
                  o.max_new_tokens,
-                 model_texts(run.dir, run.tokenizer.get()).end_ids,
+                 adapted_texts(run.dir, run.tokenizer.get(), run.adapter).end_ids,
                  {},
                  ""} {
         try {
-            model_.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template));
+            model_.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template, run.adapter));
         } catch (const Error& e) {
             if (!o.chat_template.empty()) throw;
             model_.no_chat = e.what();

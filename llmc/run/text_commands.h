@@ -70,7 +70,7 @@ inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenize
     if (o.chat && o.preference) fail_usage("--chat is for conversations, --preference for pairs of answers; HINT: give one");
     if (o.preference && o.json_keys != "text")
         fail_usage("--json-keys is '%s'; pairs of answers have the keys prompt, chosen and rejected", o.json_keys.c_str());
-    const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template);
+    const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template, "");
     const std::string key = o.json_keys == "text" ? "" : o.json_keys;
     auto checks = std::make_shared<ChatEncoder>(tokenizer, chosen);
     input.open_record = [key, checks, pairs = o.preference](const nlohmann::json& record, Chunk& chunk) {
