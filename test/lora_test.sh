@@ -45,6 +45,14 @@ for name in llama gpt2 bloom; do
     expect "$name: writes text" "$program" generate --adapter "$name-lora" --prompt "in the year" --max-new-tokens 5
 done
 
+# ---- a model whose files are fp32 ----
+mkdir fp32 two-files && cp llama/latest/*.json fp32 && cp llama-lora/latest/adapter_* two-files
+cp llama/latest/training/master.safetensors fp32/model.safetensors || cp llama/latest/model.safetensors fp32
+expect "merge into fp32" "$program" export --merge --model fp32 --adapter two-files --out fp32-merged
+expect "its files" "$program" inspect fp32-merged/model.safetensors
+says "are fp32" "lm_head.weight .*F32"
+expect "and it says so" grep -q '"torch_dtype": "float32"' fp32-merged/config.json
+
 # ---- one process that a launcher has started; a damaged checkpoint ----
 expect "merge under mpirun" "${MPIRUN:-mpirun}" -n 1 "$program" export --merge --adapter llama-lora --out launched-merged
 expect "the same model" cmp launched-merged/model.safetensors llama-merged/model.safetensors

@@ -147,12 +147,20 @@ inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
 }
 
 // The model's own parameters.
-inline void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, floatX* params) {
+template <class E>
+void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, E* params) {
     const ModelConfig stored = as_stored(dir, c);
     const ParameterTable named(stored, table.part);
     ParameterTable in_files = table;
     for (size_t i = 0; i < in_files.rows.size(); i++) in_files.rows[i].hf = named.rows[i].hf;
     read_tensors(dir, stored, in_files, params);
+}
+
+// Whether a model's files have weights that floatX would round.
+inline bool finer_than_floatX(const std::string& dir) {
+    const SafetensorsReader files = SafetensorsReader::open(dir);
+    return has_lower_halves && std::any_of(files.tensors().begin(), files.tensors().end(),
+                                           [](const auto& tensor) { return tensor.second.dtype != "BF16"; });
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
 }
 
 // train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by
-// layer, so that the memory is that of the largest one in fp32.
+// layer, so that the memory is that of the largest one in fp32. Of a model in fp32 or fp16, whose weights bf16 would round, it
+// is in fp32.
 inline int export_merged(World& world, const ExportOptions& o) {
     if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
@@ -54,8 +55,12 @@ inline int export_merged(World& world, const ExportOptions& o) {
     const NewDirectory directory(o.out);
     directory.create();
     try {
-        write_model_texts(directory.path(), plain, adapted_texts(found.dir, usable_tokenizer(found.dir).get(), found.adapter));
-        const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain), dtype_of<floatX>);
+        const bool finer = finer_than_floatX(found.dir);
+        ModelTexts texts = adapted_texts(found.dir, usable_tokenizer(found.dir).get(), found.adapter);
+        if (finer) texts.dtype = "float32";
+        write_model_texts(directory.path(), plain, texts);
+        const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain),
+                                finer ? dtype_of<real> : dtype_of<floatX>);
         files.create();
         for (int layer = 0; layer < c.L; layer++) {
             Part part;
@@ -68,7 +73,9 @@ inline int export_merged(World& world, const ExportOptions& o) {
             read_tensors(weights_path(found.adapter, c), c, adapters, low_rank.data());
             merge_adapters(c, model, weights.data(), low_rank.data());
             const Shards whole(model, {}, false, model.size);
-            write_parts(files, model, whole, whole.counted(model, {}), [&](size_t i) { return (floatX)weights[i]; });
+            const std::vector<Range> all = whole.counted(model, {});
+            if (finer) write_parts(files, model, whole, all, [&](size_t i) { return weights[i]; });
+            else write_parts(files, model, whole, all, [&](size_t i) { return (floatX)weights[i]; });
         }
         directory.publish(sum_files(directory.path()));
     } catch (...) {

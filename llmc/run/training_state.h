@@ -279,14 +279,6 @@ inline void read_masters(const std::string& file, const std::string& model, cons
 }
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// Loads weights from a model's directory; the fp32 weights of training start as these, rounded to floatX.
-inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
-    HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
-    read_parameters(dir, m.c, m.model_table(), params.data());
-    params.upload();
-    if (m.lower && !m.frozen) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
-}
-
 // Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
 inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector<real>& weights) {
     HostSide<floatX> params(ctx, m.params, weights.size());
@@ -306,6 +298,19 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
         });
     params.upload();
     lower.upload();
+}
+
+// Loads weights from a model's directory; the fp32 weights of training start as these.
+inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+    if (m.lower && !m.frozen && finer_than_floatX(dir)) {
+        std::vector<real> weights(m.table.size);
+        read_parameters(dir, m.c, m.table, weights.data());
+        return set_weights(ctx, m, weights);
+    }
+    HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
+    read_parameters(dir, m.c, m.model_table(), params.data());
+    params.upload();
+    if (m.lower && !m.frozen) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
 }
 
 // New adapters, as PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's index in the
