@@ -81,6 +81,7 @@ TEST(Cli, ALaterValueWinsAndNoTakesItBack) {
     EXPECT_FALSE(then({"--no-swiglu"}).swiglu);
     EXPECT_FALSE(then({"--swiglu=false"}).swiglu);
     EXPECT_DOUBLE_EQ(then({"--no-lr"}).lr, TrainOptions().lr);
+    refused({"--no-window-size"}, {"--no-window-size", "no earlier --window-size", "HINT"});
     EXPECT_FALSE(parsed({"--no-overlap", "--overlap"}).no_overlap) << "the flag's own name begins with no-";
     EXPECT_TRUE(parsed({"--overlap", "--no-overlap"}).no_overlap);
     EXPECT_EQ(parsed({"--micro_batch_size", "3"}).micro_batch_size, 3);

@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "../llmc/cpu/attention.h"
 #include "../llmc/model/hf_config.h"
 #include "../llmc/model/presets.h"
 #include "../llmc/run/adapter.h"
 #include "../llmc/run/checkpoint.h"
+#include "../llmc/run/from_options.h"
 #include "../llmc/run/run_directory.h"
 #include "files.h"
 #include "testing.h"
@@ -400,6 +402,64 @@ TEST(Families, PresetsAreOfTheirFamily) {
         {"olmo2-1b", 1484916736},  {"pythia-160m", 162322944},  {"gemma3-270m", 268098176},
     };
     for (const auto& [name, count] : published) EXPECT_EQ(ParameterTable(config_from_preset(name)).trained, count) << name;
+}
+
+// What a preset has, options take away; and nothing changes where they are not given.
+TEST(Families, OptionsTakeAwayWhatAPresetHas) {
+    const auto configured = [](const std::vector<std::string>& arguments) {
+        TrainOptions o;
+        EXPECT_TRUE(cli::parse("train", o, arguments));
+        return configure_model(o, nullptr);
+    };
+    const struct {
+        const char* preset;
+        std::vector<std::string> options;
+        std::function<bool(const ModelConfig&)> has;
+    } rows[] = {
+        {"bloom-560m", {"--no-embed-layernorm"}, [](const ModelConfig& c) { return c.embedding_norm; }},
+        {"bloom-560m", {"--embed-layernorm=false"}, [](const ModelConfig& c) { return c.embedding_norm; }},
+        {"bloom-560m", {"--embed-layernorm", "--no-embed-layernorm"}, [](const ModelConfig& c) { return c.embedding_norm; }},
+        {"llama2-7b", {"--no-untie-embeddings-and-output-weights"}, [](const ModelConfig& c) { return !c.tied; }},
+        {"llama2-7b", {"--no-disable-bias-linear"}, [](const ModelConfig& c) { return !(c.qkv_bias && c.mlp_bias); }},
+        {"bloom-560m", {"--no-add-qkv-bias"}, [](const ModelConfig& c) { return c.qkv_bias; }},
+        {"bloom-560m", {"--no-add-proj-bias"}, [](const ModelConfig& c) { return c.proj_bias; }},
+        {"bloom-560m", {"--no-add-mlp-bias"}, [](const ModelConfig& c) { return c.mlp_bias; }},
+        {"qwen3-0.6b", {"--no-qk-layernorm"}, [](const ModelConfig& c) { return c.qk_norm == QkNorm::head; }},
+        {"olmo2-1b", {"--no-qk-layernorm-whole"}, [](const ModelConfig& c) { return c.qk_norm == QkNorm::whole; }},
+        {"gemma3-270m", {"--no-apply-layernorm-1p"}, [](const ModelConfig& c) { return c.norm_plus_one; }},
+        {"gemma3-270m", {"--window-attn-skip-freq", "0"}, [](const ModelConfig& c) { return c.full_interval > 0; }},
+        {"mistral-7b", {"--window-size", "0"}, [](const ModelConfig& c) { return c.window > 0; }},
+    };
+    for (const auto& [preset, options, has] : rows) {
+        std::vector<std::string> arguments = {"--preset", preset, "--vocab-size", "300"};
+        EXPECT_TRUE(has(configured(arguments))) << preset << options[0];
+        arguments.insert(arguments.end(), options.begin(), options.end());
+        EXPECT_FALSE(has(configured(arguments))) << preset << options[0];
+    }
+    // What a model's directory has, too.
+    const test::TemporaryDirectory dir;
+    const auto model = [&](const std::string& text) {
+        test::write_file(dir / "config.json", text);
+        return std::vector<std::string>{"--model", dir / ""};
+    };
+    const auto with = [&](std::vector<std::string> arguments, const std::vector<std::string>& options) {
+        arguments.insert(arguments.end(), options.begin(), options.end());
+        return configured(arguments);
+    };
+    const auto smollm3 = model(llama_like("smollm3", ""));
+    EXPECT_EQ(with(smollm3, {}).nope_interval, 4);
+    EXPECT_EQ(with(smollm3, {"--no-rope-freq", "0"}).nope_interval, 0);
+    const auto scaled = model(llama_like("llama", R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})"));
+    EXPECT_EQ(with(scaled, {}).rope_scaling.type, RopeScaling::Type::llama3);
+    for (const std::vector<std::string>& off : {std::vector<std::string>{"--no-use-rope-scaling"}, {"--rope-scaling", "none"}})
+        EXPECT_EQ(with(scaled, off).rope_scaling.type, RopeScaling::Type::none) << off[0];
+    EXPECT_EQ(with(scaled, {"--no-use-rope-scaling", "--rope-scaling", "linear"}).rope_scaling.type, RopeScaling::Type::linear);
+    expect_error([&] { with(scaled, {"--rope-scaling", "none", "--rope-scaling-factor", "4"}); }, {"--rope-scaling-factor"});
+    // What stands for an activation has to be said.
+    const std::vector<std::string> llama = {"--preset", "llama2-7b"};
+    expect_error([&] { with(llama, {"--no-swiglu"}); }, {"--no-swiglu", "--activation gelu"});
+    EXPECT_EQ(with(llama, {"--no-swiglu", "--activation", "gelu"}).activation, Activation::gelu);
+    EXPECT_EQ(with(llama, {"--no-swiglu", "--squared-relu"}).activation, Activation::relu2);
 }
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 // The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of config.h.
 //   --name value, --name=value, --list a b c; a flag stands alone or with =true or =false; _ in a name counts as -
 //   given twice: the later value wins; the config file comes first
-//   --no-name revokes an earlier --name, and a flag --name an earlier --no-name
+//   --no-name revokes an earlier --name, and a flag --name an earlier --no-name; a flag that is revoked counts as given, so
+//   that it is off where a preset has it, and --no-name that revokes no value is refused
 // A config file has lines in TOML's form `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and
 // # comments. Every refusal says what was given and what is allowed; for an unknown name it suggests what it is called here.
 #pragma once
@@ -94,11 +95,11 @@ void set_value(const OptionRow& row, const Strings& given, Value& value) {
 }
 
 // ---- from words to values --------------------------------------------------------------------------------------------------
-// An option in the parser: its row, and functions that set and unset its field.
+// An option in the parser: its row, and functions that set and unset its field; unset returns false if that did nothing.
 struct Slot {
     OptionRow row;
     std::function<void(const Strings&)> set;
-    std::function<void()> unset;
+    std::function<bool()> unset;
 };
 
 // An option as it was typed or stands in a config file.
@@ -266,7 +267,10 @@ struct Parser {
             if (!slot) refuse(g, g.name);
             bool back = true;
             set_value({g.name, "", "", "", "", "", {}, true, false}, g.values, back);
-            if (back) slot->unset();
+            if (back && !slot->unset())
+                fail_usage("%s--%s revokes no earlier --%s; HINT: leave it out, or give --%s a value",
+                           g.where.empty() ? "" : (g.where + ": ").c_str(), g.name.c_str(), slot->row.name.c_str(),
+                           slot->row.name.c_str());
             return;
         }
         const size_t n = g.values.size(), wanted = (size_t)slot->row.allowed.values;
@@ -319,7 +323,8 @@ bool parse(const std::string& command, Options& options, const Strings& argument
         };
         const auto unset = [row, &value, &options, initial] {
             value = initial;
-            options.given.erase(row.name);
+            if (row.flag) options.given.insert(row.name);
+            return row.flag || options.given.erase(row.name) > 0;
         };
         parser.slots.push_back({row, set, unset});
     });

@@ -96,19 +96,19 @@ inline Allowed one_of(Strings choices) {
       "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
     X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
       "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                      \
-    X(std::string, rope_scaling, "", "", one_of({"linear", "dynamic", "yarn", "llama3"}), "Model",                             \
+    X(std::string, rope_scaling, "", "", one_of({"none", "linear", "dynamic", "yarn", "llama3"}), "Model",                     \
       "how rope reaches beyond the length of the first training; longrope comes from a model's config.json alone")             \
     X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
     X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model", "how many times longer; default: 8")          \
     X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                            \
       "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the "       \
       "factor")                                                                                                                \
-    X(int, no_rope_freq, "", 0, between(1, 10000), "Model",                                                                    \
-      "every N-th layer has no positions, as in SmolLM3; default: the preset's, else none")                                    \
-    X(int, window_size, "", 0, between(1, 100000000), "Model",                                                                 \
-      "a token attends to this many tokens, itself included; default: the preset's, else all before it")                       \
-    X(int, window_attn_skip_freq, "", 0, between(1, 10000), "Model",                                                           \
-      "every N-th layer attends to all tokens in spite of --window-size; default: the preset's, else none")                    \
+    X(int, no_rope_freq, "", 0, between(0, 10000), "Model",                                                                    \
+      "every N-th layer has no positions, as in SmolLM3; 0: none; default: the preset's, else none")                           \
+    X(int, window_size, "", 0, between(0, 100000000), "Model",                                                                 \
+      "a token attends to this many tokens, itself included; 0: all before it; default: the preset's, else 0")                 \
+    X(int, window_attn_skip_freq, "", 0, between(0, 10000), "Model",                                                           \
+      "every N-th layer attends to all tokens in spite of --window-size; 0: none; default: the preset's, else none")           \
     X(OptionalDouble, rotary_base_local, "", {}, between(1, 1e12), "Model",                                                    \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
     X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu", "relu2", "swiglu", "geglu"}), "Model",            \

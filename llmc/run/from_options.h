@@ -175,12 +175,19 @@ inline std::string adapters_in_words(const ModelConfig& c) {
 
 namespace detail {
 
+// Whether a flag is given, as --no-name or as false: it takes away what a preset or a model has.
+inline bool is_off(const TrainOptions& o, const char* flag, bool on) { return !on && o.given.count(flag) > 0; }
+
 // Options that contradict each other, or that say nothing beside another.
 inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
     const bool rope = c.position == Position::rope, scaled = c.rope_scaling.type != RopeScaling::Type::none;
     const bool other_activation =
         (o.swiglu && c.activation != Activation::swiglu) || (o.squared_relu && c.activation != Activation::relu2);
     const bool other_scaling = o.use_rope_scaling && c.rope_scaling.type != RopeScaling::Type::llama3;
+    for (const auto& [option, activation] : {std::pair("swiglu", Activation::swiglu), {"squared-relu", Activation::relu2}})
+        if (is_off(o, option, o.swiglu || o.squared_relu) && c.activation == activation)
+            fail_usage("--no-%s does not say which activation stands for the model's; HINT: --activation gelu, or another",
+                       option);
     const struct {
         bool wrong;
         const char *option, *other;
@@ -206,7 +213,9 @@ inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
 inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
     using Type = RopeScaling::Type;
     RopeScaling& s = c.rope_scaling;
-    if (!o.rope_scaling.empty() || o.use_rope_scaling) {
+    if (is_off(o, "use-rope-scaling", o.use_rope_scaling) && s.type == Type::llama3) s = {};
+    if (o.rope_scaling == "none") s = {};
+    else if (!o.rope_scaling.empty() || o.use_rope_scaling) {
         s = {};
         s.type = o.rope_scaling == "linear"    ? Type::linear
                  : o.rope_scaling == "dynamic" ? Type::dynamic
@@ -226,16 +235,25 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
         for (const auto& [name, value] : words)
             if (given == name) field = value;
     };
+    const auto flag = [&](bool& field, const char* option, bool on, bool with) {
+        if (on) field = with;
+        else if (is_off(o, option, on)) field = !with;
+    };
+    const auto size = [&](int& field, const char* option, int value) {
+        if (value || o.given.count(option)) field = value;
+    };
     using Places = std::vector<std::pair<const char*, NormPlace>>;
     using Positions = std::vector<std::pair<const char*, Position>>;
     using Activations = std::vector<std::pair<const char*, Activation>>;
     if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
-    if (o.apply_layernorm_1p) c.norm_plus_one = true;
+    flag(c.norm_plus_one, "apply-layernorm-1p", o.apply_layernorm_1p, true);
     word(c.norm_place, o.norm_place,
          Places{{"before", NormPlace::before},
                 {"after", NormPlace::after},
                 {"both", NormPlace::both},
                 {"parallel", NormPlace::parallel}});
+    if (is_off(o, "qk-layernorm", o.qk_layernorm) && c.qk_norm == QkNorm::head) c.qk_norm = QkNorm::none;
+    if (is_off(o, "qk-layernorm-whole", o.qk_layernorm_whole) && c.qk_norm == QkNorm::whole) c.qk_norm = QkNorm::none;
     if (o.qk_layernorm) c.qk_norm = QkNorm::head;
     if (o.qk_layernorm_whole) c.qk_norm = QkNorm::whole;
     word(c.position, o.position_embedding_type,
@@ -252,16 +270,17 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
                      {"relu2", Activation::relu2},
                      {"swiglu", Activation::swiglu},
                      {"geglu", Activation::geglu}});
-    if (o.disable_bias_linear) c.qkv_bias = c.proj_bias = c.mlp_bias = false;
-    c.qkv_bias = c.qkv_bias || o.add_qkv_bias;
-    c.proj_bias = c.proj_bias || o.add_proj_bias;
-    c.mlp_bias = c.mlp_bias || o.add_mlp_bias;
-    if (o.untie_embeddings_and_output_weights) c.tied = false;
-    if (o.embed_layernorm) c.embedding_norm = true;
+    for (bool* bias : {&c.qkv_bias, &c.proj_bias, &c.mlp_bias})
+        flag(*bias, "disable-bias-linear", o.disable_bias_linear, false);
+    flag(c.qkv_bias, "add-qkv-bias", o.add_qkv_bias, true);
+    flag(c.proj_bias, "add-proj-bias", o.add_proj_bias, true);
+    flag(c.mlp_bias, "add-mlp-bias", o.add_mlp_bias, true);
+    flag(c.tied, "untie-embeddings-and-output-weights", o.untie_embeddings_and_output_weights, false);
+    flag(c.embedding_norm, "embed-layernorm", o.embed_layernorm, true);
     if (!o.softmax_type.empty()) c.sinks = o.softmax_type == "learnable";
-    if (o.window_size) c.window = o.window_size;
-    if (o.window_attn_skip_freq) c.full_interval = o.window_attn_skip_freq;
-    if (o.no_rope_freq) c.nope_interval = o.no_rope_freq;
+    size(c.window, "window-size", o.window_size);
+    size(c.full_interval, "window-attn-skip-freq", o.window_attn_skip_freq);
+    size(c.nope_interval, "no-rope-freq", o.no_rope_freq);
     c.rotary_fraction = o.rotary_percent.value_or(c.rotary_fraction);
     c.rope_base = o.rotary_base.value_or(c.rope_base);
     c.local_rope_base = o.rotary_base_local.value_or(c.local_rope_base);
