@@ -623,6 +623,16 @@ TEST(GgufTokenizer, OfCharacters) {
         EXPECT_GE(t.unknown, 0);
         EXPECT_TRUE(std::filesystem::exists(dir / "back/tokenizer.model"));
     }
+    // Tokens that were added beside a model.
+    TemporaryDirectory more;
+    write_file(more / "tokenizer.model", read_file(golden + "characters_bpe.model"));
+    write_file(more / "added_tokens.json", R"({"<|im_end|>": 500, "<think>": 501})");
+    write_file(more / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+    const GgufTokenizer t = comes_back(more, read_file(golden + "text.txt"));
+    EXPECT_EQ(t.eos, 500);
+    EXPECT_EQ(t.tokens[501], "<think>");
+    EXPECT_EQ(t.kinds[500], SentencePieceModel::control);
+    EXPECT_EQ(t.kinds[501], SentencePieceModel::user_defined);
     // Merges that SentencePiece would not make.
     TemporaryDirectory dir;
     nlohmann::json j = with_steps(golden + "characters_bpe.json");
