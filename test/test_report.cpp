@@ -467,6 +467,13 @@ TEST(CutLog, LeavesWhatWasBeforeAndWhatCameLate) {
     EXPECT_EQ(cut(five + run_line + step_line(1) + step_line(2), 1), five + run_line + step_line(1));
     EXPECT_EQ(cut("", 3), "");
     EXPECT_EQ(cut("junk\n\n[]\n", 3), "");
+    // a copy is kept of one that is cut behind a later checkpoint
+    EXPECT_FALSE(std::filesystem::exists(path + ".1"));
+    const std::string saved = five + event_line(5, "checkpoint") + step_line(6);
+    EXPECT_EQ(cut(saved, 3), cut(five, 3));
+    EXPECT_EQ(read_whole_file(path + ".1"), saved);
+    EXPECT_EQ(cut(saved, 5), five + event_line(5, "checkpoint"));
+    EXPECT_FALSE(std::filesystem::exists(path + ".2"));
 }
 
 // What a rollback undoes leaves the curves, and is shown beside them.

@@ -484,18 +484,22 @@ inline void append_whole(int fd, const std::string& path, const std::string& rec
     fail("cannot write %s: %s; these log lines are lost", path.c_str(), reason.c_str());
 }
 
-// Renames `path` to the first free name among path.1, path.2, ... and returns that name; "" if `path` does not exist.
-inline std::string set_aside(const std::string& path) {
-    namespace fs = std::filesystem;
+// The first free name among path.1, path.2, ...
+inline std::string free_name_beside(const std::string& path) {
     std::error_code error;
-    if (!fs::exists(fs::symlink_status(path, error))) return "";
     for (int i = 1;; i++) {
-        const std::string other = path + "." + std::to_string(i);
-        if (fs::exists(fs::symlink_status(other, error))) continue;
-        if (rename(path.c_str(), other.c_str()) != 0)
-            fail("cannot rename %s to %s: %s", path.c_str(), other.c_str(), strerror(errno));
-        return other;
+        const std::string name = path + "." + std::to_string(i);
+        if (!std::filesystem::exists(std::filesystem::symlink_status(name, error))) return name;
     }
+}
+// Renames `path` to that name and returns it; "" if `path` does not exist.
+inline std::string set_aside(const std::string& path) {
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return "";
+    const std::string other = free_name_beside(path);
+    if (rename(path.c_str(), other.c_str()) != 0)
+        fail("cannot rename %s to %s: %s", path.c_str(), other.c_str(), strerror(errno));
+    return other;
 }
 
 inline std::string without_trailing_slashes(std::string path) {

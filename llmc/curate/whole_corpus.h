@@ -39,7 +39,7 @@ public:
     WholeCorpus(const WholeCorpusOptions& o, const std::string& work_directory, size_t memory_bytes)
         : o_(o), directory_(work_directory) {
         o.check();
-        memory_ = memory_bytes / std::max<size_t>(1, o.exact.size() + (o.near ? 1 : 0));
+        memory_ = memory_bytes / std::max<size_t>(1, o.exact.size() + (o.near ? 1 : 0)) / 2;  // one sort drains into another
         for (const std::string& unit : o.exact)
             exact_.push_back(std::make_unique<ExactDuplicates>(ExactDuplicateOptions{unit, o.folded, 0}, directory_, memory_));
         if (!o.task_files.empty()) tasks_ = std::make_unique<Decontaminator>(o.task_files, o.decontamination);

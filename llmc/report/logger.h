@@ -505,6 +505,7 @@ private:
         last_.loss = records_.newest["loss"];
         // The run's time continues from the end of its earlier part, including its last validation and save if there were any.
         if (const double before = std::fmax(records_.newest["seconds"], cut.end_seconds); before > 0) start_ -= before;
+        if (!cut.kept.empty()) event(step, "info", "log", "the records of later steps are kept in " + cut.kept);
         if (const int64_t lines = cut.others + passed_over; lines > 0)
             event(step, "warning", "log",
                   format("%s of %s %s no record%s of a run: ignored", counted(lines, "line").c_str(), path.c_str(),

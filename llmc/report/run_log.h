@@ -294,24 +294,28 @@ inline RunLog read_log(const std::string& path, int64_t* passed_over = nullptr) 
 struct LogCut {
     int64_t others;      // removed lines that were not records
     double end_seconds;  // duration of a run that ended at this step; NaN: none did
+    std::string kept;    // a copy of the whole log, where a later checkpoint was behind the cut; empty: none was
 };
 
 // Removes the records after `step` from a log: a run that resumes there writes them again. This truncates the file after the
 // line of that step; late records of earlier steps in the removed part, such as a checkpoint's, are kept. Everything before is
-// left alone, including steps that a rollback discarded.
+// left alone, including steps that a rollback discarded. Behind a later checkpoint it may be cut by mistake: then it is copied.
 inline LogCut cut_log(const std::string& path, int64_t step) {
     int64_t cut = -1, others = 0;
+    bool saved_later = false;
     double end_seconds = NAN;
     std::string late;
     for_each_line(path, [&](std::string_view line, int64_t start) {
         constexpr std::string_view step_start = "{\"kind\":\"step\",\"step\":";
         std::string kind = "step";
         double of = NAN;
+        bool saved = false;
         if (line.substr(0, step_start.size()) == step_start && line.back() == '}')
             std::from_chars(line.data() + step_start.size(), line.data() + line.size(), of);
         if (!RunLog::is_step(of)) {
             const RunLog::json j = RunLog::parse(line);
             kind = RunLog::text(j, "kind");
+            saved = RunLog::text(j, "event") == "checkpoint";
             of = (double)RunLog::whole(j, "step");
             if (kind == "run") end_seconds = NAN;
             if (kind == "end" && of == (double)step) end_seconds = RunLog::number(j, "seconds");
@@ -320,13 +324,17 @@ inline LogCut cut_log(const std::string& path, int64_t step) {
         if (kind == "run" || (kind == "step" && !goes)) {
             cut = -1;
             others = 0;
+            saved_later = false;
             late.clear();
         } else if (cut < 0 && goes) cut = start;
         else if (cut >= 0 && !goes) late.append(line) += '\n';
         others += cut >= 0 && kind.empty();
+        saved_later |= cut >= 0 && goes && saved;
     });
-    if (cut < 0) return {0, end_seconds};
+    if (cut < 0) return {0, end_seconds, ""};
+    const std::string kept = saved_later ? free_name_beside(path) : "";
+    if (saved_later) std::filesystem::copy_file(path, kept);
     std::filesystem::resize_file(path, (uintmax_t)cut);
     if (!(std::ofstream(path, std::ios::app) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
-    return {others, end_seconds};
+    return {others, end_seconds, kept};
 }
