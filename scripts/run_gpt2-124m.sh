@@ -10,5 +10,4 @@
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-8}
 run --preset gpt2-124m "${gpt2[@]}" \
-    --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 --lr 6e-4 --min-lr 6e-5 \
-    --device-efficiency 0.46 "$@"
+    --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 --lr 6e-4 --min-lr 6e-5 "$@"

@@ -449,6 +449,7 @@ TEST(Planner, OptionsGiveTheHardware) {
     EXPECT_EQ(in.intra_gbs, 450);
     EXPECT_EQ(in.inter_gbs, 50);
     EXPECT_EQ(in.node_size, 8);
+    EXPECT_EQ(in.efficiency, efficiency_of(find_device("h100"), 192));
     EXPECT_EQ(planned_memory_bytes(o), 80.0 * (1 << 30));
     o.device = "a100";
     o.device_tflops = 100;
@@ -456,6 +457,9 @@ TEST(Planner, OptionsGiveTheHardware) {
     o.device_memory_gib = 40;
     in = plan_input(o, base.c, 8, {8}, 96, 2);
     EXPECT_EQ(in.tflops, 100);
+    EXPECT_EQ(in.efficiency, 0.55);
+    o.device_efficiency = 0.3;
+    EXPECT_EQ(plan_input(o, base.c, 8, {8}, 96, 2).efficiency, 0.3);
     EXPECT_EQ(in.intra_gbs, 300);
     EXPECT_EQ(in.inter_gbs, 3);
     EXPECT_EQ(planned_memory_bytes(o), 40.0 * (1 << 30));
@@ -467,6 +471,24 @@ TEST(Planner, OptionsGiveTheHardware) {
         for (const Device& d : devices()) names.push_back(d.name);
         EXPECT_EQ(option.allowed.choices, names);
     });
+}
+
+// Measured on one H100, dev/kernels/bench.md; it took 1024 tokens of GPT-2 124M at a time, 64 of them.
+TEST(Planner, EfficiencyFollowsTheWidth) {
+    const Device h100 = find_device("h100");
+    EXPECT_EQ(efficiency_of(h100, 64), 0.456);
+    EXPECT_EQ(efficiency_of(h100, 768), 0.456);
+    EXPECT_EQ(efficiency_of(h100, 2048), 0.548);
+    EXPECT_NEAR(efficiency_of(h100, 2896), 0.561, 0.001);  // halfway to 4096
+    EXPECT_EQ(efficiency_of(find_device("h200"), 12288), 0.647);
+    EXPECT_EQ(efficiency_of(h100, 20480), 0.647);
+    EXPECT_EQ(efficiency_of(find_device("a100"), 768), 0.55);
+    TrainOptions o;
+    o.seq_length = 1024;
+    o.micro_batch_size = 64;
+    ModelConfig c = config_from_preset("gpt2-124m");
+    pad_vocabulary(c, 128);
+    expect_within(make_plan(plan_input(o, c, 1, {12}, 64, 2)).tokens_per_second, 565684, 0.05);
 }
 
 TEST(Planner, TableSaysWhatMatters) {

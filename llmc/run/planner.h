@@ -22,7 +22,7 @@
 //
 // The efficiency is that of one GPU for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from
 // the times of a layer in arXiv:2205.05198; with it, the steps of MT-NLG, BLOOM and others come out within 15% of the published
-// ones (test/test_planner.cpp). It differs between programs and widths (0.65 and more for 20480): measure.
+// ones (test/test_planner.cpp). For Hopper it is what was measured there (efficiency_of). It differs between programs: measure.
 //
 // Layout and message sizes: Narayanan et al., arXiv:2104.04473.
 // Times of layers: Korthikanti et al., arXiv:2205.05198. ZeRO: arXiv:1910.02054.
@@ -108,6 +108,21 @@ inline Device find_device(const std::string& name) {
                known.c_str());
 }
 
+// The fraction of its peak that a GPU reaches in whole layers of width C: for Hopper as measured on one H100
+// (dev/kernels/bench.md), between the measured widths by their logarithm; for other GPUs an A100's, which no width changes.
+constexpr double usual_efficiency = 0.55;
+inline double efficiency_of(const Device& d, int C) {
+    if (d.name != std::string("h100") && d.name != std::string("h200")) return usual_efficiency;
+    constexpr std::pair<int, double> measured[] = {{768, 0.456}, {1600, 0.507}, {2048, 0.548}, {4096, 0.574}, {12288, 0.647}};
+    if (C <= measured[0].first) return measured[0].second;
+    for (size_t i = 1; i < std::size(measured); i++) {
+        const auto [from, low] = measured[i - 1];
+        const auto [to, high] = measured[i];
+        if (C <= to) return low + (high - low) * std::log((double)C / from) / std::log((double)to / from);
+    }
+    return std::end(measured)[-1].second;
+}
+
 // ---- a step on this machine -------------------------------------------------------------------------------------------------
 struct MicroBatchShape {
     ModelConfig c;
@@ -184,7 +199,7 @@ struct PlanInput {
     bool compares = false;                              // answers (DPO): the head's losses come before their gradients
 
     std::string device = "h100";  // for the table only; its figures follow
-    double tflops = 989, efficiency = 0.55, memory_gbs = 3350;
+    double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
     double layer_speedup = 1;  // of layers in FP8 over bf16
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
@@ -538,7 +553,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.bucket_elements = o.ddp_bucket_size;
     in.bytes_per_element = bytes_per_element;
     in.device = d.name;
-    in.efficiency = o.device_efficiency;
+    in.efficiency = o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C));
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
