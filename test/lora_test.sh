@@ -47,7 +47,7 @@ done
 
 # ---- a model whose files are fp32 ----
 mkdir fp32 two-files && cp llama/latest/*.json fp32 && cp llama-lora/latest/adapter_* two-files
-cp llama/latest/training/master.safetensors fp32/model.safetensors || cp llama/latest/model.safetensors fp32
+cp llama/latest/training/master.safetensors fp32/model.safetensors 2>/dev/null || cp llama/latest/model.safetensors fp32
 expect "merge into fp32" "$program" export --merge --model fp32 --adapter two-files --out fp32-merged
 expect "its files" "$program" inspect fp32-merged/model.safetensors
 says "are fp32" "lm_head.weight .*F32"
