@@ -89,7 +89,7 @@ std::vector<Case> cases() {
     };
     add("gpt2", "gpt2", 4, true, false, false);
     add("llama", "llama", 2, false, true, !few);
-    add("llama, normuon", "llama", 2, false, false, false);
+    add("llama, normuon", "llama", 2, false, false, false).rope_scaling = {RopeScaling::Type::yarn, 4, 16};
     all.back().optimizer = "normuon";
     LoraConfig& lora = add("llama, adapters", "llama", 2, false, false, false).lora;
     lora.rank = 4;
@@ -110,9 +110,6 @@ std::vector<Case> cases() {
     many.window = 5;
     many.full_interval = 2;
     many.local_rope_base = 100;
-    many.rope_scaling.type = RopeScaling::Type::yarn;
-    many.rope_scaling.factor = 4;
-    many.rope_scaling.original = 16;
     many.attention_softcap = 3;
     many.logit_softcap = 4;
     many.embedding_scale = 8;

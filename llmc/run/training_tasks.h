@@ -63,8 +63,8 @@ public:
         return n;
     }
 
-    // Sets values and standard errors, {task: {metric: number}}; of several tasks also the mean that `eval` gives. Called by all
-    // ranks.
+    // Sets values and standard errors, {task: {metric: number}}; of several tasks also the mean that `eval` gives. All ranks
+    // call it.
     void measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
         std::vector<double> centred;
         for (const Measured& t : tasks_) {
