@@ -214,6 +214,7 @@ def refusals():
     assert "chat template" in server.refuses({"messages": [{"role": "user", "content": "x"}]}, path="/v1/chat/completions", code="no_chat_template")
     # What changes nothing is taken.
     server.ask(C, prompt="x", max_tokens=1, logprobs=None, echo=False, best_of=1, logit_bias={}, presence_penalty=0, user="me", suffix=None)
+    server.ask(C, prompt="x", max_tokens=1, n=2, best_of=2, temperature=1)
 
 
 def garbage():

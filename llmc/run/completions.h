@@ -69,6 +69,8 @@ public:
             if (!value.is_null()) member(key, value);
         if (const char* key = r_.chat ? "messages" : "prompt"; r_.prompts.empty())
             throw ApiError{400, format("the parameter '%s' is missing", key), key};
+        if (j.contains("best_of") && !j["best_of"].is_null() && j["best_of"] != r_.n)
+            throw ApiError{400, "this server does not support 'best_of' other than n", "best_of", "unsupported_parameter"};
         if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options goes with stream", "stream_options"};
         if (r_.choices() > most_choices)
             throw ApiError{400, format("n and the prompts ask for %d texts; at most %d", r_.choices(), most_choices), "n"};
@@ -102,7 +104,7 @@ private:
                                                         {"top_logprobs", 0},
                                                         {"echo", false},
                                                         {"suffix", ""},
-                                                        {"best_of", r_.n},
+                                                        {"best_of", value},  // compared with n when that is known
                                                         {"logit_bias", json::object()},
                                                         {"presence_penalty", 0},
                                                         {"frequency_penalty", 0},
