@@ -93,6 +93,8 @@ says "a run: numbers of one" "in 2 micro-batches of 2$"
 says "a run: the warm-up as there is none" "learning rate .*, no warm-up$"
 status "a plan" 0 "$program" train --preset llama-tiny --vocab-size 300 --micro-batch-size 1 --train-iters 100 --lr-warmup-iters 15 --dry-run
 says "a plan: the warm-up as it was given" "learning rate .*, warm-up over 15 steps$"
+status "a constant learning rate" 0 "$program" train --preset llama-tiny --vocab-size 300 --micro-batch-size 1 --train-iters 100 --lr-decay-style constant --lr 1e-3 --dry-run
+says "a constant learning rate: is one" "learning rate  *constant 0.001, no warm-up$"
 says "a plan: one is no plural" "^ *step  *1 sample of 256 tokens = 256 tokens, in 1 micro-batch of 1$"
 status "ranks that are missing" 2 "$program" generate --model "my run" --prompt x --tp 2
 says "ranks that are missing: what to do" "^error: 1 rank cannot .* HINT: start it with mpirun -n 2$"

@@ -488,9 +488,12 @@ TEST(RunLog, RollbackTakesItsStepsFromTheCurves) {
     for (int i = 1; i <= 12; i++) {
         if (i == 6) event(6, "fp8");
         step(i, i < 10 ? 5 : 100);
-        log.add(json{{"kind", "valid"}, {"step", i}, {"loss", 5}});
+        log.add(json{{"kind", "valid"}, {"step", i}, {"loss", i == 3 ? 4.5 : i == 9 ? 4.0 : 5}});
     }
+    EXPECT_EQ(log.best_step, 9);
     event(8, "rollback");
+    EXPECT_EQ(log.best_step, 3);
+    EXPECT_EQ(log.best_valid, 4.5);
     for (int i = 9; i <= 11; i++) step(i, 4);
     const std::vector<CurvePart> loss = log.curve("loss").parts();
     ASSERT_EQ(loss.size(), 11u);

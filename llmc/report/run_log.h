@@ -247,6 +247,14 @@ private:
         valid_ema.cut_after(step);
         for (NamedCurves* all : {&valid_sets, &tasks})
             for (auto& [name, curve] : *all) curve.cut_after(step);
+        if (best_step <= step) return;
+        best_valid = INFINITY;
+        best_step = 0;
+        for (const CurvePart& part : valid.parts())
+            if (part.low < best_valid) {
+                best_valid = part.low;
+                best_step = std::llround(part.x);
+            }
     }
     static Curve* named(NamedCurves& all, const std::string& name) {
         for (auto& [known, curve] : all)

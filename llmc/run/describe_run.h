@@ -166,7 +166,8 @@ inline void describe_batch(RunTable& t, const TrainOptions& o, const Schedule& s
         t.row("EMA of the weights",
               format("decay %g: about the last %s", o.ema_decay, counted(std::llround(1 / (1 - o.ema_decay)), "step").c_str()));
     const std::string warmup = o.lr_warmup_iters ? counted(o.lr_warmup_iters, "step") : counted(schedule.warmup, "sample");
-    t.row("learning rate", format("%s %g to %g, ", schedule.style.c_str(), schedule.max_lr, schedule.min_lr) +
+    const std::string end = schedule.style == "constant" ? "" : format(" to %g", schedule.min_lr);
+    t.row("learning rate", format("%s %g%s, ", schedule.style.c_str(), schedule.max_lr, end.c_str()) +
                                (schedule.warmup ? "warm-up over " + warmup : "no warm-up"));
 }
 
