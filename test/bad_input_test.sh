@@ -65,6 +65,9 @@ refuse "rotary base without rope"           "rotary-base.*position-emb"     "${t
 refuse "two norms of queries"               "qk-layernorm.*whole"           "${train[@]}" --data-path good --qk-layernorm --qk-layernorm-whole
 refuse "layers without a window, no window" "skip-freq.*window-size"        "${train[@]}" --data-path good --window-attn-skip-freq 2
 refuse "Muon's options without Muon"        "muon-momentum.*HINT: --optimizer muon" "${train[@]}" --data-path good --muon-momentum 0.9
+refuse "FP8's options without FP8"          "fp8-start.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-start 5
+refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2
+refuse "WSD's options without WSD"          "lr-wsd-decay-iters is of WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
 refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good

@@ -430,6 +430,23 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
     r.margin = o.fp8_margin;
     r.history = o.fp8_amax_history_len;
     r.most_recent = o.fp8_amax_compute_algo == "most_recent";
+    const TrainOptions defaults;
+    const std::pair<const char*, bool> of_fp8[] = {
+        {"fp8-recipe", o.fp8_recipe != defaults.fp8_recipe},
+        {"fp8-start", o.fp8_start != defaults.fp8_start},
+        {"fp8-calibration-steps", o.fp8_calibration_steps != defaults.fp8_calibration_steps},
+        {"fp8-margin", o.fp8_margin != defaults.fp8_margin},
+        {"fp8-amax-history-len", o.fp8_amax_history_len != defaults.fp8_amax_history_len},
+        {"fp8-amax-compute-algo", o.fp8_amax_compute_algo != defaults.fp8_amax_compute_algo},
+        {"first-last-layers-bf16", o.first_last_layers_bf16},
+        {"no-fp8-fast-accumulation", o.no_fp8_fast_accumulation}};
+    for (const auto& [option, given] : of_fp8)
+        if (given && !r.on) fail_usage("--%s is of FP8; HINT: --fp8-format hybrid, or leave it out", option);
+    for (const auto& [option, given] :
+         {std::pair("num-layers-at-start-in-bf16", o.num_layers_at_start_in_bf16 != defaults.num_layers_at_start_in_bf16),
+          {"num-layers-at-end-in-bf16", o.num_layers_at_end_in_bf16 != defaults.num_layers_at_end_in_bf16}})
+        if (given && !o.first_last_layers_bf16)
+            fail_usage("--%s is how many --first-last-layers-bf16 keeps; HINT: give that, too, or leave it out", option);
     return r;
 }
 

@@ -302,6 +302,10 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
         s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
     }
     s.wsd_tail = samples_of(s, o, "lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
+    for (const char* option : {"lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"})
+        if (o.given.count(option) && o.lr_decay_style != "WSD" && !o.given.count("lr-decay-style"))
+            fail_usage("--%s is of WSD, and the learning rate follows a %s; HINT: --lr-decay-style WSD, or leave it out",
+                       option, o.lr_decay_style.c_str());
     if (o.lr_decay_style == "WSD" && !s.open && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
         fail_usage(
             "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "
