@@ -212,6 +212,10 @@ says "as it was" "is finished: 90 of 90"
 expect "dropped batches into a second epoch: refused" refused train gpt2 longer-whole "${fixed[@]}" --resume auto --skip-train-iteration-range 61-90 --train-iters 61 --override train-iters
 says "by the same words" "--override data-order"
 
+expect "another dropout is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --hidden-dropout 0.1
+says "it is named" "hidden-dropout is 0.1; the checkpoint was written with 0.*--override hidden-dropout"
+expect "unless it is overridden" train gpt2 dropout --resume gpt2-whole/step_00000028 --hidden-dropout 0.1 --override hidden-dropout
+
 expect "another size is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --hidden-size 64
 says "the field is named" "'n_embd' is 32 in the checkpoint and 64"
 expect "another family is refused" refused train llama-wsd x --resume gpt2-whole/step_00000028

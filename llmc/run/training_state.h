@@ -177,7 +177,8 @@ inline bool widens(const std::string& name, const nlohmann::ordered_json& now) {
 
 // Refuses to resume with options that change what is computed, unless --override names them. Options of the groups "Run" and
 // "Checkpoint" may change, and so may those that only affect how the same result is computed or where files are; the model's
-// are compared by the configurations that they give. `order_problem`: from DataLoader, for the planned number of samples.
+// are compared by the configurations that they give, which dropout is no part of. `order_problem`: from DataLoader, for the
+// planned number of samples.
 inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
                             const std::string& order_problem, const Strings& overrides) {
     const auto overridden = [&](const std::string& name) {
@@ -189,8 +190,9 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     TrainOptions walked = now;
     for_each_option(walked, [&](const Option& option, auto&) {
         const std::string name = option_name(option.field), group = option.group;
-        const bool compared =
-            group == "Data" || group == "Batch and length" || group == "Optimizer" || group == "FP8" || group == "Preferences";
+        const bool dropout = name == "attention-dropout" || name == "hidden-dropout" || name == "embedding-dropout";
+        const bool compared = dropout || group == "Data" || group == "Batch and length" || group == "Optimizer" ||
+                              group == "FP8" || group == "Preferences";
         if (!compared) return;
         known.push_back(name);
         const nlohmann::ordered_json before = saved_option(saved, name);
