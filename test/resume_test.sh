@@ -82,6 +82,10 @@ expect "kill -9: the same bits" same blend-epochs-whole killed
 expect "kill -9: the same losses, each step once" same_losses blend-epochs-whole killed
 expect "kill -9: nothing half-written is left" test -z "$(find killed -name '.step_*' -o -name '*.tmp*')"
 
+# ---- checkpoints that are kept for good ----
+expect "every 8th step is kept, however often a run saves" train gpt2 every --save-every 30m --keep 1 --keep-every 8
+expect "and the last" test "$(ls every | grep -c '^step_') $(ls every | grep '^step_' | tail -n 2 | tr '\n' ' ')" == "4 step_00000024 step_00000030 "
+
 # ---- the moving average of the weights ----
 few=(--train-iters 8 --lr-decay-iters 8 --eval-interval 4 --eval-fixed)
 expect "without an average" train gpt2 plain "${few[@]}"

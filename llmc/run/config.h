@@ -446,7 +446,7 @@ inline Allowed one_of(Strings choices) {
       "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end; never: none at all")                        \
     X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "number of newest checkpoints to keep; 0: all")                         \
     X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
-      "also keep every checkpoint whose step is a multiple of this; default: 0, none")                                         \
+      "also save and keep every checkpoint whose step is a multiple of this; default: 0, none")                                \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; on CPUs this saves the memory of a copy")

@@ -17,14 +17,14 @@
 // When the next checkpoint and the end of this process are due.
 class Timetable {
 public:
-    explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)) {
+    explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)), keep_every_(o.keep_every) {
         if (o.exit_after.empty()) return;
         const double seconds = parse_duration(o.exit_after);
         if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
         exit_at_ = program_start + seconds;
     }
     bool save_now(int64_t step) const {
-        if (every_.steps > 0) return step % every_.steps == 0;
+        if (due(every_.steps, step) || due(keep_every_, step)) return true;
         return every_.seconds > 0 && monotonic_seconds() - saved_at_ >= every_.seconds;
     }
     bool saves_at_all() const { return !every_.never; }
@@ -33,6 +33,7 @@ public:
 
 private:
     SaveInterval every_;
+    int64_t keep_every_;  // the steps whose checkpoints are kept for good, for which they must be written
     double saved_at_ = monotonic_seconds(), exit_at_ = INFINITY;
 };
 
