@@ -1504,14 +1504,18 @@ static void train(World& world, const TrainOptions& given) {
     find_reference(run, [&](const DataLoader& data) { return score_answers(run.ctx, *m, data); });
     Trainer trainer(run.ctx, *m, run.o, run.schedule, *run.train, run.state, run.resumed_from);
     trainer.discards = run.discards;
-    if (run.main_rank() && run.resumes()) make_latest(run.o.out, run.resumed_from);
     if (run.resumes() && trainer.finished()) {
         run.phase.done();
-        if (run.main_rank())
+        if (run.main_rank()) {
+            make_latest(run.o.out, run.resumed_from);
             printf("the run is finished: %s of %s are done\n", with_commas(trainer.state.step).c_str(),
                    counted(run.schedule.total_steps, "step").c_str());
+        }
         return;
     }
+    if (run.main_rank() && run.resumes())
+        if (const std::string done = go_back_to(run.o.out, run.resumed_from, trainer.state.step); !done.empty())
+            print_line(stderr, "note: " + done);
     const std::string overrides = run.resumes() ? describe_overrides(trainer.state, run.o) : "";
     sign_state(run, trainer.state);
     begin_training();

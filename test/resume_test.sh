@@ -136,7 +136,12 @@ expect "it is not pushed out by those after it" test -s unpointed/latest/trainin
 expect "then on from there, not from those after it" train gpt2 unpointed --resume auto --keep 1
 expect "gone back: each step once" same_losses gpt2-whole unpointed
 expect "gone back: the same bits" same gpt2-whole unpointed
-expect "gone back: one checkpoint is kept" test "$(ls -d unpointed/step_*)" == unpointed/step_00000030
+expect "gone back: one checkpoint is kept" test "$(ls unpointed | grep '^step_[0-9]*$')" == step_00000030
+expect "gone back: those after it have other names" test "$(ls -d unpointed/step_00000030.* unpointed/step_00000028.* | tr '\n' ' ')" == "unpointed/step_00000028.1 unpointed/step_00000030.1 unpointed/step_00000030.2 "
+cp -r gpt2-whole behind
+ln -sfn step_00000020 behind/latest
+expect "inspect shows the checkpoint to resume from" "$program" inspect behind
+says "not the newest" "step  *20$"
 
 # ---- damage ----
 damage() { # NAME COMMAND: damages the newest checkpoint of a fresh copy

@@ -112,6 +112,15 @@ expect "a checkpoint remembers what is left out" train 1 remembers --resume "rol
 expect "and how often" grep -q '"rollbacks": 1' "rollback 1/latest/training/state.json"
 steps=120 every=10 expect "a damaged checkpoint is stepped over" faults noise=113-117 train 1 damaged --on-spike rollback --save-in-foreground --rollback-distance 12
 expect "the one before serves" test "$(events damaged rollback)" == "100 "
+steps=120 every=10 expect "two rows of noise" faults "noise=103-107 noise=113-117" train 1 "rollback twice" --on-spike rollback
+expect "twice back to step 90, not to the 100 of the course that was left" test "$(events "rollback twice" rollback)" == "90 90 "
+expect "whose checkpoints are kept under other names" "$program" inspect "rollback twice/step_00000100.1"
+steps=120 every=10 expect "a clean run without batches 97 to 118" train 1 "clean twice" --skip-batches 97-118
+expect "ends with its bits" same "clean twice" "rollback twice"
+steps=120 every=10 expect "the newest two are nearer than the distance" faults noise=103-107 train 1 "rollback far" --on-spike rollback --keep 2 --rollback-distance 25
+expect "an older one has been kept" test "$(events "rollback far" rollback)" == "70 "
+steps=120 expect "before the first checkpoint of its own" faults noise=103-107 train 1 "rollback other" --on-spike rollback --resume clean/step_00000100
+expect "back to the one of another run that it resumed from" test "$(events "rollback other" rollback)$(steps_of "rollback other")" == "100 $(seq 101 105 | tr '\n' ' ')$(seq 109 120 | tr '\n' ' ')"
 
 # ---- LLM-jp's recipe in miniature: bf16 first, then FP8, z-loss, a spike that heals ----
 for layout in "1" ${ALL:+"4 --tp 2"}; do

@@ -250,14 +250,14 @@ TEST(Checkpoints, TheLastAndEveryMthAreKept) {
         std::filesystem::create_directory(step_directory(out / "", step));
         write_file(step_directory(out / "", step) + "/manifest.json", "{}");
     }
-    prune(out / "", 80, 0, 0);
+    prune(out / "", 80, {0, 0});
     EXPECT_EQ(find_checkpoints(out / "").size(), 8u);
-    prune(out / "", 80, 2, 30);
+    prune(out / "", 80, {2, 30});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60, 30}));
     // Checkpoints after the one just written, of another course of the run, do not push it out.
-    prune(out / "", 60, 1, 0);
+    prune(out / "", 60, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60}));
-    prune(out / "", 80, 1, 0);
+    prune(out / "", 80, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80}));
     // `latest` could not be pointed to the newest one.
     for (int64_t step : {10, 20}) {
@@ -265,14 +265,64 @@ TEST(Checkpoints, TheLastAndEveryMthAreKept) {
         write_file(step_directory(out / "", step) + "/manifest.json", "{}");
     }
     std::filesystem::create_symlink("step_00000010", out / "latest");
-    prune(out / "", 80, 1, 0);
+    prune(out / "", 80, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 10}));
     std::filesystem::remove(out / "latest");
     std::filesystem::remove_all(step_directory(out / "", 10));
     // A directory of the user's that is named like a checkpoint.
     std::filesystem::create_directory(step_directory(out / "", 75));
-    prune(out / "", 80, 1, 0);
+    prune(out / "", 80, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 75}));
+}
+
+// An empty checkpoint.
+void put_checkpoint(const TemporaryDirectory& out, int64_t step) {
+    std::filesystem::create_directory(step_directory(out / "", step));
+    write_file(step_directory(out / "", step) + "/manifest.json", "{}");
+}
+
+TEST(Checkpoints, ARollbackAlwaysFindsOneThatIsFarEnoughBack) {
+    for (const int64_t way_back : {0, 5, 9, 10, 11, 25, 40, 115}) {
+        const TemporaryDirectory out;
+        for (int64_t step = 10; step <= 500; step += 10) {
+            put_checkpoint(out, step);
+            prune(out / "", step, {2, 0, way_back});
+            const std::vector<int64_t> kept = find_checkpoints(out / "");
+            EXPECT_LE(kept.size(), 4u);
+            EXPECT_EQ(kept[0], step);
+            // At the first step from here on at which a spike may be seen, and until the next checkpoint.
+            for (int64_t now = step; now < step + 10; now++) {
+                const auto far = std::find_if(kept.begin(), kept.end(), [&](int64_t s) { return s <= now - way_back; });
+                if (now - way_back < 10) EXPECT_EQ(kept.back(), 10) << now;  // there was none
+                else ASSERT_NE(far, kept.end()) << now << ", " << way_back;
+                // And not much farther than it must be.
+                if (far == kept.end()) continue;
+                EXPECT_GT(*far, now - 2 * way_back - 30) << now << ", " << way_back;
+            }
+        }
+    }
+}
+
+TEST(Checkpoints, ThoseAfterTheOneThatTrainingGoesOnFromAreRenamed) {
+    const TemporaryDirectory out, elsewhere;
+    for (const int64_t step : {10, 20, 30, 40}) put_checkpoint(out, step);
+    std::filesystem::create_directory(step_directory(out / "", 50));  // the user's
+    std::filesystem::create_symlink("step_00000040", out / "latest");
+    const std::string done = go_back_to(out / "", step_directory(out / "", 20), 20);
+    EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{50, 20, 10}));
+    EXPECT_EQ(latest_step(out / ""), 20);
+    for (const char* name : {"step_00000030.1", "step_00000040.1"}) {
+        EXPECT_TRUE(std::filesystem::exists(out / name + "/manifest.json"));
+        EXPECT_NE(done.find(name), std::string::npos) << done;
+    }
+    EXPECT_EQ(go_back_to(out / "", step_directory(out / "", 20), 20), "");
+    // To the checkpoint of another run, which began this one: none of this one's is left, nor a link to it.
+    put_checkpoint(elsewhere, 5);
+    std::filesystem::remove_all(step_directory(out / "", 50));
+    EXPECT_NE(go_back_to(out / "", step_directory(elsewhere / "", 5), 5), "");
+    EXPECT_TRUE(find_checkpoints(out / "").empty());
+    EXPECT_FALSE(std::filesystem::is_symlink(out / "latest"));
+    EXPECT_EQ(find_checkpoints(elsewhere / ""), (std::vector<int64_t>{5}));
 }
 
 TEST(Leftovers, AreExactlyWhatKilledRunsLeave) {

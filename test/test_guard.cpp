@@ -224,7 +224,12 @@ TEST(Guard, AFewNormalStepsDoNot) {
         EXPECT_EQ(v.first_outlier_step, 34);
         EXPECT_EQ(v.rollback, policy == std::string("rollback"));
         EXPECT_EQ(v.give_up, policy == std::string("skip"));
+        if (!v.rollback) continue;
+        // No row is longer, and no checkpoint that is needed farther back.
+        const int64_t last = 34 + 2 * 12, far = last - run.guard.way_back();
+        EXPECT_EQ(run.guard.plan_rollback({far, far + 1}, v.first_outlier_step), far);
     }
+    EXPECT_EQ(Guard(options("skip")).way_back(), -1);
 }
 
 TEST(Guard, SkipGivesUpAfterARow) {

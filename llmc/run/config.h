@@ -305,7 +305,7 @@ inline Allowed one_of(Strings choices) {
       "number of spikes or non-finite steps in a row after which rollback goes back and skip ends the run; warn ends "         \
       "it after as many non-finite ones")                                                                                      \
     X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
-      "a rollback goes to a checkpoint at least this many steps before the spike")                                             \
+      "a rollback goes to a checkpoint at least this many steps before the spike, or else to the oldest")                      \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability",                                                            \
       "number of batches around the spike that are skipped after a rollback")                                                  \
     X(int, max_rollbacks, "", 5, between(0, 1000000), "Stability", "number of rollbacks after which the run ends")             \
@@ -444,7 +444,8 @@ inline Allowed one_of(Strings choices) {
       "samples may")                                                                                                           \
     X(std::string, save_every, "", "30m", word("N|DURATION"), "Checkpoint",                                                    \
       "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end; never: none at all")                        \
-    X(int64_t, keep, "", 2, at_least(0), "Checkpoint", "number of newest checkpoints to keep; 0: all")                         \
+    X(int64_t, keep, "", 2, at_least(0), "Checkpoint",                                                                         \
+      "number of newest checkpoints to keep, with --on-spike rollback up to two more; 0: all")                                 \
     X(int64_t, keep_every, "", 0, at_least(0), "Checkpoint",                                                                   \
       "also save and keep every checkpoint whose step is a multiple of this; default: 0, none")                                \
     X(std::string, exit_after, "", "", word("DURATION"), "Checkpoint", "save a checkpoint and stop after this time (5h30m)")   \

@@ -189,6 +189,13 @@ public:
         return far ? far : oldest;
     }
 
+    // The most steps between a checkpoint that a rollback goes to, as planned, and the last outlier of the row; -1: none is
+    // planned.
+    int64_t way_back() const {
+        const int64_t longest_row = (o_.patience - 1) * int64_t{4} * o_.patience;
+        return o_.policy == "rollback" ? longest_row + 1 + o_.rollback_distance : -1;
+    }
+
     // The batches to skip.
     BatchRanges::Range rollback_range(int64_t first_outlier_batch) const {
         const int64_t first = first_outlier_batch - o_.rollback_batches / 2;

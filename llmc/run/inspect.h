@@ -150,14 +150,14 @@ inline bool inspect_model(Table& table, const std::string& dir) {
 inline bool inspect_run(Table& table, const std::string& out) {
     table.section("Run " + out);
     bool intact = true;
-    std::string newest;
-    for (const int64_t step : find_checkpoints(out)) {
-        const std::string dir = step_directory(out, step), problem = verify_checkpoint(dir);
+    std::string first;
+    for (const std::string& dir : checkpoints_to_try(out)) {
+        const std::string problem = verify_checkpoint(dir);
         table.row(std::filesystem::path(dir).filename().string(), problem.empty() ? "intact" : problem);
         intact = intact && problem.empty();
-        if (problem.empty() && newest.empty()) newest = dir;
+        if (problem.empty() && first.empty()) first = dir;
     }
-    return newest.empty() ? intact : inspect_model(table, newest) && intact;
+    return first.empty() ? intact : inspect_model(table, first) && intact;
 }
 
 // The beginnings of the first documents as text, decoded with the given tokenizer or the one that made the data.

@@ -3,7 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/check.h"
@@ -94,21 +96,28 @@ inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     return rows;
 }
 
-// Rollback after a spike, as in PaLM: the intact checkpoint before the first outlier that the guard chooses. `step`: the last
-// one.
-inline std::string checkpoint_to_go_back_to(World& world, const std::string& out, const Guard& guard, const Verdict& v,
-                                            int64_t step) {
-    std::vector<int64_t> steps = world.rank() == 0 ? find_checkpoints(out) : std::vector<int64_t>();
+// Rollback after a spike, as in PaLM: the intact checkpoint before the first outlier that the guard chooses, of those in OUT
+// and the one that this process resumed from, which may be in another directory (its step and path; the path may be empty).
+// `step`: the last outlier's.
+inline std::string checkpoint_to_go_back_to(World& world, const std::string& out,
+                                            const std::pair<int64_t, std::string>& resumed, const Guard& guard,
+                                            const Verdict& v, int64_t step) {
+    std::map<int64_t, std::string> found;
+    if (world.rank() == 0)
+        for (const int64_t s : find_checkpoints(out)) found[s] = step_directory(out, s);
+    if (world.rank() == 0 && !resumed.second.empty()) found.insert(resumed);
     for (;;) {
+        std::vector<int64_t> steps;
+        for (const auto& [s, dir] : found) steps.push_back(s);
         const auto chosen = guard.plan_rollback(steps, v.first_outlier_step);
-        const std::string dir = world.all_gather(chosen ? step_directory(out, *chosen) : "")[0];
+        const std::string dir = world.all_gather(chosen ? found[*chosen] : "")[0];
         if (dir.empty())
             fail(
                 "the run ends at step %lld: %s, but there is no intact checkpoint before step %lld; HINT: a shorter "
                 "--save-every",
                 (long long)step, v.reason.c_str(), (long long)v.first_outlier_step);
         if (verify_together(world, dir).empty()) return dir;
-        if (chosen) steps.erase(std::find(steps.begin(), steps.end(), *chosen));
+        if (chosen) found.erase(*chosen);
     }
 }
 

@@ -89,9 +89,10 @@ struct Run {
     // The directory that describes the model: the checkpoint's, or, under adapters, that of their base.
     const std::string& model_directory() const { return resumes() && !is_adapter(resumed_from) ? resumed_from : o.model; }
     // Whether the resumed checkpoint is in OUT; then the other files in OUT belong to this run, too.
-    bool same_directory() const {
+    bool same_directory() const { return resumes() && in_out(resumed_from); }
+    bool in_out(const std::string& checkpoint) const {
         namespace fs = std::filesystem;
-        return resumes() && fs::canonical(resumed_from).parent_path() == fs::canonical(o.out);
+        return fs::canonical(checkpoint).parent_path() == fs::canonical(o.out);
     }
     // Plans for ranks or GPUs that are not here.
     bool plans_elsewhere() const { return o.world || !ctx.has_device(); }

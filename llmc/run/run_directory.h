@@ -4,7 +4,7 @@
 //   log.jsonl, report.html, loss.svg, .lock, .ranks (what each of several ranks is doing, world.h)
 //
 //   RunLock                 one run per directory
-//   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, prune
+//   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, go_back_to, prune
 //   remove_leftovers        removes the temporary files of killed processes of this program
 //   make_room_for_new_run   renames what has the names of a new run's files, without deleting
 // The directory may also hold the user's files: only exact names of this program are ever removed.
@@ -155,28 +155,69 @@ inline void make_latest(const std::string& out, const std::string& dir) {
     point_link(out + "/latest", real.filename().string());
 }
 
+// Before training goes on from a checkpoint of `step`, after a resume or a rollback: renames the checkpoints in OUT after it,
+// whose course of the run is abandoned. The new course jumps over some of their steps, and one that stayed would later count as
+// its own. `latest` moves first: after a kill in between, the next resume takes the same checkpoint and renames the rest.
+// Returns what was renamed, or "".
+inline std::string go_back_to(const std::string& out, const std::string& dir, int64_t step) {
+    namespace fs = std::filesystem;
+    std::vector<int64_t> later = find_checkpoints(out);
+    later.erase(
+        std::remove_if(later.begin(), later.end(),
+                       [&](int64_t s) { return s <= step || !fs::exists(step_directory(out, s) + "/" + manifest_name); }),
+        later.end());
+    if (later.empty() || fs::canonical(dir).parent_path() == fs::canonical(out)) make_latest(out, dir);
+    else unlink((out + "/latest").c_str());  // `dir` is another run's, which began this one
+    std::string names;
+    for (const int64_t s : later) names += (names.empty() ? "" : ", ") + set_aside(step_directory(out, s));
+    return names.empty()
+               ? ""
+               : format("checkpoints after step %lld, from where training goes on, are now ", (long long)step) + names;
+}
+
 // ---- what may be removed ---------------------------------------------------------------------------------------------------
-// Of the checkpoints up to `step`, removes all but the newest `keep` and those at multiples of `keep_every` (0: none). keep 0
-// keeps all. The one that `latest` points to is never removed. Those after `step` belong to an abandoned course of the run or
-// are damaged: they do not count and are left alone; so is a directory without a manifest, which is not a checkpoint.
-inline void prune(const std::string& out, int64_t step, int64_t keep, int64_t keep_every) {
+// Which checkpoints prune() keeps.
+struct KeptCheckpoints {
+    int64_t newest, every = 0;  // so many of the newest, 0: all; and those at multiples of `every`, 0: none
+    int64_t way_back = -1;      // the steps that a rollback may have to go back; -1: there are none
+};
+
+// Of the checkpoints up to `step`, those that are not kept, oldest first. Those after `step` belong to an abandoned course of
+// the run or are damaged: they do not count and are left alone; so is a directory without a manifest, which is not a
+// checkpoint. The one that `latest` points to is kept. For a rollback, the newest one that is far enough back is kept, and the
+// oldest one that is not yet, which will be in its place some day.
+inline std::vector<int64_t> superfluous(const std::string& out, int64_t step, const KeptCheckpoints& kept) {
     std::error_code ignored;
     const int64_t latest = latest_step(out);
-    std::vector<int64_t> steps = find_checkpoints(out);
+    std::vector<int64_t> steps = find_checkpoints(out), others;
     steps.erase(std::remove_if(steps.begin(), steps.end(),
                                [&](int64_t s) {
                                    const std::string manifest = step_directory(out, s) + "/" + manifest_name;
                                    return s > step || !std::filesystem::exists(manifest, ignored);
                                }),
                 steps.end());
-    for (size_t i = (size_t)keep; keep > 0 && i < steps.size(); i++) {
-        if ((keep_every > 0 && steps[i] % keep_every == 0) || steps[i] == latest) continue;
-        // Renamed first, so that a kill in between leaves no directory that looks like a checkpoint.
-        const std::string gone = out + "/" + hidden(step_name(steps[i]), ".old");
-        std::filesystem::remove_all(gone, ignored);
-        std::filesystem::rename(step_directory(out, steps[i]), gone, ignored);
-        std::filesystem::remove_all(gone, ignored);
+    const auto near = [&](int64_t s) { return s > step - kept.way_back; };
+    const size_t n_near = (size_t)std::count_if(steps.begin(), steps.end(), near);
+    for (size_t i = (size_t)kept.newest; kept.newest > 0 && i < steps.size(); i++) {
+        if ((kept.every > 0 && steps[i] % kept.every == 0) || steps[i] == latest) continue;
+        if (kept.way_back >= 0 && (i == n_near || i + 1 == n_near)) continue;
+        others.insert(others.begin(), steps[i]);
     }
+    return others;
+}
+
+inline void remove_checkpoint(const std::string& out, int64_t step) {
+    std::error_code ignored;
+    // Renamed first, so that a kill in between leaves no directory that looks like a checkpoint.
+    const std::string gone = out + "/" + hidden(step_name(step), ".old");
+    std::filesystem::remove_all(gone, ignored);
+    std::filesystem::rename(step_directory(out, step), gone, ignored);
+    std::filesystem::remove_all(gone, ignored);
+}
+
+// After the checkpoint of `step` was written: removes what is not kept.
+inline void prune(const std::string& out, int64_t step, const KeptCheckpoints& kept) {
+    for (const int64_t other : superfluous(out, step, kept)) remove_checkpoint(out, other);
 }
 
 // Whether a name in OUT is that of a temporary file or directory of this program, left by a killed process.

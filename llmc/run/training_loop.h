@@ -58,7 +58,8 @@ public:
           stragglers_(run.world.hosts(), run.ranks->mesh.pp.size),
           tasks_(tasks),
           log_(log),
-          saver_(run.ctx, {o_.out, o_.keep, o_.keep_every, run.texts, run.reference.file, lock}, m),
+          saver_(run.ctx,
+                 {o_.out, {o_.keep, o_.keep_every, trainer.history.guard.way_back()}, run.texts, run.reference.file, lock}, m),
           saved_step_(run.same_directory() ? state_.step : 0),
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };
@@ -168,14 +169,16 @@ private:
     // Goes back to an older checkpoint. The skipped batches are kept, and those around the first outlier join them.
     void roll_back(const Verdict& v) {
         const Guard& guard = t_.history.guard;
-        const std::string dir = checkpoint_to_go_back_to(run_.world, o_.out, guard, v, state_.step);
+        const std::string dir =
+            checkpoint_to_go_back_to(run_.world, o_.out, {run_.state.step, run_.resumed_from}, guard, v, state_.step);
         state_ = state_after_rollback(state_, dir, guard.rollback_range(v.first_outlier_batch));
         load_weights_and_moments(run_.ctx, m_, dir);
         t_.history.roll_back(StepHistory(o_, m_.c.L, state_, dir));
         t_.memory_check.remember();
-        saved_step_ = state_.step;
-        if (run_.main_rank()) make_latest(o_.out, dir);
+        saved_step_ = run_.in_out(dir) ? state_.step : 0;
+        const std::string done = run_.main_rank() ? go_back_to(o_.out, dir, state_.step) : "";
         log_.rollback(state_.step, dir, state_.skips);
+        if (!done.empty()) print_line(stderr, "note: " + done);
     }
 
     // After a step: validation, a sample and a checkpoint, if they are due. Returns whether the run is to stop.

@@ -391,7 +391,7 @@ class Saver {
 public:
     struct Settings {
         std::string out;
-        int64_t keep, keep_every;
+        KeptCheckpoints kept;
         ModelTexts texts;
         std::string reference;    // a file that each checkpoint keeps (reference.h); empty: none
         RunLock* lock = nullptr;  // of out; held by the first rank only
@@ -610,7 +610,7 @@ private:
         } catch (...) {
             problem = std::current_exception();  // rethrown after prune(), so that the disk does not fill up
         }
-        prune(settings_.out, state_.step, settings_.keep, settings_.keep_every);
+        prune(settings_.out, state_.step, settings_.kept);
         if (problem) std::rethrow_exception(problem);
     }
 
