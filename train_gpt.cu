@@ -1402,8 +1402,9 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");
     run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
+    const size_t moments = m->exp_avg.element_bytes() + m->exp_avg_sq.element_bytes();
     describe_run(run, {m->shards.buckets.size(), what_is_bf16(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
-                       m->arena.bytes()});
+                       m->arena.bytes(), checkpoint_bytes(trained_table(run.c), run.texts, moments, o.ema_decay > 0)});
     const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
     if (run.plans_elsewhere()) describe_plan(run, plan);
     else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())

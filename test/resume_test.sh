@@ -256,3 +256,13 @@ if mkdir tiny && mount -t tmpfs -o size=6000k tmpfs tiny 2>/dev/null; then
     expect "nothing half-written is left" test -z "$(find tiny/out -name '.step_*')"
     umount tiny
 fi
+
+# ---- a disk with room for fewer than --keep + 1 checkpoints ----
+one=$(du -sk --apparent-size gpt2-whole/step_00000030 | cut -f1)
+if mkdir -p tiny && mount -t tmpfs -o size=$((one * 28 / 10))k tmpfs tiny 2>/dev/null; then
+    expect "room for two and a half, --keep 2" train gpt2 tiny/out --save-every 5 --keep 2 --save-in-foreground
+    says "it is said in the beginning" "free space .*less than 3 more"
+    expect "room for two and a half: no save fails" refused grep -q "NOT written" tiny/out/log.jsonl
+    expect "room for two and a half: the last ones are there" test "$(ls -d tiny/out/step_* | tr '\n' ' ')" == "tiny/out/step_00000025 tiny/out/step_00000030 "
+    umount tiny
+fi

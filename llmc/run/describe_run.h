@@ -18,6 +18,7 @@
 #include "machine.h"
 #include "planner.h"
 #include "run.h"
+#include "run_directory.h"
 
 // The end of the table's row on precision: what is stored in bf16 instead of fp32.
 inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
@@ -35,9 +36,21 @@ struct PlannedModel {
     std::string in_bf16;  // what_is_bf16 of gradients and moments
     std::vector<std::pair<std::string, size_t>> purposes;
     size_t bytes;
+    size_t checkpoint_bytes;
 };
 
 namespace detail {
+
+// A row where the checkpoints to come do not fit on the disk.
+inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint_bytes) {
+    const int64_t most = o.keep == 0 ? 1 : o.keep + (o.on_spike == "rollback" ? 3 : 1);
+    const int64_t more = most - std::min<int64_t>(most - 1, (int64_t)find_checkpoints(o.out).size());
+    const double free = free_space(o.out);
+    if (free >= (double)more * (double)checkpoint_bytes) return;
+    t.row("free space", format("%s, less than %s of %s, for which --keep %lld may ask; HINT: %s", human_bytes(free).c_str(),
+                               counted(more, "more checkpoint").c_str(), human_bytes((double)checkpoint_bytes).c_str(),
+                               (long long)o.keep, o.keep > 1 ? "a smaller --keep" : "make space there"));
+}
 
 // The choices of the block, in words.
 inline std::string block_in_words(const ModelConfig& c) {
@@ -239,6 +252,7 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
     t.table.section("Run");
     t.row("name", run_name(run.o));
     t.row("output", run.o.out);
+    detail::describe_space(t, run.o, planned.checkpoint_bytes);
     detail::describe_size(t, run);
     detail::describe_model(t, run.o, run.c);
     detail::describe_parametrization(t, run.o, run.c);

@@ -258,13 +258,28 @@ inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& te
     return table.trained * (models * weights + moment_bytes) + models * (table.rows.size() * 1024 + texts.bytes()) + (64 << 10);
 }
 
-inline void check_free_space(const std::string& out, size_t needed) {
+// Free bytes of the file system of OUT; infinite if that is not known.
+inline double free_space(const std::string& out) {
     struct statvfs fs;
-    if (statvfs(out.c_str(), &fs) != 0) return;
-    const double available = (double)fs.f_bavail * (double)fs.f_frsize;
-    if (available < (double)needed)
-        fail("no space for a checkpoint in %s: it needs %s, %s are free", out.c_str(), human_bytes((double)needed).c_str(),
-             human_bytes(available).c_str());
+    return statvfs(out.c_str(), &fs) == 0 ? (double)fs.f_bavail * (double)fs.f_frsize : INFINITY;
+}
+
+// Before the checkpoint of `step` is written, which needs so many bytes: where space is short, removes what prune() would
+// remove after it, but never the newest, then what a rollback might need. fail()s if that is not enough.
+inline void make_space(const std::string& out, int64_t step, KeptCheckpoints kept, size_t needed) {
+    const auto enough = [&] { return free_space(out) >= (double)needed; };
+    if (!enough() && kept.newest > 0) {
+        kept.newest = std::max<int64_t>(kept.newest - 1, 1);
+        for (const int64_t way_back : {kept.way_back, int64_t{-1}}) {
+            kept.way_back = way_back;
+            for (const int64_t other : superfluous(out, step - 1, kept))
+                if (!enough()) remove_checkpoint(out, other);
+        }
+    }
+    if (!enough())
+        fail("no space for a checkpoint in %s: it needs %s, %s are free; HINT: %s", out.c_str(),
+             human_bytes((double)needed).c_str(), human_bytes(free_space(out)).c_str(),
+             kept.newest == 1 ? "make space there" : "--keep 1, or make space there");
 }
 
 // Where the trained weights of a checkpoint are read from.
@@ -536,8 +551,8 @@ private:
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
         const size_t moment_bytes = parts_.exp_avg.element_bytes() + parts_.exp_avg_sq.element_bytes();
-        check_free_space(settings_.out,
-                         checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average) + settings_.reference.size());
+        make_space(settings_.out, state_.step, settings_.kept,
+                   checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average) + settings_.reference.size());
         directory.create();
         try {
             make_directory(directory.path() + "/training");
