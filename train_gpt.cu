@@ -1171,14 +1171,15 @@ static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector
 }
 
 // The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
-static std::vector<Score> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests, Progress* progress) {
+static std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests,
+                                                        Progress* progress, const std::function<bool()>& stop) {
     PipelineLinks links = pipeline_links(ctx, m);
     int i = 0;
     const auto run = [&](const ScoringPass& scored, std::vector<Score>& scores) {
         forward_only(ctx, m, links, scored.batch, i++,
                      [&](const Pass& pass) { score_rows(ctx, m, pass.in, scored.rows, scores); });
     };
-    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run);
+    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run, stop);
 }
 
 // Generates the texts of some sequences, one token of each at a time, for a Decoder. The activations of `m` serve as scratch.
@@ -1455,15 +1456,16 @@ static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoade
 }
 
 // Callbacks for measuring a model on tasks: one scores given continuations, the other generates answers, each up to a token of
-// `ends`. Only the other uses tokenizer and generator. ctx, m, generator and tokenizer must outlive the result.
+// `ends`. Only the other uses tokenizer and generator. ctx, m, generator and tokenizer must outlive the result. stop: as for
+// TrainerBase.
 static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Generator>& generator, const Tokenizer* tokenizer,
-                                    const std::vector<int>& ends) {
+                                    const std::vector<int>& ends, const std::function<bool()>& stop) {
     TaskFunctions functions;
-    functions.score = [&ctx, &m](const std::vector<Request>& requests, Progress* progress) {
-        return score_requests(ctx, m, requests, progress);
+    functions.score = [&ctx, &m, stop](const std::vector<Request>& requests, Progress* progress) {
+        return score_requests(ctx, m, requests, progress, stop);
     };
-    functions.answer = [&m, &generator, tokenizer, ends](const Task& task, const TaskRequests& all, Progress* progress) {
-        return write_answers(*m.ranks, *generator, *tokenizer, ends, task, all, progress);
+    functions.answer = [&m, &generator, tokenizer, ends, stop](const Task& task, const TaskRequests& all, Progress* progress) {
+        return write_answers(*m.ranks, *generator, *tokenizer, ends, task, all, progress, stop);
     };
     return functions;
 }
@@ -1474,7 +1476,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     ModelFunctions functions;
     functions.step = [&t] { return train_step(t); };
     functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
-    functions.tasks = task_functions(t.ctx, t.m, generator, run.tokenizer.get(), run.texts.end_ids);
+    functions.tasks = task_functions(t.ctx, t.m, generator, run.tokenizer.get(), run.texts.end_ids, [&t] { return t.stop(); });
     const TrainOptions& o = run.o;
     if (run.writes_answers || o.sample_interval > 0) generator.emplace(t.ctx, t.m);
     if (o.sample_interval == 0) return functions;
@@ -1629,7 +1631,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     std::optional<Generator> generator;
     if (writes) generator.emplace(run.ctx, *m);
     const std::vector<int> ends = tokenizer ? adapted_texts(run.dir, tokenizer, run.adapter).end_ids : std::vector<int>();
-    const TaskFunctions functions = task_functions(run.ctx, *m, generator, tokenizer, ends);
+    const TaskFunctions functions = task_functions(run.ctx, *m, generator, tokenizer, ends, [] { return false; });
     const auto losses = [&](const DataLoader& data, int64_t samples) {
         return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
     };

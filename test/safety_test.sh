@@ -132,6 +132,11 @@ run=$!
 left "within validation" valid
 expect "within validation: it was not finished" test -s valid/log.jsonl
 expect "within validation: its result is not logged" refused grep -q '"kind":"valid"' valid/log.jsonl
+for i in $(seq 20000); do echo '{"context": "the sheep", "choices": [" of city", " of the king"], "gold": 0}'; done >questions.jsonl
+slow tasks --plain --global-batch-size 2 --train-iters 2 --eval-tasks questions.jsonl --eval-tasks-interval 1 &
+run=$!
+left "within tasks" tasks
+expect "within tasks: a part of them is not logged" refused grep -q '"kind":"tasks"' tasks/log.jsonl
 # A text of 20,000 tokens, which no end-of-document token ends before.
 expect "a tokenizer without such a token" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<pad>" --output endless-tok
 expect "and its data" "$program" prepare --input text.txt --output endless --tokenizer endless-tok --split-documents blank --no-append-eod

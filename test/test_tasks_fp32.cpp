@@ -489,7 +489,7 @@ struct Fixture {
     std::vector<Score> scores(const std::vector<Request>& requests) {
         const std::unique_ptr<FILE, int (*)(FILE*)> nowhere(fopen("/dev/null", "w"), fclose);
         Progress progress("test", 1, "tokens", nowhere.get());
-        return score_requests(ctx, m, requests, &progress);
+        return *score_requests(ctx, m, requests, &progress, [] { return false; });
     }
 };
 
@@ -624,8 +624,14 @@ TEST(WrittenAnswers, EqualAPlainLoop) {
     EXPECT_GT(stopped, 3);
     const Task task = task_of(plain.dir, lines);
     const TaskRequests all = make_requests(plain.tokenizer, task, nullptr, 0, 1, task.size(), 24);
-    EXPECT_EQ(write_answers(*batched.ranks, generator, plain.tokenizer, {}, task, all, nullptr), expected);
-    EXPECT_FALSE(plain.ctx.steady_rows);  // what is trained afterwards is as it was
+    const auto answers = [&](const std::function<bool()>& stop) {
+        return write_answers(*batched.ranks, generator, plain.tokenizer, {}, task, all, nullptr, stop);
+    };
+    int asked = 0;
+    EXPECT_FALSE(answers([&] { return ++asked == 3; }));
+    EXPECT_EQ(asked, 3);
+    EXPECT_EQ(answers([] { return false; }), expected);  // nothing is left of those that were stopped
+    EXPECT_FALSE(plain.ctx.steady_rows);                 // what is trained afterwards is as it was
     const std::vector<std::string> texts = {"", "a:b", "12:", "\xff\n"};
     EXPECT_EQ(detail::unpacked_texts(detail::packed_texts(texts)), texts);
 }

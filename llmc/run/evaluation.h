@@ -72,10 +72,10 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
 
 // Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
 // among data-parallel ranks; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
-// scores of its rows.
-template <class Run>
-std::vector<Score> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens, const std::vector<Request>& requests,
-                                  Progress* progress, Run run) {
+// scores of its rows. stop is asked before each pass, by all ranks equally often; if it says so, there are no scores.
+template <class Run, class Stop>
+std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens,
+                                                 const std::vector<Request>& requests, Progress* progress, Run run, Stop stop) {
     const Mesh& mesh = ranks.mesh;
     const size_t replicas = (size_t)mesh.dp.size;
     std::vector<size_t> by_length(requests.size()), order;
@@ -83,10 +83,17 @@ std::vector<Score> score_requests(const Ranks& ranks, int B, int T, int virtual_
     std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
     for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
+    const auto pass_from = [&](size_t first) { return make_scoring_pass(requests, order, first, B, T, virtual_tokens); };
+    std::vector<int64_t> passes((size_t)mesh.world.size);  // of each rank
+    for (size_t first = 0; first < order.size(); passes[0]++) first += (size_t)pass_from(first).batch.B;
+    if (const int64_t mine = passes[0]; mesh.world.size > 1) ranks.world->all_gather(&mine, sizeof mine, passes.data());
     std::vector<Score> scores(requests.size());
     int64_t done = 0;
-    for (size_t first = 0; first < order.size();) {
-        const ScoringPass pass = make_scoring_pass(requests, order, first, B, T, virtual_tokens);
+    size_t first = 0;
+    for (int64_t i = 0; i < *std::max_element(passes.begin(), passes.end()); i++) {
+        if (stop()) return {};
+        if (first == order.size()) continue;
+        const ScoringPass pass = pass_from(first);
         run(pass, scores);
         first += (size_t)pass.batch.B;
         done += pass.inputs;
@@ -261,18 +268,25 @@ inline std::string answer_lines(const Task& task, const TaskRequests& all, const
     return lines;
 }
 
-// What evaluates tasks: the scores of requests, and the answers to a task; on all ranks, the progress may be null.
+// What evaluates tasks: the scores of requests, and the answers to a task; on all ranks, the progress may be null. Nothing if
+// it was stopped.
 struct TaskFunctions {
-    std::function<std::vector<Score>(const std::vector<Request>&, Progress*)> score;
-    std::function<std::vector<std::string>(const Task&, const TaskRequests&, Progress*)> answer;
+    std::function<std::optional<std::vector<Score>>(const std::vector<Request>&, Progress*)> score;
+    std::function<std::optional<std::vector<std::string>>(const Task&, const TaskRequests&, Progress*)> answer;
 
     // on_answers: gets them, if there are any.
     template <class F>
-    std::vector<Metric> measure(const Task& task, const TaskRequests& all, Progress* progress, F on_answers) const {
-        if (task.kind != TaskKind::written) return task_metrics(task, all.examples, score(all.requests, progress));
-        const std::vector<std::string> answers = answer(task, all, progress);
-        on_answers(answers);
-        return answer_metrics(task, all.examples, answers);
+    std::optional<std::vector<Metric>> measure(const Task& task, const TaskRequests& all, Progress* progress,
+                                               F on_answers) const {
+        if (task.kind != TaskKind::written) {
+            const auto scores = score(all.requests, progress);
+            if (!scores) return {};
+            return task_metrics(task, all.examples, *scores);
+        }
+        const auto answers = answer(task, all, progress);
+        if (!answers) return {};
+        on_answers(*answers);
+        return answer_metrics(task, all.examples, *answers);
     }
 };
 
@@ -295,8 +309,10 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
             progress.emplace(std::filesystem::path(task.file).stem().string(), written ? (int64_t)all.requests.size() : tokens,
                              written ? "answers" : "tokens");
         const std::vector<Metric> metrics =
-            functions.measure(task, all, progress ? &*progress : nullptr,
-                              [&](const std::vector<std::string>& texts) { answers += answer_lines(task, all, texts); });
+            functions
+                .measure(task, all, progress ? &*progress : nullptr,
+                         [&](const std::vector<std::string>& texts) { answers += answer_lines(task, all, texts); })
+                .value();
         if (const auto accuracy = centred_accuracy(task, all.examples, metrics)) centred.push_back(*accuracy);
         if (!progress) continue;
         progress->finish();
@@ -333,7 +349,8 @@ Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int
     e.samples = limited((int64_t)requests.size(), o);
     requests.resize((size_t)e.samples);
     const double start = monotonic_seconds();
-    for (const Score& s : score(requests, nullptr)) e.sums.ce -= s.log_likelihood;
+    const auto scores = score(requests, nullptr);
+    for (const Score& s : *scores) e.sums.ce -= s.log_likelihood;
     e.seconds = monotonic_seconds() - start;
     for (const Request& r : requests) {
         e.sums.n += r.n_scored;

@@ -135,6 +135,9 @@ public:
     void no_validation(int64_t step) {
         event(step, "warning", "valid", format("the validation at step %lld was left: told to stop", (long long)step));
     }
+    void no_tasks(int64_t step) {
+        event(step, "warning", "tasks", format("the tasks at step %lld were left: told to stop", (long long)step));
+    }
     void tasks(int64_t step, const nlohmann::ordered_json& values, const nlohmann::ordered_json& errors, double ms) {
         if (logger_) logger_->tasks(step, values, errors, ms);
     }

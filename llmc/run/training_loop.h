@@ -190,7 +190,7 @@ private:
         if (validates || measures || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
         if (compares) t_.memory_check.require_agreement(state_.step);
         if (validates && !timed(TimeBudget::validation, [&] { return validate(last); })) now.stop = true;
-        if (measures && !now.stop) timed(TimeBudget::tasks, [&] { return measure_tasks(); });
+        if (measures && !now.stop && !timed(TimeBudget::tasks, [&] { return measure_tasks(); })) now.stop = true;
         if (samples && !now.stop && !timed(TimeBudget::sample, [&] { return write_sample(); })) now.stop = true;
         const bool saves = (last || now.stop || now.save) && timetable_.saves_at_all();
         if (saves) {
@@ -232,14 +232,16 @@ private:
         return true;
     }
 
+    // Returns false if the run is to stop.
     bool measure_tasks() {
         const double start = monotonic_seconds();
         run_.begin("measuring tasks");
         nlohmann::ordered_json values, errors;
-        tasks_.measure(values, errors, functions_.tasks);
+        const bool whole = tasks_.measure(values, errors, functions_.tasks);
         run_.phase.done();
-        log_.tasks(state_.step, values, errors, (monotonic_seconds() - start) * 1e3);
-        return true;
+        if (whole) log_.tasks(state_.step, values, errors, (monotonic_seconds() - start) * 1e3);
+        else log_.no_tasks(state_.step);
+        return whole;
     }
 
     // Returns false if the run is to stop.

@@ -64,18 +64,20 @@ public:
     }
 
     // Sets values and standard errors, {task: {metric: number}}; of several tasks also the mean that `eval` gives. All ranks
-    // call it.
-    void measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
+    // call it. Returns false if it was stopped.
+    bool measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
         std::vector<double> centred;
         for (const Measured& t : tasks_) {
-            const std::vector<Metric> metrics = functions.measure(t.task, t.all, nullptr, [](const auto&) {});
-            for (const Metric& metric : metrics) {
+            const auto metrics = functions.measure(t.task, t.all, nullptr, [](const auto&) {});
+            if (!metrics) return false;
+            for (const Metric& metric : *metrics) {
                 values[t.name][metric.name] = metric.value;
                 errors[t.name][metric.name] = metric.error;
             }
-            if (const auto accuracy = centred_accuracy(t.task, t.all.examples, metrics)) centred.push_back(*accuracy);
+            if (const auto accuracy = centred_accuracy(t.task, t.all.examples, *metrics)) centred.push_back(*accuracy);
         }
         if (centred.size() > 1) values["mean of tasks"]["centred"] = mean_of(centred);
+        return true;
     }
 
 private:

@@ -1,6 +1,8 @@
 // Answers that a model writes to the questions of a task, many at a time (model/decoder.h): greedy, as the examples say.
 #pragma once
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,11 +31,12 @@ inline std::vector<std::string> unpacked_texts(const std::string& all) {
 }  // namespace detail
 
 // One for each prompt of `all`, of which data-parallel ranks take every n-th; the same on all ranks. generator: as for a
-// Decoder. ends: tokens that end a text. progress counts answers, and may be null.
-template <class Generator>
-std::vector<std::string> write_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
-                                       const std::vector<int>& ends, const Task& task, const TaskRequests& all,
-                                       Progress* progress) {
+// Decoder. ends: tokens that end a text. progress counts answers, and may be null. stop is asked before each step of the
+// decoder, by all ranks equally often; if it says so, there are no answers.
+template <class Generator, class Stop>
+std::optional<std::vector<std::string>> write_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
+                                                      const std::vector<int>& ends, const Task& task, const TaskRequests& all,
+                                                      Progress* progress, Stop stop) {
     const Mesh& mesh = ranks.mesh;
     const size_t n = all.requests.size(), replicas = (size_t)mesh.dp.size;
     std::vector<std::string> mine;
@@ -57,7 +60,12 @@ std::vector<std::string> write_answers(const Ranks& ranks, Generator& generator,
         };
         decoder.add(std::move(r));
     }
-    while (decoder.step()) {
+    std::vector<char> writing = {1};  // each rank
+    while (std::count(writing.begin(), writing.end(), 1) > 0) {
+        if (stop()) return {};
+        const char mine = decoder.step();
+        writing.assign(replicas > 1 ? (size_t)mesh.world.size : 1, mine);
+        if (replicas > 1) ranks.world->all_gather(&mine, 1, writing.data());
     }
     if (mesh.world.size == 1) return mine;
     const std::vector<std::string> parts = ranks.world->all_gather(detail::packed_texts(mine));
