@@ -77,8 +77,8 @@ if [[ -n ${ALL:-} ]]; then
         [[ $source != *_fp32* && $source != */test/gpu/* ]] || programs+=("$source fp32")
     done
 else
-    printf '#include "%s"\n' "$root"/test/comm_check.cu "$root"/test/gpu/*.cu "$root"/dev/bench/bench.cu >gpu_programs.cu
-    programs=("$work/gpu_programs.cu bf16")
+    printf '#include "%s"\n' "$root"/test/comm_check.cu "$root"/test/gpu/*.cu >gpu_tests.cu
+    programs=("$work/gpu_tests.cu bf16" "$root/dev/bench/bench.cu bf16")
 fi
 half=$(((${#programs[@]} + 1) / 2))
 check() { # "SOURCE PRECISION"...

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs test programs and scripts, one more at a time than the process has cores (many wait), but only one of the four scripts that
+# Runs test programs and scripts, one more at a time than the process has cores (many wait), but only one of the three scripts that
 # do little else than start ranks, because ranks hinder each other. Ends with the slowest of them and `N passed, N failed`: each
 # GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit status 1 if anything
 # did, or if nothing ran.
@@ -53,7 +53,7 @@ run_all() {
 ranks=() others=()
 for test in "$@"; do
     case ${test##*/} in
-        comm_test.sh | nccl_test.sh | parallel_test.sh | parity_test.sh) ranks+=("$test") ;;
+        comm_test.sh | parallel_test.sh | parity_test.sh) ranks+=("$test") ;;
         *) others+=("$test") ;;
     esac
 done
