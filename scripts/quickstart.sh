@@ -85,7 +85,7 @@ training=(--preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]
 if [[ -n $TUNE ]]; then
     step "Search"
     make_once "$OUT/sweep/best.toml" launch "$TRAIN_GPT" sweep "${training[@]}" --over lr=1e-3..1.6e-2 \
-        --over min-lr=0,4e-4 --over weight-decay=0.05,0.1,0.2 --configs 9 --seeds 1 --budget "$TUNE_BUDGET" --out "$OUT/sweep"
+        --over global-batch-size=8,16 --over weight-decay=0.05,0.1,0.2 --configs 9 --seeds 1 --budget "$TUNE_BUDGET" --out "$OUT/sweep"
     training=(--config "$OUT/sweep/best.toml")
 fi
 

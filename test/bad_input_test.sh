@@ -243,6 +243,9 @@ for size in "num-layers 2" "hidden-size 64" "num-attention-heads 4" "kv-channels
 done
 leaves_nothing "nothing is left of them"    resized
 expect "a model and its own sizes"          "${continue[@]}" --num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 16 --vocab-size 300
+refuse "eval: examples of a text"           "fewshot: of --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
+refuse "eval: a split of a text"            "split: of --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
+refuse "eval: samples of a text"            "max-samples: of --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; }
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a

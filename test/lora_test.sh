@@ -135,4 +135,5 @@ for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft
 done
 no "adapters as a file of llama.cpp" "first, then --model DIR --gguf FILE" "$program" export --adapter llama-lora --gguf x.gguf
+no "a type of a directory" "of --gguf; HINT" "$program" export --merge --adapter llama-lora --out x --type q8_0
 no "a directory and a file at once" "merge --out DIR first" "$program" export --merge --adapter llama-lora --out x --gguf x.gguf

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -230,6 +231,12 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
         fail_usage("--answers are those to --tasks, and none are given; HINT: --tasks FILE");
     if (!o.answers.empty() && std::filesystem::exists(o.answers))
         fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
+    const std::tuple<bool, const char*, const char*> rows[] = {
+        {o.tasks.empty() && (o.num_fewshot || !o.fewshot.empty()), "--num-fewshot, --fewshot", "--tasks"},
+        {o.data_path.empty() && o.split != EvalOptions().split, "--split", "--data-path"},
+        {!o.text.empty() && o.max_samples, "--max-samples", "--data-path and --tasks"}};
+    for (const auto& [wrong, option, of] : rows)
+        if (wrong) fail_usage("%s: of %s, which is not given; HINT: leave it out", option, of);
     if (o.tasks.empty()) return;
     if (!o.fewshot.empty() && o.num_fewshot == 0)
         fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");

@@ -51,6 +51,8 @@ inline int export_either(World& world, const ExportOptions& o) {
     if (!o.merge && !o.out.empty()) fail_usage("--out is where --merge writes; HINT: --merge --adapter DIR, or --gguf FILE");
     if (o.merge && !o.gguf.empty())
         fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
+    if (o.merge && (!o.type.empty() || o.weights_only || o.overwrite))
+        fail_usage("--type, --weights-only and --overwrite are of --gguf; HINT: leave them out, or --gguf after --merge");
     return o.merge ? export_merged(world, o) : export_command(o);
 }
 
