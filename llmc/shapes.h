@@ -45,6 +45,12 @@ struct NormStatistics {
     real* rstd;  // (N)
 };
 
+// The means of rows of which other ranks hold parts: sums[row] * scale. Without sums each row is whole, and has its own mean.
+struct RowMeans {
+    const real* sums = nullptr;
+    real scale = 0;
+};
+
 // Rows of C numbers within longer ones: `segments` of them, next to each other, begin each of N rows that are `stride` numbers
 // apart. They are the query or the key heads of the fused projection; or all query heads, or all key heads, as one.
 struct HeadRows {

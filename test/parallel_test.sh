@@ -47,8 +47,9 @@ for layout in "2 --zero 1" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"; 
     expect "many options, $layout" train "$n" "many $layout" $options "${many[@]}" --check-replicas 4
     expect "many options, $layout: one rank's losses" near many "many $layout" 8
 done
-expect "a norm of all heads, cut over two ranks: refused" refused train 2 x --tp 2 --qk-layernorm-whole
-says "why" "of which this model has one norm over all heads"
+expect "a norm of all heads" train 1 whole --qk-layernorm-whole
+expect "cut over two ranks" train 2 "whole 2" --tp 2 --qk-layernorm-whole
+expect "one rank's losses" near whole "whole 2" 8
 # Virtual tokens are the first stage's alone, and whole on each of its ranks.
 tuned=(--model roomy --prompt-tokens 8 --prompt-encoder mlp)
 expect "a model with room for virtual tokens" train 1 roomy --max-position-embeddings 48

@@ -89,7 +89,7 @@ std::vector<Case> cases() {
     };
     add("gpt2", "gpt2", 4, true, false, false);
     add("llama", "llama", 2, false, true, !few);
-    add("llama, normuon", "llama", 2, false, false, false).rope_scaling = {RopeScaling::Type::yarn, 4, 16};
+    add("olmo2, normuon", "olmo2", 2, false, false, false).rope_scaling = {RopeScaling::Type::yarn, 4, 16};
     all.back().optimizer = "normuon";
     LoraConfig& lora = add("llama, adapters", "llama", 2, false, false, false).lora;
     lora.rank = 4;

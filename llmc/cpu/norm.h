@@ -43,7 +43,7 @@ void normalise(int n, floatX* y, const floatX* x, const NormParams& params, cons
 // dinp and dout have the layout `rows`, inp is contiguous. dinp may be dout: the gradients of the parameters come first.
 template <bool centred>
 void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp, const NormParams& params,
-                   const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
+                   const NormStatistics& statistics, const HeadRows& rows, Acc acc, const RowMeans& products) {
     const int C = params.C, N = rows.count();
     const auto dy = [=](int n, int c) { return (real)dout[rows.at(n, C) + c]; };
     const auto xhat = [=](int n, int c) {
@@ -66,7 +66,8 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
             if (centred) sum_g += g(c);
             sum_gx += g(c) * xhat(n, c);
         }
-        const real mean_g = (real)(sum_g / C), mean_gx = (real)(sum_gx / C);
+        const real mean_g = (real)(sum_g / C);
+        const real mean_gx = products.sums ? products.sums[n] * products.scale : (real)(sum_gx / C);
         for (int c = 0; c < C; c++) {
             floatX& dx = dinp[rows.at(n, C) + c];
             const real d = statistics.rstd[n] * (g(c) - mean_g - xhat(n, c) * mean_gx);
@@ -134,8 +135,9 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
 
 template <bool centred>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
-                   const NormParams& params, const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
-    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, rows, acc);
+                   const NormParams& params, const NormStatistics& statistics, const HeadRows& rows, Acc acc,
+                   const RowMeans& products = {}) {
+    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, rows, acc, products);
     const int C = params.C, N = rows.count();
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = ceil_div(N, block_rows);
@@ -158,7 +160,8 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
                     if (centred) sum_g += g;
                     sum_gx += g * ((load(x + c, there) - m) * r);
                 });
-                const real mean_g = total(sum_g) / C, mean_gx = total(sum_gx) / C;
+                const real mean_g = total(sum_g) / C;
+                const real mean_gx = products.sums ? products.sums[n] * products.scale : total(sum_gx) / C;
                 for_vectors(C, [=](int c, auto there) {
                     const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = factor(c, there) * y;
                     store(dw + c, load(dw + c, there) + y * xhat, there);
@@ -207,21 +210,47 @@ inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, con
     detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, {N, (size_t)params.C, 1}, acc);
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows,
+                              const RowMeans& squares) {
     const int C = params.C;
     const bool plain = ctx.plain;
     const real* factors = detail::widen_weight((real*)ctx.scratch(sizeof(real) * C), params);
     parallel_for(rows.count(), [=](int n) {
         floatX *y = qkv + rows.at(n, C), *x = kept + (size_t)n * C;
         std::copy_n(y, C, x);
-        if (plain) plain::normalise<false>(n, y, x, params, {nullptr, rstd});
+        if (squares.sums) {
+            rstd[n] = 1 / std::sqrt(squares.sums[n] * squares.scale + params.eps);
+            for (int c = 0; c < C; c++) y[c] = (floatX)((real)x[c] * rstd[n] * factors[c]);
+        } else if (plain) plain::normalise<false>(n, y, x, params, {nullptr, rstd});
         else detail::normalise<false>(n, y, x, factors, params, {nullptr, rstd});
     });
 }
 
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
+                               const real* rstd, const HeadRows& rows, const RowMeans& products) {
+    const NormStatistics statistics = {nullptr, const_cast<real*>(rstd)};
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set, products);
+}
+
+inline void head_norm_squares(Ctx&, real* sums, const floatX* qkv, int C, const HeadRows& rows) {
+    parallel_for(rows.count(), [=](int n) {
+        const floatX* x = qkv + rows.at(n, C);
+        double sum = 0;
+        for (int c = 0; c < C; c++) sum += (double)(real)x[c] * (real)x[c];
+        sums[n] = (real)sum;
+    });
+}
+
+inline void head_norm_products(Ctx&, real* sums, const floatX* dqkv, const floatX* kept, const NormParams& params,
                                const real* rstd, const HeadRows& rows) {
-    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, {nullptr, const_cast<real*>(rstd)}, rows, Acc::Set);
+    const int C = params.C;
+    parallel_for(rows.count(), [=](int n) {
+        const floatX *dy = dqkv + rows.at(n, C), *x = kept + (size_t)n * C;
+        double sum = 0;
+        for (int c = 0; c < C; c++)
+            sum += (double)((params.offset + (real)params.weight[c]) * (real)dy[c]) * ((real)x[c] * rstd[n]);
+        sums[n] = (real)sum;
+    });
 }
 
 }  // namespace cpu

@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
 template <bool centred, class Rows>
 __global__ void __launch_bounds__(256)
     norm_backward_plain_kernel(floatX* dinp, real* partial, const floatX* dout, const floatX* inp, const floatX* weight,
-                               const real* mean, const real* rstd, Rows rows, int C, real offset, bool add) {
+                               const real* mean, const real* rstd, Rows rows, int C, real offset, bool add, RowMeans products) {
     real *dw = partial + (size_t)blockIdx.x * (centred ? 2 : 1) * C, *db = dw + C;
     for (int c = threadIdx.x; c < C; c += 256) {
         dw[c] = 0;
@@ -276,7 +276,8 @@ __global__ void __launch_bounds__(256)
             dw[c] += d * xhat;
             if (centred) db[c] += d;
         }
-        const float mean_g = centred ? block_sum(g_sum) / C : 0.0f, mean_gx = block_sum(gx_sum) / C;
+        const float mean_g = centred ? block_sum(g_sum) / C : 0.0f;
+        const float mean_gx = products.sums ? products.sums[n] * products.scale : block_sum(gx_sum) / C;
         for (int c = threadIdx.x; c < C; c += 256) {
             const float xhat = ((float)x[c] - m) * r;
             const float d = r * ((offset + (float)weight[c]) * (float)dy[c] - mean_g - xhat * mean_gx);
@@ -287,24 +288,30 @@ __global__ void __launch_bounds__(256)
 
 template <bool centred, class Rows>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
-                   const NormParams& params, const NormStatistics& statistics, const Rows& rows, Acc acc) {
+                   const NormParams& params, const NormStatistics& statistics, const Rows& rows, Acc acc,
+                   const RowMeans& products = {}) {
     const int N = rows.count(), C = params.C;
     if (N == 0) return;
     const floatX* weight = params.weight;
     const bool packed =
         rows.at(N - 1, C) % Pack<floatX>::size == 0 && C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
-    const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row;
+    const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row || products.sums;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
     const int groups = plain ? 1 : std::max(1, 256 / threads);
     // As many blocks as run at once, but at least four rows per group, or its sums would cost more than its rows.
     const int per_multiprocessor = is_long ? 1 : 1024 / (threads * groups);
     const int blocks = std::min(ctx.multiprocessors * per_multiprocessor, ceil_div(N, 4 * groups));
     real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * groups * (centred ? 2 : 1) * C);
-    const auto kernel = plain     ? norm_backward_plain_kernel<centred, Rows>
-                        : is_long ? norm_backward_kernel<centred, long_elements, Rows>
-                                  : norm_backward_kernel<centred, backward_elements, Rows>;
-    LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, statistics.mean, statistics.rstd,
-           rows, C, params.offset, acc == Acc::Add);
+    const auto& [mean, rstd] = statistics;
+    if (plain)
+        LAUNCH((norm_backward_plain_kernel<centred, Rows>), blocks, threads, 0, ctx, dinp, partial, dout, inp, weight, mean,
+               rstd, rows, C, params.offset, acc == Acc::Add, products);
+    else {
+        const auto kernel = is_long ? norm_backward_kernel<centred, long_elements, Rows>
+                                    : norm_backward_kernel<centred, backward_elements, Rows>;
+        LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, mean, rstd, rows, C,
+               params.offset, acc == Acc::Add);
+    }
     add_rows(ctx, grads.weight, centred ? grads.bias : nullptr, partial, blocks * groups, C);
 }
 
@@ -340,9 +347,44 @@ __global__ void __launch_bounds__(256)
     if (thread == 0 && length) rstd[row] = r;
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
+// A block per row: its part of the sum of x^2 or, backward, of dout (offset + weight) xhat.
+template <bool backward>
+__global__ void __launch_bounds__(256)
+    head_norm_sums_kernel(real* sums, const floatX* x, const floatX* kept, const floatX* weight, const real* rstd,
+                          HeadRows rows, int C, real offset) {
+    const int row = blockIdx.x;
+    x += rows.at(row, C);
+    float sum = 0;
+    for (int c = threadIdx.x; c < C; c += 256) {
+        const float v = (float)x[c];
+        if constexpr (backward) sum += (offset + (float)weight[c]) * v * ((float)kept[(size_t)row * C + c] * rstd[row]);
+        else sum += v * v;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[row] = sum;
+}
+
+// A block per row, whose mean of squares is given.
+__global__ void __launch_bounds__(256) head_norm_part_kernel(floatX* qkv, floatX* kept, real* rstd, const floatX* weight,
+                                                             HeadRows rows, int C, real eps, real offset, RowMeans squares) {
+    const int row = blockIdx.x;
+    floatX *x = qkv + rows.at(row, C), *keep = kept + (size_t)row * C;
+    const float r = 1 / sqrtf(squares.sums[row] * squares.scale + eps);
+    for (int c = threadIdx.x; c < C; c += 256) {
+        keep[c] = x[c];
+        x[c] = (floatX)((float)x[c] * r * (offset + (float)weight[c]));
+    }
+    if (threadIdx.x == 0) rstd[row] = r;
+}
+
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows,
+                              const RowMeans& squares) {
     if (rows.count() == 0) return;
     const auto& [weight, bias, C, eps, offset] = params;
+    if (squares.sums) {
+        LAUNCH(head_norm_part_kernel, rows.count(), 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, squares);
+        return;
+    }
     int threads = 1;
     while (threads < 64 && threads * Pack<floatX>::size < C) threads *= 2;
     if (threads > 32) threads = 256;
@@ -374,14 +416,27 @@ inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, con
     detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, detail::WholeRows{N}, acc);
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
-    detail::head_norm_forward(ctx, qkv, kept, rstd, params, rows);
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows,
+                              const RowMeans& squares) {
+    detail::head_norm_forward(ctx, qkv, kept, rstd, params, rows, squares);
 }
 
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
-                               const real* rstd, const HeadRows& rows) {
+                               const real* rstd, const HeadRows& rows, const RowMeans& products) {
     const NormStatistics statistics = {nullptr, const_cast<real*>(rstd)};
-    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set);
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set, products);
+}
+
+inline void head_norm_squares(Ctx& ctx, real* sums, const floatX* qkv, int C, const HeadRows& rows) {
+    if (rows.count() == 0) return;
+    LAUNCH(detail::head_norm_sums_kernel<false>, rows.count(), 256, 0, ctx, sums, qkv, nullptr, nullptr, nullptr, rows, C, 0);
+}
+
+inline void head_norm_products(Ctx& ctx, real* sums, const floatX* dqkv, const floatX* kept, const NormParams& params,
+                               const real* rstd, const HeadRows& rows) {
+    if (rows.count() == 0) return;
+    LAUNCH(detail::head_norm_sums_kernel<true>, rows.count(), 256, 0, ctx, sums, dqkv, kept, params.weight, rstd, rows,
+           params.C, params.offset);
 }
 
 }  // namespace gpu

@@ -76,10 +76,6 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     };
     divides(c.NH, "attention heads");
     divides(c.F, "feed-forward columns");
-    if (c.qk_norm == QkNorm::whole)
-        fail_usage(
-            "tensor parallelism cuts queries and keys, of which this model has one norm over all heads; HINT: "
-            "--tensor-model-parallel-size 1");
     if (c.NKV % tp && tp % c.NKV)
         fail_usage(
             "tensor-model-parallel-size %d and num-query-groups %d: one must divide the other, so that each rank holds whole "

@@ -115,6 +115,7 @@ struct Activations {
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;                         // (N) each
     real* weight;                                     // (N) factor of each row's loss gradient, in DPO
+    real* head_sums;                                  // (2, N) of each row's queries and keys, where tp cuts their one norm
     PreferenceSums pairs;                             // of these, since the sums were cleared
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
@@ -186,6 +187,8 @@ struct Model : TrainingMemory {
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
+    // Whether tensor-parallel ranks each hold a part of the heads that one norm is of.
+    bool cuts_head_norms() const { return c.qk_norm == QkNorm::whole && n.tp_size > 1; }
     // Of a chunk's block i.
     Recompute recompute_of(int i) const {
         return recompute == Recompute::full && i >= recomputed ? Recompute::none : recompute;
@@ -329,6 +332,7 @@ inline void plan_activations(Model& m, bool fp8) {
     };
     for_each_tensor(m, plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch, Nl * C);
+    if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
     m.a.full = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
 }
