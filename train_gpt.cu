@@ -297,35 +297,33 @@ static HeadRows head_rows(const Pass& p, bool keys) {
     const LocalSizes& n = p.m.n;
     return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
 }
-// Where tensor parallelism cuts the heads that one norm is of: the means over all of them of what set_sums(k, sums (N)) sums up
-// over this rank's queries (k = 0) and keys (1). Key heads that several ranks hold count once.
+// Parameters of the norms of queries (0) and keys (1); where tensor parallelism cuts the heads that one norm is of, with the
+// means over all of them of what set_sums(k, sums (N)) sums up over this rank's. Key heads of several ranks count once.
 template <class SetSums>
-std::array<RowMeans, 2> means_of_heads(const Pass& p, SetSums set_sums) {
-    if (!p.m.cuts_head_norms()) return {};
+std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSums set_sums) {
+    std::array<NormParams, 2> params = {b.head_norms[0].params, b.head_norms[1].params};
+    if (!p.m.cuts_head_norms()) return params;
     const size_t N = (size_t)p.N();
     real* const sums = p.m.a.head_sums;
     for (int k = 0; k < 2; k++) set_sums(k, sums + k * N);
     be::all_reduce(p.ctx, p.m.ranks->tp, sums, 2 * N);
-    const int HS = p.m.c.HS();
-    return {RowMeans{sums, 1 / (real)(p.m.c.NH * HS)}, RowMeans{sums + N, 1 / (real)(p.m.c.NKV * p.m.n.replicas * HS)}};
+    const int heads[] = {p.m.c.NH, p.m.c.NKV * p.m.n.replicas};
+    for (int k = 0; k < 2; k++) params[k].means = {sums + k * N, 1 / (real)(heads[k] * p.m.c.HS())};
+    return params;
 }
 static void head_norms_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     floatX* of[] = {s.qkv, s.qkv + (size_t)p.m.n.NHl * p.m.c.HS()};
-    const auto squares = means_of_heads(
-        p, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, head_rows(p, k)); });
-    for (int k = 0; k < 2; k++)
-        be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, b.head_norms[k].params, head_rows(p, k), squares[k]);
+    const auto params = head_norm_params(
+        p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, head_rows(p, k)); });
+    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, params[k], head_rows(p, k));
 }
 static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const BlockActivations& s) {
     floatX* of[] = {dqkv, dqkv + (size_t)p.m.n.NHl * p.m.c.HS()};
-    const auto products = means_of_heads(p, [&](int k, real* sums) {
+    const auto params = head_norm_params(p, b, [&](int k, real* sums) {
         be::head_norm_products(p.ctx, sums, of[k], s.heads[k].x, b.head_norms[k].params, s.heads[k].rstd, head_rows(p, k));
     });
-    for (int k = 0; k < 2; k++) {
-        const NormLayer& norm = b.head_norms[k];
-        be::head_norm_backward(p.ctx, of[k], norm.grads, s.heads[k].x, norm.params, s.heads[k].rstd, head_rows(p, k),
-                               products[k]);
-    }
+    for (int k = 0; k < 2; k++)
+        be::head_norm_backward(p.ctx, of[k], b.head_norms[k].grads, s.heads[k].x, params[k], s.heads[k].rstd, head_rows(p, k));
 }
 
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s) {

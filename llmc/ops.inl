@@ -52,13 +52,12 @@ void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads,
 // RMSNorm of each of `rows` of the fused projection, in place: of every query or key head (C = HS), or of all query or all key
 // heads together (C = NH HS, NKV HS). sets these rows, kept (what they were) and rstd.
 void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept /*(rows, C)*/, real* rstd /*(rows)*/, const NormParams& params,
-                       const HeadRows& rows, const RowMeans& squares = {});
+                       const HeadRows& rows);
 // dqkv: from the gradient of the norms' outputs to that of their inputs, in place; adds grads.
 void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept /*(rows, C)*/,
-                        const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows,
-                        const RowMeans& products = {});
-// Where tensor parallelism cuts the heads that one norm is of: this rank's sums over each row of x^2, for the former's
-// `squares`, and of dout (offset + weight) kept rstd, for the latter's `products`. set sums.
+                        const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);
+// Where tensor parallelism cuts the heads that one norm is of: this rank's sums over each row of x^2, for params.means of the
+// former, and of dout (offset + weight) kept rstd, for those of the latter. set sums.
 void head_norm_squares(Ctx& ctx, real* sums /*(rows)*/, const floatX* qkv, int C, const HeadRows& rows);
 void head_norm_products(Ctx& ctx, real* sums /*(rows)*/, const floatX* dqkv, const floatX* kept /*(rows, C)*/,
                         const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);

@@ -28,13 +28,20 @@ struct VocabularyShard {
     real scale = 1;  // factor of the embedding's rows
 };
 
+// The means of rows of which other ranks hold parts: sums[row] * scale. Without sums each row is whole, and has its own mean.
+struct RowMeans {
+    const real* sums = nullptr;
+    real scale = 0;
+};
+
 // Parameters of LayerNorm or RMSNorm over rows of C numbers.
 struct NormParams {
     const floatX* weight;  // (C)
     const floatX* bias;    // (C); null for RMSNorm
     int C;
     real eps;
-    real offset = 0;  // the factor is offset + weight; Gemma: 1
+    real offset = 0;      // the factor is offset + weight; Gemma: 1
+    RowMeans means = {};  // of what head_norm_squares or, backward, head_norm_products sums up
 };
 struct NormGrads {
     real* weight;  // (C)
@@ -43,12 +50,6 @@ struct NormGrads {
 struct NormStatistics {
     real* mean;  // (N); null for RMSNorm
     real* rstd;  // (N)
-};
-
-// The means of rows of which other ranks hold parts: sums[row] * scale. Without sums each row is whole, and has its own mean.
-struct RowMeans {
-    const real* sums = nullptr;
-    real scale = 0;
 };
 
 // Rows of C numbers within longer ones: `segments` of them, next to each other, begin each of N rows that are `stride` numbers

@@ -301,8 +301,8 @@ double largest_of(const std::vector<double>& x) {
     return largest;
 }
 
-// Whether a tensor makes or scales the queries or keys that one norm is of. Its gradient is a difference of terms of the size of
-// the values' gradients, and here 25 to 50 times smaller (OLMo-2, measured), so it is measured by a part of these.
+// Whether a tensor makes or scales the queries or keys that one norm is of. Its gradient is a difference of terms of the size
+// of the values' gradients, and here 25 to 50 times smaller (OLMo-2, measured), so it is measured by a part of these.
 bool of_one_norm(const SafetensorsReader& file, const std::string& name) {
     const size_t at = name.find("self_attn.");
     if (at == std::string::npos) return false;

@@ -43,7 +43,7 @@ void normalise(int n, floatX* y, const floatX* x, const NormParams& params, cons
 // dinp and dout have the layout `rows`, inp is contiguous. dinp may be dout: the gradients of the parameters come first.
 template <bool centred>
 void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp, const NormParams& params,
-                   const NormStatistics& statistics, const HeadRows& rows, Acc acc, const RowMeans& products) {
+                   const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
     const int C = params.C, N = rows.count();
     const auto dy = [=](int n, int c) { return (real)dout[rows.at(n, C) + c]; };
     const auto xhat = [=](int n, int c) {
@@ -67,7 +67,7 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
             sum_gx += g(c) * xhat(n, c);
         }
         const real mean_g = (real)(sum_g / C);
-        const real mean_gx = products.sums ? products.sums[n] * products.scale : (real)(sum_gx / C);
+        const real mean_gx = params.means.sums ? params.means.sums[n] * params.means.scale : (real)(sum_gx / C);
         for (int c = 0; c < C; c++) {
             floatX& dx = dinp[rows.at(n, C) + c];
             const real d = statistics.rstd[n] * (g(c) - mean_g - xhat(n, c) * mean_gx);
@@ -135,9 +135,8 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
 
 template <bool centred>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
-                   const NormParams& params, const NormStatistics& statistics, const HeadRows& rows, Acc acc,
-                   const RowMeans& products = {}) {
-    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, rows, acc, products);
+                   const NormParams& params, const NormStatistics& statistics, const HeadRows& rows, Acc acc) {
+    if (ctx.plain) return plain::norm_backward<centred>(dinp, grads, dout, inp, params, statistics, rows, acc);
     const int C = params.C, N = rows.count();
     constexpr int block_rows = 64, sums = centred ? 2 : 1;
     const int blocks = ceil_div(N, block_rows);
@@ -161,7 +160,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
                     sum_gx += g * ((load(x + c, there) - m) * r);
                 });
                 const real mean_g = total(sum_g) / C;
-                const real mean_gx = products.sums ? products.sums[n] * products.scale : total(sum_gx) / C;
+                const real mean_gx = params.means.sums ? params.means.sums[n] * params.means.scale : total(sum_gx) / C;
                 for_vectors(C, [=](int c, auto there) {
                     const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = factor(c, there) * y;
                     store(dw + c, load(dw + c, there) + y * xhat, there);
@@ -210,16 +209,15 @@ inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, con
     detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, {N, (size_t)params.C, 1}, acc);
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows,
-                              const RowMeans& squares) {
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
     const int C = params.C;
     const bool plain = ctx.plain;
     const real* factors = detail::widen_weight((real*)ctx.scratch(sizeof(real) * C), params);
     parallel_for(rows.count(), [=](int n) {
         floatX *y = qkv + rows.at(n, C), *x = kept + (size_t)n * C;
         std::copy_n(y, C, x);
-        if (squares.sums) {
-            rstd[n] = 1 / std::sqrt(squares.sums[n] * squares.scale + params.eps);
+        if (params.means.sums) {
+            rstd[n] = 1 / std::sqrt(params.means.sums[n] * params.means.scale + params.eps);
             for (int c = 0; c < C; c++) y[c] = (floatX)((real)x[c] * rstd[n] * factors[c]);
         } else if (plain) plain::normalise<false>(n, y, x, params, {nullptr, rstd});
         else detail::normalise<false>(n, y, x, factors, params, {nullptr, rstd});
@@ -227,9 +225,9 @@ inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, c
 }
 
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
-                               const real* rstd, const HeadRows& rows, const RowMeans& products) {
+                               const real* rstd, const HeadRows& rows) {
     const NormStatistics statistics = {nullptr, const_cast<real*>(rstd)};
-    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set, products);
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set);
 }
 
 inline void head_norm_squares(Ctx&, real* sums, const floatX* qkv, int C, const HeadRows& rows) {

@@ -131,7 +131,7 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
                   const floatX* add, const NormParams& params, int N) {
     if (N == 0) return;
     const auto& [mean, rstd] = statistics;
-    const auto& [weight, bias, C, eps, offset] = params;
+    const auto& [weight, bias, C, eps, offset, means] = params;
     const bool packed = C % Pack<floatX>::size == 0 && aligned_16(out.x, out.codes.codes, sum, inp, add, weight, bias);
     const int threads = threads_of_row(C, forward_elements), rows = threads == 32 ? 8 : 1;
     if (packed && C <= longest_row)
@@ -288,14 +288,13 @@ __global__ void __launch_bounds__(256)
 
 template <bool centred, class Rows>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
-                   const NormParams& params, const NormStatistics& statistics, const Rows& rows, Acc acc,
-                   const RowMeans& products = {}) {
+                   const NormParams& params, const NormStatistics& statistics, const Rows& rows, Acc acc) {
     const int N = rows.count(), C = params.C;
     if (N == 0) return;
     const floatX* weight = params.weight;
     const bool packed =
         rows.at(N - 1, C) % Pack<floatX>::size == 0 && C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
-    const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row || products.sums;
+    const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row || params.means.sums;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
     const int groups = plain ? 1 : std::max(1, 256 / threads);
     // As many blocks as run at once, but at least four rows per group, or its sums would cost more than its rows.
@@ -305,7 +304,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
     const auto& [mean, rstd] = statistics;
     if (plain)
         LAUNCH((norm_backward_plain_kernel<centred, Rows>), blocks, threads, 0, ctx, dinp, partial, dout, inp, weight, mean,
-               rstd, rows, C, params.offset, acc == Acc::Add, products);
+               rstd, rows, C, params.offset, acc == Acc::Add, params.means);
     else {
         const auto kernel = is_long ? norm_backward_kernel<centred, long_elements, Rows>
                                     : norm_backward_kernel<centred, backward_elements, Rows>;
@@ -377,12 +376,11 @@ __global__ void __launch_bounds__(256) head_norm_part_kernel(floatX* qkv, floatX
     if (threadIdx.x == 0) rstd[row] = r;
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows,
-                              const RowMeans& squares) {
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
     if (rows.count() == 0) return;
-    const auto& [weight, bias, C, eps, offset] = params;
-    if (squares.sums) {
-        LAUNCH(head_norm_part_kernel, rows.count(), 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, squares);
+    const auto& [weight, bias, C, eps, offset, means] = params;
+    if (means.sums) {
+        LAUNCH(head_norm_part_kernel, rows.count(), 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, means);
         return;
     }
     int threads = 1;
@@ -416,15 +414,14 @@ inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, con
     detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, detail::WholeRows{N}, acc);
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows,
-                              const RowMeans& squares) {
-    detail::head_norm_forward(ctx, qkv, kept, rstd, params, rows, squares);
+inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
+    detail::head_norm_forward(ctx, qkv, kept, rstd, params, rows);
 }
 
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
-                               const real* rstd, const HeadRows& rows, const RowMeans& products) {
+                               const real* rstd, const HeadRows& rows) {
     const NormStatistics statistics = {nullptr, const_cast<real*>(rstd)};
-    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set, products);
+    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set);
 }
 
 inline void head_norm_squares(Ctx& ctx, real* sums, const floatX* qkv, int C, const HeadRows& rows) {

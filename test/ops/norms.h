@@ -263,16 +263,16 @@ TEST_P(Norms, OfHeads) {
             for (size_t i = 0; i < heads.size(); i++) result[place(i)] = heads[i];
             return result;
         };
-        const NormParams params = {w.p(), nullptr, k.C, (real)1e-5, k.offset};
         const HeadRows heads = {k.N, stride, k.segments};
         const Doubles weight = plus(doubles(w), k.offset);
         const NormReference r = norm_reference(doubles(heads_of(qkv0)), weight, nullptr, rows, k.C, (double)(real)1e-5);
         for (const bool given : {false, true}) {  // the sums of rows, as those of a row's parts on several ranks
             Buffer<floatX> qkv(qkv0, "qkv"), kept(rows * C, "kept"), dqkv(dqkv0, "dqkv");
             Buffer<real> rstd(rows, "rstd"), dw(dw0, "dweight"), sums(rows, "sums");
-            const RowMeans means = {given ? sums.p() : nullptr, 1 / (real)k.C};
+            NormParams params = {w.p(), nullptr, k.C, (real)1e-5, k.offset};
+            params.means = {given ? sums.p() : nullptr, 1 / (real)k.C};
             if (given) backend::head_norm_squares(ctx, sums.p(), qkv.p(), k.C, heads);
-            backend::head_norm_forward(ctx, qkv.p(), kept.p(), rstd.p(), params, heads, means);
+            backend::head_norm_forward(ctx, qkv.p(), kept.p(), rstd.p(), params, heads);
             expect_same_bits(kept.get(), heads_of(qkv0), "kept");
             expect_close(rstd.get(), r.rstd, r.rstd_allowed, "rstd");
             expect_close(qkv.get(), with_heads(qkv0, r.y, 1), with_heads(qkv0, r.y_allowed, 0), "qkv");
@@ -280,7 +280,7 @@ TEST_P(Norms, OfHeads) {
                                            doubles(rstd.get()), rows, k.C, false);
             add_to(g.dw, g.dw_allowed, doubles(dw0), (rows / 64 + 1) * u);
             if (given) backend::head_norm_products(ctx, sums.p(), dqkv.p(), kept.p(), params, rstd.p(), heads);
-            backend::head_norm_backward(ctx, dqkv.p(), {dw.p(), nullptr}, kept.p(), params, rstd.p(), heads, means);
+            backend::head_norm_backward(ctx, dqkv.p(), {dw.p(), nullptr}, kept.p(), params, rstd.p(), heads);
             expect_close(dqkv.get(), with_heads(dqkv0, g.dx, 1), with_heads(dqkv0, g.dx_allowed, 0), "dqkv");
             expect_close(dw.get(), g.dw, g.dw_allowed, "dweight");
         }
