@@ -482,6 +482,7 @@ TEST(Planner, EfficiencyFollowsTheWidth) {
     EXPECT_NEAR(efficiency_of(h100, 2896), 0.561, 0.001);  // halfway to 4096
     EXPECT_EQ(efficiency_of(find_device("h200"), 12288), 0.647);
     EXPECT_EQ(efficiency_of(h100, 20480), 0.647);
+    EXPECT_EQ(efficiency_of(h100, 8192, 4), 0.574);  // as 4096
     EXPECT_EQ(efficiency_of(find_device("a100"), 768), 0.55);
     TrainOptions o;
     o.seq_length = 1024;

@@ -110,15 +110,17 @@ inline Device find_device(const std::string& name) {
 
 // The fraction of its peak that a GPU reaches in whole layers of width C: for Hopper as measured on one H100
 // (dev/kernels/bench.md), between the measured widths by their logarithm; for other GPUs an A100's, which no width changes.
+// Tensor parallelism cuts one side of each matrix: it is as for a square one of the same area, of width C / sqrt(tp).
 constexpr double usual_efficiency = 0.55;
-inline double efficiency_of(const Device& d, int C) {
+inline double efficiency_of(const Device& d, int width, int tp = 1) {
+    const double C = width / std::sqrt(tp);
     if (d.name != std::string("h100") && d.name != std::string("h200")) return usual_efficiency;
     constexpr std::pair<int, double> measured[] = {{768, 0.456}, {1600, 0.507}, {2048, 0.548}, {4096, 0.574}, {12288, 0.647}};
     if (C <= measured[0].first) return measured[0].second;
     for (size_t i = 1; i < std::size(measured); i++) {
         const auto [from, low] = measured[i - 1];
         const auto [to, high] = measured[i];
-        if (C <= to) return low + (high - low) * std::log((double)C / from) / std::log((double)to / from);
+        if (C <= to) return low + (high - low) * std::log(C / from) / std::log((double)to / from);
     }
     return std::end(measured)[-1].second;
 }
@@ -553,7 +555,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.bucket_elements = o.ddp_bucket_size;
     in.bytes_per_element = bytes_per_element;
     in.device = d.name;
-    in.efficiency = o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C));
+    in.efficiency = o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, in.tp));
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
