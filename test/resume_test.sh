@@ -84,7 +84,7 @@ expect "kill -9: nothing half-written is left" test -z "$(find killed -name '.st
 
 # ---- checkpoints that are kept for good ----
 expect "every 8th step is kept, however often a run saves" train gpt2 every --save-every 30m --keep 1 --keep-every 8
-expect "and the last" test "$(ls every | grep -c '^step_') $(ls every | grep '^step_' | tail -n 2 | tr '\n' ' ')" == "4 step_00000024 step_00000030 "
+expect "and the last" test "$(printf '%s\n' every/step_* | wc -l) $(printf '%s\n' every/step_* | tail -n 2 | tr '\n' ' ')" == "4 every/step_00000024 every/step_00000030 "
 
 # ---- the moving average of the weights ----
 few=(--train-iters 8 --lr-decay-iters 8 --eval-interval 4 --eval-fixed)
@@ -136,7 +136,7 @@ expect "it is not pushed out by those after it" test -s unpointed/latest/trainin
 expect "then on from there, not from those after it" train gpt2 unpointed --resume auto --keep 1
 expect "gone back: each step once" same_losses gpt2-whole unpointed
 expect "gone back: the same bits" same gpt2-whole unpointed
-expect "gone back: one checkpoint is kept" test "$(ls unpointed | grep '^step_[0-9]*$')" == step_00000030
+expect "gone back: one checkpoint is kept" test "$(printf '%s ' unpointed/step_????????)" == "unpointed/step_00000030 "
 expect "gone back: those after it have other names" test "$(ls -d unpointed/step_00000030.* unpointed/step_00000028.* | tr '\n' ' ')" == "unpointed/step_00000028.1 unpointed/step_00000030.1 unpointed/step_00000030.2 "
 cp -r gpt2-whole behind
 ln -sfn step_00000020 behind/latest

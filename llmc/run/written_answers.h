@@ -63,9 +63,9 @@ std::optional<std::vector<std::string>> write_answers(const Ranks& ranks, Genera
     std::vector<char> writing = {1};  // each rank
     while (std::count(writing.begin(), writing.end(), 1) > 0) {
         if (stop()) return {};
-        const char mine = decoder.step();
-        writing.assign(replicas > 1 ? (size_t)mesh.world.size : 1, mine);
-        if (replicas > 1) ranks.world->all_gather(&mine, 1, writing.data());
+        const char writes = decoder.step();
+        writing.assign(replicas > 1 ? (size_t)mesh.world.size : 1, writes);
+        if (replicas > 1) ranks.world->all_gather(&writes, 1, writing.data());
     }
     if (mesh.world.size == 1) return mine;
     const std::vector<std::string> parts = ranks.world->all_gather(detail::packed_texts(mine));
