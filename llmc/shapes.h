@@ -32,6 +32,7 @@ struct VocabularyShard {
 struct RowMeans {
     const real* sums = nullptr;
     real scale = 0;
+    HD real of(size_t row) const { return sums[row] * scale; }
 };
 
 // Parameters of LayerNorm or RMSNorm over rows of C numbers.

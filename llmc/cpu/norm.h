@@ -67,7 +67,7 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
             sum_gx += g(c) * xhat(n, c);
         }
         const real mean_g = (real)(sum_g / C);
-        const real mean_gx = params.means.sums ? params.means.sums[n] * params.means.scale : (real)(sum_gx / C);
+        const real mean_gx = params.means.sums ? params.means.of(n) : (real)(sum_gx / C);
         for (int c = 0; c < C; c++) {
             floatX& dx = dinp[rows.at(n, C) + c];
             const real d = statistics.rstd[n] * (g(c) - mean_g - xhat(n, c) * mean_gx);
@@ -160,7 +160,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
                     sum_gx += g * ((load(x + c, there) - m) * r);
                 });
                 const real mean_g = total(sum_g) / C;
-                const real mean_gx = params.means.sums ? params.means.sums[n] * params.means.scale : total(sum_gx) / C;
+                const real mean_gx = params.means.sums ? params.means.of(n) : total(sum_gx) / C;
                 for_vectors(C, [=](int c, auto there) {
                     const floats y = load(dy + c, there), xhat = (load(x + c, there) - m) * r, g = factor(c, there) * y;
                     store(dw + c, load(dw + c, there) + y * xhat, there);
@@ -217,7 +217,7 @@ inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, c
         floatX *y = qkv + rows.at(n, C), *x = kept + (size_t)n * C;
         std::copy_n(y, C, x);
         if (params.means.sums) {
-            rstd[n] = 1 / std::sqrt(params.means.sums[n] * params.means.scale + params.eps);
+            rstd[n] = 1 / std::sqrt(params.means.of(n) + params.eps);
             for (int c = 0; c < C; c++) y[c] = (floatX)((real)x[c] * rstd[n] * factors[c]);
         } else if (plain) plain::normalise<false>(n, y, x, params, {nullptr, rstd});
         else detail::normalise<false>(n, y, x, factors, params, {nullptr, rstd});

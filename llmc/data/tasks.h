@@ -474,10 +474,6 @@ inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<in
 }
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------
-inline double mean_of(const std::vector<double>& values) {
-    return std::accumulate(values.begin(), values.end(), 0.0) / (double)values.size();
-}
-
 // Accuracy above chance, as DCLM's CORE averages it over tasks (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
 // for guesses and 1 for all right. chance: 0 for a last word and for exact matches of written answers. Nothing for tasks
 // without an accuracy.

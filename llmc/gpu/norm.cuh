@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(256)
             if (centred) db[c] += d;
         }
         const float mean_g = centred ? block_sum(g_sum) / C : 0.0f;
-        const float mean_gx = products.sums ? products.sums[n] * products.scale : block_sum(gx_sum) / C;
+        const float mean_gx = products.sums ? products.of(n) : block_sum(gx_sum) / C;
         for (int c = threadIdx.x; c < C; c += 256) {
             const float xhat = ((float)x[c] - m) * r;
             const float d = r * ((offset + (float)weight[c]) * (float)dy[c] - mean_g - xhat * mean_gx);
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(256) head_norm_part_kernel(floatX* qkv, floatX
                                                              HeadRows rows, int C, real eps, real offset, RowMeans squares) {
     const int row = blockIdx.x;
     floatX *x = qkv + rows.at(row, C), *keep = kept + (size_t)row * C;
-    const float r = 1 / sqrtf(squares.sums[row] * squares.scale + eps);
+    const float r = 1 / sqrtf(squares.of(row) + eps);
     for (int c = threadIdx.x; c < C; c += 256) {
         keep[c] = x[c];
         x[c] = (floatX)((float)x[c] * r * (offset + (float)weight[c]));

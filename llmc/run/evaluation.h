@@ -84,20 +84,21 @@ std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int 
     std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
     for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
-    const auto pass_from = [&](size_t first) { return make_scoring_pass(requests, order, first, B, T, virtual_tokens); };
-    std::vector<int64_t> passes((size_t)mesh.world.size);  // of each rank
-    for (size_t first = 0; first < order.size(); passes[0]++) first += (size_t)pass_from(first).batch.B;
-    if (const int64_t mine = passes[0]; mesh.world.size > 1) ranks.world->all_gather(&mine, sizeof mine, passes.data());
+    std::vector<ScoringPass> passes;
+    for (size_t first = 0; first < order.size(); first += (size_t)passes.back().batch.B)
+        passes.push_back(make_scoring_pass(requests, order, first, B, T, virtual_tokens));
+    std::vector<size_t> of_ranks = {passes.size()};
+    if (const size_t mine = passes.size(); mesh.world.size > 1) {
+        of_ranks.resize((size_t)mesh.world.size);
+        ranks.world->all_gather(&mine, sizeof mine, of_ranks.data());
+    }
     std::vector<Score> scores(requests.size());
     int64_t done = 0;
-    size_t first = 0;
-    for (int64_t i = 0; i < *std::max_element(passes.begin(), passes.end()); i++) {
+    for (size_t i = 0; i < *std::max_element(of_ranks.begin(), of_ranks.end()); i++) {
         if (stop()) return {};
-        if (first == order.size()) continue;
-        const ScoringPass pass = pass_from(first);
-        run(pass, scores);
-        first += (size_t)pass.batch.B;
-        done += pass.inputs;
+        if (i >= passes.size()) continue;
+        run(passes[i], scores);
+        done += passes[i].inputs;
         if (progress) progress->update(done * mesh.dp.size);
     }
     if (mesh.world.size == 1) return scores;
@@ -331,7 +332,7 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     if (!main_rank) return;
     nlohmann::ordered_json json = {{"tasks", results}};
     if (centred.size() > 1) {
-        const double mean = mean_of(centred);
+        const double mean = mean_with_error(centred).mean;
         Table table;
         table.section(format("All %zu tasks with an accuracy", centred.size()));
         table.row("centred mean", format("%.4f", mean), "((acc - chance) / (1 - chance), as CORE)");

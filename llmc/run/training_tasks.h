@@ -76,7 +76,7 @@ public:
             }
             if (const auto accuracy = centred_accuracy(t.task, t.all.examples, *metrics)) centred.push_back(*accuracy);
         }
-        if (centred.size() > 1) values["mean of tasks"]["centred"] = mean_of(centred);
+        if (centred.size() > 1) values["mean of tasks"]["centred"] = mean_with_error(centred).mean;
         return true;
     }
 

@@ -373,8 +373,7 @@ inline double correct_plan(FoundLayouts& found) {
     std::vector<double> ratios;
     for (const Candidate& c : found.best)
         if (std::isfinite(c.measured)) ratios.push_back(c.measured / c.seconds);
-    std::nth_element(ratios.begin(), ratios.begin() + (long)ratios.size() / 2, ratios.end());
-    const double ratio = ratios[ratios.size() / 2];
+    const double ratio = median(ratios);
     for (std::vector<Candidate>* list : {&found.best, &found.front, &found.fit})
         for (Candidate& c : *list) {
             c.seconds *= ratio;
