@@ -74,9 +74,12 @@ class TimeBudget {
 public:
     enum Work { step, validation, tasks, sample, save };
 
-    // spent: seconds that earlier parts of the run took.
-    TimeBudget(const TrainOptions& o, double spent)
-        : limit_(time_budget_seconds(o)), before_(spent), wsd_(o.lr_decay_style == "WSD"), decay_(o.lr_wsd_decay_iters) {}
+    // spent, steps: seconds and steps that earlier parts of the run took. The last of those steps count, by the mean of all, as
+    // if they were this process's own: its first step, which may be slow, must not end the run.
+    TimeBudget(const TrainOptions& o, double spent, int64_t steps)
+        : limit_(time_budget_seconds(o)), before_(spent), wsd_(o.lr_decay_style == "WSD"), decay_(o.lr_wsd_decay_iters) {
+        for (int64_t i = 0; spent > 0 && i < std::min<int64_t>(steps, 256); i++) took(step, spent / (double)steps);
+    }
     bool on() const { return limit_ > 0; }
     // Seconds so far, from the start of the program.
     double spent() const { return before_ + monotonic_seconds() - program_start; }
@@ -145,6 +148,6 @@ private:
     double limit_, before_;
     bool wsd_;
     int64_t decay_;
-    std::vector<double> steps_;  // seconds of the first 1, 2, ... steps of this process together
+    std::vector<double> steps_;  // seconds of the first 1, 2, ... steps together
     std::array<Cost, save + 1> costs_{};
 };

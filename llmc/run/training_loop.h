@@ -54,7 +54,7 @@ public:
           state_(trainer.state),
           functions_(std::move(functions)),
           timetable_(timetable),
-          budget_(o_, state_.budget_spent_s),
+          budget_(o_, state_.budget_spent_s, state_.step),
           stragglers_(run.world.hosts(), run.ranks->mesh.pp.size),
           tasks_(tasks),
           log_(log),
