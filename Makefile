@@ -107,8 +107,7 @@ fp64_tests   := $(filter %_fp64.cpp,$(unit_tests)) $(main)
 host_tests   := $(filter-out $(kernel_tests) $(fp32_tests) $(fp64_tests),$(unit_tests)) test/comm_check.cu $(main)
 test_gpu_golden := test/test_golden_fp32.cpp $(main)
 of_gpu_fp32  := $(filter-out %hopper.cu %cublaslt.cu %language.cu,$(wildcard test/gpu/*.cu))
-gpu_tests     = $(if $(filter fp32,$(precision)),test/test_golden_fp32.cpp \
-                $(filter-out %fp8.cu %muon.cu,$(of_gpu_fp32)),$(wildcard test/*_check.cu test/gpu/*.cu)) $(main)
+gpu_tests     = $(if $(filter fp32,$(precision)),$(of_gpu_fp32),$(wildcard test/*_check.cu test/gpu/*.cu)) $(main)
 of_dev        = $(wildcard dev/*/$(@F).c* $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
 test          = $(patsubst test_%,test/test_%.cpp,$(patsubst test_gpu_%,test/gpu/test_%.cu,$(@F:%_check=test/$(@F).cu)))
 is_test       = $(filter test_% %_tests %_check,$(@F))
@@ -149,7 +148,7 @@ ladders      := $(patsubst dev/kernels/%.cu,$(gpu_bf16)/ladder_%,$(wildcard dev/
 parity       := build/cpu-fp32$(tail)/fp32_tests $(gpu_bf16)/$(if $(on_gpu),parity_check,gpu_tests)
 comm         := $(if $(on_cpu),$(build)/host_tests) $(gpu_bf16)/$(if $(on_gpu),comm_check,gpu_tests)
 programs     := $(if $(on_gpu),$(gpu_programs),$(gpu_bf16)/gpu_tests $(gpu_fp32)/gpu_tests \
-                $(if $(filter test-all,$(MAKECMDGOALS)),$(addprefix $(gpu_fp32)/test_gpu_,fp8 muon))) $(if $(on_cpu),\
+                $(if $(filter test-all,$(MAKECMDGOALS)),$(gpu_fp32)/test_gpu_golden)) $(if $(on_cpu),\
                 $(addprefix $(build)/,kernel_tests host_tests) $(foreach p,fp32 fp64,build/cpu-$p$(tail)/$p_tests))
 scripts      := $(filter-out $(LEAVE_OUT:%=test/%_test.sh),$(wildcard test/*_test.sh))
 ifneq ($(FILTER),)  # programs of one file each

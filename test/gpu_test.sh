@@ -9,8 +9,8 @@ for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city 
 expect "tokenizer" "$gpu" tokenizer --input text.txt --vocab-size 380 --output tok
 expect "prepare" "$gpu" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 
-small=(--num-layers 2 --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2 --global-batch-size 4 --train-iters 5 --lr 1e-3
-    --lr-warmup-iters 2 --eval-interval 5 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5)
+small=(--num-layers 2 --tokenizer tok --data-path text --split "90, 10, 0" --seq-length 40 --micro-batch-size 2 --global-batch-size 4 --train-iters 4 --lr 1e-3
+    --lr-warmup-iters 2 --eval-interval 4 --eval-iters 1 --z-loss 1e-4 --quiet --seed 5)
 llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights)
 declare -A run=(
     [gpt2]="--hidden-size 64 --num-attention-heads 4"
@@ -30,8 +30,8 @@ train() { # PROGRAM NAME OUT OPTIONS...
     # shellcheck disable=SC2086
     "$trainer" train ${run[$name]} "${small[@]}" --out "$out" "$@"
 }
-# Losses differ by roundings to bf16 in another place; five steps of a small model let them grow to no more than this.
-near() { near_losses "$1" "$2" 5 0.01; }
+# Losses differ by roundings to bf16 in another place; four steps of a small model let them grow to no more than this.
+near() { near_losses "$1" "$2" 4 0.01; }
 for name in "${!run[@]}"; do
     expect "$name: trains" train "$gpu" "$name" "$name-gpu"
     expect "$name: trains on the CPU" train "$program" "$name" "$name-cpu"
@@ -84,12 +84,12 @@ if [[ $gpu == *emu* ]]; then
     says "of one as well" "ranks  *tp"
 fi
 same() { cmp "$1/latest/training/master.safetensors" "$2/latest/training/master.safetensors"; }
-EMU_CALLS=calls-of-5 expect "again" train "$gpu" llama-128 again
+EMU_CALLS=calls-of-4 expect "again" train "$gpu" llama-128 again
 if [[ $gpu == *emu* ]]; then  # what is made once is not made again in a step
     EMU_CALLS=calls-of-3 expect "fewer steps" train "$gpu" llama-128 fewer --train-iters 3
     once() { grep -E '^(cuTensorMapEncodeTiled|cudaFuncSetAttribute|cudaMalloc|cudaMallocHost|cublasLtMatmulAlgoCheck) ' "$1"; }
-    alike() { test "$(once calls-of-3 | wc -l)" == 5 && diff <(once calls-of-3) <(once calls-of-5); }
-    expect "tensor maps, attributes, memory, algorithms: as often for 3 steps as for 5" alike
+    alike() { test "$(once calls-of-3 | wc -l)" == 5 && diff <(once calls-of-3) <(once calls-of-4); }
+    expect "tensor maps, attributes, memory, algorithms: as often for 3 steps as for 4" alike
 fi
 expect "the same bits again" same llama-128-gpu again
 expect "without recomputation" train "$gpu" bloom-64 kept --recompute none

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs test programs and scripts, one more at a time than the process has cores (many wait), but only one of the three scripts that
-# do little else than start ranks, because ranks hinder each other. Ends with the slowest of them and `N passed, N failed`: each
-# GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit status 1 if anything
-# did, or if nothing ran.
+# do little else than start ranks, because ranks hinder each other; the longest first, so that none is left alone at the end. Ends
+# with the slowest of them and `N passed, N failed`: each GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one.
+# Shows the output of what fails. Exit status 1 if anything did, or if nothing ran.
 #   test/run.sh build/cpu-bf16/test_ops test/fp8_test.sh ...      JOBS=2
 set -u
 # Threads that wait sleep instead of spinning: on a busy machine spinning makes short parallel regions tens of times slower.
@@ -50,17 +50,18 @@ run_all() {
     printf '%s\0' "${@:2}" | xargs -0 -r -n 1 -P "$1" bash -c 'run_one "$0"' ||
         echo "0 1 0 0 run.sh:not-all-were-run" >"$(mktemp -p "$logs" stopped.XXXX.result)"  # who ran one was killed
 }
-ranks=() others=()
+ranks=() long=() others=()
 for test in "$@"; do
     case ${test##*/} in
         comm_test.sh | parallel_test.sh | parity_test.sh) ranks+=("$test") ;;
+        cuda_build_test.sh | gpu_test.sh | nccl_test.sh | stability_test.sh) long+=("$test") ;;
         *) others+=("$test") ;;
     esac
 done
 jobs=${JOBS:-$(($(nproc) + 1))}
 if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
     run_all 1 "${ranks[@]}" &
-    run_all $((jobs - 1)) "${others[@]}"
+    run_all $((jobs - 1)) "${long[@]}" "${others[@]}"
     wait
 fi
 cat "$logs"/*.result >"$logs/all" 2>/dev/null
