@@ -21,11 +21,20 @@ ModelConfig tiny(const std::string& family, const Names& targets, int rank) {
     c.L = 2;
     c.C = 24;
     c.NH = 6;
-    c.NKV = family == "llama" ? 3 : 6;
+    c.NKV = c.qkv_bias ? 6 : 3;
     c.F = family == "bloom" ? 4 * c.C : 20;
     c.T = 11;
     c.V = 29;
     c.init_std = 0.2;
+    if (c.parallel()) c.rotary_fraction = 0.5;  // of GPT-NeoX: 2 of 4 numbers, not 1
+    if (c.norm_place == NormPlace::both) {      // Gemma 2 and 3
+        c.head_size = 8;
+        c.window = 5;
+        c.full_interval = 2;
+        c.embedding_scale = 5;
+        c.attention_softcap = 2;
+        c.logit_softcap = 3;
+    }
     check_config(c);
     pad_vocabulary(c, 16);
     if (rank) {
@@ -91,9 +100,11 @@ struct Case {
     Names targets;
     int rank;
 };
-const Case cases[] = {{"llama", {"all"}, 3},      {"llama", {"q", "v"}, 2}, {"llama", {"k", "up", "down"}, 1},
-                      {"gpt2", {"all"}, 2},       {"gpt2", {"c_proj"}, 4},  {"bloom", {"all"}, 2},
-                      {"bloom", {"qkv", "up"}, 3}};
+const Case cases[] = {{"llama", {"all"}, 3},       {"llama", {"q", "v"}, 2},         {"llama", {"k", "up", "down"}, 1},
+                      {"gpt2", {"all"}, 2},        {"gpt2", {"c_proj"}, 4},          {"bloom", {"all"}, 2},
+                      {"bloom", {"qkv", "up"}, 3}, {"gpt_neox", {"all"}, 2},         {"qwen3", {"all"}, 3},
+                      {"olmo2", {"all"}, 3},       {"olmo2", {"v", "o", "down"}, 2}, {"gemma2", {"all"}, 2},
+                      {"gemma3_text", {"all"}, 2}};
 
 TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
     for (const Case& k : cases) {
@@ -123,7 +134,7 @@ TEST(Lora, MicroBatchesAddAndRecomputationKeepsTheBits) {
 }
 
 TEST(Lora, DropoutOfTheirInputsHasItsGradientAndItsMasksEveryPolicyOfRecomputation) {
-    for (const Case& k : {cases[0], cases[3], cases[5]}) {
+    for (const Case& k : {cases[0], cases[3], cases[5], cases[7], cases[9]}) {
         ModelConfig c = tiny(k.family, k.targets, k.rank);
         c.lora.dropout = 0.4;
         Fixture none(c);
