@@ -462,6 +462,70 @@ TEST(Families, OptionsTakeAwayWhatAPresetHas) {
     EXPECT_EQ(with(llama, {"--no-swiglu", "--squared-relu"}).activation, Activation::relu2);
 }
 
+// Every key that config.json's rope_scaling may have can be given as an option, and comes back from there.
+TEST(Families, DetailsOfRopeScaling) {
+    const auto configured = [](std::vector<std::string> arguments) {
+        const std::vector<std::string> sizes = {"--normalization",
+                                                "RMSNorm",
+                                                "--swiglu",
+                                                "--disable-bias-linear",
+                                                "--untie-embeddings-and-output-weights",
+                                                "--position-embedding-type",
+                                                "rope",
+                                                "--num-layers",
+                                                "1",
+                                                "--hidden-size",
+                                                "16",
+                                                "--num-attention-heads",
+                                                "2",
+                                                "--vocab-size",
+                                                "99",
+                                                "--max-position-embeddings",
+                                                "64",
+                                                "--rope-scaling"};
+        arguments.insert(arguments.begin(), sizes.begin(), sizes.end());
+        TrainOptions o;
+        EXPECT_TRUE(cli::parse("train", o, arguments));
+        return configure_model(o, nullptr);
+    };
+    using Arguments = std::vector<std::string>;
+    const std::pair<Arguments, const char*> rows[] = {
+        {{"yarn", "--rope-scaling-set", "beta_fast=16", "beta_slow=2", "attention_factor=1.5", "truncate=false"},
+         R"({"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": false, "attention_factor": 1.5,
+             "original_max_position_embeddings": 8})"},
+        {{"yarn", "--rope-scaling-set", "mscale=0.7", "mscale_all_dim=0.5"},
+         R"({"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 0.5, "original_max_position_embeddings": 8})"},
+        {{"llama3", "--rope-scaling-set", "low_freq_factor=2", "high_freq_factor=3"},
+         R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0,
+             "original_max_position_embeddings": 8})"},
+        {{"longrope", "--rope-scaling-factor", "4", "--rope-scaling-set", "short_factor=1,1,1.5,2", "long_factor=1,2,4,8"},
+         R"({"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0, 1.0, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0],
+             "original_max_position_embeddings": 16})"}};
+    for (const auto& [arguments, expected] : rows) {
+        const ModelConfig c = configured(arguments);
+        const auto written = to_hf_config(c, "float32", nlohmann::ordered_json::object());
+        EXPECT_EQ(nlohmann::json(written["rope_scaling"]), nlohmann::json::parse(expected)) << arguments[0];
+        const test::TemporaryDirectory dir;
+        test::write_file(dir / "config.json", written.dump());
+        EXPECT_TRUE(same_model(read_config(dir / ""), c)) << arguments[0];
+    }
+    const std::pair<Arguments, const char*> refused[] = {
+        {{"none", "--rope-scaling-set", "beta_fast=16"}, "are: none"},
+        {{"linear", "--rope-scaling-set", "factor=2"}, "are: none"},
+        {{"yarn", "--rope-scaling-set", "long_factor=1"}, "are: beta_fast, beta_slow"},
+        {{"yarn", "--rope-scaling-set", "beta_fast"}, "a number is expected"},
+        {{"yarn", "--rope-scaling-set", "beta_fast=1,2"}, "a number is expected"},
+        {{"yarn", "--rope-scaling-set", "truncate=1"}, "true or false is expected"},
+        {{"yarn", "--rope-scaling-set", "beta_fast=9", "beta_fast=8"}, "names beta_fast twice"},
+        {{"yarn", "--rope-scaling-set", "beta_fast=1", "beta_slow=2"}, "at most beta_fast"},
+        {{"yarn", "--rope-scaling-set", "mscale=1"}, "count together"},
+        {{"yarn", "--rope-scaling-set", "mscale=1", "mscale_all_dim=1", "attention_factor=1"}, "count together"},
+        {{"yarn", "--rope-scaling-set", "attention_factor=-1"}, "multiplies cos and sin by -1"},
+        {{"longrope"}, "has 0 factors; one per rotated pair is needed, 4"},
+        {{"longrope", "--rope-scaling-set", "short_factor=1,1,1,x", "long_factor=1,1,1,1"}, "a list of numbers is expected"}};
+    for (const auto& [arguments, message] : refused) expect_error([&, a = arguments] { configured(a); }, {message});
+}
+
 // ---- tensors --------------------------------------------------------------------------------------------------------------
 // Each tensor of every layout over tp lies in its whole tensor once, also norms and sinks that are cut with their heads.
 TEST(Families, TensorsOfRanksMakeUpTheWhole) {

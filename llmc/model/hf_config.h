@@ -50,10 +50,11 @@ struct HfReader {
         if (!absent(key) && !j[key].is_boolean()) wrong(key, "true or false");
         return absent(key) ? otherwise : j[key].get<bool>();
     }
-    std::vector<double> numbers(const char* key) const {
-        if (!absent(key) && !j[key].is_array()) wrong(key, "a list of numbers");
+    std::vector<double> numbers(const char* key, const std::vector<double>& otherwise) const {
+        if (absent(key)) return otherwise;
+        if (!j[key].is_array()) wrong(key, "a list of numbers");
         std::vector<double> list;
-        for (const nlohmann::json& x : absent(key) ? nlohmann::json::array() : j[key]) {
+        for (const nlohmann::json& x : j[key]) {
             if (!x.is_number()) wrong(key, "a list of numbers");
             list.push_back(x);
         }
@@ -224,6 +225,27 @@ inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
 }
 // The longest sequence, in the files that are written here, where another length would be read without it.
 inline constexpr const char* longest_key = "max_sequence_length";
+// The keys of one type of scaling alone; those that are absent stay.
+inline void read_rope_details(const HfReader& in, RopeScaling& s) {
+    using Type = RopeScaling::Type;
+    if (s.type == Type::llama3) {
+        s.low_freq_factor = in.number("low_freq_factor", s.low_freq_factor);
+        s.high_freq_factor = in.number("high_freq_factor", s.high_freq_factor);
+    }
+    if (s.type == Type::yarn) {
+        s.beta_fast = in.number("beta_fast", s.beta_fast);
+        s.beta_slow = in.number("beta_slow", s.beta_slow);
+        s.mscale = in.number("mscale", s.mscale);
+        s.mscale_all_dim = in.number("mscale_all_dim", s.mscale_all_dim);
+        s.truncate = in.flag("truncate", s.truncate);
+    }
+    if (s.type == Type::longrope) {
+        s.short_factor = in.numbers("short_factor", s.short_factor);
+        s.long_factor = in.numbers("long_factor", s.long_factor);
+    }
+    if (s.type == Type::yarn || s.type == Type::longrope)
+        s.attention_factor = in.number("attention_factor", s.attention_factor);
+}
 inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const char* key, ModelConfig& c) {
     using Type = RopeScaling::Type;
     RopeScaling& s = c.rope_scaling;
@@ -233,22 +255,7 @@ inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const
     const char* const original = "original_max_position_embeddings";
     s.original = s.type == Type::dynamic || s.type == Type::linear ? c.T : outside.count(original, in.count(original, c.T));
     s.factor = in.number("factor", s.original > 0 ? (double)c.T / s.original : 1);
-    if (s.type == Type::llama3) {
-        s.low_freq_factor = in.number("low_freq_factor", s.low_freq_factor);
-        s.high_freq_factor = in.number("high_freq_factor", s.high_freq_factor);
-    }
-    if (s.type == Type::yarn) {
-        s.beta_fast = in.number("beta_fast", s.beta_fast);
-        s.beta_slow = in.number("beta_slow", s.beta_slow);
-        s.mscale = in.number("mscale", 0);
-        s.mscale_all_dim = in.number("mscale_all_dim", 0);
-        s.truncate = in.flag("truncate", true);
-    }
-    if (s.type == Type::longrope) {
-        s.short_factor = in.numbers("short_factor");
-        s.long_factor = in.numbers("long_factor");
-    }
-    if (s.type == Type::yarn || s.type == Type::longrope) s.attention_factor = in.number("attention_factor", 0);
+    read_rope_details(in, s);
     // The key of the longest sequence has the length before the scaling, and nothing that after it; with YaRN it may.
     const int longest = (int)std::min(1e8, std::max(1.0, s.factor) * s.original);
     if (s.type == Type::dynamic) c.T = outside.count(longest_key, longest);

@@ -95,7 +95,7 @@ inline std::vector<double> rope_frequencies(const RopeTable& r) {
 // What cos and sin are multiplied by.
 inline double rope_attention_factor(const RopeScaling& s) {
     using Type = RopeScaling::Type;
-    if (s.attention_factor > 0) return s.attention_factor;
+    if (s.attention_factor != 0) return s.attention_factor;
     if (s.type == Type::longrope && s.factor > 1) return std::sqrt(1 + std::log(s.factor) / std::log((double)s.original));
     if (s.type != Type::yarn) return 1;
     if (s.mscale > 0 && s.mscale_all_dim > 0)

@@ -96,13 +96,16 @@ inline Allowed one_of(Strings choices) {
       "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
     X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
       "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                      \
-    X(std::string, rope_scaling, "", "", one_of({"none", "linear", "dynamic", "yarn", "llama3"}), "Model",                     \
-      "how rope reaches beyond the length of the first training; longrope comes from a model's config.json alone")             \
+    X(std::string, rope_scaling, "", "", one_of({"none", "linear", "dynamic", "yarn", "llama3", "longrope"}), "Model",         \
+      "how rope reaches beyond the length of the first training")                                                              \
     X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
     X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model", "how many times longer; default: 8")          \
     X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                            \
       "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the "       \
       "factor")                                                                                                                \
+    X(Strings, rope_scaling_set, "", {}, list(0, "KEY=VALUE"), "Model",                                                        \
+      "further keys of config.json's rope_scaling: beta_fast, beta_slow, mscale, mscale_all_dim, truncate of yarn, "           \
+      "low_freq_factor, high_freq_factor of llama3, short_factor, long_factor (1,1.5,2) of longrope, attention_factor")        \
     X(int, no_rope_freq, "", 0, between(0, 10000), "Model",                                                                    \
       "every N-th layer has no positions, as in SmolLM3; 0: none; default: the preset's, else none")                           \
     X(int, window_size, "", 0, between(0, 100000000), "Model",                                                                 \

@@ -210,6 +210,34 @@ inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
         if (wrong) fail_usage("%s contradicts %s; HINT: give one of them", option, other);
 }
 
+// KEY=VALUE ...: keys that config.json has for this type of scaling.
+inline void set_rope_details(const Strings& settings, RopeScaling& s) {
+    using Type = RopeScaling::Type;
+    const Strings of_yarn = {"beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor"},
+                  of_longrope = {"short_factor", "long_factor", "attention_factor"},
+                  keys = s.type == Type::yarn       ? of_yarn
+                         : s.type == Type::llama3   ? Strings{"low_freq_factor", "high_freq_factor"}
+                         : s.type == Type::longrope ? of_longrope
+                                                    : Strings{};
+    nlohmann::json j = nlohmann::json::object();
+    for (const std::string& setting : settings) {
+        const size_t equals = std::min(setting.find('='), setting.size());
+        const std::string key = setting.substr(0, equals), text = setting.substr(std::min(equals + 1, setting.size()));
+        if (std::find(keys.begin(), keys.end(), key) == keys.end())
+            fail_usage("--rope-scaling-set has '%s'; the keys of this --rope-scaling are: %s", setting.c_str(),
+                       keys.empty() ? "none" : joined(keys).c_str());
+        if (j.contains(key)) fail_usage("--rope-scaling-set names %s twice", key.c_str());
+        const bool list = key == "short_factor" || key == "long_factor";
+        const nlohmann::json value = nlohmann::json::parse(list ? "[" + text + "]" : text, nullptr, false);
+        j[key] = value.is_discarded() ? nlohmann::json(text) : value;
+    }
+    const std::string source = "--rope-scaling-set";
+    read_rope_details({j, source}, s);
+    if ((j.contains("mscale") || j.contains("mscale_all_dim")) &&
+        !(s.mscale > 0 && s.mscale_all_dim > 0 && s.attention_factor == 0))
+        fail_usage("--rope-scaling-set: mscale and mscale_all_dim count together, both above 0, and without attention_factor");
+}
+
 inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
     using Type = RopeScaling::Type;
     RopeScaling& s = c.rope_scaling;
@@ -217,12 +245,14 @@ inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
     if (o.rope_scaling == "none") s = {};
     else if (!o.rope_scaling.empty() || o.use_rope_scaling) {
         s = {};
-        s.type = o.rope_scaling == "linear"    ? Type::linear
-                 : o.rope_scaling == "dynamic" ? Type::dynamic
-                 : o.rope_scaling == "yarn"    ? Type::yarn
-                                               : Type::llama3;
+        s.type = o.rope_scaling == "linear"     ? Type::linear
+                 : o.rope_scaling == "dynamic"  ? Type::dynamic
+                 : o.rope_scaling == "yarn"     ? Type::yarn
+                 : o.rope_scaling == "longrope" ? Type::longrope
+                                                : Type::llama3;
         s.factor = 8;
     }
+    set_rope_details(o.rope_scaling_set, s);
     s.factor = o.rope_scaling_factor.value_or(s.factor);
     if (o.original_max_position_embeddings) s.original = o.original_max_position_embeddings;
     const bool needs_original = s.type != Type::none && s.type != Type::linear;
