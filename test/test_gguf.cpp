@@ -675,6 +675,39 @@ TEST(GgufTokenizer, EndsOfTurns) {
     EXPECT_EQ(ends("d", {600, 5}), nlohmann::json({0, 5}));
 }
 
+// They are written for a model that has them: the template's first, then what generation_config.json names.
+TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
+    nlohmann::json j = nlohmann::json::parse(read_file(golden + "gpt2.json"));
+    const auto add = [&](int id, const char* token) {
+        j["added_tokens"].push_back({{"id", id}, {"content", token}, {"special", true}});
+    };
+    add(600, "<|im_start|>");
+    add(601, "<|im_end|>");
+    ModelConfig c = tiny("llama");
+    c.V = 602;
+    pad_vocabulary(c, 1);
+    TemporaryDirectory dir;
+    write_tiny(dir / "model", c, j.dump());
+    const auto ends = [&](const std::string& jinja, const char* generation) {
+        write_file(dir / "model/chat_template.jinja", jinja);
+        write_file(dir / "model/generation_config.json", generation);
+        ExportOptions o;
+        o.model = dir / "model";
+        o.gguf = dir / "x.gguf";
+        o.overwrite = true;
+        EXPECT_EQ(export_command(o), 0);
+        const GgufTokenizer t = read_gguf_tokenizer(GgufReader(o.gguf).metadata(), o.gguf);
+        EXPECT_EQ(t.eos, 0);
+        return std::vector<int>{t.eot, t.eom};
+    };
+    using Ints = std::vector<int>;
+    EXPECT_EQ(ends("{{ messages }}", "{}"), (Ints{-1, -1}));
+    EXPECT_EQ(ends("{{ messages }}", R"({"eos_token_id": [0, 7, 5]})"), (Ints{7, 5}));
+    EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], "{}"), (Ints{601, -1}));
+    EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [7, 601, 0]})"), (Ints{601, 7}));
+    EXPECT_EQ(ends(chat_template_called("plain")->spellings[0], "{}"), (Ints{-1, -1}));
+}
+
 TEST(GgufTokenizer, RefusesDamage) {
     const nlohmann::json whole = {{"tokenizer.ggml.model", "llama"},
                                   {"tokenizer.ggml.tokens", {"<unk>", "a"}},

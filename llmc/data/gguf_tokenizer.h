@@ -294,6 +294,8 @@ inline void add_tokenizer(GgufHeader& header, const GgufTokenizer& t) {
     header.add(key("merges"), t.merges);
     id("bos_token_id", t.bos);
     id("eos_token_id", t.eos);
+    id("eot_token_id", t.eot);
+    id("eom_token_id", t.eom);
     id("unknown_token_id", t.unknown);
     id("padding_token_id", t.pad);
     header.add(key("add_bos_token"), t.add_bos);

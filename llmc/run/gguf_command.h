@@ -56,6 +56,20 @@ inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& 
     return rows;
 }
 
+// Which tokens end a turn and a message: what ends an answer by the model's chat template, then what else generation_config.json
+// ends a text with.
+inline void find_ends(GgufTokenizer& t, const std::string& dir) {
+    const auto tokenizer = usable_tokenizer(dir);
+    if (!tokenizer) return;
+    std::vector<int> ends = model_texts(dir, tokenizer.get()).end_ids;
+    ends.insert(ends.begin(), turn_end_of(*tokenizer, t.chat_template));
+    for (const int id : ends) {
+        if (id < 0 || id >= (int)t.tokens.size() || id == t.eos || id == t.eot) continue;
+        if (t.eot < 0) t.eot = id;
+        else if (t.eom < 0) t.eom = id;
+    }
+}
+
 inline void write_gguf(const std::string& path, const ModelConfig& c, const GgufArchitecture& a, GgufType type,
                        const GgufTokenizer& tokenizer, const TensorSource& source, const std::string& name) {
     const ParameterTable table(c);
@@ -288,7 +302,8 @@ inline int export_command(const ExportOptions& o) {
     GgufType type = detail::type_of_files(source, ParameterTable(c));
     for (const GgufTypeRow& row : gguf_types())
         if (lower_ascii(row.name) == o.type) type = (GgufType)row.id;
-    const GgufTokenizer tokenizer = o.weights_only ? GgufTokenizer{} : read_hf_tokenizer(dir, c.V);
+    GgufTokenizer tokenizer = o.weights_only ? GgufTokenizer{} : read_hf_tokenizer(dir, c.V);
+    if (!tokenizer.model.empty()) detail::find_ends(tokenizer, dir);
     const std::string name = fs::path(fs::absolute(o.model).lexically_normal()).filename().string();
     detail::write_gguf(o.gguf, written, a, type, tokenizer, source, name);
     print_line(stdout,

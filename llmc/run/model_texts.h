@@ -148,19 +148,25 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
                           name.c_str()));
 }
 
+// The token that ends an answer in this Jinja template; -1: it is none that is known, or the tokenizer lacks its tokens.
+inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
+    const ChatTemplate known = recognised_template(jinja);
+    if (known.name.empty()) return -1;
+    try {
+        return ChatEncoder(tokenizer, known).end_token();
+    } catch (const Error&) {
+        return -1;
+    }
+}
+
 // The texts of a model with the adapters in a directory (empty: none), whose template comes before its own.
 inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* tokenizer, const std::string& adapter) {
     ModelTexts t = model_texts(model_dir, tokenizer);
     const std::string learned = adapter.empty() ? "" : jinja_template_of(adapter);
     if (learned.empty() || learned == jinja_template_in(t.files)) return t;
     t.files[jinja_file] = learned;
-    const ChatTemplate known = recognised_template(learned);
-    if (!tokenizer || known.name.empty()) return t;
-    try {
-        t.turn_end = ChatEncoder(*tokenizer, known).end_token();
-        t.end_ids.push_back(t.turn_end);
-    } catch (const Error&) {  // the tokenizer lacks its tokens
-    }
+    if (tokenizer) t.turn_end = turn_end_of(*tokenizer, learned);
+    if (t.turn_end >= 0) t.end_ids.push_back(t.turn_end);
     return t;
 }
 
