@@ -1577,7 +1577,8 @@ inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep);
 static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
     PhaseStatus phase;
     if (run.main_rank()) phase.begin("loading the model " + run.dir);
-    if (T > run.c.room()) fail_usage("--seq-length %d is above the model's longest sequence %d", T, run.c.room());
+    if (T > run.c.room())
+        fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: at most that", T, run.c.room());
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
@@ -1633,6 +1634,16 @@ inline int serve_command(World& world, const ServeOptions& o) {
     return 0;
 }
 
+// Lets samples be longer than the longest sequence that the model is for, where positions are computed and not learned.
+static void extend_to(InferenceRun& run, int T) {
+    if (T <= run.c.room() || run.c.position == Position::learned) return;
+    if (run.main_rank())
+        print_line(stderr,
+                   format("warning: --seq-length %d is above the model's longest sequence %d, beyond which it was not trained",
+                          T, run.c.room()));
+    run.c.T = run.c.virtual_tokens.count + T;
+}
+
 static void evaluate_model(World& world, const EvalOptions& o) {
     check_options_of_eval(o, world.size());
     const std::vector<TaskFile> tasks = read_tasks(o);
@@ -1641,6 +1652,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
     const int most = o.seq_length ? o.seq_length : run.c.room();
     const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
+    extend_to(run, T);
     const bool writes = any_written(tasks);
     const TextRoom room = {writes ? o.micro_batch_size : 0, std::min(run.c.T, run.c.virtual_tokens.count + T)};
     const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024, room);

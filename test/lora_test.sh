@@ -45,6 +45,21 @@ for name in llama gpt2 bloom; do
     expect "$name: writes text" "$program" generate --adapter "$name-lora" --prompt "in the year" --max-new-tokens 5
 done
 
+# ---- samples longer than the longest sequence: as if config.json said so, where positions are not learned ----
+for name in llama bloom; do
+    cp -r "$(realpath "$name/latest")" "$name-longer"
+    sed -i 's/"\(max_position_embeddings\|seq_length\)": 24/"\1": 60/' "$name-longer/config.json"
+    for of in "" "--adapter $name-lora"; do
+        # shellcheck disable=SC2086
+        longer=$(loss_of --model "$name-longer" $of --seq-length 60)
+        # shellcheck disable=SC2086
+        expect "$name: samples of 60 tokens ${of:+with adapters }have the loss $longer" test "$(loss_of --model "$name" $of --seq-length 60)" == "${longer:-none}"
+    done
+    expect "$name: as a table" "$program" eval --text text.txt --model "$name" --seq-length 60
+    says "$name: it says so" "warning: --seq-length 60 is above the model's longest sequence 24"
+done
+no "longer samples of learned positions" "longest sequence 24" "$program" eval --text text.txt --model gpt2 --seq-length 60
+
 # ---- a model whose files are fp32 ----
 mkdir fp32 two-files && cp llama/latest/*.json fp32 && cp llama-lora/latest/adapter_* two-files
 cp llama/latest/training/master.safetensors fp32/model.safetensors 2>/dev/null || cp llama/latest/model.safetensors fp32

@@ -99,7 +99,7 @@ no "another text on resuming" "are not those of the checkpoint" train --resume b
 no "in a run of the whole model" "trains the whole model" train --resume llama/latest --prompt-tokens 6 --train-iters 14 --out x
 no "another base" "are not those that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-none
 no "merging" "merged into no matrix" "$program" export --merge --adapter llama-none --out x
-no "a sample that does not fit" "longest sequence 34" "$program" eval --text text.txt --adapter llama-none --seq-length 35
+no "a sample that does not fit" "longest sequence 34" "$program" eval --text text.txt --adapter gpt2-none --seq-length 35
 mkdir peft && cp llama-none/latest/adapter_* peft
 expect "PEFT's two files suffice" "$program" eval --text text.txt --model llama --adapter peft
 for change in 's/"PROMPT_TUNING"/"PREFIX_TUNING"/ PREFIX_TUNING.*P_TUNING.are.supported' 's/_tokens": 6/_tokens": 5/ shape' 's/_tokens": 6/_tokens": 40/ leave.room' \

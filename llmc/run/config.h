@@ -676,7 +676,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated")  \
     X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                      \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
-      "length of a sample, in tokens; default: the model's longest sequence")                                                  \
+      "length of a sample, in tokens; may be above the model's longest sequence, the default, unless positions are learned")   \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it")  \
     X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                   \
       "largest number of samples, or of questions of each task; default: 0, all")                                              \
