@@ -109,6 +109,10 @@ json "plan" "j['model']['parameters'] == 124439808 and j['plan']['step']['second
     "$program" train --preset gpt2-124m --train-iters 10 --world 8 --dry-run --json
 json "plan without room" "all(r['bytes'] > 1e9 and '--' in r['options'] for r in j['not_enough_memory'].values()) and 'gradients_fp32' in j['memory']" \
     "$program" train --preset llama2-7b --train-iters 10 --world 1 --dry-run --json
+status "a combination that no class of transformers has" 0 "$program" train --preset gpt2-124m --norm-place after --train-iters 10 --dry-run
+expect "a combination that no class of transformers has: it says so" grep -q '^warning: no class of transformers .* gets model_type "train_gpt", which this program alone opens$' stderr.txt
+status "a combination of a class" 0 "$program" train --preset gpt2-124m --norm-epsilon 1e-6 --train-iters 10 --dry-run
+expect "a combination of a class: nothing to say" refused grep -q "no class of transformers" stderr.txt
 json "a size" "j['model']['parameters'] / 15e6 - 1 < 0.1 and j['size']['global_batch'] == j['batch']['step']['samples'] and j['size']['learning_rate'][0] > 1e-3" \
     "$program" train --size 15m --vocab-size 4096 --world 8 --dry-run --json
 status "a size without a vocabulary" 2 "$program" train --size 15m --dry-run
