@@ -189,7 +189,7 @@ TEST(ChatTemplate, MessagesAreText) {
 // Where a token would reach from the prompt into the answer, the text is cut: what is given to generate() is how the tokens of
 // the whole begin, for every answer.
 TEST(ChatTemplate, AnAnswerBeginsWithATokenOfItsOwn) {
-    for (const char* name : {"chatml", "llama-2", "llama-3", "mistral", "gemma", "plain"})
+    for (const char* name : {"chatml", "qwen3", "llama-2", "llama-3", "mistral", "gemma", "olmo-2", "plain"})
         for (const Tokenizer* tokenizer : {&bytes(), &characters()})
             for (const char* answer : {"x", "\n\nx", " x", "'s", "\n", "ing", "\u0301", "0", "<|im_end|>", "\t\t"})
                 for (const char* asked : {"the", "the\n", "12", "the  ", "e"}) {
@@ -216,6 +216,8 @@ TEST(Conversation, IsReadInEveryForm) {
         R"({"instruction": "a", "input": "b", "output": "c"})",
         R"({"instruction": "a\n\nb", "input": "", "output": "c"})",
         R"({"instruction": "a\n\nb", "output": "c"})",
+        R"({"messages": [{"role": "user", "content": "a\n\nb", "reasoning_content": null},
+                         {"role": "assistant", "content": "c", "reasoning_content": "", "tool_calls": []}]})",
     };
     for (const char* record : same) {
         Messages found;
@@ -261,6 +263,7 @@ TEST(Conversation, SaysWhyThereIsNone) {
          "an answer in it is empty"},
         {R"({"messages": [{"role": "assistant", "content": "x", "weight": 2}]})", "weight 2"},
         {R"({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]})", "calls tools"},
+        {R"({"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]})", "<think>thoughts</think>"},
         {R"({"prompt": "x", "completion": 7})", "'completion' is not a text but number"},
         {R"({"prompt": "x"})", "its keys are prompt"},
         {R"({"instruction": "x", "input": [], "output": "y"})", "'input' is not a text but array"},

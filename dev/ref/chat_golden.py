@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test/golden"
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>",
-           "<end_of_turn>"]
+           "<end_of_turn>", "<think>", "</think>"]
 
 
 def patch(base, normalizer, eos, bos):
@@ -51,6 +51,14 @@ CONVERSATIONS = [
     [S("Be brief. "), U("the king"), A("the son of the king")],
     [S("答え"), U(" 12 x 34?\n"), A("408"), U("and\u00a0"), A("so on ")],
 ]
+# With thoughts, for the template that knows them.
+CONVERSATIONS_WITH_THOUGHTS = [
+    [S("x"), U("who?"), A("<think>\nhe or she\n</think>\n\nhe"), U("why?"), A("\n<think>\n\n\nas it is\n</think>\n\n\nso ")],
+    [U("a"), A("some</think>thoughts</think>\n\nb"), A("c"), A("\n\nd")],
+    [U("a"), A("<think>one<think>two\n</think>b"), A("</think>c"), A("d")],
+    [A("no question"), A("\n<think>x</think>\ny")],
+    [U("a"), A("b"), U("<tool_response>c</tool_response>"), A("<think>t</think>d"), A("e")],
+]
 CHATML = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 ALTERNATE = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
 QWEN2 = CHATML.replace("{% for message in messages %}", "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}")
@@ -82,6 +90,84 @@ QWEN25 = r"""{%- if tools %}
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}
 """
+QWEN3_BEGIN = r"""{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- "# Tools\n\nShortened." }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+    {%- endfor %}
+{%- else %}
+    {%- if messages[0].role == 'system' %}
+        {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+QWEN3_TURNS = r"""{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+"""
+QWEN3_END = r"""        {%- if message.tool_calls %}
+            {%- for tool_call in message.tool_calls %}
+                {{- 'Shortened.' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- content }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+"""
+# Qwen3-Instruct-2507, without thoughts, and Qwen3.
+QWEN3_2507 = QWEN3_BEGIN + QWEN3_TURNS + r"""        {{- '<|im_start|>' + message.role + '\n' + content }}
+""" + QWEN3_END + "{%- endif %}"
+QWEN3 = QWEN3_BEGIN + r"""{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+""" + QWEN3_TURNS + r"""        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+            {%- endif %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index %}
+            {%- if loop.last or (not loop.last and reasoning_content) %}
+                {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+            {%- else %}
+                {{- '<|im_start|>' + message.role + '\n' + content }}
+            {%- endif %}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\n' + content }}
+        {%- endif %}
+""" + QWEN3_END + r"""    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+OLMO2 = "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}{% elif message['role'] == 'assistant' %}{% if not loop.last %}{{ '<|assistant|>\n'  + message['content'] + eos_token + '\n' }}{% else %}{{ '<|assistant|>\n'  + message['content'] + eos_token }}{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
 WRITTEN_OUT = r"""{# ChatML #}
 {%- for message in messages %}
     {{- "<|im_start|>" + message.role + "\n" -}}
@@ -207,6 +293,10 @@ def marked(before, text, after, otherwise):
 TURN = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
 CHATML_MARKED = marked("{{'<|im_start|>assistant\n'}}", "{{ message['content'] + '<|im_end|>' }}", "{{ '\n' }}", TURN)
 HEADER = "{{'<|start_header_id|>assistant<|end_header_id|>\n\n'}}"
+# Both branches write their beginning first, so that one mark spans the rest of the turn.
+QWEN3_MARKED = (QWEN3.replace("        {%- set reasoning_content = '' %}", "        {{- '<|im_start|>assistant\\n' }}{% generation %}\n        {%- set reasoning_content = '' %}")
+                .replace("'<|im_start|>' + message.role + '\\n<think>", "'<think>").replace("'<|im_start|>' + message.role + '\\n' + content }}", "content }}")
+                .replace("        {{- '<|im_end|>\\n' }}\n    {%- elif", "        {{- '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}\n    {%- elif"))
 # name, template, the same with marks (or None)
 TEMPLATES = [
     ("chatml", CHATML, CHATML.replace(TURN, CHATML_MARKED)),
@@ -224,6 +314,10 @@ TEMPLATES = [
     ("gemma-3", GEMMA3, None),
     ("plain", PLAIN, PLAIN.replace("{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}",
                                    marked("", "{{ message['content'] + eos_token }}", "", "{{ message['content'] }}"))),
+    ("chatml", QWEN3_2507, None),
+    ("qwen3", QWEN3, QWEN3_MARKED),
+    ("olmo-2", OLMO2, OLMO2.replace("{% if not loop.last %}{{ '<|assistant|>\n'  + message['content'] + eos_token + '\n' }}{% else %}{{ '<|assistant|>\n'  + message['content'] + eos_token }}{% endif %}",
+                                    "{{ '<|assistant|>\n' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% if not loop.last %}{{ '\n' }}{% endif %}")),
 ]
 # Close to the known ones, and different.
 UNKNOWN = [
@@ -237,13 +331,16 @@ UNKNOWN = [
     LLAMA31.replace("26 Jul 2024", "27 Jul 2024"),
     GEMMA.replace("'model'", "'assistant'"),
     MISTRAL.replace("'[INST] '", "'[INST]'"),
+    QWEN3.replace("loop.last or (", "("),
+    QWEN3_2507.replace("'' %}", "'none' %}"),
+    OLMO2.replace("{% if not loop.last %}", "{% if loop.last %}"),
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + eos_token }}{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\n'  + message['content'] + eos_token }}{% endif %}{% endfor %}",
 ]
 
 
 def main():
     golden = {"tokenizers": {name: {k: t[k] for k in ("base", "patch", "eos", "bos")} for name, t in TOKENIZERS.items()},
-              "conversations": CONVERSATIONS, "unknown": UNKNOWN, "templates": []}
+              "conversations": CONVERSATIONS + CONVERSATIONS_WITH_THOUGHTS, "unknown": UNKNOWN, "templates": []}
     loaded = {}
     for name, t in TOKENIZERS.items():
         with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
@@ -255,7 +352,7 @@ def main():
         for tokenizer_name, tokenizer in loaded.items():
             if tokenizer_name == "characters" and name not in ("llama-2", "mistral", "chatml"): continue
             if tokenizer_name == "characters" and template not in (LLAMA2, MISTRAL, CHATML): continue
-            for i, conversation in enumerate(CONVERSATIONS):
+            for i, conversation in enumerate(CONVERSATIONS + (CONVERSATIONS_WITH_THOUGHTS if name == "qwen3" else [])):
                 row = {"tokenizer": tokenizer_name, "conversation": i}
                 try:
                     row["tokens"] = tokenizer.apply_chat_template(conversation, chat_template=template, return_dict=True)["input_ids"]

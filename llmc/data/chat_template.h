@@ -1,5 +1,5 @@
-// How a conversation becomes text, and its text tokens: chatml, llama-2, llama-3, llama-3.1, mistral, gemma, gemma-3 and
-// plain, as transformers' apply_chat_template writes them. A model's own template is a program (Jinja) in
+// How a conversation becomes text, and its text tokens: chatml, llama-2, llama-3, llama-3.1, mistral, gemma, gemma-3, qwen3,
+// olmo-2 and plain, as transformers' apply_chat_template writes them. A model's own template is a program (Jinja) in
 // tokenizer_config.json; none is run here. It is compared with the known spellings of these templates, and refused if it is
 // none of them.
 //
@@ -36,6 +36,8 @@ struct ChatTemplate {
     std::string answer_before;             // the prompt for an answer
     std::string answer_start, answer_end;  // around its text, learned; ends with the token that ends the turn
     std::string answer_after;              // not learned
+    bool nothing_after_last = false;       // answer_after is between turns alone
+    bool thinks = false;                   // thoughts stand before the last answer, and are dropped from earlier ones
     System system = System::turn;
     bool trims = false;          // white space around a message is dropped
     bool alternates = false;     // user and assistant take turns; the user begins
@@ -52,6 +54,18 @@ inline const std::string chatml_turn = "{{ '<|im_start|>' + message.role + '\\n'
     {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
 {%- endif -%})";
 
+inline const std::string qwen3_begin = R"({%- if tools %}@ANY@{%- else %}
+    {%- if messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}
+{%- endif -%})",
+                         qwen3_turns = R"({%- for message in messages %}
+    {%- if message.content is string %}{%- set content = message.content %}{%- else %}{%- set content = '' %}{%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role == "assistant" -%})",
+                         qwen3_end = R"({%- if message.tool_calls %}@ANY@{%- endif %}{{- '<|im_end|>\n' }}
+    {%- elif message.role == "tool" %}@ANY@{%- endif %}
+{%- endfor -%})";
+
 inline const Strings chatml = {
     "{% for message in messages %}" + chatml_turn + "{% endfor %}" + chatml_prompt,
     R"({%- for message in messages %}
@@ -67,7 +81,50 @@ inline const Strings chatml = {
            (message.role == "assistant" and not message.tool_calls) -%})" +
         chatml_turn + R"({%- elif message.role == "assistant" %}@ANY@{%- elif message.role == "tool" %}@ANY@{%- endif %}
 {%- endfor -%})" +
-        chatml_prompt};
+        chatml_prompt,
+    qwen3_begin + qwen3_turns + "{{- '<|im_start|>' + message.role + '\\n' + content }}" + qwen3_end + chatml_prompt};
+
+// After the last question an answer has its thoughts, even none, if it is the last message.
+inline const Strings qwen3 = {qwen3_begin +
+                              R"({%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and
+           not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor -%})" + qwen3_turns +
+                              R"({%- set reasoning_content = '' %}
+{%- if message.reasoning_content is string %}{%- set reasoning_content = message.reasoning_content %}
+{%- else %}
+    {%- if '</think>' in content %}
+        {%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+        {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+    {%- endif %}
+{%- endif %}
+{%- if loop.index0 > ns.last_query_index %}
+    {%- if loop.last or (not loop.last and reasoning_content) %}
+        {{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' +
+            content.lstrip('\n') }}
+    {%- else %}{{- '<|im_start|>' + message.role + '\n' + content }}
+    {%- endif %}
+{%- else %}{{- '<|im_start|>' + message.role + '\n' + content }}
+{%- endif %})" + qwen3_end + R"({%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %})"};
+
+inline const Strings olmo_2 = {R"({{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{{- '<|system|>\n' + message.content + '\n' }}
+    {%- elif message.role == 'user' %}{{- '<|user|>\n' + message.content + '\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- if not loop.last %}{{- '<|assistant|>\n' + message.content + eos_token + '\n' }}
+        {%- else %}{{- '<|assistant|>\n' + message.content + eos_token }}
+        {%- endif %}
+    {%- endif %}
+    {%- if loop.last and add_generation_prompt %}{{- '<|assistant|>\n' }}{%- endif %}
+{%- endfor %})"};
 
 inline const Strings llama_2 = {R"({%- if messages[0].role == 'system' %}
     {%- set loop_messages = messages[1:] %}{%- set system_message = messages[0].content %}
@@ -167,7 +224,7 @@ inline std::vector<ChatTemplate> make_chat_templates() {
     using System = ChatTemplate::System;
     ChatTemplate chatml;
     chatml.name = "chatml";
-    chatml.about = "Qwen, SmolLM2, Hermes and others";
+    chatml.about = "Qwen without thoughts, SmolLM2, Hermes and others";
     chatml.tokens = {"<|im_start|>", "<|im_end|>"};
     chatml.system_before = "<|im_start|>system\n";
     chatml.user_before = "<|im_start|>user\n";
@@ -176,6 +233,25 @@ inline std::vector<ChatTemplate> make_chat_templates() {
     chatml.system_after = chatml.user_after = "<|im_end|>\n";
     chatml.answer_after = "\n";
     chatml.spellings = chat_spellings::chatml;
+
+    ChatTemplate qwen3 = chatml;
+    qwen3.name = "qwen3";
+    qwen3.about = "Qwen3: <think>, thoughts and </think> before the last answer, without tools";
+    qwen3.tokens = {"<|im_start|>", "<|im_end|>", "<think>", "</think>"};
+    qwen3.thinks = true;
+    qwen3.spellings = chat_spellings::qwen3;
+
+    ChatTemplate olmo_2;
+    olmo_2.name = "olmo-2";
+    olmo_2.about = "OLMo-2 instruct";
+    olmo_2.begin = "{bos}";
+    olmo_2.system_before = "<|system|>\n";
+    olmo_2.user_before = "<|user|>\n";
+    olmo_2.answer_before = "<|assistant|>\n";
+    olmo_2.answer_end = "{eos}";
+    olmo_2.system_after = olmo_2.user_after = olmo_2.answer_after = "\n";
+    olmo_2.nothing_after_last = true;
+    olmo_2.spellings = chat_spellings::olmo_2;
 
     ChatTemplate llama_2;
     llama_2.name = "llama-2";
@@ -253,7 +329,7 @@ inline std::vector<ChatTemplate> make_chat_templates() {
     plain.answer_end = "{eos}";
     plain.spellings = chat_spellings::plain;
 
-    return {chatml, llama_2, llama_3, llama_3_1, mistral, mistral_01, gemma, gemma_3, plain};
+    return {chatml, llama_2, llama_3, llama_3_1, mistral, mistral_01, gemma, gemma_3, qwen3, olmo_2, plain};
 }
 inline const std::vector<ChatTemplate>& chat_templates() {
     static const std::vector<ChatTemplate> all = make_chat_templates();
@@ -398,6 +474,7 @@ public:
         const bool turn = t_.system == ChatTemplate::System::turn;
         if (turn && !begins_with_system && (t_.system_always || !t_.default_system.empty()))
             run.literal(t_.system_before + t_.default_system + t_.system_after, false);
+        const size_t question = last_question(messages);
         std::string system;  // that stands within the next message
         for (size_t i = 0; i < messages.size(); i++) {
             const ChatMessage& m = messages[i];
@@ -409,9 +486,18 @@ public:
             if (m.role == "assistant") {
                 run.literal(t_.answer_before, false);
                 run.literal(t_.answer_start, m.learned);
-                text(trimmed, m.learned);
+                const bool last = i + 1 == messages.size();
+                Thoughts parts{"", trimmed};
+                if (t_.thinks) parts = divide(m.text);
+                if (t_.thinks && i > question && (last || !parts.thoughts.empty())) {
+                    run.literal("<think>\n", m.learned);
+                    text(parts.thoughts, m.learned);
+                    run.literal("\n</think>\n\n", m.learned);
+                    parts.answer.erase(0, parts.answer.find_first_not_of('\n'));
+                }
+                text(parts.answer, m.learned);
                 run.literal(t_.answer_end, m.learned);
-                run.literal(t_.answer_after, false);
+                if (!last || !t_.nothing_after_last) run.literal(t_.answer_after, false);
                 continue;
             }
             const bool user = m.role == "user";
@@ -503,6 +589,32 @@ private:
         std::string text_;
         std::vector<Part> parts_;
     };
+
+    // An answer, and what was thought before it: the text up to </think>, of which both are without the line ends in between.
+    struct Thoughts {
+        std::string thoughts, answer;
+    };
+    static Thoughts divide(const std::string& text) {
+        const std::string begin = "<think>", end = "</think>";
+        const size_t at = text.find(end);
+        if (at == std::string::npos) return {"", text};
+        std::string thoughts = text.substr(0, at), answer = text.substr(text.rfind(end) + end.size());
+        if (const size_t first = thoughts.rfind(begin); first != std::string::npos) thoughts.erase(0, first + begin.size());
+        for (std::string* part : {&thoughts, &answer}) part->erase(0, part->find_first_not_of('\n'));
+        thoughts.erase(thoughts.find_last_not_of('\n') + 1);
+        return {thoughts, answer};
+    }
+    // The last message of a user that is no tool's, or the last message.
+    static size_t last_question(const std::vector<ChatMessage>& messages) {
+        const std::string begin = "<tool_response>", end = "</tool_response>";
+        for (size_t i = messages.size(); i-- > 0;) {
+            const std::string& text = messages[i].text;
+            const bool tool = text.compare(0, begin.size(), begin) == 0 && text.size() >= end.size() &&
+                              text.compare(text.size() - end.size(), end.size(), end) == 0;
+            if (messages[i].role == "user" && !tool) return i;
+        }
+        return messages.empty() ? 0 : messages.size() - 1;
+    }
 
     // As Python's str.strip().
     static std::string trim(std::string_view s, bool left = true) {

@@ -508,8 +508,8 @@ inline Allowed one_of(Strings choices) {
     X(bool, preference, "", false, anything(), "Input",                                                                     \
       "the input holds pairs of answers: JSON with prompt, chosen and rejected, each a text or a list of messages")         \
     X(std::string, chat_template, "", "", word("NAME"), "Input",                                                            \
-      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, plain; "  \
-      "default: the one beside the tokenizer, if it is one of these")                                                       \
+      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, "  \
+      "olmo-2, plain; default: the one beside the tokenizer, if it is one of these")                                        \
     X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                   \
       "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")               \
     X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                \
@@ -623,7 +623,7 @@ inline Allowed one_of(Strings choices) {
       "in one conversation")                                                                                             \
     X(std::string, chat_template, "", "", word("NAME"), "Text",                                                          \
       "how a conversation becomes text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, "    \
-      "plain; default: the one beside the model, if it is one of these")                                                 \
+      "qwen3, olmo-2, plain; default: the one beside the model, if it is one of these")                                  \
     X(std::string, system, "", "", word("TEXT"), "Text", "the system's message that begins the conversation")            \
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
