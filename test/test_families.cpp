@@ -491,10 +491,11 @@ TEST(Families, DetailsOfRopeScaling) {
     using Arguments = std::vector<std::string>;
     const std::pair<Arguments, const char*> rows[] = {
         {{"yarn", "--rope-scaling-set", "beta_fast=16", "beta_slow=2", "attention_factor=1.5", "truncate=false"},
-         R"({"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": false, "attention_factor": 1.5,
-             "original_max_position_embeddings": 8})"},
+         R"({"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": false,
+             "attention_factor": 1.5, "original_max_position_embeddings": 8})"},
         {{"yarn", "--rope-scaling-set", "mscale=0.7", "mscale_all_dim=0.5"},
-         R"({"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 0.5, "original_max_position_embeddings": 8})"},
+         R"({"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 0.5,
+             "original_max_position_embeddings": 8})"},
         {{"llama3", "--rope-scaling-set", "low_freq_factor=2", "high_freq_factor=3"},
          R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0,
              "original_max_position_embeddings": 8})"},
