@@ -89,6 +89,7 @@ done <<'END'
 --input raw --output raw/out --normalize|raw/out is in --input raw, and what is written
 --input raw --output out --weights other=1|other
 --input raw one/data --output out --weights raw=1|does not name the source one/data
+--input raw --output out --weights raw=1 raw=1|names 'raw' twice
 --input raw --output out --budget 1000 --tokenizer missing|missing
 --input raw --output out --decontaminate missing.jsonl|missing.jsonl
 --train-language en:person.txt ja:person.txt --output mended|is no classifier; HINT: another --output
