@@ -1510,7 +1510,7 @@ static void train(World& world, const TrainOptions& given) {
     if (!given.dry_run) take_directory(world, given, lock);
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
     set_up(run);
-    const TrainingTasks tasks(run.o, run.tokenizer.get(), run.o.seq_length);
+    const TrainingTasks tasks = read_training_tasks(run.o, run.tokenizer.get(), run.o.seq_length);
     run.writes_answers = tasks.any_written();
     const std::unique_ptr<Model> m = plan_run(run);
     Timetable timetable(run.o);
@@ -1611,7 +1611,8 @@ static void measure_batches(InferenceRun& run, const std::vector<int>& prompt, i
 }
 
 static void generate(World& world, const GenerateOptions& o) {
-    InferenceRun run(world, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
+    InferenceRun run(world, o.threads);
+    open_model(run, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
     const Prompts prompts = read_prompts(run, o);
     const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
     if (o.measure_batches) return measure_batches(run, prompts.all[0].tokens, T, o);
@@ -1624,7 +1625,8 @@ inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, g
 
 inline int serve_command(World& world, const ServeOptions& o) {
     check_serving();
-    InferenceRun run(world, o, true);
+    InferenceRun run(world, o.threads);
+    open_model(run, o, true);
     ModelServer server(run, o);
     const int T = o.seq_length ? o.seq_length : run.c.room();
     const TextRoom room = {o.batch, std::min(run.c.T, run.c.virtual_tokens.count + T)};
@@ -1647,7 +1649,8 @@ static void extend_to(InferenceRun& run, int T) {
 static void evaluate_model(World& world, const EvalOptions& o) {
     check_options_of_eval(o, world.size());
     const std::vector<TaskFile> tasks = read_tasks(o);
-    InferenceRun run(world, o, !tasks.empty() || !o.text.empty(), o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
+    InferenceRun run(world, o.threads);
+    open_model(run, o, !tasks.empty() || !o.text.empty(), o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
     const Tokenizer* tokenizer = run.tokenizer.get();
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
     const int most = o.seq_length ? o.seq_length : run.c.room();

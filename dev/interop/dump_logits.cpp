@@ -67,7 +67,8 @@ int main(int argc, char** argv) try {
     EvalOptions options;
     options.model = argv[1];
     if (adapts) options.adapter = argv[6];
-    InferenceRun run(world, options, false);
+    InferenceRun run(world, options.threads);
+    open_model(run, options, false);
     const std::unique_ptr<Model> loaded = load_weights(run, batch.B, batch.T, INT_MAX);
     Model& m = *loaded;
     for (int token : batch.tokens)

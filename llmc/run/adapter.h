@@ -232,25 +232,27 @@ inline void begin_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::str
     initialize_virtual_tokens(ctx, m, base, tokens);
 }
 
-// The model of --model and --adapter, either of which may be missing, for commands that do not train.
+// The model of --model and --adapter, for commands that do not train.
 struct AdaptedModel {
-    std::string dir, adapter;  // adapter: empty without one
-    ModelConfig c;
-
-    template <class Options>
-    AdaptedModel(World& world, const Options& o) {
-        if (!o.adapter.empty()) {
-            adapter = model_directory(o.adapter);
-            if (!is_adapter(adapter)) fail("%s holds no adapters (adapter_config.json)", adapter.c_str());
-        }
-        if (!o.model.empty()) dir = model_directory(o.model);
-        else if (!adapter.empty()) dir = base_of_adapter(adapter);
-        else fail_usage("the model is missing; HINT: --model DIR");
-        c = read_config(dir);
-        check_config(c);
-        if (adapter.empty()) return;
-        check_base(world, adapter, dir);
-        read_adapter_config(adapter, c);
-        c.virtual_tokens = c.virtual_tokens.computed();
-    }
+    std::string dir{}, adapter{};  // adapter: empty without one
+    ModelConfig c{};
 };
+// Reads which model that is; of --model and --adapter either may be missing.
+template <class Options>
+AdaptedModel find_model(World& world, const Options& o) {
+    AdaptedModel found;
+    if (!o.adapter.empty()) {
+        found.adapter = model_directory(o.adapter);
+        if (!is_adapter(found.adapter)) fail("%s holds no adapters (adapter_config.json)", found.adapter.c_str());
+    }
+    if (!o.model.empty()) found.dir = model_directory(o.model);
+    else if (!found.adapter.empty()) found.dir = base_of_adapter(found.adapter);
+    else fail_usage("the model is missing; HINT: --model DIR");
+    found.c = read_config(found.dir);
+    check_config(found.c);
+    if (found.adapter.empty()) return found;
+    check_base(world, found.adapter, found.dir);
+    read_adapter_config(found.adapter, found.c);
+    found.c.virtual_tokens = found.c.virtual_tokens.computed();
+    return found;
+}

@@ -33,33 +33,27 @@
 #include "run_directory.h"
 
 // A model in a directory, before its weights are loaded. With several ranks, each will hold a part.
-struct InferenceRun {
+struct InferenceRun : AdaptedModel {
     World& world;
     be::Ctx ctx;
-    std::string dir{};
-    std::string adapter{};  // the directory of the adapters; empty: none
-    RankLayout layout{};    // without sequence parallelism: passes have any number of rows
-    ModelConfig c{};
+    RankLayout layout{};  // without sequence parallelism: passes have any number of rows
     std::unique_ptr<Tokenizer> tokenizer{};
 
-    // Refuses models that are not supported.
-    template <class Options>
-    InferenceRun(World& w, const Options& o, bool needs_tokenizer, int tp = 1, int pp = 1)
-        : world(w), ctx(make_ctx(w, o.threads)) {
-        ctx.plain = o.plain;
-        choose_matrix_unit(world, ctx, o.matrix_unit, {});
-        const AdaptedModel found(world, o);
-        dir = found.dir;
-        adapter = found.adapter;
-        c = found.c;
-        check_backend_takes(c);
-        tokenizer = tokenizer_of_model(dir, c.V, needs_tokenizer, main_rank());
-        layout.tp = tp;
-        layout.pp = pp;
-        pad_vocabulary(c, 16 * tp);
-    }
+    InferenceRun(World& w, int threads) : world(w), ctx(make_ctx(w, threads)) {}
     bool main_rank() const { return world.rank() == 0; }  // prints; the others hold their parts of the model
 };
+// Reads what the model is. Refuses models that are not supported.
+template <class Options>
+void open_model(InferenceRun& run, const Options& o, bool needs_tokenizer, int tp = 1, int pp = 1) {
+    run.ctx.plain = o.plain;
+    choose_matrix_unit(run.world, run.ctx, o.matrix_unit, {});
+    static_cast<AdaptedModel&>(run) = find_model(run.world, o);
+    check_backend_takes(run.c);
+    run.tokenizer = tokenizer_of_model(run.dir, run.c.V, needs_tokenizer, run.main_rank());
+    run.layout.tp = tp;
+    run.layout.pp = pp;
+    pad_vocabulary(run.c, 16 * tp);
+}
 
 struct Prompt {
     std::string text;

@@ -43,7 +43,7 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
 inline int export_merged(World& world, const ExportOptions& o) {
     if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
-    const AdaptedModel found(world, o);
+    const AdaptedModel found = find_model(world, o);
     if (found.c.virtual_tokens.on())
         fail("%s holds virtual tokens, which are merged into no matrix; HINT: --adapter with the model", found.adapter.c_str());
     if (std::filesystem::exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());

@@ -30,22 +30,14 @@ inline void check_options_of_tasks(const TrainOptions& o, const Tokenizer* token
 
 class TrainingTasks {
 public:
-    // T: the longest sequence.
-    TrainingTasks(const TrainOptions& o, const Tokenizer* tokenizer, int T) : interval_(o.eval_tasks_interval) {
-        check_options_of_tasks(o, tokenizer);
-        for (const std::string& file : o.eval_tasks) {
-            Task task = read_task(file);
-            const std::string name = std::filesystem::path(file).stem().string();
-            for (const Measured& other : tasks_)
-                if (other.name == name)
-                    fail_usage("--eval-tasks: %s and %s have the same name in the log, %s; HINT: rename one",
-                               other.task.file.c_str(), file.c_str(), name.c_str());
-            const bool written = task.kind == TaskKind::written;
-            const int64_t most = o.eval_tasks_samples ? o.eval_tasks_samples : written ? 64 : task.size();
-            TaskRequests all = make_requests(*tokenizer, task, nullptr, 0, 0, std::min(most, task.size()), T);
-            tasks_.push_back({name, std::move(task), std::move(all)});
-        }
-    }
+    struct Measured {
+        std::string name;
+        Task task;
+        TaskRequests all;
+        const TaskExample& example(size_t i) const { return task.examples[all.examples[i]]; }
+    };
+
+    TrainingTasks(std::vector<Measured> tasks, int64_t interval) : interval_(interval), tasks_(std::move(tasks)) {}
 
     bool any() const { return !tasks_.empty(); }
     // Whether some answers are written.
@@ -81,12 +73,25 @@ public:
     }
 
 private:
-    struct Measured {
-        std::string name;
-        Task task;
-        TaskRequests all;
-        const TaskExample& example(size_t i) const { return task.examples[all.examples[i]]; }
-    };
     int64_t interval_;
     std::vector<Measured> tasks_;
 };
+
+// Those of --eval-tasks. T: the longest sequence. tokenizer: may be null without tasks.
+inline TrainingTasks read_training_tasks(const TrainOptions& o, const Tokenizer* tokenizer, int T) {
+    check_options_of_tasks(o, tokenizer);
+    std::vector<TrainingTasks::Measured> tasks;
+    for (const std::string& file : o.eval_tasks) {
+        Task task = read_task(file);
+        const std::string name = std::filesystem::path(file).stem().string();
+        for (const auto& other : tasks)
+            if (other.name == name)
+                fail_usage("--eval-tasks: %s and %s have the same name in the log, %s; HINT: rename one",
+                           other.task.file.c_str(), file.c_str(), name.c_str());
+        const bool written = task.kind == TaskKind::written;
+        const int64_t most = o.eval_tasks_samples ? o.eval_tasks_samples : written ? 64 : task.size();
+        TaskRequests all = make_requests(*tokenizer, task, nullptr, 0, 0, std::min(most, task.size()), T);
+        tasks.push_back({name, std::move(task), std::move(all)});
+    }
+    return {std::move(tasks), o.eval_tasks_interval};
+}
