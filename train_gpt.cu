@@ -293,7 +293,7 @@ static void activation_forward(const Pass& p, const Output& out, const floatX* i
 }
 
 // Norms of queries and keys (Henry et al., 2020), in place: of every head, or of all heads together.
-static HeadRows head_rows(const Pass& p, bool keys) {
+static HeadRows heads_of(const Pass& p, bool keys) {
     const LocalSizes& n = p.m.n;
     return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
 }
@@ -314,16 +314,16 @@ std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSum
 static void head_norms_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     floatX* of[] = {s.qkv, s.qkv + (size_t)p.m.n.NHl * p.m.c.HS()};
     const auto params = head_norm_params(
-        p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, head_rows(p, k)); });
-    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, params[k], head_rows(p, k));
+        p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, heads_of(p, k)); });
+    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, params[k], heads_of(p, k));
 }
 static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const BlockActivations& s) {
     floatX* of[] = {dqkv, dqkv + (size_t)p.m.n.NHl * p.m.c.HS()};
     const auto params = head_norm_params(p, b, [&](int k, real* sums) {
-        be::head_norm_products(p.ctx, sums, of[k], s.heads[k].x, b.head_norms[k].params, s.heads[k].rstd, head_rows(p, k));
+        be::head_norm_products(p.ctx, sums, of[k], s.heads[k].x, b.head_norms[k].params, s.heads[k].rstd, heads_of(p, k));
     });
     for (int k = 0; k < 2; k++)
-        be::head_norm_backward(p.ctx, of[k], b.head_norms[k].grads, s.heads[k].x, params[k], s.heads[k].rstd, head_rows(p, k));
+        be::head_norm_backward(p.ctx, of[k], b.head_norms[k].grads, s.heads[k].x, params[k], s.heads[k].rstd, heads_of(p, k));
 }
 
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s) {
