@@ -430,6 +430,46 @@ static void check_comm(Test& t) {
     t.report("collectives after messages", check_collectives<real>(t, all, everyone));
 }
 
+// A rank that comes late has not waited; the others have, for it, in each kind of operation.
+static void check_waiting(Test& t) {
+    World& w = t.world;
+    std::vector<int> everyone;
+    for (int r = 0; r < w.size(); r++) everyone.push_back(r);
+    be::Comm comm(t.ctx, w, everyone, "waiting");
+    be::connect_ring(t.ctx, comm);
+    Buffer<real> x(t.ctx, 100 * (size_t)w.size());
+    Buffer<floatX> message(t.ctx, 100);
+    const int late = w.size() - 1;
+    const auto times = [&](const std::string& name, const std::vector<int>& waits, const std::function<void()>& operation) {
+        x.fetch();
+        w.barrier();
+        const double before = w.monitor()->waited()["waiting"];
+        if (w.rank() == late) usleep(300000);
+        operation();
+        x.fetch();
+        const double waited = w.monitor()->waited()["waiting"] - before;
+        const bool is_to_wait = std::count(waits.begin(), waits.end(), w.rank()) > 0;
+        t.report("the time of waiting: " + name, is_to_wait ? waited > 0.2 && waited < 10 : waited < 0.15);
+    };
+    const std::vector<int> others(everyone.begin(), everyone.end() - 1);
+    times("all_reduce", others, [&] { be::all_reduce(t.ctx, comm, x.data(), 100); });
+    times("a started all_gather", others, [&] {
+        be::Pending pending = be::start_all_gather(t.ctx, comm, x.data(), 100);
+        be::finish(t.ctx, pending);
+    });
+    times("a collective behind a started one", others, [&] {
+        be::Pending pending = be::start_all_gather(t.ctx, comm, x.data(), 100);
+        be::all_reduce(t.ctx, comm, x.data(), 100);
+        be::finish(t.ctx, pending);
+    });
+    times("a message", {0}, [&] {
+        be::Pending pending;
+        if (w.rank() == late) pending = be::start_send(t.ctx, comm, message.data(), 100, 0, 5);
+        if (w.rank() == 0) be::recv(t.ctx, comm, message.data(), 100, late, 5);
+        be::finish(t.ctx, pending);
+    });
+}
+
 // ---- times -----------------------------------------------------------------------------------------------------------------
 static void bench(Test& t) {
     World& w = t.world;
@@ -602,6 +642,7 @@ static int run(int argc, char** argv) {
         try {
             if (what == "world" || what == "all") check_world(t);
             if (what == "all") check_comm(t);
+            if (what == "all" && world.size() > 1) check_waiting(t);
             else if (what == "bench") bench(t);
             else if (what != "world") fail_as_told(t, what, who, argc > 3 ? argv[3] : "");
         } catch (const Error& e) {

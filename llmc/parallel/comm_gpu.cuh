@@ -90,36 +90,48 @@ struct EventDeleter {
     void operator()(cudaEvent_t e) const { cudaEventDestroy(e); }
 };
 using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventDeleter>;
-inline Event record(cudaStream_t stream) {
+inline Event record(cudaStream_t stream, unsigned flags) {
     cudaEvent_t e;
-    CUDA(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    CUDA(cudaEventCreateWithFlags(&e, flags));
     Event event(e);
     CUDA(cudaEventRecord(e, stream));
     return event;
 }
 // Everything put on `later` from now on runs after what is on `earlier` at this time.
-inline void order(cudaStream_t later, cudaStream_t earlier) { CUDA(cudaStreamWaitEvent(later, record(earlier).get(), 0)); }
+inline void order(cudaStream_t later, cudaStream_t earlier) {
+    CUDA(cudaStreamWaitEvent(later, record(earlier, cudaEventDisableTiming).get(), 0));
+}
 
 // The operations of a group that are on streams and not complete. NCCL's calls return at once; the device waits for other
 // ranks, so the watchdog must look there. Each operation lies between two events. A wait is measured from when the watchdog
 // first saw the first event passed until the second one passes: neither long kernels earlier on the stream nor a host that runs
-// far ahead count as a wait.
+// far ahead count as a wait. The time between the two events of what lies on the ops' stream is time that the ops wait, for
+// other ranks or for the data: once it is over, the monitor is told. So the ranks' waiting is known without a host that waits.
 class UnderWay {
 public:
     const comm_detail::Members& group;
 
-    UnderWay(const comm_detail::Members& g, int device) : group(g), device_(device) {}
+    UnderWay(const comm_detail::Members& g, const Ctx& ctx) : group(g), device_(ctx.device), ops_stream_(ctx.stream) {
+        group.monitor->add_wait_of_device(group.name, 0);
+    }
     // Lets launch() put an operation on the stream; returns the event after it.
     template <class Launch>
     std::shared_ptr<Event> put(const char* operation, int64_t number, ncclComm_t comm, cudaStream_t stream, Launch launch) {
         const Activity activity = {false, operation, group.name, number};
-        Event reached = record(stream);
+        Event reached = record(stream, cudaEventDefault);
         check(launch(comm, stream), activity);
-        auto over = std::make_shared<Event>(record(stream));
+        auto over = std::make_shared<Event>(record(stream, cudaEventDefault));
         std::lock_guard<std::mutex> lock(mutex_);
         drop_finished();
-        operations_.push_back({std::move(reached), over, comm, activity});
+        operations_.push_back({std::move(reached), over, comm, activity, stream == ops_stream_});
         return over;
+    }
+    // Lets the ops wait for an operation on another stream.
+    void wait_for(const char* operation, int64_t number, ncclComm_t comm, const Event& done) {
+        put(operation, number, comm, ops_stream_, [&](ncclComm_t, cudaStream_t stream) {
+            CUDA(cudaStreamWaitEvent(stream, done.get(), 0));
+            return ncclSuccess;
+        });
     }
     // The operation that has waited longest. Called by the watchdog's thread.
     Activity longest_wait() {
@@ -147,6 +159,7 @@ private:
         std::shared_ptr<Event> over;
         ncclComm_t comm;
         Activity activity;
+        bool holds_ops;  // lies on their stream
     };
     static void check(ncclResult_t result, const Activity& activity) {
         if (result != ncclSuccess && result != ncclInProgress) nccl_failed(result, activity.name().c_str(), __FILE__, __LINE__);
@@ -158,10 +171,17 @@ private:
         return true;
     }
     void drop_finished() {
-        while (!operations_.empty() && passed(*operations_.front().over)) operations_.pop_front();
+        while (!operations_.empty() && passed(*operations_.front().over)) {
+            const Operation& o = operations_.front();
+            float ms = 0;
+            if (o.holds_ops) CUDA(cudaEventElapsedTime(&ms, o.reached.get(), o.over->get()));
+            group.monitor->add_wait_of_device(group.name, ms * 1e-3);
+            operations_.pop_front();
+        }
     }
 
     const int device_;
+    const cudaStream_t ops_stream_;
     std::mutex mutex_;
     std::deque<Operation> operations_;  // in call order
 };
@@ -193,7 +213,7 @@ struct Edge : Channel {
         const auto sent = under_way.put("send", number, comm, stream, [=](ncclComm_t c, cudaStream_t s) {
             return ncclSend(x, n, nccl_type<floatX>(), 1, c, s);
         });
-        return [=] { CUDA(cudaStreamWaitEvent(from, sent->get(), 0)); };
+        return [=, &under_way] { under_way.wait_for("send", number, comm, *sent); };
     }
 #else
     // Arguments are checked here; a thread makes the call after the previous one.
@@ -227,7 +247,7 @@ struct Group : comm_detail::Members {
     UnderWay under_way;
 
     Group(Ctx& ctx, World& world, const std::vector<int>& r, const std::string& n, int place, const ncclUniqueId& id)
-        : Members(world, r, n, place), under_way(*this, ctx.device) {
+        : Members(world, r, n, place), under_way(*this, ctx) {
         const Waiting waiting(monitor.get(), "making the group", name, 0);
         NCCL(ncclCommInitRank(&own.comm, size, id, rank));
         if (check) CUDA(cudaMalloc(&notes, (size_t)size * sizeof(comm_detail::Note)));
@@ -269,7 +289,8 @@ template <class Launch>
 void run(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes, Launch launch) {
     const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
     const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
-    if (const auto started = std::exchange(g.last_started, nullptr)) CUDA(cudaStreamWaitEvent(ctx.stream, started->get(), 0));
+    if (const auto started = std::exchange(g.last_started, nullptr))
+        g.under_way.wait_for(operation, sequence, g.own.comm, *started);
     g.under_way.put(operation, sequence, g.own.comm, ctx.stream, launch);
 }
 template <class Launch>
@@ -278,7 +299,7 @@ std::function<void()> start(Ctx& ctx, Group& g, const char* operation, size_t n,
     const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
     order(g.own.stream, ctx.stream);
     const auto done = g.last_started = g.under_way.put(operation, sequence, g.own.comm, g.own.stream, launch);
-    return [&ctx, done] { CUDA(cudaStreamWaitEvent(ctx.stream, done->get(), 0)); };
+    return [&g, operation, sequence, done] { g.under_way.wait_for(operation, sequence, g.own.comm, *done); };
 }
 #else
 struct Group : comm_detail::Members {};

@@ -89,10 +89,18 @@ public:
         current_.waiting = false;
         current_.since = now;
     }
-    // Seconds that this rank has waited for others so far, by group.
-    std::map<std::string, double> waited() const {
+    // For a group whose operations a device waits in: what the host does meanwhile is no wait.
+    void add_wait_of_device(const std::string& group, double seconds) {
         std::lock_guard<std::mutex> lock(mutex_);
-        return waited_;
+        waited_on_device_[group] += seconds;
+    }
+    // Seconds that this rank has waited for others so far, by group. Of a device's waits those that are over.
+    std::map<std::string, double> waited() {
+        look_at_devices();
+        std::lock_guard<std::mutex> lock(mutex_);
+        std::map<std::string, double> all = waited_on_device_;
+        all.insert(waited_.begin(), waited_.end());
+        return all;
     }
     Activity current() const {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -109,17 +117,23 @@ public:
     }
     // The longest current wait of the host and its device; without one, what the host computes.
     Activity longest_wait() {
-        Activity longest = current();
+        const Activity host = current(), device = look_at_devices();
+        return device.waiting && (!host.waiting || device.since < host.since) ? device : host;
+    }
+
+private:
+    // The longest current wait, if there is one.
+    Activity look_at_devices() {
+        Activity longest;
         std::lock_guard<std::mutex> lock(looks_mutex_);
         for (const auto& [owner, look] : looks_)
             if (const Activity a = look(); a.waiting && (!longest.waiting || a.since < longest.since)) longest = a;
         return longest;
     }
 
-private:
     mutable std::mutex mutex_;
     Activity current_;
-    std::map<std::string, double> waited_;
+    std::map<std::string, double> waited_, waited_on_device_;
     std::mutex looks_mutex_;  // a separate mutex, so that looks do not block the host
     std::map<const void*, std::function<Activity()>> looks_;
 };

@@ -496,7 +496,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return EMU_CALLED(), emu:
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return EMU_CALLED(), emu::streams().finish(s), cudaSuccess; }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
     EMU_CALLED();
-    if (e->mark && !e->mark->over) emu::streams().put(s, nullptr, e->mark);
+    if (e->mark) emu::streams().put(s, nullptr, e->mark);
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() { return EMU_CALLED(), emu::streams().finish_all(), cudaSuccess; }

@@ -629,7 +629,10 @@ inline ncclResult_t start(Kind kind, const void* source, void* result, size_t co
     }
     Operations one;
     one.push_back(std::move(operation));
-    return run_all(std::move(one));
+    const double begin = MPI_Wtime();
+    const ncclResult_t error = run_all(std::move(one));
+    streams().passes(stream, 1e3 * (MPI_Wtime() - begin));
+    return error;
 }
 
 // ---- communicators ---------------------------------------------------------------------------------------------------------

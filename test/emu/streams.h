@@ -10,7 +10,8 @@
 // it waits for ever. What is left when the program ends does not run.
 //
 // Time. A stream's clock counts work instead of seconds: each piece takes 1 ms, or what it says by takes(). So what a program
-// chooses by measuring does not depend on how busy this machine is.
+// chooses by measuring does not depend on how busy this machine is. A stream that waits for another goes on when that one's
+// clock says so. What the host does in a stream's place, NCCL's operations, takes its real time: passes().
 #pragma once
 #include <unistd.h>
 
@@ -33,6 +34,11 @@ struct Work {
     std::atomic<bool> over{false};
     double ms = 0;  // when it was over, by its stream's clock
 
+    double ready_ms() const {
+        double ms = 0;
+        for (const auto& other : after) ms = std::max(ms, other->ms);
+        return ms;
+    }
     void end(double now_ms) {
         ms = now_ms;
         over = true;
@@ -81,7 +87,7 @@ public:
             const bool ordered = s == legacy ? other.waits_for_legacy : s->waits_for_legacy && &other == legacy;
             if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
         }
-        if (!work->run && s->queue.empty() && work->ready()) return work->end(s->ms), work;  // an event behind nothing
+        if (!work->run && s->queue.empty() && work->ready()) return end(*work, *s), work;  // an event behind nothing
         s->queue.push_back(work);
         if (config().order == Order::forward) run_all();
         return work;
@@ -107,6 +113,8 @@ public:
         for (begin_draw(); run_one();) {
         }
     }
+    // Time of a stream on which nothing waits to run.
+    void passes(emu_stream* s, double ms) { (s ? s : &all_.front())->ms += ms; }
     // Called by the work that runs.
     void takes(double ms) { takes_ms_ = ms; }
     // A thread of its own may look at events, but not run their work.
@@ -116,12 +124,7 @@ public:
         if (emu_stream* s = draw()) {
             const Ticket work = s->queue.front();
             s->queue.pop_front();
-            if (work->run) {
-                takes_ms_ = 1;
-                work->run();
-                s->ms += takes_ms_;
-            }
-            work->end(s->ms);
+            end(*work, *s);
             if (s->destroyed) forget_destroyed();
             return true;
         }
@@ -135,6 +138,15 @@ private:
     double takes_ms_ = 1;           // of the work that runs
     unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
 
+    void end(Work& work, emu_stream& s) {
+        s.ms = std::max(s.ms, work.ready_ms());
+        if (work.run) {
+            takes_ms_ = 1;
+            work.run();
+            s.ms += takes_ms_;
+        }
+        work.end(s.ms);
+    }
     unsigned random() {
         rng_ ^= rng_ << 13;
         rng_ ^= rng_ >> 17;
