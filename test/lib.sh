@@ -50,6 +50,11 @@ near_losses() {
     paste <(losses "$1" | tail -n "$3") <(losses "$2") | awk -v steps="$3" -v tolerance="$4" \
         '{ d = $2 - $4; if (d < 0) d = -d; if (!(d <= tolerance) || $1 != $3) { print; bad = 1 }; n++ } END { exit bad || n != steps }'
 }
+# slower A B DIR: in the last record of the ranks' times, rank A works 100 ms a step more than rank B, which waits that much more.
+slower() {
+    times() { grep '"kind":"ranks"' "$1/log.jsonl" | tail -n 1 | grep -o "\"rank\":$2,[^}]*" | sed 's/.*"worked_ms":\([0-9.]*\),"waited_ms":\([0-9.]*\)/\1 \2/'; }
+    echo "$(times "$3" "$1") $(times "$3" "$2")" | awk '{ print } NF != 4 || $1 < $3 + 100 || $4 < $2 + 100 { bad = 1 } END { exit bad }'
+}
 # Lets Open MPI run as root, with more ranks than cores, and in containers that forbid one process to read another's memory.
 allow_mpirun_everywhere() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1

@@ -355,6 +355,38 @@ TEST(Report, ReadsLogsOfOtherVersions) {
     EXPECT_EQ(page_data(page)["runs"][0]["seconds"]["y"], json({10, 20, 21, 22}));
 }
 
+TEST(Report, WhereTheRanksTimeGoes) {
+    RunLog log;
+    log.add(json::parse(run_line));
+    log.add(json::parse(step_line(1)));
+    EXPECT_EQ(render_report(log, 0, 10).find("<h2 class=\"part\">Ranks"), std::string::npos);
+    RankTimes times = {17, {"a", "a", "b"}, {{10, 30}, {12, 28}, {39, 1}}, 2};
+    json record = {{"kind", "ranks"}, {"step", 40}};
+    record.update(to_json(times));
+    EXPECT_TRUE(log.add_line(record.dump()));
+    const std::string page = render_report(log, 0, 10);
+    expect_balanced(page);
+    const size_t at = page.find("Ranks: a step's time, mean of 17 steps up to step 40");
+    ASSERT_NE(at, std::string::npos);
+    const std::string rows = page.substr(at, page.find("</table>", at) - at);
+    const size_t first = rows.find("<tr class=\"slowest\"><th>2 on b, the slowest</th><td>39 ms</td><td>1 ms</td>"),
+                 second = rows.find("<th>1 on a</th><td>12 ms</td>"), third = rows.find("<th>0 on a</th><td>10 ms</td>");
+    EXPECT_TRUE(first < second && second < third && third != std::string::npos) << rows;
+    EXPECT_NE(rows.find("<i class=\"train\" style=\"width:25.0%\"></i><i class=\"baseline\" style=\"width:75.0%\"></i>"),
+              std::string::npos)
+        << rows;
+
+    times = {16, std::vector<std::string>(1000, "host"), std::vector<RankTime>(1000, {1, 2}), -1};
+    record.update(to_json(times));
+    record.erase("slowest");
+    log.add(record);
+    const std::string many = render_report(log, 0, 10);
+    EXPECT_EQ(many.find(", the slowest"), std::string::npos);
+    EXPECT_NE(many.find("<th>63 on host</th>"), std::string::npos);
+    EXPECT_EQ(many.find("<th>64 on host</th>"), std::string::npos);
+    EXPECT_NE(many.find("936 others are in log.jsonl"), std::string::npos);
+}
+
 // Text from outside in every place where a record has text.
 TEST(Report, TextStaysText) {
     const std::string evil =
@@ -368,6 +400,8 @@ TEST(Report, TextStaysText) {
                  {"options", {{evil, {{evil, evil}}}}}});
     log.add(json{{"kind", "step"}, {"step", 1}, {"loss", 3}, {evil, 3}});
     log.add(json{{"kind", "health"}, {"step", 1}, {"layers", layers}});
+    const json ranks = json::array({evil, {{"rank", evil}}, {{"rank", 0}, {"host", evil}, {"worked_ms", 1}, {"waited_ms", 1}}});
+    log.add(json{{"kind", "ranks"}, {"step", 1}, {"slowest", evil}, {"ranks", ranks}});
     log.add(json{{"kind", "sample"}, {"step", 1}, {"prompt", evil}, {"text", evil}});
     for (const char* name : {"fp8", "rollback", "x"})
         log.add(json{{"kind", "event"}, {"step", 1}, {"level", evil}, {"event", name}, {"message", evil}});

@@ -268,15 +268,34 @@ TEST(TimeBudget, TheFirstStepAfterAResumeDoesNotEndTheRun) {
 }
 
 TEST(Stragglers, TheSlowestOfItsStage) {
-    const std::vector<double> stages = {10, 10, 11.5, 10, 20, 20, 20, 20};  // the second stage has more work
+    std::vector<RankTime> stages;  // the second stage has more work
+    for (const double worked : {10.0, 10.0, 11.5, 10.0, 20.0, 20.0, 20.0, 20.0}) stages.push_back({worked, 25 - worked});
     Stragglers s({"a", "a", "b", "b", "c", "c", "d", "d"}, 2);
     std::string found;
-    for (int i = 0; i < 40 && found.empty(); i++) found = s.add(stages, i);
+    std::optional<RankTimes> times;
+    for (int i = 0; i < 40 && !times; i++) times = s.add(stages, i);
+    ASSERT_TRUE(times);
+    EXPECT_EQ(times->steps, 16);
+    EXPECT_EQ(times->slowest, 2);
+    EXPECT_NEAR(times->ranks[2].worked_ms, 11.5, 1e-9);
+    EXPECT_NEAR(times->ranks[2].waited_ms, 13.5, 1e-9);
+    EXPECT_FALSE(s.rest()) << "no step is left";
+    found = s.sentence(*times);
     EXPECT_NE(found.find("rank 2 on b"), std::string::npos) << found;
     EXPECT_NE(found.find("11.5 ms a step, 15% more than the median 10.0 ms"), std::string::npos) << found;
-    for (int i = 40; i < 80; i++) EXPECT_EQ(s.add(stages, i), "") << "said once";
+    times.reset();
+    for (int i = 40; !times; i++) times = s.add(stages, i);
+    EXPECT_EQ(s.sentence(*times), "") << "said once";
     Stragglers even({"a", "b"}, 1);
-    for (int i = 0; i < 40; i++) EXPECT_EQ(even.add({10, 11}, i), "");
+    even.add({{10, 10}, {20, 0}}, 0);
+    times = even.rest();  // a run of one step
+    ASSERT_TRUE(times);
+    EXPECT_EQ(times->slowest, -1);
+    EXPECT_EQ(even.sentence(*times), "");
+    for (int i = 0; i < 16; i++) even.add({{10, 1}, {11, 0}}, 1);
+    times = even.rest();
+    ASSERT_TRUE(times);
+    EXPECT_EQ(times->slowest, -1) << "a tenth is little";
 }
 
 TEST(Energy, ProcessorsThatWrapAndOthersThatDoNotTell) {

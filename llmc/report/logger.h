@@ -7,6 +7,8 @@
 //           parts; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
+//   ranks   where there are several: step, steps, ranks: [{rank, host, worked_ms, waited_ms}], means of so many steps up to
+//           this one, slowest: the rank for which the others wait, if there is one (run/stragglers.h)
 //   valid   step, loss, perplexity (of pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss of the
 //           weights' EMA; with several datasets also sets: {name: loss}
 //   sample  step, prompt, text              text that the model generated
@@ -72,6 +74,11 @@ struct Rewards {
     double margin() const { return chosen - rejected; }
 };
 
+// Where the time of a rank's step goes: its own work, and waiting for others.
+struct RankTime {
+    double worked_ms = 0, waited_ms = 0;
+};
+
 struct StepStats {
     int64_t step = 0;              // global batches done, including this one
     int64_t consumed_samples = 0;  // sequences so far
@@ -88,14 +95,22 @@ struct StepStats {
     bool applied = true;                       // whether this step's update was applied
     std::optional<Rewards> rewards;            // where answers are compared; then `loss` is that of the pairs
     double energy_joules = NAN;                // of rank 0's machine since the program started; NaN: it does not tell
-    std::map<std::string, double> waiting_ms;  // part of step_ms in which this rank waited, by group of ranks; CPUs only
+    std::map<std::string, double> waiting_ms;  // part of step_ms in which this rank waited, by group of ranks
 
-    // The rest of step_ms, this rank's own work.
-    double worked_ms() const {
-        double ms = step_ms;
-        for (const auto& [group, waited] : waiting_ms) ms -= waited;
-        return ms;
+    RankTime rank_time() const {
+        double waited = 0;
+        for (const auto& [group, ms] : waiting_ms) waited += ms;
+        waited = std::min(waited, step_ms);  // on a GPU, a wait may have begun before the step
+        return {step_ms - waited, waited};
     }
+};
+
+// The mean times of every rank over some steps.
+struct RankTimes {
+    int64_t steps = 0;
+    std::vector<std::string> hosts;
+    std::vector<RankTime> ranks;
+    int slowest = -1;  // the one for which the others wait; -1: there is none
 };
 
 // ---- JSON ------------------------------------------------------------------------------------------------------------------
@@ -137,6 +152,19 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     j["skipped"] = s.skipped;
     if (std::isfinite(s.energy_joules)) put_number(j, "energy_joules", std::round(s.energy_joules * 10) / 10);
     for (const auto& [group, ms] : s.waiting_ms) j["waiting_ms"][group] = std::round(ms * 1e3) / 1e3;
+    return j;
+}
+
+inline nlohmann::ordered_json to_json(const RankTimes& times) {
+    nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
+    for (size_t r = 0; r < times.ranks.size(); r++) {
+        ranks.push_back({{"rank", r},
+                         {"host", times.hosts[r]},
+                         {"worked_ms", std::round(times.ranks[r].worked_ms * 1e3) / 1e3},
+                         {"waited_ms", std::round(times.ranks[r].waited_ms * 1e3) / 1e3}});
+    }
+    nlohmann::ordered_json j = {{"steps", times.steps}, {"ranks", ranks}};
+    if (times.slowest >= 0) j["slowest"] = times.slowest;
     return j;
 }
 
@@ -340,6 +368,14 @@ public:
     // layers: a list with one object per layer; non-finite numbers become null.
     void health(int64_t step, const nlohmann::ordered_json& layers) {
         attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
+    }
+
+    void ranks(int64_t step, const RankTimes& times) {
+        attempt("the log", [&] {
+            nlohmann::ordered_json j = {{"kind", "ranks"}, {"step", step}};
+            j.update(to_json(times));
+            record(j);
+        });
     }
 
     // sets: names and losses of the datasets, if there are several; ema_loss: of the weights' moving average, if there is one;

@@ -13,6 +13,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -300,6 +301,47 @@ inline std::string report_layers(const RunLog& log) {
     return "<h2 class=\"part\">Layers at " + step_title(h) + "</h2>\n" + table("layers", head + rows);
 }
 
+// The newest record of the ranks' times: how much of a step each worked and waited, the slowest first.
+inline std::string report_ranks(const RunLog& log) {
+    constexpr size_t most = 64;
+    if (!log.ranks.is_object() || !log.ranks.contains("ranks") || !log.ranks["ranks"].is_array()) return "";
+    const double slowest = RunLog::number(log.ranks, "slowest");
+    struct Row {
+        double rank, worked, waited;
+        std::string host;
+        bool slowest;
+    };
+    std::vector<Row> all;
+    double longest = 0;
+    for (const auto& r : log.ranks["ranks"]) {
+        const Row row = {RunLog::number(r, "rank"), RunLog::number(r, "worked_ms"), RunLog::number(r, "waited_ms"),
+                         RunLog::text(r, "host"), RunLog::number(r, "rank") == slowest};
+        if (!RunLog::is_step(row.rank) || !(row.worked >= 0) || !(row.waited >= 0)) continue;
+        all.push_back(row);
+        longest = std::max(longest, row.worked + row.waited);
+    }
+    if (all.empty()) return "";
+    std::sort(all.begin(), all.end(), [](const Row& a, const Row& b) {
+        return std::tuple(b.slowest, b.worked, a.rank) < std::tuple(a.slowest, a.worked, b.rank);
+    });
+    std::string rows = "<tr><th>rank</th><th>works</th><th>waits</th><th></th></tr>\n";
+    for (size_t i = 0; i < std::min(most, all.size()); i++) {
+        const Row& row = all[i];
+        const auto bar = [&](const char* style, double ms) {
+            return format("<i class=\"%s\" style=\"width:%.1f%%\"></i>", style, longest > 0 ? 100 * (ms / longest) : 0);
+        };
+        rows += format("<tr%s><th>%lld on %s%s</th><td>%s ms</td><td>%s ms</td><td class=\"bar\">%s%s</td></tr>\n",
+                       row.slowest ? " class=\"slowest\"" : "", (long long)row.rank, xml_escape(row.host).c_str(),
+                       row.slowest ? ", the slowest" : "", short_number(row.worked).c_str(), short_number(row.waited).c_str(),
+                       bar(row.slowest ? "valid" : "train", row.worked).c_str(), bar("baseline", row.waited).c_str());
+    }
+    if (all.size() > most)
+        rows += format("<tr><th></th><td colspan=\"3\">%s others are in log.jsonl</td></tr>\n",
+                       with_commas((int64_t)(all.size() - most)).c_str());
+    return "<h2 class=\"part\">Ranks: a step's time, mean of " + counted(RunLog::whole(log.ranks, "steps"), "step") +
+           " up to " + step_title(log.ranks) + "</h2>\n" + table("ranks", rows);
+}
+
 inline std::string report_events(const RunLog& log) {
     if (log.events.empty()) return "";
     std::string rows;
@@ -369,7 +411,7 @@ inline std::string whole_page(const std::string& title, const std::vector<NamedR
 inline std::string render_report(const RunLog& log, time_t now, int refresh_seconds) {
     const std::string name = RunLog::text(log.run, "name");
     return whole_page(name.empty() ? "Training run" : name, {{name, &log}}, report_header(log, now) + report_tiles(log),
-                      report_samples(log) + report_layers(log) + report_events(log) + report_summary(log),
+                      report_samples(log) + report_layers(log) + report_ranks(log) + report_events(log) + report_summary(log),
                       log.end.is_null() ? refresh_seconds : 0);
 }
 

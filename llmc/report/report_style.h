@@ -103,6 +103,9 @@ td { font-variant-numeric: tabular-nums; white-space: pre-wrap; }
 .runs { white-space: nowrap; } .runs td { white-space: nowrap; } .runs .status { margin: 0; vertical-align: 0; }
 .runs tr:not(:first-child) th { color: var(--ink); font-weight: 600; white-space: normal; min-width: 8em;
   width: auto; }
+.ranks th { white-space: normal; width: auto; min-width: 6em; } .ranks td { white-space: nowrap; }
+.ranks .bar { width: 45%; min-width: 80px; font-size: 0; vertical-align: middle; }
+.bar i { display: inline-block; height: 10px; background: var(--c); } .slowest th, .slowest td { color: var(--valid); }
 .events .warning td { color: var(--valid); } .events .error td { color: var(--bad); }
 details { margin-top: 24px; } summary { cursor: pointer; font-weight: 600; margin-bottom: 10px; }
 .options { font-family: ui-monospace, monospace; font-size: 13px; }

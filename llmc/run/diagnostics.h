@@ -4,11 +4,13 @@
 //   LayerHealth       norms of every layer's weights, gradients and update (--log-health-interval)
 // memory_check.h checks memory between two steps.
 #pragma once
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,10 @@ class PlantedFaults {
 public:
     PlantedFaults(be::Ctx& ctx, const TrainingMemory& m) : ctx_(ctx), m_(m), rank_(m.ranks->mesh.world.rank) {}
 
+    // A rank that is slower than the others.
+    void in_time(int64_t batch) {
+        if (faults_.slow(batch, rank_)) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
     // Replaces the tokens of a micro-batch by random ones.
     void in_tokens(Batch& micro_batch, int64_t first_sample, int64_t batch) {
         if (!faults_.noise(batch)) return;

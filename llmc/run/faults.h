@@ -7,6 +7,7 @@
 //   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Found only where another
 //                      rank holds that moment as well (--zero 0, or a norm's under tensor parallelism)
 //   flaky-gradient=70  flips the last bit of an element when batch 70's gradient is computed; once
+//   slow=1-40:1        rank 1 sleeps for 0.2 s in each of the batches 1 to 40
 // A batch that training repeats after a rollback is as bad as before, unless it is skipped.
 #pragma once
 #include <algorithm>
@@ -34,7 +35,7 @@ public:
             std::string kinds;
             bool known = false;
             for (const char* k : {"noise", "nan-gradient", "flip-weight", "flip-norm", "flip-lower", "flip-exp-avg",
-                                  "flip-exp-avg-sq", "wrong-update", "flaky-gradient"}) {
+                                  "flip-exp-avg-sq", "wrong-update", "flaky-gradient", "slow"}) {
                 known |= fault.kind == k;
                 kinds += std::string(k) + ", ";
             }
@@ -48,6 +49,7 @@ public:
     bool none() const { return faults_.empty(); }
     bool noise(int64_t batch) { return find("noise", batch, -1); }
     bool nan_gradient(int64_t batch, int rank) { return find("nan-gradient", batch, rank); }
+    bool slow(int64_t batch, int rank) { return find("slow", batch, rank); }
     // For the other kinds: true once.
     bool once(const char* kind, int64_t batch, int rank) {
         Fault* f = find(kind, batch, rank);

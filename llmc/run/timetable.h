@@ -10,6 +10,7 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 #include "../parallel/world.h"
+#include "../report/logger.h"
 #include "config.h"
 #include "stop.h"
 #include "training_state.h"
@@ -46,17 +47,17 @@ inline double parse_timeout(const std::string& text) {
 // What ranks decide together after a step: a signal to any rank counts, and rank 0's clock.
 struct Decision {
     bool stop, save;
-    RunLength length{};    // with --time-budget, when it is chosen
-    double worked_ms = 0;  // of the step, without waiting: told, not decided
+    RunLength length{};  // with --time-budget, when it is chosen
+    RankTime time{};     // of the step: told, not decided
 };
-// worked_ms: gets that of each rank.
-inline Decision decide_together(World& world, Decision mine, std::vector<double>& worked_ms) {
-    worked_ms = {mine.worked_ms};
+// times: gets each rank's.
+inline Decision decide_together(World& world, Decision mine, std::vector<RankTime>& times) {
+    times = {mine.time};
     if (world.size() == 1) return mine;
     std::vector<Decision> all((size_t)world.size());
     world.all_gather(&mine, sizeof mine, all.data());
-    worked_ms.clear();
-    for (const Decision& d : all) worked_ms.push_back(d.worked_ms);
+    times.clear();
+    for (const Decision& d : all) times.push_back(d.time);
     return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save, all[0].length};
 }
 

@@ -34,7 +34,7 @@ inline RunInfo run_info(const Run& r) {
     return info;
 }
 
-// Waiting times by group. (On a GPU the streams wait, not the host.)
+// Waiting times by group.
 inline std::map<std::string, double> differences_ms(const std::map<std::string, double>& before,
                                                     std::map<std::string, double> after) {
     for (auto& [group, seconds] : after) seconds = 1e3 * (seconds - (before.count(group) ? before.at(group) : 0));
@@ -102,8 +102,9 @@ public:
         if (options.empty()) event(step, "warning", "length", text + "the time is over before the warm-up is");
         else event(step, "info", "length", text + "the same bits without a clock: " + options);
     }
-    // sentence: from Stragglers; may be empty.
-    void straggler(int64_t step, const std::string& sentence) {
+    // sentence: about the slowest rank; may be empty.
+    void ranks(int64_t step, const RankTimes& times, const std::string& sentence) {
+        if (logger_) logger_->ranks(step, times);
         if (!sentence.empty()) event(step, "info", "straggler", sentence);
     }
     void begin_fp8(int64_t step) { event(step, "info", "fp8", "from here on products are in FP8"); }

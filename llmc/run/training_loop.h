@@ -91,19 +91,18 @@ public:
                 follow_up(false, {true, false});
                 break;
             }
-            if (be::memory_is_host) stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
+            stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
             add_rates(*stats, in_fp8);
             log_.step(*stats, std::exchange(t_.health, nullptr));
             if (heed(t_.verdict)) continue;
             budget_.took(TimeBudget::step, monotonic_seconds() - begin);
             const bool saves = timetable_.save_now(state_.step) || (budget_.wants_save() && !std::exchange(save_asked_, true));
-            std::vector<double> worked_ms;
+            std::vector<RankTime> times;
             const Decision now = decide_together(
                 run_.world,
-                {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(), stats->worked_ms()},
-                worked_ms);
-            if (be::memory_is_host && run_.world.size() > 1)
-                log_.straggler(state_.step, stragglers_.add(worked_ms, monotonic_seconds()));
+                {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(), stats->rank_time()},
+                times);
+            if (run_.world.size() > 1) tell(stragglers_.add(times, monotonic_seconds()));
             settle_length(now.length);
             stop = follow_up(t_.finished(), now);
         }
@@ -111,6 +110,9 @@ public:
     }
 
 private:
+    void tell(const std::optional<RankTimes>& times) {
+        if (times) log_.ranks(state_.step, *times, stragglers_.sentence(*times));
+    }
     bool told_to_stop() const { return !stop_signal().empty() || timetable_.exit_now(); }
     // The same on every rank.
     bool stop_here() { return vote_.ask(told_to_stop()); }
@@ -279,6 +281,7 @@ private:
         saver_.wait();
         run_.phase.done();
         report_save();
+        tell(stragglers_.rest());
         vote_.finish();
         end_training();
         const bool done = t_.finished();
