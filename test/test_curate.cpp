@@ -129,7 +129,7 @@ TEST(Curate, DropsByTheFirstRuleBroken) {
 }
 
 TEST(Curate, CleansLinesAsC4) {
-    const HeuristicOptions c4 = {{"c4"}, {"c4-sentences=1"}, {}, {"bad word"}};
+    const HeuristicOptions c4 = {{"c4"}, {"c4-sentences=1"}, {}, {"bad word", "悪い言葉", "คำหยาบ", "slur"}};
     const std::pair<std::string, std::string> rows[] = {
         {"A line that ends well.\nA line that does not\nToo short.\nAnother one here!",
          "A line that ends well.\nAnother one here!"},
@@ -141,6 +141,11 @@ TEST(Curate, CleansLinesAsC4) {
         {"no end", "dropped: c4-sentences"},
         {"Here is a Bad, word for you.", "dropped: c4-bad-words"},
         {"Here is a badword for you.", "Here is a badword for you."},
+        {"“Bad word”—it said.", "dropped: c4-bad-words"},
+        {"これは悪い言葉です。", "dropped: c4-bad-words"},  // no spaces: anywhere
+        {"これは悪いです。", "これは悪いです。"},
+        {"นี่คือคำหยาบนะ", "dropped: c4-bad-words"},
+        {"これはslurです。", "dropped: c4-bad-words"},
         {"吾輩は猫である。\n名前はまだ無い", "吾輩は猫である。"},
         {"One word " + std::string(1001, 'x') + " is long.\nThe other line stays.", "The other line stays."},
     };

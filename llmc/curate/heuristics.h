@@ -31,6 +31,7 @@
 #include "../base/similar.h"
 #include "../base/unicode.h"
 #include "document.h"
+#include "words.h"
 
 // ---- what is measured ------------------------------------------------------------------------------------------------------
 // 64 bits of a word; well mixed, so that sums of them with weights tell n-grams apart.
@@ -574,14 +575,21 @@ private:
     bool on(const char* name) const { return threshold(name) > 0; }  // off is not a number
 
     // Lower case words of letters and digits with single spaces between and around them: what bad words are looked for in.
+    // Where words are written without spaces, each character stands alone, so that these are found anywhere, as C4 does.
     static std::string simple_words(std::string_view text) {
+        const std::string lower = lowercase(text);
         std::string out;
         bool open = false;
-        for (const char c : lowercase(text)) {
-            const bool in_word = (unsigned char)c >= 0x80 || isalnum((unsigned char)c);
-            if (in_word) out += c;
-            else if (open) out += ' ';
+        for (size_t i = 0; i < lower.size();) {
+            const FoldedCharacter c = FoldingTable::instance().at(lower, i);
+            const bool alone = c.kind == CharacterKind::ideograph;
+            const bool in_word =
+                c.kind == CharacterKind::letter || c.kind == CharacterKind::digit || c.kind == CharacterKind::mark;
+            if (open && !in_word) out += ' ';
+            if (alone || in_word) out.append(lower, i, c.length);
+            if (alone) out += ' ';
             open = in_word;
+            i += c.length;
         }
         return open ? out + ' ' : out;
     }
