@@ -15,6 +15,7 @@
 #include "../ops.h"
 #include "../parallel/pipeline.h"
 #include "from_options.h"
+#include "guard.h"
 #include "machine.h"
 #include "planner.h"
 #include "run.h"
@@ -43,7 +44,8 @@ namespace detail {
 
 // A row where the checkpoints to come do not fit on the disk.
 inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint_bytes) {
-    const int64_t most = o.keep == 0 ? 1 : o.keep + (o.on_spike == "rollback" ? 3 : 1);
+    const KeptCheckpoints kept = {o.keep, o.keep_every, Guard(guard_options(o)).way_back()};
+    const int64_t most = (o.keep == 0 ? 0 : kept.most()) + 1;  // one is written before others are removed
     const int64_t more = most - std::min<int64_t>(most - 1, (int64_t)find_checkpoints(o.out).size());
     const double free = free_space(o.out);
     if (free >= (double)more * (double)checkpoint_bytes) return;

@@ -180,6 +180,9 @@ inline std::string go_back_to(const std::string& out, const std::string& dir, in
 struct KeptCheckpoints {
     int64_t newest, every = 0;  // so many of the newest, 0: all; and those at multiples of `every`, 0: none
     int64_t way_back = -1;      // the steps that a rollback may have to go back; -1: there are none
+
+    // How many there may be besides those at multiples of `every`, of a number above 0.
+    int64_t most() const { return newest + (way_back >= 0 ? 2 : 0); }
 };
 
 // Of the checkpoints up to `step`, those that are not kept, oldest first. Those after `step` belong to an abandoned course of
