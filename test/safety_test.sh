@@ -279,6 +279,8 @@ says "and says which" "weight of model.safetensors is not finite"
 expect "weights that are not finite: no checkpoint, and latest names none" test -z "$(ls -d nan/step_* nan/latest 2>/dev/null)"
 expect "a last loss that is not finite: the run does not end well" error "$program" train "${S[@]}" "${steep[@]}" --out nan
 says "and says so" "the last loss is not finite"
+expect "the log says so in its only end" grep -q '"status":"failed".*the last loss is not finite' <(grep '"kind":"end"' nan/log.jsonl)
+expect "which is written once" test "$(grep -c '"kind":"end"' nan/log.jsonl)" == 1
 expect "neither says finished" refused grep -h '"status":"finished"' nan/log.jsonl nan/log.jsonl.1
 
 # ---- a checkpoint that does not come in time ----

@@ -157,13 +157,11 @@ public:
                        (long long)saved.step, saved.error.c_str()));
     }
 
-    // How the run ended: failed with a problem, finished, or stopped for a reason, with the command that resumes it.
-    void end(const std::string& problem, bool finished, const std::string& reason, const std::string& command,
-             const RunResult& result) {
+    // How the run ended: finished, or stopped for a reason, with the command that resumes it.
+    void end(bool finished, const std::string& reason, const std::string& command, const RunResult& result) {
         if (!logger_) return;
         logger_->say("peak memory " + human_bytes((double)peak_memory_bytes()));
-        if (!problem.empty()) logger_->end("failed", problem);
-        else if (finished) {
+        if (finished) {
             logger_->say(result.text());
             logger_->end("finished", "", "", result.json());
         } else logger_->end("stopped", reason, command);

@@ -299,8 +299,8 @@ private:
         if (budget_.on()) result_.seconds = budget_.spent();
         if (energy_) result_.joules = energy_->joules_now();
         if (o_.carbon_intensity) result_.grams_of_co2 = grams_of_co2(result_.joules, *o_.carbon_intensity);
-        log_.end(problem, done, reason, command, result_);
         if (!problem.empty()) fail("%s", problem.c_str());
+        log_.end(done, reason, command, result_);
     }
 
     Run& run_;
