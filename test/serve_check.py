@@ -328,6 +328,26 @@ def in_time():
     assert statuses == [200] and time.monotonic() - begin < 10, statuses
     one.end()
 
+    # A server that stands still for longer than that while a text waits behind others.
+    one = Server("gpt", "--batch", "1", "--max-queue", "1000", "--timeout", "2")
+    refused = None
+    for _ in range(5):  # on a busy machine the text may come only when the server goes on
+        first, second = one.connect(), one.connect()
+        first.request("POST", C, json.dumps({**many, "n": 128, "stream": True}))
+        first.getresponse().readline()
+        second.request("POST", C, json.dumps(greedy))
+        time.sleep(0.2)
+        one.process.send_signal(signal.SIGSTOP)
+        time.sleep(2.1)
+        one.process.send_signal(signal.SIGCONT)
+        response = second.getresponse()
+        refused = response.status, response.getheader("Retry-After"), json.loads(response.read())
+        if response.status == 503:
+            break
+    assert refused[:2] == (503, "1"), refused
+    assert refused[2]["error"]["message"] == "no text has begun within 2 seconds" and refused[2]["error"]["code"] == "timeout", refused
+    one.end()
+
 
 def ending():
     """A signal ends the texts that are being written; their answers are whole."""
