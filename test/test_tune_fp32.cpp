@@ -18,6 +18,7 @@ struct Case {
     Strings arguments;
     int ranks;
     double memory;  // of a rank, bytes
+    bool fp8 = false;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -46,6 +47,7 @@ struct Searched {
         run.o.node_size = 4;
         problem.o = run.o;
         problem.ranks = {c.ranks};
+        problem.search_fp8 = c.fp8;
         problem.model = [this](int tp) {
             TrainOptions p = run.o;
             p.tensor_model_parallel_size = tp;
@@ -102,26 +104,38 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
         all.push_back({seconds, bytes});
     }
     // Everything else is tried here, and does not fit or is not possible.
-    size_t possible = 0;
+    // With 256 rows of logits if it does not fit with all; no micro-batch has more than 512.
+    size_t possible = 0, few_rows = 0;
     const bool given = GetParam().arguments.back() == "full";
+    std::vector<std::pair<std::string, std::string>> settings;
+    for (const char* recompute : {"none", "selective", "full"})
+        for (const char* fp8 : {"", "hybrid"})
+            if (!*fp8 || GetParam().fp8) settings.push_back({recompute, fp8});
     for (int tp = 1; tp <= GetParam().ranks; tp++)
         for (int pp = 1; tp * pp <= GetParam().ranks; pp++)
             for (int vpp = 1; vpp * pp <= 8; vpp++)
                 for (int micro = 1; micro <= 16; micro++)
                     for (const bool cut : {true, false})
                         for (const int zero : {0, 1})
-                            for (const char* recompute : {"none", "selective", "full"}) {
+                            for (const auto& [recompute, fp8] : settings) {
                                 const int dp = GetParam().ranks / (tp * pp);
                                 if ((tp == 1 && !cut) || (dp == 1 && zero == 0)) continue;
-                                if (given && std::string(recompute) != "full") continue;
+                                if (given && recompute != "full") continue;
                                 try {
-                                    const Layout l = {GetParam().ranks, tp, pp, vpp, micro, zero, cut, recompute, 0};
-                                    possible += s.known(l).second <= GetParam().memory;
+                                    Layout l = {GetParam().ranks, tp, pp, vpp, micro, zero, cut, recompute, 0, 0, fp8};
+                                    const double bytes = s.known(l).second, most = GetParam().memory;
+                                    possible += bytes <= most;
+                                    l.head_rows = 256;
+                                    if (bytes > most && micro * 32 > 256 && s.known(l).second <= most) few_rows++;
                                 } catch (const Error&) {
                                 }
                             }
     const auto whole = std::count_if(found.fit.begin(), found.fit.end(), [](auto& c) { return !c.layout.recompute_layers; });
-    EXPECT_EQ(possible, (size_t)whole);
+    const auto few = std::count_if(found.fit.begin(), found.fit.end(),
+                                   [](auto& c) { return c.layout.head_rows && !c.layout.recompute_layers; });
+    EXPECT_EQ(possible + few_rows, (size_t)whole);
+    EXPECT_EQ(few_rows, (size_t)few);
+    EXPECT_EQ(few_rows > 0, GetParam().name == std::string("few rows"));
     std::vector<Point> front;
     for (const Candidate& c : found.front) front.push_back({c.seconds, c.bytes});
     EXPECT_EQ(front, front_of(all));
@@ -139,6 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"ramp-up",
              with(with(small, {"--no-train-iters", "--train-samples", "1600", "--rampup-batch-size", "4", "4", "160"}), llama),
              4, 3e6},
+        Case{"few rows", small, 1, 16.2e6}, Case{"fp8", with(small, llama), 4, 3e6, true},
         Case{"muon, recomputed", with(with(small, llama), {"--optimizer", "muon", "--recompute-granularity", "full"}), 4, 1e9}),
     [](const auto& info) {
         std::string name;

@@ -359,7 +359,7 @@ inline Allowed one_of(Strings choices) {
       "directory for TensorBoard's event files; implies --tensorboard")                                                        \
     X(OptionalDouble, carbon_intensity, "", {}, between(0, 1e6), "Run",                                                        \
       "grams of CO2 per kWh of the machine's electricity: result and report then say what the run has emitted, where the "     \
-      "machine tells its energy")                                                                                              \
+      "machine tells its energy, and a plan what it would at most")                                                            \
     X(bool, quiet, "", false, anything(), "Run", "no lines for steps on the console")                                          \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
@@ -439,6 +439,8 @@ inline Allowed one_of(Strings choices) {
       "bandwidth of a GPU's memory, in GB/s; default: the device's")                                                           \
     X(OptionalDouble, device_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                  \
       "memory of a GPU, in GiB; default: the device's")                                                                        \
+    X(OptionalDouble, device_watts, "", {}, between(1e-6, 1e6), "Plan (with --dry-run)",                                       \
+      "power that a GPU draws at most, in W, for the energy of a run; default: the device's (h100: 700)")                      \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \
       "auto: resume from the newest intact checkpoint in --out, or start if there is none; or the directory of a "             \
       "checkpoint or of a run to resume")                                                                                      \
@@ -460,6 +462,8 @@ inline Allowed one_of(Strings choices) {
     X(int, trials, "", 0, between(0, 1000), "Tune",                                                                     \
       "measure this many of the layouts that are fastest by the plan, on this machine; default: 0")                     \
     X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of a trial of training; the first one does not count") \
+    X(bool, search_fp8, "", false, anything(), "Tune",                                                                  \
+      "also search layouts whose layers are in FP8 (--fp8-format hybrid), with which training has other numbers")       \
     X(bool, inference, "", false, anything(), "Tune",                                                                   \
       "search how texts are written instead: over how many ranks, and how many texts at a time")                        \
     X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: the most texts at a time; default: 256")       \

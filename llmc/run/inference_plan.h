@@ -9,9 +9,7 @@
 // Prefill. Prompts are read one after another, each in one pass: max(weight bytes / memory, FLOPs / rate) and all-reduces of
 // (T, C).
 //
-// A collective of n ranks takes its bytes at the bandwidth of the slowest link and, in small messages, its latency: 6.6 us and
-// for each of its steps 0.6 us within a node and 2.7 us between nodes, the figures of NCCL's own cost model for rings with its
-// protocol LL (nccl/src/graph/tuning.cc). FLOPs run at the planner's efficiency (planner.h), memory at 0.8 of its rate:
+// A collective of n ranks takes its bytes at the bandwidth of the slowest link and its latency (planner.h). FLOPs run at the planner's efficiency (planner.h), memory at 0.8 of its rate:
 // `bench --generate` reads 80 to 83% of what this program can read on a CPU (dev/bench/README.md).
 // Left out: the time to launch kernels, which bounds small models on a GPU; sampling; joining and leaving texts.
 #pragma once
@@ -34,10 +32,10 @@ namespace detail {
 constexpr double share_of_memory_rate = 0.8;
 
 // Seconds of a ring's steps, each of a part of `bytes`: n - 1 in a gather, twice that in an all-reduce.
-inline double collective_seconds(const PlanInput& in, int n, int stride, double steps, double bytes) {
+inline double collective_seconds(const PlanInput& in, int n, int stride, int steps, double bytes) {
     if (n == 1) return 0;
     const Link link = slowest_link(in, n, stride);
-    return 6.6e-6 + steps * ((link.between_nodes ? 2.7e-6 : 0.6e-6) + bytes / n / (link.gbs * giga));
+    return message_latency(link.between_nodes, steps) + steps * bytes / n / (link.gbs * giga);
 }
 
 }  // namespace detail

@@ -2,9 +2,10 @@
 // no other one beats in both time and memory. Time is the planner's (planner.h), memory that of the functions that allocate it.
 //
 // Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
-// sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit. What the user gives
-// stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO without data
-// parallelism.
+// sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit; where a layout does not
+// fit, fewer rows of logits at a time, as many as fit; and FP8 where that is asked for, as it changes the numbers of a training.
+// What the user gives stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO
+// without data parallelism.
 //
 // Simulating a pipeline takes longest, so a layout is simulated only if it can matter. A rank runs its passes one after
 // another, which bounds the time of its step from below (least_step_seconds, most often within a few percent). Layouts are
@@ -34,6 +35,8 @@ struct Layout {
     bool sequence_parallel = true;
     std::string recompute = "none";
     int recompute_layers = 0;  // first layers of each stage, with full recomputation; 0: all
+    int head_rows = 0;         // whose logits are in memory at a time; 0: as the device has them
+    std::string fp8;           // --fp8-format; empty: bf16
 
     int dp() const { return ranks / (tp * pp); }
     void apply(TrainOptions& o) const {
@@ -45,6 +48,8 @@ struct Layout {
         o.no_sequence_parallel = !sequence_parallel;
         o.recompute_granularity = recompute;
         o.recompute_num_layers = recompute_layers;
+        o.head_rows = head_rows;
+        o.fp8_format = fp8;
     }
     std::string recompute_in_words() const { return recompute_layers ? format("full, first %d", recompute_layers) : recompute; }
 };
@@ -63,6 +68,7 @@ struct LayoutProblem {
     TrainOptions o;          // all that a layout does not determine; and by o.given, what the user has fixed
     std::vector<int> ranks;  // numbers of ranks to choose from
     size_t best = 5;         // how many of the fastest are wanted
+    bool search_fp8 = false;
     // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; sets the
     // options' hardware for a number of ranks.
     std::function<ModelConfig(int tp)> model;
@@ -135,7 +141,7 @@ public:
     // `o`: the options with the layout l; layers: of all stages; in_flight: micro-batches in each chunk of this rank.
     double bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
                  const std::vector<int>& in_flight) {
-        return of_ranks(o, c, l, rank, layers) + work(o, c).shared[rank == l.pp - 1] + kept(o, c, l, rank, layers, in_flight);
+        return of_ranks(o, c, l, rank, layers) + shared(o, c, rank == l.pp - 1) + kept(o, c, l, rank, layers, in_flight);
     }
 
 private:
@@ -157,20 +163,26 @@ private:
     }
 
     struct Work {
-        double shared[2], layer, beside[2];  // shared: without and with the head; beside layers: without and with the embedding
+        double shared, layer, beside[2];  // shared: without the head; beside layers: without and with the embedding
     };
     const Work& work(const TrainOptions& o, const ModelConfig& c) {
         const auto [place, added] = work_.try_emplace(
-            {o.tensor_model_parallel_size, o.micro_batch_size, o.no_sequence_parallel, o.recompute_granularity});
+            {o.tensor_model_parallel_size, o.micro_batch_size, o.no_sequence_parallel, o.recompute_granularity, o.fp8_format});
         if (!added) return place->second;
         Work& w = place->second;
         const double one = of_micro_batch(o, c, 0, 1, 1);
         w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
         w.beside[0] = one - w.layer;
         w.beside[1] = of_micro_batch(o, c, 1, c.L - 1, 0) - w.layer;
-        w.shared[0] = small(o, c, 0, 1, 1, 1) - one;
-        w.shared[1] = small(o, c, 0, c.L - 1, 1, 2) - one;
+        w.shared = small(o, c, 0, 1, 1, 1) - one;
         return w;
+    }
+    double shared(const TrainOptions& o, const ModelConfig& c, bool head) {
+        const Work& w = work(o, c);
+        if (!head) return w.shared;
+        const auto [place, added] = with_head_.try_emplace({&w, o.head_rows});
+        if (added) place->second = small(o, c, 0, c.L - 1, 1, 2) - w.layer - w.beside[0];
+        return place->second;
     }
     double kept(TrainOptions o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
                 const std::vector<int>& in_flight) {
@@ -194,7 +206,7 @@ private:
         std::vector<int> in_flight;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
         const auto [place, added] =
-            of_ranks_.try_emplace({l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel});
+            of_ranks_.try_emplace({l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, l.fp8});
         if (!added) return place->second;
         l.recompute = "full";
         l.recompute_layers = 0;
@@ -204,12 +216,13 @@ private:
         for (int chunk = 0; chunk < l.vpp; chunk++)
             in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
         const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
-        return place->second = whole - work(o, c).shared[rank == l.pp - 1] - kept(o, c, l, rank, layers, in_flight);
+        return place->second = whole - shared(o, c, rank == l.pp - 1) - kept(o, c, l, rank, layers, in_flight);
     }
 
     const LayoutProblem& problem_;
-    std::map<std::tuple<int, int, bool, std::string>, Work> work_;
-    std::map<std::tuple<int, int, int, int, int, bool, bool, bool>, double> of_ranks_;
+    std::map<std::tuple<int, int, bool, std::string, std::string>, Work> work_;
+    std::map<std::pair<const Work*, int>, double> with_head_;  // by rows of logits
+    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, std::string>, double> of_ranks_;
 };
 
 // A search in progress.
@@ -313,7 +326,11 @@ private:
                     passes("sequence parallelism that does not divide a sequence", [&] {
                         check_tensor_parallel(c_, l.tp, l.sequence_parallel, o_.seq_length + c_.virtual_tokens.count);
                     }))
-                    try_recomputation(l);
+                    for (const bool fp8 : {false, true}) {
+                        if (fp8 && !problem_.search_fp8) continue;
+                        l.fp8 = fp8 ? "hybrid" : problem_.o.fp8_format;
+                        try_recomputation(l);
+                    }
             }
     }
 
@@ -321,16 +338,37 @@ private:
         if (given("recompute-granularity")) {
             l.recompute = problem_.o.recompute_granularity;
             l.recompute_layers = problem_.o.recompute_num_layers;
-            add(l);
+            add_largest_head(l);
             return;
         }
         bool fits = false;
         for (const char* policy : {"none", "selective", "full"}) {
             l.recompute = policy;
-            const bool fits_now = add(l);
+            const bool fits_now = add_largest_head(l);
             if (std::string(policy) == "none") fits = fits_now;
             else if (std::string(policy) == "full" && fits_now && !fits) add_fewest_layers(l);
         }
+    }
+
+    // Adds a layout with as many rows of logits as the device has or, where it does not fit, with the most that fit, a power of
+    // 2 from 256 on, which l then has.
+    bool add_largest_head(Layout& l) {
+        l.head_rows = problem_.o.head_rows;
+        const int fewest = 256;  // fewer take longer to read the head's weights than to multiply by them
+        const int64_t rows = (int64_t)l.micro_batch * (o_.seq_length + c_.virtual_tokens.count);
+        if (!given("head-rows") && rows > fewest) {
+            Layout less = l;
+            const auto bytes = [&](int head_rows) {
+                less.head_rows = head_rows;
+                return bytes_of(less);
+            };
+            try {
+                if (const double whole = bytes(0); whole > most_ && bytes(fewest) < whole)
+                    for (l.head_rows = fewest; 2 * l.head_rows < rows && bytes(2 * l.head_rows) <= most_;) l.head_rows *= 2;
+            } catch (const Error&) {  // which add counts
+            }
+        }
+        return add(l);
     }
 
     // Of full recomputation that fits where none does not: that of the fewest layers. Fewer take less time and more memory.

@@ -6,19 +6,22 @@
 //   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
 //   step              pipeline + exposed data-parallel communication + both ends of a tied embedding + update
 // Collectives are rings: each of n ranks sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
-// all-reduce, at the bandwidth of the slowest link on the ring. A ring with k ranks on each node it passes uses the k network
+// all-reduce, at the bandwidth of the slowest link on the ring, and waits for the latency of each of its steps. A ring with k ranks on each node it passes uses the k network
 // ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then dp, then pp. Communication per layer and
 // micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
 // inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
 //
 // Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write.
-// Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time.
+// Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time. Every
+// --head-rows rows of logits, the head's weights are read twice, and its gradients read and written: with few rows these bytes
+// take longer than the products.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 no
 // data-parallel communication overlaps, as in the program.
-// Left out: latency, which matters for small models on many ranks; ranks slower than others, contention between nodes, reading
-// data, checkpoints, the smaller batches of a ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its bytes).
+// Latencies are NCCL's own for its fastest protocol (message_latency): what a message takes at least.
+// Left out: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a ramp-up;
+// norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
 //
 // The efficiency is that of one GPU for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from
 // the times of a layer in arXiv:2205.05198; with it, the steps of MT-NLG, BLOOM and others come out within 15% of the published
@@ -40,6 +43,7 @@
 #include "../base/check.h"
 #include "../base/math.h"
 #include "config.h"
+#include "energy.h"
 #include "../model/flops.h"
 #include "../model/adapters.h"
 #include "../model/mesh.h"
@@ -80,20 +84,21 @@ inline double gpu_tflops(const std::string& name) {
 }
 
 // Vendors' figures: the peak above; memory and its bandwidth; links of one GPU each way, within a node and between nodes of the
-// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others).
+// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others); the power that it may
+// draw.
 struct Device {
     const char* name;
-    double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs;
+    double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs, watts;
     int capability;  // CUDA compute capability
 };
 
 inline const std::vector<Device>& devices() {
     static const std::vector<Device> rows = {
-        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 80},      // SXM, 80 GB; NVLink 3
-        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 90},      // SXM; NVLink 4
-        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 90},     // SXM, 141 GB
-        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 100},    // as shown by its driver, of 192 GB; NVLink 5
-        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 90}  // 7 links of 64 GB/s
+        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 400, 80},      // SXM, 80 GB; NVLink 3
+        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 700, 90},      // SXM; NVLink 4
+        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 700, 90},     // SXM, 141 GB
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 1000, 100},   // as shown by its driver, of 192 GB; NVLink 5
+        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 750, 90}  // 7 links of 64 GB/s
     };
     return rows;
 }
@@ -196,6 +201,7 @@ struct PlanInput {
     size_t bytes_per_element = 2, gradient_bytes = 4;
     size_t moment_bytes = 8;                            // of both moments, per parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
+    int head_rows = 0;                                  // whose logits are in memory at a time; 0: enough for their products
     int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
     bool muon_heads = false;                            // a head is a matrix of its own
     bool compares = false;                              // answers (DPO): the head's losses come before their gradients
@@ -205,6 +211,8 @@ struct PlanInput {
     double layer_speedup = 1;  // of layers in FP8 over bf16
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
+    double watts = 0;        // of a GPU; 0: not known
+    double co2_per_kwh = 0;  // grams; 0: not known
 
     std::map<StageKey, double>* sizes = nullptr;  // where plans of one model remember the stages' parameters; null: nowhere
 };
@@ -226,6 +234,7 @@ struct Traffic {
     int64_t messages = 0;
     bool between_nodes = false;
     double gbs = 0;      // bandwidth
+    double latency = 0;  // seconds of a message without bytes
     double seconds = 0;  // without overlap
     double exposed = 0;  // the part that does not overlap
 };
@@ -262,6 +271,10 @@ inline Link slowest_link(const PlanInput& in, int size, int stride) {
     const int here = in.node_size % stride == 0 && span % in.node_size == 0 ? std::max(1, in.node_size / stride) : 1;
     return {true, std::min(in.intra_gbs, here * in.inter_gbs)};
 }
+
+// Seconds that a collective takes beside its bytes: 6.6 us, and for each step of its ring 0.6 us within a node and 2.7 us
+// between nodes. These are the figures of NCCL's own cost model for rings with its protocol LL (nccl/src/graph/tuning.cc).
+inline double message_latency(bool between_nodes, int steps) { return 6.6e-6 + steps * (between_nodes ? 2.7e-6 : 0.6e-6); }
 
 inline void check_plan(const PlanInput& in) {
     CHECK(in.c.Vp >= in.c.V && in.c.L > 0, "the model has no sizes or no padded vocabulary");
@@ -343,9 +356,7 @@ inline double stream_bytes(const PlanInput& in) { return (double)in.B * in.T * i
 inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) * (in.tp - 1) / in.tp; }
 
 // Bytes of a message between two stages.
-inline double pipeline_message_bytes(const PlanInput& in) {
-    return in.pp > 1 ? stream_bytes(in) / (cuts_rows(in) ? in.tp : 1) : 0;
-}
+inline double pipeline_message_bytes(const PlanInput& in) { return stream_bytes(in) / (cuts_rows(in) ? in.tp : 1); }
 
 // Seconds of each stage's passes: computation, then communication with the other tp ranks.
 inline void plan_passes(Plan& p) {
@@ -353,12 +364,19 @@ inline void plan_passes(Plan& p) {
     const Link link = slowest_link(in, in.tp, 1);
     p.tensor.between_nodes = link.between_nodes;
     p.tensor.gbs = link.gbs;
-    const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga);
+    // Each half is a message, or both of an all-reduce are one.
+    const int halves = cuts_rows(in) ? 1 : 2;
+    p.tensor.latency = message_latency(link.between_nodes, halves * (in.tp - 1));
+    const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga) + p.tensor.latency / halves;
     const double rate = in.tflops * 1e12 * in.efficiency, in_layers = rate * in.layer_speedup;
+    const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
     for (StagePlan& s : p.stages) {
         s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds;
-        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + s.head_flops / rate +
-                             s.backward_halves * half_seconds + s.recomputed_bytes / (in.memory_gbs * giga);
+        double head = s.head_flops / rate;
+        if (in.head_rows && s.head_flops > 0)
+            head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
+        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds +
+                             s.recomputed_bytes / (in.memory_gbs * giga);
     }
 }
 
@@ -366,6 +384,10 @@ inline void plan_passes(Plan& p) {
 inline void plan_pipeline_link(Plan& p) {
     p.pipeline.between_nodes = slowest_link(p.in, p.in.pp, p.in.tp * p.mesh.dp.size).between_nodes;
     p.pipeline.gbs = p.pipeline.between_nodes ? p.in.inter_gbs : p.in.intra_gbs;
+    p.pipeline.latency = message_latency(p.pipeline.between_nodes, 1);
+}
+inline double pipeline_message_seconds(const Plan& p) {
+    return p.in.pp > 1 ? pipeline_message_bytes(p.in) / (p.pipeline.gbs * giga) + p.pipeline.latency : 0;
 }
 
 // All passes of a step.
@@ -379,7 +401,7 @@ inline void plan_pipeline(Plan& p) {
     const auto simulate = [&](double p2p) {
         return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
     };
-    const Timeline timeline = simulate(pipeline_message_bytes(in) / (p.pipeline.gbs * giga));
+    const Timeline timeline = simulate(pipeline_message_seconds(p));
     p.pipeline_seconds = timeline.total;
     p.bubble = timeline.bubble;
     p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
@@ -417,6 +439,7 @@ inline void plan_update(Plan& p) {
     const Link link = slowest_link(in, dp, in.tp);
     p.data.between_nodes = link.between_nodes;
     p.data.gbs = link.gbs;
+    p.data.latency = message_latency(link.between_nodes, (in.zero ? 1 : 2) * (dp - 1));
     const double bucket = in.bucket_elements ? (double)in.bucket_elements : (double)default_bucket_elements(dp);
     const double of_gradient = (double)in.gradient_bytes, moments = 2 * (double)in.moment_bytes;
     double slowest = -1;
@@ -430,8 +453,9 @@ inline void plan_update(Plan& p) {
         const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
         // Without ZeRO gradients are gathered, with it new parameters.
         const double gathered = in.zero ? (double)in.bytes_per_element : of_gradient;
-        const double scatter = of_gradient * parameters * part / (link.gbs * giga);
-        const double gather = gathered * parameters * part / (link.gbs * giga);
+        const double latency = dp > 1 ? buckets * p.data.latency : 0;
+        const double scatter = of_gradient * parameters * part / (link.gbs * giga) + latency;
+        const double gather = gathered * parameters * part / (link.gbs * giga) + (in.zero ? latency : 0);
         // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
         // of a rank's own ones also pass over memory.
         const double own = parameters / (in.zero ? dp : 1);
@@ -458,8 +482,9 @@ inline void plan_tied_embedding(Plan& p) {
     const PlanInput& in = p.in;
     if (!in.c.tied || in.pp == 1) return;
     const double bytes = (double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C;
-    p.embedding = {bytes, 1, p.pipeline.between_nodes, p.pipeline.gbs, 0, 0};
-    p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga);
+    const bool between = p.pipeline.between_nodes;
+    p.embedding = {bytes, 1, between, p.pipeline.gbs, message_latency(between, 2), 0, 0};
+    p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga) + p.embedding.latency;
 }
 
 inline void plan_rates(Plan& p) {
@@ -509,7 +534,7 @@ inline Plan begin_plan(const PlanInput& in) {
 // micro-batch has come to it through the ranks before, and after its last one the gradient goes back through them.
 inline double least_step_seconds(const Plan& p) {
     const PlanInput& in = p.in;
-    const double message = in.pp > 1 ? detail::pipeline_message_bytes(in) / (p.pipeline.gbs * detail::giga) : 0;
+    const double message = detail::pipeline_message_seconds(p);
     double slowest = 0, before = 0;
     for (int rank = 0; rank < in.pp; rank++) {
         double passes = 0;
@@ -527,7 +552,7 @@ inline Plan make_plan(const PlanInput& in) {
     Plan p = begin_plan(in);
     detail::plan_pipeline(p);
     for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
-        t->seconds = t->gbs > 0 ? t->bytes / (t->gbs * detail::giga) : 0;
+        t->seconds = t->messages ? t->bytes / (t->gbs * detail::giga) + (double)t->messages * t->latency : 0;
     p.tensor.exposed = p.tensor.seconds;
     p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
     detail::plan_rates(p);
@@ -562,11 +587,19 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     if (o.optimizer == "muon" || o.optimizer == "normuon") in.newton_schulz_steps = o.muon_num_ns_steps;
     in.muon_heads = o.muon_split_heads;
     in.compares = o.dpo_beta.has_value();
-    if (!o.fp8_format.empty()) in.layer_speedup = o.device_fp8_speedup;
+    if (!o.fp8_format.empty()) {
+        if (!o.device_tflops && d.capability < 89)
+            fail_usage("a plan in FP8 for --device %s, which multiplies in bf16; HINT: leave FP8 out, or --device h100",
+                       d.name);
+        in.layer_speedup = o.device_fp8_speedup;
+    }
+    in.head_rows = o.head_rows;
     in.tflops = o.device_tflops.value_or(d.tflops);
     in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
     in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs);
     in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
+    in.watts = o.device_watts.value_or(o.device_tflops ? 0 : d.watts);
+    in.co2_per_kwh = o.carbon_intensity.value_or(0);
     return in;
 }
 
@@ -702,4 +735,14 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
           format("%s tokens in %s, %s GPU hours", human_count(tokens).c_str(), human_duration(p.days(tokens) * 86400).c_str(),
                  human_count(p.days(tokens) * 24 * in.world).c_str()));
     t.exact({{"tokens", tokens}, {"days", p.days(tokens)}});
+    if (in.watts > 0) {
+        const double joules = p.days(tokens) * 86400 * in.world * in.watts, grams = grams_of_co2(joules, in.co2_per_kwh);
+        std::string co2;
+        if (grams > 0) co2 = format(", %s kg of CO2 at %.4g g per kWh", human_count(grams / 1e3).c_str(), in.co2_per_kwh);
+        t.row("energy", format("at most %s kWh%s: the GPUs at %.4g W each, without hosts, network and cooling",
+                               human_count(joules / 3.6e6).c_str(), co2.c_str(), in.watts));
+        nlohmann::ordered_json exact = {{"kilowatt_hours", joules / 3.6e6}};
+        if (grams > 0) exact["grams_of_co2"] = grams;
+        t.exact(exact);
+    }
 }

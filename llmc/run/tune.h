@@ -26,10 +26,16 @@ using BytesOfStage = std::function<double(const TrainOptions&, const ModelConfig
 namespace detail {
 
 inline const Strings& searched_options() {
-    static const Strings names = {
-        "tensor-model-parallel-size", "pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank",
-        "micro-batch-size",           "no-sequence-parallel",         "zero",
-        "recompute-granularity",      "recompute-num-layers"};
+    static const Strings names = {"tensor-model-parallel-size",
+                                  "pipeline-model-parallel-size",
+                                  "num-virtual-stages-per-pipeline-rank",
+                                  "micro-batch-size",
+                                  "no-sequence-parallel",
+                                  "zero",
+                                  "recompute-granularity",
+                                  "recompute-num-layers",
+                                  "head-rows",
+                                  "fp8-format"};
     return names;
 }
 
@@ -39,6 +45,9 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     if (run.world.size() > 1) fail_usage("tune is one process; HINT: leave mpirun out, --trials starts ranks itself");
     if (o.trials && o.world)
         fail_usage("--trials measures on this machine, --world %d plans for another one; HINT: leave one of them out", o.world);
+    if (o.search_fp8 && !o.fp8_format.empty())
+        fail_usage("--fp8-format %s has FP8 in all layouts, --search-fp8 in some; HINT: leave one of them out",
+                   o.fp8_format.c_str());
     if (o.trials && o.dry_run) fail_usage("--trials measures, which --dry-run forbids; HINT: leave one of them out");
     run.o.resume.clear();
     run.o.quiet = true;
@@ -150,6 +159,8 @@ inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     if (!o.world) p.threads = std::max(o.threads ? 1 : 0, o.threads / l.ranks);  // ranks of this machine share its threads
     for (const std::string& name : searched_options()) p.given.insert(name);
     if (!p.recompute_num_layers) p.given.erase("recompute-num-layers");
+    if (!p.head_rows) p.given.erase("head-rows");
+    if (p.fp8_format.empty()) p.given.erase("fp8-format");
     p.given.insert("global-batch-size");  // --size would choose another one for other ranks
     return p;
 }
@@ -159,6 +170,8 @@ inline std::string options_in_words(const Layout& l) {
     if (l.vpp > 1) words += format(" --vpp %d", l.vpp);
     words += format(" --micro-batch-size %d --recompute %s", l.micro_batch, l.recompute.c_str());
     if (l.recompute_layers) words += format(" --recompute-num-layers %d", l.recompute_layers);
+    if (l.head_rows) words += format(" --head-rows %d", l.head_rows);
+    if (!l.fp8.empty()) words += " --fp8-format " + l.fp8;
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
     return words + (l.zero ? "" : " --zero 0");
 }
@@ -186,7 +199,10 @@ struct Column {
     int width;  // negative: to the left
     std::function<std::string(const Row&)> text;
 };
-inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured) {
+inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured, const FoundLayouts& found) {
+    const auto any = [&](auto is) {
+        return std::any_of(found.best.begin(), found.best.end(), is) || std::any_of(found.front.begin(), found.front.end(), is);
+    };
     std::vector<Column<Candidate>> all;
     if (measured)
         all.push_back({"measured", 9, [](const Candidate& c) {
@@ -204,6 +220,12 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured)
                        return std::string(c.layout.tp == 1 ? "-" : c.layout.sequence_parallel ? "yes" : "no");
                    }});
     all.push_back({"zero", 5, [](const Candidate& c) { return std::to_string(c.layout.zero); }});
+    if (any([](const Candidate& c) { return !c.layout.fp8.empty(); }))
+        all.push_back({"fp8", 5, [](const Candidate& c) { return std::string(c.layout.fp8.empty() ? "no" : "yes"); }});
+    if (any([](const Candidate& c) { return c.layout.head_rows > 0; }))
+        all.push_back({"head", 6, [](const Candidate& c) {
+                           return c.layout.head_rows ? std::to_string(c.layout.head_rows) : std::string("-");
+                       }});
     all.push_back({"recompute", -16, [](const Candidate& c) { return "  " + c.layout.recompute_in_words(); }});
     return all;
 }
@@ -266,7 +288,9 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
                                 {"sequence_parallel", l.tp > 1 && l.sequence_parallel},
                                 {"zero", l.zero},
                                 {"recompute", l.recompute},
-                                {"recompute_layers", l.recompute_layers}};
+                                {"recompute_layers", l.recompute_layers},
+                                {"head_rows", l.head_rows},
+                                {"fp8_format", l.fp8}};
     if (std::isfinite(c.measured)) j["measured_seconds"] = c.measured;
     return j;
 }
@@ -463,13 +487,14 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
     problem.best = std::max(detail::most_files, (size_t)o.trials);
+    problem.search_fp8 = o.search_fp8;
     detail::check_divided(problem, o);
     FoundLayouts found = search_layouts(problem);
     if (found.fit.empty()) detail::refuse_all(found, problem.memory(problem.ranks[0]));
     const std::string trials = o.trials ? detail::measure(run, o, found) : "";
 
     const bool here = problem.ranks.size() > 1;
-    const std::vector<detail::Column<Candidate>> columns = detail::columns(here, o.trials > 0);
+    const std::vector<detail::Column<Candidate>> columns = detail::columns(here, o.trials > 0, found);
     const std::string title = detail::subject_of(run, problem);
     if (!o.dry_run) detail::write_files(run.o, found, title, columns);
     const std::string command =
