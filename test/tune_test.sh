@@ -31,6 +31,24 @@ published "BLOOM 176B on 384 A100" --tp 4 --pp 12 --micro-batch-size 2 -- --pres
 published "LLM-jp 172B on 512 H100" --tp 4 --pp 16 --micro-batch-size 1 -- --preset llm-jp-172b --seq-length 4096 \
     --global-batch-size 1728 --train-iters 292812 --world 512 --recompute selective --device-memory-gib 44.8
 
+# NeMo's table of training in FP8 on H100, docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html;
+# shapes of its 5B and 20B models by its configuration files.
+on_h100=(--fp8-format hybrid --train-iters 100 --vocab-size)
+published "NeMo GPT 5B on 64 H100" --tp 1 --pp 1 --micro-batch-size 4 -- --num-layers 24 --hidden-size 4096 \
+    --num-attention-heads 32 --seq-length 2048 --global-batch-size 2048 --world 64 "${on_h100[@]}" 51200
+published "NeMo GPT 20B on 64 H100" --tp 2 --pp 1 --micro-batch-size 2 -- --num-layers 44 --hidden-size 6144 \
+    --num-attention-heads 48 --seq-length 2048 --global-batch-size 256 --world 64 "${on_h100[@]}" 51200
+published "NeMo GPT 175B on 128 H100" --tp 4 --pp 8 --vpp 6 --micro-batch-size 1 -- --preset gpt3-175b \
+    --seq-length 2048 --global-batch-size 256 --world 128 "${on_h100[@]}" 51200
+published "NeMo GPT 175B on 512 H100" --tp 4 --pp 8 --vpp 6 --micro-batch-size 2 -- --preset gpt3-175b \
+    --seq-length 2048 --global-batch-size 2048 --world 512 "${on_h100[@]}" 51200
+published "NeMo Llama 2 7B on 8 H100" --tp 1 --pp 1 --micro-batch-size 1 -- --preset llama2-7b \
+    --seq-length 4096 --global-batch-size 128 --world 8 "${on_h100[@]}" 32000
+published "NeMo Llama 2 13B on 16 H100" --tp 1 --pp 4 --vpp 10 --micro-batch-size 1 -- --preset llama2-13b \
+    --seq-length 4096 --global-batch-size 128 --world 16 "${on_h100[@]}" 32000
+published "NeMo Llama 2 70B on 64 H100" --tp 4 --pp 4 --vpp 20 --micro-batch-size 1 -- --preset llama2-70b \
+    --seq-length 4096 --global-batch-size 128 --world 64 "${on_h100[@]}" 32000
+
 run=(--preset llama2-7b --vocab-size 32000 --global-batch-size 512 --train-iters 100)
 expect "a 7B model on 64 H100" "$program" tune "${run[@]}" --world 64 --tp 2 --out found
 says "how many layouts, and how fast" "layouts in .* a second"
@@ -45,6 +63,10 @@ expect "what was fixed is in each" test "$(grep -lx 'tensor-model-parallel-size 
 expect "the best, planned by train" "$program" train --config found/tune-1.toml --world 64 --dry-run
 says "has the same step" "step  *$(sed -n 's/^#   step  *\([0-9.]* [a-z]*\):.*/\1/p' found/tune-1.toml):"
 expect "again: its own files are replaced" "$program" tune "${run[@]}" --world 64 --out found
+expect "FP8 is searched where it is asked for" "$program" tune "${run[@]}" --world 64 --search-fp8 --out fp8
+says "both are shown" "fp8  *recompute"
+expect "and in the file" grep -qx 'fp8-format = "hybrid"' fp8/tune-1.toml
+expect "the energy is in its plan" grep -q '^#  *energy  *at most [0-9.]*[KM]* kWh' fp8/tune-1.toml
 cp -r found mine
 echo "lr = 1" >mine/tune-2.toml
 expect "the user's file is not" refused "$program" tune "${run[@]}" --world 64 --out mine
@@ -64,6 +86,8 @@ refuses "a world that tp does not divide" "64 ranks cannot be divided by tensor-
 refuses "a micro-batch that divides nothing" "a global batch that micro-batches do not divide" "${run[@]}" --world 64 --micro-batch-size 7
 refuses "too little memory" "least memory that any layout needs is .*, there are 1.00 GiB: --tp" "${run[@]}" --world 64 --device-memory-gib 1
 refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
+refuses "FP8 given and searched" "leave one of them out" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
+refuses "FP8 where there is none" "FP8 for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
 refuses "no global batch" "every layout must have as many" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
 refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
 refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trials 2

@@ -9,7 +9,8 @@
 // Prefill. Prompts are read one after another, each in one pass: max(weight bytes / memory, FLOPs / rate) and all-reduces of
 // (T, C).
 //
-// A collective of n ranks takes its bytes at the bandwidth of the slowest link and its latency (planner.h). FLOPs run at the planner's efficiency (planner.h), memory at 0.8 of its rate:
+// A collective of n ranks takes its bytes at the bandwidth of the slowest link and its latency (planner.h). FLOPs run at the
+// planner's efficiency, memory at 0.8 of its rate:
 // `bench --generate` reads 80 to 83% of what this program can read on a CPU (dev/bench/README.md).
 // Left out: the time to launch kernels, which bounds small models on a GPU; sampling; joining and leaving texts.
 #pragma once

@@ -6,10 +6,11 @@
 //   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
 //   step              pipeline + exposed data-parallel communication + both ends of a tied embedding + update
 // Collectives are rings: each of n ranks sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
-// all-reduce, at the bandwidth of the slowest link on the ring, and waits for the latency of each of its steps. A ring with k ranks on each node it passes uses the k network
-// ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then dp, then pp. Communication per layer and
-// micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6 with sequence parallelism, which gathers the
-// inputs of two matrices again for their weights' gradients; 4 more with full recomputation.
+// all-reduce, at the bandwidth of the slowest link on the ring, and waits for the latency of each of its steps. A ring with k
+// ranks on each node it passes uses the k network ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then
+// dp, then pp. Communication per layer and micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6
+// with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
+// recomputation.
 //
 // Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write.
 // Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time. Every
