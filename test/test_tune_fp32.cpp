@@ -154,6 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
              with(with(small, {"--no-train-iters", "--train-samples", "1600", "--rampup-batch-size", "4", "4", "160"}), llama),
              4, 3e6},
         Case{"few rows", small, 1, 16.2e6}, Case{"fp8", with(small, llama), 4, 3e6, true},
+        Case{"a width without fp8", with(small, {"--ffn-hidden-size", "200"}), 4, 3e6, true},
         Case{"muon, recomputed", with(with(small, llama), {"--optimizer", "muon", "--recompute-granularity", "full"}), 4, 1e9}),
     [](const auto& info) {
         std::string name;

@@ -3,7 +3,7 @@
 //
 // Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
 // sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit; where a layout does not
-// fit, fewer rows of logits at a time, as many as fit; and FP8 where that is asked for, as it changes the numbers of a training.
+// fit, as many rows of logits at a time as fit; and FP8 where that is asked for, as it changes the numbers of a training.
 // What the user gives stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO
 // without data parallelism.
 //
@@ -165,24 +165,30 @@ private:
     struct Work {
         double shared, layer, beside[2];  // shared: without the head; beside layers: without and with the embedding
     };
+    // What a map has under a key, which is made where it has nothing; if that throws, nothing is remembered.
+    template <class Map, class Make>
+    static const typename Map::mapped_type& remembered(Map& map, const typename Map::key_type& key, Make make) {
+        const auto found = map.find(key);
+        return found != map.end() ? found->second : map.emplace(key, make()).first->second;
+    }
     const Work& work(const TrainOptions& o, const ModelConfig& c) {
-        const auto [place, added] = work_.try_emplace(
-            {o.tensor_model_parallel_size, o.micro_batch_size, o.no_sequence_parallel, o.recompute_granularity, o.fp8_format});
-        if (!added) return place->second;
-        Work& w = place->second;
-        const double one = of_micro_batch(o, c, 0, 1, 1);
-        w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
-        w.beside[0] = one - w.layer;
-        w.beside[1] = of_micro_batch(o, c, 1, c.L - 1, 0) - w.layer;
-        w.shared = small(o, c, 0, 1, 1, 1) - one;
-        return w;
+        return remembered(
+            work_,
+            {o.tensor_model_parallel_size, o.micro_batch_size, o.no_sequence_parallel, o.recompute_granularity, o.fp8_format},
+            [&] {
+                Work w;
+                const double one = of_micro_batch(o, c, 0, 1, 1);
+                w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
+                w.beside[0] = one - w.layer;
+                w.beside[1] = of_micro_batch(o, c, 1, c.L - 1, 0) - w.layer;
+                w.shared = small(o, c, 0, 1, 1, 1) - one;
+                return w;
+            });
     }
     double shared(const TrainOptions& o, const ModelConfig& c, bool head) {
         const Work& w = work(o, c);
         if (!head) return w.shared;
-        const auto [place, added] = with_head_.try_emplace({&w, o.head_rows});
-        if (added) place->second = small(o, c, 0, c.L - 1, 1, 2) - w.layer - w.beside[0];
-        return place->second;
+        return remembered(with_head_, {&w, o.head_rows}, [&] { return small(o, c, 0, c.L - 1, 1, 2) - w.layer - w.beside[0]; });
     }
     double kept(TrainOptions o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
                 const std::vector<int>& in_flight) {
@@ -205,18 +211,18 @@ private:
         int all = 0;
         std::vector<int> in_flight;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
-        const auto [place, added] =
-            of_ranks_.try_emplace({l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, l.fp8});
-        if (!added) return place->second;
-        l.recompute = "full";
-        l.recompute_layers = 0;
-        l.apply(o);
-        o.rampup_batch_size.clear();
-        o.global_batch_size = l.micro_batch * l.dp() * l.pp;
-        for (int chunk = 0; chunk < l.vpp; chunk++)
-            in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
-        const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
-        return place->second = whole - shared(o, c, rank == l.pp - 1) - kept(o, c, l, rank, layers, in_flight);
+        return remembered(of_ranks_,
+                          {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, l.fp8}, [&] {
+                              l.recompute = "full";
+                              l.recompute_layers = 0;
+                              l.apply(o);
+                              o.rampup_batch_size.clear();
+                              o.global_batch_size = l.micro_batch * l.dp() * l.pp;
+                              for (int chunk = 0; chunk < l.vpp; chunk++)
+                                  in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
+                              const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
+                              return whole - shared(o, c, rank == l.pp - 1) - kept(o, c, l, rank, layers, in_flight);
+                          });
     }
 
     const LayoutProblem& problem_;
