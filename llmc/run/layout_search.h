@@ -404,7 +404,7 @@ private:
     bool add(const Layout& l) {
         Candidate candidate;
         candidate.layout = l;
-        if (!passes("sizes that the program does not support", [&] { candidate.bytes = bytes_of(l); })) return false;
+        if (!passes("sizes or options that the program does not support", [&] { candidate.bytes = bytes_of(l); })) return false;
         found_.tried++;
         if (!(found_.smallest.bytes > 0) || candidate.bytes < found_.smallest.bytes) found_.smallest = candidate;
         if (!(candidate.bytes <= most_)) {
