@@ -1579,7 +1579,8 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     PhaseStatus phase;
     if (run.main_rank()) phase.begin("loading the model " + run.dir);
     if (T > run.c.room())
-        fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: at most that", T, run.c.room());
+        fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: --seq-length %d", T, run.c.room(),
+                   run.c.room());
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);

@@ -444,12 +444,12 @@ static void check_waiting(Test& t) {
         x.fetch();
         w.barrier();
         const double before = w.monitor()->waited()["waiting"];
-        if (w.rank() == late) usleep(300000);
+        if (w.rank() == late) sleep(1);
         operation();
         x.fetch();
         const double waited = w.monitor()->waited()["waiting"] - before;
         const bool is_to_wait = std::count(waits.begin(), waits.end(), w.rank()) > 0;
-        t.report("the time of waiting: " + name, is_to_wait ? waited > 0.2 && waited < 10 : waited < 0.15);
+        t.report("the time of waiting: " + name, is_to_wait ? waited > 0.5 && waited < 30 : waited < 0.5);
     };
     const std::vector<int> others(everyone.begin(), everyone.end() - 1);
     times("all_reduce", others, [&] { be::all_reduce(t.ctx, comm, x.data(), 100); });
@@ -642,7 +642,7 @@ static int run(int argc, char** argv) {
         try {
             if (what == "world" || what == "all") check_world(t);
             if (what == "all") check_comm(t);
-            if (what == "all" && world.size() > 1) check_waiting(t);
+            if (what == "all" && world.size() == 3) check_waiting(t);
             else if (what == "bench") bench(t);
             else if (what != "world") fail_as_told(t, what, who, argc > 3 ? argv[3] : "");
         } catch (const Error& e) {

@@ -688,7 +688,7 @@ TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
     pad_vocabulary(c, 1);
     TemporaryDirectory dir;
     write_tiny(dir / "model", c, j.dump());
-    const auto ends = [&](const std::string& jinja, const char* generation) {
+    const auto ends = [&](const std::string& jinja, const char* generation, int eos = 0) {
         write_file(dir / "model/chat_template.jinja", jinja);
         write_file(dir / "model/generation_config.json", generation);
         ExportOptions o;
@@ -697,15 +697,19 @@ TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
         o.overwrite = true;
         EXPECT_EQ(export_command(o), 0);
         const GgufTokenizer t = read_gguf_tokenizer(GgufReader(o.gguf).metadata(), o.gguf);
-        EXPECT_EQ(t.eos, 0);
+        EXPECT_EQ(t.eos, eos);
         return std::vector<int>{t.eot, t.eom};
     };
     using Ints = std::vector<int>;
     EXPECT_EQ(ends("{{ messages }}", "{}"), (Ints{-1, -1}));
-    EXPECT_EQ(ends("{{ messages }}", R"({"eos_token_id": [0, 7, 5]})"), (Ints{7, 5}));
+    EXPECT_EQ(ends("{{ messages }}", R"({"eos_token_id": [0, 7, 5]})"), (Ints{-1, 7}));
+    EXPECT_EQ(ends("{{ messages }}", R"({"eos_token_id": -1})"), (Ints{-1, -1})) << "with a warning";
     EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], "{}"), (Ints{601, -1}));
     EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [7, 601, 0]})"), (Ints{601, 7}));
-    EXPECT_EQ(ends(chat_template_called("plain")->spellings[0], "{}"), (Ints{-1, -1}));
+    EXPECT_EQ(ends(chat_template_called("plain")->spellings[0], "{}"), (Ints{0, -1}));
+    // Where the tokenizer's end is that of a turn, the end of a document is the other one.
+    write_file(dir / "model/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+    EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [601, 0]})", 601), (Ints{601, 0}));
 }
 
 TEST(GgufTokenizer, RefusesDamage) {

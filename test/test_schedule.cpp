@@ -229,7 +229,7 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     apply_time_budget(o);
     // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. What this program has taken is no part.
     const auto budget = [&](double spent) {
-        auto b = std::make_unique<TimeBudget>(o, spent - (monotonic_seconds() - program_start), 0);
+        auto b = std::make_unique<TimeBudget>(o, BudgetSpent{spent - (monotonic_seconds() - program_start), 0, 0});
         b->took(TimeBudget::step, 5000);  // the first is slow
         for (int i = 0; i < 50; i++) b->took(TimeBudget::step, i < 30 ? 70 : 100);
         b->expect(TimeBudget::validation, 100, 50);
@@ -257,14 +257,13 @@ TEST(TimeBudget, TheFirstStepAfterAResumeDoesNotEndTheRun) {
     TrainOptions o = options(0, 8);
     o.time_budget = "1000000";
     apply_time_budget(o);
-    TimeBudget resumed(o, 100000, 1000);  // 100 s a step
+    TimeBudget resumed(o, {100000, 900, 100});
     resumed.took(TimeBudget::step, 5000);
     EXPECT_EQ(resumed.decide(1001).steps, 0);
     for (int i = 0; i < 100; i++) resumed.took(TimeBudget::step, 10);  // on a faster machine
     EXPECT_DOUBLE_EQ(resumed.step_seconds(), 10);
-    TimeBudget added(o, 0, 1000);  // to a run that had none
-    added.took(TimeBudget::step, 20);
-    EXPECT_DOUBLE_EQ(added.step_seconds(), 20);
+    EXPECT_EQ(resumed.so_far().steps, 357);
+    EXPECT_DOUBLE_EQ(resumed.so_far().step_seconds, 10);
 }
 
 TEST(Stragglers, TheSlowestOfItsStage) {

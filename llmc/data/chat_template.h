@@ -444,6 +444,12 @@ public:
 
     const std::string& name() const { return t_.name; }
     int end_token() const { return end_; }  // of an answer
+    // The number of special tokens that a message spells, without those that the template puts around thoughts.
+    int64_t count_special(const ChatMessage& m) const {
+        if (!t_.thinks || m.role != "assistant") return tokenizer_.count_special(m.text);
+        const Thoughts parts = divide(m.text);
+        return tokenizer_.count_special(parts.thoughts) + tokenizer_.count_special(parts.answer);
+    }
 
     // Why the template cannot write the messages; empty if it can.
     std::string problem(const std::vector<ChatMessage>& messages) const {

@@ -133,7 +133,7 @@ public:
             return ncclSuccess;
         });
     }
-    // The operation that has waited longest. Called by the watchdog's thread.
+    // The operation that has waited longest. Called by the watchdog's thread and, after each step, by the host's.
     Activity longest_wait() {
         std::lock_guard<std::mutex> lock(mutex_);
         CUDA(cudaSetDevice(device_));  // otherwise CUDA would make a context on the first GPU for this thread
@@ -274,10 +274,12 @@ inline int64_t begin(Ctx& ctx, Group& g, const char* operation, size_t n, size_t
         const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
         std::vector<comm_detail::Note> all((size_t)g.size);
         all[(size_t)g.rank] = comm_detail::Note(operation, n, element_bytes, sequence);
-        if (g.last_started) CUDA(cudaStreamWaitEvent(ctx.stream, g.last_started->get(), 0));
+        if (g.last_started) g.under_way.wait_for(operation, sequence, g.own.comm, *g.last_started);
         comm_detail::Note* mine = g.notes + g.rank;
         upload(ctx, mine, &all[(size_t)g.rank], sizeof *mine);
-        NCCL(ncclAllGather(mine, g.notes, sizeof *mine, ncclChar, g.own.comm, ctx.stream));
+        g.under_way.put(operation, sequence, g.own.comm, ctx.stream, [&](ncclComm_t comm, cudaStream_t stream) {
+            return ncclAllGather(mine, g.notes, sizeof *mine, ncclChar, comm, stream);
+        });
         download(ctx, all.data(), g.notes, all.size() * sizeof *mine);
         compare_notes(g, all);
     }

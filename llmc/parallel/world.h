@@ -106,7 +106,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return current_;
     }
-    // Lets the watchdog ask for a device's waits as well as its host's. look() may throw an Error, which ends the run.
+    // Lets the watchdog and waited() ask for a device's waits. look() may throw an Error, which ends the run.
     void add(const void* owner, std::function<Activity()> look) {
         std::lock_guard<std::mutex> lock(looks_mutex_);
         looks_[owner] = std::move(look);
@@ -134,7 +134,7 @@ private:
     mutable std::mutex mutex_;
     Activity current_;
     std::map<std::string, double> waited_, waited_on_device_;
-    std::mutex looks_mutex_;  // a separate mutex, so that looks do not block the host
+    std::mutex looks_mutex_;  // a separate one: a look may take long, and the host's next wait is told meanwhile
     std::map<const void*, std::function<Activity()>> looks_;
 };
 

@@ -97,10 +97,12 @@ struct StepStats {
     double energy_joules = NAN;                // of rank 0's machine since the program started; NaN: it does not tell
     std::map<std::string, double> waiting_ms;  // part of step_ms in which this rank waited, by group of ranks
 
-    RankTime rank_time() const {
-        double waited = 0;
-        for (const auto& [group, ms] : waiting_ms) waited += ms;
-        waited = std::min(waited, step_ms);  // on a GPU, a wait may have begun before the step
+    // on_device: in the world's messages ("world", and "" for the vote) the host waits, while the device waits in the groups'.
+    RankTime rank_time(bool on_device) const {
+        double of_host = 0, of_groups = 0;
+        for (const auto& [group, ms] : waiting_ms)
+            (on_device && (group.empty() || group == "world") ? of_host : of_groups) += ms;
+        const double waited = std::min(std::max(of_host, of_groups), step_ms);  // a device's may have begun before the step
         return {step_ms - waited, waited};
     }
 };

@@ -105,7 +105,8 @@ inline Allowed one_of(Strings choices) {
       "factor")                                                                                                                \
     X(Strings, rope_scaling_set, "", {}, list(0, "KEY=VALUE"), "Model",                                                        \
       "further keys of config.json's rope_scaling: beta_fast, beta_slow, mscale, mscale_all_dim, truncate of yarn, "           \
-      "low_freq_factor, high_freq_factor of llama3, short_factor, long_factor (1,1.5,2) of longrope, attention_factor")        \
+      "low_freq_factor, high_freq_factor of llama3, short_factor, long_factor (1,1.5,2) of longrope, attention_factor of "     \
+      "yarn and longrope")                                                                                                     \
     X(int, no_rope_freq, "", 0, between(0, 10000), "Model",                                                                    \
       "every N-th layer has no positions, as in SmolLM3; 0: none; default: the preset's, else none")                           \
     X(int, window_size, "", 0, between(0, 100000000), "Model",                                                                 \

@@ -33,7 +33,7 @@ public:
 
     // A rank that is slower than the others.
     void in_time(int64_t batch) {
-        if (faults_.slow(batch, rank_)) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        if (faults_.slow(batch, rank_)) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     }
     // Replaces the tokens of a micro-batch by random ones.
     void in_tokens(Batch& micro_batch, int64_t first_sample, int64_t batch) {

@@ -7,7 +7,7 @@
 //   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Found only where another
 //                      rank holds that moment as well (--zero 0, or a norm's under tensor parallelism)
 //   flaky-gradient=70  flips the last bit of an element when batch 70's gradient is computed; once
-//   slow=1-40:1        rank 1 sleeps for 0.2 s in each of the batches 1 to 40
+//   slow=1-40:1        rank 1 sleeps for half a second in each of the batches 1 to 40
 // A batch that training repeats after a rollback is as bad as before, unless it is skipped.
 #pragma once
 #include <algorithm>

@@ -229,7 +229,7 @@ inline void set_rope_details(const Strings& settings, RopeScaling& s) {
         if (j.contains(key)) fail_usage("--rope-scaling-set names %s twice", key.c_str());
         const bool list = key == "short_factor" || key == "long_factor";
         const nlohmann::json value = nlohmann::json::parse(list ? "[" + text + "]" : text, nullptr, false);
-        j[key] = value.is_discarded() ? nlohmann::json(text) : value;
+        j[key] = value.is_discarded() || value.is_null() ? nlohmann::json(text) : value;
     }
     const std::string source = "--rope-scaling-set";
     read_rope_details({j, source}, s);

@@ -56,17 +56,18 @@ inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& 
     return rows;
 }
 
-// Which tokens end a turn and a message: what ends an answer by the model's chat template, then what else
-// generation_config.json ends a text with.
+// Which tokens end a turn and a message: what ends an answer by the model's chat template, if that is known, and the first other
+// one of config.json and generation_config.json, which llama.cpp also ends a text with.
 inline void find_ends(GgufTokenizer& t, const std::string& dir) {
     const auto tokenizer = usable_tokenizer(dir);
     if (!tokenizer) return;
-    std::vector<int> ends = model_texts(dir, tokenizer.get()).end_ids;
-    ends.insert(ends.begin(), turn_end_of(*tokenizer, t.chat_template));
-    for (const int id : ends) {
-        if (id < 0 || id >= (int)t.tokens.size() || id == t.eos || id == t.eot) continue;
-        if (t.eot < 0) t.eot = id;
-        else if (t.eom < 0) t.eom = id;
+    t.eot = turn_end_of(*tokenizer, t.chat_template);
+    try {
+        for (const int id : model_texts(dir, tokenizer.get()).end_ids)
+            if (id >= 0 && id < (int)t.tokens.size() && id != t.eos && id != t.eot && t.eom < 0) t.eom = id;
+    } catch (const Error& e) {
+        print_line(stderr,
+                   format("warning: of the tokens that end a text, only those of the tokenizer are written: %s", e.what()));
     }
 }
 

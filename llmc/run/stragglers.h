@@ -1,7 +1,7 @@
 // Where the time of every rank goes, its own work or waiting for others, and the rank for which the others wait: one whose own
 // work takes over a tenth longer than the median of the ranks with the same layers. Stages of a pipeline are not compared, as
-// their work differs. What counts as waiting: on CPUs the host's time in operations of several ranks; on GPUs that and, by
-// events, the time in which these keep the stream of the ops (comm_gpu.cuh).
+// their work differs. What counts as waiting: on CPUs the host's time in operations of several ranks; on GPUs, by events, the time
+// in which these keep the stream of the ops (comm_gpu.cuh), or the host's in the world's messages if that is longer.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -40,8 +40,8 @@ public:
     // About the slowest rank; empty if it is hardly slower than others, or if the last sentence was about the same.
     std::string sentence(const RankTimes& means) {
         const int rank = means.slowest;
-        const double worked = rank < 0 ? 0 : means.ranks[(size_t)rank].worked_ms, usual = rank < 0 ? 0 : usual_ms(means, rank);
         if (std::exchange(last_, rank) == rank || rank < 0) return "";
+        const double worked = means.ranks[(size_t)rank].worked_ms, usual = usual_ms(means, (size_t)rank / in_stage_);
         return format(
             "rank %d on %s is the slowest: its own work takes %.1f ms a step, %.0f%% more than the median %.1f ms of those "
             "with the same layers, who wait for it",
@@ -55,22 +55,30 @@ private:
             t.worked_ms /= (double)means.steps;
             t.waited_ms /= (double)means.steps;
         }
-        double most = 1.1;
-        for (int r = 0; r < (int)means.ranks.size() && means.steps >= enough; r++)
-            if (const double ratio = means.ranks[(size_t)r].worked_ms / usual_ms(means, r); ratio > most) {
-                most = ratio;
-                means.slowest = r;
-            }
+        if (means.steps >= enough) means.slowest = slowest(means);
         std::fill(sums_.ranks.begin(), sums_.ranks.end(), RankTime());
         sums_.steps = 0;
         told_ = true;
         return means;
     }
-    // The median of the ranks with this one's layers.
-    double usual_ms(const RankTimes& means, int rank) const {
+    // The rank that is furthest above the median of its stage; -1: none is a tenth above.
+    int slowest(const RankTimes& means) const {
+        int found = -1;
+        double most = 1.1;
+        for (size_t stage = 0; stage < means.ranks.size() / in_stage_; stage++) {
+            const double usual = usual_ms(means, stage);
+            for (size_t r = stage * in_stage_; r < (stage + 1) * in_stage_; r++)
+                if (const double worked = means.ranks[r].worked_ms; usual > 0 && worked > most * usual) {
+                    most = worked / usual;
+                    found = (int)r;
+                }
+        }
+        return found;
+    }
+    // The median of the ranks of a stage.
+    double usual_ms(const RankTimes& means, size_t stage) const {
         std::vector<double> worked;
-        const size_t first = (size_t)rank / in_stage_ * in_stage_;
-        for (size_t r = first; r < first + in_stage_; r++) worked.push_back(means.ranks[r].worked_ms);
+        for (size_t r = stage * in_stage_; r < (stage + 1) * in_stage_; r++) worked.push_back(means.ranks[r].worked_ms);
         return median(std::move(worked));
     }
 

@@ -153,7 +153,7 @@ inline int prepare_command(const PrepareOptions& o) {
         p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
         if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
         for (const auto* messages : {&chunk.conversation, &chunk.rejected})
-            for (const ChatMessage& m : *messages) p.spelled += tokenizer.count_special(m.text);
+            for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
     };
     const auto write = [&](const ChatTokens& text, bool ends) {
         writer.add(text.tokens.data(), text.tokens.size(), chat ? text.learned.data() : nullptr);

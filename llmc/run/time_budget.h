@@ -74,16 +74,20 @@ class TimeBudget {
 public:
     enum Work { step, validation, tasks, sample, save };
 
-    // spent, steps: seconds and steps that earlier parts of the run took. The last of those steps count, by the mean of all, as
-    // if they were this process's own: its first step, which may be slow, must not end the run.
-    TimeBudget(const TrainOptions& o, double spent, int64_t steps)
-        : limit_(time_budget_seconds(o)), before_(spent), wsd_(o.lr_decay_style == "WSD"), decay_(o.lr_wsd_decay_iters) {
-        for (int64_t i = 0; spent > 0 && i < std::min<int64_t>(steps, 256); i++) took(step, spent / (double)steps);
+    // earlier: what earlier parts of the run took. The last of their steps count as if they were this process's own: its first
+    // step, which may be slow, must not end the run.
+    TimeBudget(const TrainOptions& o, const BudgetSpent& earlier)
+        : limit_(time_budget_seconds(o)),
+          before_(earlier.seconds),
+          wsd_(o.lr_decay_style == "WSD"),
+          decay_(o.lr_wsd_decay_iters) {
+        for (int64_t i = 0; i < std::min<int64_t>(earlier.steps, 256); i++) took(step, earlier.step_seconds);
     }
     bool on() const { return limit_ > 0; }
     // Seconds so far, from the start of the program.
     double spent() const { return before_ + monotonic_seconds() - program_start; }
     double seconds_left() const { return limit_ - spent(); }
+    BudgetSpent so_far() const { return on() ? BudgetSpent{spent(), (int64_t)steps_.size(), step_seconds()} : BudgetSpent(); }
 
     // Work that is due every `interval` steps and after the last one, and takes about as long as `steps` steps, until it is
     // known.

@@ -22,7 +22,7 @@ inline RunInfo run_info(const Run& r) {
     RunInfo info;
     info.name = run_name(r.o);
     if (!r.schedule.open) info.total_steps = r.schedule.total_steps;
-    else info.ends_at = program_start + time_budget_seconds(r.o) - r.state.budget_spent_s;
+    else info.ends_at = program_start + time_budget_seconds(r.o) - r.state.budget.seconds;
     info.z_loss = r.o.z_loss_strength > 0;
     info.batch_ramp = r.schedule.rampup.samples > 0;
     if (info.batch_ramp) info.total_samples = r.schedule.total_samples;

@@ -54,7 +54,7 @@ public:
           state_(trainer.state),
           functions_(std::move(functions)),
           timetable_(timetable),
-          budget_(o_, state_.budget_spent_s, state_.step),
+          budget_(o_, state_.budget),
           stragglers_(run.world.hosts(), run.ranks->mesh.pp.size),
           tasks_(tasks),
           log_(log),
@@ -98,10 +98,11 @@ public:
             budget_.took(TimeBudget::step, monotonic_seconds() - begin);
             const bool saves = timetable_.save_now(state_.step) || (budget_.wants_save() && !std::exchange(save_asked_, true));
             std::vector<RankTime> times;
-            const Decision now = decide_together(
-                run_.world,
-                {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(), stats->rank_time()},
-                times);
+            const Decision now =
+                decide_together(run_.world,
+                                {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(),
+                                 stats->rank_time(!be::memory_is_host)},
+                                times);
             if (run_.world.size() > 1) tell(stragglers_.add(times, monotonic_seconds()));
             settle_length(now.length);
             stop = follow_up(t_.finished(), now);
@@ -262,7 +263,7 @@ private:
     void save() {
         t_.memory_check.require_unchanged(state_.step);
         t_.history.save(state_);
-        state_.budget_spent_s = budget_.on() ? budget_.spent() : 0;
+        state_.budget = budget_.so_far();
         saver_.save(state_);
         if (o_.save_in_foreground) saver_.wait();
         timetable_.saved();

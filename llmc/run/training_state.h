@@ -34,6 +34,12 @@
 struct RunLength {
     int64_t steps = 0, decay = 0;
 };
+// What a run with --time-budget has taken so far, and the steps that were timed, with the seconds of each of the last ones.
+struct BudgetSpent {
+    double seconds = 0;
+    int64_t steps = 0;
+    double step_seconds = 0;
+};
 
 struct TrainingState : Counters {
     int64_t updates = 0;    // applied steps: AdamW's step
@@ -48,7 +54,7 @@ struct TrainingState : Counters {
     int64_t planned = 0;                            // samples for which the order of the data was computed
     Strings iterations;                             // LLM-jp's ranges, whose batches are drawn and dropped
     RunLength length;                               // with --time-budget
-    double budget_spent_s = 0;                      // of --time-budget
+    BudgetSpent budget;                             // of --time-budget
 };
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
@@ -71,7 +77,12 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"planned_samples", s.planned},
             {"skip_batches", s.skips.state()},
             {"skip_iterations", s.iterations},
-            {"time_budget", {{"seconds", s.budget_spent_s}, {"steps", s.length.steps}, {"decay_steps", s.length.decay}}},
+            {"time_budget",
+             {{"seconds", s.budget.seconds},
+              {"measured_steps", s.budget.steps},
+              {"step_seconds", s.budget.step_seconds},
+              {"steps", s.length.steps},
+              {"decay_steps", s.length.decay}}},
             {"layout", s.layout},
             {"data", s.data},
             {"reference", s.reference},
@@ -136,7 +147,9 @@ inline TrainingState read_state(const std::string& dir) {
             const nlohmann::json& budget = j["time_budget"];
             s.length.steps = count("time_budget.steps", budget.at("steps"), 0, most);
             s.length.decay = count("time_budget.decay_steps", budget.at("decay_steps"), 0, s.length.steps);
-            s.budget_spent_s = std::max(0.0, budget.at("seconds").get<double>());
+            s.budget.seconds = std::max(0.0, budget.at("seconds").get<double>());
+            s.budget.steps = count("time_budget.measured_steps", budget.value("measured_steps", nlohmann::json(0)), 0, most);
+            s.budget.step_seconds = std::max(0.0, budget.value("step_seconds", 0.0));
         }
         s.skips = BatchRanges::restore(j.value("skip_batches", nlohmann::json::array()), path);
         s.options = j.at("options");
