@@ -66,6 +66,8 @@ for check in "${programs[@]}"; do
     [[ $most -ge 3 ]] || continue
     TRAIN_GPT_COMM_PIECE=1000 EMU_NCCL_PIECE=1000 passes "$name, 3 ranks, pieces of 1000 bytes" mpi 3 all
     TRAIN_GPT_CHECK_COMM=1 passes "$name, 3 ranks, compared" mpi 3 all
+    passes "$name, 3 ranks" mpi 3 waiting
+    TRAIN_GPT_CHECK_COMM=1 passes "$name, 3 ranks, compared" mpi 3 waiting
 
     fails "$name: a rank that does not come" "rank [01] of 3 (host .*): waited 2 s in all_reduce number 2 of group tensor" mpi 3 late_in_group 2 status
     expect "$name: what it does instead" grep -q "rank 2 of 3 (host .*): computing for [12] s after all_reduce number 1 of group tensor" run.txt

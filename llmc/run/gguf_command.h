@@ -56,8 +56,8 @@ inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& 
     return rows;
 }
 
-// Which tokens end a turn and a message: what ends an answer by the model's chat template, if that is known, and the first other
-// one of config.json and generation_config.json, which llama.cpp also ends a text with.
+// Which tokens end a turn and a message: what ends an answer by the model's chat template, if that is known, and the first
+// other one of config.json and generation_config.json, which llama.cpp also ends a text with.
 inline void find_ends(GgufTokenizer& t, const std::string& dir) {
     const auto tokenizer = usable_tokenizer(dir);
     if (!tokenizer) return;

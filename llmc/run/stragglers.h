@@ -1,7 +1,7 @@
 // Where the time of every rank goes, its own work or waiting for others, and the rank for which the others wait: one whose own
 // work takes over a tenth longer than the median of the ranks with the same layers. Stages of a pipeline are not compared, as
-// their work differs. What counts as waiting: on CPUs the host's time in operations of several ranks; on GPUs, by events, the time
-// in which these keep the stream of the ops (comm_gpu.cuh), or the host's in the world's messages if that is longer.
+// their work differs. What counts as waiting: on CPUs the host's time in operations of several ranks; on GPUs, by events, the
+// time in which these keep the stream of the ops (comm_gpu.cuh), or the host's in the world's messages if that is longer.
 #pragma once
 #include <algorithm>
 #include <optional>
