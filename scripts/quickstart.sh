@@ -4,7 +4,7 @@
 #                        quotes of its own: TEXT="a.txt 'my b.txt'"
 #   OUT=quickstart       where everything goes
 #   STEPS=600            training steps
-#   TUNE=1               first searches the learning rate, batch and weight decay (train_gpt sweep), then trains with what it found,
+#   TUNE=1               first searches learning rate, momentum and weight decay (train_gpt sweep), then trains with what it found,
 #                        for as many tokens; TUNE_BUDGET=5m: time of the search
 # Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
 set -euo pipefail
@@ -84,8 +84,8 @@ training=(--preset "$PRESET" --tokenizer "$OUT/tokenizer" --data-path "${data[@]
     --optimizer muon --lr 4e-3 --min-lr 4e-4 --lr-warmup-iters $((STEPS / 20)) --weight-decay 0.1 --z-loss 1e-4 --eval-iters 8)
 if [[ -n $TUNE ]]; then
     step "Search"
-    make_once "$OUT/sweep/best.toml" launch "$TRAIN_GPT" sweep "${training[@]}" --over lr=1e-3..1.6e-2 \
-        --over global-batch-size=8,16 --over weight-decay=0.05,0.1,0.2 --configs 9 --seeds 1 --budget "$TUNE_BUDGET" --out "$OUT/sweep"
+    make_once "$OUT/sweep/best.toml" launch "$TRAIN_GPT" sweep "${training[@]}" --over lr=2e-3..1.2e-2 \
+        --over muon-momentum=0.7,0.8,0.9,0.95 --over weight-decay=0.05,0.1,0.2 --configs 9 --seeds 1 --budget "$TUNE_BUDGET" --out "$OUT/sweep"
     training=(--config "$OUT/sweep/best.toml")
 fi
 
