@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/file.h"
 #include "../base/json.h"
 #include "chart.h"
 
