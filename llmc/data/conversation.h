@@ -120,8 +120,8 @@ private:
                 return refuse(format("a message has the role '%.40s'; roles are system, user and assistant", name.c_str()));
             if (message.contains("tool_calls") && !message["tool_calls"].empty())
                 return refuse("a message calls tools, which no template here writes");
-            const nlohmann::json thoughts = message.value("reasoning_content", nlohmann::json());
-            if (!thoughts.is_null() && thoughts != "")
+            const nlohmann::json thoughts = message.value("reasoning_content", nlohmann::json("")), none = "";
+            if (!thoughts.is_null() && thoughts != none)
                 return refuse(
                     "a message has 'reasoning_content', which is not read; HINT: <think>thoughts</think> before its text");
             const nlohmann::json weight = message.value("weight", nlohmann::json(1));
