@@ -104,3 +104,8 @@ void each_valid_part(std::string_view text, F each) {
         each(text.substr(begin, i - begin), valid);
     }
 }
+
+inline bool begins_with(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
+inline bool ends_with(std::string_view text, std::string_view with) {
+    return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
+}

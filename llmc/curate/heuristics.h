@@ -53,10 +53,6 @@ inline int32_t last_character(std::string_view text) {
     while (at > 0 && !begins_character(text[at])) at--;
     return first_character(text.substr(at)).code;
 }
-inline bool begins_with(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
-inline bool ends_with(std::string_view text, std::string_view with) {
-    return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
-}
 inline int64_t count_places(std::string_view text, std::string_view word) {
     int64_t n = 0;
     for (size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + word.size())) n++;

@@ -615,9 +615,7 @@ private:
         const std::string begin = "<tool_response>", end = "</tool_response>";
         for (size_t i = messages.size(); i-- > 0;) {
             const std::string& text = messages[i].text;
-            const bool tool = text.compare(0, begin.size(), begin) == 0 && text.size() >= end.size() &&
-                              text.compare(text.size() - end.size(), end.size(), end) == 0;
-            if (messages[i].role == "user" && !tool) return i;
+            if (messages[i].role == "user" && !(begins_with(text, begin) && ends_with(text, end))) return i;
         }
         return messages.empty() ? 0 : messages.size() - 1;
     }

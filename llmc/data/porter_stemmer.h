@@ -10,11 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "../base/utf8.h"
+
 namespace porter {
 
-inline bool ends_with(std::string_view word, std::string_view suffix) {
-    return word.size() >= suffix.size() && word.substr(word.size() - suffix.size()) == suffix;
-}
 inline std::vector<bool> consonants(std::string_view word) {
     std::vector<bool> is(word.size());
     for (size_t i = 0; i < word.size(); i++)
