@@ -8,7 +8,7 @@
 # make test         every test, in ten minutes; ends with `N passed, N failed`
 #                   FILTER=attention: those with that in their names
 # make test-all     the same at length: more layouts, longer trainings, kills,
-#                   machine code for other GPUs and of tests, ten minutes of chaos
+#                   ladders, all machine code, ten minutes of chaos
 # make coverage     the tests, then which lines and branches they have not run
 # make test-sass    Hopper's machine code and what kernels take, against
 #                   dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
@@ -150,7 +150,8 @@ comm         := $(if $(on_cpu),$(build)/host_tests) $(gpu_bf16)/$(if $(on_gpu),c
 programs     := $(if $(on_gpu),$(gpu_programs),$(gpu_bf16)/gpu_tests $(gpu_fp32)/gpu_tests \
                 $(if $(filter test-all,$(MAKECMDGOALS)),$(gpu_fp32)/test_gpu_golden)) $(if $(on_cpu),\
                 $(addprefix $(build)/,kernel_tests host_tests) $(foreach p,fp32 fp64,build/cpu-$p$(tail)/$p_tests))
-scripts      := $(filter-out $(LEAVE_OUT:%=test/%_test.sh),$(wildcard test/*_test.sh))
+at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,ladders)
+scripts      := $(filter-out $(patsubst %,test/%_test.sh,$(LEAVE_OUT) $(at_length)),$(wildcard test/*_test.sh))
 ifneq ($(FILTER),)  # programs of one file each
 named         = $(strip $(foreach f,$1,$(if $(findstring $(FILTER),$(notdir $f)),$f)))
 programs     := $(call named,$(if $(on_cpu),$(patsubst test/%.cpp,$(build)/%,$(unit_tests))) $(gpu_programs))
@@ -167,7 +168,7 @@ test test-all: deps deps-test deps-quickstart deps-chaos
 	    LADDERS="$(ladders)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) ALL=$(filter test-all,$@) \
 	    test/run.sh $(programs) $(scripts)
 	@$(if $(filter test-all,$@),$(MAKE) -s chaos)
-coverage: ; @$(MAKE) -s SUFFIX=-coverage LEAVE_OUT="check_gpu cuda_build emulator ladders nccl source" test; \
+coverage: ; @$(MAKE) -s SUFFIX=-coverage LEAVE_OUT="check_gpu cuda_build emulator nccl source" test; \
             test/coverage.py build/*-coverage
 test-sass: ; @NVCC=$(NVCC) WRITE=$(WRITE) ONLY=sass test/run.sh test/cuda_build_test.sh
 chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 emu-bf16))

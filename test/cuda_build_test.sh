@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Without a GPU: the trainer's kernels compile with nvcc for Hopper without warnings, none spills more than two registers to
-# memory, and the machine code is as test/sass.py wants it; tests and the benchmark, which includes the trainer, get through nvcc's
-# front end. Where there is no nvcc there is nothing to check, and the script says so.
+# memory, and the machine code is as test/sass.py wants it; the benchmark, which includes the trainer, gets through nvcc's front
+# end. Where there is no nvcc there is nothing to check, and the script says so.
 #   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  ALL=  WRITE=
 #   ONLY=sass: Hopper's machine code alone (make test-sass), and with WRITE=1 write dev/kernels/resources.md
 #   ALL=1: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu
@@ -60,7 +60,7 @@ trainer() {
 trainer
 [[ ${ONLY:-} != sass ]] || exit 0
 
-# Tests and benchmark: the syntax, as the compilation for the device reads it. ALL: with ladders, and to machine code.
+# The benchmark: the syntax, as the compilation for the device reads it. ALL: tests and ladders as well, and to machine code.
 compiled() { # SOURCE PRECISION
     local flags=(-fdevice-syntax-only -cubin) out
     [[ -z ${ALL:-} ]] || flags=(-cubin -Xptxas -v)
@@ -72,15 +72,12 @@ compiled() { # SOURCE PRECISION
     cat "$out.txt"
     return 1
 }
+programs=("$root/dev/bench/bench.cu bf16")
 if [[ -n ${ALL:-} ]]; then
-    programs=()
-    for source in "$root"/test/gpu/*.cu "$root"/test/*_check.cu "$root"/dev/bench/*.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp; do
+    for source in "$root"/test/gpu/*.cu "$root"/test/*_check.cu "$root"/dev/kernels/*.cu "$root"/test/test_golden_fp32.cpp; do
         [[ $source == *_fp32* ]] || programs+=("$source bf16")
         [[ $source != *_fp32* && $source != */test/gpu/* ]] || programs+=("$source fp32")
     done
-else
-    printf '#include "%s"\n' "$root"/test/comm_check.cu "$root"/test/gpu/*.cu >gpu_tests.cu
-    programs=("$work/gpu_tests.cu bf16" "$root/dev/bench/bench.cu bf16")
 fi
 half=$(((${#programs[@]} + 1) / 2))
 check() { # "SOURCE PRECISION"...

@@ -6,7 +6,7 @@ script=$(realpath "$(dirname "$0")/../scripts/quickstart.sh")
 . "$(dirname "$0")/lib.sh"
 export TRAIN_GPT=$program
 # A sanitizer's build is some ten times slower: there the point is that nothing is touched that should not be.
-steps=60 small=()
+steps=30 small=()
 [[ -z ${SAN:-} ]] || { steps=10; small=(PRESET=llama-tiny); }
 
 env STEPS=$steps "${small[@]}" bash "$script" >first.txt 2>&1

@@ -241,9 +241,9 @@ double spread(const std::vector<Outcome>& models) {
     return worst;
 }
 // Of models of these widths, relative to 64; or of these depths, relative to 2.
-double spread_over_widths(const Training& training, const char* family, bool mup) {
+double spread_over_widths(const Training& training, const char* family, int widest, bool mup) {
     std::vector<Outcome> models;
-    for (const int C : {64, 128, 256, 512}) {
+    for (int C = 64; C <= widest; C *= 2) {
         ModelConfig c = small(family, C, 2, 16);
         if (mup) c.parametrization.width = C / 64.0;
         models.push_back(training.run(c));
@@ -269,10 +269,16 @@ TEST(Parametrization, ChangesDoNotDependOnTheWidth) {
     TrainOptions o = options(2e-2, 4);
     o.optimizer = "muon";
     const Training muon(o);
-    for (const auto& [name, training, family] : {std::tuple<const char*, const Training&, const char*>{"AdamW", adamw, "llama"},
-                                                 {"AdamW", adamw, "gpt2"},
-                                                 {"Muon", muon, "llama"}}) {
-        const double mup = spread_over_widths(training, family, true), standard = spread_over_widths(training, family, false);
+    struct Case {
+        const char* name;
+        const Training& training;
+        const char* family;
+        int widest;  // 512 takes three quarters of the time of all four
+    };
+    for (const auto& [name, training, family, widest] :
+         {Case{"AdamW", adamw, "llama", 512}, Case{"AdamW", adamw, "gpt2", 256}, Case{"Muon", muon, "llama", 256}}) {
+        const double mup = spread_over_widths(training, family, widest, true),
+                     standard = spread_over_widths(training, family, widest, false);
         printf("%s, %s: changes differ by a factor of %.2f with muP, %.2f without\n", name, family, mup, standard);
         EXPECT_LT(mup, bound) << name << " " << family;
         EXPECT_GT(standard, bound) << name << " " << family;

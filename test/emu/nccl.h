@@ -213,7 +213,7 @@ struct Patience {
     void wait(Describe describe) {
         if (MPI_Wtime() - since > limit)
             fault("NCCL, world rank %d: nothing has moved for %g s: %s", world_rank(), limit, describe().c_str());
-        usleep(1);
+        usleep(15);
     }
 };
 inline void finish(MPI_Request request, const char* what) {
