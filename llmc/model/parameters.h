@@ -247,8 +247,14 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const double queries = scale.queries(c.attention_scale != 0), query_rows = c.qk_norm == QkNorm::none ? queries : 1;
     const TensorFactors query_norm = inside.folded(queries);
     BlockParams<E> unused;
-    for (int l = 0, i = 0; l < c.L; l++) {
+    const int id_of_first = id;
+    for (int l = 0, i = 0, tensors = 0; l < c.L; l++) {  // tensors: of each block
         const bool held = i < (int)part.layers.size() && part.layers[i] == l;
+        if (l == 1) tensors = id - id_of_first;
+        if (l > 0 && !held) {
+            id += tensors;
+            continue;
+        }
         block_of_rank = i;
         BlockParams<E>& b = held ? p.blocks[(size_t)i++] : unused;
         const std::string name = "blocks." + std::to_string(l) + ".";

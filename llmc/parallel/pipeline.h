@@ -84,6 +84,7 @@ inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, i
         return PipelineEvent{pass, micro_batch, pass == Direction::forward ? chunk : vpp - 1 - chunk};
     };
     std::vector<PipelineEvent> events;
+    events.reserve(2 * (size_t)passes);
     for (int i = 0; i < warmup; i++) events.push_back(event(Direction::forward, i));
     for (int i = 0; i < passes; i++) {
         if (warmup + i < passes) events.push_back(event(Direction::forward, warmup + i));
@@ -195,6 +196,8 @@ inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>
     Timeline t;
     t.start.resize(pp);
     t.duration.resize(pp);
+    for (int rank = 0; rank < pp; rank++)
+        for (auto* times : {&t.start[rank], &t.duration[rank]}) times->reserve(schedules[rank].size());
     std::vector<double> free_at(pp, 0);
     double work = 0;
     for (bool progress = true; progress;) {

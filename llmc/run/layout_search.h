@@ -171,11 +171,12 @@ private:
         const auto found = map.find(key);
         return found != map.end() ? found->second : map.emplace(key, make()).first->second;
     }
-    const Work& work(const TrainOptions& o, const ModelConfig& c) {
+    const Work& work(const TrainOptions& of, const ModelConfig& c, const std::string& recompute) {
         return remembered(
-            work_,
-            {o.tensor_model_parallel_size, o.micro_batch_size, o.no_sequence_parallel, o.recompute_granularity, o.fp8_format},
+            work_, {of.tensor_model_parallel_size, of.micro_batch_size, of.no_sequence_parallel, recompute, of.fp8_format},
             [&] {
+                TrainOptions o = of;
+                o.recompute_granularity = recompute;
                 Work w;
                 const double one = of_micro_batch(o, c, 0, 1, 1);
                 w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
@@ -186,33 +187,33 @@ private:
             });
     }
     double shared(const TrainOptions& o, const ModelConfig& c, bool head) {
-        const Work& w = work(o, c);
+        const Work& w = work(o, c, o.recompute_granularity);
         if (!head) return w.shared;
         return remembered(with_head_, {&w, o.head_rows}, [&] { return small(o, c, 0, c.L - 1, 1, 2) - w.layer - w.beside[0]; });
     }
-    double kept(TrainOptions o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
+    double kept(const TrainOptions& o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
                 const std::vector<int>& in_flight) {
-        const Work& w = work(o, c);
+        const Work& w = work(o, c, o.recompute_granularity);
         double bytes = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) {
             const int stage = virtual_stage(l.pp, rank, chunk), all = layers[(size_t)stage];
             const int recomputed = l.recompute_layers ? std::min(l.recompute_layers, all) : all;
             double of_layers = recomputed * w.layer;
-            if (recomputed < all) {
-                o.recompute_granularity = "none";
-                of_layers += (all - recomputed) * work(o, c).layer;
-            }
+            if (recomputed < all) of_layers += (all - recomputed) * work(o, c, "none").layer;
             bytes += in_flight[(size_t)chunk] * (w.beside[stage == 0] + of_layers);
         }
         return bytes;
     }
     // The rest, of any micro-batch and recomputation.
-    double of_ranks(TrainOptions o, const ModelConfig& c, Layout l, int rank, const std::vector<int>& layers) {
+    double of_ranks(const TrainOptions& of, const ModelConfig& c, const Layout& of_rank, int rank,
+                    const std::vector<int>& layers) {
+        Layout l = of_rank;
         int all = 0;
-        std::vector<int> in_flight;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
         return remembered(of_ranks_,
                           {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, l.fp8}, [&] {
+                              TrainOptions o = of;
+                              std::vector<int> in_flight;
                               l.recompute = "full";
                               l.recompute_layers = 0;
                               l.apply(o);
