@@ -548,7 +548,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     if (!mkdtemp(&out[0])) fail("cannot make a directory in build: %s", strerror(errno));
     std::vector<double> copies, writes;
     {
-        Saver saver(ctx, {out, 1, 0, {}, {}}, m);
+        Saver saver(ctx, {out, KeptCheckpoints{1}, {}, ""}, m);
         for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
             TrainingState state;
             state.step = i;
@@ -648,9 +648,30 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
     bench_memory_bound(ctx, machine, s);
 }
 
+constexpr char usage[] =
+    "bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]\n"
+    "bench --generate PRESET | --machine | --describe PRESET B T | --serve PRESET B T\n"
+    "on a CPU: bench --profile PRESET B T | --units\n";
+
+bool is_known_call(int argc, char** argv) {
+    static const std::map<std::string, int> words = {{"--ops", 2},      {"--steps", 2}, {"--generate", 3}, {"--machine", 2},
+#ifdef TIMED_OPS
+                                                     {"--profile", 5},  {"--units", 2},
+#endif
+                                                     {"--describe", 5}, {"--serve", 5}};
+    const std::string first = argc > 1 ? argv[1] : "";
+    if (const auto found = words.find(first); found != words.end()) return argc == found->second;
+    return argc == 1 || (first[0] != '-' && 4 <= argc && argc <= 6);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
+    if (!is_known_call(argc, argv)) {
+        const bool asked = argc == 2 && std::string(argv[1]) == "--help";
+        fputs(usage, asked ? stdout : stderr);
+        return asked ? 0 : 2;
+    }
     be::Ctx ctx;
 #ifdef TIMED_OPS
     cpu::choose_matrix_unit(ctx, "", {}, 0, [](const std::string& mine) { return std::vector<std::string>{mine}; });
