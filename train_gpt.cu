@@ -211,7 +211,7 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). Where there is no such norm, only the sum.
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
-// dinp (+)= the gradient of the norm's input. It may be dout.
+// dinp (+)= the gradient of the norm's input; dinp may be dout. Where there is no such norm, dinp += dout whatever acc says.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc);
 // out = inp w^T + b, and backward: dinp = dout w, with the gradients of w and b. In bf16 or FP8, including the communication of
@@ -225,9 +225,9 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-// A branch is what attention or MLP adds to the residual stream. Forward sets a.branch from the output of its last matrix l,
-// which is s.x or, where no norm follows, a.branch already: through that norm, and dropout. Backward returns the gradient of
-// that output from dout, the gradient of the stream: a.branch, or dout itself where there is neither norm nor dropout.
+// A branch is what attention or MLP adds to the residual stream. Forward: a.branch = dropout(norm(y)), where y is the output of
+// the branch's last matrix l: s.x if a norm follows, else a.branch itself. Backward takes dout, the gradient of the stream, and
+// returns that of y: in a.branch, or dout itself where there is neither norm nor dropout.
 static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s);
 static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s);
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
@@ -297,8 +297,8 @@ static HeadRows heads_of(const Pass& p, bool keys) {
     const LocalSizes& n = p.m.n;
     return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
 }
-// Parameters of the norms of queries (0) and keys (1); where tensor parallelism cuts the heads that one norm is of, with the
-// means over all of them of what set_sums(k, sums (N)) sums up over this rank's. Key heads of several ranks count once.
+// Parameters of the norms of queries (0) and keys (1). Where one norm spans heads of several tp ranks, params[k].means are over
+// all of them: set_sums(k, sums) sets this rank's sums (N). Key heads of several ranks count once.
 template <class SetSums>
 std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSums set_sums) {
     std::array<NormParams, 2> params = {b.head_norms[0].params, b.head_norms[1].params};
@@ -681,9 +681,9 @@ static void recompute_block(const Pass& p, int i) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Uploads a batch into the micro-batch `to`, and returns its pass. Where the model has virtual tokens and sequences begin in
-// the batch, they come first. Parts that the batch does not have are not sent. The pass is one without dropout and cache, which
-// adds to the gradients, unless the caller changes these fields.
+// Uploads a batch into the micro-batch `to`; returns its pass. If sequences begin in the batch, the model's virtual tokens are
+// put before them. Parts that the batch lacks are not sent. Defaults that callers may change: no dropout, no cache, gradients
+// are added to.
 static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const bool begins = given.begins && m.c.virtual_tokens.on();
     const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
@@ -973,8 +973,8 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
     t.memory_check.remember();
 }
 
-// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of their norm over all ranks.
-// Where Muon updates matrices, those of the others.
+// The size of AdamW's bias-corrected second moments in the gradient's units: the square root of the norm of exp_avg_sq over all
+// ranks. Matrices that Muon updates are left out.
 static double second_moments(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
@@ -1213,8 +1213,8 @@ public:
     int capacity() const { return cache_.room.tokens; }
     int length(int sequence) const { return lengths_[(size_t)sequence]; }
 
-    // Restarts a sequence with a prompt that leaves room in the context: one pass over virtual tokens and as many as the
-    // activations hold, then one by one.
+    // Restarts a sequence with a prompt that fits the context (if it fills it, nothing can be appended): one pass over the
+    // virtual tokens and as many of the prompt's as the activations hold, then the others one by one.
     void prompt(int sequence, const std::vector<int>& tokens) {
         const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
         int at_once = std::min(before + n, m_.a.B * m_.a.T);
@@ -1378,8 +1378,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     return m;
 }
 
-// One rank of a pipeline stage, with the options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out the copy
-// for checkpoints, which is in host memory.
+// The memory of one rank of a pipeline stage, for options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out
+// the copy for checkpoints, which is in host memory.
 static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
     const Mesh mesh = make_mesh(n, 0, layout_of(o).tp, layout_of(o).pp, layout_of(o).vpp);
     const Schedule steps = make_schedule(o, mesh.dp.size);
@@ -1454,8 +1454,8 @@ static void load_model(Run& run, Model& m) {
     if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
 
-// (n_pairs, 3), of which reference.h makes the sum over ranks: for each pair of answers in this rank's samples the
-// log-probabilities of the chosen and of the rejected one, and 1; zeros for the other pairs.
+// (n_pairs, 3) on this rank, to be summed over ranks (reference.h): for each pair of answers in its samples, log-probability of
+// the chosen answer, of the rejected one, and 1; zeros for pairs of other ranks.
 static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoader& data) {
     std::vector<double> mine(3 * (size_t)data.n_pairs());
     const auto keep = [&](const std::vector<AnswerPair>& pairs) {

@@ -56,8 +56,8 @@ void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept /*(rows, C)*/, real* 
 // dqkv: from the gradient of the norms' outputs to that of their inputs, in place; adds grads.
 void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept /*(rows, C)*/,
                         const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);
-// Where tensor parallelism cuts the heads that one norm is of: this rank's sums over each row of x^2, for params.means of the
-// former, and of dout (offset + weight) kept rstd, for those of the latter. set sums.
+// Where one norm spans heads of several tp ranks. Both set this rank's sums; added over the ranks they are params.means.sums:
+// of x^2 for head_norm_forward, of dout (offset + weight) kept rstd for head_norm_backward.
 void head_norm_squares(Ctx& ctx, real* sums /*(rows)*/, const floatX* qkv, int C, const HeadRows& rows);
 void head_norm_products(Ctx& ctx, real* sums /*(rows)*/, const floatX* dqkv, const floatX* kept /*(rows, C)*/,
                         const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);
@@ -114,7 +114,7 @@ void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(OC, 
 // transposed; so are all sizes of a product. Activations and weights are e4m3.
 // sets out.
 void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/, int N, int C);
-// *amax = max(*amax, largest |x|) of n elements, without codes.
+// *amax = max(*amax, largest finite |x|) of n elements, without codes.
 void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);
 // scale = fp8_scale(amax), inverse = 1 / scale; both 1 if amax is 0. sets both.
 void set_scale(Ctx& ctx, float* scale, float* inverse, const float* amax, Fp8 format, int margin);

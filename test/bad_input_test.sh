@@ -105,6 +105,7 @@ if command -v mpirun >/dev/null; then
 fi
 refuse "weight without a path"              "data-path|weight"              "${train[@]}" --data-path 0.5 good 0.5
 refuse "weights all zero"                   "weight"                        "${train[@]}" --data-path 0 good
+refuse "weights without a finite sum"       "sum of the weights is not finite" "${train[@]}" --data-path 1e308 good 1e308 good
 refuse "split malformed"                    "split"                         "${train[@]}" --data-path good --split "a,b"
 refuse "split without training documents"   "split"                         "${train[@]}" --data-path good --split "0, 1, 0"
 

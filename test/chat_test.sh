@@ -83,5 +83,10 @@ expect "data without its mask" refused run bad --train-iters 1
 says "it says what is missing" "chat.mask is missing.*HINT"
 expect "a template of another model" refused "$program" generate --chat --chat-template gemma --model one --prompt x
 says "its token is named" "no token '<start_of_turn>'"
+printf '{"prompt": "Who?"}\n{"prompt": ""}\n' >one-empty.jsonl
+for prompts in "--prompts one-empty.jsonl" "--prompt ''"; do
+    expect "an empty message, to which a template adds nothing, of $prompts" refused bash -c "'$program' generate --chat --chat-template plain --model one $prompts <asked.txt"
+    says "is refused" "the message is empty.*HINT"
+done
 expect "--system without --chat" refused "$program" generate --model one --system x
 says "it says so" "are for conversations; HINT: add --chat"

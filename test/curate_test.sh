@@ -95,6 +95,11 @@ done <<'END'
 --train-language en:person.txt ja:person.txt --output mended|is no classifier; HINT: another --output
 --input absent --output out --normalize|cannot read absent
 --input /dev/null --output out --normalize|no document was found in /dev/null
+--input raw --output out --heuristics fineweb --stop-words x|--stop-words counts for --heuristics gopher, which is not given; HINT
+--input raw --output out --heuristics gopher --bad-words raw|--bad-words counts for --heuristics c4
+--input raw --output out --normalize --min-quality-score 0.9|--min-quality-score counts for --quality-model
+--input raw --output out --normalize --min-language-score 0.9|--min-language-score counts for --language-model
+--input raw one/data --output out --weights raw=1e308 one/data=1e308|sum of the weights is not finite
 END
 # Kinds of what reaches a person, and words of one's own.
 line="The children are playing with this old ball behind the house that we have seen today."

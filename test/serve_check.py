@@ -384,6 +384,9 @@ def conversation():
     for messages in (3, [], [3], [{}], [{"role": "user"}], [{"role": "judge", "content": "x"}], [{"role": "user", "content": 3}],
                      [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "assistant", "content": "x"}]):
         chat.refuses({"messages": messages}, path=path, param=None)
+    plain = Server("chat", "--chat-template", "plain")
+    plain.refuses({"messages": [{"role": "user", "content": ""}]}, path=path)
+    plain.end()
     chat.refuses({"prompt": "x"}, path=path)
     chat.refuses({"messages": [{"role": "user", "content": "house " * 300}]}, path=path, code="context_length_exceeded")
     chat.end()
@@ -400,6 +403,10 @@ def busy_port():
         s.listen()
         result = subprocess.run([program, "serve", "--model", "gpt", "--port", str(s.getsockname()[1])], capture_output=True, text=True, timeout=60)
         assert result.returncode == 1 and "cannot listen at 127.0.0.1" in result.stderr, result
+    first = Server("gpt")
+    result = subprocess.run([program, "serve", "--model", "gpt", "--port", str(first.port)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "cannot listen at 127.0.0.1" in result.stderr, result
+    first.end()
 
 
 check("a port that is taken", busy_port)

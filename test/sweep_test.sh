@@ -85,6 +85,9 @@ says "the command of a wider model" "hidden-size 128 --num-attention-heads 8$"
 expect "the base is the width of the sweep" grep -qx 'mup-base-width = 32' mup/best.toml
 expect "a wider model trains with it" "$program" train --config mup/best.toml --hidden-size 64 --num-attention-heads 4 --train-iters 2 --lr-warmup-iters 1 --dry-run
 says "as twice the base" "width 64 is 2 times the base's 32"
+begin=(--data-path data --split "90, 10, 0" --micro-batch-size 4 --global-batch-size 4 --eval-iters 2 --lr 3e-3)
+expect "a run" "$program" train --tokenizer tok --size 70k --seq-length 32 "${begin[@]}" --train-iters 2 --lr-warmup-iters 1 --out run
+expect "a sweep from its newest checkpoint" "$program" sweep --model run "${begin[@]}" --train-iters 20 --over lr=1e-3,2e-3 --configs 2 --seeds 1 --out of-run
 expect "a plan writes nothing" sweep "${planted[@]}" --dry-run --out nothing
 expect "no folder" test ! -e nothing
 

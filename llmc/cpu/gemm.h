@@ -17,8 +17,8 @@
 // residual sum, a rotation. Its inputs are prefetched during the strip's own products; its outputs use non-temporal stores
 // where the unit is faster than memory (streams()): two cache lines at once, which memory takes twice as fast as single ones.
 // Results have the bits of the separate ops: sums are rounded as if they were stored first.
-// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks. Sizes that are not whole words or
-// tiles of the unit (K of 64 bytes, C and M of 16) are multiplied as zero-padded copies.
+// Every sum runs over k in order: the bits depend on the unit, not on threads or blocks. K not a multiple of 64 bytes, and N, M
+// or C not multiples of 16, are multiplied as zero-padded copies (in columns_times N is padded while packing).
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -38,9 +38,10 @@ namespace cpu {
 namespace detail {
 namespace gemm {
 
-constexpr int narrow = 32, strip_rows = 32;  // columns and rows of one micro-kernel call
-constexpr int tile_depth = 32;               // of k, between two pieces of overlapped work
-constexpr int strip_columns = 64;            // finished together: two cache lines of bf16 written at once
+constexpr int narrow = 32;         // columns of one micro-kernel call
+constexpr int strip_rows = 32;     // its rows on a tile unit; other units take all rows of the block at once
+constexpr int tile_depth = 32;     // of k, between two pieces of overlapped work
+constexpr int strip_columns = 64;  // finished together: two cache lines of bf16 written at once
 template <class E>
 constexpr int slab = parts<E> == 1 ? 1024 : 768;
 template <class E>

@@ -77,6 +77,7 @@ inline std::vector<MixedSource> mix_sources(const std::vector<std::string>& name
             fail_usage("--weights does not name the source %s; HINT: %s=0 leaves it out", names[i].c_str(), names[i].c_str());
     for (const MixedSource& s : sources) sum += s.share;
     if (sum <= 0) fail_usage("the weights of all sources are 0");
+    if (!std::isfinite(sum)) fail_usage("the sum of the weights is not finite; HINT: smaller ones in the same proportions");
     for (MixedSource& s : sources) {
         s.share /= sum;
         if (s.size == 0 && s.share > 0)

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "../base/check.h"
+
 // The number that `s` spells as a whole; NaN if it does not.
 inline double parse_number(const std::string& s) {
     char* end = nullptr;
@@ -32,6 +34,7 @@ inline double numpy_sum(const double* x, size_t n) {
 
 inline std::vector<double> normalized(std::vector<double> weights) {
     const double sum = numpy_sum(weights.data(), weights.size());
+    if (!std::isfinite(sum)) fail_usage("the sum of the weights is not finite; HINT: smaller ones in the same proportions");
     for (double& w : weights) w /= sum;
     return weights;
 }

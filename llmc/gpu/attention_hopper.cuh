@@ -7,7 +7,8 @@
 // consumer warps have read it. All tiles are in shared memory in wgmma's layout: slabs of 64 columns, rows of 128 bytes,
 // swizzled.
 //
-// Forward. 64 rows of S = Q K^T stay in registers, become P = 2^(c S - max) there, and are the left operand of O += P V.
+// Forward. 64 rows of S = Q K^T stay in registers, become P = 2^(c (S - max S)) there (c = scale log2(e); with ALiBi 1, and S
+//   includes scale and bias), and are the left operand of O += P V.
 //   Overlap: the softmax of a tile of keys is computed while P V of the previous tile runs; and the consumers alternate in
 //   issuing products (ping-pong), so that one's softmax overlaps with the other's products. The kernel is persistent: the grid
 //   fills the GPU, and a block that has finished a work item (a tile of queries of one head) takes the next one from a common
@@ -83,7 +84,7 @@ template <int stages>
 __device__ __forceinline__ void init_ring(Ring<stages>& ring, int consumers) {
     for (int i = 0; i < stages; i++) mbarrier_init(&ring.full[i], 1), mbarrier_init(&ring.empty[i], 4 * consumers);
 }
-// Position of tile n in a circular buffer, counted from the kernel's start.
+// Wait until tile n, counted from the kernel's start, is in its slot of the ring; or until that slot is free for it.
 template <int stages>
 __device__ __forceinline__ void wait_full(Ring<stages>& ring, unsigned n) {
     mbarrier_wait(&ring.full[n % stages], n / stages & 1);

@@ -35,7 +35,7 @@ public:
             if (t.copy) limit_ = std::min(limit_, t.offset);
     }
 
-    // Matrices from this element on are complete.
+    // Starts all buckets of matrices from element `begin` on; their gradients must be complete. begin falls from call to call.
     void ready(size_t begin) {
         for (size_t i = shards_.buckets.size(); i-- > 0;) {
             const Bucket& b = shards_.buckets[i];

@@ -142,6 +142,7 @@ private:
     }
 
     void add_prompt(std::vector<int> tokens, const char* key) {
+        if (tokens.empty()) throw ApiError{400, "the prompt is empty", key};
         if ((int)tokens.size() >= model_.room)
             throw ApiError{400,
                            format("the prompt has %zu tokens; with at least one of its answer, the context holds %d",

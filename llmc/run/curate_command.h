@@ -87,7 +87,26 @@ inline MixingOptions mixing_options(const CurateOptions& o) {
     return mixing;
 }
 
+// Options that count for one set of rules, or for a model, that is not given.
+inline void check_options_without_effect(const CurateOptions& o) {
+    const auto rules = [&](const char* set) { return std::count(o.heuristics.begin(), o.heuristics.end(), set) > 0; };
+    const struct {
+        const char *option, *counts_for;
+        bool is_given;
+    } rows[] = {{"stop-words", "--heuristics gopher", rules("gopher")},
+                {"bad-words", "--heuristics c4", rules("c4")},
+                {"min-language-score", "--language-model", !o.language_model.empty()},
+                {"min-quality-score", "--quality-model", !o.quality_model.empty()}};
+    for (const auto& row : rows)
+        if (o.given.count(row.option) && !row.is_given)
+            fail_usage("--%s counts for %s, which is not given; HINT: add it, or leave --%s out", row.option, row.counts_for,
+                       row.option);
+    if (o.given.count("min-quality-score") && o.quality_pareto)
+        fail_usage("--quality-pareto is instead of --min-quality-score; HINT: one of the two");
+}
+
 inline std::vector<Stage> make_stages(const CurateOptions& o) {
+    check_options_without_effect(o);
     std::vector<Stage> stages;
     if (o.normalize) stages.push_back({"normalize", normalise});
     if (!o.language_model.empty()) {
@@ -109,8 +128,7 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         }
         const auto heuristics = std::make_shared<Heuristics>(rules);
         stages.push_back({"heuristics", [heuristics](Document& d, Changes& c) { return heuristics->apply(d, c); }});
-    } else if (!o.set.empty() || !o.stop_words.empty() || !o.bad_words.empty())
-        fail_usage("--set, --stop-words and --bad-words are for the rules of --heuristics, which is not given");
+    } else if (!o.set.empty()) fail_usage("--set is for the rules of --heuristics, which is not given");
     if (!o.quality_model.empty()) {
         const bool pareto = o.quality_pareto.has_value();
         const auto filter = std::make_shared<QualityFilter>(o.quality_model, pareto ? "pareto" : "threshold",

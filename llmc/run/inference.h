@@ -79,6 +79,7 @@ inline std::vector<ChatMessage> begin_conversation(const GenerateOptions& o) {
 inline std::vector<int> chat_prompt(const ModelConfig& c, const ChatEncoder& chat, const std::vector<ChatMessage>& messages) {
     if (const std::string problem = chat.problem(messages); !problem.empty()) fail("%s", problem.c_str());
     const std::vector<int> tokens = chat.encode(messages, true).tokens;
+    if (tokens.empty()) fail_usage("the message is empty, to which the chat template adds nothing; HINT: write something");
     if ((int)tokens.size() >= c.room())
         fail("the conversation has %zu tokens, the model's context holds %d; HINT: begin a new one", tokens.size(), c.room());
     return tokens;
@@ -124,7 +125,7 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
 
     Prompts prompts;
     prompts.ends = adapted_texts(run.dir, run.tokenizer.get(), run.adapter).end_ids;
-    prompts.converses = o.chat && texts[0].empty();
+    prompts.converses = o.chat && !o.given.count("prompt") && !o.given.count("prompts");
     if (o.chat) {
         prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template, run.adapter));
         prompts.ends.push_back(prompts.chat->end_token());
@@ -134,8 +135,9 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     for (const std::string& text : texts) {
         std::vector<ChatMessage> messages = begin_conversation(o);
         messages.push_back({"user", text});
-        prompts.all.push_back(
-            {text, o.chat ? chat_prompt(run.c, *prompts.chat, messages) : prompt_tokens(*run.tokenizer, text, run.c.room())});
+        prompts.all.push_back({text, prompts.converses ? prompts.chat->encode(messages, true).tokens
+                                     : o.chat          ? chat_prompt(run.c, *prompts.chat, messages)
+                                                       : prompt_tokens(*run.tokenizer, text, run.c.room())});
     }
     return prompts;
 }
@@ -273,6 +275,7 @@ public:
             // Rank 0 reads; a line is sent with its newline, the end of the input without one.
             const std::string line = run_.world.all_gather(run_.main_rank() ? read_line() : std::string())[0];
             if (line.empty()) return;
+            if (line == "\n") continue;
             messages.push_back({"user", line.substr(0, line.size() - 1)});
             std::string answer;
             add(

@@ -94,7 +94,9 @@ public:
         set_up();
         const bool any = o_.port == 0;
         const int port = any ? http_.bind_to_any_port(o_.host) : http_.bind_to_port(o_.host, o_.port) ? o_.port : -1;
-        if (port < 0) fail("cannot listen at %s, port %d; HINT: --port 0 takes a free one", o_.host.c_str(), o_.port);
+        if (port < 0)
+            fail("cannot listen at %s, port %d; HINT: another --host or --port; --port 0 takes a free one", o_.host.c_str(),
+                 o_.port);
         listen(socket_,
                SOMAXCONN);  // the library lets 5 connections wait to be accepted; Linux resets some of more that come at once
         for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
@@ -206,7 +208,10 @@ private:
         http_.set_tcp_nodelay(true);
         http_.set_socket_options([this](socket_t socket) {
             socket_ = socket;
-            httplib::default_socket_options(socket);
+            // Only a port that no process listens at, but one at which old connections are ending; the library's own options
+            // let two servers share a port, whose requests go to either.
+            const int yes = 1;
+            setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
         });
         http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
             response.set_content(serve_page, "text/html; charset=utf-8");

@@ -266,6 +266,7 @@ private:
         take_base_of_mup();
         detail::derive_from_size(run_);
         detail::find_model(run_);
+        base_.model = run_.o.model;  // of a run, its newest checkpoint now
         if (!run_.o.train_iters && !run_.o.train_samples)
             fail_usage(
                 "the length of the run is missing, of which trainings are a part; HINT: --train-iters or --train-samples");
