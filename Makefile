@@ -63,10 +63,10 @@ sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(
 march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH))
 MARCH     ?= native
 OPT       ?= -O3 -march=$(march)
-# -O1 where the speed of kernels does not matter; in the emulator, test/emu has the toolkit's headers. A tenth of the
-# time of compiling is saved by g++ collecting garbage less often and by test programs without lines for debuggers.
-CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1) -g$(if $(is_test),0,1) \
-             $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra -Wno-psabi \
+# Tests: -O1, or -Og where few kernels are called, without lines for debuggers. A tenth of the time of compiling is saved
+# by these and by g++ collecting garbage less often. In the emulator, test/emu has the toolkit's headers.
+CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1)) \
+             -g$(if $(is_test),0,1) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra -Wno-psabi \
              $(if $(WERROR),-Werror) -fopenmp $(math) -I. $(vendored) $(mpi_include) $(flags_$(backend)) $(precise) \
              $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g) \
              $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1)

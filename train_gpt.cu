@@ -1433,20 +1433,26 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     return m;
 }
 
-// Allocates the planned memory and fills it: with the checkpoint's weights and moments, a model's weights, or new ones.
-static void load_model(Run& run, Model& m) {
-    const TrainOptions& o = run.o;
+// On GPUs: where the chosen cuBLASLt algorithms are kept, and whether they are chosen by timing.
+static void choose_gemm_cache(Run& run, const Model& m) {
     if constexpr (!be::memory_is_host) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
         // Replicas that each orthogonalise all matrices must choose the same algorithms, which timing does not promise.
         const bool replicas = m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1;
-        const std::string file = replicas ? "none" : o.gemm_cache.empty() ? kept : o.gemm_cache;
+        const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
     }
+}
+
+// Allocates the planned memory and fills it: with the checkpoint's weights and moments, a model's weights, or new ones.
+static void load_model(Run& run, Model& m) {
+    const TrainOptions& o = run.o;
+    choose_gemm_cache(run, m);
     run.begin(run.resumes()      ? "loading the checkpoint " + run.resumed_from
               : !o.model.empty() ? "loading the model " + o.model
                                  : "initialising the weights");
     allocate(run.ctx, m);
+    if (!o.model.empty() && !run.resumes()) check_weights(run.world, o.model);
     if (!o.model.empty() && (m.frozen || !run.resumes())) load_parameters(run.ctx, m, o.model);
     if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
     else if (m.frozen) begin_adapters(run.ctx, m, o.model, run.tokenizer.get(), (uint64_t)o.seed);
@@ -1573,8 +1579,8 @@ static void sweep(World& world, const SweepOptions& o) {
 }
 inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
 
-// The model of `run`, loaded, with memory for passes of B x T tokens (T = 0: the longest sequence of the model), for head_rows
-// rows of logits at a time, and for the key/value cache of `room`. Refuses a T that is above the model's longest sequence.
+// The model of `run`, loaded, with memory for passes of B x T tokens, for head_rows rows of logits at a time, and for the
+// key/value cache of `room`. Refuses a T that is above the model's longest sequence.
 static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
     PhaseStatus phase;
     if (run.main_rank()) phase.begin("loading the model " + run.dir);
@@ -1584,7 +1590,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
-    plan_memory(*m, Recompute::inference, B, T ? T : run.c.room(), head_rows, room);
+    plan_memory(*m, Recompute::inference, B, T, head_rows, room);
     allocate(run.ctx, *m);
     load_parameters(run.ctx, *m, run.dir);
     if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
@@ -1594,11 +1600,10 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
 // The same for generating `texts` sequences of up to T tokens at a time; any_length: the cache takes sequences as long as the
 // model's context. Refuses more ranks than one copy of the model takes.
 static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
-    const TextRoom room = {texts, any_length ? 0 : run.c.virtual_tokens.count + T};
-    auto m = load_weights(run, ceil_div(texts, T), T, 1, room);
-    if (const int copies = m->ranks->mesh.dp.size, ranks = run.world.size(); copies > 1)
-        fail("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", ranks, copies, ranks);
-    return m;
+    const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
+    if (copies > 1)
+        fail_usage("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", ranks, copies, ranks);
+    return load_weights(run, ceil_div(texts, T), T, 1, {texts, any_length ? 0 : run.c.virtual_tokens.count + T});
 }
 
 // 1, 2, 4, ... texts at a time, each number with memory of its own.

@@ -93,7 +93,7 @@ void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX
 void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/,
                              const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/,
                              const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
-// qkv = inp weight^T (+ bias), then rope_forward. sets qkv.
+// qkv = inp weight^T (+ bias), of which queries and keys are then rotated as by rope_forward. sets qkv.
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
                          const floatX* bias /*or null*/, int IC, const Rope& rope, const AttentionShape& shape);
 
@@ -103,16 +103,17 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
 
 // ---- low-rank adapters (lora.h) ---------------------------------------------------------------------------------------------
-// wide = scale times the block-diagonal matrix of the adapters' matrices b, so that one product applies all of them. sets wide.
+// wide = scale times a matrix with the adapters' matrices b as blocks on its diagonal, so that one product applies all of them.
+// sets wide.
 void lora_spread(Ctx& ctx, floatX* wide /*(OC, width)*/, const floatX* b /*(rows, rank)*/, const LoraRows& rows, real scale);
-// db (+)= scale times the blocks of dwide on that diagonal. sets or adds db.
+// The gradient of lora_spread: db (+)= scale times the blocks on the diagonal of dwide. sets or adds db.
 void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(OC, width)*/, const LoraRows& rows, real scale,
                   Acc acc);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
-// A code (fp8.h) represents code / scale. Each tensor has one scale. C is a multiple of 16, and so is N if codes are
-// transposed; so are all sizes of a product. Activations and weights are e4m3.
-// sets out.
+// A code c (fp8.h) represents the number c / scale. Each tensor has one scale. Activations and weights are e4m3. C and all sizes
+// of a product are multiples of 16; so is N where codes are transposed.
+// The codes of x, and of its transpose where `out` has room for it. sets the codes; *out.amax becomes at least the largest |x|.
 void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/, int N, int C);
 // *amax = max(*amax, largest finite |x|) of n elements, without codes.
 void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);

@@ -191,6 +191,8 @@ not_text() {
 }
 not_text "prepare" "prepare --input"        "$program" prepare --output p --tokenizer tok --input
 not_text "tokenizer" "tokenizer --input"    "$program" tokenizer --vocab-size 300 --output t --input
+expect "options of learning beside --report" refused "$program" tokenizer --report tok --input good.txt --vocab-size 500
+says "are refused by name" "--report measures a tokenizer, --vocab-size is of one"
 not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokenizer --report tok --input
 not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
 head -c 3000 "$golden/parquet/plain-v1-none.parquet" >cut.parquet
@@ -247,7 +249,7 @@ expect "a model and its own sizes"          "${continue[@]}" --num-layers 1 --hi
 refuse "eval: examples of a text"           "fewshot: of --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
 refuse "eval: a split of a text"            "split: of --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples: of --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
-spoil() { rm -rf "$1"; cp -rL model/latest "$1"; }
+spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # as a model that was downloaded
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a
 spoil m2; sed -i 's/"llama"/"mamba"/' m2/config.json

@@ -76,6 +76,7 @@ done <<'END'
 --input raw --output out|nothing to do.*HINT
 --input raw --output out --heuristics gophers|gopher, c4, fineweb
 --input raw --output out --heuristics gopher --set gopher-min-word=3|did you mean gopher-min-words
+--input raw --output out --heuristics gopher --set gopher-min-words=3 gopher-min-words=4|--set names the rule gopher-min-words twice
 --input raw --output out --normalize --set gopher-min-words=3|--heuristics, which is not given
 --input raw --output out --normalize --exact-folded|--exact-duplicates, which is not given
 --input raw --output out --weights raw=2 --temperature 2|one of them sets the shares

@@ -3,6 +3,7 @@
 # removed at the end. A script prints `ok: NAME` or `FAILED: NAME` per test, which test/run.sh counts.
 set -u
 program=$(realpath "${TRAIN_GPT:-./train_gpt}")
+[[ -x $program ]] || { echo "FAILED: there is no $program; HINT: make train_gpt, or TRAIN_GPT=path/to/it" && exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1

@@ -61,7 +61,7 @@ done
 no "longer samples of learned positions" "longest sequence 24" "$program" eval --text text.txt --model gpt2 --seq-length 60
 
 # ---- a model whose files are fp32 ----
-mkdir fp32 two-files && cp llama/latest/*.json fp32 && cp llama-lora/latest/adapter_* two-files
+mkdir fp32 two-files && cp llama/latest/*.json fp32 && rm fp32/manifest.json && cp llama-lora/latest/adapter_* two-files
 cp llama/latest/training/master.safetensors fp32/model.safetensors 2>/dev/null || cp llama/latest/model.safetensors fp32
 expect "merge into fp32" "$program" export --merge --model fp32 --adapter two-files --out fp32-merged
 expect "its files" "$program" inspect fp32-merged/model.safetensors
@@ -131,6 +131,7 @@ no "another base" "are not those that the adapters" "$program" eval --text text.
 no "another base on resuming" "are not those that the adapters" train --resume llama-lora/latest --model llama-merged --train-iters 14 --lr 1e-2 --out x
 no "a base of another family" "are not those that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-lora
 no "adapters as a model" "holds adapters, not a model" "$program" eval --text text.txt --model llama-lora
+no "which can be merged" "export --merge --adapter llama-lora" "$program" export --gguf x.gguf --model llama-lora
 no "a model as adapters" "holds no adapters" "$program" eval --text text.txt --adapter llama
 no "export without a form" "\-\-merge" "$program" export --model llama --out x
 no "export over a directory" "already exists" "$program" export --merge --adapter llama-lora --out llama

@@ -196,7 +196,8 @@ expect "latest replaced by a folder while running: one checkpoint is kept" test 
 endless deleted --save-every 50 &
 run=$!
 wait_for "checkpoint deleted/step" deleted.txt
-expect "the folder is deleted while running" comes rm -rf deleted
+mv deleted deleted-now  # rm alone would race with what the run writes
+expect "the folder is deleted while running" rm -rf deleted-now
 sleep 1
 expect "the folder deleted while running: nobody else gets in" refused "$program" train "${S[@]}" --train-iters 9 --out deleted
 kill -TERM $run
@@ -269,6 +270,36 @@ done
 expect "--save-every never" "$program" train "${S[@]}" --train-iters 2 --save-every never --out unsaved
 expect "saves nothing" test -z "$(find unsaved -name 'step_*' -o -name latest)"
 expect "and has its log" grep -q '"status":"finished"' unsaved/log.jsonl
+for option in "--exit-after 1h" "--keep-every 2" "--on-spike rollback"; do
+    # shellcheck disable=SC2086
+    expect "with $option it is refused" refused "$program" train "${S[@]}" --train-iters 2 --save-every never $option --out never
+    says "$option: by its name" "saves nothing, and ${option%% [0-9]*} .*HINT: "
+done
+endless unsaved-endless --save-every never &
+pid=$!
+wait_for '"step":3,' unsaved-endless/log.jsonl
+kill -TERM $pid
+ends "told to stop it ends" $pid
+expect "and promises no checkpoint" grep -q "stopping after this micro-batch; nothing is saved" unsaved-endless.txt
+expect "of which there is none" test -z "$(find unsaved-endless -name 'step_*' -o -name latest)"
+
+# ---- weights that have changed since they were written are not used ----
+cp -r home flipped
+printf x | dd of="$(realpath flipped/latest)/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+for use in "generate --prompt a --model" "eval --text text.txt --model" "export --gguf x.gguf --model" \
+    "train ${S[*]:6} --train-iters 2 --out tuned --model"; do
+    # shellcheck disable=SC2086
+    expect "${use%% *}: changed weights are refused" refused "$program" $use flipped/latest
+    says "${use%% *}: with what to do" "model.safetensors is damaged.*HINT: .*manifest.json"
+done
+rm "$(realpath flipped/latest)/manifest.json"
+expect "without a manifest they are taken" "$program" eval --text text.txt --model flipped/latest
+
+# ---- a tokenizer that cannot be written ----
+cp -r tok kept
+expect "no room for a tokenizer: an error" error bash -c "trap '' XFSZ; ulimit -f 4; exec '$program' tokenizer --input text.txt --vocab-size 320 --output kept"
+expect "the one before is in its place" cmp tok/tokenizer.json kept/tokenizer.json
+expect "and alone" test "$(ls kept)" == tokenizer.json
 
 # ---- what is not finite: weights whose exponents flip and that each update multiplies by -9,999 ----
 steep=(--lr 10 --min-lr 10 --weight-decay 1000 --train-iters 3)

@@ -64,6 +64,15 @@ for signal in KILL INT TERM; do
 done
 expect "another sweep in its place is refused" refused sweep "${planted[@]}" --seq-length 16 --out found
 says "by the option that differs" "found has a sweep with another --seq-length: 32 there, 16 now"
+tr a-z b-za <text.txt >other.txt
+mkdir kept
+mv data.* kept
+expect "other data of the same name" "$program" prepare --input other.txt --split-documents blank --tokenizer tok --output data
+expect "is refused" refused sweep "${planted[@]}" --out found
+says "by what it is" "found has a sweep with another --data-path: .*checksum .* there, .*checksum .* now"
+mv kept/* .
+expect "a split without validation data is refused" refused sweep --over "split=100,0" --out split
+says "by its name" "--over split: .*no validation data"
 cp -r found damaged
 head -c 300 found/sweep.json >damaged/sweep.json
 expect "a damaged table is refused" refused sweep "${planted[@]}" --out damaged

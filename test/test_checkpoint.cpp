@@ -451,6 +451,13 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
             check_agreement(saved, o, {{{"documents", 4}, {"tokens", 50}}}, "", {});
         },
         {"documents", "--override data-path"});
+    const auto with_sum = [](const char* sum) {
+        return nlohmann::ordered_json{{{"documents", 3}, {"tokens", 50}, {"crc32c", sum}}};
+    };
+    check_agreement(saved, o, with_sum("01234567"), "", {});  // a checkpoint of an earlier version has none
+    saved.data = with_sum("01234567");
+    check_agreement(saved, o, with_sum("01234567"), "", {});
+    expect_error([&] { check_agreement(saved, o, with_sum("01234568"), "", {}); }, {"checksum", "--override data-path"});
     order = "the order changes";
     expect_error([&] { agree([](TrainOptions&) {}, {"train-iters"}); }, {order, "--override data-order"});
     agree([](TrainOptions&) {}, {"data-order"});

@@ -122,7 +122,7 @@ TEST(Cli, ConfigurationFileAndCommandLine) {
     const test::TemporaryDirectory dir;
     test::write_file(
         dir / "run.toml",
-        "# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
+        "\xef\xbb\xbf# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
     const TrainOptions o = parsed({"--config", dir / "run.toml", "--num-layers", "7"});
     EXPECT_EQ(o.num_layers, 7) << "the command line wins";
     EXPECT_DOUBLE_EQ(o.lr, 0.01);
@@ -290,12 +290,22 @@ TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
     EXPECT_EQ(shown(usual), of_train + 3) << "and --config, --help, --help-all";
     EXPECT_GE(shown(usual), 30);
     EXPECT_LE(shown(usual), 45);
-    // Sentences that stand alone: each row says more than its name.
+    const auto row_of = [](const char* command, const char* name) {
+        for (const cli::OptionRow& row : cli::options_of(command))
+            if (row.name == name) return cli::text_of(row);
+        return std::string("none");
+    };
+    for (const char* name : {"resume", "world", "time-budget"}) EXPECT_EQ(row_of("sweep", name), "none") << "sweep refuses it";
+    EXPECT_EQ(row_of("tune", "resume"), "none");
+    EXPECT_EQ(row_of("tune", "head-rows"), "rows (tokens) whose logits are in memory at a time; default: searched");
+    // Sentences that stand alone: each row says more than its name, and its default once.
     for (const cli::Command& c : cli::commands())
         for (const cli::OptionRow& row : cli::options_of(c.name)) {
             EXPECT_GE(row.help.size(), 9u) << row.name;
             EXPECT_NE(row.help.find("the same, "), 0u) << row.name;
             EXPECT_EQ(row.help.find(" so many"), std::string::npos) << row.name;
+            const std::string text = cli::text_of(row);
+            EXPECT_EQ(text.find("default:"), text.rfind("default:")) << c.name << ": " << text;
         }
 }
 

@@ -118,6 +118,8 @@ TEST(TextFormat, JsonLinesByNameOrBeginning) {
             EXPECT_EQ(documents(dir / name, "file"), (Texts{"one", "one"})) << name;
         }
     }
+    test::write_file(dir / "a.txt", "\xef\xbb\xbfone\ntwo\n");
+    EXPECT_EQ(documents(dir / "a.txt", "line"), (Texts{"one", "two"})) << "a byte order mark is no part of a text";
     for (const std::string text : {"{one} two\n", "{\n  \"text\": 1\n}\n", "[1] a note\n", " "}) {
         test::write_file(dir / "a.txt", text);
         EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{text});

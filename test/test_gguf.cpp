@@ -267,11 +267,12 @@ std::vector<bf16> write_tiny(const std::string& dir, const ModelConfig& c, const
     return params;
 }
 void run_export(const std::string& model, const std::string& gguf, const std::string& type) {
+    World world = World::join();
     ExportOptions o;
     o.model = model;
     o.gguf = gguf;
     o.type = type;
-    EXPECT_EQ(export_command(o), 0);
+    EXPECT_EQ(export_command(world, o), 0);
 }
 void run_import(const std::string& gguf, const std::string& out) {
     ImportOptions o;
@@ -695,7 +696,8 @@ TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
         o.model = dir / "model";
         o.gguf = dir / "x.gguf";
         o.overwrite = true;
-        EXPECT_EQ(export_command(o), 0);
+        World world = World::join();
+        EXPECT_EQ(export_command(world, o), 0);
         const GgufTokenizer t = read_gguf_tokenizer(GgufReader(o.gguf).metadata(), o.gguf);
         EXPECT_EQ(t.eos, eos);
         return std::vector<int>{t.eot, t.eom};

@@ -109,3 +109,8 @@ inline bool begins_with(std::string_view text, std::string_view with) { return t
 inline bool ends_with(std::string_view text, std::string_view with) {
     return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
 }
+// What editors on Windows put before a text in UTF-8; it is no part of it.
+inline constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+inline std::string_view without_byte_order_mark(std::string_view text) {
+    return text.substr(begins_with(text, byte_order_mark) ? byte_order_mark.size() : 0);
+}

@@ -490,10 +490,13 @@ public:
             if (const std::string words = simple_words(word); !words.empty()) bad_words_.push_back(" " + words);
         const std::vector<HeuristicRule>& rules = heuristic_rules();
         for (const HeuristicRule& rule : rules) thresholds_.push_back(rule.threshold);
+        std::vector<bool> changed(rules.size());
         for (const std::string& setting : o.settings) {
             const auto [index, threshold] = parse_rule_setting(setting);
             if (std::find(o.sets.begin(), o.sets.end(), rules[index].set()) == o.sets.end())
                 fail_usage("--set %s has no effect: --heuristics %s is not given", setting.c_str(), rules[index].set().c_str());
+            if (changed[index]) fail_usage("--set names the rule %s twice", rules[index].name);
+            changed[index] = true;
             thresholds_[index] = threshold;
         }
         for (const std::string& set : o.sets)

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/crc32c.h"
 #include "../base/file.h"
 #include "tokenizer_identity.h"
 
@@ -254,6 +255,27 @@ public:
         const File& file = files_[index_ ? 0 : document];
         const uint64_t start = index_ ? index_->offset(document) : shard_header_bytes;
         read_tokens(file.type, file.map.data() + start + first * bytes_per_token(file.type), n, out);
+    }
+
+    // CRC-32C of the first and of the last 65,536 tokens, by which data of the same size is told apart.
+    uint32_t checksum_of_ends() const {
+        constexpr int64_t most = 1 << 16;
+        uint32_t sum = 0;
+        std::vector<int> tokens;
+        const auto add = [&](int64_t document, int64_t first, int64_t n) {
+            tokens.resize((size_t)n);
+            read(document, first, n, tokens.data());
+            sum = crc32c(tokens.data(), (size_t)n * sizeof(int), sum);
+            return n;
+        };
+        int64_t left = most;
+        for (int64_t d = 0; d < n_documents() && left > 0; d++) left -= add(d, 0, std::min<int64_t>(left, length(d)));
+        left = most;
+        for (int64_t d = n_documents() - 1; d >= 0 && left > 0; d--) {
+            const int64_t n = std::min<int64_t>(left, length(d));
+            left -= add(d, length(d) - n, n);
+        }
+        return sum;
     }
 
     // The tokenizer that made the data, as far as known.

@@ -457,6 +457,7 @@ private:
     std::unique_ptr<DocumentSource> open_source(std::unique_ptr<InputStream> in, TextFormat found) const {
         if (found == TextFormat::parquet) return std::make_unique<ParquetDocuments>(in->name(), input_);
         if (found == TextFormat::warc) return std::make_unique<WarcDocuments>(std::move(in), input_);
+        if (begins_with(in->peek(3), byte_order_mark)) in->skip(byte_order_mark.size());
         if (found == TextFormat::text) return std::make_unique<TextDocuments>(std::move(in), input_);
         if (found == TextFormat::json_lines) return std::make_unique<JsonLineDocuments>(std::move(in), input_.most_bytes);
         return std::make_unique<JsonValueDocuments>(std::move(in), found == TextFormat::json_array);

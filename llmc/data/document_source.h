@@ -189,10 +189,7 @@ public:
     }
 
     bool next(Chunk& chunk) override {
-        if (before_all_) {
-            if (in_->peek(3).substr(0, 3) == "\xef\xbb\xbf") in_->skip(3);
-            if (array_ && skip_blanks() == '[') in_->skip(1);
-        }
+        if (before_all_ && array_ && skip_blanks() == '[') in_->skip(1);
         char first = skip_blanks();
         if (array_ && !before_all_ && first == ',') {
             in_->skip(1);

@@ -51,8 +51,8 @@ inline std::string charset_in(std::string_view text) {
 inline std::string to_utf8(std::string_view page, const std::string& from_http) {
     constexpr std::string_view replacement = "\xef\xbf\xbd";
     std::string charset = from_http;
-    if (page.substr(0, 3) == "\xef\xbb\xbf") {
-        page.remove_prefix(3);
+    if (begins_with(page, byte_order_mark)) {
+        page = without_byte_order_mark(page);
         charset = "utf-8";
     } else if (page.substr(0, 2) == "\xff\xfe" || page.substr(0, 2) == "\xfe\xff") charset = "utf-16";
     if (charset.empty()) {

@@ -11,6 +11,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 
 // ---- files that are not text ------------------------------------------------------------------------------------------------
 struct FileSignature {
@@ -143,7 +144,7 @@ inline TextFormat find_text_format(InputStream& in, const std::string& asked) {
         first.remove_prefix(std::min(first.size(), first.find_first_not_of(blanks, from)));
         return first.substr(0, 1);
     };
-    if (first.substr(0, 3) == "\xef\xbb\xbf") first.remove_prefix(3);
+    first = without_byte_order_mark(first);
     const bool json = asked == "jsonl" || named_as_json(in.name());
     const std::string_view opening = skip(" \t\r\n", 0);
     if (opening == "[" && (json || (skip(" \t\r\n", 1) == "{" && skip(" \t\r\n", 1) == "\""))) return TextFormat::json_array;

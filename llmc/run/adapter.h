@@ -250,7 +250,9 @@ AdaptedModel find_model(World& world, const Options& o) {
     else fail_usage("the model is missing; HINT: --model DIR");
     found.c = read_config(found.dir);
     check_config(found.c);
+    check_weights(world, found.dir);
     if (found.adapter.empty()) return found;
+    check_weights(world, found.adapter);
     check_base(world, found.adapter, found.dir);
     read_adapter_config(found.adapter, found.c);
     found.c.virtual_tokens = found.c.virtual_tokens.computed();

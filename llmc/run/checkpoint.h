@@ -36,6 +36,7 @@
 #include "../model/parameters.h"
 #include "../base/safetensors.h"
 #include "../parallel/shard.h"
+#include "../parallel/world.h"
 #include "../base/types.h"
 
 inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
@@ -49,11 +50,13 @@ inline bool is_model_or_adapter(const std::string& dir) {
 
 inline ModelConfig read_config(const std::string& dir) {
     if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
-    if (is_adapter(dir) && !std::filesystem::exists(dir + "/config.json"))
-        fail(
-            "%s holds adapters, not a model; HINT: --model BASE --adapter %s; before training, train_gpt export --merge "
-            "--adapter %s --out MERGED makes a model of both",
-            dir.c_str(), dir.c_str(), dir.c_str());
+    if (is_adapter(dir) && !std::filesystem::exists(dir + "/config.json")) {
+        const nlohmann::json adapter = read_json(dir + adapter_config_file);
+        const bool lora = adapter.is_object() && adapter.value("peft_type", nlohmann::json()) == "LORA";
+        const std::string hint = "; export --merge --adapter " + dir + " --out MERGED makes a model of both";
+        fail("%s holds adapters, not a model; HINT: --model BASE --adapter %s%s", dir.c_str(), dir.c_str(),
+             lora ? hint.c_str() : ", for train_gpt generate, eval and serve");
+    }
     const std::string path = dir + "/config.json";
     return from_hf_config(read_json(path), path);
 }
@@ -415,15 +418,17 @@ inline void write_manifest(const std::string& dir, const std::string& sums) {
 
 // Compares a directory with its manifest; returns what differs, with the file's name, or an empty string. Files may be links to
 // files, as in a directory made with cp -s; no more than the manifest's sizes is read. Called with `ranks`, each rank compares
-// its share of the files.
-inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1) {
+// its share of the files. weights_alone: only the model's weights, or those of adapters.
+inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1, bool weights_alone = false) {
     int file = 0;
     try {
         const nlohmann::json manifest = read_json(dir + "/" + manifest_name);
         const nlohmann::json& files = manifest.at("files");
         if (!files.is_object() || files.empty()) return dir + "/" + manifest_name + " is damaged: it lists no files";
         for (const auto& [name, entry] : files.items()) {
-            if (file++ % ranks != rank) continue;
+            const bool weights =
+                ends_with(name, ".safetensors") && (begins_with(name, "model") || begins_with(name, "adapter_"));
+            if ((weights_alone && !weights) || file++ % ranks != rank) continue;
             const std::string path = inside(dir, name, dir + "/" + manifest_name);
             if (!entry.at("bytes").is_number_unsigned())
                 return dir + "/" + manifest_name + " is damaged: the size of " + name + " is " + entry.at("bytes").dump();
@@ -439,6 +444,15 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
         return e.what();
     }
     return "";
+}
+
+// Refuses weights that are not those in the manifest beside them, if there is one, as checkpoints have it. All ranks call it.
+inline void check_weights(World& world, const std::string& dir) {
+    if (!std::filesystem::exists(dir + "/" + manifest_name)) return;
+    for (const std::string& problem : world.all_gather(verify_directory(dir, world.rank(), world.size(), true)))
+        if (!problem.empty())
+            fail("%s; HINT: another checkpoint, or without %s the weights are taken as they are", problem.c_str(),
+                 manifest_name);
 }
 
 // A directory that is written under another name and gets its own when it is complete: an old one under that name is replaced

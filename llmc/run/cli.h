@@ -15,6 +15,7 @@
 #include "../base/check.h"
 #include "config.h"
 #include "../base/file.h"
+#include "../base/utf8.h"
 #include "help.h"
 #include "other_names.h"
 
@@ -121,7 +122,8 @@ inline std::string with_dashes(std::string name) {
 // The lines of a config file.
 inline std::vector<Given> read_config_file(const std::string& file) {
     if (access(file.c_str(), R_OK) != 0) fail_usage("cannot read the config file %s: %s", file.c_str(), strerror(errno));
-    const std::string text = read_whole_file(file);
+    const std::string content = read_whole_file(file);
+    const std::string_view text = without_byte_order_mark(content);
     std::vector<Given> all;
     size_t i = 0, line = 1;
     const auto at = [&] { return i < text.size() ? text[i] : '\n'; };

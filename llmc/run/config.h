@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -291,7 +292,7 @@ inline Allowed one_of(Strings choices) {
       "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
       "parameter less")                                                                                                        \
     X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                           \
-      "type of AdamW's exp_avg; bf16, rounded stochastically, takes 2 bytes per parameter less")                               \
+      "type of AdamW's exp_avg and of Muon's momentum; bf16, rounded stochastically, takes 2 bytes per parameter less")        \
     X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
       "type of AdamW's exp_avg_sq; bf16, rounded stochastically, takes 2 bytes per parameter less")                            \
     X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
@@ -467,7 +468,7 @@ inline Allowed one_of(Strings choices) {
       "also search layouts whose layers are in FP8 (--fp8-format hybrid), with which training has other numbers")       \
     X(bool, inference, "", false, anything(), "Tune",                                                                   \
       "search how texts are written instead: over how many ranks, and how many texts at a time")                        \
-    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: the most texts at a time; default: 256")       \
+    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: the most texts at a time")                     \
     X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
       "with --inference: tokens of --seq-length that are written, after a prompt of the others; default: half")         \
     X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                              \
@@ -575,7 +576,7 @@ inline Allowed one_of(Strings choices) {
     X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                      \
       "drop what occurred before: documents; also paragraphs or lines")                                                        \
     X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                               \
-      "such units are the same where their words in lower case are")                                                           \
+      "with --exact-duplicates: compare words without regard to case or punctuation")                                          \
     X(Strings, near_duplicates, "", {}, list(0, "PRESET [SETTING=VALUE]"), "Whole corpus",                                     \
       "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg, roots, "       \
       "roots-verified; other settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                       \
@@ -589,7 +590,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                   \
       "count in tokens of this tokenizer: its directory or tokenizer.json")                                                    \
     X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                        \
-      "bytes of memory for tables and sorting, which are on the disk beyond; batches of documents come on top")                \
+      "bytes of memory for tables and sorting, beyond which they go to disk; batches of documents are not counted")            \
     X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
     X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
     X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
@@ -606,9 +607,9 @@ inline Allowed one_of(Strings choices) {
       "special tokens, which get the first ids; <|endoftext|>, <|end_of_text|> or </s> ends documents")                       \
     X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "minimum number of occurrences of a pair to be merged") \
     X(int, reserved_tokens, "", 0, between(0, 1000000), "Tokenizer",                                                          \
-      "placeholders for special tokens of later, after the vocabulary (BLOOM has 200)")                                       \
+      "tokens that are kept free after the vocabulary for later special tokens (BLOOM has 200)")                              \
     X(int, pad_vocab_to_multiple, "", 1, between(1, 1000000), "Tokenizer",                                                    \
-      "as many more placeholders as make the number of tokens a multiple of this (128)")                                      \
+      "add unused tokens until their number is a multiple of this (such as 128)")                                             \
     X(std::string, output, "", "", word("DIR"), "Output", "directory for tokenizer.json")                                     \
     X(std::string, report, "", "", word("DIR"), "Output",                                                                     \
       "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or file")           \
@@ -632,9 +633,9 @@ inline Allowed one_of(Strings choices) {
     X(std::string, system, "", "", word("TEXT"), "Text", "the system's message that begins the conversation")            \
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
-    X(int, batch, "", 8, between(1, 4096), "Text", "most texts that are written at the same time; memory grows with it") \
+    X(int, batch, "", 8, between(1, 4096), "Text", "number of texts written at the same time; memory grows with it")     \
     X(bool, measure_batches, "", false, anything(), "Text",                                                              \
-      "instead of texts, a table: how fast 1, 2, 4, ... up to --batch of --max-new-tokens are written at the same time") \
+      "print a table instead of texts: the speed of writing 1, 2, 4, ... up to --batch of them at the same time")        \
     X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                             \
       "milliseconds that 99% of a text's tokens may take at most, with --measure-batches; default: any")                 \
     X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
@@ -660,7 +661,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                        \
       "address to listen at; 0.0.0.0: every one of this machine. There are no passwords and no encryption")                  \
     X(int, port, "", 8080, between(0, 65535), "Network", "port to listen at; 0: a free one, which is printed")               \
-    X(int, batch, "", 8, between(1, 4096), "Limits", "most texts that are written at the same time; memory grows with it")   \
+    X(int, batch, "", 8, between(1, 4096), "Limits", "number of texts written at the same time; memory grows with it")       \
     X(int, max_queue, "", 64, between(0, 4096), "Limits",                                                                    \
       "most texts that wait for their turn; requests for more get status 503")                                               \
     X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits", "most tokens of a text that a request may ask for")     \
@@ -776,6 +777,9 @@ inline const Strings& everyday_options() {
                                   "save-every",
                                   "keep",
                                   "exit-after",
+                                  "search-fp8",
+                                  "inference",
+                                  "max-latency",
                                   "trials",
                                   "trial-steps",
                                   "over",
@@ -813,12 +817,26 @@ struct Option {
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
-// Those of train for a command that writes something else to --out, which the help of it says.
-inline std::vector<Option> options_of_train(TrainOptions& o, const char* out) {
+// Those of train for a command to which some mean something else: these fields have other help.
+inline std::vector<Option> options_of_train(TrainOptions& o, const std::map<std::string, const char*>& other_help) {
     std::vector<Option> options = options_in(o);
     for (Option& option : options)
-        if (option.field == std::string("out")) option.help = out;
+        if (const auto other = other_help.find(option.field); other != other_help.end()) option.help = other->second;
     return options;
+}
+// Options of a layout, which tune searches where they are not given.
+inline const Strings& searched_options() {
+    static const Strings names = {"tensor-model-parallel-size",
+                                  "pipeline-model-parallel-size",
+                                  "num-virtual-stages-per-pipeline-rank",
+                                  "micro-batch-size",
+                                  "no-sequence-parallel",
+                                  "zero",
+                                  "recompute-granularity",
+                                  "recompute-num-layers",
+                                  "head-rows",
+                                  "fp8-format"};
+    return names;
 }
 // Those of a run whose layout is sought, and of the search.
 struct TuneOptions : TrainOptions {
@@ -827,7 +845,9 @@ struct TuneOptions : TrainOptions {
 };
 inline std::vector<Option> options_in(TuneOptions& o) {
     std::vector<Option> options =
-        options_of_train(o, "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html");
+        options_of_train(o, {{"out", "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html"},
+                             {"dry_run", "search, but write no files"},
+                             {"json", "print what is found as one JSON object, for other programs"}});
     TUNE_OPTIONS(OPTION_ADD)
     return options;
 }
@@ -837,7 +857,9 @@ struct SweepOptions : TrainOptions {
     SweepOptions() { out = "sweep"; }
 };
 inline std::vector<Option> options_in(SweepOptions& o) {
-    std::vector<Option> options = options_of_train(o, "directory for best.toml, sweep.html and the table of runs");
+    std::vector<Option> options = options_of_train(o, {{"out", "directory for best.toml, sweep.html and the table of runs"},
+                                                       {"dry_run", "print the plan of the search, then stop"},
+                                                       {"json", "print what is found as one JSON object, for other programs"}});
     SWEEP_OPTIONS(OPTION_ADD)
     return options;
 }

@@ -287,15 +287,17 @@ inline int import_command(const ImportOptions& o) {
     return 0;
 }
 
-inline int export_command(const ExportOptions& o) {
+inline int export_command(World& world, const ExportOptions& o) {
     namespace fs = std::filesystem;
     if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
     if (o.gguf.empty()) fail_usage("the file to write is missing; HINT: --gguf FILE.gguf");
+    if (o.gguf == "-") fail_usage("--gguf - is no file: tensors are not written in one go; HINT: --gguf FILE.gguf");
     if (fs::exists(fs::symlink_status(o.gguf)) && !o.overwrite)
         fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());
     const std::string dir = model_directory(o.model);
     ModelConfig c = read_config(dir);
     check_config(c);
+    check_weights(world, dir);
     pad_vocabulary(c, 1);
     const GgufArchitecture& a = gguf_architecture_of(c);
     const TensorSource source(dir, c);

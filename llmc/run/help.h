@@ -25,7 +25,8 @@ inline const std::vector<Command>& commands() {
     static const std::vector<Command> rows = {
         {"train",
          "train a model on prepared data",
-         "(--preset PRESET | --model DIR) --data-path PREFIX ... --train-iters N [OPTIONS]",
+         "(--preset PRESET | --model DIR | --size N) --data-path PREFIX ... "
+         "[--train-iters N | --time-budget 5m] [OPTIONS]",
          {{"Pretrain GPT-2 124M on prepared data:",
            "train_gpt train --preset gpt2-124m --tokenizer tok --data-path data/web \\",
            "    --global-batch-size 512 --train-iters 20k --lr 6e-4 --out run"},
@@ -178,6 +179,24 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "export"    ? option_rows<ExportOptions>()
                                   : command == "import"    ? option_rows<ImportOptions>()
                                                            : option_rows<InspectOptions>();
+    const Strings refused = command == "tune"    ? Strings{"resume"}
+                            : command == "sweep" ? Strings{"resume",
+                                                           "world",
+                                                           "time-budget",
+                                                           "rampup-batch-size",
+                                                           "tensor-model-parallel-size",
+                                                           "pipeline-model-parallel-size"}
+                                                 : Strings{};
+    const auto is_one_of = [](const Strings& names, const std::string& name) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const OptionRow& row) { return is_one_of(refused, row.name); }),
+               rows.end());
+    for (OptionRow& row : rows)
+        if (command == "tune" && is_one_of(searched_options(), row.name) && !row.flag) {
+            row.help.resize(std::min(row.help.size(), row.help.find("; default:")));
+            row.default_value = "searched";
+        }
     rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
     if (takes_options_of_train(command))

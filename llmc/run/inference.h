@@ -18,6 +18,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 #include "../data/chat_template.h"
 #include "../data/tokenizer.h"
 #include "../model/decoder.h"
@@ -89,7 +90,7 @@ inline std::vector<int> chat_prompt(const ModelConfig& c, const ChatEncoder& cha
 inline std::vector<std::string> prompts_in(const std::string& file, const std::string& content) {
     const bool json = std::filesystem::path(file).extension() == ".jsonl";
     std::vector<std::string> texts;
-    std::istringstream lines(content);
+    std::istringstream lines{std::string(without_byte_order_mark(content))};
     int number = 0;
     for (std::string line; std::getline(lines, line);) {
         number++;

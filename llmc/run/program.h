@@ -53,7 +53,7 @@ inline int export_either(World& world, const ExportOptions& o) {
         fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
     if (o.merge && (!o.type.empty() || o.weights_only || o.overwrite))
         fail_usage("--type, --weights-only and --overwrite are of --gguf; HINT: leave them out, or --gguf after --merge");
-    return o.merge ? export_merged(world, o) : export_command(o);
+    return o.merge ? export_merged(world, o) : export_command(world, o);
 }
 
 inline int run_command_line(Strings arguments, const ModelCommands& commands) {

@@ -82,12 +82,13 @@ inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     }
 }
 
-// What a resumed run must have in common: each dataset's weight, documents and tokens, and of conversations what is learned.
+// What a resumed run must have in common: each dataset's weight, documents and tokens, and of conversations what is learned;
+// a checksum of its first and last tokens.
 inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     size_t i = 0;
     for (const DataSummary& s : data.summary()) {
-        rows.push_back({{"documents", s.documents}});
+        rows.push_back({{"crc32c", format("%08x", s.checksum)}, {"documents", s.documents}});  // sorted, as they are read
         if (s.learned > 0) rows.back()["learned"] = s.learned;
         rows.back()["tokens"] = s.tokens;
         if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];

@@ -104,7 +104,7 @@ struct Run {
 // From here on signals are handled, the directory is locked against other runs, and ranks that wait too long are reported.
 inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     const bool main_rank = world.rank() == 0;
-    hear_stop_signals(main_rank);
+    hear_stop_signals(main_rank, !parse_save_interval(o.save_every).never);
     if (main_rank) {
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);

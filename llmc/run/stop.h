@@ -29,6 +29,7 @@ inline std::atomic<int> first{0};        // the first signal received; 0: none
 inline std::atomic<int> interrupts{0};   // number of SIGINTs
 inline std::atomic<int> phase{loading};  // whether there is something to save
 inline std::atomic<bool> speaks{false};  // whether this rank prints messages
+inline std::atomic<bool> saves{true};    // whether the run writes checkpoints
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 inline const char* name_of_signal(int signal) {
@@ -47,11 +48,11 @@ inline void hear(int signal) {
         _exit(128 + signal);
     }
     if (int none = 0; phase == training && first.compare_exchange_strong(none, signal)) {
-        alarm(30);
+        if (saves) alarm(30);
         if (speaks)
-            print_in_signal_handler({"\n", name_of_signal(signal),
-                                     ": stopping after this micro-batch; the last complete step will be saved. A second Ctrl-C "
-                                     "exits without saving\n"});
+            print_in_signal_handler({"\n", name_of_signal(signal), ": stopping after this micro-batch; ",
+                                     saves ? "the last complete step will be saved. A second Ctrl-C exits without saving\n"
+                                           : "nothing is saved (--save-every never). A second Ctrl-C exits at once\n"});
     }
     errno = before;
 }
@@ -66,9 +67,11 @@ inline void hear_alarm(int) {
 
 }  // namespace stop_detail
 
-// From now on signals are handled as described above. speaks: whether this rank prints messages.
-inline void hear_stop_signals(bool speaks) {
+// From now on signals are handled as described above. speaks: whether this rank prints messages; saves: whether the run writes
+// checkpoints.
+inline void hear_stop_signals(bool speaks, bool saves) {
     stop_detail::speaks = speaks;
+    stop_detail::saves = saves;
     struct sigaction action = {};
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);

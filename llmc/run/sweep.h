@@ -286,11 +286,15 @@ private:
             configs_.insert(configs_.begin(), given);
             if (configs_.size() > (size_t)o_.configs) configs_.pop_back();
         }
+        for (const Choices& config : configs_)
+            if (!has_validation(detail::options_with(base_, dimensions_, config)))
+                fail_usage("--over split: one of its values leaves no validation data, by which configurations are compared");
         for (const Choices& config : configs_) try {
                 costs_.push_back(cost_of(detail::options_with(base_, dimensions_, config)));
             } catch (const Error&) {
                 costs_.push_back(cost);  // its training will say why it cannot be
             }
+        identity_ = identity();
     }
 
     // The widths and depths that hyperparameters found here suit are those of this model.
@@ -603,7 +607,7 @@ private:
     }
 
     // ---- the table of runs ----
-    // The options that a search must have to be the same one.
+    // The options that a search must have to be the same one, with what the data is.
     nlohmann::ordered_json identity() const {
         static const std::set<std::string> free = {"out", "jobs", "threads", "json", "quiet", "dry-run"};
         nlohmann::ordered_json all = nlohmann::ordered_json::object();
@@ -612,11 +616,18 @@ private:
             const std::string name = option_name(option.field);
             if (o.given.count(name) && !free.count(name)) all[name] = toml_value(value);
         });
+        for (const auto& [name, paths] :
+             {std::pair("data-path", &o.data_path), std::pair("valid-data-path", &o.valid_data_path)})
+            for (const std::string& path : parse_data_path(*paths).paths) {
+                const TokenDataset data = TokenDataset::open(path);
+                all[name] = format("%s (%lld documents, %lld tokens, checksum %08x)", all[name].get<std::string>().c_str(),
+                                   (long long)data.n_documents(), (long long)data.n_tokens(), data.checksum_of_ends());
+            }
         return all;
     }
     void save() const {
         nlohmann::ordered_json j = {{"about", written_by("sweep")},
-                                    {"options", identity()},
+                                    {"options", identity_},
                                     {"seconds", spent()},
                                     {"startup_seconds", startup_seconds_},
                                     {"seconds_per_flop", seconds_per_flop_}};
@@ -643,9 +654,8 @@ private:
         const nlohmann::ordered_json j = nlohmann::ordered_json::parse(read_whole_file(path), nullptr, false);
         if (j.is_discarded() || !j.is_object() || RunLog::text(j, "about") != written_by("sweep"))
             fail("%s exists, and sweep has not written it, or it is damaged; HINT: give another --out", path.c_str());
-        const nlohmann::ordered_json now = identity();
         try {
-            check_same(j.at("options"), now);
+            check_same(j.at("options"), identity_);
             spent_before_ = j.at("seconds");
             startup_seconds_ = j.at("startup_seconds");
             seconds_per_flop_ = j.at("seconds_per_flop");
@@ -787,6 +797,7 @@ private:
     std::vector<Choices> configs_;
     std::vector<detail::TokenCost> costs_;  // of each
     detail::WholeRun whole_;
+    nlohmann::ordered_json identity_;
     std::vector<Rung> rungs_;
     TrialResults results_;
     double startup_seconds_ = 0, seconds_per_flop_ = 0, spent_before_ = 0;

@@ -332,6 +332,10 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     const int threads = thread_count(o.threads);
     DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
     if (!o.report.empty()) {
+        for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
+                                 "pad-vocab-to-multiple", "output"})
+            if (o.given.count(name))
+                fail_usage("--report measures a tokenizer, --%s is of one that is learned; HINT: leave one of them out", name);
         report_tokenizer(Tokenizer::load(local_path(o.report)), reader, threads, true);
         return 0;
     }
@@ -351,9 +355,12 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
     const std::string file = o.output + "/tokenizer.json", text = learned.dump(1) + "\n";
     std::error_code error;
+    FileWriter writer(file);
+    writer.write(text);
+    writer.sync();
     if (std::filesystem::exists(file, error) && read_whole_file(file) != text)
         print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
-    write_file_atomically(file, text);
+    writer.commit();
     if (reader.only_files()) {
         DocumentReader again(reader.input());
         report_tokenizer(Tokenizer::load(file), again, threads, false);

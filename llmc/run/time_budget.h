@@ -40,26 +40,24 @@ inline void apply_time_budget(TrainOptions& o) {
     const bool falls_from_the_start = o.lr_decay_style == "cosine" || o.lr_decay_style == "linear";
     const struct {
         bool wrong;
-        const char *option, *hint;
+        const char *what, *hint;
     } rows[] = {
-        {o.train_iters || o.train_samples, "--train-iters and --train-samples give the length in another way",
-         "leave one of them out"},
-        {!o.size.empty(), "--size chooses the length, and by it the learning rate",
-         "--preset, or --num-layers and --hidden-size"},
-        {falls_from_the_start, "--lr-decay-style cosine and linear fall from the beginning by the length",
+        {o.train_iters || o.train_samples, "--train-iters and --train-samples would give it", "leave one of them out"},
+        {!o.size.empty(), "--size chooses it, and by it the learning rate", "--preset, or --num-layers and --hidden-size"},
+        {falls_from_the_start, "--lr-decay-style cosine and linear fall by it from the beginning",
          "--lr-decay-style WSD, which falls at the end"},
         {o.lr_decay_iters || o.lr_decay_samples, "--lr-decay-iters is when the decay ends, and it ends with the time",
          "--lr-wsd-decay-iters is how long it takes"},
-        {o.lr_wsd_decay_samples > 0, "--lr-wsd-decay-samples may be no whole number of steps", "--lr-wsd-decay-iters"},
-        {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction is a part of the length", "--lr-warmup-iters"},
-        {o.weight_decay_incr_style != "constant", "--weight-decay-incr-style changes the weight decay over the length",
-         "leave it out"},
+        {o.lr_wsd_decay_samples > 0, "--lr-wsd-decay-samples may be no whole number of its steps", "--lr-wsd-decay-iters"},
+        {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction is a part of it", "--lr-warmup-iters"},
+        {o.weight_decay_incr_style != "constant", "--weight-decay-incr-style changes the weight decay over it", "leave it out"},
         {!o.rampup_batch_size.empty(), "--rampup-batch-size needs --train-samples", "leave it out"},
         {o.on_spike == "rollback", "--on-spike rollback repeats steps, for which there is no time", "--on-spike skip"},
         {o.world > 0, "--world plans for machines that are not here, whose steps cannot be measured", "--train-iters"},
     };
-    for (const auto& [wrong, option, hint] : rows)
-        if (wrong) fail_usage("--time-budget %s: %s, which is not known yet; HINT: %s", o.time_budget.c_str(), option, hint);
+    for (const auto& [wrong, what, hint] : rows)
+        if (wrong)
+            fail_usage("--time-budget %s chooses the length of the run: %s; HINT: %s", o.time_budget.c_str(), what, hint);
 }
 
 // The options that give the same bits without a clock, where the length is as chosen.

@@ -19,6 +19,15 @@
 class Timetable {
 public:
     explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)), keep_every_(o.keep_every) {
+        const struct {
+            bool given;
+            const char *option, *does;
+        } rows[] = {{!o.exit_after.empty(), "exit-after", "saves when it stops"},
+                    {o.keep_every > 0, "keep-every", "saves what it keeps"},
+                    {o.on_spike == "rollback", "on-spike rollback", "goes back to a checkpoint"}};
+        for (const auto& [given, option, does] : rows)
+            if (given && every_.never)
+                fail_usage("--save-every never saves nothing, and --%s %s; HINT: leave one of them out", option, does);
         if (o.exit_after.empty()) return;
         const double seconds = parse_duration(o.exit_after);
         if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());

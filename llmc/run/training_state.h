@@ -188,6 +188,14 @@ inline bool widens(const std::string& name, const nlohmann::ordered_json& now) {
     return is_type_of_elements(name) && now == "fp32";
 }
 
+// Of data_identity (resume.h). Checkpoints that are older than its checksums are compared without them.
+inline bool same_data(const nlohmann::ordered_json& saved, nlohmann::ordered_json now) {
+    if (saved.is_array() && saved.size() == now.size())
+        for (size_t i = 0; i < now.size(); i++)
+            if (!saved[i].contains("crc32c")) now[i].erase("crc32c");
+    return saved == now;
+}
+
 // Refuses to resume with options that change what is computed, unless --override names them. Options of the groups "Run" and
 // "Checkpoint" may change, and so may those that only affect how the same result is computed or where files are; the model's
 // are compared by the configurations that they give, which dropout is no part of. `order_problem`: from DataLoader, for the
@@ -219,10 +227,10 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     for (const std::string& name : overrides)
         if (std::find(known.begin(), known.end(), name) == known.end())
             fail_usage("--override names '%s', which is not an option that must agree with a checkpoint", name.c_str());
-    if (saved.data != data && !overridden("data-path"))
+    if (!same_data(saved.data, data) && !overridden("data-path"))
         fail(
-            "the data is not what the checkpoint was trained on: weights, documents and tokens are %s, they were %s. HINT: "
-            "--override data-path goes on with yours",
+            "the data is not what the checkpoint was trained on: documents, tokens, the checksum of its first and last tokens "
+            "and weights are %s, they were %s. HINT: --override data-path goes on with yours",
             json_text(data).c_str(), json_text(saved.data).c_str());
     if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
         fail("%s; --override data-order resumes with the new one", order_problem.c_str());

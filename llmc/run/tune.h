@@ -25,20 +25,6 @@ using BytesOfStage = std::function<double(const TrainOptions&, const ModelConfig
 
 namespace detail {
 
-inline const Strings& searched_options() {
-    static const Strings names = {"tensor-model-parallel-size",
-                                  "pipeline-model-parallel-size",
-                                  "num-virtual-stages-per-pipeline-rank",
-                                  "micro-batch-size",
-                                  "no-sequence-parallel",
-                                  "zero",
-                                  "recompute-granularity",
-                                  "recompute-num-layers",
-                                  "head-rows",
-                                  "fp8-format"};
-    return names;
-}
-
 // ---- what is searched ------------------------------------------------------------------------------------------------------
 // Prepares the run as set_up (run.h) does, but for its layout.
 inline void set_up_without_layout(Run& run, const TuneOptions& o) {
@@ -49,7 +35,7 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
         fail_usage("--fp8-format %s has FP8 in all layouts, --search-fp8 in some; HINT: leave one of them out",
                    o.fp8_format.c_str());
     if (o.trials && o.dry_run) fail_usage("--trials measures, which --dry-run forbids; HINT: leave one of them out");
-    run.o.resume.clear();
+    if (!o.resume.empty()) fail_usage("--resume goes on with one run, and a search has none; HINT: leave it out");
     run.o.quiet = true;
     adjust_options(run);
     load_tokenizer(run);
