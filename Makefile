@@ -63,13 +63,13 @@ sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(
 march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH))
 MARCH     ?= native
 OPT       ?= -O3 -march=$(march)
-# Tests: -O1, or -Og where few kernels are called, without lines for debuggers. A tenth of the time of compiling is saved
-# by these and by g++ collecting garbage less often. In the emulator, test/emu has the toolkit's headers.
-CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1)) \
-             -g$(if $(is_test),0,1) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra -Wno-psabi \
-             $(if $(WERROR),-Werror) -fopenmp $(math) -I. $(vendored) $(mpi_include) $(flags_$(backend)) $(precise) \
+# Tests: -O1, or -Og where few kernels are called, without lines for debuggers. This and collecting garbage less often
+# saves a tenth of the time of compiling. In the emulator, test/emu has the toolkit's headers.
+CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra \
+             $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1)) $(math) -I. \
+             -g$(if $(is_test),0,1) $(if $(WERROR),-Werror) -fopenmp $(vendored) $(mpi_include) $(flags_$(backend)) \
              $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g) \
-             $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1)
+             $(precise) $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1) -Wno-psabi
 flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -O1 -rdynamic $(if $(filter train_gpt test_%,$(@F)),-g)
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_include) $(precise) \
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \

@@ -111,8 +111,8 @@ void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(OC, 
                   Acc acc);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
-// A code c (fp8.h) represents the number c / scale. Each tensor has one scale. Activations and weights are e4m3. C and all sizes
-// of a product are multiples of 16; so is N where codes are transposed.
+// A code c (fp8.h) represents the number c / scale. Each tensor has one scale. Activations and weights are e4m3. C and all
+// sizes of a product are multiples of 16; so is N where codes are transposed.
 // The codes of x, and of its transpose where `out` has room for it. sets the codes; *out.amax becomes at least the largest |x|.
 void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/, int N, int C);
 // *amax = max(*amax, largest finite |x|) of n elements, without codes.

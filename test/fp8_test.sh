@@ -120,11 +120,12 @@ for options in "--fp8 hybrid --fp8-start 5" "--fp8 hybrid --fp8-recipe current";
     done
     rm -rf one onegpt
 done
-expect "one rank" train 1 llama one --fp8 hybrid --save-every 8 --keep 0
-expect "a pipeline" train 2 llama pipeline --fp8 hybrid --pp 2
+# Without clipping, as the norm of the gradients is added up in another order.
+expect "one rank" train 1 llama one --fp8 hybrid --clip-grad 0 --save-every 8 --keep 0
+expect "a pipeline" train 2 llama pipeline --fp8 hybrid --clip-grad 0 --pp 2
 expect "has one rank's bits" same one pipeline
 expect "and scales" same_state one pipeline
-expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --tp 2 --pp 2 --resume one/step_00000008
+expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --clip-grad 0 --tp 2 --pp 2 --resume one/step_00000008
 expect "of the steps after" near_losses one more 8 0.01
 
 # What cannot be.

@@ -91,7 +91,7 @@ few=(--train-iters 8 --lr-decay-iters 8 --eval-interval 4 --eval-fixed)
 expect "without an average" train gpt2 plain "${few[@]}"
 # A model whose files are fp32: training begins with every bit of it.
 weights_of() { if [[ -e $1/training/master.safetensors ]]; then echo "$1/training/master.safetensors"; else echo "$1/model.safetensors"; fi; }
-mkdir fp32 && cp plain/latest/*.json fp32 && cp "$(weights_of plain/latest)" fp32/model.safetensors
+mkdir fp32 && cp plain/latest/*.json fp32 && rm fp32/manifest.json && cp "$(weights_of plain/latest)" fp32/model.safetensors
 expect "trained further from fp32" "$program" train --model fp32 --data-path text --seq-length 24 --global-batch-size 2 --micro-batch-size 2 --train-iters 1 --lr 1e-20 --out from-fp32
 expect "begins with every bit" cmp "$(weights_of from-fp32/latest)" fp32/model.safetensors
 expect "with one" train gpt2 averaged "${few[@]}" --ema-decay 0.3 --save-every 1 --keep 0

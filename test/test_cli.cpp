@@ -120,9 +120,10 @@ TEST(Cli, ConfigurationFilesThatAreWrong) {
 
 TEST(Cli, ConfigurationFileAndCommandLine) {
     const test::TemporaryDirectory dir;
+    const std::string mark = "\xef\xbb\xbf";  // as editors on Windows write it
     test::write_file(
         dir / "run.toml",
-        "\xef\xbb\xbf# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
+        mark + "# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
     const TrainOptions o = parsed({"--config", dir / "run.toml", "--num-layers", "7"});
     EXPECT_EQ(o.num_layers, 7) << "the command line wins";
     EXPECT_DOUBLE_EQ(o.lr, 0.01);
