@@ -1601,7 +1601,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
 // model's context. Refuses more ranks than one copy of the model takes.
 static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
     const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
-    if (copies > 1)
+    if (copies > 1 && ranks % copies == 0)
         fail_usage("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", ranks, copies, ranks);
     return load_weights(run, ceil_div(texts, T), T, 1, {texts, any_length ? 0 : run.c.virtual_tokens.count + T});
 }

@@ -292,8 +292,16 @@ for use in "generate --prompt a --model" "eval --text text.txt --model" "export 
     expect "${use%% *}: changed weights are refused" refused "$program" $use flipped/latest
     says "${use%% *}: with what to do" "model.safetensors is damaged.*HINT: .*manifest.json"
 done
+echo '{"name": "a model of another program"}' >"$(realpath flipped/latest)/manifest.json"
+expect "a manifest that is not ours says nothing" "$program" eval --text text.txt --model flipped/latest
 rm "$(realpath flipped/latest)/manifest.json"
 expect "without a manifest they are taken" "$program" eval --text text.txt --model flipped/latest
+expect "with an average of the weights" "$program" train "${S[@]}" --train-iters 2 --ema-decay 0.9 --out averaged
+expect "it is taken" "$program" eval --text text.txt --model averaged/latest/ema
+printf x | dd of="$(realpath averaged/latest)/ema/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+expect "if it has changed it is not" refused "$program" eval --text text.txt --model averaged/latest/ema/
+says "by its name" "ema/model.safetensors is damaged"
+expect "the weights beside it are" "$program" eval --text text.txt --model averaged/latest
 
 # ---- a tokenizer that cannot be written ----
 cp -r tok kept

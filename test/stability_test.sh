@@ -75,7 +75,7 @@ for wrong in "7-5" "x" "0-3" "3--4"; do
     expect "--skip-batches $wrong: refused" refused train 1 x --skip-batches "$wrong"
     says "by its name" "skip-batches"
 done
-expect "all batches: refused" refused train 1 x --skip-batches 1-9 10-100
+expect "all batches: refused before anything is written" refused train 1 x --skip-batches 1-9 10-100
 says "with the reason" "every batch of the run is left out (1-100).*HINT"
 
 # ---- outliers ----

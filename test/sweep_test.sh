@@ -69,10 +69,10 @@ mkdir kept
 mv data.* kept
 expect "other data of the same name" "$program" prepare --input other.txt --split-documents blank --tokenizer tok --output data
 expect "is refused" refused sweep "${planted[@]}" --out found
-says "by what it is" "found has a sweep with another --data-path: .*checksum .* there, .*checksum .* now"
+says "by what it is" "found has a sweep over other data: .*checksum .* there, .*checksum .* now"
 mv kept/* .
-expect "a split without validation data is refused" refused sweep --over "split=100,0" --out split
-says "by its name" "--over split: .*no validation data"
+expect "runs that cannot go back skip" sweep --over lr=1e-3,3e-3 --configs 2 --seeds 1 --on-spike rollback --keep-every 40 --out spikes
+expect "what is recommended is as it was" grep -qx 'on-spike = "rollback"' spikes/best.toml
 cp -r found damaged
 head -c 300 found/sweep.json >damaged/sweep.json
 expect "a damaged table is refused" refused sweep "${planted[@]}" --out damaged

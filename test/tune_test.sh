@@ -91,6 +91,7 @@ refuses "FP8 where there is none" "FP8 for --device a100" "${run[@]}" --world 8 
 refuses "no global batch" "every layout must have as many" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
 refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
 refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trials 2
+refuses "a time budget" "time-budget is of one run" "${run[@]}" --time-budget 5m
 refuses "trials without data" "HINT: --data-path" "${run[@]}" --trials 2
 refuses "layers to recompute without full recomputation" "HINT: full" "${run[@]}" --world 8 --recompute-num-layers 2
 expect "nothing was written by these" test ! -e refused
@@ -114,7 +115,7 @@ if command -v mpirun >/dev/null; then
     says "of two ranks" "mpirun -n 2 .* --config ranks/tune-1.toml"
     expect "which share the threads" grep -qx 'threads = 1' ranks/tune-1.toml
     echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
-    expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --trials 1 --trial-steps 2 --out with-tasks
+    expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --keep-every 5 --on-spike rollback --trials 1 --trial-steps 2 --out with-tasks
     expect "in a layout that can measure them" grep -qx "no-sequence-parallel = true" with-tasks/tune-1.toml
 fi
 # How texts are written, by the plan and measured.

@@ -473,8 +473,8 @@ def header(machine: dict[str, str], pytorch: dict[str, str]) -> list[str]:
     lines = [f"{time.strftime('%Y-%m-%d')}, {model[1] if model else platform.machine()}, {os.cpu_count()} cores, "
              f"{gib(memory)}, {machine['isa']}.",
              f"Registers: fp32 {float(machine['fp32']) / 1e9:.0f} GFLOP/s (multiply-adds, or a sixth of AMX's products), "
-             f"{machine['bf16_name']} "
-             f"{float(machine['bf16']) / 1e9:.0f} GFLOP/s; copy {float(machine['copy']) / 1e9:.1f} GB/s.",
+             + (f"{machine['bf16_name']} {float(machine['bf16']) / 1e9:.0f} GFLOP/s" if float(machine["bf16"]) else "no bf16 products")
+             + f"; copy {float(machine['copy']) / 1e9:.1f} GB/s.",
              f"Ours: {machine['compiler']}."]
     if pytorch:
         lines.append(f"PyTorch: {pytorch['torch']}, oneDNN {pytorch['oneDNN']}, AdamW {pytorch['adamw']}, fp32 weights, bf16 "

@@ -53,9 +53,9 @@ inline ModelConfig read_config(const std::string& dir) {
     if (is_adapter(dir) && !std::filesystem::exists(dir + "/config.json")) {
         const nlohmann::json adapter = read_json(dir + adapter_config_file);
         const bool lora = adapter.is_object() && adapter.value("peft_type", nlohmann::json()) == "LORA";
-        const std::string hint = "; export --merge --adapter " + dir + " --out MERGED makes a model of both";
-        fail("%s holds adapters, not a model; HINT: --model BASE --adapter %s%s", dir.c_str(), dir.c_str(),
-             lora ? hint.c_str() : ", for train_gpt generate, eval and serve");
+        const std::string merge = "; train_gpt export --merge --adapter " + dir + " --out MERGED makes a model of both";
+        fail("%s holds adapters, not a model; HINT: generate, eval and serve take --model BASE --adapter %s%s", dir.c_str(),
+             dir.c_str(), lora ? merge.c_str() : "");
     }
     const std::string path = dir + "/config.json";
     return from_hf_config(read_json(path), path);
@@ -418,17 +418,16 @@ inline void write_manifest(const std::string& dir, const std::string& sums) {
 
 // Compares a directory with its manifest; returns what differs, with the file's name, or an empty string. Files may be links to
 // files, as in a directory made with cp -s; no more than the manifest's sizes is read. Called with `ranks`, each rank compares
-// its share of the files. weights_alone: only the model's weights, or those of adapters.
-inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1, bool weights_alone = false) {
+// its share of the files. wanted: which files, by their names; all without it.
+inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1,
+                                    const std::function<bool(const std::string& name)>& wanted = nullptr) {
     int file = 0;
     try {
         const nlohmann::json manifest = read_json(dir + "/" + manifest_name);
         const nlohmann::json& files = manifest.at("files");
         if (!files.is_object() || files.empty()) return dir + "/" + manifest_name + " is damaged: it lists no files";
         for (const auto& [name, entry] : files.items()) {
-            const bool weights =
-                ends_with(name, ".safetensors") && (begins_with(name, "model") || begins_with(name, "adapter_"));
-            if ((weights_alone && !weights) || file++ % ranks != rank) continue;
+            if ((wanted && !wanted(name)) || file++ % ranks != rank) continue;
             const std::string path = inside(dir, name, dir + "/" + manifest_name);
             if (!entry.at("bytes").is_number_unsigned())
                 return dir + "/" + manifest_name + " is damaged: the size of " + name + " is " + entry.at("bytes").dump();
@@ -446,13 +445,34 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
     return "";
 }
 
-// Refuses weights that are not those in the manifest beside them, if there is one, as checkpoints have it. All ranks call it.
+// What is wrong with the weights of a model or of adapters by the manifest of the checkpoint that they are of, or empty, as
+// where there is no manifest of ours. The average of the weights (ema/) is in the manifest of the folder around it.
+inline std::string verify_weights(const std::string& model, int rank, int ranks) {
+    namespace fs = std::filesystem;
+    std::string dir = without_trailing_slashes(model), below;
+    if (fs::path(dir).filename() == "ema") dir = fs::path(dir).parent_path().string(), below = "ema/";
+    if (dir.empty()) dir = ".";
+    std::error_code error;
+    const std::string path = dir + "/" + manifest_name;
+    if (!fs::exists(path, error)) return "";
+    try {
+        const nlohmann::json manifest = read_json(path);
+        if (!manifest.is_object() || manifest.value("checksum", nlohmann::json()) != "crc32c") return "";
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return verify_directory(dir, rank, ranks, [&](const std::string& name) {
+        if (!begins_with(name, below)) return false;
+        const std::string file = name.substr(below.size());
+        return begins_with(file, "model.") || begins_with(file, "model-") || begins_with(file, "adapter_model");
+    });
+}
+// Refuses such weights. All ranks call it, and read a share each.
 inline void check_weights(World& world, const std::string& dir) {
-    if (!std::filesystem::exists(dir + "/" + manifest_name)) return;
-    for (const std::string& problem : world.all_gather(verify_directory(dir, world.rank(), world.size(), true)))
+    for (const std::string& problem : world.all_gather(verify_weights(dir, world.rank(), world.size())))
         if (!problem.empty())
-            fail("%s; HINT: another checkpoint, or without %s the weights are taken as they are", problem.c_str(),
-                 manifest_name);
+            fail("%s; HINT: another checkpoint; without %s the weights are taken as they are, but no run resumes from them",
+                 problem.c_str(), manifest_name);
 }
 
 // A directory that is written under another name and gets its own when it is complete: an old one under that name is replaced

@@ -633,7 +633,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, system, "", "", word("TEXT"), "Text", "the system's message that begins the conversation")            \
     X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
     X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
-    X(int, batch, "", 8, between(1, 4096), "Text", "number of texts written at the same time; memory grows with it")     \
+    X(int, batch, "", 8, between(1, 4096), "Text", "most texts written at the same time; memory grows with it")          \
     X(bool, measure_batches, "", false, anything(), "Text",                                                              \
       "print a table instead of texts: the speed of writing 1, 2, 4, ... up to --batch of them at the same time")        \
     X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                             \
@@ -661,7 +661,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                        \
       "address to listen at; 0.0.0.0: every one of this machine. There are no passwords and no encryption")                  \
     X(int, port, "", 8080, between(0, 65535), "Network", "port to listen at; 0: a free one, which is printed")               \
-    X(int, batch, "", 8, between(1, 4096), "Limits", "number of texts written at the same time; memory grows with it")       \
+    X(int, batch, "", 8, between(1, 4096), "Limits", "most texts written at the same time; memory grows with it")            \
     X(int, max_queue, "", 64, between(0, 4096), "Limits",                                                                    \
       "most texts that wait for their turn; requests for more get status 503")                                               \
     X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits", "most tokens of a text that a request may ask for")     \

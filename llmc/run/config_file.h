@@ -43,11 +43,14 @@ inline std::string config_text(TrainOptions o) {
     return text;
 }
 
-// Leaves out what is of a run as a whole and not of a part of it that is trained to try options.
+// Leaves out what is of a run as a whole and not of a part of it that is trained to try options, of which nothing is saved.
 inline void leave_out_of_trials(TrainOptions& o) {
-    for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "exit-after", "sample-interval", "eval-tasks",
-                             "eval-tasks-interval", "eval-tasks-samples"})
+    for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "exit-after", "keep-every", "sample-interval",
+                             "eval-tasks", "eval-tasks-interval", "eval-tasks-samples"})
         o.given.erase(name);
+    o.save_every = "never";
+    o.given.insert("save-every");
+    if (o.on_spike == "rollback") o.on_spike = "skip";  // there is no checkpoint to go back to
 }
 
 // The words by which a file of this command is known.

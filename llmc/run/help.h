@@ -25,8 +25,8 @@ inline const std::vector<Command>& commands() {
     static const std::vector<Command> rows = {
         {"train",
          "train a model on prepared data",
-         "(--preset PRESET | --model DIR | --size N) --data-path PREFIX ... "
-         "[--train-iters N | --time-budget 5m] [OPTIONS]",
+         "(--preset NAME | --model DIR) --data-path PREFIX ... "
+         "(--train-iters N | --time-budget 5m) [OPTIONS]",
          {{"Pretrain GPT-2 124M on prepared data:",
            "train_gpt train --preset gpt2-124m --tokenizer tok --data-path data/web \\",
            "    --global-batch-size 512 --train-iters 20k --lr 6e-4 --out run"},
@@ -179,7 +179,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "export"    ? option_rows<ExportOptions>()
                                   : command == "import"    ? option_rows<ImportOptions>()
                                                            : option_rows<InspectOptions>();
-    const Strings refused = command == "tune"    ? Strings{"resume"}
+    const Strings refused = command == "tune"    ? Strings{"resume", "time-budget"}
                             : command == "sweep" ? Strings{"resume",
                                                            "world",
                                                            "time-budget",
@@ -190,10 +190,13 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
     const auto is_one_of = [](const Strings& names, const std::string& name) {
         return std::find(names.begin(), names.end(), name) != names.end();
     };
-    rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const OptionRow& row) { return is_one_of(refused, row.name); }),
+    rows.erase(std::remove_if(rows.begin(), rows.end(),
+                              [&](const OptionRow& row) {
+                                  return is_one_of(refused, row.name) || (command == "sweep" && row.group.find("Plan") == 0);
+                              }),
                rows.end());
     for (OptionRow& row : rows)
-        if (command == "tune" && is_one_of(searched_options(), row.name) && !row.flag) {
+        if (command == "tune" && is_one_of(searched_options(), row.name) && !row.flag && row.name != "fp8-format") {
             row.help.resize(std::min(row.help.size(), row.help.find("; default:")));
             row.default_value = "searched";
         }

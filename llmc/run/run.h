@@ -270,6 +270,10 @@ inline void set_up(Run& run) {
     if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);
     if (run.schedule.open) run.schedule.plan_until(std::max(run.schedule.total_steps, 2 * run.state.step));
     run.discards = add_left_out(run.state, run.o);
+    if (run.state.step == 0 && !run.schedule.open &&
+        run.schedule.next(run.state, run.state.skips, run.discards).step >= run.schedule.total_steps)
+        fail_usage("every batch of the run is left out (%s): there is nothing to train on; HINT: fewer of them, or more steps",
+                   run.state.skips.text().c_str());
 }
 
 // ---- open_data -------------------------------------------------------------------------------------------------------------

@@ -35,11 +35,11 @@ namespace detail {
 // ---- what is searched ------------------------------------------------------------------------------------------------------
 // Why an option cannot be swept; empty: it can.
 inline std::string why_not_swept(const cli::OptionRow& row) {
-    static const std::set<std::string> of_sweep = {"train-iters",       "train-samples", "time-budget",
-                                                   "rampup-batch-size", "eval-iters",    "seed"};
-    static const std::set<std::string> of_files = {"out",      "resume", "name",         "dry-run",    "json",
-                                                   "quiet",    "world",  "exit-after",   "save-every", "threads",
-                                                   "override", "keep",   "eval-interval"};
+    static const std::set<std::string> of_sweep = {"train-iters", "train-samples", "time-budget", "rampup-batch-size",
+                                                   "eval-iters",  "seed",          "split",       "on-spike"};
+    static const std::set<std::string> of_files = {"out",      "resume", "name",       "dry-run",      "json",
+                                                   "quiet",    "world",  "exit-after", "save-every",   "threads",
+                                                   "override", "keep",   "keep-every", "eval-interval"};
     if (row.several) return "its value is a list";
     if (of_sweep.count(row.name)) return "sweep sets it, and losses would not be comparable";
     if (of_files.count(row.name) || row.group.find("Plan") == 0) return "it has no part in the loss";
@@ -172,13 +172,11 @@ inline TrainOptions options_of_length(TrainOptions p, const TokenCost& cost, con
 // Those of a training of the search: it is validated on the same samples, once, at its end.
 inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
     leave_out_of_trials(p);
-    p.given.erase("keep-every");
     p.seed += seed;
     p.threads = threads;
     p.eval_interval = p.train_iters;
     p.eval_fixed = p.quiet = true;
-    p.save_every = "never";
-    for (const char* name : {"seed", "threads", "eval-interval", "eval-fixed", "quiet", "save-every"}) p.given.insert(name);
+    for (const char* name : {"seed", "threads", "eval-interval", "eval-fixed", "quiet"}) p.given.insert(name);
     return p;
 }
 
@@ -211,6 +209,7 @@ public:
         if (SignalsHeld::any()) return;
         print_plan();
         if (o_.dry_run) return;
+        if (data_.empty()) data_ = data_in_words();
         if (!known) save();
         for (size_t k = 0; k < rungs_.size(); k++) {
             if (k > 0) keep_time(k);
@@ -286,15 +285,11 @@ private:
             configs_.insert(configs_.begin(), given);
             if (configs_.size() > (size_t)o_.configs) configs_.pop_back();
         }
-        for (const Choices& config : configs_)
-            if (!has_validation(detail::options_with(base_, dimensions_, config)))
-                fail_usage("--over split: one of its values leaves no validation data, by which configurations are compared");
         for (const Choices& config : configs_) try {
                 costs_.push_back(cost_of(detail::options_with(base_, dimensions_, config)));
             } catch (const Error&) {
                 costs_.push_back(cost);  // its training will say why it cannot be
             }
-        identity_ = identity();
     }
 
     // The widths and depths that hyperparameters found here suit are those of this model.
@@ -607,7 +602,18 @@ private:
     }
 
     // ---- the table of runs ----
-    // The options that a search must have to be the same one, with what the data is.
+    // What the data of a search is, which may change under the same name.
+    std::string data_in_words() const {
+        std::string text;
+        for (const Strings* words : {&o_.data_path, &o_.valid_data_path})
+            for (const std::string& path : words->empty() ? Strings() : parse_data_path(*words).paths) {
+                const TokenDataset data = TokenDataset::open(path);
+                text += format("%s%lld documents of %lld tokens with checksum %08x", text.empty() ? "" : ", ",
+                               (long long)data.n_documents(), (long long)data.n_tokens(), data.checksum_of_ends());
+            }
+        return text;
+    }
+    // The options that a search must have to be the same one.
     nlohmann::ordered_json identity() const {
         static const std::set<std::string> free = {"out", "jobs", "threads", "json", "quiet", "dry-run"};
         nlohmann::ordered_json all = nlohmann::ordered_json::object();
@@ -616,18 +622,12 @@ private:
             const std::string name = option_name(option.field);
             if (o.given.count(name) && !free.count(name)) all[name] = toml_value(value);
         });
-        for (const auto& [name, paths] :
-             {std::pair("data-path", &o.data_path), std::pair("valid-data-path", &o.valid_data_path)})
-            for (const std::string& path : parse_data_path(*paths).paths) {
-                const TokenDataset data = TokenDataset::open(path);
-                all[name] = format("%s (%lld documents, %lld tokens, checksum %08x)", all[name].get<std::string>().c_str(),
-                                   (long long)data.n_documents(), (long long)data.n_tokens(), data.checksum_of_ends());
-            }
         return all;
     }
     void save() const {
         nlohmann::ordered_json j = {{"about", written_by("sweep")},
-                                    {"options", identity_},
+                                    {"options", identity()},
+                                    {"data", data_},
                                     {"seconds", spent()},
                                     {"startup_seconds", startup_seconds_},
                                     {"seconds_per_flop", seconds_per_flop_}};
@@ -655,7 +655,11 @@ private:
         if (j.is_discarded() || !j.is_object() || RunLog::text(j, "about") != written_by("sweep"))
             fail("%s exists, and sweep has not written it, or it is damaged; HINT: give another --out", path.c_str());
         try {
-            check_same(j.at("options"), identity_);
+            check_same(j.at("options"), identity());
+            data_ = data_in_words();
+            if (const std::string before = RunLog::text(j, "data"); !before.empty() && before != data_)
+                fail_usage("%s has a sweep over other data: %s there, %s now; HINT: that data, or another --out",
+                           o_.out.c_str(), before.c_str(), data_.c_str());
             spent_before_ = j.at("seconds");
             startup_seconds_ = j.at("startup_seconds");
             seconds_per_flop_ = j.at("seconds_per_flop");
@@ -797,7 +801,7 @@ private:
     std::vector<Choices> configs_;
     std::vector<detail::TokenCost> costs_;  // of each
     detail::WholeRun whole_;
-    nlohmann::ordered_json identity_;
+    std::string data_;  // data_in_words, once it is needed
     std::vector<Rung> rungs_;
     TrialResults results_;
     double startup_seconds_ = 0, seconds_per_flop_ = 0, spent_before_ = 0;

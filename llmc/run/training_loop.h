@@ -79,9 +79,6 @@ public:
         t_.memory_check.remember();
         bool stop = false;
         settle_length({});
-        if (state_.step == 0 && t_.finished())
-            fail("every batch of the run is left out (%s): there is nothing to train on; HINT: fewer of them, or more steps",
-                 state_.skips.text().c_str());
         while (!t_.finished() && !stop) {
             const double begin = monotonic_seconds();
             skip_batches();

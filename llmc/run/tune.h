@@ -35,7 +35,8 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
         fail_usage("--fp8-format %s has FP8 in all layouts, --search-fp8 in some; HINT: leave one of them out",
                    o.fp8_format.c_str());
     if (o.trials && o.dry_run) fail_usage("--trials measures, which --dry-run forbids; HINT: leave one of them out");
-    if (!o.resume.empty()) fail_usage("--resume goes on with one run, and a search has none; HINT: leave it out");
+    for (const char* name : {"resume", "time-budget"})
+        if (o.given.count(name)) fail_usage("--%s is of one run, and a search has none; HINT: leave it out", name);
     run.o.quiet = true;
     adjust_options(run);
     load_tokenizer(run);
@@ -373,8 +374,7 @@ inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int
     p.train_iters = steps;
     p.lr_decay_style = "constant";
     p.eval_iters = 0;
-    p.save_every = "never";
-    for (const char* name : {"train-iters", "lr-decay-style", "eval-iters", "save-every", "quiet"}) p.given.insert(name);
+    for (const char* name : {"train-iters", "lr-decay-style", "eval-iters", "quiet"}) p.given.insert(name);
     return p;
 }
 
