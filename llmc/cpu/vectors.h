@@ -178,7 +178,7 @@ inline bool same_bits(floats x, floats y) { return _mm512_cmpneq_epi32_mask((__m
 inline floats root(floats x) { return (floats)_mm512_maskz_sqrt_ps(0xffff, (__m512)x); }
 #else
 inline void fence() {}
-inline bool same_bits(floats x, floats y) { return memcmp(&x, &y, sizeof x) == 0; }
+inline bool same_bits(floats x, floats y) { return memcmp((const char*)&x, (const char*)&y, sizeof x) == 0; }
 #if defined(__AVX2__)
 inline floats root(floats x) { return (floats)_mm256_sqrt_ps((__m256)x); }
 #else

@@ -450,7 +450,10 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
 inline std::string verify_weights(const std::string& model, int rank, int ranks) {
     namespace fs = std::filesystem;
     std::string dir = without_trailing_slashes(model), below;
-    if (fs::path(dir).filename() == "ema") dir = fs::path(dir).parent_path().string(), below = "ema/";
+    if (fs::path(dir).filename() == "ema") {
+        dir = fs::path(dir).parent_path().string();
+        below = "ema/";
+    }
     if (dir.empty()) dir = ".";
     std::error_code error;
     const std::string path = dir + "/" + manifest_name;

@@ -1,8 +1,8 @@
 // How a training run is asked to stop, and how its ranks agree on when.
 //   SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1   end the run in order: the current micro-batch is finished, its step is dropped,
-//            a checkpoint of the last complete step is written (unless --save-every is never), and the process ends with status 0. Repeated signals have no
-//            further effect, except a second SIGINT, which ends the process at once, without a checkpoint. SIGHUP stays
-//            ignored where it was (nohup).
+//            a checkpoint of the last complete step is written (unless --save-every is never), and the process ends with
+//            status 0. Repeated signals have no further effect, except a second SIGINT, which ends the process at once,
+//            without a checkpoint. SIGHUP stays ignored where it was (nohup).
 //   SIGPIPE, SIGXFSZ   are ignored: if nobody reads the output any more, or files must not grow, a write fails and training
 //            continues.
 // Until begin_training() there is nothing to save, and the four signals end the process at once. If the checkpoint is not
