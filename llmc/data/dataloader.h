@@ -102,7 +102,6 @@ struct DataSummary {
     double epochs;              // passes over the tokens
     std::string packing;        // of conversations: how they were packed
     int64_t learned = 0;        // and how many of an epoch's tokens are targets
-    uint32_t checksum = 0;      // of the first and last tokens, whatever the split
 };
 
 class DataLoader {
@@ -277,6 +276,8 @@ public:
         return "";
     }
 
+    // Of the first and last tokens of a dataset, by its row in summary(), whatever the split.
+    uint32_t checksum(size_t row) const { return sources_[row].data.checksum_of_ends(); }
     std::vector<DataSummary> summary() const {
         std::vector<int64_t> used(sources_.size(), 0);
         if (blend_.empty()) used[0] = n_samples_;
@@ -287,8 +288,8 @@ public:
             const double epochs =
                 s.packing ? (double)used[j] / (double)s.packing->n_samples() : (double)used[j] * o_.T / (double)s.tokens;
             rows.push_back({s.data.name(), s.note, (double)used[j] / (double)n_samples_, s.part.end - s.part.begin, s.tokens,
-                            used[j], epochs, s.packing ? s.packing->text() : "", s.packing ? s.packing->learned_of_epoch() : 0,
-                            s.data.checksum_of_ends()});
+                            used[j], epochs, s.packing ? s.packing->text() : "",
+                            s.packing ? s.packing->learned_of_epoch() : 0});
         }
         return rows;
     }

@@ -470,12 +470,17 @@ inline std::string verify_weights(const std::string& model, int rank, int ranks)
         return begins_with(file, "model.") || begins_with(file, "model-") || begins_with(file, "adapter_model");
     });
 }
+// Of what the ranks have found, each in its share of the files, or empty; the same on all of them.
+inline std::string first_problem(World& world, const std::string& mine) {
+    for (const std::string& problem : world.all_gather(mine))
+        if (!problem.empty()) return problem;
+    return "";
+}
 // Refuses such weights. All ranks call it, and read a share each.
 inline void check_weights(World& world, const std::string& dir) {
-    for (const std::string& problem : world.all_gather(verify_weights(dir, world.rank(), world.size())))
-        if (!problem.empty())
-            fail("%s; HINT: another checkpoint; without %s the weights are taken as they are, but no run resumes from them",
-                 problem.c_str(), manifest_name);
+    if (const std::string problem = first_problem(world, verify_weights(dir, world.rank(), world.size())); !problem.empty())
+        fail("%s; HINT: another checkpoint; without %s the weights are taken as they are, but no run resumes from them",
+             problem.c_str(), manifest_name);
 }
 
 // A directory that is written under another name and gets its own when it is complete: an old one under that name is replaced

@@ -21,9 +21,7 @@
 
 // What is wrong with a checkpoint, or empty; each rank reads a share of it.
 inline std::string verify_together(World& world, const std::string& dir) {
-    for (const std::string& problem : world.all_gather(verify_checkpoint(dir, world.rank(), world.size())))
-        if (!problem.empty()) return problem;
-    return "";
+    return first_problem(world, verify_checkpoint(dir, world.rank(), world.size()));
 }
 
 // The checkpoint to resume from; empty: a new run, for which OUT must not hold one. Rank 0 searches, all ranks verify.
@@ -88,7 +86,7 @@ inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     size_t i = 0;
     for (const DataSummary& s : data.summary()) {
-        rows.push_back({{"crc32c", format("%08x", s.checksum)}, {"documents", s.documents}});  // sorted, as they are read
+        rows.push_back({{"crc32c", format("%08x", data.checksum(i))}, {"documents", s.documents}});  // sorted, as they are read
         if (s.learned > 0) rows.back()["learned"] = s.learned;
         rows.back()["tokens"] = s.tokens;
         if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];
