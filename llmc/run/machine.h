@@ -30,7 +30,7 @@ struct Peak {
 
 // The peak of this rank. A CPU's is measured in a few milliseconds; a GPU's is its vendor's figure.
 inline Peak peak_of(const cpu::Ctx& ctx) {
-    const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.01);
+    const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.003);
     return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
 }
 inline std::string processor_of(const cpu::Ctx&) {

@@ -165,6 +165,9 @@ void __stcg(T* p, T value) {
     *p = value;
 }
 
+namespace gpu {  // in the kernels' namespace, instead of the C library's, which is a call
+inline float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
+}  // namespace gpu
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }

@@ -66,6 +66,12 @@ inline void quiet_begin() {}
 inline void quiet_end() {}
 #define EMU_NO_TSAN
 #endif
+// For the emulator's own loops over numbers: the programs that it is part of are compiled with -Og, which has no vector code.
+#if defined(__GNUC__) && !defined(__clang__)
+#define EMU_VECTORS __attribute__((optimize("O3")))
+#else
+#define EMU_VECTORS
+#endif
 struct Quiet {
     Quiet() { quiet_begin(); }
     ~Quiet() { quiet_end(); }
