@@ -179,7 +179,7 @@ TEST(BytePairEncoder, FromLeftToRightTheTokensOfMerging) {
     std::mt19937 random(5);
     const auto below = [&](size_t n) { return (size_t)random() % n; };
     int from_left = 0, by_merging = 0;
-    for (int round = 0; round < 600; round++) {
+    for (int round = 0; round < 200; round++) {
         const size_t letters = 1 + below(4);
         std::vector<std::string> tokens;
         std::map<std::string, int> id;
@@ -215,8 +215,8 @@ TEST(BytePairEncoder, FromLeftToRightTheTokensOfMerging) {
             ASSERT_EQ(found[1], found[0]) << piece << ", round " << round;
         }
     }
-    EXPECT_GT(from_left, 300);
-    EXPECT_GT(by_merging, 50);
+    EXPECT_GT(from_left, 100);
+    EXPECT_GT(by_merging, 16);
 }
 
 TEST(Tokenizer, ALongRunWithoutSpacesIsNotQuadratic) {

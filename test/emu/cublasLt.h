@@ -16,6 +16,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -210,22 +211,34 @@ inline float decode_fp8(uint8_t code, int type) {
     else x = std::ldexp((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits);
     return code & 0x80 ? -x : x;
 }
+inline const float* decoded_fp8(int type) {
+    static const auto all = [] {
+        std::array<std::array<float, 256>, 2> numbers;
+        for (int code = 0; code < 256; code++) {
+            numbers[0][(size_t)code] = decode_fp8((uint8_t)code, CUDA_R_8F_E4M3);
+            numbers[1][(size_t)code] = decode_fp8((uint8_t)code, CUDA_R_8F_E5M2);
+        }
+        return numbers;
+    }();
+    return all[type == CUDA_R_8F_E5M2].data();
+}
 // To nearest, ties to even; what is too large becomes the largest number. NaN stays NaN.
 inline uint8_t encode_fp8(float x, int type) {
     const int mantissa_bits = type == CUDA_R_8F_E4M3 ? 3 : 2, bias = type == CUDA_R_8F_E4M3 ? 7 : 15;
     const int sign = std::signbit(x) ? 0x80 : 0;
     if (std::isnan(x)) return 0x7f;
     x = std::min(std::abs(x), type == CUDA_R_8F_E4M3 ? 448.0f : 57344.0f);
-    const int exponent = x == 0 ? 1 - bias : std::max(std::ilogb(x), 1 - bias);
+    const int exponent = std::max((int)(__float_as_uint(x) >> 23) - 127, 1 - bias);
     // In units of the last place: at least 2^mantissa_bits unless subnormal. A carry moves into the exponent as it should.
-    const int units = (int)std::nearbyint(std::ldexp(x, mantissa_bits - exponent));
+    const float per_unit = __uint_as_float((unsigned)(127 + mantissa_bits - exponent) << 23);
+    const int units = (int)std::nearbyint(x * per_unit);
     return (uint8_t)(sign | (units + ((exponent + bias - 1) << mantissa_bits)));
 }
 
 inline float load_as_float(const void* p, int type, size_t i) {
     if (type == CUDA_R_32F) return ((const float*)p)[i];
     if (type == CUDA_R_16BF) return __uint_as_float((unsigned)((const uint16_t*)p)[i] << 16);
-    return decode_fp8(((const uint8_t*)p)[i], type);
+    return decoded_fp8(type)[((const uint8_t*)p)[i]];
 }
 inline void store_rounded(void* p, int type, size_t i, float x) {
     if (type == CUDA_R_32F) {

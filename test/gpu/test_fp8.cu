@@ -325,16 +325,18 @@ struct Tensor {
     Fp8 kind;
     float inverse;
     std::vector<uint8_t> codes, transposed;
+    std::vector<double> number_of_code;
 
     Tensor(int rows_, int columns_, Fp8 f, float scale, const std::function<double()>& element)
         : rows(rows_), columns(columns_), kind(f), inverse(1 / scale) {
         codes.resize((size_t)rows * columns);
         transposed.resize(codes.size());
         for (uint8_t& code : codes) code = fp8_encode((float)element() * scale, kind);
+        for (int code = 0; code < 256; code++) number_of_code.push_back(fp8_decode((uint8_t)code, kind));
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < columns; j++) transposed[(size_t)j * rows + i] = codes[(size_t)i * columns + j];
     }
-    double operator()(int i, int j) const { return fp8_decode(codes[(size_t)i * columns + j], kind); }
+    double operator()(int i, int j) const { return number_of_code[codes[(size_t)i * columns + j]]; }
 };
 
 struct Results {
