@@ -62,7 +62,7 @@ jobs=${JOBS:-$(($(nproc) + 1))}
 if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
     run_all 1 "${ranks[@]}" &
     # Ranks that wait for each other go first; beside them others take what they leave.
-    (renice -n 5 -p $BASHPID >"$logs/nice" && run_all $((jobs - 1)) "${long[@]}" "${others[@]}")
+    (renice -n 5 -p $BASHPID >"$logs/nice" && run_all "$jobs" "${long[@]}" "${others[@]}")
     wait
 fi
 cat "$logs"/*.result >"$logs/all" 2>/dev/null
