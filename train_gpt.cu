@@ -1404,7 +1404,7 @@ static double measured_step_seconds(Run& run, Recompute recompute) {
         return std::make_unique<RandomStep>(run.ctx, part.c, part.B, part.T, recompute, false);
     };
     return measured_step_seconds({run.c, run.o.micro_batch_size, run.o.seq_length}, run.schedule.final_batch, run.peak.flops,
-                                 be::available_memory() / 4, bytes, begin);
+                                 std::min(be::available_memory() / 4, (size_t)2 << 30), bytes, begin);
 }
 
 // Plans the model of a run that is set up, opens its data, and describes both in run.table.

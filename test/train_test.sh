@@ -213,11 +213,11 @@ says "or on more GPUs" "4 GPUs --tp 2  *67.7 GiB"
 expect "with that it fits" "${plan[@]}" --recompute full
 says "as it says" "memory of a rank  *76.6 GiB of 80.0 GiB"
 expect "nothing is missing" refused grep "NOT ENOUGH" out.txt
-gpt2=("$program" train --preset gpt2-124m --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 64 --micro-batch-size 4 --train-iters 2 --eval-iters 0 --out gpt2-124m)
+gpt2=("$program" train --preset gpt2-124m --num-layers 2 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 64 --micro-batch-size 4 --train-iters 2 --eval-iters 0 --out gpt2-124m)
 if [[ -z ${SAN:-} ]]; then
-    expect "dry run of gpt2-124m" "${gpt2[@]}" --dry-run
+    expect "dry run of two layers of gpt2-124m" "${gpt2[@]}" --dry-run
     planned=$(sed -n 's/^ *in all  *//p' out.txt)
-    expect "gpt2-124m" "${gpt2[@]}"
+    expect "two layers of gpt2-124m" "${gpt2[@]}"
     peak=$(sed -n 's/^peak memory //p' out.txt)
     # Both in GiB, such as 1.58 GiB.
     expect "peak memory of $peak is within 10% of the planned $planned" awk "BEGIN { ratio = ${peak% GiB} / ${planned% GiB}; exit !(ratio > 0.9 && ratio < 1.1) }"

@@ -148,6 +148,7 @@ MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops,
     while (part.B > 1 && part.flops() > most_flops) part.B /= 2;
     while (c.L > 1 && part.flops() > most_flops) c.L--;
     while (part.T > 64 && part.flops() > most_flops) part.T = (part.T + 1) / 2;
+    while (c.L > 1 && bytes(part) > most_bytes) c.L--;
     while (c.C > 64 && bytes(part) > most_bytes) {
         c.V = ceil_div(c.V, 2);
         c.Vp = round_up(c.V, 128);
