@@ -42,10 +42,8 @@ struct Config {
 #endif
     }
 };
-inline Config& config() {
-    static Config c;
-    return c;
-}
+inline Config config_;
+EMU_OPTIMIZED inline Config& config() { return config_; }
 
 // A mistake of the kernel's author. Prints and ends the program; under gdb, `up` leads to the line.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fault(const char* format, ...) {
@@ -131,7 +129,7 @@ public:
         for (Fiber* f : fibers_) Fiber::destroy(f);
     }
 
-    EMU_NO_TSAN unsigned random() {
+    EMU_OPTIMIZED EMU_NO_TSAN unsigned random() {
         rng_ ^= rng_ << 13;
         rng_ ^= rng_ >> 17;
         rng_ ^= rng_ << 5;
@@ -158,7 +156,7 @@ public:
     void run(uint3 block_id, const std::function<void()>& body);
 
     // The current thread cannot go on until somebody calls wake() for it.
-    void wait(Where where) {
+    EMU_OPTIMIZED void wait(Where where) {
         Thread* t = current;
         t->where = where;
         t->waits = true;
@@ -170,7 +168,7 @@ public:
         go(f);
         current->waits = false;
     }
-    void wake(Thread* t) { make_ready(warps_[t->warp], 1u << t->lane); }
+    EMU_OPTIMIZED void wake(Thread* t) { make_ready(warps_[t->warp], 1u << t->lane); }
     // Random order: the current thread goes on once the other warps have run as far as they can.
     void yield(Where where) {
         if (config().order != Order::random) return;
@@ -183,7 +181,7 @@ public:
     }
 
     // Waits at a barrier of `expected` threads (0: all that have not returned). `blocks` false: arrives and goes on.
-    void barrier(unsigned number, unsigned expected, bool blocks, Where where) {
+    EMU_OPTIMIZED void barrier(unsigned number, unsigned expected, bool blocks, Where where) {
         Quiet quiet;
         Barrier& b = barriers[number];
         const bool all = expected == 0;
@@ -207,7 +205,7 @@ public:
     // Leaves `bytes` in the table, waits for the lanes of `mask`, returns the table. last(table) runs once, before anyone goes
     // on.
     template <class Last>
-    unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where, Last last))[64] {
+    EMU_OPTIMIZED unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where, Last last))[64] {
         Quiet quiet;
         Thread* t = current;
         Warp& w = warps_[t->warp];
@@ -231,7 +229,7 @@ public:
         acquire(table);
         return table;
     }
-    unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where))[64] {
+    EMU_OPTIMIZED unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where))[64] {
         return meet(mask, value, bytes, where, [](auto) {});
     }
 
@@ -244,21 +242,21 @@ private:
     std::vector<Fiber*> fibers_, idle_;
     const std::function<void()>* body_ = nullptr;
 
-    void make_ready(Warp& w, uint32_t lanes) {
+    EMU_OPTIMIZED void make_ready(Warp& w, uint32_t lanes) {
         w.ready |= lanes;
         if (lanes) runnable_ |= 1u << w.rank;
     }
-    void open(Barrier& b) {
+    EMU_OPTIMIZED void open(Barrier& b) {
         b.arrived = 0;
         b.epoch++;
         for (Thread* t : b.waiting) wake(t);
         b.waiting.clear();
         if (config().order == Order::random) draw_ranks();
     }
-    void open_if_all_arrived() {
+    EMU_OPTIMIZED void open_if_all_arrived() {
         if (live_ && barriers[0].arrived == live_) open(barriers[0]);
     }
-    Meeting& meeting(Warp& w, uint32_t mask) {
+    EMU_OPTIMIZED Meeting& meeting(Warp& w, uint32_t mask) {
         for (int i = 0; i < w.n_meetings; i++)
             if (w.meetings[i].mask == mask) return w.meetings[i];
         Meeting* m = nullptr;
@@ -278,14 +276,14 @@ private:
             memset(m.table[m.epoch % 2][__builtin_ctz(absent)], 0xff, sizeof m.table[0][0]);
     }
 
-    void draw_ranks() {
+    EMU_OPTIMIZED void draw_ranks() {
         const unsigned n = (unsigned)warps_.size();
         for (unsigned i = 0; i < n; i++) by_rank_[i] = config().order == Order::reverse ? n - 1 - i : i;
         if (config().order == Order::random)
             for (unsigned i = n - 1; i > 0; i--) std::swap(by_rank_[i], by_rank_[random() % (i + 1)]);
         rank_again();
     }
-    void rank_again() {
+    EMU_OPTIMIZED void rank_again() {
         runnable_ = 0;
         for (unsigned i = 0; i < by_rank_.size(); i++) {
             Warp& w = warps_[by_rank_[i]];
@@ -294,8 +292,16 @@ private:
         }
     }
 
+    EMU_OPTIMIZED static unsigned nth_lane(uint32_t lanes, unsigned n) {
+#ifdef __BMI2__
+        return (unsigned)__builtin_ctz(__builtin_ia32_pdep_si(1u << n, lanes));
+#else
+        for (; n > 0; n--) lanes &= lanes - 1;
+        return (unsigned)__builtin_ctz(lanes);
+#endif
+    }
     // The thread that runs next; null: all have returned.
-    Thread* pick(bool& fresh) {
+    EMU_OPTIMIZED Thread* pick(bool& fresh) {
         if (!runnable_) {
             if (!live_) return nullptr;
             deadlock();
@@ -306,9 +312,7 @@ private:
         unsigned lane = (unsigned)__builtin_ctz(lanes);
         if (config().order == Order::reverse) lane = 31 - (unsigned)__builtin_clz(lanes);
         if (config().order == Order::random) {
-            uint32_t left = lanes;
-            for (unsigned k = random() % (unsigned)__builtin_popcount(lanes); k > 0; k--) left &= left - 1;
-            lane = (unsigned)__builtin_ctz(left);
+            lane = nth_lane(lanes, random() % (unsigned)__builtin_popcount(lanes));
         }
         const uint32_t bit = 1u << lane;
         fresh = w.fresh & bit;
@@ -330,7 +334,7 @@ private:
         abort();
     }
 
-    EMU_NO_TSAN void enter(Thread* t) {
+    EMU_OPTIMIZED EMU_NO_TSAN void enter(Thread* t) {
         current = t;
         if (t && config().threads == 1) {
             emu_block = id.x;
@@ -338,7 +342,7 @@ private:
         }
     }
     Fiber* take_fiber(Thread* owner);
-    EMU_NO_TSAN void go(Fiber* to) {
+    EMU_OPTIMIZED EMU_NO_TSAN void go(Fiber* to) {
         Fiber* from = running_;
         running_ = to;
         enter((Thread*)to->owner);
@@ -350,7 +354,7 @@ private:
 };
 
 inline thread_local Block* block_ = nullptr;
-inline Block& block() { return *block_; }
+EMU_OPTIMIZED inline Block& block() { return *block_; }
 
 inline Fiber* Block::take_fiber(Thread* owner) {
     Fiber* f;

@@ -552,8 +552,8 @@ inline float gelu_tanh_derivative(float x) {
 // sums[i] = sum of a(i, l) b[l] over l in [first, last): `width` rows of A at once, so that the loop over them becomes vector
 // code. a (k, stride) holds op(A)'s columns one after another.
 constexpr size_t width = 64;
-EMU_VECTORS inline void add_products(float* sums, const float* a, size_t stride, const float* b, size_t first, size_t last,
-                                     size_t step) {
+EMU_OPTIMIZED inline void add_products(float* sums, const float* a, size_t stride, const float* b, size_t first, size_t last,
+                                       size_t step) {
     float total[width] = {};
     for (size_t l = first; l < last; l += step) {
         float part[width] = {};
@@ -571,8 +571,8 @@ EMU_VECTORS inline void add_products(float* sums, const float* a, size_t stride,
 // The same of fp8, as Hopper's tensor cores have been measured to do it (DeepSeek-V3, arXiv 2412.19437, section 3.5): of 32
 // products and the sum so far, all are cut off 13 bits below the leading bit of the largest. Without fast accumulation what has
 // been summed is moved to fp32 every 128 products.
-EMU_VECTORS inline void add_fp8_products(float* sums, const float* a, size_t stride, const float* b, size_t first, size_t last,
-                                         bool fast) {
+EMU_OPTIMIZED inline void add_fp8_products(float* sums, const float* a, size_t stride, const float* b, size_t first,
+                                           size_t last, bool fast) {
     constexpr size_t step = 32, promotion = 128;
     float total[width] = {}, part[width] = {};
     for (size_t l = first; l < last; l += step) {
@@ -610,7 +610,7 @@ struct Operands {
 };
 
 // One matrix of the batch.
-EMU_VECTORS inline void multiply(const Product& p, const Algorithm& algorithm, const Operands& x, int batch) {
+EMU_OPTIMIZED inline void multiply(const Product& p, const Algorithm& algorithm, const Operands& x, int batch) {
     const cublasLtMatmulDescOpaque_t& op = *p.op;
     const size_t m = p.m, n = p.n, k = p.k, padded = (m + width - 1) / width * width;
     const auto at = [&](const void* base, int type, int64_t stride) {

@@ -71,7 +71,7 @@ inline unsigned lane() { return block().current->lane; }
 // own.
 enum class From { lane, other, above, below };
 template <class T>
-T shuffle(From from, Where where, uint32_t mask, T value, int x, int width = 32) {
+EMU_OPTIMIZED T shuffle(From from, Where where, uint32_t mask, T value, int x, int width = 32) {
     auto table = block().meet(mask, &value, sizeof(T), where);
     const int own = (int)lane(), first = own & ~(width - 1);
     int source = from == From::lane    ? first + (x & (width - 1))

@@ -66,11 +66,12 @@ inline void quiet_begin() {}
 inline void quiet_end() {}
 #define EMU_NO_TSAN
 #endif
-// For the emulator's own loops over numbers: the programs that it is part of are compiled with -Og, which has no vector code.
+// For what the emulator itself does often, switches between threads and products: the programs that it is part of are compiled
+// with -Og. Such functions are inlined in each other only.
 #if defined(__GNUC__) && !defined(__clang__)
-#define EMU_VECTORS __attribute__((optimize("O3")))
+#define EMU_OPTIMIZED __attribute__((optimize("O3")))
 #else
-#define EMU_VECTORS
+#define EMU_OPTIMIZED
 #endif
 struct Quiet {
     Quiet() { quiet_begin(); }
@@ -176,7 +177,9 @@ inline Fiber* Fiber::create(void (*entry)()) {
         abort();
     }
     mprotect(f->stack, 4096, PROT_NONE);  // running off the stack ends the program instead of overwriting its neighbour
-    void** top = (void**)(f->stack + stack_bytes - 64);
+    // Stacks start at different offsets, or what they hold would share a few sets of the caches.
+    static unsigned created = 0;
+    void** top = (void**)(f->stack + stack_bytes - 64 - created++ % 32 * 1088);
 #if defined(__x86_64__)
     *--top = nullptr;  // keeps the stack aligned as after a call
     *--top = (void*)entry;
@@ -198,7 +201,7 @@ inline Fiber* Fiber::create(void (*entry)()) {
     return f;
 }
 
-EMU_NO_TSAN __attribute__((noinline)) inline void switch_fiber(Fiber* from, Fiber* to) {
+EMU_OPTIMIZED EMU_NO_TSAN __attribute__((noinline)) inline void switch_fiber(Fiber* from, Fiber* to) {
 #ifdef EMU_TSAN
     constexpr unsigned orders_nothing = 1;
     __tsan_switch_to_fiber(to->tsan, orders_nothing);

@@ -389,7 +389,7 @@ inline float shared_bf16(uint32_t address, Where where) {
 }
 
 template <int N>
-EMU_VECTORS EMU_NO_TSAN void multiply(float (&c)[64][N], const float (&a)[64][16], const float (&b)[16][N]) {
+EMU_OPTIMIZED EMU_NO_TSAN void multiply(float (&c)[64][N], const float (&a)[64][16], const float (&b)[16][N]) {
     for (int i = 0; i < 64; i++)
         for (int k = 0; k < 16; k++)
             for (int j = 0; j < N; j++) c[i][j] += a[i][k] * b[k][j];

@@ -17,7 +17,7 @@ inline float low_bf16(uint32_t u) { return __uint_as_float(u << 16); }
 inline float high_bf16(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
 
 // (16, 16) times (16, 8) plus (16, 8), from the fragments of all lanes; fragment layout as in tensor.cuh.
-EMU_VECTORS inline void mma_of_warp(unsigned char (*table)[64]) {
+EMU_OPTIMIZED inline void mma_of_warp(unsigned char (*table)[64]) {
     float A[16][16], B[16][8], C[16][8];
     for (int lane = 0; lane < 32; lane++) {
         MmaOperands in;
