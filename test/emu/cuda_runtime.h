@@ -384,8 +384,10 @@ cudaError_t cudaMalloc(T** p, size_t bytes) {
     EMU_CALLED();
     emu::Device& d = emu::device();
     if (bytes > d.memory_bytes - d.used_bytes) return emu::error(cudaErrorMemoryAllocation);
-    void* memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    const size_t huge_page = 2 << 20, alignment = bytes < huge_page ? 256 : huge_page;
+    void* memory = aligned_alloc(alignment, (bytes + 255) / 256 * 256);
     if (!memory) return emu::error(cudaErrorMemoryAllocation);
+    if (bytes >= huge_page) madvise(memory, bytes / huge_page * huge_page, MADV_HUGEPAGE);
     memset(memory, 0xff, bytes);
 #ifdef EMU_ASAN
     __asan_poison_memory_region((char*)memory + bytes, (bytes + 255) / 256 * 256 - bytes);
