@@ -11,7 +11,7 @@ SEEDS=20
 build() { # NAME FLAGS...
     local name=$1
     shift
-    "$CXX" -std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -DBACKEND_EMU -I"$source" -I"$source/test/emu" -fopenmp "$@" \
+    "$CXX" -std=c++17 -O0 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -DBACKEND_EMU -I"$source" -I"$source/test/emu" -fopenmp "$@" \
         -x c++ "$source/test/emu/faults.cu" -o "$name"
 }
 expect "builds" build plain

@@ -53,7 +53,7 @@ run_all() {
 ranks=() long=() others=()
 for test in "$@"; do
     case ${test##*/} in
-        comm_test.sh | parallel_test.sh | parity_test.sh) ranks+=("$test") ;;
+        budget_test.sh | comm_test.sh | parallel_test.sh | parity_test.sh) ranks+=("$test") ;;
         cuda_build_test.sh | gpu_test.sh | nccl_test.sh | stability_test.sh) long+=("$test") ;;
         *) others+=("$test") ;;
     esac
@@ -62,7 +62,7 @@ jobs=${JOBS:-$(($(nproc) + 1))}
 if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
     run_all 1 "${ranks[@]}" &
     # Ranks that wait for each other go first; beside them others take what they leave.
-    (renice -n 5 -p $BASHPID >"$logs/nice" && run_all "$jobs" "${long[@]}" "${others[@]}")
+    (renice -n 19 -p $BASHPID >"$logs/nice" && run_all "$jobs" "${long[@]}" "${others[@]}")
     wait
 fi
 cat "$logs"/*.result >"$logs/all" 2>/dev/null

@@ -213,7 +213,7 @@ void wait_until(Done done) {
         const double before = now;
         const bool yields = now - start < awake && now > crowded_until;
         if (yields) sched_yield();
-        else usleep(asleep ? 15 : now - start < 1 ? 1 : 50);
+        else usleep(asleep ? (unsigned)std::clamp((now - start) * 1e6 / 8, 15.0, 150.0) : now - start < 1 ? 1 : 50);
         now = monotonic_seconds();
         if (yields && now - before > slice) {
             crowded_until = now + crowded_for;
