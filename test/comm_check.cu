@@ -112,7 +112,7 @@ static void check_world(Test& t) {
     for (int r = 0; r < size; r++) ok &= many[r].rank == r && many[r].x == r * 0.5;
     t.report("structs", ok);
 
-    const size_t n = (40 << 20) / sizeof(int) + 3;  // above one slice of all_gather
+    const size_t n = (10 << 20) / sizeof(int) + 3;  // above one slice of all_gather
     std::vector<int> large(n), large_of_all(n * (size_t)size, -1);
     for (size_t i = 0; i < n; i++) large[i] = value(rank, i, 2);
     w.all_gather(large.data(), n * sizeof(int), large_of_all.data());

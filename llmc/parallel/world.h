@@ -213,7 +213,7 @@ void wait_until(Done done) {
         const double before = now;
         const bool yields = now - start < awake && now > crowded_until;
         if (yields) sched_yield();
-        else usleep(asleep ? (unsigned)std::clamp((now - start) * 1e6 / 8, 15.0, 150.0) : now - start < 1 ? 1 : 50);
+        else usleep(asleep ? (unsigned)std::min(15 + (now - start) * 1e6 / 8, 150.0) : now - start < 1 ? 1 : 50);
         now = monotonic_seconds();
         if (yields && now - before > slice) {
             crowded_until = now + crowded_for;
@@ -547,7 +547,7 @@ public:
     std::vector<std::string> all_gather(const std::string& mine) { return state_->exchange(0, mine); }
     // In slices, each of which is a small message from all together.
     void all_gather(const void* mine, size_t bytes, void* all /*(size, bytes)*/) {
-        const size_t most = std::max<size_t>(1, (1 << 26) / (size_t)size());
+        const size_t most = std::max<size_t>(1, (1 << 24) / (size_t)size());
         size_t from = 0;
         do {
             const size_t n = std::min(most, bytes - from);

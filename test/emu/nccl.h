@@ -205,15 +205,17 @@ inline size_t piece_bytes() {
     return bytes ? std::max<size_t>(1, std::min<size_t>(INT_MAX, strtoull(bytes, nullptr, 10))) : (size_t)1 << 30;
 }
 
-// Gives the processor away between looks, and ends the program when nothing has moved for EMU_NCCL_TIMEOUT seconds.
+// Gives the processor away between looks, which become rarer while nothing moves, and ends the program when nothing has moved
+// for EMU_NCCL_TIMEOUT seconds.
 struct Patience {
     double since = MPI_Wtime(), limit = getenv("EMU_NCCL_TIMEOUT") ? atof(getenv("EMU_NCCL_TIMEOUT")) : 1e30;
     void renew() { since = MPI_Wtime(); }
     template <class Describe>
     void wait(Describe describe) {
-        if (MPI_Wtime() - since > limit)
+        const double waited = MPI_Wtime() - since;
+        if (waited > limit)
             fault("NCCL, world rank %d: nothing has moved for %g s: %s", world_rank(), limit, describe().c_str());
-        usleep(15);
+        usleep((unsigned)std::min(15 + waited * 1e6 / 8, 150.0));
     }
 };
 inline void finish(MPI_Request request, const char* what) {
