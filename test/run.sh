@@ -58,7 +58,7 @@ for test in "$@"; do
         *) others+=("$test") ;;
     esac
 done
-jobs=${JOBS:-$(($(nproc) + 2))}
+jobs=${JOBS:-$(($(nproc) + 1))}
 if [[ $jobs == 1 ]]; then run_all 1 "$@"; else
     run_all 1 "${ranks[@]}" &
     # Ranks that wait for each other go first; beside them others take what they leave.
