@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs test programs and scripts, one more at a time than the process has cores (many wait), but only one of the three scripts that
-# do little else than start ranks, because ranks hinder each other; the longest first, so that none is left alone at the end. Ends
-# with the slowest of them and `N passed, N failed`: each GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one.
-# Shows the output of what fails. Exit status 1 if anything did, or if nothing ran.
+# Runs test programs and scripts: those that do little else than start ranks, and one of time, one after the other, because ranks
+# hinder each other; beside them JOBS others, one more than the process has cores (many wait), with less of a claim to the cores.
+# JOBS=1: one at a time. The longest come first, so that none is left alone at the end. Ends with the slowest of them and `N passed,
+# N failed`: each GoogleTest case and each `ok:`/`FAILED:` line of a script counts as one. Shows the output of what fails. Exit
+# status 1 if anything did, or if nothing ran.
 #   test/run.sh build/cpu-bf16/test_ops test/fp8_test.sh ...      JOBS=2
 set -u
 # Threads that wait sleep instead of spinning: on a busy machine spinning makes short parallel regions tens of times slower.

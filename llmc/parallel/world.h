@@ -195,8 +195,9 @@ private:
 // measured). MPI's own waiting does not yield the core; this does, and pauses once a wait has become long. A yield to a process
 // that only computes lasts for that one's time slice of some milliseconds: for a while after such a yield, waits sleep instead,
 // because who sleeps is woken at once. Beside one busy process on two cores a barrier of two ranks takes 0.05 ms so, not 4 ms.
-// With OMP_WAIT_POLICY=passive, for a machine that does other work as well, every wait soon sleeps: four ranks on two cores
-// beside compilers take a third to half of the time (32 s for 58 to 100 s of layouts' parity).
+// With OMP_WAIT_POLICY=passive, for a machine that does other work as well, every wait soon sleeps, an eighth of what it has
+// lasted at a time: four ranks on two cores beside compilers take a third to half of the time (32 s for 58 to 100 s of layouts'
+// parity).
 inline bool waits_asleep() {
     const char* policy = getenv("OMP_WAIT_POLICY");
     const bool passive = policy && !strcasecmp(policy, "passive");
