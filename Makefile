@@ -14,8 +14,7 @@
 #                   dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
 # make test-interop models, adapters, tokens exchanged with transformers, PEFT,
 #                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
-# make chaos        trainings under injected faults (kills, full disks, damaged
-#                   files) end with the bits of undisturbed ones
+# make chaos        trainings under kills, full disks, damage: the same bits in the end
 #                   CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=
 #                   CHAOS_LEAVE_OUT=  CHAOS_BUILDS="cpu-bf16 emu-bf16"
 # make fuzz         hostile files to every reader of files  FUZZ_SECONDS=60 each
@@ -24,13 +23,13 @@
 #                   puts under build/  CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
 #                   PRECISIONS="bf16 fp32" UNITS="AVX2 AVX-512"|all LLMC=FOLDER
 # make bench-data   text to tokens: ours, tiktoken, Hugging Face's tokenizers
+# make bench-inference  tokens read and written a second, beside llama.cpp
 # make bench-ranks  speed on 1, 2, 4 CPU ranks, and what communication costs
 # make ladders      kernels from naive to the trainer's: checked, on a GPU timed
 # make check-gpu    on a machine with a GPU: every kernel test, a training,
 #                   benchmarks, compute-sanitizer; one table (or its stages:
 #                   check-gpu-build, -tests -train -bench -speed -ladders -sanitize)
-# make deps         install Debian's packages that are missing, as the targets
-#                   above do themselves; with NODEPS=1 they do not
+# make deps         install missing packages, as targets do without NODEPS=1
 # make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
@@ -39,7 +38,7 @@
 # Every program has a path: make build/BACKEND-PRECISION[-SAN][-COMPILER]/NAME
 .DEFAULT_GOAL := help
 .PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
-        interop-programs lint fuzz bench bench-cpu bench-data bench-ranks ladders check-gpu gpu-programs clean format
+        lint fuzz bench bench-cpu bench-data bench-inference bench-ranks ladders check-gpu clean format
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
 CXX       := $(if $(filter default,$(origin CXX)),$(if $(shell command -v ccache),ccache) g++,$(CXX))
@@ -59,8 +58,7 @@ words      = $(subst -, ,$(notdir $(@D)))
 backend    = $(firstword $(words))
 precision  = $(firstword $(filter fp32 fp64,$(subst _, ,$(@F))) $(word 2,$(words)))
 sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(words)))
-march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH))
-MARCH     ?= native
+march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH),native)
 OPT       ?= -O3 -march=$(march)
 # Tests: -O1, or -Og where few kernels are called, without lines for debuggers. This, collecting garbage less often, and
 # huge pages save an eighth of the time of compiling. In the emulator, test/emu has the toolkit's headers.
@@ -188,6 +186,8 @@ marchs     := / $(if $(filter AVX2 all,$(UNITS)),-x86-64-v3/) $(if $(filter AVX-
 bench-cpu: deps-interop $(foreach p,$(PRECISIONS),$(marchs:%=build/cpu-$p$(tail)%bench))
 	@$$(dev/interop/venv.sh torch) dev/bench/cpu.py --bench 'build/cpu-{precision}$(tail){march}/bench'
 bench-data: deps-interop deps-quickstart $(build)/train_gpt $(build)/encode_bench ; @dev/bench/data.py $(build)
+bench-inference: deps-interop $(PRECISIONS:%=build/cpu-%$(tail)/train_gpt)
+	@$$(dev/interop/venv.sh llama-cpp-python) dev/bench/inference.py --program 'build/cpu-{precision}$(tail)/train_gpt'
 ladders: $(ladders) ; @failed=0; for program in $^; do $$program || failed=1; done; exit $$failed
 check-gpu: ; @scripts/check_gpu.sh
 check-gpu-%: ; @scripts/check_gpu.sh $*

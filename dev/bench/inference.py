@@ -5,9 +5,7 @@ turns; figures are medians over the rounds. Prompt: tokens of a prompt a second 
 time after that, its logits included. llama.cpp is that of llama-cpp-python, compiled by pip for this CPU; its keys and values are in
 fp16, its default, ours in the model's precision.
 
-    $(dev/interop/venv.sh llama-cpp-python) dev/bench/inference.py --models gpt2-124m llama-60m --precisions bf16 fp32
-
-It needs build/cpu-bf16/train_gpt and build/cpu-fp32/train_gpt, or --program.
+    make bench-inference      MODELS="gpt2-124m llama-60m"   PRECISIONS="bf16 fp32"
 """
 import argparse
 import os
@@ -96,7 +94,7 @@ def main():
         return print(*measure_llama_cpp(sys.argv[2], *map(int, sys.argv[3:])))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="build/cpu-{precision}/train_gpt")
-    parser.add_argument("--models", nargs="+", default=["gpt2-124m", "llama-60m"])
+    parser.add_argument("--models", nargs="+", default=os.environ.get("MODELS", "gpt2-124m llama-60m").split())
     parser.add_argument("--precisions", nargs="+", default=os.environ.get("PRECISIONS", "bf16 fp32").split())
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=64)
