@@ -1255,7 +1255,7 @@ public:
         Activations& a = m_.a;
         const int Vl = m_.n.Vpl;
         const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
-        const Writing writing(ctx_, sequences() > 1);
+        const Writing writing(ctx_, sequences() > 1 ? sequences() : 0);
         if (m_.table.part.last) {
             MicroBatch in;
             in.B = rows_;
@@ -1283,12 +1283,12 @@ private:
     // As long as this lives, products of new shapes, which few prompts share, are not timed; and with `steady` a row has the
     // same bits whoever comes and goes.
     struct Writing {
-        Writing(be::Ctx& c, bool steady) : ctx(c) {
+        Writing(be::Ctx& c, int steady) : ctx(c) {
             ctx.steady_rows = steady;
             ctx.autotune = false;
         }
         ~Writing() {
-            ctx.steady_rows = false;
+            ctx.steady_rows = 0;
             ctx.autotune = true;
         }
         be::Ctx& ctx;
@@ -1298,7 +1298,7 @@ private:
     // the last stage. cache: null for a prompt of `sequence`.
     void pass(KeyValueCache* cache, int sequence) {
         rows_ = cache ? batch_.B : 1;
-        const Writing writing(ctx_, sequences() > 1);
+        const Writing writing(ctx_, sequences() > 1 ? sequences() : 0);
         for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
             const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk, passes_));
             MicroBatch& in = pass.in;

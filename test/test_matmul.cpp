@@ -496,7 +496,7 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
 }
 
 // A row of a few is computed like that row alone, so a text does not depend on those that are written with it: up to few_rows,
-// of a tile unit up to half as many, or, if it is asked for, any number.
+// of a tile unit up to half as many, or as many as are asked for.
 TEST(Linear, FewRowsDoNotDependOnEachOther) {
     const int IC = 131, OC = 67, few = cpu::detail::few_rows;
     for (const cpu::AnyUnit& unit : test::all_matrix_units(cpu::Products::layers))
@@ -504,8 +504,8 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
             cpu::Ctx ctx(2);
             ctx.layers = unit;
             const bool tiles = !cpu::detail::takes_few_rows(ctx, few);
-            ctx.steady_rows = steady;
-            const int N = !tiles ? few : steady ? 3 * few : few / 2;
+            const int N = steady ? 3 * few : tiles ? few / 2 : few;
+            ctx.steady_rows = steady ? N : 0;
             const Layer layer = random_layer({N, IC, OC}, 9);
             const Results all = layer.run(ctx);
             for (int n = 0; n < N; n++) {

@@ -631,7 +631,7 @@ TEST(WrittenAnswers, EqualAPlainLoop) {
     EXPECT_FALSE(answers([&] { return ++asked == 3; }));
     EXPECT_EQ(asked, 3);
     EXPECT_EQ(answers([] { return false; }), expected);  // nothing is left of those that were stopped
-    EXPECT_FALSE(plain.ctx.steady_rows);                 // what is trained afterwards is as it was
+    EXPECT_EQ(plain.ctx.steady_rows, 0);                 // what is trained afterwards is as it was
     const std::vector<std::string> texts = {"", "a:b", "12:", "\xff\n"};
     EXPECT_EQ(detail::unpacked_texts(detail::packed_texts(texts)), texts);
 }

@@ -112,7 +112,8 @@ TEST(Unicode, Graphemes) {
                                                   {"\u1100\u1161\u11a8", "\u1100"},
                                                   {"\U0001f469\u200d\U0001f467", "\U0001f44d\U0001f3fd"},
                                                   {"\U0001f1ef\U0001f1f5", "\U0001f1eb\U0001f1f7"},
-                                                  {"\xff", "\u0301", "a"}}) {
+                                                  {"\xff", "\u0301", "a"},
+                                                  {"x", "\n", "\xff", "a\u0301"}}) {
         std::string text;
         for (const std::string& part : parts) text += part;
         std::vector<std::string> found;

@@ -92,6 +92,7 @@ void each_grapheme(std::string_view text, F each) {
     size_t begin = 0, at = 0;
     int32_t before = -1, state = 0;
     each_character(text, [&](int32_t c, std::string_view bytes) {
+        if (before < 0 || c < 0) state = 0;  // it knows the character before
         if (at > begin && (before < 0 || c < 0 || utf8proc_grapheme_break_stateful(before, c, &state))) {
             each(text.substr(begin, at - begin));
             begin = at;

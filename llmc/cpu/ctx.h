@@ -33,7 +33,7 @@ constexpr bool sets_bf16_gradients = false;  // matrix products can set weight g
 struct Ctx {
     int threads;                   // number of threads of an op
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
-    bool steady_rows = false;      // true: a row of a product has the same bits however many rows there are
+    int steady_rows = 0;           // a row of a product has the same bits however many rows there are, up to so many
     bool autotune = true;          // for GPUs (gpu/ctx.cuh)
 #if CPU_FAST_PATHS
     // The matrix unit of each kind of product, and its measured speed in FLOP/s per thread (unit_choice.h), if any.

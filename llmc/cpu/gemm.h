@@ -222,10 +222,15 @@ int spread(int K) {
 // x (rows, columns) in place, or a copy in ctx.copies[i], zero-padded to all_rows and all_columns.
 inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
     if (rows == all_rows && columns == all_columns) return x;
-    std::vector<floatX>& copy = ctx.copies[i];
-    copy.assign((size_t)all_rows * all_columns, floatX(0));
-    for (int r = 0; r < rows; r++) std::copy_n(x + (size_t)r * columns, columns, &copy[(size_t)r * all_columns]);
-    return copy.data();
+    ctx.copies[i].resize((size_t)all_rows * all_columns);
+    floatX* const copy = ctx.copies[i].data();
+    parallel_for(all_rows, [=](int r) {
+        floatX* const row = copy + (size_t)r * all_columns;
+        const int there = r < rows ? columns : 0;
+        std::copy_n(x + (size_t)r * columns, there, row);
+        std::fill(row + there, row + all_columns, floatX(0));
+    });
+    return copy;
 }
 
 // An input of the epilogue: `rows` rows of C elements for each row of a result (N, C).

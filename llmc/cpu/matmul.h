@@ -139,7 +139,7 @@ namespace detail {
 // Whether N rows are few. A tile unit multiplies 16 rows in little more than the time of one.
 inline bool takes_few_rows(const Ctx& ctx, int N) {
     const bool tiles = gemm::on_unit(ctx, [](const auto& unit) { return unit.tiles; });
-    return tiles ? N <= few_rows / 2 && !ctx.steady_rows : N <= few_rows;
+    return tiles ? N <= few_rows / 2 && !ctx.steady_rows : N <= few_rows && ctx.steady_rows <= few_rows;
 }
 }  // namespace detail
 #endif

@@ -373,7 +373,8 @@ inline void join_plain(float* to, size_t block, const float* rows, size_t, int c
 template <class X>
 void transpose_plain(X* to, size_t to_stride, const X* rows, size_t stride, int columns) {
     for (size_t c = 0; c < (size_t)columns; c++)
-        for (size_t r = 0; r < k_step<X>; r++) to[c * to_stride + r] = rows[r * stride + c];
+        for (size_t r = 0; r < k_step<X>; r++)  // X may stand for words of another type
+            memcpy((void*)(to + c * to_stride + r), (const void*)(rows + r * stride + c), sizeof(X));
 }
 template <class E>
 constexpr Layouts<E> plain_layouts = {transpose_plain<E>, transpose_plain<uint32_t>, join_plain};

@@ -91,9 +91,9 @@ struct Ctx {
     size_t shared_bytes = 0;  // maximum shared memory of a block
     size_t memory_bytes = 0;
     std::string name;
-    bool plain = false;        // true: attention's simple kernel instead of the tensor-core ones
-    bool steady_rows = false;  // for CPUs (cpu/ctx.h)
-    bool autotune = true;      // false: new products are not timed, even after use_gemm_cache(); their shape hardly returns
+    bool plain = false;    // true: attention's simple kernel instead of the tensor-core ones
+    int steady_rows = 0;   // for CPUs (cpu/ctx.h)
+    bool autotune = true;  // false: new products are not timed, even after use_gemm_cache(); their shape hardly returns
 
     cublasLtHandle_t cublas = nullptr;
     static constexpr size_t workspace_bytes = 32 << 20;

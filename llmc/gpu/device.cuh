@@ -34,7 +34,7 @@ __device__ __forceinline__ Pack<T> load_streaming(const T* p) {
 template <class T>
 __device__ __forceinline__ void store(T* p, const Pack<T>& pack) {
     int4 bits;
-    memcpy(&bits, &pack, 16);
+    memcpy((void*)&bits, &pack, 16);
     *reinterpret_cast<int4*>(p) = bits;
 }
 

@@ -293,7 +293,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
     if (N == 0) return;
     const floatX* weight = params.weight;
     const bool packed =
-        rows.at(N - 1, C) % Pack<floatX>::size == 0 && C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
+        rows.at(1, C) % Pack<floatX>::size == 0 && C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
     const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row || params.means.sums;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
     const int groups = plain ? 1 : std::max(1, 256 / threads);

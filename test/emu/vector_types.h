@@ -1,5 +1,9 @@
 // CUDA's built-in vector types and their make_ functions, as far as kernels here use them.
 #pragma once
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 struct uint3 {
     unsigned x, y, z;
@@ -23,8 +27,26 @@ struct alignas(16) uint4 {
 struct alignas(8) int2 {
     int x, y;
 };
+// Kernels move 16 bytes as an int4 (gpu/device.cuh): at another address than a multiple of 16 a GPU faults, and so does this.
 struct alignas(16) int4 {
-    int x, y, z, w;
+    int x = 0, y = 0, z = 0, w = 0;
+    int4() = default;
+    int4(int x_, int y_, int z_, int w_) : x(x_), y(y_), z(z_), w(w_) {}
+    int4(const int4& from) { *this = from; }
+    int4& operator=(const int4& from) {
+        check(this);
+        check(&from);
+        memcpy((void*)this, (const void*)&from, sizeof from);
+        return *this;
+    }
+
+private:
+    static void check(const void* address) {
+        asm("" : "+r"(address));  // or the compiler takes its alignment from the type
+        if ((uintptr_t)address % 16 == 0) return;
+        fprintf(stderr, "emu: misaligned address %p of 16 bytes\n", address);
+        abort();
+    }
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
