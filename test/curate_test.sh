@@ -66,6 +66,31 @@ expect "to the same files" same whole cut
 counts_of() { sed -n '/"counts"/,$p' "$1/curate.json" | grep -v -e '"modified"' -e '"max-bad-lines"'; }
 expect "and the same counts" test "$(counts_of cut)" = "$(counts_of whole)"
 
+# A run that has read nothing settles nothing: its advice can be followed.
+sed 's/"text"/"content"/' raw/a.jsonl >content.jsonl
+keys() { "$program" curate --input content.jsonl --output keys --normalize --output-format jsonl "$@"; }
+expect "another key is refused" refused keys
+says "with a hint" "HINT: --json-keys KEY"
+expect "which helps" keys --json-keys content
+: >later.jsonl
+later() { "$program" curate --input later.jsonl --output later --normalize --output-format jsonl; }
+expect "an empty input is refused" refused later
+cp raw/a.jsonl later.jsonl
+expect "until it is filled" later
+# What is in files that options name counts as the options do.
+cp -r tok tok2
+tokens() { "$program" curate --input raw2 --output tokens "${stages[@]}" --shard-size 50k --tokenizer tok2 --budget 1M; }
+tr '}' ' ' <mended >raw2/b.jsonl
+expect "an interruption" refused tokens
+mkdir -p tokens/.work/documents/part-00001.jsonl{,.zst}
+cp mended raw2/b.jsonl
+expect "another" refused tokens
+echo >>tok2/tokenizer.json
+expect "another tokenizer of the same name is refused" refused tokens
+says "by name" "tok2/tokenizer.json has changed since the curation in tokens began; HINT"
+expect "an output that its input matches is refused" refused "$program" curate --input 'r*/*' --output raw/out --normalize
+says "by name" "raw/out is in --input r.*, and what is written"
+
 while IFS='|' read -r options pattern; do
     # shellcheck disable=SC2086
     expect "refused: $options" refused "$program" curate $options

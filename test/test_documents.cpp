@@ -552,7 +552,8 @@ TEST(Parquet, EveryEncodingGivesTheTextsAndFields) {
             EXPECT_EQ(c.left_out, is_null ? "rows whose text is null" : is_empty ? "empty documents" : "") << file << " " << i;
             EXPECT_EQ(c.line, i + 1);
             const nlohmann::ordered_json year = i % 5 ? nlohmann::ordered_json(2000 + i % 7) : nullptr;
-            const nlohmann::ordered_json fields = {{"id", i}, {"score", i / 4.0}, {"good", i % 3 == 0}, {"year", year}};
+            const nlohmann::ordered_json fields = {{"id", i},      {"score", i / 4.0},         {"good", i % 3 == 0},
+                                                   {"year", year}, {"hash", (1ull << 63) + i}, {"crc", UINT32_MAX - i}};
             EXPECT_EQ(nlohmann::ordered_json::parse(c.fields.object()), fields) << file << " " << i;
         }
     }
@@ -564,7 +565,7 @@ TEST(Parquet, WhatIsNotAColumnOfTextsIsRefusedByName) {
         {"id", "is INT64"},
         {"tags", "is nested"},
         {"meta", "is nested"},
-        {"none", "has no column 'none'; its columns are id, text, score, good, tags, meta, year"}};
+        {"none", "has no column 'none'; its columns are id, text, score, good, tags, meta, year, hash, crc, price"}};
     for (const auto& [column, part] : table) {
         TextInput input;
         input.files = {parquet_files()[0]};
@@ -664,6 +665,8 @@ TEST(Warc, RecordsByTheirTypes) {
                                                                               html.substr(html.size() - 9) + "\r\n0\r\n\r\n"),
          wanted, ""},
         {response("Content-Type: text/plain; charset=\"iso-8859-1\"", "caf\xe9 \x93"), "café “", ""},
+        {response("Content-Type: text/plain", "Rar!" + std::string(200, '\0')), "",
+         "responses of type text/plain that are none"},
         {response("Content-Type: image/jpeg", "\xff\xd8"), "", "responses of type image/..."},
         {response("Content-Type: text/html", "<nav>nothing</nav><p>short"), "", "pages without text beside boilerplate"},
         {response("Content-Type: text/html\r\nContent-Encoding: br", "\x8b\x01"), "",
@@ -696,8 +699,8 @@ TEST(Warc, RecordsByTheirTypes) {
     TextInput input;
     input.files = {dir / "b.warc"};
     const std::vector<std::array<std::string, 2>> refused = {
-        {all.substr(0, all.size() - 12), "record 13 of " + input.files[0] + " is cut off"},
-        {all + "no record\r\n\r\n", "record 14 of " + input.files[0] + " does not begin with WARC/"},
+        {all.substr(0, all.size() - 12), "record 14 of " + input.files[0] + " is cut off"},
+        {all + "no record\r\n\r\n", "record 15 of " + input.files[0] + " does not begin with WARC/"},
         {"WARC/1.0\r\nContent-Length: 5x\r\n\r\n", "record 1 of " + input.files[0] + " has no length"},
         {"WARC/1.0\r\nContent-Length: 5", "is cut off within its header"},
         {"WARC/1.0\r\nContent-Length: 999999999999999999\r\n\r\nx", "is cut off"},

@@ -176,6 +176,54 @@ TEST(Prepare, ResumesWhereItStopped) {
     EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
 }
 
+// Lines that cannot be used are judged as in one run: here all bad ones stand behind the place where the first run stopped.
+TEST(Prepare, JudgesAResumedFileAsAWhole) {
+    const test::TemporaryDirectory dir;
+    std::string lines;
+    for (int i = 0; i < 300; i++) lines += i < 298 ? "{\"text\": \"document " + std::to_string(i) + "\"}\n" : "{\n";
+    PrepareOptions o = preparation(dir / "a.jsonl", dir / "out");
+    o.resume = true;
+    size_t cut = 0;
+    for (int i = 0; i < 290; i++) cut = lines.find('\n', cut) + 1;
+    std::string array = "[" + lines.substr(0, cut);
+    for (size_t at = 0; (at = array.find("}\n", at)) != std::string::npos;) array.replace(at, 2, "},");
+    test::write_file(dir / "a.jsonl", array);  // the same documents, cut off behind the 290th
+    test::expect_error([&] { prepared(o); }, {"a.jsonl", "cut off"});
+    EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["at"], (nlohmann::json{0, 290}));
+    test::write_file(dir / "a.jsonl", lines);
+    const std::string said = prepared(o);
+    EXPECT_NE(said.find("2 lines were left out"), std::string::npos) << said;
+    EXPECT_EQ(TokenDataset::open(dir / "out").n_documents(), 298);
+}
+
+// The end of a document is named beside tokenizer.json, whose hash stays.
+TEST(Prepare, ResumesWithTheSameEndOfDocuments) {
+    const test::TemporaryDirectory dir;
+    std::filesystem::create_directory(dir / "tok");
+    nlohmann::json two_ends = nlohmann::json::parse(test::read_file(golden + "gpt2.json")), end = two_ends["added_tokens"][0];
+    end["id"] = two_ends["model"]["vocab"].size();
+    end["content"] = "<end>";
+    two_ends["added_tokens"].push_back(end);
+    test::write_file(dir / "tok/tokenizer.json", two_ends.dump());
+    test::write_file(dir / "tok/tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\"}");
+    test::write_file(dir / "a.jsonl", "[{\"text\": \"one\"},");
+    PrepareOptions o = preparation(dir / "a.jsonl", dir / "out");
+    o.tokenizer = dir / "tok";
+    o.resume = true;
+    test::expect_error([&] { prepared(o); }, {"a.jsonl", "cut off"});
+    test::write_file(dir / "tok/tokenizer_config.json", "{\"eos_token\": \"<end>\"}");
+    test::expect_error([&] { prepared(o); }, {"out.resume.json", "other end of documents", "HINT"});
+}
+
+// Another program's .idx (a film's subtitles, say) is not removed.
+TEST(Prepare, LeavesAnIndexOfOthersAlone) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "a.txt", "one");
+    test::write_file(dir / "film.idx", "# VobSub index file");
+    test::expect_error([&] { prepared(dir / "a.txt", dir / "film", 1, "file"); }, {"film.idx is no index", "HINT"});
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "film.idx"}));
+}
+
 // However the file is written down; and whatever changes the tokens changes it.
 TEST(TokenizerHash, IsOfWhatMattersForTokens) {
     const auto file = [](const std::string& name) { return nlohmann::json::parse(test::read_file(golden + name + ".json")); };

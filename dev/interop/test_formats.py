@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,11 +34,15 @@ def write(path, texts, encoding, version, codec, **more):
         "tags": pa.array([["a", "b"]] * len(texts), pa.list_(pa.string())),
         "meta": pa.array([{"url": "x"}] * len(texts)),
         "year": pa.array([2000 + i % 7 if i % 5 else None for i in range(len(texts))], pa.int32()),
+        "hash": pa.array([2**63 + i for i in range(len(texts))], pa.uint64()),
+        "crc": pa.array([2**32 - 1 - i for i in range(len(texts))], pa.uint32()),
+        "price": pa.array([Decimal(i) / 4 for i in range(len(texts))], pa.decimal128(9, 2)),
     })
     by_dictionary = encoding == "DICTIONARY"
     pq.write_table(table, path, compression=codec, data_page_version=version, store_schema=False,
                    use_dictionary=["text", "year"] if by_dictionary else False,
-                   column_encoding=None if by_dictionary else {"text": encoding, "id": "DELTA_BINARY_PACKED"}, **more)
+                   column_encoding=None if by_dictionary else {"text": encoding, "id": "DELTA_BINARY_PACKED"},
+                   store_decimal_as_integer=True, **more)
 
 
 # What test_documents.cpp expects in the small files.

@@ -14,7 +14,8 @@ struct Document {
     size_t source = 0;              // which of the names given to --input it comes from
     int64_t number = 0;             // position in the whole input, from 0: the order of documents whatever the threads
     JsonFields fields;              // all other keys of its JSON line, or its other columns
-    std::vector<std::string> more;  // texts that a stage made of it beside `text`: pieces that it was cut into, copies
+    std::vector<std::string> more;  // pieces that a stage cut it into, beside `text`
+    int copies = 1;                 // how often it is written
 };
 
 // Whether a document is kept; if not, by which rule it was dropped and what was measured.

@@ -134,11 +134,12 @@ public:
     ShardWriter(std::string dir, std::string ending, int64_t shard_bytes, int shards)
         : dir_(std::move(dir)), ending_(std::move(ending)), shard_bytes_(shard_bytes), shards_(shards) {}
 
-    // The lines of a document, and the bytes of its texts. Completes a shard that is long enough: it ends behind a document,
-    // never among its texts.
-    void write(const std::vector<std::string>& lines, int64_t text_bytes) {
+    // The lines of a document, so many times, and the bytes of all these texts. Completes a shard that is long enough: it ends
+    // behind a document, never among its texts.
+    void write(const std::vector<std::string>& lines, int times, int64_t text_bytes) {
         if (!file_) file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
-        for (const std::string& line : lines) file_->write(line);
+        for (int i = 0; i < times; i++)
+            for (const std::string& line : lines) file_->write(line);
         bytes_ += text_bytes;
         if (bytes_ >= shard_bytes_) finish();
     }
@@ -260,7 +261,7 @@ public:
                     state.in_file++;
                     state.documents++;
                     if (!take(batch[i], state.counts)) return;
-                    shards.write(batch[i].lines, bytes_of(batch[i].document));
+                    shards.write(batch[i].lines, batch[i].document.copies, bytes_of(batch[i].document));
                     if (shards.shards() == state.shards) return;
                     state.shards = shards.shards();
                     if (output_.save) output_.save(state);
@@ -296,7 +297,7 @@ private:
     static int64_t bytes_of(const Document& d) {
         int64_t bytes = (int64_t)d.text.size();
         for (const std::string& text : d.more) bytes += (int64_t)text.size();
-        return bytes;
+        return bytes * d.copies;
     }
     void apply(const Stage& stage, Worked& w) const {
         w.steps.push_back({bytes_of(w.document), {}, {}});
@@ -319,8 +320,8 @@ private:
     bool take(const Worked& w, Counts& counts) const {
         counts.before[Counts::bucket(w.bytes_before)]++;
         if (w.keep) {
-            counts.after[Counts::bucket(w.document.text.size())]++;
-            for (const std::string& text : w.document.more) counts.after[Counts::bucket(text.size())]++;
+            counts.after[Counts::bucket(w.document.text.size())] += w.document.copies;
+            for (const std::string& text : w.document.more) counts.after[Counts::bucket(text.size())] += w.document.copies;
         }
         for (size_t s = 0; s < w.steps.size(); s++) {
             const Worked::Step& step = w.steps[s];

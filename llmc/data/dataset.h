@@ -25,6 +25,7 @@
 #include <climits>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,7 @@
 #include "../base/check.h"
 #include "../base/crc32c.h"
 #include "../base/file.h"
+#include "../base/utf8.h"
 #include "tokenizer_identity.h"
 
 // ---- numbers in files ------------------------------------------------------------------------------------------------------
@@ -310,8 +312,7 @@ private:
     }
     static std::string without_extension(const std::string& path) {
         for (const std::string ending : {".bin", ".idx", mask_ending, origin_ending})
-            if (path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0)
-                return path.substr(0, path.size() - ending.size());
+            if (path.size() > ending.size() && ends_with(path, ending)) return path.substr(0, path.size() - ending.size());
         return path;
     }
 
@@ -432,6 +433,8 @@ public:
         if (exists(mask_path_) && !had_mask)
             fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix",
                  mask_path_.c_str());
+        if (exists(idx_path_) && !is_index(idx_path_))
+            fail("%s is no index of prepared data; HINT: move it, or choose another --output-prefix", idx_path_.c_str());
         for (const std::string& path : {bin_path_, idx_path_, origin_path_, mask_path_}) remove_unfinished(path);
         if (tokenizer.known()) origin_.emplace(origin_path_);
         if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + ".partial", (size_t)kept->tokens);
@@ -520,6 +523,11 @@ public:
 private:
     static FileWriter writer(const std::string& path, const std::optional<Kept>& kept, int64_t bytes) {
         return kept ? FileWriter(path, path + ".partial", (size_t)bytes) : FileWriter(path);
+    }
+    static bool is_index(const std::string& path) {
+        char begin[sizeof megatron_magic] = {};
+        std::ifstream(path, std::ios::binary).read(begin, sizeof begin);
+        return memcmp(begin, megatron_magic, sizeof begin) == 0;
     }
     // Offsets are the prefix sums of the lengths, which are read back a block at a time.
     void write_offsets() {

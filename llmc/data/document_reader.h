@@ -125,7 +125,9 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
 // judged at the end of a file; in a long file, also after every megabyte or hundred bad lines.
 class InputJudge {
 public:
-    explicit InputJudge(const TextInput& input) : input_(input) {
+    // before: what was counted up to where the input begins.
+    explicit InputJudge(const TextInput& input, size_t first_file = 0, const JudgedLines& before = {})
+        : input_(input), file_(first_file), now_(before), some_good_(first_file > 0 || before.lines > before.bad) {
         size_t used = 0;
         try {
             limit_ = std::stod(input.max_bad_lines, &used);
@@ -139,36 +141,33 @@ public:
     }
 
     // Returns false if the chunk must be skipped.
-    bool take(const Chunk& chunk) {
+    bool take(Chunk& chunk) {
         if (chunk.file != file_) {
             end_file();
             file_ = chunk.file;
         }
-        now_.odd += chunk.odd;
-        if (now_.odd.bytes >= 1 << 20) check_bytes();
-        if (!chunk.left_out.empty()) {
-            left_out_[chunk.left_out]++;
-            return false;
-        }
-        if (!chunk.is_json) return true;
-        now_.lines++;
-        if (chunk.problem.empty()) {
-            if (chunk.text.empty()) left_out_["empty documents"]++;
-            return !chunk.text.empty();
-        }
-        now_.bad++;
-        n_bad_++;
-        if (shown_.size() < most_shown) shown_.push_back(where(chunk) + ": " + chunk.problem);
-        if (!share_ ? (double)n_bad_ > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
-        return false;
+        chunk.before = now_;
+        const bool good = judge(chunk);
+        some_good_ |= good;
+        return good;
     }
-    // Also called at the end of the input.
+    // At the end of the input, of which something must be good.
+    void end() {
+        check_bytes();
+        if (!some_good_ && now_.bad_of_all > 0) refuse_lines();
+        end_file();
+    }
+    // Of a number of lines that the user gives, any may be bad.
     void end_file() {
         check_bytes();
-        if (now_.lines > 0 && now_.bad == now_.lines) refuse_lines();
-        if (share_ && now_.bad > (limit_ > 0) && above_share()) refuse_lines();
+        if (share_ && limit_ < 100) {
+            if (now_.lines > 0 && now_.bad == now_.lines) refuse_lines();
+            if (now_.bad > (limit_ > 0) && above_share()) refuse_lines();
+        }
         odd_ += now_.odd;
+        const int64_t bad_of_all = now_.bad_of_all;
         now_ = {};
+        now_.bad_of_all = bad_of_all;
     }
 
     std::string where(const Chunk& chunk) const {
@@ -185,17 +184,37 @@ public:
         for (const auto& [what, count] : left_out_)
             left_out += (left_out.empty() ? "" : ", ") + with_commas(count) + " " + what;
         if (!left_out.empty()) lines.push_back("note: left out: " + left_out);
-        if (n_bad_ == 0) return lines;
-        lines.push_back("note: " + counted(n_bad_, "line was", "lines were") + " left out:");
+        const int64_t bad = now_.bad_of_all;
+        if (bad == 0) return lines;
+        lines.push_back("note: " + counted(bad, "line was", "lines were") + " left out:");
         for (const std::string& line : shown_) lines.push_back("  " + line);
-        if (n_bad_ > (int64_t)shown_.size())
-            lines.push_back(format("  and %s more", with_commas(n_bad_ - (int64_t)shown_.size()).c_str()));
+        if (bad > (int64_t)shown_.size())
+            lines.push_back(format("  and %s more", with_commas(bad - (int64_t)shown_.size()).c_str()));
         return lines;
     }
 
 private:
     static constexpr size_t most_shown = 5;
 
+    bool judge(const Chunk& chunk) {
+        now_.odd += chunk.odd;
+        if (now_.odd.bytes >= 1 << 20) check_bytes();
+        if (!chunk.left_out.empty()) {
+            left_out_[chunk.left_out]++;
+            return false;
+        }
+        if (!chunk.is_json) return true;
+        now_.lines++;
+        if (chunk.problem.empty()) {
+            if (chunk.text.empty()) left_out_["empty documents"]++;
+            return !chunk.text.empty();
+        }
+        now_.bad++;
+        now_.bad_of_all++;
+        if (shown_.size() < most_shown) shown_.push_back(where(chunk) + ": " + chunk.problem);
+        if (!share_ ? (double)now_.bad_of_all > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
+        return false;
+    }
     bool above_share() const { return (double)now_.bad > limit_ / 100 * (double)now_.lines; }
     void check_bytes() const {
         if (now_.odd.too_many() && !input_.allow_binary) refuse_odd_bytes(now_.odd, input_.files[file_], input_.reading);
@@ -203,9 +222,11 @@ private:
     [[noreturn]] void refuse_lines() const {
         std::string shown;
         for (const std::string& line : shown_) shown += (shown.empty() ? "" : "\n  ") + line;
-        if (input_.max_bad_lines == "0") fail("%s; HINT: --on-bad-line skip skips lines that cannot be used", shown.c_str());
+        if (input_.max_bad_lines == "0")
+            fail("%s; HINT: --on-bad-line skip --max-bad-lines N leaves out N lines that cannot be used", shown.c_str());
         std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
-        if (n_bad_ > now_.bad) limit = format(" (%s with those of other files)", with_commas(n_bad_).c_str()) + limit;
+        if (now_.bad_of_all > now_.bad)
+            limit = format(" (%s with those of other files)", with_commas(now_.bad_of_all).c_str()) + limit;
         fail(
             "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N leaves "
             "out more lines%s",
@@ -214,17 +235,13 @@ private:
             input_.open_record ? "" : ", --format text takes lines as they are");
     }
 
-    struct Count {
-        OddBytes odd;
-        int64_t lines = 0, bad = 0;  // lines of JSON
-    };
     TextInput input_;
     double limit_ = -1;  // in lines, or in % of a file's lines
     bool share_ = false;
-    size_t file_ = 0;
-    Count now_;     // of the current file
-    OddBytes odd_;  // of all earlier files
-    int64_t n_bad_ = 0;
+    size_t file_;
+    JudgedLines now_;
+    bool some_good_;  // something can be used
+    OddBytes odd_;    // of all earlier files
     Strings shown_;
     std::map<std::string, int64_t> left_out_;
 };
@@ -287,7 +304,7 @@ private:
                     Chunk chunk;
                     more = source_->next(chunk);
                     if (!more) break;
-                    batch.bytes += chunk.text.size() + sizeof(Chunk);
+                    batch.bytes += chunk.bytes();
                     batch.chunks.push_back(std::move(chunk));
                 }
                 batch.position = source_->position();
@@ -339,10 +356,13 @@ public:
             }
             auto in = open_input(file.path);
             if (file.from_folder && leaves_out(*in)) continue;
-            if (const TextFormat found = check_format(*in); found == TextFormat::parquet) open_source(std::move(in), found);
+            const TextFormat found = check_format(*in);
+            const bool one_document = found == TextFormat::text && input_.whole_documents && input_.split == "file";
+            if (found == TextFormat::parquet) open_source(std::move(in), found);
             input_.files.push_back(file.path);
             sizes_.push_back((int64_t)std::filesystem::file_size(file.path));
             total_bytes_ += sizes_.back();
+            if (one_document && sizes_.back() > (int64_t)most_document_bytes) refuse_long_document(file.path, 1, input_.split);
         }
         if (input_.files.empty()) fail("%s holds no text: %s", named[0].c_str(), not_text_.c_str());
     }
@@ -355,13 +375,15 @@ public:
     int64_t bytes_read() const { return bytes_of_read_files_ + (open_.empty() ? 0 : open_.front().source->position()); }
     bool only_files() const { return only_files_; }  // no pipes: the input can be read again
 
-    // Before the first next(): begins with this chunk of this file.
-    void begin_at(size_t file, int64_t chunk) {
+    // Before the first next(): begins with this chunk of this file; before: what an InputJudge had counted then.
+    void begin_at(size_t file, int64_t chunk, const JudgedLines& before = {}) {
         next_file_ = file;
         begin_file_ = file;
         begin_chunk_ = chunk;
+        before_ = before;
         for (size_t i = 0; i < file; i++) bytes_of_read_files_ += sizes_[i];
     }
+    InputJudge judge() const { return InputJudge(input_, begin_file_, before_); }
     const std::vector<int64_t>& file_sizes() const { return sizes_; }  // in bytes; -1: a pipe
 
     // The next document, JSON line, or part of a document; false at the end of the last file.
@@ -468,6 +490,7 @@ private:
     std::deque<OpenFile> open_;   // the file in hand, and those ahead
     size_t next_file_ = 0, begin_file_ = 0, shown_length_ = 0;
     int64_t begin_chunk_ = 0;
+    JudgedLines before_;
     bool only_files_ = true;
     std::map<TextFormat, std::pair<int, std::string>> taken_;  // number of files, and the first one
     int64_t total_bytes_ = 0, bytes_of_read_files_ = 0, n_not_text_ = 0;
@@ -548,25 +571,6 @@ inline void open_chunk(Chunk& chunk, const TextInput& input) {
     else if (chunk.is_html) open_page(chunk, input.files[chunk.file]);
 }
 
-inline OddBytes count_odd_bytes(std::string_view text) {
-    OddBytes odd;
-    odd.bytes = (int64_t)text.size();
-    for (size_t i = 0; i < text.size();) {
-        constexpr uint64_t ones = 0x0101010101010101;
-        uint64_t eight = 0;
-        if (i + 8 <= text.size()) memcpy(&eight, text.data() + i, 8);
-        if (((eight | (eight - ones)) & 128 * ones) == 0) {  // ASCII without NUL
-            i += 8;
-            continue;
-        }
-        odd.nul += text[i] == 0;
-        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
-        odd.invalid += n == 0;
-        i += std::max<size_t>(n, 1);
-    }
-    return odd;
-}
-
 // Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells:
 // prints at the end what was read and what was skipped.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
@@ -574,7 +578,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
                            bool tells = true) {
     Progress progress(label, reader.total_bytes(), "B");
-    InputJudge judge(reader.input());
+    InputJudge judge = reader.judge();
     std::vector<Chunk> batch;
     // An exception must not leave a parallel region: it is kept, and the remaining work is skipped.
     const auto in_parallel = [&](const auto& what) {
@@ -598,7 +602,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         std::exception_ptr failure;  // of reading: what was read before is worked on first
         try {
             while (bytes < reader.input().batch_bytes && (more = reader.next(chunk))) {
-                bytes += chunk.text.size() + 64;
+                bytes += chunk.bytes();
                 batch.push_back(std::move(chunk));
             }
         } catch (const Error&) {
@@ -608,8 +612,8 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
             open_chunk(c, reader.input());
             if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
         });
-        batch.erase(std::remove_if(batch.begin(), batch.end(), [&](const Chunk& c) { return !judge.take(c); }), batch.end());
-        if (!more && !failure) judge.end_file();
+        batch.erase(std::remove_if(batch.begin(), batch.end(), [&](Chunk& c) { return !judge.take(c); }), batch.end());
+        if (!more && !failure) judge.end();
         resize(batch.size());
         in_parallel([&](const Chunk& c, size_t i) { work(c, i); });
         for (size_t i = 0; i < batch.size(); i++) finish(batch[i], i);

@@ -46,6 +46,13 @@ struct TextInput {
     std::function<void(const nlohmann::json&, Chunk&)> open_record{};
 };
 
+// What is counted of an input, to judge it: of the file in hand, and of all files.
+struct JudgedLines {
+    OddBytes odd;
+    int64_t lines = 0, bad = 0;  // of JSON
+    int64_t bad_of_all = 0;
+};
+
 // A document, or a part of a long one.
 struct Chunk {
     std::string text;
@@ -61,7 +68,19 @@ struct Chunk {
     std::string problem;                // why a line cannot be used
     std::string left_out;               // why there is no document here, though nothing is wrong: "rows without text"
     OddBytes odd;
+    JudgedLines before;  // counted before this chunk
+
+    size_t bytes() const {
+        size_t sum = sizeof(Chunk) + text.size();
+        for (const auto& [name, value] : fields.members()) sum += sizeof name + sizeof value + name.size() + value.size();
+        return sum;
+    }
 };
+
+[[noreturn]] inline void refuse_long_document(const std::string& file, int64_t line, const std::string& split) {
+    fail("%s:%lld begins a document of more than %s, the most that is held at once; HINT: --split-documents %s, or cut it",
+         input_name(file).c_str(), (long long)line, most_document_name, split == "file" ? "blank or line" : "file");
+}
 
 class DocumentSource {
 public:
@@ -152,9 +171,7 @@ private:
     }
 
     void check_size(const std::string& text, int64_t line) const {
-        if (text.size() <= most_document_bytes) return;
-        fail("%s:%lld begins a document of more than %s, the most that is held at once; HINT: --split-documents %s, or cut it",
-             input_name(in_->name()).c_str(), (long long)line, most_document_name, split_ == "file" ? "blank or line" : "file");
+        if (text.size() > most_document_bytes) refuse_long_document(in_->name(), line, split_);
     }
 
     std::string split_, carried_;

@@ -9,6 +9,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/utf8.h"
 #include "byte_source.h"
 #include "json_scan.h"
 
@@ -68,10 +69,7 @@ private:
     enum class Coding { none, gzip, zstd };
 
     static Coding coding_of(const std::string& path) {
-        const auto ends_with = [&](const std::string& ending) {
-            return path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0;
-        };
-        const Coding coding = ends_with(".gz") ? Coding::gzip : ends_with(".zst") ? Coding::zstd : Coding::none;
+        const Coding coding = ends_with(path, ".gz") ? Coding::gzip : ends_with(path, ".zst") ? Coding::zstd : Coding::none;
         [[maybe_unused]] const auto refuse = [&](const char* package, const char* ending) {
             fail("%s cannot be written: this build has no %s; HINT: install it and build again, or give a name without .%s",
                  path.c_str(), package, ending);

@@ -21,6 +21,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../model/gguf.h"
+#include "chat_template.h"
 #include "sentencepiece_model.h"
 #include "tokenizer.h"
 
@@ -211,17 +212,6 @@ inline void read_vocabulary(GgufTokenizer& t, const nlohmann::json& file, bool o
                                              : merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>());
 }
 
-// A template as text; of several, the one that is called default.
-inline std::string chat_template_of(const std::string& dir, const nlohmann::json& settings) {
-    if (const std::string file = dir + "/chat_template.jinja"; std::filesystem::exists(file)) return read_whole_file(file);
-    const nlohmann::json given = settings.value("chat_template", nlohmann::json());
-    if (given.is_string()) return given.get<std::string>();
-    if (given.is_array())
-        for (const auto& one : given)
-            if (one.is_object() && one.value("name", "") == "default") return one.value("template", "");
-    return "";
-}
-
 }  // namespace detail
 
 // The tokenizer in the directory of a model with this vocabulary; its model is empty where there is none.
@@ -273,7 +263,7 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
         nlohmann::json padding = settings.value("pad_token", nlohmann::json());
         if (padding.is_object()) padding = padding.value("content", nlohmann::json());
         if (padding.is_string()) t.pad = tokenizer.token_to_id(padding.get<std::string>());
-        t.chat_template = detail::chat_template_of(dir, settings);
+        t.chat_template = jinja_template_of(dir);
     } catch (const Error& e) {
         fail("%s: %s; HINT: --weights-only leaves the tokenizer out", file.c_str(), e.what());
     }

@@ -258,6 +258,7 @@ struct Column {
     std::string name;
     int type = group;
     bool optional = false, repeated = false;
+    bool no_sign = false, decimal = false;  // its integers are unsigned; are to be divided by a power of ten
     int64_t children = 0;
 };
 // A column within a row group.
@@ -636,6 +637,10 @@ private:
                 c.children = t.integer(type);
                 if (c.children < 0 || c.children > 1 << 20) damaged("its schema is no tree");
                 if (c.children > 0) c.type = group;
+            } else if (number == 6) {  // ConvertedType
+                const int64_t meaning = t.integer(type);
+                c.decimal = meaning == 5;
+                c.no_sign = meaning >= 11 && meaning <= 14;
             } else return false;
             return true;
         });
@@ -699,7 +704,7 @@ private:
         for (const parquet::Column& c : file_->columns) {
             if (c.name == input_.json_key) columns_.insert(columns_.begin(), &c);
             else if (input_.keep_fields && !c.repeated && c.type >= 0 && c.type != parquet::int96 &&
-                     c.type < parquet::fixed_bytes)
+                     c.type < parquet::fixed_bytes && !c.decimal)
                 columns_.push_back(&c);
             names += (names.empty() ? "" : ", ") + c.name.substr(0, 40);
         }
@@ -740,6 +745,8 @@ private:
         } else if (column.type == parquet::byte_array) field = value.bytes;
         else if (column.type == parquet::boolean) field = value.number != 0;
         else if (column.type == parquet::float32 || column.type == parquet::float64) field = value.real;
+        else if (column.no_sign && column.type == parquet::int32) field = (uint32_t)value.number;
+        else if (column.no_sign) field = (uint64_t)value.number;
         else field = value.number;
         chunk.fields.add(column.name, json_text(field));
     }

@@ -111,6 +111,25 @@ struct OddBytes {
     bool too_many() const { return nul + invalid > bytes / 200; }
 };
 
+inline OddBytes count_odd_bytes(std::string_view text) {
+    OddBytes odd;
+    odd.bytes = (int64_t)text.size();
+    for (size_t i = 0; i < text.size();) {
+        constexpr uint64_t ones = 0x0101010101010101;
+        uint64_t eight = 0;
+        if (i + 8 <= text.size()) memcpy(&eight, text.data() + i, 8);
+        if (((eight | (eight - ones)) & 128 * ones) == 0) {  // ASCII without NUL
+            i += 8;
+            continue;
+        }
+        odd.nul += text[i] == 0;
+        const size_t n = valid_utf8_length((const unsigned char*)text.data() + i, text.size() - i);
+        odd.invalid += n == 0;
+        i += std::max<size_t>(n, 1);
+    }
+    return odd;
+}
+
 [[noreturn]] inline void refuse_odd_bytes(const OddBytes& odd, const std::string& path, const std::string& reading) {
     fail(
         "%s is not UTF-8 text: of the %s bytes read, %s are NUL and %s are not valid UTF-8, %.1f%%; at most 0.5%% are "
@@ -126,12 +145,10 @@ enum class TextFormat { text, json_lines, json_objects, json_array, parquet, war
 // By the name, without what names the compression.
 inline bool named_as_json(std::string path) {
     for (char& c : path) c = (char)tolower((unsigned char)c);
-    const auto ends_with = [&](const std::string& ending) {
-        return path.size() > ending.size() && path.compare(path.size() - ending.size(), ending.size(), ending) == 0;
-    };
-    for (const std::string ending : {".gz", ".zst"})
-        if (ends_with(ending)) path.resize(path.size() - ending.size());
-    return ends_with(".jsonl") || ends_with(".ndjson") || ends_with(".jsonlines") || ends_with(".json");
+    for (const std::string_view ending : {".gz", ".zst"})
+        if (ends_with(path, ending)) path.resize(path.size() - ending.size());
+    const auto is_named = [&](const char* ending) { return ends_with(path, ending); };
+    return is_named(".jsonl") || is_named(".ndjson") || is_named(".jsonlines") || is_named(".json");
 }
 
 // JSON if `asked` or the name says so, or if the input begins as JSON does: an array of objects, objects over several lines

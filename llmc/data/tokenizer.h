@@ -94,13 +94,13 @@ class Tokenizer {
 
 public:
     // path: a tokenizer.json, a SentencePiece model, or a directory that holds one as tokenizer.json or tokenizer.model.
+    static std::string file_of(const std::string& path) {
+        if (!std::filesystem::is_directory(path)) return path;
+        const std::string file = tokenizer_file_in(path);
+        return file.empty() ? path + "/tokenizer.json" : file;  // whose absence is told
+    }
     static Tokenizer load(const std::string& path) {
-        namespace fs = std::filesystem;
-        std::string file = path;
-        if (fs::is_directory(path)) {
-            file = tokenizer_file_in(path);
-            if (file.empty()) file = path + "/tokenizer.json";  // whose absence is told
-        }
+        const std::string file = file_of(path);
         const MappedFile mapped(file);
         const std::string_view bytes = mapped.text();
         try {

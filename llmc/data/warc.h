@@ -197,8 +197,9 @@ inline void open_page(Chunk& chunk, const std::string& file) {
     if (rest.size() > most_page_bytes) return leave_out("pages of more than 8 MiB");
     const std::string text = html::to_utf8(rest, html::charset_in(type));
     if (plain) {
+        if (text.empty()) return leave_out("empty documents");
+        if (count_odd_bytes(text).too_many()) return leave_out("responses of type text/plain that are none");
         chunk.text = text;
-        if (text.empty()) leave_out("empty documents");
         return;
     }
 #ifdef HAVE_GUMBO

@@ -5,6 +5,8 @@
 // other commands read the folder data as it is. The same command continues an interrupted curation; other options or another
 // input are refused, a finished output is never written again, and nothing is removed but what this program left unfinished.
 #pragma once
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
@@ -33,6 +35,21 @@ namespace curation {
 
 namespace fs = std::filesystem;
 
+// Refuses an output in a folder that one of the input's names stands for, or matches as a pattern.
+inline void check_not_read(const std::string& output, const std::string& name) {
+    std::error_code error;
+    const fs::path place = fs::weakly_canonical(output, error), pattern = fs::absolute(name, error).lexically_normal();
+    const std::string folder = fs::weakly_canonical(name, error).string() + "/";
+    bool read = fs::is_directory(name, error) && begins_with(place.string(), folder);
+    if (!fs::exists(name, error))
+        for (fs::path p = fs::absolute(output, error).lexically_normal(); p.has_relative_path(); p = p.parent_path())
+            read |= fnmatch(pattern.c_str(), p.c_str(), FNM_PATHNAME) == 0;
+    if (read)
+        fail_usage(
+            "--output %s is in --input %s, and what is written there would be read when it goes on; HINT: another --output",
+            output.c_str(), name.c_str());
+}
+
 // The files of --input with the source that each belongs to: what one of its names stands for.
 inline PassInput find_input(const CurateOptions& o) {
     PassInput input;
@@ -52,12 +69,7 @@ inline PassInput find_input(const CurateOptions& o) {
             input.source_of_file.push_back(input.sources.size());
         }
         input.sources.push_back(name);
-        std::error_code error;
-        const std::string folder = fs::weakly_canonical(name, error).string() + "/";
-        if (fs::is_directory(name, error) && begins_with(fs::weakly_canonical(o.output, error).string(), folder))
-            fail_usage(
-                "--output %s is in --input %s, and what is written there would be read when it goes on; HINT: another --output",
-                o.output.c_str(), name.c_str());
+        check_not_read(o.output, name);
     }
     if (!o.near_duplicates.empty() && input.sources.size() >= 1 << 15)
         fail_usage(
@@ -158,18 +170,30 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
     return stages;
 }
 
-// What must be the same when a curation goes on: all options but those that do not change the output, and the input's files.
-inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input) {
-    nlohmann::ordered_json options = options_to_json(o);
-    for (const char* free : {"threads", "output", "memory-limit"}) options.erase(free);
+// Names, sizes and times of files.
+inline nlohmann::ordered_json describe_files(const std::vector<std::string>& names) {
     auto files = nlohmann::ordered_json::array();
-    for (const std::string& file : input.text.files) {
+    for (const std::string& file : names) {
         std::error_code error;
         const auto bytes = fs::file_size(file, error);
         const int64_t modified = error ? 0 : (int64_t)fs::last_write_time(file, error).time_since_epoch().count();
         files.push_back({{"file", file}, {"bytes", error ? -1 : (int64_t)bytes}, {"modified", modified}});
     }
-    return nlohmann::json::parse(json_text(nlohmann::ordered_json{{"options", options}, {"input", files}}));
+    return files;
+}
+
+// What must be the same when a curation goes on: all options but those that do not change the output, the files that they name,
+// and the input's files.
+inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input) {
+    nlohmann::ordered_json options = options_to_json(o);
+    for (const char* free : {"threads", "output", "memory-limit"}) options.erase(free);
+    std::vector<std::string> named = o.decontaminate;
+    for (const std::string* file : {&o.language_model, &o.quality_model, &o.bad_words})
+        if (!file->empty()) named.push_back(*file);
+    if (!o.tokenizer.empty()) named.push_back(Tokenizer::file_of(local_path(o.tokenizer)));
+    const nlohmann::ordered_json identity = {
+        {"options", options}, {"files of options", describe_files(named)}, {"input", describe_files(input.text.files)}};
+    return nlohmann::json::parse(json_text(identity));
 }
 
 // The intermediate set of earlier passes.
@@ -186,13 +210,12 @@ inline void remove_work(const std::string& work) {
 // Refuses an input that is not the one that a curation has begun with. A file that it has not come to yet may have been mended.
 inline void check_same_input(const nlohmann::json& record, const nlohmann::json& now, const std::string& dir) {
     const nlohmann::json &before = record["input"], state = record.value("state", nlohmann::json::object());
-    const bool begun = state.value("documents", (int64_t)0) > 0;
     const size_t reached = state.value("file", (size_t)0);
     bool same = before.is_array() && before.size() == now.size();
     std::string changed;
     for (size_t i = 0; same && i < now.size(); i++) {
         for (const char* what : {"file", "bytes", "modified"})
-            if (strcmp(what, "file") == 0 || (begun && i <= reached))
+            if (strcmp(what, "file") == 0 || i <= reached)
                 same &= before[i].is_object() && before[i].value(what, nlohmann::json()) == now[i][what];
         if (!same) changed = ": " + now[i]["file"].get<std::string>();
     }
@@ -214,6 +237,9 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
     nlohmann::json record = parse_json(read_whole_file(path), path);
     if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("finished"))
         fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
+    if (const auto state = record.find("state");
+        state != record.end() && state->is_object() && !record.value("finished", false) && state->value("documents", 0) == 0)
+        return nullptr;  // nothing is kept
     if (record.value("finished", false)) {
         remove_work(dir + "/.work");  // if it was killed at its very end
         fail("the curation in %s is finished; it is not written again; HINT: give another --output", dir.c_str());
@@ -224,6 +250,11 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
                 "the curation in %s began with --%s %s, now it is %s; HINT: the same options continue it, another --output "
                 "begins anew",
                 dir.c_str(), name.c_str(), json_text(before).c_str(), json_text(value).c_str());
+    const nlohmann::json &now = identity["files of options"], before = record.value("files of options", now);
+    for (size_t i = 0; i < now.size(); i++)
+        if (!before.is_array() || i >= before.size() || before[i] != now[i])
+            fail("%s has changed since the curation in %s began; HINT: another --output begins anew",
+                 now[i]["file"].get<std::string>().c_str(), dir.c_str());
     check_same_input(record, identity["input"], dir);
     return record;
 }
@@ -350,7 +381,7 @@ private:
         return {"mixing", [this](Document& d, Changes& changes) -> DocumentVerdict {
                     const int copies = copies_of(d.number, mixed_[d.source].epochs, mixing_.seed);
                     if (copies == 0) return {false, "left-out", format("%.3g epochs of its source", mixed_[d.source].epochs)};
-                    d.more.assign((size_t)copies - 1, d.text);
+                    d.copies = copies;
                     if (copies > 1) changes.push_back({"repeated", copies - 1});
                     return {};
                 }};
@@ -364,8 +395,7 @@ private:
         CurationPass(from, to, stages, o_.samples, (uint64_t)o_.seed).run(state, threads, label);
     }
     void write_record(nlohmann::ordered_json record) const {
-        record["options"] = identity_["options"];
-        record["input"] = identity_["input"];
+        for (const auto& [name, value] : identity_.items()) record[name] = value;
         write_file_atomically(o_.output + "/curate.json", json_text(record, 1) + "\n");
     }
     void save(const PassState& s) const { write_record({{"finished", false}, {"state", to_json(s)}}); }
@@ -376,12 +406,12 @@ private:
         lock_.emplace(o_.output);
         const nlohmann::json record = find_record(o_.output, identity_);
         PassState state;
+        remove_unfinished(data_);
+        remove_unfinished(work_ + "/documents");
         if (record.is_null()) {
             save(state);
             return state;
         }
-        remove_unfinished(data_);
-        remove_unfinished(work_ + "/documents");
         state = pass_state_from_json(record.value("state", nlohmann::json()), o_.output + "/curate.json");
         print_line(stderr, format("continuing the curation in %s after %s, %s", o_.output.c_str(),
                                   counted(state.documents, "document").c_str(), counted(state.shards, "output file").c_str()));

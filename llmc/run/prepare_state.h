@@ -26,13 +26,16 @@ struct PrepareCounts {
 
 class PrepareState {
 public:
-    // Begins, or goes on: then the reader begins where the last run stopped, and `counts` has what that run counted.
-    PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, DocumentReader& reader, PrepareCounts& counts)
+    // Begins, or goes on: then the reader begins where the last run stopped, and `counts` has what that run counted. frame: the
+    // tokens that the tokenizer and the template put around any text.
+    PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, const std::vector<int>& frame,
+                 DocumentReader& reader, PrepareCounts& counts)
         : path_(o.output_prefix + ".resume.json"), reader_(reader), counts_(counts) {
         if (!reader.only_files()) fail_usage("--resume needs files: a pipe cannot be read again");
         nlohmann::ordered_json same;
         same["input files"] = reader.input().files;
         same["tokenizer"] = tokenizer_hash;
+        same["end of documents or template of conversations"] = frame;
         same["options"] = {o.split_documents,      o.json_keys, o.format,       o.on_bad_line, o.allow_binary, o.no_append_eod,
                            o.parse_special_tokens, o.chat,      o.chat_template};
         if (o.preference) same["options"].push_back("preference");
@@ -57,6 +60,7 @@ public:
     void done(const Chunk& chunk, TokenDatasetWriter& writer) {
         file_ = chunk.file;
         chunk_ = chunk.number + 1;
+        before_ = chunk.before;
         written_ = hash_of(chunk.text);
         done_ = counts_;
         if (monotonic_seconds() - saved_at_ > 5) save(writer);
@@ -70,6 +74,7 @@ public:
         j["files"] = read_files(file_);
         j["at"] = {(int64_t)file_, chunk_};
         j["last"] = written_;
+        j["judged"] = {before_.odd.bytes, before_.odd.nul, before_.odd.invalid, before_.lines, before_.bad, before_.bad_of_all};
         j["kept"] = {k.documents, k.tokens, k.bin_bytes, k.idx_bytes};
         j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.learned};
         write_file_atomically(path_, json_text(j) + "\n");
@@ -83,15 +88,16 @@ private:
              reader_.input().files[file_].c_str(), path_.c_str());
     }
     static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
-    // The first n files: sizes, and when they were modified. The one in hand may be mended, if its beginning stays.
-    std::vector<std::array<int64_t, 2>> read_files(size_t n) const {
-        std::vector<std::array<int64_t, 2>> files;
-        for (size_t i = 0; i < n; i++) {
+    // The first n files: sizes, and when they were modified, which each is asked once. The one in hand may be mended, if its
+    // beginning stays.
+    const std::vector<std::array<int64_t, 2>>& read_files(size_t n) {
+        while (read_files_.size() < n) {
+            const size_t i = read_files_.size();
             std::error_code error;
             const auto modified = std::filesystem::last_write_time(reader_.input().files[i], error);
-            files.push_back({reader_.file_sizes()[i], error ? 0 : (int64_t)modified.time_since_epoch().count()});
+            read_files_.push_back({reader_.file_sizes()[i], error ? 0 : (int64_t)modified.time_since_epoch().count()});
         }
-        return files;
+        return read_files_;
     }
 
     void load() {
@@ -100,6 +106,7 @@ private:
         std::array<int64_t, 2> at{};
         std::array<int64_t, 4> kept{};
         std::array<int64_t, 5> counts{};
+        std::array<int64_t, 6> judged{};
         std::vector<std::array<int64_t, 2>> files;
         try {
             for (const auto& [name, value] : same_.items())
@@ -108,6 +115,7 @@ private:
             j.at("last").get_to(last_);
             j.at("kept").get_to(kept);
             j.at("counts").get_to(counts);
+            j.at("judged").get_to(judged);
             j.at("files").get_to(files);
         } catch (const nlohmann::json::exception&) {
             other = "nothing that prepare wrote";
@@ -128,7 +136,8 @@ private:
         counts_ = {counts[0], counts[1], counts[2], counts[3], counts[4]};
         done_ = counts_;
         written_ = last_;
-        reader_.begin_at(file_, last_.empty() ? chunk_ : chunk_ - 1);
+        before_ = {{judged[0], judged[1], judged[2]}, judged[3], judged[4], judged[5]};
+        reader_.begin_at(file_, last_.empty() ? chunk_ : chunk_ - 1, before_);
         print_line(stderr, format("note: goes on behind %s, in %s", counted(kept_.documents, "document").c_str(),
                                   reader_.input().files[file_].c_str()));
     }
@@ -141,6 +150,8 @@ private:
     TokenDatasetWriter::Kept kept_;
     size_t file_ = 0;
     int64_t chunk_ = 0;
+    JudgedLines before_;  // that document
+    std::vector<std::array<int64_t, 2>> read_files_;
     std::string written_, last_;  // hashes of the last document that was written; of the one that is still to be read again
     double saved_at_ = monotonic_seconds();
 };

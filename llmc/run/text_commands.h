@@ -138,7 +138,11 @@ inline int prepare_command(const PrepareOptions& o) {
     if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
     PrepareCounts counts;
     std::optional<PrepareState> state;
-    if (o.resume) state.emplace(o, tokenizer.identity().hash, reader, counts);
+    if (o.resume) {
+        const std::vector<ChatMessage> probe = {{"user", "a"}, {"assistant", "b"}};
+        const std::vector<int> frame = chat ? chat->encode(probe, true).tokens : std::vector<int>{tokenizer.eod_id()};
+        state.emplace(o, tokenizer.identity().hash, frame, reader, counts);
+    }
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
                               chat ? chat->name() : "", o.preference);
     std::vector<PreparedChunk> prepared;
