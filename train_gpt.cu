@@ -151,9 +151,18 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
 }
 
+// What would need less memory: while training, and while texts are scored or written.
+constexpr const char* advice_training =
+    be::memory_is_host
+        ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"
+        : "a smaller --micro-batch-size or --seq-length, --recompute full, fewer --head-rows, or a smaller model";
+constexpr const char* advice_inference = "fewer or shorter texts at a time, more ranks (--tp) or a smaller model";
+
 // Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
 static void allocate(be::Ctx& ctx, Model& m) {
-    m.arena.allocate();
+    const bool trains = m.recompute != Recompute::inference;
+    m.arena.allocate(memory_for_rank(*m.ranks, m.arena.bytes_on_host(), cpu::available_memory()),
+                     trains ? advice_training : advice_inference);
     const ModelConfig& c = m.c;
     const auto send = [&](real* place, const std::vector<real>& from) {
         be::upload(ctx, place, from.data(), from.size() * sizeof(real));
@@ -1364,6 +1373,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->preference = preference_of(o);
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
     m->averages = o.ema_decay > 0;
+    m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);
     choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
@@ -1493,6 +1503,11 @@ static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Genera
     return functions;
 }
 
+// Of the texts that a run writes.
+static std::vector<int> sample_prompt(const Run& run, const Model& m) {
+    return prompt_tokens(*run.tokenizer, run.o.sample_prompt, std::min(m.c.room(), m.a.B * m.a.T), "--sample-prompt");
+}
+
 // Callbacks for the training loop: a step, validation, tasks and, with --sample-interval, a sample of text. Sets `generator` if
 // texts are generated. The arguments must outlive the result.
 static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
@@ -1503,7 +1518,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     const TrainOptions& o = run.o;
     if (run.writes_answers || o.sample_interval > 0) generator.emplace(t.ctx, t.m);
     if (o.sample_interval == 0) return functions;
-    const auto prompt = prompt_tokens(*run.tokenizer, o.sample_prompt, std::min(t.m.c.room(), t.m.a.B * t.m.a.T));
+    const auto prompt = sample_prompt(run, t.m);
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
         write_text(
             *generator,
@@ -1520,6 +1535,7 @@ static void train(World& world, const TrainOptions& given) {
     const TrainingTasks tasks = read_training_tasks(run.o, run.tokenizer.get(), run.o.seq_length);
     run.writes_answers = tasks.any_written();
     const std::unique_ptr<Model> m = plan_run(run);
+    if (run.o.sample_interval > 0) sample_prompt(run, *m);  // refuses what the end of hours would
     Timetable timetable(run.o);
     if (run.main_rank()) run.table.print(run.o.json);
     if (run.o.dry_run) return;
@@ -1542,7 +1558,7 @@ static void train(World& world, const TrainOptions& given) {
     if (run.main_rank() && run.resumes())
         if (const std::string done = go_back_to(run.o.out, run.resumed_from, trainer.state.step); !done.empty())
             print_line(stderr, "note: " + done);
-    const std::string overrides = run.resumes() ? describe_overrides(trainer.state, run.o) : "";
+    const std::string overrides = run.resumes() ? describe_overrides(trainer.state, settled_options(run)) : "";
     sign_state(run, trainer.state);
     begin_training();
     TrainingLog log;

@@ -69,6 +69,7 @@ refuse "FP8's options without FP8"          "fp8-start.*HINT: --fp8-format" "${t
 refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2
 refuse "WSD's options without WSD"          "lr-wsd-decay-iters is of WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
 refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9
+refuse "a sample's prompt above a sample"   "shorter --sample-prompt"       "${train[@]}" --data-path good --sample-interval 1 --sample-prompt "$(seq 40)"
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good
 refuse "sequence longer than the data"      "seq-length|sequence|tokens"    "${train[@]}" --data-path good --seq-length 1000000 --dry-run

@@ -20,6 +20,7 @@
 #include "llmc/cpu/memory.h"
 #endif
 #include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/ranks.h"
 #include "llmc/parallel/world.h"
 #include "programs.h"
 
@@ -111,6 +112,18 @@ static void check_world(Test& t) {
     ok = true;
     for (int r = 0; r < size; r++) ok &= many[r].rank == r && many[r].x == r * 0.5;
     t.report("structs", ok);
+
+    // A host's memory, 10,000 bytes of which some are in use: what others on it are to allocate is not there.
+    Ranks ranks;
+    ranks.world = &w;
+    size_t others = 0, first_here = (size_t)size;
+    for (int r = size - 1; r >= 0; r--)
+        if (w.hosts()[(size_t)r] == w.host()) {
+            first_here = (size_t)r;
+            others += r == rank ? 0 : 100 * ((size_t)r + 1);
+        }
+    t.report("memory that ranks share", memory_for_rank(ranks, 100 * ((size_t)rank + 1), 10000 + (size_t)rank) ==
+                                            10000 + (size == 1 ? (size_t)rank : first_here) - others);
 
     const size_t n = (10 << 20) / sizeof(int) + 3;  // above one slice of all_gather
     std::vector<int> large(n), large_of_all(n * (size_t)size, -1);

@@ -135,7 +135,7 @@ if [[ $gpu == *emu* ]]; then
     little() { EMU_MEMORY_MB=33 train "$gpu" llama x; }
     expect "too little memory: refused" refused little
     says "too little memory: says how much for what" "GiB of GPU memory"
-    says "too little memory: says what to do" "HINT: a smaller --micro-batch-size"
+    says "too little memory: says what to do" "HINT: less is needed with a smaller --micro-batch-size"
 fi
 expect "a head size that no kernel takes: refused" refused "$gpu" train --hidden-size 1024 --num-attention-heads 2 "${small[@]}"
 says "its limits" "head size 512 .*is not between 1 and 256"

@@ -262,7 +262,11 @@ public:
         trainer_.gatherer.finish();
         return r;
     }
-    void write_weights(const std::string& prefix) { write(prefix, weight_parts(ctx_, m_)); }
+    void write_weights(const std::string& prefix) {
+        std::vector<real> weights(m_.shards.size);
+        copy_weights(ctx_, m_, weights.data());
+        write(prefix, weights);
+    }
     bool replicas_agree() { return trainer_.memory_check.difference().empty(); }
 
 private:

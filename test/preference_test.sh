@@ -35,6 +35,7 @@ expect "and learns which answers are chosen" above "$(value tuned valid 40 rewar
 expect "by a margin" above "$(value tuned valid 40 reward_margin)" 0.5
 expect "chosen answers become likelier" above "$(value tuned valid 40 reward_chosen)" 0
 expect "the report has the rewards" grep -q "Margin of rewards" tuned/report.html
+expect "and no perplexity, as their loss is no cross-entropy" test "$(grep -c perplexity tuned/report.html)" = 0
 expect "the checkpoint names its reference" grep -q '"reference": {' tuned/latest/training/state.json
 
 same() { cmp "$1/latest/$3" "$2/latest/$3"; }

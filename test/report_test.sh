@@ -47,6 +47,8 @@ cp two-1/log.jsonl x/run
 cp two-1/log.jsonl y/run
 expect "report: runs of one name" "$program" report x/run y/run/log.jsonl
 expect "report: are told apart" grep -q '<h3>\|>x/run</th>' report.html
+expect "report: a comparison does not replace a run's own page" refused env -C two-1 "$program" report . ../two-2
+says "report: and says so" "page of the run in this folder; HINT: --output"
 echo "mine" >mine.html
 for given in "" "none" "tok" "tok/report.html" "text.txt" "two-1 --output mine.html" "two-1 --output none/all.html" "$(yes two-1 | head -n 33)"; do
     # shellcheck disable=SC2086

@@ -125,6 +125,14 @@ says "resumed without it: which option" "--override ema-decay"
 expect "begun on a resume" train gpt2 begun "${few[@]}" --resume plain --override ema-decay train-iters --ema-decay 0.9 --train-iters 9
 expect "begun on a resume: it is written" test -s begun/latest/ema/model.safetensors
 
+# ---- the global batch that a run had ----
+implicit() { "$program" train "${small[@]}" --data-path text --train-iters 8 --save-every 4 --keep 0 --out implicit "$@"; }
+expect "without --global-batch-size" implicit
+rm -r implicit/step_00000008 && ln -sfn step_00000004 implicit/latest
+expect "fewer samples at a time: another batch is refused" refused implicit --resume auto --micro-batch-size 1
+says "with what keeps it" "global batch is 1 sample, .* written with 2,.*HINT: --global-batch-size 2 keeps it"
+expect "which goes on" implicit --resume auto --micro-batch-size 1 --global-batch-size 2
+
 # ---- latest is what counts ----
 cp -r gpt2-whole unpointed
 ln -sfn step_00000020 unpointed/latest

@@ -119,6 +119,9 @@ expect "twice back to step 90, not to the 100 of the course that was left" test 
 expect "whose checkpoints are kept under other names" "$program" inspect "rollback twice/step_00000100.1"
 steps=120 every=10 expect "a clean run without batches 97 to 118" train 1 "clean twice" --skip-batches 97-118
 expect "ends with its bits" same "clean twice" "rollback twice"
+steps=100 every=10 expect "a rollback that leaves every other batch out" faults noise=96-100 train 1 "rollback ends" --on-spike rollback
+expect "ends where it went" test "$(events "rollback ends" rollback)" == "90 " -a "$(steps_of "rollback ends" | wc -w)" == 98
+expect "with its last validation" grep -q '"kind":"valid","step":90,' "rollback ends/log.jsonl"
 steps=120 every=10 expect "the newest two are nearer than the distance" faults noise=103-107 train 1 "rollback far" --on-spike rollback --keep 2 --rollback-distance 25
 expect "an older one has been kept" test "$(events "rollback far" rollback)" == "70 "
 steps=120 expect "before the first checkpoint of its own" faults noise=103-107 train 1 "rollback other" --on-spike rollback --resume clean/step_00000100

@@ -399,6 +399,7 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     TrainOptions o;
     o.lr = 1e-3;
     o.train_iters = 100;
+    o.global_batch_size = 16;
     TrainingState saved;
     saved.options = options_to_json(o);
     saved.data = {{{"documents", 3}, {"tokens", 50}}};
@@ -422,8 +423,21 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     agree([](TrainOptions& n) { n.lr = 2e-3; }, {"lr"});
     expect_error([&] { agree([](TrainOptions& n) { n.train_iters = 200; }); }, {"--override train-iters"});
     expect_error([&] { agree([](TrainOptions& n) { n.seed = 9; }); }, {"--seed"});
-    expect_error([&] { agree([](TrainOptions& n) { n.global_batch_size = 9; }, {"lr"}); }, {"--global-batch-size"});
+    expect_error([&] { agree([](TrainOptions& n) { n.global_batch_size = 9; }, {"lr"}); }, {"--global-batch-size 16 keeps it"});
     expect_error([&] { agree([](TrainOptions&) {}, {"threads"}); }, {"'threads'"});
+    // Earlier versions wrote no global batch where it was a micro-batch of each rank.
+    saved.options["global-batch-size"] = 0;
+    saved.options["micro-batch-size"] = 4;
+    saved.layout["dp"] = 2;
+    expect_error([&] { agree([](TrainOptions&) {}); }, {"16 samples, the checkpoint was written with 8"});
+    agree([](TrainOptions& n) { n.global_batch_size = 8; });
+    saved.options["global-batch-size"] = 16;
+    // A length that a time budget has chosen stays.
+    const auto an_hour = [](TrainOptions& n) { n.time_budget = "1h"; };
+    agree(an_hour, {"time-budget"});
+    saved.length.steps = 70;
+    expect_error([&] { agree(an_hour, {"time-budget"}); }, {"has chosen its length, 70 steps", "HINT"});
+    saved.length = {};
     const auto narrow = [](TrainOptions& n) { n.exp_avg_sq_dtype = "bf16"; };
     for (const bool old_version : {false, true}) {  // which had moments in fp32 only, and no option to say so
         if (old_version) {

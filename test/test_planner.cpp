@@ -568,6 +568,18 @@ TEST(Planner, TableSaysWhatMatters) {
     EXPECT_EQ(alone.str(Paint{false}, 200).find("energy"), std::string::npos);  // its power is not known
 }
 
+// Virtual tokens are computed, but are none of the run's.
+TEST(Planner, VirtualTokensAreNotTokensOfTheRun) {
+    PlanInput in = toy();
+    const Plan all = make_plan(in);
+    in.c.virtual_tokens.count = in.T / 4;
+    const Plan some = make_plan(in);
+    EXPECT_NEAR(some.tokens_per_second * some.step_seconds, 0.75 * all.tokens_per_second * all.step_seconds, 1e-6);
+    Table open;
+    add_rows(open, all, 0);
+    EXPECT_EQ(open.str(Paint{false}, 200).find("whole run"), std::string::npos);
+}
+
 // 36 s of 100 GPUs with 500 W are 0.5 kWh, and at 400 g per kWh 200 g.
 TEST(Planner, EnergyIsAtMostThePower) {
     struct Rows {

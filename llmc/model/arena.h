@@ -54,12 +54,14 @@ public:
     }
 
     size_t bytes() const { return backend_.bytes; }
+    size_t bytes_on_host() const { return be::memory_is_host ? backend_.bytes : host_.bytes; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
-    // Allocates the memory, zero-filled, and points every slot at its region. fail()s if there is not enough.
-    void allocate() {
-        check_available(backend_.bytes, be::available_memory(), be::memory_is_host ? "memory" : "GPU memory");
-        check_available(host_.bytes, cpu::available_memory(), "memory");
+    // Allocates the memory, zero-filled, and points every slot at its region. fail()s if there is not enough, with advice what
+    // would need less; on_host: of the host's memory.
+    void allocate(size_t on_host = cpu::available_memory(), const char* advice = "a smaller model") {
+        if (!be::memory_is_host) check_available(backend_.bytes, be::available_memory(), "GPU memory", advice);
+        check_available(bytes_on_host(), on_host, "memory", advice);
         if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
         if (host_.bytes) host_.memory = cpu::allocate_memory(host_.bytes);
         point_slots(backend_);
@@ -98,15 +100,14 @@ private:
         purposes_[last_].second += bytes;
     }
 
-    void check_available(size_t wanted, size_t available, const char* what) const {
+    void check_available(size_t wanted, size_t available, const char* what, const char* advice) const {
         if (wanted <= available) return;
         std::string table;
         for (const auto& [name, bytes] : purposes_) table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
         fail(
             "this run needs %.2f GiB of %s, %.2f GiB are available:\n%s"
-            "HINT: a smaller --micro-batch-size or --seq-length, --recompute full, %sa smaller model need less",
-            wanted / 1073741824.0, what, available / 1073741824.0, table.c_str(),
-            be::memory_is_host ? "--save-in-foreground or " : "fewer --head-rows or ");
+            "HINT: less is needed with %s",
+            wanted / 1073741824.0, what, available / 1073741824.0, table.c_str(), advice);
     }
 
     static void point_slots(const Place& place) {

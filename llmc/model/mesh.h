@@ -52,10 +52,12 @@ private:
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     if (const int model = tp * pp, below = world / model * model; below != world)
         fail_usage(
-            "%d rank%s cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: start "
-            "it with mpirun -n %s%d%s",
-            world, world == 1 ? "" : "s", tp, pp, model, below ? format("%d or ", below).c_str() : "", below + model,
-            world == 1 ? "" : format(", or choose sizes whose product divides %d", world).c_str());
+            "%d rank%s cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: %s",
+            world, world == 1 ? "" : "s", tp, pp, model,
+            world == 1 ? format("start it with mpirun -n %d", model).c_str()
+                       : format("%s%d ranks, or sizes whose product divides %d", below ? format("%d or ", below).c_str() : "",
+                                below + model, world)
+                             .c_str());
     Mesh mesh;
     mesh.world = {world, rank};
     mesh.vpp = vpp;

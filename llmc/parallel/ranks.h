@@ -123,6 +123,23 @@ inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vecto
     return sums;
 }
 
+// What a host's memory has for this rank, beside what the other ranks there are to allocate; `bytes`: what this rank is to. All
+// ranks ask before the first one allocates.
+inline size_t memory_for_rank(const Ranks& ranks, size_t bytes, size_t available) {
+    if (!ranks.world || ranks.world->size() == 1) return available;
+    World& world = *ranks.world;
+    const size_t mine[2] = {bytes, available};
+    std::vector<size_t> all(2 * (size_t)world.size());
+    world.all_gather(mine, sizeof mine, all.data());
+    size_t others = 0;
+    for (int r = 0; r < world.size(); r++) {
+        if (world.hosts()[(size_t)r] != world.host()) continue;
+        available = std::min(available, all[2 * (size_t)r + 1]);
+        if (r != world.rank()) others += all[2 * (size_t)r];
+    }
+    return available - std::min(available, others);
+}
+
 // Ends the run if any rank has a problem, with the first one's message.
 inline void agree_that_all_is_well(World* world, const std::string& problem) {
     if (!world && !problem.empty()) fail("%s", problem.c_str());

@@ -50,6 +50,8 @@ struct TrainingMemory {
     Muon muon;       // its recipe is set before memory is planned
     bool averages = false;    // whether an average of the weights is kept; set before memory is planned
     real* average = nullptr;  // (shards.size) moving average of the fp32 weights (weight_average.h)
+    bool examines = false;    // whether the layers' health is logged; set before memory is planned
+    real* before = nullptr;   // (shards.size) in host memory: the fp32 weights before an update that is examined
     Parts copy;               // host memory from which a checkpoint is written; null: written from the tensor itself
     bool copies = false;      // whether all of a checkpoint is written from there; else at most sharded parameters are
 
@@ -82,6 +84,7 @@ struct TrainingMemory {
             arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
         muon.plan(arena, c, table, shards);
         if (averages) arena.add("EMA of the weights (fp32)", &average, shards.size);
+        if (examines) arena.add_on_host("weights before an update (health)", &before, shards.size);
     }
 
     // Plans the copy from which a checkpoint is written while training continues. On CPUs a save in the foreground needs none,

@@ -191,7 +191,8 @@ inline std::string report_tiles(const RunLog& log) {
     const StepNumbers& s = log.newest;
     std::string out = "<section class=\"tiles\">\n";
     const double loss = last_smoothed(log, "loss"), speed = last_smoothed(log, "tokens_per_s");
-    const auto perplexity = [](double loss) { return "perplexity " + human_count(std::exp(loss)); };
+    const bool compares = !std::isnan(log.newest["reward_margin"]);  // the loss of pairs of answers is no cross-entropy
+    const auto perplexity = [&](double loss) { return compares ? "" : "perplexity " + human_count(std::exp(loss)); };
     if (!std::isnan(loss)) out += tile("Training loss (smoothed)", with_decimals(loss, 3), perplexity(loss));
     if (!log.valid.empty())
         out += tile("Validation loss", with_decimals(log.valid.last(), 3),

@@ -306,7 +306,7 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
     }
     const std::vector<int> layers = layers_of_stages(o, run.c, mesh);
     const Plan plan = make_plan(plan_input(o, run.c, ranks, layers, run.schedule.final_batch, sizeof(floatX)));
-    add_rows(t, plan, (double)run.schedule.total_samples * o.seq_length);
+    add_rows(t, plan, run.schedule.open ? 0 : (double)run.schedule.total_samples * o.seq_length);
     if (mesh.pp.size > 1)
         t.picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
 }

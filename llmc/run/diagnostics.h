@@ -134,14 +134,22 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
 }
 
 // ---- health of the layers ---------------------------------------------------------------------------------------------------
-// This rank's shards of the fp32 weights.
-inline std::vector<real> weight_parts(be::Ctx& ctx, const TrainingMemory& m) {
-    std::vector<floatX> params(m.shards.size);
-    for (const Bucket& b : m.shards.buckets)
-        be::download(ctx, params.data() + b.shard, m.params + b.mine, b.n * sizeof(floatX));
-    std::vector<LowerHalf> lower(m.lower ? m.shards.size : 0);
-    be::download(ctx, lower.data(), m.lower, lower.size() * sizeof(LowerHalf));
+// n of the fp32 weights: from `first` on in the parameters, from `shard` on in this rank's shards.
+inline std::vector<real> weights_at(be::Ctx& ctx, const TrainingMemory& m, size_t first, size_t shard, size_t n) {
+    std::vector<floatX> params(n);
+    be::download(ctx, params.data(), m.params + first, n * sizeof(floatX));
+    std::vector<LowerHalf> lower(m.lower ? n : 0);
+    be::download(ctx, lower.data(), m.lower + shard, lower.size() * sizeof(LowerHalf));
     return whole_weights(params, lower);
+}
+// This rank's shards of them (shards.size), part by part.
+inline void copy_weights(be::Ctx& ctx, const TrainingMemory& m, real* to) {
+    constexpr size_t most = 1 << 20;
+    for (const Bucket& b : m.shards.buckets)
+        for (size_t i = 0; i < b.n; i += most) {
+            const std::vector<real> part = weights_at(ctx, m, b.mine + i, b.shard + i, std::min(most, b.n - i));
+            std::copy(part.begin(), part.end(), to + b.shard + i);
+        }
 }
 
 // Norms over all ranks of each layer's weights before an update, of its gradients, and of the update. For log.jsonl.
@@ -149,13 +157,12 @@ class LayerHealth {
 public:
     LayerHealth(be::Ctx& ctx, const TrainingMemory& m) : ctx_(ctx), m_(m), layers_(m.c.L) {}
 
-    void before_update() { before_ = weight_parts(ctx_, m_); }
+    void before_update() { copy_weights(ctx_, m_, m_.before); }
 
     // In FP8 also the fractions of each tensor's elements that became zero, and that became the largest number: the maximum
     // over the ranks is reported.
     nlohmann::ordered_json after_update(const Fp8Training& fp8) {
         const std::vector<double> squares = sum_of_all_ranks(*m_.ranks, squares_of_layers());
-        before_.clear();
         std::vector<float> zero, largest;
         if (fp8.on) {
             zero = largest_of_all_ranks(*m_.ranks, shares(fp8, &Fp8Training::Count::zero));
@@ -185,17 +192,17 @@ private:
     // (layers + 2, 3): weights, gradients and update of each layer, then of the embedding and of the head.
     std::vector<double> squares_of_layers() const {
         std::vector<double> squares((size_t)(layers_ + 2) * 3);
-        const std::vector<real> after = weight_parts(ctx_, m_);
         for (const TensorSpec& spec : m_.table.rows)
             for (const Range& r : m_.counted) {
                 const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
                 if (first >= last) continue;
                 double* sum = &squares[(size_t)place(spec) * 3];
                 m_.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
-                    const std::vector<real> gradient = downloaded(ctx_, m_.grads.from(first + from), n);
+                    const std::vector<real> gradient = downloaded(ctx_, m_.grads.from(first + from), n),
+                                            after = weights_at(ctx_, m_, first + from, shard, n);
                     for (size_t i = 0; i < n; i++) {
-                        const double w = (double)before_[shard + i], g = (double)gradient[i];
-                        const double d = (double)after[shard + i] - w;
+                        const double w = (double)m_.before[shard + i], g = (double)gradient[i];
+                        const double d = (double)after[i] - w;
                         sum[0] += w * w;
                         sum[1] += g * g;
                         sum[2] += d * d;
@@ -221,5 +228,4 @@ private:
     be::Ctx& ctx_;
     const TrainingMemory& m_;
     int layers_;
-    std::vector<real> before_;
 };

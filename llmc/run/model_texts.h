@@ -228,13 +228,16 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
     return tokenizer;
 }
 
-// The tokens to start from: the prompt's, or the end-of-document token, which is what comes before a fresh document.
-inline std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity) {
+// The tokens to start from: the prompt's, or the end-of-document token, which is what comes before a fresh document. option:
+// which gives the prompt.
+inline std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity,
+                                      const char* option = "--prompt") {
     std::vector<int> tokens = tokenizer.encode_prompt(prompt);
     if (tokens.empty() && tokenizer.eod_id() >= 0) tokens.push_back(tokenizer.eod_id());
     if (tokens.empty())
-        fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give --prompt");
+        fail("the prompt is empty and the tokenizer has no end-of-document token to start from; HINT: give %s", option);
     if ((int)tokens.size() > capacity)
-        fail("the prompt has %zu tokens, the model's context holds %d; HINT: give a shorter --prompt", tokens.size(), capacity);
+        fail("the prompt has %zu tokens, the model's context holds %d; HINT: give a shorter %s", tokens.size(), capacity,
+             option);
     return tokens;
 }

@@ -501,7 +501,7 @@ inline void plan_rates(Plan& p) {
     p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
     p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
     p.hardware_tflops = computed * per_gpu;
-    p.tokens_per_second = tokens / p.step_seconds;
+    p.tokens_per_second = (double)in.global_batch * (in.T - in.c.virtual_tokens.count) / p.step_seconds;
 }
 
 }  // namespace detail
@@ -688,7 +688,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     return found;
 }
 
-// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run.
+// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run; 0: its length is open.
 template <class Rows>
 void add_rows(Rows& t, const Plan& p, double tokens) {
     const PlanInput& in = p.in;
@@ -733,6 +733,7 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
                  human_count(p.tokens_per_second).c_str(), p.model_tflops_causal, p.model_tflops_full,
                  100 * p.model_tflops_causal / in.tflops));
     t.exact({{"tokens_per_second", p.tokens_per_second}, {"model_tflops_per_gpu", p.model_tflops_causal}});
+    if (tokens == 0) return;
     t.row("whole run",
           format("%s tokens in %s, %s GPU hours", human_count(tokens).c_str(), human_duration(p.days(tokens) * 86400).c_str(),
                  human_count(p.days(tokens) * 24 * in.world).c_str()));

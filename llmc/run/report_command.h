@@ -61,6 +61,8 @@ inline int report_command(const ReportOptions& o) {
     for (size_t i = 0; i < logs.size(); i++) runs.push_back({names[i], &logs[i]});
 
     std::string path = o.output;
+    if (path.empty() && runs.size() > 1 && fs::exists("log.jsonl"))
+        fail_usage("report.html is the page of the run in this folder; HINT: --output compared.html");
     if (path.empty())
         path = runs.size() > 1 ? "report.html" : fs::path(log_of_run(given_runs[0])).replace_filename("report.html").string();
     if (std::error_code error; fs::exists(path, error)) {

@@ -300,6 +300,13 @@ inline void open_validation(Run& run) {
 
 }  // namespace detail
 
+// The options with the global batch that they give, which a resumed run keeps, however many samples it takes at a time.
+inline TrainOptions settled_options(const Run& run) {
+    TrainOptions o = run.o;
+    o.global_batch_size = (int)run.schedule.final_batch;
+    return o;
+}
+
 inline void open_data(Run& run) {
     run.begin("opening the data and ordering its samples");
     if (run.o.dry_run && run.o.data_path.empty()) return;  // planning needs no data
@@ -309,7 +316,8 @@ inline void open_data(Run& run) {
     run.data = data_identity(*run.train, options);
     if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_template(), run.main_rank());
     if (has_validation(run.o)) detail::open_validation(run);
-    if (run.resumes()) check_agreement(run.state, run.o, run.data, run.train->order_problem(run.state.planned), run.o.override);
+    if (run.resumes())
+        check_agreement(run.state, settled_options(run), run.data, run.train->order_problem(run.state.planned), run.o.override);
 }
 
 // Orders as many samples as the schedule has after its length was chosen or put off. state: the position in the run.
@@ -322,7 +330,7 @@ inline void order_data(Run& run, TrainingState& state) {
 // Adds to a state what its checkpoints record of the run.
 inline void sign_state(const Run& run, TrainingState& state) {
     const Mesh& mesh = run.ranks->mesh;
-    state.options = options_to_json(run.o);
+    state.options = options_to_json(settled_options(run));
     state.data = run.data;
     state.reference = run.reference.identity;
     state.planned = run.train->n_samples();

@@ -94,7 +94,10 @@ public:
             stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
             add_rates(*stats, in_fp8);
             log_.step(*stats, std::exchange(t_.health, nullptr));
-            if (heed(t_.verdict)) continue;
+            if (heed(t_.verdict)) {
+                if (t_.finished()) follow_up(true, {});  // the rollback leaves all other batches out
+                continue;
+            }
             budget_.took(TimeBudget::step, monotonic_seconds() - begin);
             const bool saves = timetable_.save_now(state_.step) || (budget_.wants_save() && !std::exchange(save_asked_, true));
             std::vector<RankTime> times;

@@ -176,8 +176,10 @@ inline bool is_type_of_elements(const std::string& name) {
     return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
 }
 // An option's value in the checkpoint; `discarded` if it has none. Earlier versions had gradients and moments in fp32 only, no
-// optimizer but AdamW, and the standard parametrization.
+// optimizer but AdamW, and the standard parametrization; they wrote no global batch where it was a micro-batch of each rank.
 inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
+    if (name == "global-batch-size" && saved.options.value(name, 0) == 0)
+        return saved.options.value("micro-batch-size", 1) * saved.layout.value("dp", 1);
     if (saved.options.contains(name)) return saved.options[name];
     if (name == "optimizer") return "adamw";
     if (name == "parametrization") return "standard";
@@ -218,12 +220,24 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         known.push_back(name);
         const nlohmann::ordered_json before = saved_option(saved, name);
         if (std::find(free.begin(), free.end(), name) != free.end() || before.is_discarded() || overridden(name)) return;
+        if (before != options[name] && name == "global-batch-size")
+            fail(
+                "the global batch is %s, the checkpoint was written with %s, and another one changes the run. HINT: "
+                "--global-batch-size %s keeps it, --override %s goes on with yours",
+                counted(now.global_batch_size, "sample").c_str(), json_text(before).c_str(), json_text(before).c_str(),
+                name.c_str());
         if (before != options[name] && !widens(name, options[name]))
             fail(
                 "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
                 "on with yours",
                 name.c_str(), json_text(options[name]).c_str(), json_text(before).c_str(), name.c_str());
     });
+    if (saved.length.steps > 0 && !now.time_budget.empty() && saved_option(saved, "time-budget") != options["time-budget"])
+        fail(
+            "--time-budget is %s; the run was to end after %s and has chosen its length, %lld steps, by which the rate falls. "
+            "HINT: the budget that it had, or --resume an older checkpoint, from before it chose",
+            json_text(options["time-budget"]).c_str(), json_text(saved_option(saved, "time-budget")).c_str(),
+            (long long)saved.length.steps);
     for (const std::string& name : overrides)
         if (std::find(known.begin(), known.end(), name) == known.end())
             fail_usage("--override names '%s', which is not an option that must agree with a checkpoint", name.c_str());
