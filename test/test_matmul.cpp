@@ -516,4 +516,27 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
         }
 }
 
+// Of a result, each of two or four threads has about as many numbers, in the tasks that are its own (team.h): also where the
+// last panel of columns is narrow.
+TEST(Linear, ThreadsShareAResultEvenly) {
+    const int N = 2048;
+    for (const int threads : {2, 4})
+        for (const int C : {192, 512, 640, 768, 1600, 2752}) {
+            const cpu::detail::gemm::Partition shares(N, C, 256, threads, false, 64);
+            const int tasks = shares.panels * shares.parts;
+            int64_t busiest = 0, all = 0;
+            for (int owner = 0; owner < threads; owner++) {
+                int64_t numbers = 0;
+                for (int task = tasks * owner / threads; task < tasks * (owner + 1) / threads; task++) {
+                    const int c0 = shares.panel(task) * shares.columns, n0 = shares.part(task) * shares.rows;
+                    numbers += (int64_t)std::min(shares.columns, C - c0) * std::min(shares.rows, N - n0);
+                }
+                busiest = std::max(busiest, numbers);
+                all += numbers;
+            }
+            EXPECT_EQ(all, (int64_t)N * C) << C;
+            EXPECT_LE((double)busiest * threads, 1.05 * (double)all) << C << " columns, " << threads << " threads";
+        }
+}
+
 }  // namespace test_matmul

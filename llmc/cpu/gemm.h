@@ -105,9 +105,12 @@ struct Left : Operand<E> {
 };
 
 // Divides a result (N, C) among threads into panels of columns, and panels into blocks of rows where that minimizes the time of
-// the busiest thread, which packs its panels and reads its rows for each of them.
+// the busiest thread, which packs its panels and reads its rows for each of them. A thread's first tasks follow each other
+// (team.h): they are those of its block of rows, of which each thread has one, so that a narrow last panel falls on all alike.
 struct Partition {
     int columns = 0, panels = 0, rows = 0, parts = 0;
+    int panel(int task) const { return task % panels; }
+    int part(int task) const { return task / panels; }
     Partition(int N, int C, int widest, int threads, bool tiles, int strip) {
         const double packed = tiles ? 250 : 25, read = tiles ? 100 : 10;  // cost per number, in multiply-adds of the unit
         double least = std::numeric_limits<double>::infinity();
@@ -116,7 +119,8 @@ struct Partition {
             const int across = threads / down, share = ceil_div(C, across);
             const int wide = round_up(ceil_div(share, ceil_div(share, widest)), strip), count = ceil_div(C, wide);
             const int high = round_up(ceil_div(N, down), strip_rows), each = ceil_div(count, across);
-            const double time = (double)each * ((double)wide * high + packed * wide + read * high);
+            const int own = across == 1 ? C : each * wide;  // columns, of all panels where a thread has all
+            const double time = (double)own * high + (double)each * (packed * wide + read * high);
             if (time < least) {
                 least = time;
                 columns = wide;
@@ -273,8 +277,8 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
         unit.begin();
         me.share(shares.panels * shares.parts, [&](int64_t share) {
             const int task = (int)share;
-            const int c0 = task / shares.parts * shares.columns, columns = std::min(shares.columns, wide - c0);
-            const int first = task % shares.parts * shares.rows, end = std::min(tall, first + shares.rows);
+            const int c0 = shares.panel(task) * shares.columns, columns = std::min(shares.columns, wide - c0);
+            const int first = shares.part(task) * shares.rows, end = std::min(tall, first + shares.rows);
             for (int k0 = 0; k0 < K; k0 += blocking.slab) {
                 const int deep = std::min(blocking.slab, K - k0);
                 b.pack(unit, packed, packed_size, k0, deep, c0, columns);
@@ -351,7 +355,7 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
             });
             me.share(shares.panels * shares.parts, [&](int64_t share) {
                 const int task = (int)share;
-                const int m0 = task / shares.parts * shares.columns, c0 = task % shares.parts * shares.rows;
+                const int m0 = shares.panel(task) * shares.columns, c0 = shares.part(task) * shares.rows;
                 const int M_here = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
                 pack_left_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K, there);
                 for (int n = 0; n < columns; n += strip)

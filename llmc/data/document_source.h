@@ -72,7 +72,7 @@ struct Chunk {
 
     size_t bytes() const {
         size_t sum = sizeof(Chunk) + text.size();
-        for (const auto& [name, value] : fields.members()) sum += sizeof name + sizeof value + name.size() + value.size();
+        for (const auto& [name, value] : fields.members()) sum += 2 * sizeof(std::string) + name.size() + value.size();
         return sum;
     }
 };
