@@ -14,7 +14,7 @@
 #                   dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
 # make test-interop models, adapters, tokens exchanged with transformers, PEFT,
 #                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
-# make chaos        trainings under kills, full disks, damage: the same bits in the end
+# make chaos        trainings under kills, full disks and damage: the same bits
 #                   CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=
 #                   CHAOS_LEAVE_OUT=  CHAOS_BUILDS="cpu-bf16 emu-bf16"
 # make fuzz         hostile files to every reader of files  FUZZ_SECONDS=60 each

@@ -237,8 +237,8 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
     nlohmann::json record = parse_json(read_whole_file(path), path);
     if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("finished"))
         fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
-    if (const auto state = record.find("state");
-        state != record.end() && state->is_object() && !record.value("finished", false) && state->value("documents", 0) == 0)
+    if (const auto state = record.find("state"); state != record.end() && state->is_object() &&
+                                                 !record.value("finished", false) && state->value("documents", (int64_t)0) == 0)
         return nullptr;  // nothing is kept
     if (record.value("finished", false)) {
         remove_work(dir + "/.work");  // if it was killed at its very end
