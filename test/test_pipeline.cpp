@@ -164,6 +164,36 @@ TEST(PipelineTime, UnequalStagesByHand) {
     EXPECT_EQ(simulate_pipeline(1, 1, 3, {1}, {2}, 0.5).total, 9);  // one rank sends nothing
 }
 
+// Steps of many micro-batches, of which a few are simulated, take as long as all of them simulated: with equal stages, a slow
+// end, a slow rank in the middle, stages that hardly differ (steady only late), and messages from none to slower than a pass.
+TEST(PipelineTime, AFewSimulatedMicroBatchesTellTheTimeOfAll) {
+    for (const auto& [pp, vpp] : {std::pair(1, 1), {2, 1}, {3, 1}, {7, 1}, {12, 1}, {2, 2}, {3, 4}, {8, 2}})
+        for (const double p2p : {0., 0.01, 0.4, 3.})
+            for (const char* kind : {"equal", "head", "middle", "hardly", "any"}) {
+                std::vector<double> forward((size_t)(pp * vpp), 1.1), backward((size_t)(pp * vpp), 2.3);
+                for (size_t s = 0; s < forward.size(); s++) {
+                    if (kind == std::string("head") && s + 1 == forward.size()) backward[s] += 1;
+                    if (kind == std::string("middle") && (int)s % pp == pp / 2) forward[s] += 0.3;
+                    if (kind == std::string("hardly")) forward[s] += 1e-3 * (double)(s * 7 % 5);
+                    if (kind == std::string("any")) {
+                        forward[s] += 0.1 * (double)(s * 3 % 7);
+                        backward[s] += 0.1 * (double)(s * 5 % 11);
+                    }
+                }
+                for (const int groups : {17, 60, 400}) {
+                    const int m = groups * pp + (vpp == 1 ? pp / 2 : 0);
+                    const Timeline all = simulate_pipeline(pp, vpp, m, forward, backward, p2p);
+                    const StepTime few = step_time(pp, vpp, m, forward, backward, p2p);
+                    const auto what = format("%d x %d ranks, %d micro-batches, messages of %g, %s", pp, vpp, m, p2p, kind);
+                    EXPECT_NEAR(few.total, all.total, 1e-10 * all.total) << what;
+                    if (kind != std::string("hardly")) {
+                        EXPECT_GT(find_repetition(pp, vpp, m, all).passes, 0) << what;
+                    }
+                    EXPECT_NEAR(few.bubble, all.bubble, 1e-9 * (1 + all.bubble)) << what;
+                }
+            }
+}
+
 TEST(PipelineTime, PublishedRuns) {
     EXPECT_EQ(format("%.1f%%", 100 * bubble_fraction(16, 1, 216)), "6.9%");  // LLM-jp 172B
     const Timeline t = simulate_pipeline(16, 1, 216, std::vector<double>(16, 1), std::vector<double>(16, 2), 0);

@@ -24,6 +24,8 @@
 // arXiv:2104.04473, figures 3 and 4 and section 2.2.
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <numeric>
 #include <set>
 #include <string>
@@ -69,14 +71,18 @@ inline std::string pipeline_problem(int pp, int vpp, int micro_batches) {
         micro_batches, pp, vpp, nearest.c_str());
 }
 
+// Forward passes of a rank before its first backward pass, less the one that always goes before a backward pass.
+inline int warmup_passes(int pp, int rank, int vpp, int micro_batches) {
+    if (vpp > 1 && micro_batches == pp) return micro_batches * vpp;
+    return std::min(vpp > 1 ? 2 * (pp - rank - 1) + (vpp - 1) * pp : pp - rank - 1, micro_batches * vpp);
+}
+
 // The order in which a rank runs its passes: forward and backward of every chunk and micro-batch, once.
 inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, int micro_batches) {
     CHECK(pipeline_problem(pp, vpp, micro_batches).empty(), "%s", pipeline_problem(pp, vpp, micro_batches).c_str());
     CHECK(rank >= 0 && rank < pp, "rank %d of %d", rank, pp);
     const int passes = micro_batches * vpp;  // in each direction
-    int warmup = pp - rank - 1;
-    if (vpp > 1) warmup = micro_batches == pp ? passes : 2 * (pp - rank - 1) + (vpp - 1) * pp;
-    warmup = std::min(warmup, passes);
+    const int warmup = warmup_passes(pp, rank, vpp, micro_batches);
 
     const auto event = [&](Direction pass, int step) {
         const int group = step / (pp * vpp), within = step % (pp * vpp);
@@ -235,6 +241,61 @@ inline Timeline simulate_pipeline(int pp, int vpp, int micro_batches, const std:
     std::vector<std::vector<PipelineEvent>> schedules;
     for (int rank = 0; rank < pp; rank++) schedules.push_back(pipeline_schedule(pp, rank, vpp, micro_batches));
     return simulate_schedules(schedules, forward, backward, p2p);
+}
+
+// In steps of many micro-batches a pipeline soon comes into a steady state: what all ranks do repeats itself every few passes,
+// some seconds later. More micro-batches then only add repetitions.
+struct Repetition {
+    int passes = 0;  // in each direction; 0: none was found
+    double seconds = 0;
+};
+// The repetition at the end of this step's steady state. A part of the step is enough to tell: a pass depends on the one before
+// it on its rank, and on one of another rank that is less than pp passes of the same direction away in that rank's order. So if
+// 3 pp vpp passes of all ranks repeat themselves, those after them do, until the drain, which begins at most 2 pp vpp passes
+// before the end.
+inline Repetition find_repetition(int pp, int vpp, int micro_batches, const Timeline& t) {
+    CHECK(micro_batches >= 16 * pp, "%d micro-batches on %d ranks are too few", micro_batches, pp);
+    const int group = pp * vpp, unit = vpp > 1 ? group : 1;  // passes after which the order of chunks begins again
+    const int end = micro_batches * vpp - 2 * group;
+    const auto start = [&](int rank, int pass, bool of_backward) {  // and of the backward pass that follows
+        const int warmup = warmup_passes(pp, rank, vpp, micro_batches);
+        return t.start[(size_t)rank][(size_t)(warmup + 2 * (pass - warmup) + of_backward)];
+    };
+    for (int passes = unit; passes <= micro_batches * vpp / 4; passes += unit) {
+        const int to = end - passes, from = to - 3 * group;
+        const double seconds = start(0, to, false) - start(0, to - passes, false);
+        const auto repeats = [&](int rank, int pass, bool of_backward) {
+            const double later = start(rank, pass + passes, of_backward) - start(rank, pass, of_backward);
+            return std::abs(later - seconds) <= 1e-13 * t.total;  // sums are rounded
+        };
+        bool all = true;
+        for (int rank = 0; rank < pp; rank++)
+            for (int pass = from; all && pass < to; pass++) all = repeats(rank, pass, false) && repeats(rank, pass, true);
+        if (all) return {passes, seconds};
+    }
+    return {};
+}
+
+// How long a step takes, as simulate_pipeline says it: of many micro-batches some are simulated, more while no repetition is
+// found, and the repetitions of the others are added.
+struct StepTime {
+    double total = 0, bubble = 0;
+};
+inline StepTime step_time(int pp, int vpp, int micro_batches, const std::vector<double>& forward,
+                          const std::vector<double>& backward, double p2p) {
+    for (int few = 16 * pp; few < micro_batches / 2; few *= 2) {
+        const Timeline some = simulate_pipeline(pp, vpp, few, forward, backward, p2p);
+        const Repetition r = find_repetition(pp, vpp, few, some);
+        if (!r.passes) continue;
+        const int of_each = r.passes / vpp, n = (micro_batches - few) / of_each;  // repetitions that are only counted
+        const Timeline rest = simulate_pipeline(pp, vpp, micro_batches - n * of_each, forward, backward, p2p);
+        const double total = rest.total + n * r.seconds;
+        const double work = micro_batches * (std::accumulate(forward.begin(), forward.end(), 0.0) +
+                                             std::accumulate(backward.begin(), backward.end(), 0.0));
+        return {total, work > 0 ? (pp * total - work) / work : 0};
+    }
+    const Timeline t = simulate_pipeline(pp, vpp, micro_batches, forward, backward, p2p);
+    return {t.total, t.bubble};
 }
 
 // ---- picture ---------------------------------------------------------------------------------------------------------------

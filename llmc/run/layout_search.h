@@ -138,10 +138,15 @@ public:
         return c.L > 1 && !c.adapted() && !o.first_last_layers_bf16;
     }
 
-    // `o`: the options with the layout l; layers: of all stages; in_flight: micro-batches in each chunk of this rank.
-    double bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
-                 const std::vector<int>& in_flight) {
-        return of_ranks(o, c, l, rank, layers) + shared(o, c, rank == l.pp - 1) + kept(o, c, l, rank, layers, in_flight);
+    // That of the rank which needs most. `o`: the options with the layout l; layers: of all stages.
+    double most_bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, const std::vector<int>& layers,
+                      const std::vector<FullRank>& ranks) {
+        const Work &again = work(o, c, o.recompute_granularity), &once = l.recompute_layers ? work(o, c, "none") : again;
+        double most = 0;
+        for (const FullRank& r : ranks)
+            most = std::max(most, of_ranks(o, c, l, r.rank, layers) + shared(again, o, c, r.rank == l.pp - 1) +
+                                      kept(again, once, l, r.rank, layers, r.in_flight));
+        return most;
     }
 
 private:
@@ -173,7 +178,8 @@ private:
     }
     const Work& work(const TrainOptions& of, const ModelConfig& c, const std::string& recompute) {
         return remembered(
-            work_, {of.tensor_model_parallel_size, of.micro_batch_size, of.no_sequence_parallel, recompute, of.fp8_format},
+            work_,
+            {of.tensor_model_parallel_size, of.micro_batch_size, of.no_sequence_parallel, !of.fp8_format.empty(), recompute},
             [&] {
                 TrainOptions o = of;
                 o.recompute_granularity = recompute;
@@ -186,21 +192,19 @@ private:
                 return w;
             });
     }
-    double shared(const TrainOptions& o, const ModelConfig& c, bool head) {
-        const Work& w = work(o, c, o.recompute_granularity);
+    double shared(const Work& w, const TrainOptions& o, const ModelConfig& c, bool head) {
         if (!head) return w.shared;
         return remembered(with_head_, {&w, o.head_rows}, [&] { return small(o, c, 0, c.L - 1, 1, 2) - w.layer - w.beside[0]; });
     }
-    double kept(const TrainOptions& o, const ModelConfig& c, const Layout& l, int rank, const std::vector<int>& layers,
-                const std::vector<int>& in_flight) {
-        const Work& w = work(o, c, o.recompute_granularity);
+    // again: of layers that are recomputed as the layout says; once: of the others.
+    static double kept(const Work& again, const Work& once, const Layout& l, int rank, const std::vector<int>& layers,
+                       const std::vector<int>& in_flight) {
         double bytes = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) {
             const int stage = virtual_stage(l.pp, rank, chunk), all = layers[(size_t)stage];
             const int recomputed = l.recompute_layers ? std::min(l.recompute_layers, all) : all;
-            double of_layers = recomputed * w.layer;
-            if (recomputed < all) of_layers += (all - recomputed) * work(o, c, "none").layer;
-            bytes += in_flight[(size_t)chunk] * (w.beside[stage == 0] + of_layers);
+            const double of_layers = recomputed * again.layer + (all - recomputed) * once.layer;
+            bytes += in_flight[(size_t)chunk] * (again.beside[stage == 0] + of_layers);
         }
         return bytes;
     }
@@ -211,7 +215,8 @@ private:
         int all = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
         return remembered(of_ranks_,
-                          {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, l.fp8}, [&] {
+                          {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, !l.fp8.empty()},
+                          [&] {
                               TrainOptions o = of;
                               std::vector<int> in_flight;
                               l.recompute = "full";
@@ -222,14 +227,15 @@ private:
                               for (int chunk = 0; chunk < l.vpp; chunk++)
                                   in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
                               const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
-                              return whole - shared(o, c, rank == l.pp - 1) - kept(o, c, l, rank, layers, in_flight);
+                              const Work& w = work(o, c, l.recompute);
+                              return whole - shared(w, o, c, rank == l.pp - 1) - kept(w, w, l, rank, layers, in_flight);
                           });
     }
 
     const LayoutProblem& problem_;
-    std::map<std::tuple<int, int, bool, std::string, std::string>, Work> work_;
+    std::map<std::tuple<int, int, bool, bool, std::string>, Work> work_;
     std::map<std::pair<const Work*, int>, double> with_head_;  // by rows of logits
-    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, std::string>, double> of_ranks_;
+    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, bool>, double> of_ranks_;
 };
 
 // A search in progress.
@@ -363,20 +369,28 @@ private:
         l.head_rows = problem_.o.head_rows;
         const int fewest = 256;  // fewer take longer to read the head's weights than to multiply by them
         const int64_t rows = (int64_t)l.micro_batch * (o_.seq_length + c_.virtual_tokens.count);
-        if (!given("head-rows") && rows > fewest) {
-            Layout less = l;
-            const auto bytes = [&](int head_rows) {
-                less.head_rows = head_rows;
-                return bytes_of(less);
-            };
-            try {
-                if (const double whole = bytes(0); whole > most_ && bytes(fewest) < whole)
-                    for (l.head_rows = fewest; 2 * l.head_rows < rows && bytes(2 * l.head_rows) <= most_;) l.head_rows *= 2;
-            } catch (const Error&) {  // which add counts
+        const auto with_rows = [&](int head_rows) {
+            l.head_rows = head_rows;
+            return with_bytes(l);
+        };
+        const auto largest = [&] {
+            const Candidate whole = with_rows(problem_.o.head_rows);
+            if (whole.bytes <= most_ || given("head-rows") || rows <= fewest) return whole;
+            Candidate best = with_rows(fewest);
+            if (best.bytes >= whole.bytes) return whole;
+            while (best.bytes <= most_ && 2 * best.layout.head_rows < rows) {
+                Candidate more = with_rows(2 * best.layout.head_rows);
+                if (more.bytes > most_) break;
+                best = std::move(more);
             }
-        }
-        return add(l);
+            return best;
+        };
+        Candidate found;
+        if (!passes(unsupported, [&] { found = largest(); })) return false;
+        l = found.layout;
+        return add(std::move(found));
     }
+    static constexpr const char* unsupported = "sizes or options that the program does not support";
 
     // Of full recomputation that fits where none does not: that of the fewest layers. Fewer take less time and more memory.
     void add_fewest_layers(Layout l) {
@@ -388,31 +402,33 @@ private:
             else fewest = l.recompute_layers + 1;
         }
         l.recompute_layers = enough;
-        if (enough < all) add(l);
+        if (enough < all) add(with_bytes(l));
     }
 
     // Of the fullest rank.
     double bytes_of(const Layout& l) {
         l.apply(o_);
+        if (StageMemory::can_add_up(o_, c_)) return memory_.most_bytes(o_, c_, l, layers_, fullest_);
         double most = 0;
-        for (const FullRank& r : fullest_)
-            most = std::max(most, StageMemory::can_add_up(o_, c_) ? memory_.bytes(o_, c_, l, r.rank, layers_, r.in_flight)
-                                                                  : problem_.bytes_of_stage(o_, c_, l.ranks, r.rank));
+        for (const FullRank& r : fullest_) most = std::max(most, problem_.bytes_of_stage(o_, c_, l.ranks, r.rank));
         return most;
+    }
+    Candidate with_bytes(const Layout& l) {
+        Candidate candidate;
+        candidate.layout = l;
+        candidate.bytes = bytes_of(l);
+        return candidate;
     }
 
     // Adds a layout, and returns whether it fits.
-    bool add(const Layout& l) {
-        Candidate candidate;
-        candidate.layout = l;
-        if (!passes("sizes or options that the program does not support", [&] { candidate.bytes = bytes_of(l); })) return false;
+    bool add(Candidate candidate) {
         found_.tried++;
         if (!(found_.smallest.bytes > 0) || candidate.bytes < found_.smallest.bytes) found_.smallest = candidate;
         if (!(candidate.bytes <= most_)) {
             found_.refused["out of memory"]++;
             return false;
         }
-        candidate.least_seconds = least_step_seconds(begin_plan(input_of(l)));
+        candidate.least_seconds = least_step_seconds(begin_plan(input_of(candidate.layout)));
         found_.fit.push_back(std::move(candidate));
         return true;
     }

@@ -400,14 +400,12 @@ inline void plan_pipeline(Plan& p) {
         forward.push_back(s.forward_seconds);
         backward.push_back(s.backward_seconds);
     }
-    const auto simulate = [&](double p2p) {
-        return simulate_pipeline(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p);
-    };
-    const Timeline timeline = simulate(pipeline_message_seconds(p));
-    p.pipeline_seconds = timeline.total;
-    p.bubble = timeline.bubble;
+    const auto simulate = [&](double p2p) { return step_time(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p); };
+    const StepTime step = simulate(pipeline_message_seconds(p));
+    p.pipeline_seconds = step.total;
+    p.bubble = step.bubble;
     p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
-    p.pipeline.exposed = in.pp > 1 ? timeline.total - simulate(0).total : 0;
+    p.pipeline.exposed = in.pp > 1 ? step.total - simulate(0).total : 0;
 }
 
 // What the busiest pipeline rank sends to its tp peers and to its neighbours.
