@@ -28,7 +28,6 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include <numeric>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -1651,9 +1650,7 @@ inline int serve_command(World& world, const ServeOptions& o) {
     InferenceRun run(world, o.threads);
     open_model(run, o, true);
     ModelServer server(run, o);
-    const int T = o.seq_length ? o.seq_length : run.c.room();
-    const TextRoom room = {o.batch, std::min(run.c.T, run.c.virtual_tokens.count + T)};
-    const std::unique_ptr<Model> m = load_weights(run, ceil_div(o.batch, T), T, 1, room);
+    const std::unique_ptr<Model> m = load_writer(run, o.batch, o.seq_length ? o.seq_length : run.c.room());
     Generator generator(run.ctx, *m);
     server.run(generator);
     return 0;

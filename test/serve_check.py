@@ -3,6 +3,7 @@
 
   serve_check.py PROGRAM
 """
+import gzip
 import http.client
 import json
 import random
@@ -217,6 +218,31 @@ def refusals():
     server.ask(C, prompt="x", max_tokens=1, n=2, best_of=2, temperature=1)
 
 
+def bodies():
+    """Those that state no length are bounded, too, and are not held; what curl states by itself is taken."""
+    def send(path, headers, body):
+        connection = server.connect()
+        connection.request("POST", path, body, headers, encode_chunked="Transfer-Encoding" in headers)
+        response = connection.getresponse()
+        response.read()
+        connection.close()
+        return response.status
+
+    def peak():
+        with open(f"/proc/{server.process.pid}/status") as status:
+            return int(re.search(r"VmHWM:\s*(\d+) kB", status.read()).group(1)) / 1024
+
+    before = peak()
+    for path, status in ((C, 413), ("/nothing", 413)):
+        assert send(path, {"Transfer-Encoding": "chunked"}, iter([b"x" * (1 << 20)] * 200)) == status
+    assert send(C, {"Content-Encoding": "gzip"}, gzip.compress(b'{"prompt": "' + b"x" * (200 << 20))) in (400, 413, 415)
+    assert peak() < before + 100, (before, peak())
+    long = json.dumps({"prompt": "x", "max_tokens": 1, "user": "x" * 15000})
+    assert send(C, {"Content-Type": "application/x-www-form-urlencoded"}, long) == 200
+    assert send(C, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}, iter([long.encode()])) == 200
+    assert send(C, {"Content-Type": "multipart/form-data; boundary=x"}, "--x--") == 415
+
+
 def garbage():
     rng = random.Random(1)
     valid = json.dumps({"prompt": "A fish", "max_tokens": 2, "temperature": 0.5, "stop": ["a", "b"], "n": 2, "seed": 3}).encode()
@@ -256,7 +282,7 @@ def one_by_one():
 
 for name, body in {"models and the page": models, "a completion is what generate writes": completion, "samples are those of generate": samples,
                    "several prompts": prompts, "streams": streams, "stops": stops, "requests at the same time": together, "a crowd": crowd,
-                   "refusals by name": refusals, "garbage": garbage, "a stream that is left": one_by_one}.items():
+                   "refusals by name": refusals, "bodies of any kind": bodies, "garbage": garbage, "a stream that is left": one_by_one}.items():
     check(name, body)
 check("SIGTERM ends it", server.end)
 

@@ -57,6 +57,13 @@ expect "a bound that all keep" measured --max-latency 100000
 says "it is kept" "within --max-latency: --batch"
 expect "a bound that none keeps" refused measured --max-latency 0.00001
 says "it says what is possible" "no batch keeps --max-latency 1e-05: --batch [1-5] comes nearest, with [0-9.]* ms"
+expect "too few tokens to measure any" refused "$program" generate --model gpt --prompt "A fish" --max-new-tokens 2 --measure-batches
+says "which it says" "HINT: --max-new-tokens 50"
+[[ -n ${SAN:-} ]] || (
+    ulimit -v 20000000
+    expect "more threads than there can be" refused "$program" serve --model gpt --port 0 --max-queue 4096
+    says "with what helps" "HINT: a smaller --max-queue"
+)
 expect "a bound without the measurement" refused "$program" generate --model gpt --max-latency 5
 expect "a measurement of many prompts" refused "$program" generate --model gpt --measure-batches --num-samples 2
 

@@ -88,6 +88,8 @@ says "a fit of three computes" "^loss = a C^-b, C in 10^15 FLOP: a = [0-9.]* +- 
 says "the whole budget and no more" "^  in all  *[12][0-9.]*K tokens"
 expect "a budget of time" sweep --over lr=1e-3..1e-2 --configs 2 --seeds 1 --budget 20s --out timed
 says "with its time" "^  in all  .*, about .*s; the whole run has"
+expect "runs that would be too short" refused sweep --over global-batch-size=4..16 --configs 8 --seeds 1 --train-iters 20 --out short
+says "whose length and number can be changed, no seeds" "HINT: more --train-iters, or fewer --configs$"
 mup=(--lr 3e-3 --parametrization mup --over lr=1e-3..1e-2 --configs 2 --seeds 1)
 expect "muP" sweep "${mup[@]}" --out mup
 says "the command of a wider model" "hidden-size 128 --num-attention-heads 8$"

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <functional>
-#include <numeric>
 
 #include "../llmc/run/cli.h"
 #include "../llmc/run/inference_plan.h"
@@ -224,6 +223,11 @@ TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
     expect_within(wide.forward_seconds - narrow.forward_seconds, wide.forward_flops / rate * saved, 1e-9);
     expect_within(wide.backward_seconds - narrow.backward_seconds, (wide.backward_flops - wide.head_flops) / rate * saved,
                   1e-9);
+    in.bf16_at_start = 1;  // of its layers
+    expect_within(make_plan(in).stages[0].forward_seconds - narrow.forward_seconds, wide.forward_flops / in.c.L / rate * saved,
+                  1e-9);
+    in.bf16_at_end = in.c.L - 1;
+    EXPECT_EQ(make_plan(in).stages[0].forward_seconds, wide.forward_seconds);
 }
 
 // Where answers are compared, the last stage alone computes the head's forward pass once more.
@@ -339,6 +343,9 @@ TEST(Planner, DataParallelTraffic) {
     p = make_plan(in);
     const double buckets = std::ceil(parameters / 100000);
     expect_within(p.data.exposed, p.data.seconds / buckets, 1e-9);
+    in.overlap = false;
+    p = make_plan(in);
+    expect_within(p.data.exposed, p.data.seconds, 1e-14);
     in.zero = 0;
     p = make_plan(in);
     EXPECT_EQ(p.data.bytes, parameters * 3 / 4 * 8);
@@ -518,6 +525,19 @@ TEST(Planner, OptionsGiveTheHardware) {
     in = plan_input(o, base.c, 8, {8}, 96, 2);
     EXPECT_EQ(in.head_rows, 512);
     EXPECT_EQ(in.layer_speedup, 1.4);
+    EXPECT_EQ(in.bf16_at_start + in.bf16_at_end, 0);
+    EXPECT_TRUE(in.overlap);
+    EXPECT_EQ(in.device, "h100");
+    o.first_last_layers_bf16 = o.no_overlap = true;
+    o.num_layers_at_start_in_bf16 = 2;
+    o.num_layers_at_end_in_bf16 = 3;
+    o.device_tflops = 1;
+    in = plan_input(o, base.c, 8, {8}, 96, 2);
+    EXPECT_EQ(in.bf16_at_start, 2);
+    EXPECT_EQ(in.bf16_at_end, 3);
+    EXPECT_FALSE(in.overlap);
+    EXPECT_EQ(in.device, "device");
+    o.device_tflops.reset();
     o.device = "a100";
     expect_error([&] { plan_input(o, base.c, 8, {8}, 96, 2); }, {"--device a100", "FP8", "HINT"});
     // --device names exactly the devices of the table

@@ -253,6 +253,24 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     EXPECT_EQ(over.decay, 1);
 }
 
+// A decay of given length that is longer than what would fit if all steps took as long as the first.
+TEST(TimeBudget, ASlowFirstStepDoesNotBeginTheDecay) {
+    TrainOptions o = options(0, 8);
+    o.time_budget = "1000000";
+    o.lr_wsd_decay_iters = 150;
+    apply_time_budget(o);
+    TimeBudget budget(o, {-(monotonic_seconds() - program_start), 0, 0});
+    budget.took(TimeBudget::step, 10000);
+    EXPECT_EQ(budget.decide(1).steps, 0);
+    budget.took(TimeBudget::step, 1000);
+    EXPECT_EQ(budget.decide(2).steps, 0);
+    budget.took(TimeBudget::step, 1000);
+    EXPECT_EQ(budget.decide(3).steps, 0);
+    TimeBudget over(o, {2e6, 0, 0});
+    over.took(TimeBudget::step, 10000);
+    EXPECT_EQ(over.decide(1).steps, 1);
+}
+
 TEST(TimeBudget, TheFirstStepAfterAResumeDoesNotEndTheRun) {
     TrainOptions o = options(0, 8);
     o.time_budget = "1000000";

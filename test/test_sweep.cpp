@@ -38,6 +38,23 @@ TEST(Sweep, RangesAreSampledByMagnitudeIfTheyHaveAny) {
     EXPECT_EQ(lr.at(0.5), "0.001");
     EXPECT_EQ(dropout.at(0.5), "0.2");
     EXPECT_EQ(batch.at(0.5), "23");  // sqrt(8 * 64) = 22.6
+    // What is rounded stays in its range, and in a narrow one tells values apart.
+    const std::vector<Dimension> ranges = {beta,
+                                           lr,
+                                           {"adam-beta2", {}, 0.99, 0.9999, false},
+                                           {"x", {}, 0.123456, 0.1234567, false},
+                                           {"x", {}, 1.2345, 100, false},
+                                           {"x", {}, -2.34567, 3.3333, false}};
+    for (const Dimension& d : ranges) {
+        std::set<std::string> values;
+        for (int i = 0; i < 100; i++) {
+            const std::string value = d.at(i / 99.000001);
+            EXPECT_GE(std::stod(value), d.low) << d.option;
+            EXPECT_LE(std::stod(value), d.high) << d.option;
+            values.insert(value);
+        }
+        EXPECT_GE(values.size(), 95u) << d.low;
+    }
 }
 
 TEST(Sweep, EveryPartOfARangeIsTried) {

@@ -84,7 +84,9 @@ refuses() { # NAME PATTERN OPTIONS...
 }
 refuses "a world that tp does not divide" "64 ranks cannot be divided by tensor-model-parallel-size 3" "${run[@]}" --world 64 --tp 3
 refuses "a micro-batch that divides nothing" "a global batch that micro-batches do not divide" "${run[@]}" --world 64 --micro-batch-size 7
-refuses "too little memory" "least memory that any layout needs is .*, there are 1.00 GiB: --tp" "${run[@]}" --world 64 --device-memory-gib 1
+refuses "too little memory" "nearest needs .* on its fullest rank, where there are 1.00 GiB: --tp .* more GPUs" "${run[@]}" --world 64 --device-memory-gib 1
+refuses "too little memory here" "nearest needs 1.*GiB on its fullest rank, where there are [0-9.]* [MK]iB: --tp .* HINT: a smaller model" --preset gpt2-124m --vocab-size 50257 --train-iters 9 --global-batch-size 4 --threads 2 --device-memory-gib 0.9
+refuses "steps of trials without trials" "HINT: add --trials" "${run[@]}" --world 64 --trial-steps 7
 refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
 refuses "FP8 given and searched" "leave one of them out" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
 refuses "FP8 where there is none" "FP8 for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
@@ -103,9 +105,10 @@ mkdir data
 "$program" prepare --input text.txt --split-documents blank --tokenizer tok --output data/text >/dev/null 2>&1
 here=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 64 --global-batch-size 4 --train-iters 100
     --lr-warmup-iters 50 --threads 2)
-expect "three are measured" "$program" tune "${here[@]}" --trials 3 --trial-steps 3 --out here
+expect "three are measured, with batches left out of the run" "$program" tune "${here[@]}" --skip-batches 1-4 --trials 3 --trial-steps 3 --out here
 says "the plan against the measurement" "measured  *planned"
 says "the plan is corrected" "measured  *3 trials in .*; a step takes [0-9.]* times what the plan said"
+expect "no other machine is named" refused grep -q h100 here/tune-1.toml
 expect "three have a time" test "$(grep -lc '^# measured here: ' here/tune-*.toml | wc -l)" == 3
 expect "nothing is left of them" test -z "$(find here -name 'trials-*')"
 expect "the best trains, with the user's own options" "$program" train --config here/tune-1.toml --train-iters 60 --out trained
@@ -114,10 +117,22 @@ if command -v mpirun >/dev/null; then
     expect "ranks are started for a trial" "$program" tune "${here[@]}" --tp 2 --trials 1 --trial-steps 2 --out ranks
     says "of two ranks" "mpirun -n 2 .* --config ranks/tune-1.toml"
     expect "which share the threads" grep -qx 'threads = 1' ranks/tune-1.toml
+    expect "also where the variable of OpenMP says how many" env OMP_NUM_THREADS=2 "$program" tune "${here[@]}" --tp 2 --out "two words"
+    says "the command is one that a shell takes" "--config 'two words/tune-1.toml'$"
+    expect "two ranks share them" grep -qx 'threads = 1' "two words/tune-1.toml"
     echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
     expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --keep-every 5 --on-spike rollback --trials 1 --trial-steps 2 --out with-tasks
     expect "in a layout that can measure them" grep -qx "no-sequence-parallel = true" with-tasks/tune-1.toml
 fi
+# Keys and values of answers that are written to tasks are in the plan, too.
+echo '{"context": "In the year", "references": ["1"], "max_new_tokens": 4}' >written.jsonl
+answering=("${here[@]}" --eval-tasks written.jsonl --world 2 --tp 1 --pp 1 --recompute none)
+for micro in 1 2; do
+    "$program" tune "${answering[@]}" --micro-batch-size $micro --out answering --json >answering.json 2>answering.err
+    "$program" train --config answering/tune-1.toml --world 2 --dry-run --json >planned.json 2>planned.err
+    planned=$(sed -n '/"memory_of_a_rank"/,$p' planned.json | number bytes /dev/stdin)
+    expect "micro-batch $micro: $planned bytes, as train plans" test -n "$planned" -a "$(sed -n '/"best"/,$p' answering.json | number bytes /dev/stdin)" == "$planned.0"
+done
 # How texts are written, by the plan and measured.
 writes=(--inference --seq-length 1024 --vocab-size 32000)
 "$program" tune --preset llama2-7b "${writes[@]}" --world 8 --json --dry-run >writing.json 2>/dev/null

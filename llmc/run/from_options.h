@@ -387,7 +387,7 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     r.iterations = o.muon_num_ns_steps;
     r.shape_scaling = o.muon_scale_mode == "shape_scaling";
     r.factor = o.muon_extra_scale_factor.value_or(r.shape_scaling ? 1 : 0.2);
-    const TrainOptions defaults;
+    static const TrainOptions defaults;
     const std::pair<const char*, bool> of_muon[] = {{"muon-momentum", o.muon_momentum != defaults.muon_momentum},
                                                     {"muon-scale-mode", o.muon_scale_mode != defaults.muon_scale_mode},
                                                     {"muon-extra-scale-factor", (bool)o.muon_extra_scale_factor},
@@ -460,7 +460,7 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
     r.margin = o.fp8_margin;
     r.history = o.fp8_amax_history_len;
     r.most_recent = o.fp8_amax_compute_algo == "most_recent";
-    const TrainOptions defaults;
+    static const TrainOptions defaults;
     const std::pair<const char*, bool> of_fp8[] = {
         {"fp8-recipe", o.fp8_recipe != defaults.fp8_recipe},
         {"fp8-start", o.fp8_start != defaults.fp8_start},

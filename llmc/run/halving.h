@@ -37,7 +37,13 @@ struct Dimension {
     std::string at(double u) const {
         if (!range()) return values[(size_t)(u * (double)values.size())];
         const double x = logarithmic() ? low * std::pow(high / low, u) : low + u * (high - low);
-        return whole ? std::to_string(std::llround(x)) : format("%.3g", x);
+        if (whole) return std::to_string(std::llround(x));
+        int digits = 3;  // of where it is in the range: more of the number where the range is narrow
+        if (!logarithmic())
+            for (double width = high - low; width > 0 && width < std::abs(high) && digits < 15; width *= 10) digits++;
+        const std::string text = format("%.*g", digits, x);
+        const double rounded = std::stod(text);
+        return rounded < low ? format("%.15g", low) : rounded > high ? format("%.15g", high) : text;
     }
 };
 

@@ -115,6 +115,8 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     if (!o.prompts.empty() && !o.prompt.empty())
         fail_usage("--prompt is one text, --prompts a file of them; HINT: one of the two");
     if (o.max_latency > 0 && !o.measure_batches) fail_usage("--max-latency is a bound for --measure-batches; HINT: add that");
+    if (o.measure_batches && o.max_new_tokens < 3)
+        fail_usage("--measure-batches measures the tokens after a text's first two; HINT: --max-new-tokens 50");
     if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
         fail_usage(
             "--measure-batches continues one --prompt, as many times as the batch; HINT: leave --prompts and --num-samples "

@@ -83,7 +83,8 @@ struct FoundLayouts {
     std::vector<Candidate> fit;              // all that fit
     std::map<std::string, int64_t> refused;  // by reason
     int64_t tried = 0, simulated = 0;
-    Candidate smallest;  // of all: that with the least memory; bytes 0: there is none
+    Candidate smallest;         // of all: that which comes nearest to its memory; bytes 0: there is none
+    double lacking = INFINITY;  // bytes by which it is too large
     double seconds = 0;  // that the search took
 };
 
@@ -133,9 +134,10 @@ class StageMemory {
 public:
     explicit StageMemory(const LayoutProblem& problem) : problem_(problem) {}
 
-    // Whether the summands are as described: not where layers differ, or adapters keep activations of their own.
+    // Whether the summands are as described: not where layers differ, adapters keep activations of their own, or answers to
+    // tasks are written, whose keys and values depend on the micro-batch and the rank's layers together.
     static bool can_add_up(const TrainOptions& o, const ModelConfig& c) {
-        return c.L > 1 && !c.adapted() && !o.first_last_layers_bf16;
+        return c.L > 1 && !c.adapted() && !o.first_last_layers_bf16 && o.eval_tasks.empty();
     }
 
     // That of the rank which needs most. `o`: the options with the layout l; layers: of all stages.
@@ -423,7 +425,10 @@ private:
     // Adds a layout, and returns whether it fits.
     bool add(Candidate candidate) {
         found_.tried++;
-        if (!(found_.smallest.bytes > 0) || candidate.bytes < found_.smallest.bytes) found_.smallest = candidate;
+        if (candidate.bytes - most_ < found_.lacking) {
+            found_.lacking = candidate.bytes - most_;
+            found_.smallest = candidate;
+        }
         if (!(candidate.bytes <= most_)) {
             found_.refused["out of memory"]++;
             return false;

@@ -18,8 +18,8 @@
 // take longer than the products.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
-// the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 no
-// data-parallel communication overlaps, as in the program.
+// the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 or
+// --no-overlap no data-parallel communication overlaps, as in the program.
 // Latencies are NCCL's own for its fastest protocol (message_latency): what a message takes at least.
 // Left out: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a ramp-up;
 // norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
@@ -194,7 +194,8 @@ struct PlanInput {
     int world = 1, tp = 1, pp = 1, vpp = 1;
     bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
-    int B = 1, T = 0;  // micro-batch, sequence
+    bool overlap = true;  // of ZeRO's communication with computation
+    int B = 1, T = 0;     // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
     int recompute_layers = 0;     // of each virtual stage that full recomputation is for; 0: all
@@ -211,6 +212,7 @@ struct PlanInput {
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
     double layer_speedup = 1;  // of layers in FP8 over bf16
+    int bf16_at_start = 0, bf16_at_end = 0;  // layers that stay in bf16 nevertheless
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
     double watts = 0;        // of a GPU; 0: not known
@@ -225,6 +227,7 @@ struct StagePlan {
     double parameters = 0;                         // with padding, and with the copy of a tied embedding
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
     double head_flops = 0;                         // the head's part of them
+    double fp8 = 0;                                // the part of its layers that may be in FP8
     double recomputed_bytes = 0;                   // that selective recomputation reads and writes per micro-batch
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
     double forward_seconds = 0, backward_seconds = 0;
@@ -334,9 +337,12 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         part.tp = mesh.tp;
         part.first = s == 0;
         part.last = s == (int)layers.size() - 1;
-        for (int i = 0; i < layers[s]; i++) part.layers.push_back(at++);
         StagePlan stage;
         stage.layers = layers[s];
+        for (int i = 0; i < layers[s]; i++, at++) {
+            part.layers.push_back(at);
+            stage.fp8 += at >= in.bf16_at_start && at < c.L - in.bf16_at_end ? 1.0 / layers[s] : 0;
+        }
         const int again = recomputed_layers(in, layers[s]);
         stage.parameters = stage_parameters(in, part);
         stage.forward_flops = stage.layers * layer;
@@ -370,9 +376,10 @@ inline void plan_passes(Plan& p) {
     const int halves = cuts_rows(in) ? 1 : 2;
     p.tensor.latency = message_latency(link.between_nodes, halves * (in.tp - 1));
     const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga) + p.tensor.latency / halves;
-    const double rate = in.tflops * 1e12 * in.efficiency, in_layers = rate * in.layer_speedup;
+    const double rate = in.tflops * 1e12 * in.efficiency;
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
     for (StagePlan& s : p.stages) {
+        const double in_layers = rate / (1 - s.fp8 + s.fp8 / in.layer_speedup);
         s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
@@ -466,7 +473,8 @@ inline void plan_update(Plan& p) {
         update += std::max(layers * muon.layer / sharing, muon.largest) / (in.tflops * 1e12 * in.efficiency);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
-        const double waiting = in.zero ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
+        const double waiting =
+            in.zero && in.overlap ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
         p.data.bytes = parameters * part * (of_gradient + gathered);
@@ -571,6 +579,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.vpp = o.num_virtual_stages_per_pipeline_rank;
     in.sequence_parallel = !o.no_sequence_parallel;
     in.zero = o.zero;
+    in.overlap = !o.no_overlap;
     in.B = o.micro_batch_size;
     in.T = o.seq_length + c.virtual_tokens.count;
     in.global_batch = global_batch;
@@ -579,7 +588,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.layers = layers;
     in.bucket_elements = o.ddp_bucket_size;
     in.bytes_per_element = bytes_per_element;
-    in.device = d.name;
+    in.device = o.device_tflops && !o.given.count("device") ? "device" : d.name;
     in.efficiency = o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, in.tp));
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
@@ -592,6 +601,10 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
             fail_usage("a plan in FP8 for --device %s, which multiplies in bf16; HINT: leave FP8 out, or --device h100",
                        d.name);
         in.layer_speedup = o.device_fp8_speedup;
+        if (o.first_last_layers_bf16) {
+            in.bf16_at_start = o.num_layers_at_start_in_bf16;
+            in.bf16_at_end = o.num_layers_at_end_in_bf16;
+        }
     }
     in.head_rows = o.head_rows;
     in.tflops = o.device_tflops.value_or(d.tflops);
@@ -727,9 +740,9 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
                          seconds(p.update_seconds).c_str()));
     t.exact({{"seconds", p.step_seconds}});
     t.row("throughput",
-          format("%s tokens/s; per GPU %.0f model TFLOP/s (causal attention; %.0f counted in full), %.0f%% of peak",
-                 human_count(p.tokens_per_second).c_str(), p.model_tflops_causal, p.model_tflops_full,
-                 100 * p.model_tflops_causal / in.tflops));
+          format("%s tokens/s; per GPU %.*f model TFLOP/s (causal attention; %.*f counted in full), %.0f%% of peak",
+                 human_count(p.tokens_per_second).c_str(), p.model_tflops_causal < 10 ? 2 : 0, p.model_tflops_causal,
+                 p.model_tflops_full < 10 ? 2 : 0, p.model_tflops_full, 100 * p.model_tflops_causal / in.tflops));
     t.exact({{"tokens_per_second", p.tokens_per_second}, {"model_tflops_per_gpu", p.model_tflops_causal}});
     if (tokens == 0) return;
     t.row("whole run",

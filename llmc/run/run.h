@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "../base/build.h"
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
 #include "../data/tokenizer.h"
@@ -270,6 +269,12 @@ inline void set_up(Run& run) {
     if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);
     if (run.schedule.open) run.schedule.plan_until(std::max(run.schedule.total_steps, 2 * run.state.step));
     run.discards = add_left_out(run.state, run.o);
+    if (const auto& left_out = run.state.skips.ranges(); run.schedule.open && !left_out.empty())
+        if (const int64_t last = left_out.back().last, most = UINT32_MAX / 4 / run.schedule.final_batch; last > most)
+            fail_usage(
+                "batches up to %lld are left out; a run whose length --time-budget chooses orders its data for %lld at most; "
+                "HINT: --train-iters",
+                (long long)last, (long long)most);
     if (run.state.step == 0 && !run.schedule.open &&
         run.schedule.next(run.state, run.state.skips, run.discards).step >= run.schedule.total_steps)
         fail_usage("every batch of the run is left out (%s): there is nothing to train on; HINT: fewer of them, or more steps",

@@ -2,7 +2,6 @@
 // Threads of the HTTP server read requests, queue their texts and send what comes of them; one thread, the caller's, runs the
 // model, a step of all texts after another (model/decoder.h). A text whose reader has gone makes room for the next.
 #pragma once
-#include "../base/build.h"
 #include "../base/check.h"
 #include "config.h"
 
@@ -18,9 +17,11 @@
 #include <ctime>
 #include <deque>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -198,9 +199,27 @@ private:
     }
 
     // ---- the threads of the HTTP server ----
+    // Refuses more threads than can be, of which the library would end the program.
+    static void check_threads(size_t n) {
+        std::promise<void> go;
+        const std::shared_future<void> told = go.get_future().share();
+        std::vector<std::thread> threads;
+        std::string problem;
+        try {
+            while (threads.size() < n) threads.emplace_back([told] { told.wait(); });
+        } catch (const std::system_error& e) {
+            problem = format("of %zu threads, one for each request, %zu could be started: %s; HINT: a smaller --max-queue", n,
+                             threads.size(), e.what());
+        }
+        go.set_value();
+        for (std::thread& thread : threads) thread.join();
+        if (!problem.empty()) fail("%s", problem.c_str());
+    }
+
     void set_up() {
         // A thread per request that is answered or waits, and some to refuse more.
         const size_t threads = (size_t)(o_.batch + o_.max_queue) + 8;
+        check_threads(threads);
         http_.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
         http_.set_payload_max_length((size_t)o_.max_body);
         http_.set_read_timeout(10);
@@ -228,26 +247,55 @@ private:
                    {404, "the model does not exist; this server has '" + model_.name + "'", "model", "model_not_found"});
         });
         for (const bool chat : {false, true})
-            http_.Post(chat ? "/v1/chat/completions" : "/v1/completions",
-                       [this, chat](const httplib::Request& request, httplib::Response& response) {
-                           try {
-                               complete(request.body, chat, response);
-                           } catch (const ApiError& e) {
-                               refuse(response, e);
-                           }
-                       });
+            http_.Post(
+                chat ? "/v1/chat/completions" : "/v1/completions",
+                [this, chat](const httplib::Request& request, httplib::Response& response, const httplib::ContentReader& read) {
+                    try {
+                        complete(read_body(request, response, read), chat, response);
+                    } catch (const ApiError& e) {
+                        refuse(response, e);
+                    }
+                });
+        // Bodies that nothing wants, which the library would hold.
+        const auto not_here = [this](const httplib::Request& request, httplib::Response& response,
+                                     const httplib::ContentReader& read) {
+            try {
+                read_body(request, response, read);
+                response.status = 404;
+            } catch (const ApiError& e) {
+                refuse(response, e);
+            }
+        };
+        http_.Post(".*", not_here).Put(".*", not_here).Patch(".*", not_here).Delete(".*", not_here);
         http_.set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
             if (!response.body.empty()) return;
-            refuse(response,
-                   {response.status, response.status == 413 ? format("the body is above %lld bytes", (long long)o_.max_body)
-                                     : response.status == 404
-                                         ? "nothing is served at " + printable(request.method + " " + request.path)
-                                         : "the request is not valid HTTP"});
+            refuse(response, {response.status, response.status == 413 ? too_large()
+                                               : response.status == 404
+                                                   ? "nothing is served at " + printable(request.method + " " + request.path)
+                                                   : "the request is not valid HTTP"});
         });
         http_.set_exception_handler([](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) {
             refuse(response, {500, "an internal error"});
         });
     }
+
+    // The body of a request. The library's own limits are of the length that a client states, which those who send chunks or
+    // compress need not do, and of 8 KiB for the type that curl -d states. Of what is too large the rest is read and forgotten.
+    std::string read_body(const httplib::Request& request, const httplib::Response& response,
+                          const httplib::ContentReader& read) const {
+        if (request.is_multipart_form_data()) throw ApiError{415, "the body has parts; it must be JSON"};
+        std::string body;
+        bool fits = true;
+        const bool whole = read([&](const char* data, size_t n) {
+            fits = fits && body.size() + n <= (size_t)o_.max_body;
+            if (fits) body.append(data, n);
+            return true;
+        });
+        if (!fits || response.status == 413) throw ApiError{413, too_large()};
+        if (!whole) throw ApiError{400, "the request is not valid HTTP"};
+        return body;
+    }
+    std::string too_large() const { return format("the body is above %lld bytes", (long long)o_.max_body); }
 
     static void respond(httplib::Response& response, const Json& j) { response.set_content(json_text(j), "application/json"); }
     static void refuse(httplib::Response& response, const ApiError& e) {

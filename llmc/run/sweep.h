@@ -10,7 +10,6 @@
 #include <cmath>
 #include <filesystem>
 #include <list>
-#include <map>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -348,10 +347,11 @@ private:
         for (const detail::TokenCost& cost : costs_)
             if (const double steps = rungs_[0].tokens / cost.tokens_per_step; steps < least_steps)
                 fail_usage(
-                    "%s gives the runs of the first of %zu rungs %.1f steps, the least that says anything is %lld; HINT: "
-                    "%sfewer --configs, or fewer --seeds",
+                    "%s gives the runs of the first of %zu rungs %.1f steps, the least that says anything is %lld; HINT: %s",
                     limit_in_words().c_str(), rungs_.size(), std::max(0.0, steps), (long long)least_steps,
-                    o_.budget_tokens || !o_.budget.empty() ? "a larger budget, " : "more --train-iters, ");
+                    !o_.budget_tokens && o_.budget.empty() ? "more --train-iters, or fewer --configs"
+                    : o_.seeds > 1                         ? "a larger budget, fewer --configs, or fewer --seeds"
+                                                           : "a larger budget, or fewer --configs");
     }
     std::string limit_in_words() const {
         return !o_.budget.empty() ? "--budget " + o_.budget

@@ -14,7 +14,6 @@
 #pragma once
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -106,7 +105,7 @@ public:
     // The length of the run, if it has to be decided now that `done` steps are done; otherwise 0.
     RunLength decide(int64_t done) const {
         const int64_t fit = steps_that_fit(done), decay = !wsd_ ? 0 : decay_ ? decay_ : done / 4;
-        if (fit > decay) return {};
+        if (fit > decay || (fit > 0 && steps_.size() < 3)) return {};  // the first step is slow, and says little
         return {done + fit, std::max<int64_t>(fit, 1)};  // a decay of one step leaves that step's learning rate as it is
     }
     // Whether a checkpoint is to be written so that its time is known.

@@ -18,6 +18,7 @@
 #include "layout_search.h"
 #include "machine.h"
 #include "run.h"
+#include "training_tasks.h"
 #include "trials.h"
 
 // Bytes of the memory of one rank of a pipeline stage, for these options and number of ranks.
@@ -47,6 +48,7 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
 inline void check_training(const Run& run, const TuneOptions& o) {
     for (const char* name : {"batch", "max-new-tokens", "max-latency"})
         if (o.given.count(name)) fail_usage("--%s is about writing texts; HINT: add --inference", name);
+    if (!o.trials && o.given.count("trial-steps")) fail_usage("--trial-steps is about --trials; HINT: add --trials 3");
     if (o.trials && o.data_path.empty())
         fail_usage("--trials trains for some steps, on data of which there is none; HINT: --data-path PREFIX");
     if (!run.o.global_batch_size)
@@ -114,6 +116,7 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
         problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
     } else {
         const HereFigures here = measure_cpu(run);
+        run.o.threads = run.ctx.threads;
         if (can_start_ranks()) problem.ranks = divisors(run.ctx.threads);
         run.o.device_memory_gib = run.o.device_memory_gib.value_or(here.memory_bytes / 1073741824.0);
         problem.memory = [&run](int ranks) { return planned_memory_bytes(run.o) / ranks - (double)resident_memory_bytes(); };
@@ -143,7 +146,10 @@ constexpr size_t most_files = 5;  // of the fastest layouts, one each
 inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     TrainOptions p = o;
     l.apply(p);
-    if (!o.world) p.threads = std::max(o.threads ? 1 : 0, o.threads / l.ranks);  // ranks of this machine share its threads
+    if (!o.world && l.ranks > 1 && o.threads) {  // ranks of this machine share its threads
+        p.threads = std::max(1, o.threads / l.ranks);
+        p.given.insert("threads");
+    }
     for (const std::string& name : searched_options()) p.given.insert(name);
     if (!p.recompute_num_layers) p.given.erase("recompute-num-layers");
     if (!p.head_rows) p.given.erase("head-rows");
@@ -289,14 +295,15 @@ inline std::string refused_in_words(const std::map<std::string, int64_t>& refuse
 }
 
 // Nothing fits: says why, and the least that would.
-[[noreturn]] inline void refuse_all(const FoundLayouts& found, double most) {
+[[noreturn]] inline void refuse_all(const FoundLayouts& found, bool on_this_cpu) {
     const Layout& l = found.smallest.layout;
     std::string hint = "HINT: give fewer options of the layout, or another --world or --global-batch-size";
     if (found.smallest.bytes > 0)
         hint = format(
-            "the least memory that any layout needs is %s, there are %s: %s; HINT: more GPUs, a larger --device-memory-gib, or "
+            "the layout that comes nearest needs %s on its fullest rank, where there are %s: %s; HINT: %s, or "
             "--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-            human_bytes(found.smallest.bytes).c_str(), human_bytes(most).c_str(), options_in_words(l).c_str());
+            human_bytes(found.smallest.bytes).c_str(), human_bytes(found.smallest.bytes - found.lacking).c_str(),
+            options_in_words(l).c_str(), on_this_cpu ? "a smaller model" : "more GPUs, a larger --device-memory-gib");
     fail("no layout is possible; refused were%s\n%s", refused_in_words(found.refused).c_str(), hint.c_str());
 }
 
@@ -369,7 +376,8 @@ inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int
     TrainOptions p = options_in(o, l);
     leave_out_of_trials(p);
     for (const char* name : {"train-samples", "rampup-batch-size", "lr-decay-iters", "lr-decay-samples", "lr-warmup-iters",
-                             "lr-warmup-samples", "lr-warmup-fraction", "lr-wsd-decay-iters", "lr-wsd-decay-samples"})
+                             "lr-warmup-samples", "lr-warmup-fraction", "lr-wsd-decay-iters", "lr-wsd-decay-samples",
+                             "skip-batches", "iterations-to-skip", "skip-train-iteration-range"})
         p.given.erase(name);
     p.train_iters = steps;
     p.lr_decay_style = "constant";
@@ -434,7 +442,7 @@ inline std::string launched(int ranks, const std::string& command) {
 }
 // The command that trains in the layout of a file, with `ranks` GPUs or processes.
 inline std::string command_of(const std::string& file, int ranks) {
-    return launched(ranks, "./train_gpt train --config " + file);
+    return launched(ranks, "./train_gpt train --config " + shell_word(file));
 }
 
 inline void write_files(const TrainOptions& o, const FoundLayouts& found, const std::string& title,
@@ -469,6 +477,9 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
     detail::set_up_without_layout(run, o);
     detail::check_training(run, o);
+    TrainOptions of_tasks = run.o;  // whether a layout can measure them, the search asks
+    of_tasks.tensor_model_parallel_size = 1;
+    run.writes_answers = read_training_tasks(of_tasks, run.tokenizer.get(), run.o.seq_length).any_written();
     for (size_t i = 0; i < detail::most_files; i++) check_replaceable(detail::layout_file(o.out, i), "tune");
     check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
@@ -476,7 +487,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     problem.search_fp8 = o.search_fp8;
     detail::check_divided(problem, o);
     FoundLayouts found = search_layouts(problem);
-    if (found.fit.empty()) detail::refuse_all(found, problem.memory(problem.ranks[0]));
+    if (found.fit.empty()) detail::refuse_all(found, be::memory_is_host && !run.plans_elsewhere());
     const std::string trials = o.trials ? detail::measure(run, o, found) : "";
 
     const bool here = problem.ranks.size() > 1;

@@ -7,7 +7,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -41,12 +40,12 @@ struct FoundInference {
     double least_bytes = INFINITY;           // that a layout needs for one text
 };
 
-// Of --seq-length tokens, those that are written after a prompt of the others; and those that a trial writes, at least one more
-// than the first.
+// Of --seq-length tokens, those that are written after a prompt of the others; and those that a trial writes, at least one
+// after the two that a text begins with.
 inline int new_tokens(const Run& run, const TuneOptions& o) {
     return o.max_new_tokens ? o.max_new_tokens : std::max(1, run.o.seq_length / 2);
 }
-inline int new_tokens_of_trial(const Run& run, const TuneOptions& o) { return std::clamp(new_tokens(run, o), 2, 32); }
+inline int new_tokens_of_trial(const Run& run, const TuneOptions& o) { return std::clamp(new_tokens(run, o), 3, 32); }
 
 inline void check_inference(const Run& run, const TuneOptions& o) {
     for (const char* name :
@@ -264,7 +263,7 @@ inline nlohmann::ordered_json inference_json(const InferenceCandidate& c) {
 inline std::string writing_command(const TuneOptions& o, const InferenceCandidate& c) {
     const std::string layout = c.ranks() > 1 ? format(" --tp %d --pp %d", c.tp, c.pp) : "";
     const std::string generate = format("./train_gpt generate --model %s%s --batch %d --prompts FILE",
-                                        o.model.empty() ? "RUN" : o.model.c_str(), layout.c_str(), c.batch);
+                                        o.model.empty() ? "RUN" : shell_word(o.model).c_str(), layout.c_str(), c.batch);
     return launched(c.ranks(), generate);
 }
 
