@@ -9,7 +9,6 @@
 // The random numbers are functions of seed, step or sample, tensor, and the element's index in the whole tensor, whichever part
 // of it a rank holds: the bits are the same for all layouts and backends and after a resume.
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

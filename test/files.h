@@ -51,6 +51,12 @@ template <class T>
 std::string bytes_of(T value) {
     return std::string(reinterpret_cast<const char*>(&value), sizeof value);
 }
+template <class T>
+std::string array_of(const std::vector<T>& values) {
+    std::string s;
+    for (const T& v : values) s += bytes_of(v);
+    return s;
+}
 
 // The message of the Error that f throws; it must hold every one of `parts`.
 template <class F>

@@ -436,9 +436,9 @@ int run(int argc, char** argv) {
         if (argc < 2) fail("parity_check DIR [reference|all|main|some]");
         world.watch(60, "");
         check_all(world, argv[1], argc > 2 ? argv[2] : "all");
-        int failed = failures;
-        world.broadcast(&failed, sizeof failed, 0);
-        return failed > 0;
+        std::vector<int> of_all((size_t)world.size());
+        world.all_gather(&failures, sizeof failures, of_all.data());
+        return of_all[0] > 0;
     } catch (const std::exception& e) {
         fprintf(stderr, "error on %s: %s\n", world.description().c_str(), e.what());
         world.abort(1);

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
-#include <numeric>
 #include <sys/resource.h>
 
 #include "../llmc/data/dataset.h"
@@ -10,6 +9,7 @@
 
 namespace test_dataset {
 
+using test::array_of;
 using test::bytes_of;
 using test::expect_error;
 using test::read_file;
@@ -20,13 +20,6 @@ const std::string magic("MMIDIDX\0\0", 9);
 
 std::string index_header(uint64_t version, int type, uint64_t n, uint64_t borders) {
     return magic + bytes_of(version) + bytes_of((uint8_t)type) + bytes_of(n) + bytes_of(borders);
-}
-
-template <class T>
-std::string array_of(const std::vector<T>& values) {
-    std::string s;
-    for (const T& v : values) s += bytes_of(v);
-    return s;
 }
 
 // The index of documents of 3, 0 and 2 tokens of 2 bytes each.

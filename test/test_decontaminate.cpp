@@ -1,7 +1,6 @@
 // Decontamination by n-grams: the rule by hand, and against a plain implementation on random texts.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <set>
 #include <string>
 #include <vector>

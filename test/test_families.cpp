@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <functional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <set>
 
 #include "../llmc/run/guard.h"
 #include "../llmc/base/json.h"

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <random>
 
 #include "../llmc/report/logger.h"
 #include "runs.h"

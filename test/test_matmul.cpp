@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <memory>
 
 #include "../llmc/cpu/fp8.h"
 #include "../llmc/cpu/matmul.h"

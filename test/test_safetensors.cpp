@@ -14,6 +14,7 @@
 
 namespace test_safetensors {
 
+using test::array_of;
 using test::bytes_of;
 using test::expect_error;
 using test::read_file;
@@ -24,13 +25,6 @@ using test::write_file;
 void write_model(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
                  const ModelTexts& texts) {
     publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, texts); });
-}
-
-template <class T>
-std::string array_of(const std::vector<T>& values) {
-    std::string s;
-    for (const T& v : values) s += bytes_of(v);
-    return s;
 }
 
 // A file with this header, as it stands, and these bytes of data.

@@ -20,11 +20,9 @@
 // restored (so that each run has the same random numbers) and the L2 cache is filled with something else.
 #pragma once
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>

@@ -354,6 +354,20 @@ inline void remove_unfinished(const std::string& path) {
     }
 }
 
+// Moves `bytes` by a call of the system: some(done) moves what it can of those after `done`, and says how many. Signals do not
+// end it. False: errno says why not, ENOSPC where nothing moves.
+template <class Some>
+bool move_all(size_t bytes, Some some) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = some(done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
 class FileWriter {
 public:
     explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
@@ -398,22 +412,17 @@ public:
     void read_back(size_t offset, void* data, size_t bytes) {
         CHECK(offset <= written_ && bytes <= written_ - offset, "reading %zu bytes at %zu of %zu", bytes, offset, written_);
         flush();
-        for (size_t done = 0; done < bytes;) {
-            const ssize_t n = pread(fd_, (char*)data + done, bytes - done, (off_t)(offset + done));
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) fail("cannot read back %s: %s", temporary_.c_str(), n < 0 ? strerror(errno) : "it was cut off");
-            done += (size_t)n;
-        }
+        const auto some = [&](size_t done) { return pread(fd_, (char*)data + done, bytes - done, (off_t)(offset + done)); };
+        if (!move_all(bytes, some))
+            fail("cannot read back %s: %s", temporary_.c_str(), errno == ENOSPC ? "it was cut off" : strerror(errno));
     }
     void overwrite(size_t offset, const void* data, size_t bytes) {
         CHECK(offset <= written_ && bytes <= written_ - offset, "overwriting %zu bytes at %zu of %zu", bytes, offset, written_);
         flush();
-        for (size_t done = 0; done < bytes;) {
-            const ssize_t n = pwrite(fd_, (const char*)data + done, bytes - done, (off_t)(offset + done));
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) fail("cannot write %s: %s", path_.c_str(), n < 0 ? strerror(errno) : "disk full");
-            done += (size_t)n;
-        }
+        const auto some = [&](size_t done) {
+            return pwrite(fd_, (const char*)data + done, bytes - done, (off_t)(offset + done));
+        };
+        if (!move_all(bytes, some)) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
 
     // Flushes everything to the disk.
@@ -444,14 +453,8 @@ private:
         buffer_.clear();
     }
     void write_out(const char* data, size_t bytes) {
-        while (bytes > 0) {
-            const ssize_t n = ::write(fd_, data, bytes);
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0)
-                fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), n < 0 ? strerror(errno) : "disk full", written_);
-            data += n;
-            bytes -= (size_t)n;
-        }
+        if (!move_all(bytes, [&](size_t done) { return ::write(fd_, data + done, bytes - done); }))
+            fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), strerror(errno), written_);
     }
 
     std::string path_, temporary_;

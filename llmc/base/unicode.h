@@ -31,15 +31,23 @@ inline bool is_space(int32_t c) {
 
 // Python's str.isspace(): four separators of ASCII besides.
 inline bool is_python_space(int32_t c) { return is_space(c) || (c >= 0x1c && c <= 0x1f); }
-// Length of `s` in bytes without white space at its end (as Python's str.rstrip).
-inline size_t length_without_trailing_space(std::string_view s) {
-    size_t length = 0, at = 0;
+// `s` without the characters at its ends that are blank.
+template <class Blank>
+std::string_view stripped(std::string_view s, Blank is_blank, bool left = true, bool right = true) {
+    size_t begin = s.size(), end = 0, at = 0;
     each_character(s, [&](int32_t c, std::string_view bytes) {
+        if (!is_blank(c)) {
+            begin = std::min(begin, at);
+            end = at + bytes.size();
+        }
         at += bytes.size();
-        if (!is_python_space(c)) length = at;
     });
-    return length;
+    if (!left) begin = 0;
+    if (!right) end = s.size();
+    return begin < end ? s.substr(begin, end - begin) : std::string_view();
 }
+// As Python's str.rstrip.
+inline std::string_view without_trailing_space(std::string_view s) { return stripped(s, is_python_space, false); }
 
 #if HAVE_UTF8PROC
 inline void need_unicode(const char*) {}

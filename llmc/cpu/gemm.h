@@ -21,7 +21,6 @@
 // or C not multiples of 16, are multiplied as zero-padded copies (in columns_times N is padded while packing).
 #pragma once
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "../base/math.h"

@@ -13,7 +13,6 @@
 // threads, but different bits on another unit. (Intel, Architecture Instruction Set Extensions Programming Reference, chapter
 // 3: AMX; section 2.1: AVX512_BF16.)
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -24,7 +23,6 @@
 #include <variant>
 #include <vector>
 
-#include "../base/check.h"
 #include "../base/math.h"
 #include "../base/types.h"
 

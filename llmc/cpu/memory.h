@@ -1,7 +1,6 @@
 // The memory of ops. Pages are zero-filled on first touch, and huge where the system supports that.
 #pragma once
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <queue>
 #include <string>
@@ -44,25 +43,17 @@ public:
     size_t size() const { return size_; }
 
     void append(const void* data, size_t bytes) {
-        const char* p = (const char*)data;
         if (bytes > 0) make();
-        while (bytes > 0) {
-            const ssize_t n = pwrite(fd_, p, bytes, (off_t)size_);
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) stop("write to", n < 0 ? errno : ENOSPC);
-            p += n;
-            bytes -= (size_t)n;
-            size_ += (size_t)n;
-        }
+        const auto some = [&](size_t done) {
+            return pwrite(fd_, (const char*)data + done, bytes - done, (off_t)(size_ + done));
+        };
+        if (!move_all(bytes, some)) stop("write to", errno);
+        size_ += bytes;
     }
     void read(size_t offset, void* data, size_t bytes) const {
         CHECK(offset <= size_ && bytes <= size_ - offset, "reading %zu bytes at %zu of %zu", bytes, offset, size_);
-        for (size_t done = 0; done < bytes;) {
-            const ssize_t n = pread(fd_, (char*)data + done, bytes - done, (off_t)(offset + done));
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) stop("read from", n < 0 ? errno : EIO);
-            done += (size_t)n;
-        }
+        const auto some = [&](size_t done) { return pread(fd_, (char*)data + done, bytes - done, (off_t)(offset + done)); };
+        if (!move_all(bytes, some)) stop("read from", errno == ENOSPC ? EIO : errno);
     }
     // Makes sure of the space on the disk, so that writing through a mapping cannot fail.
     void reserve(size_t bytes) {

@@ -30,6 +30,7 @@
 #include "../base/hash.h"
 #include "../base/similar.h"
 #include "../base/unicode.h"
+#include "../data/shares.h"
 #include "document.h"
 #include "words.h"
 
@@ -62,7 +63,7 @@ inline int64_t count_places(std::string_view text, std::string_view word) {
 // Length in bytes of the white space at the start of a text; 0: it begins with something else.
 inline size_t space_length(std::string_view text) {
     const auto c = (unsigned char)text[0];
-    if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1c && c <= 0x1f);
+    if (c < 0x80) return is_python_space(c);
     if (c != 0xc2 && c != 0xe1 && c != 0xe2 && c != 0xe3) return 0;
     const Utf8Character first = first_character(text);
     return is_space(first.code) ? first.length : 0;
@@ -467,9 +468,8 @@ inline std::pair<size_t, double> parse_rule_setting(const std::string& text) {
         fail_usage("--set names '%s', which is not a rule%s HINT: train_gpt help rules lists them", name.c_str(),
                    did_you_mean(name, names).c_str());
     if (value == "off") return {index, rule_off};
-    char* end = nullptr;
-    const double threshold = strtod(value.c_str(), &end);
-    if (value.empty() || *end || !std::isfinite(threshold) || threshold < 0)
+    const double threshold = parse_number(value);
+    if (!(threshold >= 0) || !std::isfinite(threshold))
         fail_usage("--set %s is '%s'; it must be a number of at least 0, or off", name.c_str(), value.c_str());
     return {index, threshold};
 }

@@ -12,6 +12,7 @@
 
 #include "../base/check.h"
 #include "../base/rng.h"
+#include "../data/shares.h"
 
 struct MixedSource {
     std::string name;
@@ -35,9 +36,8 @@ inline std::pair<size_t, double> parse_weight(const std::string& text, const std
     const size_t equals = text.rfind('=');
     if (equals == std::string::npos) fail_usage("--weights has '%s'; it must be SOURCE=WEIGHT", text.c_str());
     const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
-    char* end = nullptr;
-    const double weight = strtod(value.c_str(), &end);
-    if (value.empty() || *end || !(weight >= 0) || !std::isfinite(weight))
+    const double weight = parse_number(value);
+    if (!(weight >= 0) || !std::isfinite(weight))
         fail_usage("--weights has '%s'; the weight must be a number of at least 0", text.c_str());
     const auto last_part = [](std::string path) {
         while (path.size() > 1 && path.back() == '/') path.pop_back();

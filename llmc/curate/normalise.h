@@ -15,7 +15,6 @@
 //   weak     any other; repaired only where the same document has a strong one that begins with the same letter
 // Repair is repeated while it finds something, at most four times: that many wrong readings in a row.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <set>

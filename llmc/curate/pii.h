@@ -13,7 +13,6 @@
 #include <arpa/inet.h>
 
 #include <array>
-#include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>

@@ -5,7 +5,6 @@
 //   3  each stage says what is left (pipeline.h writes it)
 // Near duplicates do not see exact ones, so that of equal documents of two sources never both are dropped.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>

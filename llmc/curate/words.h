@@ -60,7 +60,7 @@ inline CharacterKind kind_by_ranges(uint32_t c) {
         {0xe00, 0xfff},   {0x1000, 0x109f}, {0x1780, 0x17ff}, {0x2e80, 0x2fdf},   {0x3005, 0x3007},  {0x3021, 0x3029},
         {0x3031, 0x303c}, {0x3040, 0x30ff}, {0x31a0, 0x31ff}, {0x3200, 0x33ff},   {0x3400, 0x4dbf},  {0x4e00, 0x9fff},
         {0xf900, 0xfaff}, {0xaa60, 0xaa7f}, {0xff66, 0xff9f}, {0x1b000, 0x1b16f}, {0x20000, 0x3ffff}};
-    if (is_space((int32_t)c) || c == '\v' || (c >= 0x1c && c <= 0x1f)) return CharacterKind::space;
+    if (is_python_space((int32_t)c)) return CharacterKind::space;
     if (c == '_') return CharacterKind::underscore;
     if (in_ranges(c, marks)) return CharacterKind::mark;
     if (in_ranges(c, digits)) return CharacterKind::digit;

@@ -621,19 +621,7 @@ private:
     }
 
     // As Python's str.strip().
-    static std::string trim(std::string_view s, bool left = true) {
-        const auto is_blank = [](int32_t c) { return is_space(c) || (c >= 0x1c && c <= 0x1f); };
-        size_t begin = s.size(), end = 0, at = 0;
-        each_character(s, [&](int32_t code, std::string_view bytes) {
-            if (!is_blank(code)) {
-                begin = std::min(begin, at);
-                end = at + bytes.size();
-            }
-            at += bytes.size();
-        });
-        if (!left) begin = 0;
-        return std::string(s.substr(std::min(begin, end), end > begin ? end - begin : 0));
-    }
+    static std::string trim(std::string_view s, bool left = true) { return std::string(stripped(s, is_python_space, left)); }
 
     void put_token(std::string& text, const std::string& mark, int id, const char* role) const {
         const size_t at = text.find(mark);

@@ -12,7 +12,6 @@
 #include <glob.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>

@@ -7,14 +7,12 @@
 // the normalisation of text (NFC of Qwen), and the byte fallback of unigram models.
 #pragma once
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "../base/check.h"

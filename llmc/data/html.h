@@ -10,12 +10,10 @@
 #include <iconv.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <csetjmp>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -23,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "../base/check.h"
 #include "../base/terminal.h"
 #include "../base/utf8.h"
 

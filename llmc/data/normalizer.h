@@ -147,23 +147,14 @@ private:
             each(lowercase);
         } else if (type == "Strip") {
             each([left = j.value("strip_left", true), right = j.value("strip_right", true)](std::string_view text) {
-                return stripped(text, left, right);
+                return std::string(stripped(text, is_space, left, right));
             });
         } else if (type == "Prepend") {
             steps_.emplace_back([prefix = j.at("prepend").get<std::string>()](std::string_view text, bool continues) {
                 return text.empty() || continues ? std::string(text) : prefix + std::string(text);
             });
         } else if (type == "Replace") {
-            const auto& pattern = j.at("pattern");
-            const auto content = j.at("content").get<std::string>();
-            if (pattern.contains("Regex"))
-                each([splitter = Splitter(pattern["Regex"].get<std::string>()), content](std::string_view text) {
-                    return replaced(splitter, text, content);
-                });
-            else
-                each([from = pattern.at("String").get<std::string>(), content](std::string_view text) {
-                    return replaced(from, text, content);
-                });
+            add_replacement(j, each);
         } else if (type == "Precompiled") {
             need_unicode("Precompiled");
             each([map = CharsMap(from_base64(j.at("precompiled_charsmap").get<std::string>()))](std::string_view text) {
@@ -207,20 +198,6 @@ private:
         return out += normalize_unicode(text.substr(begin), form);
     }
 
-    static std::string stripped(std::string_view text, bool left, bool right) {
-        size_t begin = text.size(), end = 0, at = 0;
-        each_character(text, [&](int32_t c, std::string_view bytes) {
-            if (!is_space(c)) {
-                begin = std::min(begin, at);
-                end = at + bytes.size();
-            }
-            at += bytes.size();
-        });
-        if (!left) begin = 0;
-        if (!right) end = text.size();
-        return std::string(begin < end ? text.substr(begin, end - begin) : "");
-    }
-
 public:
     // A few replacements can make any amount of text out of a word.
     static void append(std::string& out, std::string_view part) {
@@ -248,6 +225,20 @@ public:
                                 [&](std::string_view range, bool match) { append(out, match ? std::string_view(by) : range); });
         });
         return out;
+    }
+    // Adds the step "Replace" of tokenizer.json: each(change) adds a change of a text.
+    template <class Each>
+    static void add_replacement(const nlohmann::json& j, Each each) {
+        const auto& pattern = j.at("pattern");
+        const auto content = j.at("content").get<std::string>();
+        if (pattern.contains("Regex"))
+            each([splitter = Splitter(pattern["Regex"].get<std::string>()), content](std::string_view text) {
+                return replaced(splitter, text, content);
+            });
+        else
+            each([from = pattern.at("String").get<std::string>(), content](std::string_view text) {
+                return replaced(from, text, content);
+            });
     }
 
 private:

@@ -8,11 +8,9 @@
 // Read are columns at the top level (required or optional) in pages v1 and v2, plain, by dictionary, DELTA_BINARY_PACKED,
 // DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY. All else is refused by name. Every length is checked against the file.
 #pragma once
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>

@@ -3,7 +3,6 @@
 //   consonants and vowels   y is a vowel after a consonant; digits are consonants
 //   m, the measure          how many times a consonant follows a vowel: tree 0, oats 1, private 2
 #pragma once
-#include <array>
 #include <initializer_list>
 #include <string>
 #include <string_view>

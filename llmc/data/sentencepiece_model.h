@@ -2,7 +2,6 @@
 // table of the normalizer, and what training was told. Only the few fields that encoding and decoding depend on are read, by
 // number, from sentencepiece_model.proto.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -33,7 +33,6 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -177,7 +176,7 @@ private:
         if (std::count(e.stops.begin(), e.stops.end(), "")) fail("%s: 'until' has an empty text", where_);
         const std::string& context = e.contexts[0];
         e.joint = has("target_delimiter") ? text(j_["target_delimiter"], "'target_delimiter'", true)
-                  : length_without_trailing_space(context) < context.size() ? ""
+                  : without_trailing_space(context).size() < context.size() ? ""
                                                                             : " ";
         const nlohmann::json most = j_.value("max_new_tokens", nlohmann::json(64));
         if (!most.is_number_integer() || most < 1 || most > 1000000)
@@ -281,7 +280,7 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
         tokenizer.encode_append(continuation, r.tokens, true);
         n_context = !r.tokens.empty() && r.tokens[0] == first;
     } else {
-        n_context = encode_context(tokenizer, context.substr(0, length_without_trailing_space(context))).size();
+        n_context = encode_context(tokenizer, std::string(without_trailing_space(context))).size();
         r.tokens = encode_context(tokenizer, context + continuation);
     }
     if (n_context == 0) {

@@ -11,7 +11,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -81,16 +80,7 @@ private:
         if (type == "Sequence") {
             for (const auto& part : j.at("decoders")) add(part);
         } else if (type == "Replace") {
-            const auto& pattern = j.at("pattern");
-            const auto content = j.at("content").get<std::string>();
-            if (pattern.contains("Regex"))
-                each([splitter = Splitter(pattern["Regex"].get<std::string>()), content](const std::string& t) {
-                    return Normalizer::replaced(splitter, t, content);
-                });
-            else
-                each([from = pattern.at("String").get<std::string>(), content](const std::string& t) {
-                    return Normalizer::replaced(from, t, content);
-                });
+            Normalizer::add_replacement(j, each);
         } else if (type == "ByteFallback") {
             add_bytes();
         } else if (type == "Fuse") {

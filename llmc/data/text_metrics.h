@@ -141,7 +141,7 @@ inline std::string separate_tokens_13a(std::string text) {
     return text;
 }
 inline Words tokens_13a(const std::string& text) {
-    return split_words(separate_tokens_13a(text.substr(0, length_without_trailing_space(text))));
+    return split_words(separate_tokens_13a(std::string(without_trailing_space(text))));
 }
 
 // What BLEU needs to know of a text; those of several add up.

@@ -17,7 +17,6 @@
 // order.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -30,7 +29,6 @@
 #include <utility>
 #include <vector>
 
-#include "../base/check.h"
 #include "../base/terminal.h"
 #include "../base/utf8.h"
 #include "byte_trie.h"

@@ -8,7 +8,6 @@
 // Cost: forward 2, backward 7 products (dq and dk/dv each recompute the scores) of T^2/2 HS multiply-adds per head; bound by
 // reading shared memory, about one load per multiply-add. For fp32 and unusual head sizes; not meant to be fast.
 #pragma once
-#include <algorithm>
 #include <cmath>
 
 #include "../ops.h"

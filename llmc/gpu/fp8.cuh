@@ -10,7 +10,6 @@
 //
 // Limits: C a multiple of 16, and N too if a transpose is wanted; all pointers multiples of 16 bytes.
 #pragma once
-#include <cfloat>
 
 #include "../ops.h"
 #include "device.cuh"

@@ -376,22 +376,6 @@ __global__ void __launch_bounds__(256) head_norm_part_kernel(floatX* qkv, floatX
     if (threadIdx.x == 0) rstd[row] = r;
 }
 
-inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
-    if (rows.count() == 0) return;
-    const auto& [weight, bias, C, eps, offset, means] = params;
-    if (means.sums) {
-        LAUNCH(head_norm_part_kernel, rows.count(), 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, means);
-        return;
-    }
-    int threads = 1;
-    while (threads < 64 && threads * Pack<floatX>::size < C) threads *= 2;
-    if (threads > 32) threads = 256;
-    const bool packed = C % Pack<floatX>::size == 0 && rows.stride % Pack<floatX>::size == 0 && aligned_16(qkv, kept, weight);
-    const unsigned blocks = (unsigned)ceil_div((size_t)rows.count() * threads, 256);
-    const auto kernel = packed ? head_norm_kernel<true> : head_norm_kernel<false>;
-    LAUNCH(kernel, blocks, 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, threads);
-}
-
 }  // namespace detail
 
 inline void layernorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -415,7 +399,19 @@ inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, con
 }
 
 inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
-    detail::head_norm_forward(ctx, qkv, kept, rstd, params, rows);
+    if (rows.count() == 0) return;
+    const auto& [weight, bias, C, eps, offset, means] = params;
+    if (means.sums) {
+        LAUNCH(detail::head_norm_part_kernel, rows.count(), 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, means);
+        return;
+    }
+    int threads = 1;
+    while (threads < 64 && threads * Pack<floatX>::size < C) threads *= 2;
+    if (threads > 32) threads = 256;
+    const bool packed = C % Pack<floatX>::size == 0 && rows.stride % Pack<floatX>::size == 0 && aligned_16(qkv, kept, weight);
+    const unsigned blocks = (unsigned)ceil_div((size_t)rows.count() * threads, 256);
+    const auto kernel = packed ? detail::head_norm_kernel<true> : detail::head_norm_kernel<false>;
+    LAUNCH(kernel, blocks, 256, 0, ctx, qkv, kept, rstd, weight, rows, C, eps, offset, threads);
 }
 
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,

@@ -1,7 +1,6 @@
 // What a run trains: the model's parameters or, while these stay as they are, adapters on it: low-rank ones on its matrices
 // (lora.h), or virtual tokens in front of its sequences (virtual_tokens.h).
 #pragma once
-#include <vector>
 
 #include "lora.h"
 #include "model_config.h"

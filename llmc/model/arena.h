@@ -7,8 +7,6 @@
 #endif
 
 #include <algorithm>
-#include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <string_view>

@@ -8,7 +8,6 @@
 #include <functional>
 #include <vector>
 
-#include "../base/check.h"
 #include "../base/rng.h"
 #include "../cpu/parallel.h"
 #include "sampler.h"

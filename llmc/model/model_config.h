@@ -1,9 +1,7 @@
 // The model's configuration: sizes, and the choices of one block that serves every family (families.h).
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "../base/check.h"

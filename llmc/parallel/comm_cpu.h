@@ -19,7 +19,6 @@
 // is an error that names the ranks. TRAIN_GPT_COMM_PIECE=bytes sets the size of the pieces, for tests.
 #pragma once
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>

@@ -142,10 +142,8 @@ inline size_t memory_for_rank(const Ranks& ranks, size_t bytes, size_t available
 
 // Ends the run if any rank has a problem, with the first one's message.
 inline void agree_that_all_is_well(World* world, const std::string& problem) {
-    if (!world && !problem.empty()) fail("%s", problem.c_str());
-    if (!world) return;
-    for (const std::string& p : world->all_gather(problem))
-        if (!p.empty()) fail("%s", p.c_str());
+    const std::string first = world ? first_problem(*world, problem) : problem;
+    if (!first.empty()) fail("%s", first.c_str());
 }
 
 // A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it.

@@ -286,8 +286,8 @@ struct Header {
     uint64_t bytes;
 };
 inline const char* name_of(int64_t kind) {
-    static const char* const names[] = {"all_gather", "broadcast", "barrier", "end of the run"};
-    return kind >= 0 && kind < 4 ? names[kind] : "something unknown";
+    static const char* const names[] = {"all_gather", "barrier", "end of the run"};
+    return kind >= 0 && kind < 3 ? names[kind] : "something unknown";
 }
 inline void check_header(const Header& here, int rank, const Header& there, int other) {
     if (here.kind != there.kind || here.sequence != there.sequence)
@@ -321,7 +321,6 @@ struct WorldState {
         local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]);
     }
     std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[r].c_str()); }
-    void check_rank(int r) const { CHECK(r >= 0 && r < size, "rank %d of %d", r, size); }
 
     void start_mpi(const Placement& p) {
 #if HAVE_MPI
@@ -402,7 +401,7 @@ struct WorldState {
     // In the normal case waits until the other ranks are done, too. After an error no one can be waited for.
     void leave() {
         const bool well = std::uncaught_exceptions() <= exceptions;
-        if (well) exchange(3, "");
+        if (well) exchange(2, "");
 #if HAVE_MPI
         // Only when all ranks are well: mpirun (Open MPI 4.1.4) crashes when a rank aborts while another is in MPI_Finalize.
         if (has_mpi && well) {
@@ -422,7 +421,7 @@ struct WorldState {
         CHECK(!watcher.joinable(), "watch() is called once");
         if (!status_file.empty()) {
             if (rank == 0) open_status(status_file, O_CREAT | O_TRUNC);
-            exchange(2, "");
+            exchange(1, "");
             if (rank > 0) open_status(status_file, O_CREAT);
         }
         const Activity at_start = monitor->current();
@@ -561,15 +560,7 @@ public:
             from += n;
         } while (from < bytes);
     }
-    void broadcast(void* data, size_t bytes, int root) {
-        state_->check_rank(root);
-        const auto parts = state_->exchange(1, rank() == root ? std::string((const char*)data, bytes) : std::string());
-        if (parts[root].size() != bytes)
-            fail("ranks disagree: rank %d expects %zu bytes from rank %d, which sends %zu", rank(), bytes, root,
-                 parts[root].size());
-        if (bytes) memcpy(data, parts[root].data(), bytes);
-    }
-    void barrier() { state_->exchange(2, ""); }
+    void barrier() { state_->exchange(1, ""); }
 
     // Ends every rank with this status (0 becomes 1). Does not return, does not wait, runs no destructors.
     [[noreturn]] void abort(int status) { state_->end_run(status); }
@@ -591,3 +582,10 @@ private:
 };
 
 inline Waiting::Waiting(World& world, const char* what) : Waiting(world.monitor().get(), what, "", 0) {}
+
+// The first message that a rank has, the same on all of them; empty: none has one. All ranks call it.
+inline std::string first_problem(World& world, const std::string& mine) {
+    for (const std::string& problem : world.all_gather(mine))
+        if (!problem.empty()) return problem;
+    return "";
+}

@@ -4,7 +4,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <tuple>
 #include <utility>

@@ -15,11 +15,9 @@
 //   read_config, read_parameters, read_tensors   refuse, by name, what is missing, has another shape, or is not supported
 #pragma once
 #include <fcntl.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -289,13 +287,10 @@ private:
         int& fd = fds_[file_];
         if (fd < 0) fd = open(files_.files[file_].path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0) failed(file_);
-        for (size_t done = 0; done < buffer_.size();) {
-            const ssize_t n = pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
-            if (n < 0 && errno == EINTR) continue;
-            if (n == 0) errno = ENOSPC;
-            if (n <= 0) failed(file_);
-            done += (size_t)n;
-        }
+        const auto some = [&](size_t done) {
+            return pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
+        };
+        if (!move_all(buffer_.size(), some)) failed(file_);
         buffer_.clear();
     }
 
@@ -469,12 +464,6 @@ inline std::string verify_weights(const std::string& model, int rank, int ranks)
         const std::string file = name.substr(below.size());
         return begins_with(file, "model.") || begins_with(file, "model-") || begins_with(file, "adapter_model");
     });
-}
-// Of what the ranks have found, each in its share of the files, or empty; the same on all of them.
-inline std::string first_problem(World& world, const std::string& mine) {
-    for (const std::string& problem : world.all_gather(mine))
-        if (!problem.empty()) return problem;
-    return "";
 }
 // Refuses such weights. All ranks call it, and read a share each.
 inline void check_weights(World& world, const std::string& dir) {

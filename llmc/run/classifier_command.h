@@ -2,7 +2,6 @@
 // Languages are told apart by n-grams of 1 to 4 characters in 2^16 buckets: 2^18 were no better, 2^14 worse; quality by words
 // and pairs of words in 2^20.
 #pragma once
-#include <omp.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -70,6 +70,13 @@ inline Allowed one_of(Strings choices) {
     X(std::string, matrix_unit, "", "", word("NAME"), "Run",                                      \
       "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
+// Options of the commands that divide a model over ranks.
+#define PARALLEL_OPTIONS(X)                                                     \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",   \
+      "tensor-parallel ranks, over which every matrix is split")                \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel", \
+      "pipeline stages, over which the layers are split")
+
 // Options of the commands that run a model without training it.
 #define ADAPTER_OPTIONS(X)                                                                                   \
     X(std::string, adapter, "", "", word("DIR"), "Model",                                                    \
@@ -396,10 +403,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
       "text that the samples continue; default: the end-of-document token, a fresh start")                                     \
     X(int, sample_tokens, "", 64, between(1, 1000000), "Validation and samples", "length of a sample, in tokens")              \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                  \
-      "tensor-parallel ranks, over which every matrix is split")                                                               \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
-      "pipeline stages, over which the layers are split")                                                                      \
+    PARALLEL_OPTIONS(X)                                                                                                        \
     X(int, num_virtual_stages_per_pipeline_rank, "vpp", 1, between(1, 1024), "Parallel",                                       \
       "chunks of layers per pipeline rank (interleaved schedule): less idle time, more messages")                              \
     X(Strings, pipeline_layers, "", {}, list(0, "N"), "Parallel",                                                              \
@@ -644,10 +648,7 @@ inline Allowed one_of(Strings choices) {
     X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                 \
       "draw from the most likely tokens that together have this probability only; 1: all")                               \
     X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")  \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                            \
-      "tensor-parallel ranks, over which every matrix is split")                                                         \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                          \
-      "pipeline stages, over which the layers are split")                                                                \
+    PARALLEL_OPTIONS(X)                                                                                                  \
     CPU_OPTIONS(X)
 
 #define SERVE_OPTIONS(X)                                                                                                     \
@@ -693,10 +694,7 @@ inline Allowed one_of(Strings choices) {
       "files that the solved examples are drawn from, one per task; default: the task's other questions")                      \
     X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                   \
     X(std::string, answers, "", "", word("FILE"), "Tasks", "new file for the answers that the model writes, as lines of JSON") \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                  \
-      "tensor-parallel ranks, over which every matrix is split")                                                               \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
-      "pipeline stages, over which the layers are split")                                                                      \
+    PARALLEL_OPTIONS(X)                                                                                                        \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                     \
     CPU_OPTIONS(X)
 

@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 
 #include <cmath>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>

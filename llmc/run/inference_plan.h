@@ -15,7 +15,6 @@
 // Left out: the time to launch kernels, which bounds small models on a GPU; sampling; joining and leaving texts.
 #pragma once
 #include <algorithm>
-#include <vector>
 
 #include "../base/math.h"
 #include "../model/flops.h"

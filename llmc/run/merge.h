@@ -1,7 +1,6 @@
 // Adapters merged into the matrices that they adapt: W + (alpha / r) B A (lora.h), for models that are to be used without
 // adapters (train_gpt export --merge).
 #pragma once
-#include <string>
 #include <vector>
 
 #include "../cpu/parallel.h"

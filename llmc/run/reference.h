@@ -6,7 +6,6 @@
 //   training/state.json               "reference": path and checksums of the model, checksums of the data
 #pragma once
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <utility>

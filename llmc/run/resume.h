@@ -1,7 +1,6 @@
 // Resuming and rollback: finds the checkpoint, and checks that the ranks and the checkpoint agree. Every function here is
 // called by all ranks and gives the same result on each.
 #pragma once
-#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <string>

@@ -17,7 +17,6 @@
 #include <string>
 #include <utility>
 
-#include "../base/check.h"
 #include "../base/terminal.h"
 #include "../parallel/world.h"
 

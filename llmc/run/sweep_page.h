@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../data/shares.h"
 #include "../report/chart.h"
 #include "../report/report.h"
 #include "config_file.h"
@@ -27,11 +28,7 @@ inline std::string law_in_words(const PowerLaw& law) {
 
 namespace detail {
 
-inline bool is_number(const std::string& text) {
-    char* end = nullptr;
-    strtod(text.c_str(), &end);
-    return !text.empty() && *end == 0;
-}
+inline bool is_number(const std::string& text) { return !std::isnan(parse_number(text)); }
 inline bool has_words(const Dimension& d) { return !std::all_of(d.values.begin(), d.values.end(), is_number); }
 // Where a value stands on the axis of its option: numbers by themselves, words by their place in the list.
 inline double place_of(const Dimension& d, const std::string& value) {

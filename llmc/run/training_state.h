@@ -7,9 +7,9 @@
 // never interrupted.
 #pragma once
 #include <omp.h>
+#include <sys/statvfs.h>
 
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <future>
 #include <optional>

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <functional>
-#include <memory>
 
 #include "../../llmc/cpu/matmul.h"
 #include "../../llmc/gpu/matmul.cuh"
