@@ -205,8 +205,8 @@ TEST(Search, SaysTheLeastMemory) {
     const FoundLayouts found = search_layouts(s.problem);
     EXPECT_TRUE(found.fit.empty() && found.best.empty() && found.front.empty());
     EXPECT_GT(found.refused.at("out of memory"), 10);
-    EXPECT_EQ(s.known(found.smallest.layout).second, found.smallest.bytes);
-    EXPECT_EQ(found.smallest.bytes, search_layouts(all.problem).front.back().bytes);
+    EXPECT_EQ(s.known(found.nearest.layout).second, found.nearest.bytes);
+    EXPECT_EQ(found.nearest.bytes, search_layouts(all.problem).front.back().bytes);
 }
 
 }  // namespace test_tune

@@ -83,9 +83,9 @@ struct FoundLayouts {
     std::vector<Candidate> fit;              // all that fit
     std::map<std::string, int64_t> refused;  // by reason
     int64_t tried = 0, simulated = 0;
-    Candidate smallest;         // of all: that which comes nearest to its memory; bytes 0: there is none
+    Candidate nearest;          // of all: that which comes nearest to fitting; bytes 0: there is none
     double lacking = INFINITY;  // bytes by which it is too large
-    double seconds = 0;  // that the search took
+    double seconds = 0;         // that the search took
 };
 
 namespace detail {
@@ -427,7 +427,7 @@ private:
         found_.tried++;
         if (candidate.bytes - most_ < found_.lacking) {
             found_.lacking = candidate.bytes - most_;
-            found_.smallest = candidate;
+            found_.nearest = candidate;
         }
         if (!(candidate.bytes <= most_)) {
             found_.refused["out of memory"]++;

@@ -211,7 +211,7 @@ struct PlanInput {
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
-    double layer_speedup = 1;  // of layers in FP8 over bf16
+    double layer_speedup = 1;                // of layers in FP8 over bf16
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that stay in bf16 nevertheless
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;

@@ -296,13 +296,13 @@ inline std::string refused_in_words(const std::map<std::string, int64_t>& refuse
 
 // Nothing fits: says why, and the least that would.
 [[noreturn]] inline void refuse_all(const FoundLayouts& found, bool on_this_cpu) {
-    const Layout& l = found.smallest.layout;
+    const Layout& l = found.nearest.layout;
     std::string hint = "HINT: give fewer options of the layout, or another --world or --global-batch-size";
-    if (found.smallest.bytes > 0)
+    if (found.nearest.bytes > 0)
         hint = format(
             "the layout that comes nearest needs %s on its fullest rank, where there are %s: %s; HINT: %s, or "
             "--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-            human_bytes(found.smallest.bytes).c_str(), human_bytes(found.smallest.bytes - found.lacking).c_str(),
+            human_bytes(found.nearest.bytes).c_str(), human_bytes(found.nearest.bytes - found.lacking).c_str(),
             options_in_words(l).c_str(), on_this_cpu ? "a smaller model" : "more GPUs, a larger --device-memory-gib");
     fail("no layout is possible; refused were%s\n%s", refused_in_words(found.refused).c_str(), hint.c_str());
 }
