@@ -80,17 +80,4 @@ inline std::vector<int> Case::first_keys() const {
     return first;
 }
 
-// The score s of a soft cap, and the derivative; each with an error if that of s is `error`.
-struct Capped {
-    double value, error, derivative = 1, derivative_error = 0;
-    Capped(double s, double s_error, double cap, double u) : value(s), error(s_error) {
-        if (cap == 0) return;
-        const double t = std::tanh(s / cap);
-        value = cap * t;
-        error += 6 * u * std::abs(value);
-        derivative = 1 - t * t;
-        derivative_error = 2 * std::abs(t) * error / cap + 4 * u;
-    }
-};
-
 }  // namespace test

@@ -1,8 +1,6 @@
-// Attention on the GPU: the simple kernels and the tensor-core ones against sums in double. What is allowed: one rounding to
-// floatX plus a first order bound on the fp32 arithmetic inside (u = 2^-24), and, for the tensor-core kernels, the rounding of
-// weights to bf16. A score s has an absolute error e; p = exp(s - m) then a relative error exp(e) - 1; sums over keys or
-// queries add one rounding per term. These bounds hold for the worst case; that the usual error is no larger than it must be, a
-// comparison with the CPU's plain loops says: root mean squares, at most twice theirs.
+// Attention on the GPU: the simple kernels and the tensor-core ones against sums in double (attention_reference.h). Their
+// bounds hold for the worst case; that the usual error is no larger than it must be, a comparison with the CPU's plain loops
+// says: root mean squares, at most twice theirs.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -15,10 +13,10 @@
 namespace test_gpu_attention {
 
 using namespace test;
-
-constexpr double u = roundoff<float>;
-constexpr double rounding = roundoff<floatX> * 1.01;  // of a value that was itself computed with small error
-constexpr double tiny = 1e-30;                        // weights below e^-86.6 are 0
+using namespace test::attention;
+using test::attention::rounding, test::attention::u;  // not those of other files
+using Problem = attention::Problem<floatX>;
+using Results = attention::Results<floatX>;
 
 // Under ThreadSanitizer a block costs a hundred times more: the smaller cases have all kinds of tiles, too.
 #ifdef EMU_TSAN
@@ -28,59 +26,35 @@ constexpr bool brief = false;
 #endif
 
 // ---- the ops under test ----------------------------------------------------------------------------------------------------
-struct Results {
-    std::vector<floatX> out, dqkv;
-    std::vector<float> lse, dsinks;
-};
+Results run(gpu::Ctx& ctx, const Problem& p) {
+    const size_t n = p.k.rows() * p.k.NH;
+    const AttentionShape shape = p.shape();
+    DeviceMemory<floatX> inp(p.qkv, "qkv"), gradient(p.dout, "dout"), out(n * p.k.HS, "out"), dqkv(p.qkv.size(), "dqkv");
+    DeviceMemory<floatX> sinks(p.sinks, "sinks");
+    DeviceMemory<float> lse(n, "lse"), slopes(p.slopes, "slopes"), dsinks(std::vector<float>(p.k.NH), "dsinks");
+    DeviceMemory<int> docs(p.doc_start, "doc_start");
+    const AttentionMask mask = {p.k.masked() ? docs.p() : nullptr, p.k.alibi ? slopes.p() : nullptr};
+    const AttentionActs acts = {inp.p(), out.p(), lse.p()};
+    gpu::attention_forward(ctx, out.p(), lse.p(), inp.p(), mask, shape);
+    if (p.k.sinks) gpu::sinks_forward(ctx, out.p(), lse.p(), sinks.p(), shape);
+    gpu::attention_backward(ctx, dqkv.p(), gradient.p(), acts, mask, shape, nullptr);
+    if (p.k.sinks) gpu::sinks_backward(ctx, dsinks.p(), gradient.p(), acts, sinks.p(), shape);
+    expect_same_bits(inp.get(), p.qkv, "qkv, an input");
+    expect_same_bits(gradient.get(), p.dout, "dout, an input");
+    return {out.get(), dqkv.get(), lse.get(), dsinks.get()};
+}
 
-struct Problem {
-    Case k;
-    float scale;
-    std::vector<floatX> qkv, dout, sinks = Rng(3).normals<floatX>(k.NH);
-    std::vector<float> slopes;
-    std::vector<int> doc_start;
-
-    Problem(const Case& shape, std::vector<floatX> inp, std::vector<floatX> gradient, double factor)
-        : k(shape), scale((float)factor), qkv(std::move(inp)), dout(std::move(gradient)), doc_start(k.first_keys()) {
-        for (int h = 0; h < k.NH; h++) slopes.push_back((float)std::exp2(-8.0 * (h + 1) / k.NH));
-    }
-    Problem(const Case& shape, uint64_t seed)
-        : Problem(shape, Rng(seed).normals<floatX>(shape.rows() * shape.width(), 1.5),
-                  Rng(seed + 1).normals<floatX>(shape.rows() * shape.NH * shape.HS), 1 / std::sqrt((double)shape.HS)) {}
-
-    int first_key(int row) const { return doc_start[row]; }
-
-    Results run(gpu::Ctx& ctx) const {
-        const size_t n = k.rows() * k.NH;
-        DeviceMemory<floatX> inp(qkv, "qkv"), gradient(dout, "dout"), out(n * k.HS, "out"), dqkv(qkv.size(), "dqkv");
-        DeviceMemory<floatX> sink(sinks, "sinks");
-        DeviceMemory<float> lse(n, "lse"), bias(slopes, "slopes"), dsinks(std::vector<float>(k.NH), "dsinks");
-        DeviceMemory<int> docs(doc_start, "doc_start");
-        const AttentionMask mask = {k.masked() ? docs.p() : nullptr, k.alibi ? bias.p() : nullptr};
-        const AttentionActs acts = {inp.p(), out.p(), lse.p()};
-        gpu::attention_forward(ctx, out.p(), lse.p(), inp.p(), mask, shape());
-        if (k.sinks) gpu::sinks_forward(ctx, out.p(), lse.p(), sink.p(), shape());
-        gpu::attention_backward(ctx, dqkv.p(), gradient.p(), acts, mask, shape(), nullptr);
-        if (k.sinks) gpu::sinks_backward(ctx, dsinks.p(), gradient.p(), acts, sink.p(), shape());
-        expect_same_bits(inp.get(), qkv, "qkv, an input");
-        expect_same_bits(gradient.get(), dout, "dout, an input");
-        return {out.get(), dqkv.get(), lse.get(), dsinks.get()};
-    }
-
-    AttentionShape shape() const { return k.shape(scale); }
-
-    Results run_plain_loops() const {
-        cpu::Ctx ctx(1);
-        ctx.plain = true;
-        const size_t n = k.rows() * k.NH;
-        Results r{std::vector<floatX>(n * k.HS), std::vector<floatX>(qkv.size()), std::vector<float>(n), {}};
-        const AttentionMask mask = {k.masked() ? doc_start.data() : nullptr, k.alibi ? slopes.data() : nullptr};
-        cpu::attention_forward(ctx, r.out.data(), r.lse.data(), qkv.data(), mask, shape());
-        cpu::attention_backward(ctx, r.dqkv.data(), dout.data(), {qkv.data(), r.out.data(), r.lse.data()}, mask, shape(),
-                                nullptr);
-        return r;
-    }
-};
+Results run_plain_loops(const Problem& p) {
+    cpu::Ctx ctx(1);
+    ctx.plain = true;
+    const size_t n = p.k.rows() * p.k.NH;
+    Results r{std::vector<floatX>(n * p.k.HS), std::vector<floatX>(p.qkv.size()), std::vector<float>(n), {}};
+    const AttentionMask mask = {p.k.masked() ? p.doc_start.data() : nullptr, p.k.alibi ? p.slopes.data() : nullptr};
+    const AttentionActs acts = {p.qkv.data(), r.out.data(), r.lse.data()};
+    cpu::attention_forward(ctx, r.out.data(), r.lse.data(), p.qkv.data(), mask, p.shape());
+    cpu::attention_backward(ctx, r.dqkv.data(), p.dout.data(), acts, mask, p.shape(), nullptr);
+    return r;
+}
 
 // The kernels for Hopper have tests of their own.
 struct BeforeHopper : gpu::Ctx {
@@ -94,182 +68,33 @@ std::vector<bool> implementations(const gpu::Ctx& ctx, const Case& k) {
 }
 const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
 
-// ---- reference -------------------------------------------------------------------------------------------------------------
-struct Bounded {
-    Doubles value, allowed;
-    explicit Bounded(size_t n) : value(n), allowed(n, tiny) {}
-    void add(size_t i, double x, double error) {
-        value[i] += x;
-        allowed[i] += error;
+// A weight: its score, its exponential, and one or two more per tile passed. The tensor-core kernels round weights and their
+// gradients to bf16, and score and shift, in units of log2, before they subtract. lse is the sum of a score and a logarithm,
+// out a sum divided by another.
+struct GpuArithmetic : Arithmetic {
+    const bool simple;
+    explicit GpuArithmetic(bool simple) : simple(simple) {
+        operand = simple ? 0 : rounding<floatX>;
+        tile = 32;
+        logarithm = 8 * u;
+        division = 4 * u;
     }
-};
-
-class Reference {
-public:
-    // simple: the bounds of the simple kernels. exact_scores: the numbers are such that fp32 computes every score exactly.
-    Reference(const Problem& p, bool simple, bool exact_scores = false)
-        : p_(p), k_(p.k), qkv_(doubles(p.qkv)), simple_(simple), exact_(exact_scores), operand_(simple ? 0 : rounding) {}
-
-    void forward(Bounded& out, Bounded& lse) const {
-        for (int b = 0; b < k_.B; b++)
-            for (int t = 0; t < k_.T; t++)
-                for (int h = 0; h < k_.NH; h++) {
-                    const int first = p_.first_key(b * k_.T + t);
-                    const Scores s = scores(b, h, t);
-                    const double sink = k_.sinks ? as_double(p_.sinks[h]) : -std::numeric_limits<double>::infinity();
-                    double top = sink, sum = 0;
-                    for (const double x : s.value) top = std::max(top, x);
-                    for (const double x : s.value) sum += std::exp(x - top);
-                    sum += std::exp(sink - top);
-                    // Weight by weight: its score, its exponential, and one or two more per tile passed.
-                    Doubles weight, relative;
-                    double weight_error = (k_.T + 4) * u;
-                    for (size_t j = 0; j < s.value.size(); j++) {
-                        weight.push_back(std::exp(s.value[j] - top) / sum);
-                        relative.push_back(exponential_error(s.value[j], top, s.error[j], k_.T / 32 + 1));
-                        weight_error += weight[j] * relative[j];
-                    }
-                    if (k_.sinks) weight_error += (32 + 8 * std::abs(top)) * u;  // lse and the factor of out are rounded again
-                    lse.add(k_.statistic(b, t, h), top + std::log(sum), weight_error + 8 * u * (std::abs(top) + std::log(sum)));
-                    for (int c = 0; c < k_.HS; c++) {
-                        double value = 0, error = 0;
-                        for (size_t j = 0; j < s.value.size(); j++) {
-                            const double v = s.keep[j] * at(b, first + (int)j, k_.value_head(h), c);
-                            value += weight[j] * v;
-                            error += weight[j] * std::abs(v) * (relative[j] + operand_ + (k_.T + 4) * u);
-                        }
-                        out.add(k_.output(b, t, h, c), value,
-                                error + std::abs(value) * (weight_error + 4 * u + (k_.sinks ? 2 : 1) * rounding));
-                    }
-                }
+    double forward_weight(double score, double top, double score_error, int tiles) const override {
+        return exponential(score, top, score_error, tiles);
     }
-
-    // Of the out and lse that the op was given.
-    void backward(Bounded& d, const Doubles& dout, const Doubles& out, const Doubles& lse) const {
-        const int HS = k_.HS;
-        const double scale = p_.scale, terms = (double)k_.T * k_.group() + k_.T / 32 + 8;  // of the longest sum
-        for (int b = 0; b < k_.B; b++)
-            for (int t = 0; t < k_.T; t++)
-                for (int h = 0; h < k_.NH; h++) {
-                    const int first = p_.first_key(b * k_.T + t);
-                    const Scores s = scores(b, h, t);
-                    const double *dy = &dout[k_.output(b, t, h, 0)], *y = &out[k_.output(b, t, h, 0)];
-                    double correction = 0, correction_magnitude = 0;
-                    for (int c = 0; c < HS; c++) {
-                        correction += dy[c] * y[c];
-                        correction_magnitude += std::abs(dy[c] * y[c]);
-                    }
-                    for (int j = first; j <= t; j++) {
-                        const double score = s.value[j - first], log_sum = lse[k_.statistic(b, t, h)];
-                        const double w = std::exp(score - log_sum);
-                        const double w_error = w * exponential_error(score, log_sum, s.error[j - first], 1);
-                        double dw = 0, dw_magnitude = 0;
-                        for (int c = 0; c < HS; c++) {
-                            const double x = s.keep[j - first] * dy[c] * at(b, j, k_.value_head(h), c);
-                            dw += x;
-                            dw_magnitude += std::abs(x);
-                        }
-                        const double keep = s.keep[j - first], slope = s.derivative[j - first];
-                        const double ds = scale * slope * w * (dw - correction);
-                        const double ds_error =
-                            scale * ((slope * (w_error + (4 * u + operand_) * w) + s.derivative_error[j - first] * w) *
-                                         std::abs(dw - correction) +
-                                     (w + w_error) * (HS + 2) * u * (dw_magnitude + correction_magnitude));
-                        for (int c = 0; c < HS; c++) {
-                            const double q = at(b, t, h, c), key = at(b, j, k_.key_head(h), c);
-                            d.add(k_.index(b, j, k_.value_head(h), c), keep * w * dy[c],
-                                  keep * std::abs(dy[c]) * (w_error + (terms * u + operand_) * w));
-                            d.add(k_.index(b, t, h, c), ds * key, std::abs(key) * (ds_error + terms * u * std::abs(ds)));
-                            d.add(k_.index(b, j, k_.key_head(h), c), ds * q,
-                                  std::abs(q) * (ds_error + terms * u * std::abs(ds)));
-                        }
-                    }
-                }
-        for (size_t i = 0; i < d.value.size(); i++) d.allowed[i] += rounding * std::abs(d.value[i]);
+    double backward_weight(double score, double log_sum, double score_error) const override {
+        return exponential(score, log_sum, score_error, 1);
     }
-    Bounded sinks_backward(const Doubles& dout, const Doubles& out, const Doubles& lse) const {
-        Bounded d((size_t)k_.NH);
-        for (size_t i = 0; i < out.size(); i++) {
-            const size_t h = i / k_.HS % k_.NH, row = i / k_.HS / k_.NH;
-            const double exponent = as_double(p_.sinks[h]) - lse[(row / k_.T * k_.NH + h) * k_.T + row % k_.T];
-            const double term = k_.sinks ? std::exp(exponent) * dout[i] * out[i] : 0;
-            d.add(h, -term, std::abs(term) * (k_.HS + 16 + 4 * std::abs(exponent) + (double)k_.rows()) * u);
-        }
-        return d;
-    }
+    // lse and the factor of out are rounded again; this is an exponential of a difference from lse.
+    double lse_with_sink(double top) const override { return (32 + 8 * std::abs(top)) * u; }
+    double sink_gradient(double exponent) const override { return (16 + 4 * std::abs(exponent)) * u; }
 
 private:
-    struct Scores {
-        Doubles value, error, derivative, derivative_error, keep;
-    };
-    double at(int b, int t, int head, int c) const { return qkv_[k_.index(b, t, head, c)]; }
-
-    // Relative error of exp(score - shift), after n further factors of that kind. The difference is rounded, and the special
-    // unit works with its product with log2(e), rounded again; the tensor-core kernels round score and shift before.
-    double exponential_error(double score, double shift, double error, int n) const {
-        const double x = std::min(std::abs(score - shift), 100.0);
-        const double each = simple_ ? 4 * u : 8 * u;
-        const double before = simple_ ? 0 : 3 * u * (std::abs(score) + std::abs(shift));
-        return std::expm1(error + before + 3 * u * x + 4 * u + (2 * n + 1) * each);
+    double exponential(double score, double shift, double score_error, int more) const {
+        const double before = simple ? 0 : 3 * u * (std::abs(score) + std::abs(shift));
+        return special_unit_error(score - shift, score_error + before, simple ? 4 * u : 8 * u, more);
     }
-
-    Scores scores(int b, int h, int t) const {
-        Scores s;
-        for (int j = p_.first_key(b * k_.T + t); j <= t; j++) {
-            double dot = 0, magnitude = 0;
-            for (int c = 0; c < k_.HS; c++) {
-                const double x = at(b, t, h, c) * at(b, j, k_.key_head(h), c);
-                dot += x;
-                magnitude += std::abs(x);
-            }
-            const double bias = k_.alibi ? (double)p_.slopes[h] * (j - t) : 0, scale = (double)p_.scale;
-            const Capped score(scale * dot, exact_ ? 0 : u * (k_.HS + 3) * scale * magnitude, k_.softcap, u);
-            s.value.push_back(score.value + bias);
-            s.error.push_back(exact_ ? 0 : score.error + 4 * u * std::abs(bias));
-            s.derivative.push_back(score.derivative);
-            s.derivative_error.push_back(score.derivative_error);
-            s.keep.push_back((double)shape_.dropout.of(shape_.weight(b, h, t, j)));
-        }
-        return s;
-    }
-
-    const Problem& p_;
-    const Case& k_;
-    const AttentionShape shape_ = p_.shape();
-    const Doubles qkv_;
-    const bool simple_, exact_;
-    const double operand_;
 };
-
-void check(const Problem& p, const Results& r, bool simple, bool exact_scores = false) {
-    const Reference reference(p, simple, exact_scores);
-    Bounded out(r.out.size()), lse(r.lse.size()), dqkv(r.dqkv.size());
-    reference.forward(out, lse);
-    expect_close(r.out, out.value, out.allowed, "out");
-    expect_close(r.lse, lse.value, lse.allowed, "lse");
-    reference.backward(dqkv, doubles(p.dout), doubles(r.out), doubles(r.lse));
-    expect_close(r.dqkv, dqkv.value, dqkv.allowed, "dqkv");
-    const Bounded dsinks = reference.sinks_backward(doubles(p.dout), doubles(r.out), doubles(r.lse));
-    expect_close(r.dsinks, dsinks.value, dsinks.allowed, "dsinks");
-}
-
-// A row that sees only itself has weight 1: its value comes out unchanged.
-void expect_first_tokens_unchanged(const Problem& p, const Results& r) {
-    const Case& k = p.k;
-    for (int b = 0; b < k.B; b++)
-        for (int t = 0; t < k.T; t++)
-            for (int h = 0; h < k.NH && p.first_key(b * k.T + t) == t && !k.sinks && k.dropout == 0; h++)
-                for (int c = 0; c < k.HS; c++)
-                    ASSERT_EQ(as_double(r.out[k.output(b, t, h, c)]), as_double(p.qkv[k.index(b, t, k.value_head(h), c)]))
-                        << "sequence " << b << ", row " << t << ", head " << h;
-}
-
-void expect_same_results(const Results& a, const Results& b) {
-    expect_same_bits(a.out, b.out, "out");
-    expect_same_bits(a.lse, b.lse, "lse");
-    expect_same_bits(a.dqkv, b.dqkv, "dqkv");
-    expect_same_bits(a.dsinks, b.dsinks, "dsinks");
-}
 
 // ---- values ----------------------------------------------------------------------------------------------------------------
 class Attention : public testing::TestWithParam<Case> {};
@@ -309,8 +134,8 @@ TEST_P(Attention, EachImplementation) {
         SCOPED_TRACE(name_of(plain));
         ctx.plain = plain;
         spoil_scratch(ctx);
-        const Results r = p.run(ctx);
-        check(p, r, plain);
+        const Results r = run(ctx, p);
+        check(p, r, GpuArithmetic(plain));
         expect_first_tokens_unchanged(p, r);
     }
 }
@@ -322,9 +147,9 @@ TEST(AttentionRuns, TheSameBitsTwice) {
         BeforeHopper ctx;
         for (const bool plain : implementations(ctx, k)) {
             ctx.plain = plain;
-            const Results r = p.run(ctx);
+            const Results r = run(ctx, p);
             spoil_scratch(ctx);
-            expect_same_results(p.run(ctx), r);
+            expect_same_results(run(ctx, p), r);
         }
     }
 }
@@ -338,24 +163,22 @@ TEST(AttentionAccuracy, AtMostTwiceTheErrorOfThePlainLoops) {
                           Case{2, 130, 1, 1, 96, false, true}, Case{1, 200, 2, 1, 128, false, false}}) {
         SCOPED_TRACE(testing::PrintToString(k));
         const Problem p(k, 3);
-        const Reference reference(p, true);
-        // Gradients of each implementation's own out and lse, as the op is defined.
+        const GpuArithmetic arithmetic(true);
+        const attention::Reference<floatX> reference(p, arithmetic);
         const auto errors = [&](const Results& r) {
-            Bounded out(r.out.size()), lse(r.lse.size()), dqkv(r.dqkv.size());
-            reference.forward(out, lse);
-            reference.backward(dqkv, doubles(p.dout), doubles(r.out), doubles(r.lse));
+            const Expected expected = reference.of(r);
             Doubles squares(4);
-            for (size_t i = 0; i < r.out.size(); i++) squares[0] += std::pow(as_double(r.out[i]) - out.value[i], 2);
+            for (size_t i = 0; i < r.out.size(); i++) squares[0] += std::pow(as_double(r.out[i]) - expected.out.value[i], 2);
             for (size_t i = 0; i < r.dqkv.size(); i++) {
                 const int head = (int)(i % k.width() / k.HS), part = head < k.NH ? 1 : head < k.NH + k.NKV ? 2 : 3;
-                squares[part] += std::pow(as_double(r.dqkv[i]) - dqkv.value[i], 2);
+                squares[part] += std::pow(as_double(r.dqkv[i]) - expected.dqkv.value[i], 2);
             }
             return squares;
         };
-        const Doubles plain_loops = errors(p.run_plain_loops());
+        const Doubles plain_loops = errors(run_plain_loops(p));
         for (const bool plain : implementations(ctx, k)) {
             ctx.plain = plain;
-            const Doubles squares = errors(p.run(ctx));
+            const Doubles squares = errors(run(ctx, p));
             const char* names[] = {"out", "dq", "dk", "dv"};
             for (int i = 0; i < 4; i++)
                 EXPECT_LE(std::sqrt(squares[i]), 2 * std::sqrt(plain_loops[i])) << names[i] << ", " << name_of(plain);
@@ -363,28 +186,13 @@ TEST(AttentionAccuracy, AtMostTwiceTheErrorOfThePlainLoops) {
     }
 }
 
-// Equal scores: each row is the mean of the values so far, lse the logarithm of their number.
 TEST(AttentionValues, EqualScoresGiveMeans) {
-    const Case k{1, 90, 2, 1, 64, false, false};
-    std::vector<floatX> qkv(k.rows() * k.width(), from_double<floatX>(0));
-    for (int t = 0; t < k.T; t++)
-        for (int c = 0; c < k.HS; c++) qkv[k.index(0, t, 3, c)] = from_double<floatX>(t % 8 - c);
-    const Problem p(k, qkv, Rng(6).normals<floatX>(k.rows() * k.NH * k.HS), 1);
+    const Problem p = equal_scores<floatX>({1, 90, 2, 1, 64, false, false});
     BeforeHopper ctx;
-    for (const bool plain : implementations(ctx, k)) {
+    for (const bool plain : implementations(ctx, p.k)) {
+        SCOPED_TRACE(name_of(plain));
         ctx.plain = plain;
-        const Results r = p.run(ctx);
-        double sum = 0;
-        for (int t = 0; t < k.T; t++) {
-            sum += t % 8;
-            for (int h = 0; h < k.NH; h++) {
-                EXPECT_NEAR(r.lse[k.statistic(0, t, h)], std::log(t + 1.0), 8 * u * (1 + std::log(t + 1.0)));
-                for (int c = 0; c < k.HS; c++) {
-                    const double mean = sum / (t + 1) - c;  // the sums are whole numbers, weights are 1, both exact
-                    EXPECT_NEAR(as_double(r.out[k.output(0, t, h, c)]), mean, (rounding + 4 * u) * std::abs(mean));
-                }
-            }
-        }
+        expect_means(p.k, run(ctx, p), GpuArithmetic(plain));
     }
 }
 
@@ -406,8 +214,8 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
         for (const bool plain : implementations(ctx, k)) {
             SCOPED_TRACE(testing::Message() << name_of(plain) << ", shift " << shift);
             ctx.plain = plain;
-            const Results r = p.run(ctx);
-            check(p, r, plain, plain);
+            const Results r = run(ctx, p);
+            check(p, r, GpuArithmetic(plain), plain);
             double largest = 0;
             for (const float x : r.lse) largest = std::max(largest, (double)std::abs(x));
             EXPECT_GT(largest, 1e5);
@@ -416,73 +224,33 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
 }
 
 // ---- what a row may see ----------------------------------------------------------------------------------------------------
-// Later tokens turn into others, a million million times larger: rows before keep their bits, out and lse and their queries'
-// gradients.
 TEST(AttentionMask, LaterTokensChangeNothingBefore) {
-    BeforeHopper ctx;
+    const std::vector<int> changes = brief ? std::vector{100} : std::vector{1, 31, 64, 100, 139};
     for (const int HS : {16, 64}) {
-        const Case k{1, 140, 2, 1, HS, true, false};
-        const Problem p(k, 8);
-        for (const bool plain : implementations(ctx, k)) {
+        const Problem p({1, 140, 2, 1, HS, true, false}, 8);
+        BeforeHopper ctx;
+        for (const bool plain : implementations(ctx, p.k)) {
+            SCOPED_TRACE(name_of(plain));
             ctx.plain = plain;
-            const Results before = p.run(ctx);
-            for (const int changed : brief ? std::vector{100} : std::vector{1, 31, 64, 100, 139}) {
-                SCOPED_TRACE(testing::Message() << name_of(plain) << ", tokens from " << changed << " on changed");
-                Problem other = p;
-                const std::vector<floatX> noise = Rng(9).normals<floatX>(other.qkv.size(), 1e12);
-                std::copy(noise.begin() + changed * k.width(), noise.end(), other.qkv.begin() + changed * k.width());
-                const Results after = other.run(ctx);
-                const auto until = [&](const auto& x, size_t row) { return std::vector(x.begin(), x.begin() + changed * row); };
-                expect_same_bits(until(after.out, k.NH * k.HS), until(before.out, k.NH * k.HS), "out");
-                for (int t = 0; t < changed; t++)
-                    for (int h = 0; h < k.NH; h++) {
-                        ASSERT_EQ(after.lse[k.statistic(0, t, h)], before.lse[k.statistic(0, t, h)]) << "lse of row " << t;
-                        for (int c = 0; c < k.HS; c++)
-                            ASSERT_EQ(as_double(after.dqkv[k.index(0, t, h, c)]), as_double(before.dqkv[k.index(0, t, h, c)]))
-                                << "query gradient of row " << t;
-                    }
-                ASSERT_NE(as_double(after.out[k.output(0, changed, 0, 0)]), as_double(before.out[k.output(0, changed, 0, 0)]))
-                    << "the change shows";
-            }
+            expect_later_tokens_change_nothing(p, changes, [&](const Problem& any) { return run(ctx, any); });
         }
     }
 }
 
-// One document changes, tokens and gradients: all others keep their bits, gradients included, and so does the other sequence.
 TEST(AttentionMask, DocumentsDoNotSeeEachOther) {
-    BeforeHopper ctx;
+    const std::vector<int> starts = brief ? std::vector{64} : std::vector{0, 1, 3, 64, 128, 129};
     for (const int HS : {8, 64}) {
-        const Case k{2, 145, 2, 1, HS, true, true};
-        const Problem p(k, 10);
-        for (const bool plain : implementations(ctx, k)) {
+        const Problem p({2, 145, 2, 1, HS, true, true}, 10);
+        BeforeHopper ctx;
+        for (const bool plain : implementations(ctx, p.k)) {
+            SCOPED_TRACE(name_of(plain));
             ctx.plain = plain;
-            const Results before = p.run(ctx);
-            for (const int start : brief ? std::vector{64} : std::vector{0, 1, 3, 64, 128, 129}) {
-                SCOPED_TRACE(testing::Message() << name_of(plain) << ", document at " << start << " changed");
-                Problem other = p;
-                Rng rng(11);
-                const auto touched = [&](size_t row) { return row < (size_t)k.T && p.doc_start[row] == start; };
-                for (size_t i = 0; i < other.qkv.size(); i++)
-                    if (touched(i / k.width())) other.qkv[i] = from_double<floatX>(100 * rng.normal());
-                for (size_t i = 0; i < other.dout.size(); i++)
-                    if (touched(i / (k.NH * k.HS))) other.dout[i] = from_double<floatX>(100 * rng.normal());
-                const Results after = other.run(ctx);
-                const auto kept = [&](const std::vector<floatX>& x) {
-                    std::vector<floatX> y;
-                    for (size_t i = 0; i < x.size(); i++)
-                        if (!touched(i / (x.size() / k.rows()))) y.push_back(x[i]);
-                    return y;
-                };
-                expect_same_bits(kept(after.out), kept(before.out), "out");
-                expect_same_bits(kept(after.dqkv), kept(before.dqkv), "dqkv");
-            }
+            expect_documents_apart(p, starts, [&](const Problem& any) { return run(ctx, any); });
         }
     }
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------
-// Token by token over caches whose later rows are NaN, against the same attention over whole sequences, which begin one after
-// another (DecodedRows).
 TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
     for (Case k : {Case{1, 5, 1, 1, 8, false, false}, Case{2, 70, 4, 2, 24, true, false}, Case{2, 37, 6, 1, 5, false, false},
                    Case{1, 41, 2, 2, 80, true, false}, Case{1, 70, 2, 1, 64, true, false}, Case{1, 40, 2, 1, 256, false, false},
@@ -490,39 +258,21 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
         if (brief) k.T = std::min(k.T, 7);
         SCOPED_TRACE(testing::PrintToString(k));
         const Problem p(k, 12);
-        AttentionShape shape = p.shape();
-        shape.T = 1;
-        DeviceMemory<floatX> sinks(p.sinks, "sinks");
-        const int P = k.T + 3;  // rows of the cache
-        const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
+        Decoding<floatX> decoding(p);
         BeforeHopper ctx;
-        DeviceMemory<floatX> keys((k.B + 1) * P * cached, "keys"), values((k.B + 1) * P * cached, "values");
+        DeviceMemory<floatX> keys(decoding.keys, "keys"), values(decoding.values, "values"), sinks(p.sinks, "sinks");
         DeviceMemory<float> slopes(p.slopes, "slopes");
-        std::vector<floatX> expected_keys = keys.get(), expected_values = values.get(), out(k.rows() * produced);
-        for (int step = 0; step < k.T + k.B - 1; step++) {
+        for (int step = 0; step < decoding.steps(); step++) {
             const DecodedRows rows(k, step);
-            shape.B = (int)rows.t.size();
-            std::vector<floatX> tokens(shape.B * k.width());
-            for (int i = 0; i < shape.B; i++) {
-                const size_t at = (size_t)(rows.sequences[i] * P + rows.t[i]) * cached;
-                const floatX* row = &p.qkv[rows.row(i) * k.width()];
-                std::copy_n(row, k.width(), &tokens[i * k.width()]);
-                std::copy_n(row + produced, cached, &expected_keys[at]);
-                std::copy_n(row + produced + cached, cached, &expected_values[at]);
-            }
-            DeviceMemory<floatX> qkv(tokens, "qkv"), token_out(shape.B * produced, "out");
+            const AttentionShape shape = decoding.shape(rows);
+            DeviceMemory<floatX> tokens(decoding.tokens(rows), "qkv"), out(shape.B * decoding.produced, "out");
             DeviceMemory<int> sequences(rows.sequences, "sequences"), t(rows.t, "t");
             gpu::attention_decode(
-                ctx, token_out.p(), {keys.p(), values.p(), P}, qkv.p(),
+                ctx, out.p(), {keys.p(), values.p(), decoding.P}, tokens.p(),
                 {sequences.p(), t.p(), k.window, k.alibi ? slopes.p() : nullptr, k.sinks ? sinks.p() : nullptr}, shape);
-            const std::vector<floatX> result = token_out.get();
-            for (int i = 0; i < shape.B; i++) std::copy_n(&result[i * produced], produced, &out[rows.row(i) * produced]);
+            decoding.keep(rows, out.get());
         }
-        expect_same_bits(keys.get(), expected_keys, "keys");
-        expect_same_bits(values.get(), expected_values, "values");
-        Bounded expected(out.size()), lse(k.rows() * k.NH);
-        Reference(p, true).forward(expected, lse);
-        expect_close(out, expected.value, expected.allowed, "out");
+        decoding.check(keys.get(), values.get(), GpuArithmetic(true));
     }
 }
 
