@@ -259,7 +259,8 @@ inline Repetition find_repetition(int pp, int vpp, int micro_batches, const Time
     const int end = micro_batches * vpp - 2 * group;
     const auto start = [&](int rank, int pass, bool of_backward) {  // and of the backward pass that follows
         const int warmup = warmup_passes(pp, rank, vpp, micro_batches);
-        return t.start[(size_t)rank][(size_t)(warmup + 2 * (pass - warmup) + of_backward)];
+        const int at = warmup + 2 * (pass - warmup) + of_backward;
+        return t.start[(size_t)rank][(size_t)at];
     };
     for (int passes = unit; passes <= micro_batches * vpp / 4; passes += unit) {
         const int to = end - passes, from = to - 3 * group;
