@@ -289,8 +289,9 @@ inline StepTime step_time(int pp, int vpp, int micro_batches, const std::vector<
         const Repetition r = find_repetition(pp, vpp, few, some);
         if (!r.passes) continue;
         const int of_each = r.passes / vpp, n = (micro_batches - few) / of_each;  // repetitions that are only counted
-        const Timeline rest = simulate_pipeline(pp, vpp, micro_batches - n * of_each, forward, backward, p2p);
-        const double total = rest.total + n * r.seconds;
+        const int others = micro_batches - n * of_each;
+        const double of_others = others == few ? some.total : simulate_pipeline(pp, vpp, others, forward, backward, p2p).total;
+        const double total = of_others + n * r.seconds;
         const double work = micro_batches * (std::accumulate(forward.begin(), forward.end(), 0.0) +
                                              std::accumulate(backward.begin(), backward.end(), 0.0));
         return {total, work > 0 ? (pp * total - work) / work : 0};
