@@ -19,6 +19,27 @@ inline double special_unit_error(double x, double x_error, double each, int more
     return std::expm1(x_error + 3 * u * std::min(std::abs(x), 100.0) + 4 * u + (2 * more + 1) * each);
 }
 
+// What all GPU kernels round alike. A weight: its score, its exponential, and one or two more per tile passed. lse is the sum of
+// a score and a logarithm, out a sum divided by another.
+struct GpuKernelArithmetic : Arithmetic {
+    GpuKernelArithmetic(double rounded_operand, int tokens_of_tile) {
+        operand = rounded_operand;
+        tile = tokens_of_tile;
+        logarithm = 8 * u;
+        division = 4 * u;
+    }
+    double forward_weight(double score, double top, double score_error, int tiles) const override {
+        return exponential(score, top, score_error, tiles);
+    }
+    double backward_weight(double score, double log_sum, double score_error) const override {
+        return exponential(score, log_sum, score_error, 1);
+    }
+
+private:
+    // Relative error of exp(score - shift), and of some more such factors.
+    virtual double exponential(double score, double shift, double score_error, int more) const = 0;
+};
+
 }  // namespace attention
 
 }  // namespace test

@@ -68,29 +68,16 @@ std::vector<bool> implementations(const gpu::Ctx& ctx, const Case& k) {
 }
 const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
 
-// A weight: its score, its exponential, and one or two more per tile passed. The tensor-core kernels round weights and their
-// gradients to bf16, and score and shift, in units of log2, before they subtract. lse is the sum of a score and a logarithm,
-// out a sum divided by another.
-struct GpuArithmetic : Arithmetic {
+// The tensor-core kernels round weights and their gradients to bf16, and score and shift, in units of log2, before they subtract.
+struct GpuArithmetic : GpuKernelArithmetic {
     const bool simple;
-    explicit GpuArithmetic(bool simple) : simple(simple) {
-        operand = simple ? 0 : rounding<floatX>;
-        tile = 32;
-        logarithm = 8 * u;
-        division = 4 * u;
-    }
-    double forward_weight(double score, double top, double score_error, int tiles) const override {
-        return exponential(score, top, score_error, tiles);
-    }
-    double backward_weight(double score, double log_sum, double score_error) const override {
-        return exponential(score, log_sum, score_error, 1);
-    }
+    explicit GpuArithmetic(bool simple) : GpuKernelArithmetic(simple ? 0 : rounding<floatX>, 32), simple(simple) {}
     // lse and the factor of out are rounded again; this is an exponential of a difference from lse.
     double lse_with_sink(double top) const override { return (32 + 8 * std::abs(top)) * u; }
     double sink_gradient(double exponent) const override { return (16 + 4 * std::abs(exponent)) * u; }
 
 private:
-    double exponential(double score, double shift, double score_error, int more) const {
+    double exponential(double score, double shift, double score_error, int more) const override {
         const double before = simple ? 0 : 3 * u * (std::abs(score) + std::abs(shift));
         return special_unit_error(score - shift, score_error + before, simple ? 4 * u : 8 * u, more);
     }

@@ -35,25 +35,14 @@ Results run(gpu::Ctx& ctx, const Problem& p, Backward backward = Backward::two_k
 
 // Weights (P, dS) are rounded to bf16. Score and shift are scaled by log2(e) and rounded before the special unit, whose error
 // is 2^-22.
-struct HopperArithmetic : Arithmetic {
+struct HopperArithmetic : GpuKernelArithmetic {
     const int T;
-    explicit HopperArithmetic(int T) : T(T) {
-        operand = rounding<bf16>;
-        tile = 64;
-        logarithm = 8 * u;
-        division = 4 * u;
-    }
-    double forward_weight(double score, double top, double score_error, int tiles) const override {
-        return exponential(score, top, score_error, tiles);
-    }
-    double backward_weight(double score, double log_sum, double score_error) const override {
-        return exponential(score, log_sum, score_error, 1);
-    }
+    explicit HopperArithmetic(int T) : GpuKernelArithmetic(rounding<bf16>, 64), T(T) {}
     // The bias is put together from slope times the tile's distance (at most T + 128) and slope times the column.
     double bias(double slope, int) const override { return 4 * u * slope * (T + 128); }
 
 private:
-    static double exponential(double score, double shift, double score_error, int more) {
+    double exponential(double score, double shift, double score_error, int more) const override {
         return special_unit_error(score - shift, score_error + 3 * u * (std::abs(score) + std::abs(shift)), 8 * u, more);
     }
 };
