@@ -247,25 +247,12 @@ private:
                    {404, "the model does not exist; this server has '" + model_.name + "'", "model", "model_not_found"});
         });
         for (const bool chat : {false, true})
-            http_.Post(
-                chat ? "/v1/chat/completions" : "/v1/completions",
-                [this, chat](const httplib::Request& request, httplib::Response& response, const httplib::ContentReader& read) {
-                    try {
-                        complete(read_body(request, response, read), chat, response);
-                    } catch (const ApiError& e) {
-                        refuse(response, e);
-                    }
-                });
+            http_.Post(chat ? "/v1/chat/completions" : "/v1/completions",
+                       with_body([this, chat](const std::string& body, httplib::Response& response) {
+                           complete(body, chat, response);
+                       }));
         // Bodies that nothing wants, which the library would hold.
-        const auto not_here = [this](const httplib::Request& request, httplib::Response& response,
-                                     const httplib::ContentReader& read) {
-            try {
-                read_body(request, response, read);
-                response.status = 404;
-            } catch (const ApiError& e) {
-                refuse(response, e);
-            }
-        };
+        const auto not_here = with_body([](const std::string&, httplib::Response& response) { response.status = 404; });
         http_.Post(".*", not_here).Put(".*", not_here).Patch(".*", not_here).Delete(".*", not_here);
         http_.set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
             if (!response.body.empty()) return;
@@ -279,6 +266,18 @@ private:
         });
     }
 
+    // A handler of requests with bodies: answer(body, response), which may refuse.
+    template <class Answer>
+    httplib::Server::HandlerWithContentReader with_body(Answer answer) {
+        return
+            [this, answer](const httplib::Request& request, httplib::Response& response, const httplib::ContentReader& read) {
+                try {
+                    answer(read_body(request, response, read), response);
+                } catch (const ApiError& e) {
+                    refuse(response, e);
+                }
+            };
+    }
     // The body of a request. The library's own limits are of the length that a client states, which those who send chunks or
     // compress need not do, and of 8 KiB for the type that curl -d states. Of what is too large the rest is read and forgotten.
     std::string read_body(const httplib::Request& request, const httplib::Response& response,
