@@ -19,8 +19,8 @@ inline double special_unit_error(double x, double x_error, double each, int more
     return std::expm1(x_error + 3 * u * std::min(std::abs(x), 100.0) + 4 * u + (2 * more + 1) * each);
 }
 
-// What all GPU kernels round alike. A weight: its score, its exponential, and one or two more per tile passed. lse is the sum of
-// a score and a logarithm, out a sum divided by another.
+// What all GPU kernels round alike. A weight: its score, its exponential, and one or two more per tile passed. lse is the sum
+// of a score and a logarithm, out a sum divided by another.
 struct GpuKernelArithmetic : Arithmetic {
     GpuKernelArithmetic(double rounded_operand, int tokens_of_tile) {
         operand = rounded_operand;

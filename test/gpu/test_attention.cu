@@ -68,7 +68,8 @@ std::vector<bool> implementations(const gpu::Ctx& ctx, const Case& k) {
 }
 const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
 
-// The tensor-core kernels round weights and their gradients to bf16, and score and shift, in units of log2, before they subtract.
+// The tensor-core kernels round weights and their gradients to bf16, and score and shift, in units of log2, before they
+// subtract.
 struct GpuArithmetic : GpuKernelArithmetic {
     const bool simple;
     explicit GpuArithmetic(bool simple) : GpuKernelArithmetic(simple ? 0 : rounding<floatX>, 32), simple(simple) {}
