@@ -51,12 +51,12 @@ void decoded_product(Ctx& ctx, const Fp8Matrix& a, const Fp8Matrix& b, int M, in
     const int all_K = gemm::on_unit(ctx, [=](const auto& unit) { return round_up(K, gemm::k_multiple_of(unit)); });
     const floatX* left = decode(ctx, 1, a, M, K, M, all_K);
     const floatX* right = decode(ctx, 2, b, N, K, round_up(N, 16), all_K);
-    const gemm::Transposed operand{right, (size_t)all_K};
+    const gemm::RightOperand operand{gemm::RightOperand::transposed, right, (size_t)all_K};
+    const auto epilogue = [&](int m, int first, int columns, const float* sums) {
+        for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
+    };
     gemm::on_unit(ctx, [&](const auto& unit) {
-        gemm::rows_times(ctx, unit, nullptr, {}, left, M, all_K, N, operand,
-                         [&](int m, int first, int columns, const float* sums) {
-                             for (int n = 0; n < columns; n++) set(m, first + n, sums[n]);
-                         });
+        gemm::rows_times(ctx, unit, nullptr, {}, left, M, all_K, N, operand, gemm::finished_by(epilogue));
     });
 }
 #endif

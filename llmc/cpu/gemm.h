@@ -131,20 +131,29 @@ struct Partition {
     }
 };
 
-// The pending epilogue of a strip: the remaining calls epilogue(row, first column, columns, sums).
-template <int strip, class Epilogue>
+// What is done to each row of a strip of sums: a function object behind pointers, so that products are compiled once for all
+// epilogues.
+struct Epilogue {
+    int strip;                            // columns finished together
+    const void* function;                 // function(row, first column, columns, sums), the columns a constant for whole strips
+    void (*finish_row)(OverlappedWork&);  // of a PendingEpilogue: calls it for the next row
+};
+
+// The pending epilogue of a strip: the remaining rows.
 struct PendingEpilogue : OverlappedWork {
     const Epilogue epilogue;
     int row = 0, first = 0, columns = 0;
     float* sums = nullptr;
-    explicit PendingEpilogue(Epilogue f)
-        : OverlappedWork{[](OverlappedWork& b) { static_cast<PendingEpilogue&>(b).next(); }}, epilogue(f) {}
-    __attribute__((flatten)) void next() {
+    explicit PendingEpilogue(const Epilogue& e) : OverlappedWork{e.finish_row}, epilogue(e) {}
+    template <int strip, class F>
+    __attribute__((flatten)) static void finish_row(OverlappedWork& work) {
+        PendingEpilogue& p = static_cast<PendingEpilogue&>(work);
+        const F& function = *static_cast<const F*>(p.epilogue.function);
         const std::integral_constant<int, strip> all;
-        if (columns == strip) epilogue(row, first, all, sums);
-        else epilogue(row, first, columns, sums);
-        row++;
-        sums += strip;
+        if (p.columns == strip) function(p.row, p.first, all, p.sums);
+        else function(p.row, p.first, p.columns, p.sums);
+        p.row++;
+        p.sums += strip;
     }
     // Completes the previous strip and takes over this one.
     void begin_strip(int rows, int row_, int first_, int columns_, float* sums_) {
@@ -157,11 +166,18 @@ struct PendingEpilogue : OverlappedWork {
     }
 };
 
+// An epilogue that calls f, which outlives it.
+template <int strip = strip_columns, class F>
+Epilogue finished_by(const F& f) {
+    return {strip, &f, PendingEpilogue::finish_row<strip, F>};
+}
+
 // sums (rows, strip) = a b or sums += a b; b has `columns` columns, at most a strip, and b_rows rows, of which K are used.
 // Overlaps with pieces of `overlapped`, and prefetches `prefetch`.
-template <int strip, class E>
+template <class E>
 void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E> b, int b_rows, int rows, int columns, int K,
-                    const Blocking<E>& blocking, bool add, Prefetch prefetch, OverlappedWork& overlapped) {
+                    const Blocking<E>& blocking, bool add, Prefetch prefetch, PendingEpilogue& overlapped) {
+    const int strip = overlapped.epilogue.strip;
     const int passes = ceil_div(K, blocking.depth), step = round_up(ceil_div(K, passes), k_multiple<E>);
     const int high = unit.tiles ? strip_rows : rows;  // without overlapped work: all rows at once
     const int products = ceil_div(rows, high) * ceil_div(columns, narrow);
@@ -185,34 +201,25 @@ void multiply_strip(const MatrixUnit<E>& unit, float* sums, Left<E> a, Operand<E
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------------
-// Right operands (K, columns): rows of x; the transpose of rows; and two matrices of F rows interleaved, 64 rows each, so that
-// both are in the same strip of 128 columns.
-struct Rows {
+// A right operand (K, columns): rows of x; the transpose of rows; or of two matrices of F rows each, interleaved, 64 rows of
+// each, so that both are in the same strip of 128 columns.
+struct RightOperand {
+    enum { as_rows, transposed, two_transposed } form;
     const floatX* x;
     size_t stride;
-    template <class E>
-    void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
-        pack_rows_in_parts(unit, to, part, 16 * (size_t)K, x + (size_t)k * stride + first, stride, columns, K, K);
-    }
-};
-struct Transposed {
-    const floatX* x;
-    size_t stride;
-    template <class E>
-    void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
-        pack_transposed_in_parts(unit, to, part, x + (size_t)first * stride + k, stride, columns, K);
-    }
-};
-struct TransposedInTurn {
-    Transposed both;
-    int F;
+    int F = 0;
     static constexpr int each = strip_columns;
     template <class E>
     void pack(const MatrixUnit<E>& unit, E* to, size_t part, int k, int K, int first, int columns) const {
-        for (int c = 0; c < columns; c += each) {
-            const int row = (first + c) / (2 * each) * each + (first + c) / each % 2 * F;
-            both.pack(unit, to + right_index<E>(0, c, K), part, k, K, row, each);
-        }
+        const auto pack_rows_from = [&](E* here, int row, int rows) {
+            pack_transposed_in_parts(unit, here, part, x + (size_t)row * stride + k, stride, rows, K);
+        };
+        if (form == as_rows)
+            pack_rows_in_parts(unit, to, part, 16 * (size_t)K, x + (size_t)k * stride + first, stride, columns, K, K);
+        else if (form == transposed) pack_rows_from(to, first, columns);
+        else
+            for (int c = first; c < first + columns; c += each)
+                pack_rows_from(to + right_index<E>(0, c - first, K), c / (2 * each) * each + c / each % 2 * F, each);
     }
 };
 
@@ -242,12 +249,13 @@ struct EpilogueInput {
     int rows = 1;
 };
 
-// out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. epilogue(n, first column, columns, sums) receives
-// each part of a row, which it may modify. If given, lines of `out` (N, C), which the result needs in cache, and of `read`, the
+// out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. The epilogue receives each part of a row, which
+// it may modify. If given, lines of `out` (N, C), which the result needs in cache, and of `read`, the
 // epilogue's input, are prefetched.
-template <int strip = strip_columns, class E, class B, class Epilogue>
+template <class E>
 void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput read, const floatX* a, int N, int K_there,
-                int C, const B& b, Epilogue epilogue) {
+                int C, const RightOperand& b, const Epilogue& epilogue) {
+    const int strip = epilogue.strip;
     const int K = round_up(K_there, k_multiple<E>), wide = round_up(C, 16), tall = round_up(N, 16);
     Blocking<E> blocking(unit, K, K <= 2 * slab<E> ? K : slab<E>);
     if (Blocking<E>::in_tiles(unit)) blocking.keep_left(K);
@@ -271,7 +279,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
     Team::run(ctx.threads, [&](Team::Member& me) {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)me.number);
         E *packed = (E*)(memory_of_sums + strips * strip_size), *packed_left = packed + parts<E> * packed_size;
-        PendingEpilogue<strip, Epilogue> pending(epilogue);
+        PendingEpilogue pending(epilogue);
         int turn = 0;
         unit.begin();
         me.share(shares.panels * shares.parts, [&](int64_t share) {
@@ -295,7 +303,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
                             pending.lines = ceil_div(pending.later.left(), products);
                         }
                         for (int c = 0; c < columns; c += strip, turn ^= 1) {
-                            const int width = std::min((int)strip, columns - c);
+                            const int width = std::min(strip, columns - c);
                             float* const sums = memory_of_sums + (in_turn ? turn : c / strip) * strip_size +
                                                 (K > blocking.slab ? (size_t)(n0 - first) * strip : 0);
                             if (!in_turn && columns <= strip) pending.finish();  // its epilogue still uses them
@@ -304,8 +312,8 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
                             if (last && read.x)
                                 reads =
                                     Prefetch(read.x + (size_t)n0 * read.rows * C + c0 + c, (size_t)C, there * read.rows, width);
-                            multiply_strip<strip>(unit, sums, left, {packed + right_index<E>(k, c, deep), packed_size}, deep,
-                                                  rows, width, K_here, blocking, k0 + k > 0, reads, pending);
+                            multiply_strip(unit, sums, left, {packed + right_index<E>(k, c, deep), packed_size}, deep, rows,
+                                           width, K_here, blocking, k0 + k > 0, reads, pending);
                             if (last) pending.begin_strip(there, n0, c0 + c, std::min(width, C - c0 - c), sums);
                         }
                     }
@@ -338,7 +346,7 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
             if (add) put(false, row, columns, [=](int i, auto) { return load(row + i) + load(sums + i); });
             else put(streamed, row, columns, [=](int i, auto) { return load(sums + i); });
         };
-        PendingEpilogue<strip, decltype(epilogue)> pending(epilogue);
+        PendingEpilogue pending(finished_by(epilogue));
         unit.begin();
         for (int k0 = 0; k0 < N; k0 += slab) {
             const int there = std::min(slab, N - k0), K = round_up(there, k_multiple<E>), stride = spread<E>(K);
@@ -363,9 +371,9 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
                         const Prefetch prefetch =
                             add ? Prefetch(c + (size_t)(m0 + m) * C + c0 + n, (size_t)C, rows, width) : Prefetch();
                         float* const sums = sums_in_turn[turn];
-                        multiply_strip<strip>(unit, sums, {{left + (size_t)m * stride, left_size}, stride},
-                                              {right + right_index<E>(0, c0 + n, K), right_size}, K, rows, width, K, blocking,
-                                              false, prefetch, pending);
+                        multiply_strip(unit, sums, {{left + (size_t)m * stride, left_size}, stride},
+                                       {right + right_index<E>(0, c0 + n, K), right_size}, K, rows, width, K, blocking, false,
+                                       prefetch, pending);
                         pending.begin_strip(rows, m0 + m, c0 + n, width, sums);
                     }
                 pending.finish();
@@ -401,39 +409,41 @@ struct Layer {
     int N, IC, OC;
 };
 
-// out = inp weight^T, stored by epilogue(row, first column, columns, sums). Lines of `out`, if given, and of `read` are
+// out = inp weight^T, stored by the epilogue. Lines of `out`, if given, and of `read` are
 // prefetched.
-template <int strip = strip_columns, class Epilogue>
-void forward(Ctx& ctx, floatX* out, EpilogueInput read, const Layer& l, Epilogue epilogue) {
+inline void forward(Ctx& ctx, floatX* out, EpilogueInput read, const Layer& l, const Epilogue& epilogue) {
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(l.IC, k_multiple_of(unit));
         const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, round_up(l.OC, 16), K);
-        rows_times<strip>(ctx, unit, out, read, l.inp, l.N, l.IC, l.OC, Transposed{weight, (size_t)K}, epilogue);
+        const RightOperand right{RightOperand::transposed, weight, (size_t)K};
+        rows_times(ctx, unit, out, read, l.inp, l.N, l.IC, l.OC, right, epilogue);
     });
 }
 
 inline void linear_forward(Ctx& ctx, floatX* out, const Layer& l) {
     const bool streamed = streams_rows(ctx, out, l.OC);
-    forward(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, const float* sums) {
+    const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
         with_bias(at_column(l.bias, first), sums,
                   [=](auto value) { put(streamed, out + (size_t)n * l.OC + first, columns, value); });
-    });
+    };
+    forward(ctx, streamed ? nullptr : out, {}, l, finished_by(epilogue));
 }
 
 inline void gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const Layer& l) {
     const bool streamed = streams_rows(ctx, out, l.OC) && fills_lines(pre);
-    forward(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, const float* sums) {
+    const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
         const size_t at = (size_t)n * l.OC + first;
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(streamed, pre + at, columns, value);
             put(streamed, out + at, columns, [=](int c, auto there) { return gelu(as_stored(pre, value(c, there))); });
         });
-    });
+    };
+    forward(ctx, streamed ? nullptr : out, {}, l, finished_by(epilogue));
 }
 
 // gate and up (N, 2F), out (N, F); F is a multiple of 64.
 inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& l) {
-    constexpr int each = TransposedInTurn::each;
+    constexpr int each = RightOperand::each;
     const int F = l.OC / 2;
     const bool streamed = streams_rows(ctx, out, F) && streams_rows(ctx, gate_up, F);
     const auto epilogue = [=](int n, int first, auto, const float* sums) {
@@ -450,73 +460,74 @@ inline void swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const Layer& 
     };
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(l.IC, k_multiple_of(unit));
-        const Transposed both{padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K), (size_t)K};
-        rows_times<2 * each>(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, TransposedInTurn{both, F}, epilogue);
+        const floatX* weight = padded(ctx, 1, l.weight, l.OC, l.IC, l.OC, K);
+        const RightOperand both{RightOperand::two_transposed, weight, (size_t)K, F};
+        rows_times(ctx, unit, nullptr, {}, l.inp, l.N, l.IC, l.OC, both, finished_by<2 * each>(epilogue));
     });
 }
 
 // out = residual + inp weight^T (+ bias).
 inline void residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const Layer& l) {
     const bool streamed = streams_rows(ctx, out, l.OC);
-    forward(ctx, streamed ? nullptr : out, {residual}, l, [=](int n, int first, auto columns, const float* sums) {
+    const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
         const size_t at = (size_t)n * l.OC + first;
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(streamed, out + at, columns,
                 [=](int c, auto there) { return load(residual + at + c, there) + as_stored(out, value(c, there)); });
         });
-    });
+    };
+    forward(ctx, streamed ? nullptr : out, {residual}, l, finished_by(epilogue));
 }
 
 // Rotates the first heads of each row of out, those in the first `turned` columns; a strip holds whole heads.
 template <int strip>
 void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rope& rope, int HS, int turned) {
     const bool streamed = streams_rows(ctx, out, l.OC);
-    forward<strip>(ctx, streamed ? nullptr : out, {}, l, [=](int n, int first, auto columns, float* sums) {
+    const auto epilogue = [=](int n, int first, auto columns, float* sums) {
         with_bias(at_column(l.bias, first), sums, [=](auto value) {
             put(false, sums, columns, [=](int c, auto there) { return as_stored(out, value(c, there)); });
         });
         for (int c = 0; c < std::min<int>(columns, turned - first); c += HS)
             rotate(sums + c, rope.angles(n), rope.rotated / 2, 1.0f);
         put(streamed, out + (size_t)n * l.OC + first, columns, [=](int c, auto) { return load(sums + c); });
-    });
+    };
+    forward(ctx, streamed ? nullptr : out, {}, l, finished_by<strip>(epilogue));
 }
 
-// dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by epilogue(row, first column, columns, sums).
-template <class Epilogue>
-void backward_input(Ctx& ctx, floatX* dinp, EpilogueInput read, const floatX* dout, const floatX* weight, int N, int IC, int OC,
-                    Epilogue epilogue) {
+// dinp (N, IC) = dout (N, OC) weight (OC, IC), stored by the epilogue.
+inline void backward_input(Ctx& ctx, floatX* dinp, EpilogueInput read, const floatX* dout, const floatX* weight, int N, int IC,
+                           int OC, const Epilogue& epilogue) {
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(OC, k_multiple_of(unit)), stride = round_up(IC, 16);
-        const Rows right{padded(ctx, 1, weight, OC, IC, K, stride), (size_t)stride};
+        const RightOperand right{RightOperand::as_rows, padded(ctx, 1, weight, OC, IC, K, stride), (size_t)stride};
         rows_times(ctx, unit, dinp, read, dout, N, OC, IC, right, epilogue);
     });
 }
 
 inline void linear_backward_input(Ctx& ctx, floatX* dinp, const floatX* dout, const floatX* weight, int N, int IC, int OC) {
     const bool streamed = streams_rows(ctx, dinp, IC);
-    backward_input(ctx, streamed ? nullptr : dinp, {}, dout, weight, N, IC, OC,
-                   [=](int n, int first, auto columns, const float* sums) {
-                       put(streamed, dinp + (size_t)n * IC + first, columns, [=](int c, auto) { return load(sums + c); });
-                   });
+    const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
+        put(streamed, dinp + (size_t)n * IC + first, columns, [=](int c, auto) { return load(sums + c); });
+    };
+    backward_input(ctx, streamed ? nullptr : dinp, {}, dout, weight, N, IC, OC, finished_by(epilogue));
 }
 
 inline void gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dout, const floatX* weight, const floatX* pre, int N,
                                 int IC, int OC) {
     const bool streamed = streams_rows(ctx, dpre, IC);
-    backward_input(ctx, streamed ? nullptr : dpre, {pre}, dout, weight, N, IC, OC,
-                   [=](int n, int first, auto columns, const float* sums) {
-                       const size_t at = (size_t)n * IC + first;
-                       put(streamed, dpre + at, columns, [=](int c, auto there) {
-                           return as_stored(dpre, load(sums + c)) * gelu_derivative(load(pre + at + c, there));
-                       });
-                   });
+    const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
+        const size_t at = (size_t)n * IC + first;
+        put(streamed, dpre + at, columns,
+            [=](int c, auto there) { return as_stored(dpre, load(sums + c)) * gelu_derivative(load(pre + at + c, there)); });
+    };
+    backward_input(ctx, streamed ? nullptr : dpre, {pre}, dout, weight, N, IC, OC, finished_by(epilogue));
 }
 
 // gate_up and its gradient (N, 2F), weight (OC, F).
 inline void swiglu_backward_input(Ctx& ctx, floatX* dgate_up, const floatX* dout, const floatX* weight, const floatX* gate_up,
                                   int N, int F, int OC) {
     const bool streamed = streams_rows(ctx, dgate_up, F);
-    backward_input(ctx, nullptr, {gate_up, 2}, dout, weight, N, F, OC, [=](int n, int first, auto columns, const float* sums) {
+    const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
         const size_t at = (size_t)n * 2 * F + first;
         const floatX *gate = gate_up + at, *up = gate + F;
         floatX *dgate = dgate_up + at, *dup = dgate + F;
@@ -528,7 +539,8 @@ inline void swiglu_backward_input(Ctx& ctx, floatX* dgate_up, const floatX* dout
         });
         put(streamed, dgate, columns, [&](int c, auto) { return g_gradients[c / lanes]; });
         put(streamed, dup, columns, [&](int c, auto) { return u_gradients[c / lanes]; });
-    });
+    };
+    backward_input(ctx, nullptr, {gate_up, 2}, dout, weight, N, F, OC, finished_by(epilogue));
 }
 
 // dweight (+)= dout^T inp.

@@ -173,7 +173,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
 inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
                                   const floatX* bias, int N, int IC, int F) {
 #if CPU_FAST_PATHS
-    if (!ctx.plain && !detail::takes_few_rows(ctx, N) && F % detail::gemm::TransposedInTurn::each == 0)
+    if (!ctx.plain && !detail::takes_few_rows(ctx, N) && F % detail::gemm::RightOperand::each == 0)
         return detail::gemm::swiglu_forward(ctx, out, gate_up, {inp, weight, bias, N, IC, 2 * F});
 #endif
     linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);
