@@ -8,7 +8,6 @@
 #include <climits>
 #include <cstdint>
 #include <cstring>
-#include <queue>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,6 +15,7 @@
 
 #include "../base/check.h"
 #include "byte_trie.h"
+#include "merge_by_rank.h"
 
 // The merges: pair of tokens -> rank, the order in which training learned them. A flat table of 8 bytes an entry, at most half
 // full, in which an entry stands at the first free place from its hash on.
@@ -421,41 +421,19 @@ private:
         for (int i = 0; i < n; i = next[i]) tokens.push_back(symbol[i]);
     }
 
-    // A linked list of symbols and a priority queue of candidate pairs: O(n log n), for runs of thousands of letters without a
-    // space.
+    // For runs of thousands of letters without a space.
     template <class F>
     void merge_long(std::string_view piece, std::vector<int>& tokens, F merged) const {
         std::vector<int> symbol;
         symbol.reserve(piece.size());
         each_byte(piece, [&](int id) { symbol.push_back(id); });
-        const int n = (int)symbol.size();
-        std::vector<int> next(n), previous(n);
-        using Candidate = std::array<int, 4>;  // rank, position, left symbol, right symbol
-        std::priority_queue<Candidate, std::vector<Candidate>, std::greater<Candidate>> queue;
-        const auto consider = [&](int i) {
-            if (i < 0 || next[i] >= n) return;
-            const uint32_t rank = merges_.rank(symbol[i], symbol[next[i]]);
-            if (rank != MergeTable::none) queue.push({(int)rank, i, symbol[i], symbol[next[i]]});
+        const auto find = [&](int i, int j) {
+            const uint32_t rank = merges_.rank(symbol[i], symbol[j]);
+            return rank == MergeTable::none ? Merge() : Merge{(int)rank, merges_.merged(rank)};
         };
-        for (int i = 0; i < n; i++) {
-            next[i] = i + 1;
-            previous[i] = i - 1;
-        }
-        for (int i = 0; i < n; i++) consider(i);
-        while (!queue.empty()) {
-            const auto [rank, i, left, right] = queue.top();
-            queue.pop();
-            if (symbol[i] != left || next[i] >= n || symbol[next[i]] != right) continue;  // outdated: one of the two was merged
-            const int gone = next[i];
-            merged((uint32_t)rank, left, right);
-            symbol[i] = merges_.merged((uint32_t)rank);
-            symbol[gone] = -1;
-            next[i] = next[gone];
-            if (next[i] < n) previous[next[i]] = i;
-            consider(previous[i]);
-            consider(i);
-        }
-        for (int i = 0; i < n; i = next[i]) tokens.push_back(symbol[i]);
+        const std::vector<int> next =
+            merge_by_rank(symbol, find, [&](int rank, int i, int j) { merged((uint32_t)rank, symbol[i], symbol[j]); });
+        for (size_t i = 0; i < symbol.size(); i = (size_t)next[i]) tokens.push_back(symbol[i]);
     }
 
     uint64_t instance_;

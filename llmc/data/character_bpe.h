@@ -4,9 +4,7 @@
 // Many of these tokenizers have no pre-tokenizer: a text is one piece. Where no merge joins what ends before a space (U+2581)
 // with that space, merges never cross that place, and the text can be cut there into words, whose tokens are remembered.
 #pragma once
-#include <array>
 #include <climits>
-#include <queue>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,6 +14,7 @@
 #include "../base/check.h"
 #include "../base/utf8.h"
 #include "byte_trie.h"
+#include "merge_by_rank.h"
 #include "piece_cache.h"
 #include "unigram.h"
 
@@ -56,9 +55,6 @@ public:
     }
 
 private:
-    struct Merge {
-        int rank, symbol;
-    };
     static uint64_t pair_key(int a, int b) { return (uint64_t)(uint32_t)a << 32 | (uint32_t)b; }
 
     // Tokens are symbols, and what is no token but occurs in merges (or is unknown) has a number below -1.
@@ -72,59 +68,35 @@ private:
     }
 
     struct Symbol {
-        int id;           // of its token; below -1: it has none; gone: merged into the one before
         int begin, size;  // in bytes
         bool frozen;
-        int next, previous;
     };
-    static constexpr int gone = INT_MIN;
 
     void merge(std::string_view word, std::vector<int>& tokens) const {
         if (word.size() > INT_MAX) fail("a text of %zu bytes is too long to merge; at most %d are", word.size(), INT_MAX);
-        std::vector<Symbol> symbols = first_symbols(word);
-        const int n = (int)symbols.size();
-        using Candidate = std::array<int, 4>;  // rank, position, left symbol, right symbol
-        std::priority_queue<Candidate, std::vector<Candidate>, std::greater<Candidate>> queue;
-        const auto consider = [&](int i) {
-            if (i < 0 || symbols[(size_t)i].next >= n) return;
-            const Symbol &a = symbols[(size_t)i], &b = symbols[(size_t)a.next];
-            if (a.frozen || b.frozen) return;
-            if (const auto found = merges_.find(pair_key(a.id, b.id)); found != merges_.end())
-                queue.push({found->second.rank, i, a.id, b.id});
+        std::vector<int> ids;  // of tokens; below -1: it has none
+        std::vector<Symbol> symbols;
+        ids.reserve(word.size());
+        symbols.reserve(word.size());
+        first_symbols(word, ids, symbols);
+        const auto find = [&](int i, int j) {
+            if (symbols[i].frozen || symbols[j].frozen) return Merge();
+            const auto found = merges_.find(pair_key(ids[i], ids[j]));
+            return found == merges_.end() ? Merge() : found->second;
         };
-        for (int i = 0; i < n; i++) {
-            symbols[(size_t)i].next = i + 1;
-            symbols[(size_t)i].previous = i - 1;
-        }
-        for (int i = 0; i < n; i++) consider(i);
-        while (!queue.empty()) {
-            const auto [rank, i, left, right] = queue.top();
-            queue.pop();
-            Symbol& a = symbols[(size_t)i];
-            if (a.id != left || a.next >= n || symbols[(size_t)a.next].id != right) continue;  // one of the two was merged
-            Symbol& b = symbols[(size_t)a.next];
-            a.id = merges_.at(pair_key(left, right)).symbol;
-            a.size += b.size;
-            a.next = b.next;
-            b.id = gone;
-            if (a.next < n) symbols[(size_t)a.next].previous = i;
-            consider(a.previous);
-            consider(i);
-        }
+        const std::vector<int> next = merge_by_rank(ids, find, [&](int, int i, int j) { symbols[i].size += symbols[j].size; });
         bool after_unknown = false;
-        for (int i = 0; i < n; i = symbols[(size_t)i].next) {
-            const Symbol& s = symbols[(size_t)i];
-            if (s.id >= 0) tokens.push_back(s.id);
+        for (size_t i = 0; i < ids.size(); i = (size_t)next[i]) {
+            const Symbol& s = symbols[i];
+            if (ids[i] >= 0) tokens.push_back(ids[i]);
             else if (unknown.falls_back)
                 for (char c : word.substr((size_t)s.begin, (size_t)s.size)) tokens.push_back(unknown.byte[(unsigned char)c]);
             else if (unknown.id >= 0 && !(after_unknown && fuse_unknown)) tokens.push_back(unknown.id);
-            after_unknown = s.id < 0;
+            after_unknown = ids[i] < 0;
         }
     }
 
-    std::vector<Symbol> first_symbols(std::string_view word) const {
-        std::vector<Symbol> symbols;
-        symbols.reserve(word.size());
+    void first_symbols(std::string_view word, std::vector<int>& ids, std::vector<Symbol>& symbols) const {
         bool after_unknown = false;
         std::string character;
         for (size_t i = 0; i < word.size();) {
@@ -134,7 +106,10 @@ private:
                 frozen = id;
                 length = n;
             });
-            const auto push = [&](int id) { symbols.push_back({id, (int)i, (int)length, frozen >= 0, 0, 0}); };
+            const auto push = [&](int id) {
+                ids.push_back(id);
+                symbols.push_back({(int)i, (int)length, frozen >= 0});
+            };
             if (frozen >= 0) {
                 push(frozen);
                 after_unknown = false;
@@ -157,7 +132,6 @@ private:
             after_unknown = !known && !unknown.falls_back;
             i += length;
         }
-        return symbols;
     }
 
     PieceCache cache_;
