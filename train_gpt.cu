@@ -155,7 +155,8 @@ constexpr const char* advice_training =
     be::memory_is_host
         ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"
         : "a smaller --micro-batch-size or --seq-length, --recompute full, fewer --head-rows, or a smaller model";
-constexpr const char* advice_inference = "fewer or shorter texts at a time, more ranks (--tp) or a smaller model";
+constexpr const char* advice_inference =
+    "fewer or shorter texts at a time, a smaller model or, with generate and eval, more ranks (--tp)";
 
 // Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
 static void allocate(be::Ctx& ctx, Model& m) {
@@ -170,9 +171,11 @@ static void allocate(be::Ctx& ctx, Model& m) {
     if (m.slopes)
         for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
     send(m.slopes, slopes);
+    // Scaled for the longest sequences of this run.
+    const int longest = trains || !m.cache.room.sequences ? m.a.T : std::max(m.a.T, m.cache.room.tokens);
     for (real* table : {m.cos_sin, m.window_cos_sin}) {
         if (!table) continue;
-        const RopeTable rope = c.rope(table == m.window_cos_sin, m.a.T);  // scaled for the sequences of this run
+        const RopeTable rope = c.rope(table == m.window_cos_sin, longest);
         rope_table(cos_sin, c.T, rope_frequencies(rope), rope_attention_factor(rope.scaling));
         send(table, cos_sin);
     }
@@ -720,13 +723,13 @@ static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
 static void clear_sums(be::Ctx& ctx, Model& m) {
     const LossSums none;
     be::upload(ctx, m.a.sums, &none, sizeof none);
-    m.a.pairs = none.pairs;
+    m.a.pair_sums = none.pair_sums;
 }
 // Waits for the ops before it.
 static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     LossSums sums;
     be::download(ctx, &sums, m.a.sums, sizeof sums);
-    sums.pairs = m.a.pairs;
+    sums.pair_sums = m.a.pair_sums;
     return sums;
 }
 
@@ -793,7 +796,7 @@ static void compare_answers(const Pass& p) {
     Activations& a = p.m.a;
     HostSide<real> loss(p.ctx, a.loss, (size_t)p.N()), weight(p.ctx, a.weight, (size_t)p.N());
     loss.download();
-    p.m.preference.compare(p.in.pairs, loss.data(), weight.data(), a.pairs);
+    p.m.preference.compare(p.in.pairs, loss.data(), weight.data(), a.pair_sums);
     weight.upload();
 }
 
@@ -880,9 +883,9 @@ struct Trainer : TrainerBase {
 };
 
 static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
-    std::vector<size_t> micro_batches;
-    for (const auto& chunk : m.a.micro_batches) micro_batches.push_back(chunk.size());
-    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), micro_batches);
+    std::vector<size_t> in_flight;  // micro-batches, of each chunk
+    for (const auto& chunk : m.a.micro_batches) in_flight.push_back(chunk.size());
+    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), in_flight);
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
@@ -897,10 +900,10 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
     PipelineLinks links = pipeline_links(t.ctx, m);
 
-    int end = micro_batches;  // of those that are to be done
+    int stop_at = micro_batches;  // the first that is not done
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
-        if (e.direction == Direction::forward && e.chunk == 0 && e.micro_batch < end && t.stop()) end = e.micro_batch;
-        if (e.micro_batch >= end) continue;
+        if (e.direction == Direction::forward && e.chunk == 0 && e.micro_batch < stop_at && t.stop()) stop_at = e.micro_batch;
+        if (e.micro_batch >= stop_at) continue;
         MicroBatch& in = m.a.micro_batch(e.chunk, e.micro_batch);
         const Pass pass = {t.ctx, m, in};
         if (e.direction == Direction::forward) {
@@ -931,7 +934,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
         }
     }
     links.finish();
-    return end == micro_batches;
+    return stop_at == micro_batches;
 }
 
 // Afterwards this rank's shards of grads are sums over the data-parallel ranks, and also over the tp ranks or the two ends of
@@ -983,7 +986,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
 
 // The size of AdamW's bias-corrected second moments in the gradient's units: the square root of the norm of exp_avg_sq over all
 // ranks. Matrices that Muon updates are left out.
-static double second_moments(Trainer& t) {
+static double norm_of_exp_avg_sq(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
     for (const Range& r : m.counted)
@@ -999,7 +1002,7 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     Fp8Training& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
         Steadiness& steadiness = t.history.steadiness;
-        if (t.verdict.kind == Verdict::normal) steadiness.observe(t.state.step, loss, norm, second_moments(t));
+        if (t.verdict.kind == Verdict::normal) steadiness.observe(t.state.step, loss, norm, norm_of_exp_avg_sq(t));
         if (steadiness.steady()) t.state.fp8_start = t.state.step + 1 + (f.recipe.current ? 0 : t.o.fp8_calibration_steps);
     }
     if (!f.on && !f.measuring) return;
@@ -1042,7 +1045,6 @@ static std::optional<StepStats> train_step(Trainer& t) {
     if (t.verdict.apply) {
         if (examines) t.layer_health.before_update();
         update(t, lr, weight_decay, clip);
-        t.health = nlohmann::ordered_json();
         if (examines) t.health = t.layer_health.after_update(fp8);
         end_step_in_fp8(t, loss, norm);
     }
@@ -1261,17 +1263,17 @@ public:
     const std::vector<float>& logits() {
         const ModelConfig& c = m_.c;
         Activations& a = m_.a;
-        const int Vl = m_.n.Vpl;
+        const int Vpl = m_.n.Vpl;
         const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
-        const Writing writing(ctx_, sequences() > 1 ? sequences() : 0);
+        const SteadyRows steady(ctx_, sequences());
         if (m_.table.part.last) {
             MicroBatch in;
             in.B = rows_;
             in.T = 1;
-            floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vl;
+            floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vpl;
             norm_forward({ctx_, m_, in}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch, nullptr);
-            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vl);
-            be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vl);
+            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
+            be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
         } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));
         be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, all);  // the other stages add zero
         HostSide<floatX> host(ctx_, a.next_logits, all);
@@ -1280,22 +1282,22 @@ public:
         const float cap = (float)c.logit_softcap;
         cpu::parallel_tasks(rows, [&](size_t row) {
             float* out = &logits_[row * c.V];
-            for (int first = 0; first < c.V; first += Vl)
-                std::copy_n(host.data() + first / Vl * rows * Vl + row * Vl, std::min(Vl, c.V - first), out + first);
+            for (int first = 0; first < c.V; first += Vpl)
+                std::copy_n(host.data() + first / Vpl * rows * Vpl + row * Vpl, std::min(Vpl, c.V - first), out + first);
             for (int i = 0; cap > 0 && i < c.V; i++) out[i] = cap * std::tanh(out[i] / cap);
         });
         return logits_;
     }
 
 private:
-    // As long as this lives, products of new shapes, which few prompts share, are not timed; and with `steady` a row has the
-    // same bits whoever comes and goes.
-    struct Writing {
-        Writing(be::Ctx& c, int steady) : ctx(c) {
-            ctx.steady_rows = steady;
+    // As long as this lives, a row of several sequences has the same bits whoever comes and goes; and products of new shapes,
+    // which few prompts share, are not timed.
+    struct SteadyRows {
+        SteadyRows(be::Ctx& c, int sequences) : ctx(c) {
+            ctx.steady_rows = sequences > 1 ? sequences : 0;
             ctx.autotune = false;
         }
-        ~Writing() {
+        ~SteadyRows() {
             ctx.steady_rows = 0;
             ctx.autotune = true;
         }
@@ -1306,7 +1308,7 @@ private:
     // the last stage. cache: null for a prompt of `sequence`.
     void pass(KeyValueCache* cache, int sequence) {
         rows_ = cache ? batch_.B : 1;
-        const Writing writing(ctx_, sequences() > 1 ? sequences() : 0);
+        const SteadyRows steady(ctx_, sequences());
         for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
             const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk, passes_));
             MicroBatch& in = pass.in;
@@ -1381,8 +1383,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
-    const TextRoom room = {run.writes_answers ? B : o.sample_interval > 0, 0};
-    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, room, steps.micro_batches());
+    const int sequences = run.writes_answers ? B : o.sample_interval > 0 ? 1 : 0;
+    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
     m->plan_copy(m->arena, o.save_in_foreground);
     return m;
 }
@@ -1395,7 +1397,7 @@ static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const M
     const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
     size_t copy = 0;
     for (const auto& [purpose, bytes] : m->arena.purposes())
-        if (purpose.find("copy for checkpoints") == 0) copy = bytes;
+        if (purpose.find(TrainingMemory::copy_purpose) == 0) copy = bytes;
     return {m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy};
 }
 
@@ -1539,6 +1541,7 @@ static void train(World& world, const TrainOptions& given) {
     if (run.main_rank()) run.table.print(run.o.json);
     if (run.o.dry_run) return;
 
+    if (run.c.adapted() && !run.o.model.empty()) add_adapter_texts(world, run.texts, run.c, run.o.model);
     if (run.main_rank()) remove_leftovers(run.o.out);
     world.barrier();
     load_model(run, *m);

@@ -173,10 +173,10 @@ struct LossSums {
     double lse = 0, lse_max = -INFINITY;  // log Z: sum and maximum
     int64_t n = 0;                        // unmasked targets
     double squares = 0;
-    PreferenceSums pairs{};  // where answers are compared; counted on the host
+    PreferenceSums pair_sums{};  // where answers are compared; counted on the host
 
     // What is trained: the mean over the pairs of answers, if there are any, else over the targets.
-    double loss() const { return pairs.n ? pairs.loss / (double)pairs.n : ce / (double)n; }
+    double loss() const { return pair_sums.n ? pair_sums.loss / (double)pair_sums.n : ce / (double)n; }
 };
 
 // The constants of a step of AdamW; `step` counts from 1.

@@ -69,7 +69,7 @@ expect "a constant learning rate" train constant --time-budget 1s --lr-decay-sty
 expect "a decay of given length" train given --time-budget 1s --lr-wsd-decay-iters 7
 says "of 7 steps" "--lr-decay-style WSD --lr-wsd-decay-iters [1-7]$"
 expect "a part of the data that no run reaches is not left out" refused train endless --time-budget 1s --skip-batches 5-10000000000
-says "at once" "batches up to 10000000000 are left out; .* HINT: --train-iters"
+says "at once" "batches up to 10000000000 are skipped; .* HINT: --train-iters"
 for wrong in "--lr-decay-style cosine" "--lr-decay-style linear" "--train-iters 5" "--lr-warmup-fraction 0.1 --no-lr-warmup-iters" "--lr-decay-iters 5" \
     "--on-spike rollback" "--size 1m"; do
     # shellcheck disable=SC2086

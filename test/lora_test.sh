@@ -83,6 +83,7 @@ says "the plan says so" "dropout 0.2"
 expect "PEFT is told" grep -q '"lora_dropout": 0.2' dropped/latest/adapter_config.json
 expect "resumed in the middle" train --resume dropped/step_00000003 --train-iters 6 --lr 1e-2 --out dropped-resumed
 expect "the same masks" same dropped dropped-resumed
+no "another dropout of adapters" "dropout 0.2.*leave the options out" train --resume dropped/step_00000003 --lora-dropout 0.5 --out dropped-other
 expect "recomputed, one sample at a time" train "${dropped[@]}" --recompute full --micro-batch-size 1 --out dropped-ones
 expect "the same losses" near_losses dropped dropped-ones 6 0.01
 expect "another sum of roundings than without dropout" refused near_losses dropped llama-lora 6 0.001

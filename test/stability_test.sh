@@ -76,7 +76,7 @@ for wrong in "7-5" "x" "0-3" "3--4"; do
     says "by its name" "skip-batches"
 done
 expect "all batches: refused before anything is written" refused train 1 x --skip-batches 1-9 10-100
-says "with the reason" "every batch of the run is left out (1-100).*HINT"
+says "with the reason" "every batch of the run is skipped (1-100).*HINT"
 
 # ---- outliers ----
 faults() { TRAIN_GPT_FAULTS=$1 "${@:2}"; }

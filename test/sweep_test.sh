@@ -122,6 +122,7 @@ no "the same value twice" "has 0.1 twice" --over weight-decay=0.1,0.1
 no "an empty value" "has an empty value" --over weight-decay=0.1,,0.2
 no "an option twice" "\-\-over names --lr twice" --over lr=1e-3,1e-2 lr=1e-4..1e-2
 no "the length" "\-\-train-iters cannot be swept" --over train-iters=5,10
+no "what the loss is" "\-\-dpo-beta cannot be swept: .*comparable" --over dpo-beta=0.1,0.2
 no "a list" "its value is a list" --over data-path=a,b
 no "too small a budget" "budget-tokens 1000 gives the runs of the first of 2 rungs .* steps" "${planted[@]}" --budget-tokens 1000
 no "too little time" "budget 0.1s gives the runs" "${planted[@]}" --budget 0.1s

@@ -83,7 +83,7 @@ Trained train(const MuonRecipe& recipe) {
     params.download();
     lower.download();
     const std::vector<real> exp_avg = downloaded(ctx, m.exp_avg, m.shards.size);
-    const std::vector<real> exp_avg_sq = downloaded(ctx, m.exp_avg_sq, m.second_moments());
+    const std::vector<real> exp_avg_sq = downloaded(ctx, m.exp_avg_sq, m.size_of_exp_avg_sq());
     Trained result;
     for (const MuonMatrix& matrix : whole)
         m.shards.for_each_part(matrix.first, matrix.elements(), [&](size_t from, size_t shard, size_t n) {

@@ -75,7 +75,7 @@ void compare_with_golden(const Case& k, int B, int rows) {
     const std::vector<double> rewards = read<double>(golden, name + ".rewards");
     const auto check_sums = [&](const char* what) {
         const LossSums sums = read_sums(ctx, m);
-        ASSERT_EQ(sums.pairs.n, 5);
+        ASSERT_EQ(sums.pair_sums.n, 5);
         EXPECT_NEAR(sums.loss(), read<double>(golden, name + ".loss")[0], 1e-12) << name << " " << what;
         double chosen = 0, rejected = 0;
         int64_t right = 0;
@@ -84,9 +84,9 @@ void compare_with_golden(const Case& k, int B, int rows) {
             rejected += rewards[i + 1];
             right += rewards[i] > rewards[i + 1];
         }
-        EXPECT_NEAR(sums.pairs.chosen, chosen, 1e-12);
-        EXPECT_NEAR(sums.pairs.rejected, rejected, 1e-12);
-        EXPECT_EQ(sums.pairs.right, right);
+        EXPECT_NEAR(sums.pair_sums.chosen, chosen, 1e-12);
+        EXPECT_NEAR(sums.pair_sums.rejected, rejected, 1e-12);
+        EXPECT_EQ(sums.pair_sums.right, right);
     };
     size_t compared = 0;
     const auto losses = evaluate(
@@ -251,7 +251,7 @@ TEST(Preference, BeginsWithTheLossOfNoPreference) {
         f.batch.pairs[i].rejected.reference = scored.rejected.log_p;
     }
     EXPECT_NEAR(f.loss(), std::log(2), 1e-15);
-    EXPECT_EQ(read_sums(f.ctx, f.m).pairs.right, 0);
+    EXPECT_EQ(read_sums(f.ctx, f.m).pair_sums.right, 0);
 }
 
 // Far from 0 neither overflows, and the loss grows as the margin.

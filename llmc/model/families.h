@@ -1,6 +1,5 @@
 // The families of models, one row each: what makes a model one of them, and how its tensors are named and laid out in files.
-// The first three are those that presets train; the others are opened, trained further and written as well. `train_gpt` is the
-// form for a combination of options that no published class can hold.
+// `train_gpt` is the form for a combination of options that no published class can hold.
 #pragma once
 #include <string>
 #include <vector>

@@ -12,6 +12,9 @@ struct LoraConfig {
     std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in their order
 
     bool on() const { return rank > 0; }
-    bool operator!=(const LoraConfig& l) const { return rank != l.rank || alpha != l.alpha || modules != l.modules; }
+    bool operator!=(const LoraConfig& l) const {
+        return rank != l.rank || alpha != l.alpha || dropout != l.dropout || rank_stabilized != l.rank_stabilized ||
+               modules != l.modules;
+    }
     double scale() const { return alpha / (rank_stabilized ? std::sqrt((double)rank) : (double)rank); }
 };

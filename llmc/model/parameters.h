@@ -46,9 +46,9 @@ struct RowBlock {
     double fold = 1;  // a factor that is folded into these rows (parametrization.h)
 };
 
-// The groups of the buffer, in their order: matrices; vectors cut over tp; vectors whole on every tp rank, which are biases of
-// proj and fc2, norms, and head_norm, the norms of every query or key head, whose gradient on each tp rank is the one
-// of that rank's heads alone.
+// The groups of the buffer, in their order: matrices; vectors that tp cuts (cut); and, whole on every tp rank, biases of proj
+// and fc2 (whole), norms (norm), and norms of every query or key head (head_norm), of whose gradient each rank has the part of
+// its own heads.
 enum class Group { matrix, cut, whole, norm, head_norm };
 constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::head_norm};
 
@@ -140,7 +140,8 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const Parametrization& scale = c.parametrization;
     const TensorFactors outside = scale.outside_blocks(), inside = scale.vector(), branch_end = inside.folded(scale.branch());
     int id = 0, block_of_rank = TensorSpec::embedding;
-    const auto visit = [&](E*& slot, TensorSpec spec, bool held) {
+    bool held = part.first;  // whether this rank has the tensors of the layer in hand
+    const auto visit = [&](E*& slot, TensorSpec spec) {
         spec.id = id++;
         spec.block = block_of_rank;
         if (held) visit_one(slot, spec);
@@ -163,10 +164,9 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.replicated = true;
         return t;
     };
-    const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, const TensorFactors& factors,
-                          bool held) {
-        visit(w, vector(name + "_w", Group::norm, gain, plain(hf + ".weight", c.C), factors), held);
-        if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C), factors), held);
+    const auto norm = [&](E*& w, E*& b, const std::string& name, const std::string& hf, const TensorFactors& factors) {
+        visit(w, vector(name + "_w", Group::norm, gain, plain(hf + ".weight", c.C), factors));
+        if (biased_norm) visit(b, vector(name + "_b", Group::norm, Init::zeros, plain(hf + ".bias", c.C), factors));
     };
     const auto named = [&](std::vector<HfTensor> parts, const char* ending, bool transposed) {
         for (HfTensor& t : parts) {
@@ -177,7 +177,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     };
     // The weight's rows are cut over tp: a rank computes some columns of the output.
     const auto column_parallel = [&](E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
-                                     const std::vector<HfTensor>& parts, int replicated_rows, bool bias, bool held) {
+                                     const std::vector<HfTensor>& parts, int replicated_rows, bool bias) {
         const int rows = blocks.back().row + blocks.back().rows;
         TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", names.transposed)};
         t.factors = scale.matrix();
@@ -186,7 +186,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.blocks = blocks;
         t.replicated_rows = n.replicas > 1 ? replicated_rows : 0;
         t.replicas = n.replicas;
-        visit(w, t, held);
+        visit(w, t);
         if (!bias) return;
         t.name = name + "_b";
         t.cols = t.whole_cols = 1;
@@ -194,12 +194,11 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.init = Init::zeros;
         t.factors = inside;
         t.hf = named(parts, ".bias", false);
-        visit(b, t, held);
+        visit(b, t);
     };
     // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once. It ends a
     // branch unless a norm follows.
-    const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias,
-                                  bool held) {
+    const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias) {
         TensorSpec t{name + "_w",          c.C,
                      whole_cols / tp.size, Group::matrix,
                      Init::scaled_normal,  named(plain(hf, c.C), ".weight", names.transposed)};
@@ -209,22 +208,22 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
         t.blocks = {{0, 0, c.C}};
-        visit(w, t, held);
+        visit(w, t);
         if (!bias) return;
         const std::vector<HfTensor> in_files = named(plain(hf, c.C), ".bias", false);
-        visit(b, vector(name + "_b", Group::whole, Init::zeros, in_files, after ? inside : branch_end), held);
+        visit(b, vector(name + "_b", Group::whole, Init::zeros, in_files, after ? inside : branch_end));
     };
 
     // A vector of `size` numbers per head that is cut over tp with its heads.
     const auto cut_vector = [&](E*& w, const std::string& name, Init init, const std::string& hf, int size, int whole_heads,
-                                const RowBlock& heads, int replicas, const TensorFactors& factors, bool held) {
+                                const RowBlock& heads, int replicas, const TensorFactors& factors) {
         TensorSpec t = vector(name, Group::cut, init, plain(hf, whole_heads * size), factors);
         t.rows = heads.rows * size;
         t.blocks = {{0, heads.whole_row * size, t.rows}};
         t.replicated = false;
         t.replicated_rows = replicas > 1 ? t.rows : 0;
         t.replicas = replicas;
-        visit(w, t, held);
+        visit(w, t);
     };
 
     const auto top = [&](const char* name) { return std::string(names.top) + name; };
@@ -232,15 +231,15 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const double grown =
         c.embedding_scale == std::sqrt((double)c.C) ? std::sqrt(scale.width) : 1;  // of the embedding's own factor
     wte.factors = outside.folded(1 / grown);
-    visit(p.wte, wte, part.first);
+    visit(p.wte, wte);
     if (c.position == Position::learned) {
         TensorSpec t = vector("wpe", Group::matrix, Init::normal, plain(top(names.wpe) + ".weight", c.T), outside);
         t.rows = t.whole_rows = c.T;
         t.cols = t.whole_cols = c.C;
         t.blocks = {{0, 0, c.T}};
-        visit(p.wpe, t, part.first);
+        visit(p.wpe, t);
     }
-    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", top(names.emb_norm), outside, part.first);
+    if (c.embedding_norm) norm(p.emb_norm_w, p.emb_norm_b, "emb_norm", top(names.emb_norm), outside);
 
     const int HS = c.HS(), Q = c.NH * HS, K = c.NKV * HS, Ql = n.NHl * HS, Kl = n.NKVl * HS;
     const int h0 = tp.rank * n.NHl, kv0 = tp.rank / n.replicas * n.NKVl, q0 = h0 * HS, k0 = kv0 * HS, f0 = tp.rank * n.Fl;
@@ -249,7 +248,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     BlockParams<E> unused;
     const int id_of_first = id;
     for (int l = 0, i = 0, tensors = 0; l < c.L; l++) {  // tensors: of each block
-        const bool held = i < (int)part.layers.size() && part.layers[i] == l;
+        held = i < (int)part.layers.size() && part.layers[i] == l;
         if (l == 1) tensors = id - id_of_first;
         if (l > 0 && !held) {
             id += tensors;
@@ -268,31 +267,31 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
             fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
         }
 
-        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), inside, held);
+        if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), inside);
         column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(),
-                        {{0, q0, Ql, query_rows}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}}, qkv, 2 * Kl, c.qkv_bias, held);
+                        {{0, q0, Ql, query_rows}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}}, qkv, 2 * Kl, c.qkv_bias);
         const std::string q_norm = hf(names.q_norm) + ".weight", k_norm = hf(names.k_norm) + ".weight";
         if (c.qk_norm == QkNorm::head) {
-            visit(b.q_norm_w, vector(name + "q_norm_w", Group::head_norm, gain, plain(q_norm, HS), query_norm), held);
-            visit(b.k_norm_w, vector(name + "k_norm_w", Group::head_norm, gain, plain(k_norm, HS), inside), held);
+            visit(b.q_norm_w, vector(name + "q_norm_w", Group::head_norm, gain, plain(q_norm, HS), query_norm));
+            visit(b.k_norm_w, vector(name + "k_norm_w", Group::head_norm, gain, plain(k_norm, HS), inside));
         }
         if (c.qk_norm == QkNorm::whole) {
-            cut_vector(b.q_norm_w, name + "q_norm_w", gain, q_norm, HS, c.NH, {0, h0, n.NHl}, 1, query_norm, held);
-            cut_vector(b.k_norm_w, name + "k_norm_w", gain, k_norm, HS, c.NKV, {0, kv0, n.NKVl}, n.replicas, inside, held);
+            cut_vector(b.q_norm_w, name + "q_norm_w", gain, q_norm, HS, c.NH, {0, h0, n.NHl}, 1, query_norm);
+            cut_vector(b.k_norm_w, name + "k_norm_w", gain, k_norm, HS, c.NKV, {0, kv0, n.NKVl}, n.replicas, inside);
         }
-        if (c.sinks)
-            cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, inside, held);
-        row_parallel(b.proj_w, b.proj_b, name + "proj", Q, hf(names.proj), c.proj_bias, held);
-        if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end, held);
-        if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside, held);
-        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, c.mlp_bias, held);
-        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, hf(names.fc2), c.mlp_bias, held);
-        if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), branch_end, held);
+        if (c.sinks) cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, inside);
+        row_parallel(b.proj_w, b.proj_b, name + "proj", Q, hf(names.proj), c.proj_bias);
+        if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end);
+        if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside);
+        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, c.mlp_bias);
+        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, hf(names.fc2), c.mlp_bias);
+        if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), branch_end);
     }
     block_of_rank = TensorSpec::head;
+    held = part.last;
     norm(p.final_norm_w, p.final_norm_b, "final_norm", top(names.final_norm),
-         outside.folded(scale.logits() * (c.tied ? grown : 1)), part.last);
-    if (!c.tied) return visit(p.head, vocab("head", std::string(names.head) + ".weight"), part.last);
+         outside.folded(scale.logits() * (c.tied ? grown : 1)));
+    if (!c.tied) return visit(p.head, vocab("head", std::string(names.head) + ".weight"));
     wte.copy = true;
     wte.id = 0;
     wte.block = TensorSpec::head;

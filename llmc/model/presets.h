@@ -6,6 +6,7 @@
 
 #include "../base/check.h"
 #include "../base/similar.h"
+#include "../base/terminal.h"
 #include "families.h"
 
 struct Preset {
@@ -119,7 +120,6 @@ inline ModelConfig config_from_preset(const std::string& name) {
         }
         known.emplace_back(p.name);
     }
-    std::string all;
-    for (const std::string& p : known) all += (all.empty() ? "" : ", ") + p;
-    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), did_you_mean(name, known).c_str(), all.c_str());
+    fail_usage("preset '%s' is unknown%s HINT: one of %s", name.c_str(), did_you_mean(name, known).c_str(),
+               joined(known).c_str());
 }

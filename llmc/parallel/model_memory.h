@@ -116,7 +116,7 @@ struct Activations {
     real *loss, *zloss, *lse;                         // (N) each
     real* weight;                                     // (N) factor of each row's loss gradient, in DPO
     real* head_sums;                                  // (2, N) of each row's queries and keys, where tp cuts their one norm
-    PreferenceSums pairs;                             // sums over pairs of answers, since they were cleared (DPO)
+    PreferenceSums pair_sums;                         // sums over pairs of answers, since they were cleared (DPO)
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
     LossSums* sums;                                   // of what the head has seen since they were cleared

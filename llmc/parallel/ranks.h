@@ -83,11 +83,11 @@ inline LossSums sum_of(const std::vector<LossSums>& all) {
         sums.lse += s.lse;
         sums.n += s.n;
         sums.squares += s.squares;
-        sums.pairs.loss += s.pairs.loss;
-        sums.pairs.chosen += s.pairs.chosen;
-        sums.pairs.rejected += s.pairs.rejected;
-        sums.pairs.right += s.pairs.right;
-        sums.pairs.n += s.pairs.n;
+        sums.pair_sums.loss += s.pair_sums.loss;
+        sums.pair_sums.chosen += s.pair_sums.chosen;
+        sums.pair_sums.rejected += s.pair_sums.rejected;
+        sums.pair_sums.right += s.pair_sums.right;
+        sums.pair_sums.n += s.pair_sums.n;
         if (!(s.lse_max <= sums.lse_max) && !std::isnan(sums.lse_max)) sums.lse_max = s.lse_max;
     }
     return sums;

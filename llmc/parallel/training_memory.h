@@ -46,7 +46,7 @@ struct TrainingMemory {
     BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
     LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
     Elements exp_avg,
-        exp_avg_sq;  // (shards.size) (second_moments()); their types, and that of grads, are set before memory is planned
+        exp_avg_sq;  // (shards.size) (size_of_exp_avg_sq()); their types, and that of grads, are set before memory is planned
     Muon muon;       // its recipe is set before memory is planned
     bool averages = false;    // whether an average of the weights is kept; set before memory is planned
     real* average = nullptr;  // (shards.size) moving average of the fp32 weights (weight_average.h)
@@ -70,7 +70,7 @@ struct TrainingMemory {
     floatX* model_params() const { return frozen ? frozen->params : params; }
 
     // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints have zeros there.
-    size_t second_moments() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
+    size_t size_of_exp_avg_sq() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
 
     // Plans all of it, or without training the parameters alone.
     void plan(Arena& arena, bool training) {
@@ -80,18 +80,19 @@ struct TrainingMemory {
         arena.add(grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
         if (grads.is_bf16) of_block.plan(arena, table);
         if (has_lower_halves) arena.add("master weights (lower 16 bits)", &lower, shards.size);
-        for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, second_moments()}})
+        for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, size_of_exp_avg_sq()}})
             arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
         muon.plan(arena, c, table, shards);
         if (averages) arena.add("EMA of the weights (fp32)", &average, shards.size);
         if (examines) arena.add_on_host("weights before an update (health)", &before, shards.size);
     }
 
+    static constexpr const char* copy_purpose = "copy for checkpoints";
     // Plans the copy from which a checkpoint is written while training continues. On CPUs a save in the foreground needs none,
     // except of sharded parameters, whose shards are not contiguous; on a GPU there always is one, in host memory.
     void plan_copy(Arena& arena, bool foreground) {
         const bool in_place = foreground && be::memory_is_host;
-        const auto add = [&](auto* part, size_t n) { arena.add_on_host("copy for checkpoints", part, n); };
+        const auto add = [&](auto* part, size_t n) { arena.add_on_host(copy_purpose, part, n); };
         copy.exp_avg.is_bf16 = exp_avg.is_bf16;
         copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
         if (!in_place || shards.cut) add(&copy.params, shards.size);
@@ -99,7 +100,7 @@ struct TrainingMemory {
         if (in_place) return;
         if (has_lower_halves) add(&copy.lower, shards.size);
         add(&copy.exp_avg, shards.size);
-        add(&copy.exp_avg_sq, second_moments());
+        add(&copy.exp_avg_sq, size_of_exp_avg_sq());
         if (averages) add(&copy.average, shards.size);
     }
 };

@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -34,21 +32,9 @@ inline nlohmann::ordered_json identity_of_base(World& world, const std::string& 
         if (const std::string name = entry.path().filename().string(); entry.path().extension() == ".safetensors")
             names.push_back(name);
     std::sort(names.begin(), names.end());
-    std::string mine;
-    for (size_t i = (size_t)world.rank(); i < names.size(); i += (size_t)world.size()) {
-        const FileSum sum = sum_file(dir + "/" + names[i]);
-        mine += format("%s\t%zu\t%08x\n", names[i].c_str(), sum.bytes, sum.crc);
-    }
-    std::map<std::string, nlohmann::ordered_json> sums;  // sorted by name
-    for (const std::string& lines : world.all_gather(mine)) {
-        std::istringstream text(lines);
-        for (std::string name, bytes, crc;
-             std::getline(text, name, '\t') && std::getline(text, bytes, '\t') && std::getline(text, crc);)
-            sums[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
-    }
-    nlohmann::ordered_json files = nlohmann::ordered_json::object();
-    for (const auto& [name, entry] : sums) files[name] = entry;
-    return files;
+    std::string all;
+    for (const std::string& lines : world.all_gather(sum_lines(dir, names, world.rank(), world.size()))) all += lines;
+    return files_of_sums(all);
 }
 
 // Refuses a base whose weights are not those that the adapters were trained on.

@@ -8,10 +8,10 @@
 //   manifest.json                         size and CRC-32C of every other file
 // Every tensor is stored whole, under its Hugging Face name and in that layout, on whatever machine or number of ranks it was
 // written.
-//   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
-//   verify_directory    compares a directory with its manifest
 // Of a run that trains adapters (adapters.h) it is an adapter directory in PEFT's format (adapter.h): adapter_config.json and
 // adapter_model.safetensors stand for config.json and model.safetensors, and all tensors are the adapters'.
+//   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
+//   verify_directory    compares a directory with its manifest
 //   read_config, read_parameters, read_tensors   refuse, by name, what is missing, has another shape, or is not supported
 #pragma once
 #include <fcntl.h>
@@ -389,9 +389,8 @@ inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
     return sum;
 }
 
-// "name bytes crc" of every file of dir but the manifest whose index modulo ranks is rank: this rank's share of the reading.
-inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
-    const std::vector<std::string> names = files_below(dir);
+// "name bytes crc" of those files of dir whose index modulo ranks is rank: this rank's share of the reading.
+inline std::string sum_lines(const std::string& dir, const std::vector<std::string>& names, int rank, int ranks) {
     std::string lines;
     for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks) {
         const FileSum sum = sum_file(dir + "/" + names[i]);
@@ -400,14 +399,25 @@ inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1
     return lines;
 }
 
-inline void write_manifest(const std::string& dir, const std::string& sums) {
-    nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", nlohmann::ordered_json::object()}};
+// The same of all files of dir but the manifest.
+inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
+    return sum_lines(dir, files_below(dir), rank, ranks);
+}
+
+// What all ranks' lines say: {"name": {"bytes": ..., "crc32c": ...}, ...}, sorted by name.
+inline nlohmann::ordered_json files_of_sums(const std::string& sums) {
     std::istringstream lines(sums);
-    std::map<std::string, nlohmann::ordered_json> files;  // sorted by name
+    std::map<std::string, nlohmann::ordered_json> sorted;
     for (std::string name, bytes, crc;
          std::getline(lines, name, '\t') && std::getline(lines, bytes, '\t') && std::getline(lines, crc);)
-        files[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
-    for (const auto& [name, entry] : files) manifest["files"][name] = entry;
+        sorted[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
+    nlohmann::ordered_json files = nlohmann::ordered_json::object();
+    for (const auto& [name, entry] : sorted) files[name] = entry;
+    return files;
+}
+
+inline void write_manifest(const std::string& dir, const std::string& sums) {
+    const nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", files_of_sums(sums)}};
     write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
 }
 

@@ -208,7 +208,7 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     }
 }
 
-inline void describe_machine(RunTable& t, const Run& run, const PlannedModel& planned) {
+inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planned) {
     const TrainOptions& o = run.o;
     t.table.section("Machine");
     t.row("backend", std::string(be::backend_name) + ", " + run.ctx.description());
@@ -259,7 +259,7 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
     detail::describe_model(t, run.o, run.c);
     detail::describe_parametrization(t, run.o, run.c);
     detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.dp.size);
-    detail::describe_machine(t, run, planned);
+    detail::machine_rows(t, run, planned);
     detail::describe_memory(t, planned);
 }
 

@@ -245,11 +245,9 @@ inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
     if (o.rope_scaling == "none") s = {};
     else if (!o.rope_scaling.empty() || o.use_rope_scaling) {
         s = {};
-        s.type = o.rope_scaling == "linear"     ? Type::linear
-                 : o.rope_scaling == "dynamic"  ? Type::dynamic
-                 : o.rope_scaling == "yarn"     ? Type::yarn
-                 : o.rope_scaling == "longrope" ? Type::longrope
-                                                : Type::llama3;
+        s.type = Type::llama3;
+        for (const auto& [word, type] : rope_types())
+            if (o.rope_scaling == word) s.type = type;
         s.factor = 8;
     }
     set_rope_details(o.rope_scaling_set, s);
@@ -552,7 +550,7 @@ inline bool has_validation(const TrainOptions& o) {
 }
 
 // Adds the batches that the options skip to those of the state; returns which of all are drawn and dropped.
-inline BatchRanges add_left_out(TrainingState& s, const TrainOptions& o) {
+inline BatchRanges add_skips(TrainingState& s, const TrainOptions& o) {
     s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
     s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
     const char* const option = "--skip-train-iteration-range";

@@ -1,5 +1,5 @@
-// Running a model without training it (train_gpt generate and eval), except for the model itself: what both prepare before its
-// weights are loaded, and the texts that generate writes.
+// Running a model without training it (train_gpt generate, eval and serve), except for the model itself: what they prepare
+// before its weights are loaded, and the texts that generate writes.
 #pragma once
 #include <unistd.h>
 

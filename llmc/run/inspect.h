@@ -30,8 +30,8 @@ inline void describe_tensors(Table& table, const SafetensorsReader& file, bool e
     for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
 }
 
-// Returns true if all files match the manifest.
-inline bool describe_files(Table& table, const std::string& dir) {
+// Returns true if all files match the manifest; `intact`: they are known to.
+inline bool describe_files(Table& table, const std::string& dir, bool intact) {
     table.section("Files");
     const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
     const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
@@ -41,7 +41,7 @@ inline bool describe_files(Table& table, const std::string& dir) {
         table.exact(bytes);
     }
     const bool checkpoint = std::filesystem::exists(dir + "/training");
-    const std::string problem = !has_manifest ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
+    const std::string problem = !has_manifest || intact ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
     table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
                            : problem.empty() ? "all files are as they were written"
                                              : problem);
@@ -132,7 +132,8 @@ inline void describe_adapters(Table& table, const std::string& dir) {
     describe_tensors(table, SafetensorsReader::open(dir + "/adapter_model.safetensors"), false);
 }
 
-inline bool inspect_model(Table& table, const std::string& dir) {
+// verified: its files are known to match the manifest.
+inline bool inspect_model(Table& table, const std::string& dir, bool verified = false) {
     bool intact = true;
     try {
         const bool adapters = is_adapter(dir), checkpoint = std::filesystem::exists(state_file(dir));
@@ -143,8 +144,7 @@ inline bool inspect_model(Table& table, const std::string& dir) {
         intact = false;
         table.row("damaged", e.what());
     }
-    intact = describe_files(table, dir) && intact;
-    return intact;
+    return describe_files(table, dir, verified) && intact;
 }
 
 inline bool inspect_run(Table& table, const std::string& out) {
@@ -157,7 +157,7 @@ inline bool inspect_run(Table& table, const std::string& out) {
         intact = intact && problem.empty();
         if (problem.empty() && first.empty()) first = dir;
     }
-    return first.empty() ? intact : inspect_model(table, first) && intact;
+    return first.empty() ? intact : inspect_model(table, first, true) && intact;
 }
 
 // The beginnings of the first documents as text, decoded with the given tokenizer or the one that made the data.
@@ -268,7 +268,7 @@ inline int inspect_command(const InspectOptions& o) {
     const std::string snapshot = fs::exists(o.path) || fs::exists(o.path + ".idx") ? "" : hub_snapshot(o.path);
     const fs::path path = without_trailing_slashes(snapshot.empty() ? o.path : snapshot);
     Table table;
-    bool intact = true;
+    bool intact = true, is_data = false;
     if (fs::is_directory(path) && is_model_or_adapter(path.string())) intact = detail::inspect_model(table, path.string());
     else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
         intact = detail::inspect_run(table, path.string());
@@ -280,13 +280,16 @@ inline int inspect_command(const InspectOptions& o) {
         table.section("Tensors in " + path.string());
         detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
     } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
-               path.extension() == ".json")
+               path.extension() == ".json") {
+        is_data = true;
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
-    else
+    } else
         fail(
             "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of "
             ".bin/.idx, a tokenizer.json, tokenizer.model or a .safetensors file%s",
             o.path.c_str(), fs::exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
+    if (!o.tokenizer.empty() && !is_data)
+        fail_usage("--tokenizer shows the texts of prepared data, and %s is none", o.path.c_str());
     if (o.json) {
         nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};
         j.update(table.json());

@@ -101,13 +101,13 @@ inline std::vector<int> divisors(int64_t n) {
     return found;
 }
 
-// Of several ranks of a pipeline, those of which one needs the most memory. Ranks with the same layers and ends differ by the
-// micro-batches that they hold: one that holds no more than another in any chunk needs no more memory.
-// all: every rank, as layers differ.
 struct FullRank {
     int rank;
     std::vector<int> layers, in_flight;  // of its chunks
 };
+// Of several ranks of a pipeline, those of which one needs the most memory. Ranks with the same layers and ends differ by the
+// micro-batches that they hold: one that holds no more than another in any chunk needs no more memory.
+// all: every rank, as layers differ.
 inline std::vector<FullRank> fullest_ranks(int pp, int vpp, const std::vector<int>& layers,
                                            const std::vector<int>& micro_batches, bool all) {
     std::vector<FullRank> fullest;

@@ -128,7 +128,7 @@ private:
         if (m_.lower) s.lower = sum(m_.lower, 0, m_.shards.size);
         if (m_.average) s.average = sum(m_.average, 0, m_.shards.size);
         s.exp_avg = m_.exp_avg.visit([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
-        s.exp_avg_sq = m_.exp_avg_sq.visit([&](const auto* moment) { return sum(moment, 0, m_.second_moments()); });
+        s.exp_avg_sq = m_.exp_avg_sq.visit([&](const auto* moment) { return sum(moment, 0, m_.size_of_exp_avg_sq()); });
         return s;
     }
 
@@ -159,7 +159,7 @@ private:
             if (m_.lower) add("the lower half of ", m_.lower + shard, from, count);
             if (m_.average) add("the EMA of ", m_.average + shard, from, count);
             m_.exp_avg.from(shard).visit([&](const auto* x) { add("exp_avg of ", x, from, count); });
-            if (shard >= m_.second_moments()) return;
+            if (shard >= m_.size_of_exp_avg_sq()) return;
             m_.exp_avg_sq.from(shard).visit([&](const auto* x) { add("exp_avg_sq of ", x, from, count); });
         });
     }

@@ -100,7 +100,9 @@ inline int run_program(int argc, char** argv, const ModelCommands& commands) try
     if (status == 0 && !has_trained()) check_output();  // a run does not need its console: it has a log
     return status;
 } catch (const std::bad_alloc&) {
-    print_line(stderr, "error: out of memory; HINT: a smaller --micro-batch-size, --seq-length or model");
+    print_line(stderr,
+               "error: out of memory; HINT: less at a time (--micro-batch-size, --batch, --memory-limit), fewer --threads, a "
+               "smaller model");
     return 1;
 } catch (const std::exception& e) {
     print_line(stderr, std::string("error: ") + in_words(e));

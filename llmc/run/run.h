@@ -206,7 +206,7 @@ inline void find_adapters(Run& run) {
     check_base(run.world, run.resumed_from, o.model);
 }
 
-inline void find_model(Run& run) {
+inline void set_up_model(Run& run) {
     TrainOptions& o = run.o;
     if (o.dpo_beta && o.model.empty() && !run.resumes() && !o.dry_run)
         fail_usage("--dpo-beta compares answers by the model that training begins with, but none is given; HINT: --model DIR");
@@ -215,7 +215,6 @@ inline void find_model(Run& run) {
     find_adapters(run);
     run.texts = model_texts(run.model_directory(), run.tokenizer.get());
     run.c = configure_model(o, run.tokenizer.get());
-    if (run.c.adapted() && !o.model.empty()) add_adapter_texts(run.world, run.texts, run.c, o.model);
     if (run.c.family == "train_gpt" && run.main_rank())
         print_line(
             stderr,
@@ -261,23 +260,23 @@ inline void set_up(Run& run) {
     detail::load_tokenizer(run);
     detail::check_options_of_backend(run);
     detail::derive_from_size(run);
-    detail::find_model(run);
+    detail::set_up_model(run);
     detail::check_options_of_plan(run);
     const RankLayout layout = layout_of(run.o);
     run.ranks = run.o.world ? place_rank(run.o.world, 0, layout, run.c) : join_groups(run.ctx, run.world, layout, run.c);
     run.schedule = make_schedule(run.o, run.ranks->mesh.dp.size);
     if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);
     if (run.schedule.open) run.schedule.plan_until(std::max(run.schedule.total_steps, 2 * run.state.step));
-    run.discards = add_left_out(run.state, run.o);
-    if (const auto& left_out = run.state.skips.ranges(); run.schedule.open && !left_out.empty())
-        if (const int64_t last = left_out.back().last, most = UINT32_MAX / 4 / run.schedule.final_batch; last > most)
+    run.discards = add_skips(run.state, run.o);
+    if (const auto& skipped = run.state.skips.ranges(); run.schedule.open && !skipped.empty())
+        if (const int64_t last = skipped.back().last, most = UINT32_MAX / 4 / run.schedule.final_batch; last > most)
             fail_usage(
-                "batches up to %lld are left out; a run whose length --time-budget chooses orders its data for %lld at most; "
+                "batches up to %lld are skipped; a run whose length --time-budget chooses orders its data for %lld at most; "
                 "HINT: --train-iters",
                 (long long)last, (long long)most);
     if (run.state.step == 0 && !run.schedule.open &&
         run.schedule.next(run.state, run.state.skips, run.discards).step >= run.schedule.total_steps)
-        fail_usage("every batch of the run is left out (%s): there is nothing to train on; HINT: fewer of them, or more steps",
+        fail_usage("every batch of the run is skipped (%s): there is nothing to train on; HINT: fewer of them, or more steps",
                    run.state.skips.text().c_str());
 }
 

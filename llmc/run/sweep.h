@@ -34,8 +34,9 @@ namespace detail {
 // ---- what is searched ------------------------------------------------------------------------------------------------------
 // Why an option cannot be swept; empty: it can.
 inline std::string why_not_swept(const cli::OptionRow& row) {
-    static const std::set<std::string> of_sweep = {"train-iters", "train-samples", "time-budget", "rampup-batch-size",
-                                                   "eval-iters",  "seed",          "split",       "on-spike"};
+    static const std::set<std::string> of_sweep = {
+        "train-iters", "train-samples", "time-budget", "rampup-batch-size", "eval-iters",          "seed",
+        "split",       "on-spike",      "dpo-beta",    "dpo-loss",          "dpo-label-smoothing", "eod-mask-loss"};
     static const std::set<std::string> of_files = {"out",      "resume", "name",       "dry-run",      "json",
                                                    "quiet",    "world",  "exit-after", "save-every",   "threads",
                                                    "override", "keep",   "keep-every", "eval-interval"};
@@ -150,7 +151,7 @@ inline TrainOptions options_with(const TrainOptions& base, const std::vector<Dim
 }
 
 // The options of a run of `tokens`: lengths that are given in steps or samples are the same part of it as of the whole run.
-inline TrainOptions options_of_length(TrainOptions p, const TokenCost& cost, const WholeRun& whole, double tokens) {
+inline TrainOptions shortened_to(TrainOptions p, const TokenCost& cost, const WholeRun& whole, double tokens) {
     const auto shrink = [](int64_t& length, double part) {
         if (length) length = std::max<int64_t>(1, std::llround((double)length * part));
     };
@@ -263,7 +264,7 @@ private:
         detail::check_options_of_backend(run_);
         take_base_of_mup();
         detail::derive_from_size(run_);
-        detail::find_model(run_);
+        detail::set_up_model(run_);
         base_.model = run_.o.model;  // of a run, its newest checkpoint now
         if (!run_.o.train_iters && !run_.o.train_samples)
             fail_usage(
@@ -493,8 +494,7 @@ private:
     void start(std::list<Training>& all, const TrialKey& key, double tokens, double limit_seconds) {
         const detail::TokenCost& cost = costs_[(size_t)key.config];
         const TrainOptions p = detail::options_of_trial(
-            detail::options_of_length(detail::options_with(base_, dimensions_, configs_[(size_t)key.config]), cost, whole_,
-                                      tokens),
+            detail::shortened_to(detail::options_with(base_, dimensions_, configs_[(size_t)key.config]), cost, whole_, tokens),
             std::max(1, run_.ctx.threads / o_.jobs), key.rung < 0 ? 0 : key.seed);
         Training& training = all.emplace_back();
         training.key = key;
@@ -719,9 +719,8 @@ private:
 
     // The options of the whole run with the best configuration: as long in tokens as the one that was given.
     void write_best(const Standing& best) const {
-        const TrainOptions p =
-            detail::options_of_length(detail::options_with(base_, dimensions_, configs_[(size_t)best.config]),
-                                      costs_[(size_t)best.config], whole_, whole_.tokens);
+        const TrainOptions p = detail::shortened_to(detail::options_with(base_, dimensions_, configs_[(size_t)best.config]),
+                                                    costs_[(size_t)best.config], whole_, whole_.tokens);
         write_file_atomically(
             file("best.toml"),
             format("# %s: the best of %zu configurations\n# %s: validation loss %.4f%s after %s tokens\n# %s\n",

@@ -108,7 +108,7 @@ struct TrainerBase {
         s.z_loss = sums.z / sums.n;
         s.lse_mean = sums.lse / sums.n;
         s.lse_max = sums.lse_max;
-        s.rewards = rewards_of(sums.pairs);
+        s.rewards = rewards_of(sums.pair_sums);
         s.skipped = state.step - state.updates;
         s.applied = verdict.apply;
         return s;

@@ -115,16 +115,16 @@ public:
         if (!layers.is_null()) logger_->health(stats.step, layers);
     }
     // Batches that are skipped after a step.
-    void left_out(int64_t step, int64_t first, int64_t last) {
-        event(step, "info", "skip-batches", format("batches %lld to %lld are left out", (long long)first, (long long)last));
+    void skipped(int64_t step, int64_t first, int64_t last) {
+        event(step, "info", "skip-batches", format("batches %lld to %lld are skipped", (long long)first, (long long)last));
     }
     // The guard's verdict on a step.
     void outlier(int64_t step, const Verdict& v) {
         event(step, "warning", v.apply ? "spike" : "skip", v.reason + (v.apply ? "" : "; its update was dropped"));
     }
-    void rollback(int64_t step, const std::string& checkpoint, const BatchRanges& left_out) {
+    void rollback(int64_t step, const std::string& checkpoint, const BatchRanges& skipped) {
         event(step, "warning", "rollback",
-              format("back to %s; batches that are left out: %s", checkpoint.c_str(), left_out.text().c_str()));
+              format("back to %s; skipped batches: %s", checkpoint.c_str(), skipped.text().c_str()));
     }
     // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN. rewards: of answers
     // that are compared.

@@ -157,7 +157,7 @@ private:
     void skip_batches() {
         const int64_t first = t_.batch();
         static_cast<Counters&>(state_) = t_.next_batch();
-        if (t_.batch() > first) log_.left_out(state_.step, first, t_.batch() - 1);
+        if (t_.batch() > first) log_.skipped(state_.step, first, t_.batch() - 1);
     }
 
     // Applies the guard's verdict on the last step; returns whether the run was rolled back. The same on every rank.
@@ -230,9 +230,9 @@ private:
         const LossSums all = sum_of(*sums);
         state_.valid_loss = all.loss();
         log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
-                        set_losses(*run_.valid, *sums), average_loss, rewards_of(all.pairs));
+                        set_losses(*run_.valid, *sums), average_loss, rewards_of(all.pair_sums));
         if (last) result_.valid_loss = all.loss();
-        if (last && run_.main_rank() && run_.tokenizer && !all.pairs.n)
+        if (last && run_.main_rank() && run_.tokenizer && !all.pair_sums.n)
             result_.bits_per_byte =
                 bits_per_byte(all, bytes_of_targets(*run_.tokenizer, *run_.valid, first, run_.valid_samples));
         return true;

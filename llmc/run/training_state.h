@@ -93,9 +93,9 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
 // those and, batch for batch, the skipped ones.
 inline void part_from_consumed(TrainingState& s) {
     if (s.discarded == 0) return;
-    const int64_t seq_length = s.options.at("seq-length"), left_out = s.consumed - s.tokens / std::max<int64_t>(seq_length, 1);
+    const int64_t seq_length = s.options.at("seq-length"), skipped = s.consumed - s.tokens / std::max<int64_t>(seq_length, 1);
     const double share = (double)s.discarded / (double)(s.discarded + s.skips.count_before(s.batch()));
-    s.discarded_samples = std::clamp((int64_t)std::llround((double)left_out * share), (int64_t)0, s.consumed);
+    s.discarded_samples = std::clamp((int64_t)std::llround((double)skipped * share), (int64_t)0, s.consumed);
     s.consumed -= s.discarded_samples;
 }
 
@@ -421,7 +421,7 @@ inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, cons
     read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
     keep_parts(m.exp_avg, m.shards.size);
     read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
-    keep_parts(m.exp_avg_sq, m.second_moments());
+    keep_parts(m.exp_avg_sq, m.size_of_exp_avg_sq());
     read_masters(dir + "/training/master.safetensors", dir, m.c, m.table, whole.data());
     set_weights(ctx, m, whole);
     // A run that did not average before begins with the weights.
@@ -479,7 +479,8 @@ public:
             parts_ = copy;
             if (m_.lower) be::download(ctx_, copy.lower, m_.lower, n * sizeof(LowerHalf));
             be::download(ctx_, copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
-            be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data, m_.second_moments() * m_.exp_avg_sq.element_bytes());
+            be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data,
+                         m_.size_of_exp_avg_sq() * m_.exp_avg_sq.element_bytes());
             if (m_.average) be::download(ctx_, copy.average, m_.average, n * sizeof(real));
         }
         phase_ = Phase::make;
@@ -630,7 +631,8 @@ private:
         };
         if (!encoded()) write([&](size_t i) { return parts_.params[i]; });
         if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
-        for (const auto& [moment, n] : {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.second_moments()}})
+        for (const auto& [moment, n] :
+             {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.size_of_exp_avg_sq()}})
             moment.visit([&, n = n](const auto* x) {
                 using E = std::decay_t<decltype(*x)>;
                 write([x, n](size_t i) { return i < n ? x[i] : E(0.0f); });

@@ -43,7 +43,7 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     load_tokenizer(run);
     check_options_of_backend(run);
     derive_from_size(run);
-    find_model(run);
+    set_up_model(run);
 }
 inline void check_training(const Run& run, const TuneOptions& o) {
     for (const char* name : {"batch", "max-new-tokens", "max-latency"})
@@ -80,16 +80,21 @@ inline HereFigures measure_cpu(const Run& run) {
     return here;
 }
 
-// On a GPU that is here, the figures of its kind.
+// On a GPU that is here, the figures of its kind: of those with its peak, the one whose memory is nearest to what is free.
 inline void take_gpu_figures(Run& run) {
     TrainOptions& o = run.o;
     if (o.given.count("device") || !run.ctx.has_device()) return;
     const std::string name = processor_of(run.ctx);
+    const double free = (double)be::available_memory() / 1073741824.0;
+    const Device* kind = nullptr;
     for (const Device& d : devices())
-        if (d.tflops == gpu_tflops(name)) {
-            o.device = d.name;
-            return;
-        }
+        if (d.tflops == gpu_tflops(name) && (!kind || std::abs(d.memory_gib - free) < std::abs(kind->memory_gib - free)))
+            kind = &d;
+    if (kind) {
+        o.device = kind->name;
+        o.device_memory_gib = o.device_memory_gib.value_or(free);
+        return;
+    }
     for (const auto& [option, value] : {std::pair("device-tflops", o.device_tflops),
                                         {"device-memory-gbs", o.device_memory_gbs},
                                         {"device-memory-gib", o.device_memory_gib}})
@@ -174,7 +179,7 @@ inline std::string layout_file(const std::string& out, size_t i) { return format
 // "gpt2-124m on 8 x h100"
 inline std::string subject_of(const Run& run, const LayoutProblem& problem) {
     const std::string machine = run.plans_elsewhere() || !be::memory_is_host
-                                    ? format("%d x %s", problem.ranks[0], run.o.device.c_str())
+                                    ? format("%d x %s", problem.ranks.back(), run.o.device.c_str())
                                     : format("this machine, %s", counted(run.ctx.threads, "thread").c_str());
     for (const std::string* name : {&run.o.preset, &run.o.size, &run.o.model})
         if (!name->empty()) return *name + " on " + machine;
