@@ -497,7 +497,7 @@ TEST(Planner, OptionsGiveTheHardware) {
     EXPECT_EQ(in.inter_gbs, 50);
     EXPECT_EQ(in.node_size, 8);
     EXPECT_EQ(in.efficiency, efficiency_of(find_device("h100"), 192));
-    EXPECT_EQ(planned_memory_bytes(o), 80.0 * (1 << 30));
+    EXPECT_EQ(planned_memory_bytes(o), 79.5 * (1 << 30));
     o.device = "a100";
     o.device_tflops = 100;
     o.inter_node_gbs = 3;

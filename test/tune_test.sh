@@ -108,6 +108,11 @@ here=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 64 
 expect "three are measured, with batches left out of the run" "$program" tune "${here[@]}" --skip-batches 1-4 --trials 3 --trial-steps 3 --out here
 says "the plan against the measurement" "measured  *planned"
 says "the plan is corrected" "measured  *3 trials in .*; a step takes [0-9.]* times what the plan said"
+on_gpus() { EMU_DEVICES=2 EMU_NAME=H100 EMU_MEMORY_MB=$1 "$GPU_TRAIN_GPT" tune "${here[@]:0:12}" --out "gpu-$1"; }
+for memory in 143360:h200 81920:h100; do
+    expect "two GPUs of ${memory%:*} MiB" on_gpus ${memory%:*}
+    expect "are what has that memory" grep -q "on 2 x ${memory#*:}" "gpu-${memory%:*}/tune-1.toml"
+done
 expect "no other machine is named" refused grep -q h100 here/tune-1.toml
 expect "three have a time" test "$(grep -lc '^# measured here: ' here/tune-*.toml | wc -l)" == 3
 expect "nothing is left of them" test -z "$(find here -name 'trials-*')"

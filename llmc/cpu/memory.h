@@ -48,6 +48,10 @@ inline size_t available_memory() {
     return available;
 }
 
+// Of a GPU's memory what no plan may take: scratch memory of ops, NCCL's buffers, and code that is loaded when it is first
+// used.
+inline size_t reserve_on_gpu(size_t bytes) { return std::min((size_t)512 << 20, bytes / 64); }
+
 inline size_t logits_rows(const Ctx&, size_t) { return 1024; }  // more would not fit in the caches, fewer make products slow
 
 inline void* allocate_memory(size_t bytes) {

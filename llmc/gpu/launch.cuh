@@ -11,7 +11,10 @@
 namespace gpu {
 
 [[noreturn]] inline void cuda_failed(cudaError_t error, const char* what, const char* file, int line) {
-    fail("%s failed: %s (%s) at %s:%d", what, cudaGetErrorName(error), cudaGetErrorString(error), file, line);
+    fail("%s failed: %s (%s) at %s:%d%s", what, cudaGetErrorName(error), cudaGetErrorString(error), file, line,
+         error == cudaErrorNoKernelImageForDevice
+             ? "; HINT: the program was not built for this GPU; make BACKEND=cuda on a machine that has it"
+             : "");
 }
 #define CUDA(call)                                                                                \
     do {                                                                                          \

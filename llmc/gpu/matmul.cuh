@@ -141,6 +141,7 @@ public:
     // What holds for the product from now on: this choice, or what another rank of this machine has written meanwhile, so that
     // all take the same and find it again after a resume. It replaces one that the library has refused.
     const GemmChoice& add(const std::string& product, const GemmChoice& choice) {
+        const bool replaces = choices_.count(product);
         GemmChoice& mine = choices_[product];
         const GemmChoice before = std::exchange(mine, choice);
         if (!may_write_) return mine;
@@ -149,7 +150,7 @@ public:
             std::map<std::string, GemmChoice> all = read_file(false);
             if (!may_write_) return mine;
             const auto other = all.find(product);
-            if (other != all.end() && !other->second.same_algorithm(before)) return mine = other->second;
+            if (other != all.end() && !(replaces && other->second.same_algorithm(before))) return mine = other->second;
             all[product] = choice;
             all.insert(choices_.begin(), choices_.end());  // in case the file was removed
             write_file_atomically(path_, text_of(all));
@@ -352,11 +353,13 @@ public:
         size_t at[n_matrices + 1] = {};
         for (int i = 0; i < n_matrices; i++)
             at[i + 1] = at[i] + ceil_div(matrices[i].elements * bytes_of(matrices[i].type) + 16, (size_t)256) * 256;
-        if (cudaMalloc(&memory_, at[n_matrices]) != cudaSuccess) {
+        const cudaError_t error = cudaMalloc(&memory_, at[n_matrices]);
+        if (error == cudaErrorMemoryAllocation) {
             (void)cudaGetLastError();
             memory_ = nullptr;
             return;
         }
+        CUDA(error);
         for (int i = 0; i < n_matrices; i++) {
             const auto& x = matrices[i];
             matrices_[i] = (char*)memory_ + at[i] + x.alignment;
@@ -483,8 +486,10 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
     GemmChoice choice;
     const GemmScratch scratch(ctx, key);
     if (!scratch.obtained() || !fastest(ctx, plan, scratch, key, algorithms, choice)) {
-        GemmChoices::warn("no GPU memory left to time a matrix product, so the library's first suggestion is taken: " +
-                          key.text());
+        GemmChoices::warn(format("%s, so the library's first suggestion is taken: %s",
+                                 scratch.obtained() ? "no algorithm runs that cuBLASLt suggests for a matrix product"
+                                                    : "no GPU memory left to time a matrix product",
+                                 key.text().c_str()));
         return;
     }
     all.timed++;

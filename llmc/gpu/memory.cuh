@@ -14,10 +14,14 @@
 
 namespace gpu {
 
-inline size_t available_memory() {
+inline size_t free_memory() {
     size_t available = 0, total = 0;
     CUDA(cudaMemGetInfo(&available, &total));
     return available;
+}
+inline size_t available_memory() {
+    const size_t available = free_memory();
+    return available - cpu::reserve_on_gpu(available);
 }
 
 // A sixteenth of the device memory, in whole tiles of products: every further chunk reads and writes the head's fp32 gradient
@@ -31,7 +35,7 @@ inline void* allocate_memory(size_t bytes) {
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();  // clears it, or the next launch would report it
         fail("the GPU refused %.2f GiB of memory, %.2f GiB are free; HINT: other programs may use it (nvidia-smi)",
-             (double)bytes / 1073741824.0, (double)available_memory() / 1073741824.0);
+             (double)bytes / 1073741824.0, (double)free_memory() / 1073741824.0);
     }
     CUDA(cudaMemset(memory, 0, bytes));
     CUDA(cudaDeviceSynchronize());  // the memset is on the legacy stream, with which our streams do not synchronize

@@ -350,7 +350,7 @@ public:
         for (size_t i = 0; i < n; i++)
             for (size_t j = 0; j < i && !emulated; j++) {
                 const size_t a = (size_t)ranks[j], b = (size_t)ranks[i];
-                if (world.hosts()[a] == world.hosts()[b] && devices[a] == devices[b])
+                if (world.on_one_machine(a, b) && devices[a] == devices[b])
                     fail(
                         "ranks %zu and %zu share the GPU %s of host %s, which NCCL cannot do; HINT: start as many ranks on a "
                         "machine as it has GPUs",

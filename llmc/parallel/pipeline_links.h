@@ -3,6 +3,7 @@
 // the gradient replaces the stage's input, which is no longer needed. Receiving the input of that later micro-batch first
 // completes both sends: so a micro-batch's number here is the one by which it got its memory (Activations::micro_batch).
 #pragma once
+#include <exception>
 #include <vector>
 
 #include "pipeline.h"
@@ -15,7 +16,9 @@ public:
         : ctx_(ctx), ranks_(ranks), pp_(ranks.mesh.pp), stages_(stages) {
         for (const size_t n : in_flight) sent_.emplace_back(n);
     }
-    ~PipelineLinks() { finish(); }
+    ~PipelineLinks() {
+        if (std::uncaught_exceptions() == 0) finish();  // after an error nothing is waited for
+    }
     PipelineLinks(const PipelineLinks&) = delete;
     PipelineLinks& operator=(const PipelineLinks&) = delete;
 

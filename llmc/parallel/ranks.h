@@ -133,7 +133,7 @@ inline size_t memory_for_rank(const Ranks& ranks, size_t bytes, size_t available
     world.all_gather(mine, sizeof mine, all.data());
     size_t others = 0;
     for (int r = 0; r < world.size(); r++) {
-        if (world.hosts()[(size_t)r] != world.host()) continue;
+        if (!world.is_here(r)) continue;
         available = std::min(available, all[2 * (size_t)r + 1]);
         if (r != world.rank()) others += all[2 * (size_t)r];
     }

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -280,6 +281,13 @@ inline std::string host_name() {
     return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
 }
 
+// Tells machines apart, whatever their names: containers on one have several, and nodes made from one image have the same.
+inline std::string machine_id() {
+    std::string id;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+    return id.empty() ? host_name() : id;
+}
+
 // The header of every operation of the World.
 struct Header {
     int64_t kind, sequence;
@@ -301,7 +309,7 @@ struct WorldState {
     static constexpr size_t slot_bytes = 256;
     bool has_mpi;
     int rank = 0, size = 1, local_rank;
-    std::vector<std::string> hosts;
+    std::vector<std::string> hosts, machines;
     std::shared_ptr<Monitor> monitor = std::make_shared<Monitor>();
     int64_t sequence = 0;
     const int exceptions = std::uncaught_exceptions();
@@ -317,8 +325,11 @@ struct WorldState {
 
     explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
         if (has_mpi) start_mpi(p);
-        hosts = exchange(0, host_name());
-        local_rank = (int)std::count(hosts.begin(), hosts.begin() + rank, hosts[rank]);
+        for (const std::string& both : exchange(0, host_name() + '\n' + machine_id())) {
+            hosts.push_back(both.substr(0, both.find('\n')));
+            machines.push_back(both.substr(both.find('\n') + 1));
+        }
+        local_rank = (int)std::count(machines.begin(), machines.begin() + rank, machines[rank]);
     }
     std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[r].c_str()); }
 
@@ -539,6 +550,8 @@ public:
     int local_rank() const { return state_->local_rank; }  // among the ranks of this machine
     const std::string& host() const { return state_->hosts[(size_t)rank()]; }
     const std::vector<std::string>& hosts() const { return state_->hosts; }
+    bool on_one_machine(size_t a, size_t b) const { return state_->machines[a] == state_->machines[b]; }
+    bool is_here(int r) const { return on_one_machine((size_t)r, (size_t)rank()); }
     bool has_mpi() const { return state_->has_mpi; }  // started by mpirun or srun
     // "rank 3 of 8 (host node2)"
     std::string description() const { return state_->describe(rank()); }

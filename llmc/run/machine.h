@@ -78,7 +78,7 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     world.all_gather(&ctx.threads, sizeof ctx.threads, threads.data());
     double on_this_host = 0;
     for (int r = 0; r < world.size(); r++)
-        if (world.hosts()[r] == world.host()) on_this_host += threads[r];
+        if (world.is_here(r)) on_this_host += threads[r];
     const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN),
                  share = be::memory_is_host ? std::min(1.0, cores / on_this_host) : 1;
     const double mine[2] = {share * peak.flops, share * peak.flops_in_fp8};
@@ -153,7 +153,7 @@ inline int share_of_machine(World& world) {
     std::vector<std::vector<int>> here;
     std::set<int> used;
     for (int r = 0; r < world.size(); r++) {
-        if (world.hosts()[r] != world.host()) continue;
+        if (!world.is_here(r)) continue;
         const int* cores = (const int*)all[r].data();
         here.emplace_back(cores, cores + all[r].size() / sizeof(int));
         used.insert(here.back().begin(), here.back().end());

@@ -43,6 +43,7 @@
 
 #include "../base/check.h"
 #include "../base/math.h"
+#include "../cpu/memory.h"
 #include "config.h"
 #include "energy.h"
 #include "../model/flops.h"
@@ -618,7 +619,9 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
 
 // Memory of a planned GPU, in bytes.
 inline double planned_memory_bytes(const TrainOptions& o) {
-    return o.device_memory_gib.value_or(find_device(o.device).memory_gib) * 1024 * 1024 * 1024;
+    if (o.device_memory_gib) return *o.device_memory_gib * 1073741824.0;
+    const double bytes = find_device(o.device).memory_gib * 1073741824.0;
+    return bytes - (double)cpu::reserve_on_gpu((size_t)bytes);
 }
 
 // Changes of options that make a run fit into `most` bytes per rank, least intrusive first. bytes_of(options, ranks): memory of

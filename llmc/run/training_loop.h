@@ -254,11 +254,17 @@ private:
     bool write_sample() {
         std::string text;
         bool stops = false;
+        int asked = 0;
+        const auto goes_on = [&] {
+            asked++;
+            return !(stops = stop_here());
+        };
         functions_.generate([&](int token) {
             text += run_.tokenizer->token_bytes(token);
-            stops = stop_here();
-            return !stops;
+            return goes_on();
         });
+        // All ranks vote equally often, also those of a replica whose text ended before that of another one.
+        while (!stops && asked < o_.sample_tokens) goes_on();
         if (!stops) log_.sample(state_.step, o_.sample_prompt, text);
         return !stops;
     }

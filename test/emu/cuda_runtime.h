@@ -247,6 +247,7 @@ enum cudaError_t {
     cudaErrorInvalidConfiguration = 9,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorNotReady = 600,
     cudaErrorLaunchOutOfResources = 701,
 };
@@ -278,7 +279,7 @@ struct cudaDeviceProp {
 namespace emu {
 
 // The emulated device: few multiprocessors, so that loops over "as many blocks as fit" are short, and the capability that the
-// program was built for. EMU_MEMORY_MB limits what cudaMalloc gives, to test running out of it.
+// program was built for. EMU_MEMORY_MB limits what cudaMalloc gives, to test running out of it. EMU_NAME: the name of its kind.
 struct Device {
     int major = 9, minor = 0, multiprocessors = 3;
     size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0;
@@ -318,6 +319,7 @@ inline const char* cudaGetErrorName(cudaError_t e) {
         case cudaErrorNoDevice: return "cudaErrorNoDevice";
         case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
         case cudaErrorNotReady: return "cudaErrorNotReady";
+        case cudaErrorNoKernelImageForDevice: return "cudaErrorNoKernelImageForDevice";
     }
     return "cudaErrorUnknown";
 }
@@ -331,6 +333,7 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice: return "invalid device ordinal";
         case cudaErrorNotReady: return "device not ready";
+        case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
     }
     return "unknown error";
 }
@@ -359,7 +362,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     EMU_CALLED();
     const emu::Device& d = emu::device();
     *p = {};
-    snprintf(p->name, sizeof p->name, "emulated GPU (CPU fibers)");
+    const char* const name = getenv("EMU_NAME");
+    snprintf(p->name, sizeof p->name, "%s", name ? name : "emulated GPU (CPU fibers)");
     p->totalGlobalMem = d.memory_bytes;
     p->major = d.major;
     p->minor = d.minor;
