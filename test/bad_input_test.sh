@@ -198,6 +198,7 @@ not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokeni
 not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
 head -c 3000 "$golden/parquet/plain-v1-none.parquet" >cut.parquet
 refuse "prepare: Parquet that is cut off"   "cut.parquet cannot be read as Parquet: it is cut off: the footer" "$program" prepare --output p --tokenizer tok --input cut.parquet
+refuse "prepare: Parquet from a pipe"       "standard input is Parquet.*cannot be read from a pipe; HINT: give the file" bash -c "cat '$golden/parquet/plain-v1-none.parquet' | '$program' prepare --input - --output p --tokenizer tok"
 refuse "prepare: another column"            "has no column 'body'; its columns are id, text, .*HINT: --json-keys" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --json-keys body
 printf 'WARC/1.0\r\nContent-Length: 50\r\n\r\ncut' >cut.warc
 refuse "prepare: WARC that is cut off"      "record 1 of cut.warc is cut off" "$program" prepare --output p --tokenizer tok --input cut.warc
@@ -206,6 +207,8 @@ refuse "prepare: bzip2 on standard input"   "standard input .* \.\.\. \| bzcat \
 leaves_nothing "prepare: nothing left"      p.bin p.idx
 refuse "tokenizer: text empty"              "empty"                         "$program" tokenizer --input empty.txt --vocab-size 300 --output t
 refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
+for token in § Ġthe; do refuse "tokenizer: a special token of bytes" "'$token', by which .* sequence of bytes; HINT" "$program" tokenizer --input good.txt --vocab-size 300 --special-tokens $token --output t; done
+for token in é '<0x0A>'; do refuse "tokenizer: a special token of one character" "'$token', by which .* character or byte; HINT" "$program" tokenizer --type unigram --input good.txt --vocab-size 400 --special-tokens $token --output t; done
 leaves_nothing "tokenizer: nothing left"    t/tokenizer.json
 echo '{"model": {"type": "Unigram"}}' >unigram.json
 refuse "tokenizer: another model"           "unigram.json"                      "$program" prepare --input good.txt --output p --tokenizer unigram.json
@@ -226,8 +229,11 @@ refuse "more tokens than can be counted"    "are more tokens at a time than can 
 refuse "a sequence that ranks cannot split"  "splits the 33 rows of a sequence .* into 2 equal" "$program" train --size 70k --vocab-size 300 --train-iters 1 --seq-length 33 --micro-batch-size 2 --global-batch-size 2 --tp 2 --world 2 --dry-run
 mkdir -p other && echo '{}' >other/tokenizer.json && echo mine >other/data.bin
 expect "a tokenizer where another is"       "$program" tokenizer --input good.txt --vocab-size 300 --output other
-says "says what became of that"             "note: another other/tokenizer.json was there and is now other/tokenizer.json.1"
+says "says what became of it"               "note: another other/tokenizer.json was there and is now other/tokenizer.json.1"
 expect "which is as it was"                 test "$(cat other/tokenizer.json.1)" == '{}'
+mkdir -p other/of/tokenizer.json
+expect "a tokenizer where a folder is"      "$program" tokenizer --input good.txt --vocab-size 300 --output other/of
+expect "which is as it was"                 test -d other/of/tokenizer.json.1 -a -f other/of/tokenizer.json
 expect "the same tokenizer once more"       "$program" tokenizer --input good.txt --vocab-size 300 --output other
 expect "replaces itself"                    test ! -e other/tokenizer.json.2
 expect "data where a file of its name is"   "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
@@ -235,6 +241,7 @@ says "says so, too"                         "note: other/data.bin, which is no p
 expect "and leaves it"                      test "$(cat other/data.bin.1)" == mine
 expect "its own data once more"             "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
 expect "is replaced"                        test ! -e other/data.bin.2
+refuse "inspect: an option of data"         "tokenizer shows the texts of prepared data" "$program" inspect model --tokenizer tok
 refuse "inspect of the cache missing"       "hf download org/nomodel"       "$program" inspect org/nomodel
 refuse "tokenizer of the cache missing"     "hf download org/nomodel"       "$program" prepare --input good.txt --output p --tokenizer org/nomodel
 mkdir -p cache/models--org--there/{refs,snapshots/1} && echo 1 >cache/models--org--there/refs/main && cp -L model/latest/* cache/models--org--there/snapshots/1 2>/dev/null

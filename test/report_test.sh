@@ -50,12 +50,15 @@ expect "report: are told apart" grep -q '<h3>\|>x/run</th>' report.html
 expect "report: a comparison does not replace a run's own page" refused env -C two-1 "$program" report . ../two-2
 says "report: and says so" "page of the run in this folder; HINT: --output"
 echo "mine" >mine.html
-for given in "" "none" "tok" "tok/report.html" "text.txt" "two-1 --output mine.html" "two-1 --output none/all.html" "$(yes two-1 | head -n 33)"; do
+"$program" curate --input text.txt --normalize --output curated >/dev/null 2>&1
+cp curated/report.html curation.html
+for given in "" "none" "tok" "tok/report.html" "text.txt" "two-1 --output mine.html" "two-1 --output curated/report.html" "two-1 --output none/all.html" "$(yes two-1 | head -n 33)"; do
     # shellcheck disable=SC2086
     expect "report is refused: ${given:0:40}" refused "$program" report $given
     says "report says what to do: ${given:0:40}" "HINT\|at most 32\|cannot write"
 done
 expect "report: what is no report stays" grep -qx "mine" mine.html
+expect "report: as does the page of a curation" cmp curated/report.html curation.html
 if command -v node >/dev/null; then passes "the report's script" node "$root/test/report_script.js" two-1/report.html
 else echo "ok: the report's script: not tested, there is no node"; fi
 

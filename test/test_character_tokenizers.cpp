@@ -293,6 +293,9 @@ TEST(CharacterTokenizers, RefuseWhatIsUnknownByName) {
         expect_refused(with("decoder", nullptr), "decoder 'null'");
         expect_refused(with("pre_tokenizer", {{"type", "Metaspace"}, {"prepend_scheme", "often"}}), "often");
         expect_refused(with("normalizer", {{"type", "Replace"}}), "pattern");
+        expect_refused(
+            with("decoder", {{"type", "Replace"}, {"pattern", {{"String", "e"}}}, {"content", std::string(8 << 20, 'x')}}),
+            "makes more than 268435456 bytes");
         auto j = good;
         auto& vocabulary = j["model"]["vocab"];
         if (vocabulary.is_object()) {

@@ -262,6 +262,41 @@ TEST(FileWriter, OverwritesAndReadsBack) {
     EXPECT_EQ(read_file(dir / "x"), "hEAd" + body + "tail");
 }
 
+// Of a buffer that was written in part it is not known which part: what follows must not be written behind it.
+TEST(FileWriter, FailsOnceForAll) {
+    TemporaryDirectory dir;
+    FileWriter file(dir / "x");
+    struct rlimit before {};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const struct rlimit small = {1500 << 10, before.rlim_max};
+    const auto handler = signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    expect_error([&] { file.write(std::string(2 << 20, 'a')); }, {dir / "x", "too large"});
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, handler);
+    expect_error([&] { file.write(std::string(2 << 20, 'b')); }, {dir / "x"});
+    expect_error([&] { file.keep(); }, {dir / "x", "an earlier part is missing"});
+    expect_error([&] { file.commit(); }, {dir / "x"});
+}
+
+// Complete, but without its name yet, as long as others of its data set are written: no other process removes it.
+TEST(FileWriter, IsLockedUntilItHasItsName) {
+    TemporaryDirectory dir;
+    FileWriter file(dir / "x");
+    file.write("text");
+    file.keep();
+    remove_unfinished(dir / "x");
+    file.commit();
+    EXPECT_EQ(read_file(dir / "x"), "text");
+    write_file(dir / "x.tmp.1", "of a killed process");
+    write_file(dir / "x.tmp.backup", "mine");
+    write_file(dir / "xy.tmp.1", "of another file");
+    remove_unfinished(dir / "x");
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"x", "x.tmp.backup", "xy.tmp.1"}));
+    remove_unfinished_in(dir / ".", "x");
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"x", "x.tmp.backup"}));
+}
+
 TEST(Reader, HandWrittenBytes) {
     TemporaryDirectory dir;
     write_file(dir / "d.bin", good_bin());

@@ -174,6 +174,61 @@ TEST(Prepare, ResumesWhereItStopped) {
     for (const char* end : {".bin", ".idx", ".meta.json"})
         EXPECT_TRUE(test::read_file(dir / "out" + end) == test::read_file(dir / "whole" + end)) << end;
     EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
+    test::write_file(dir / "out.resume.json", state);  // killed before this was removed
+    EXPECT_NE(prepared(o).find("complete already"), std::string::npos);
+    EXPECT_TRUE(test::read_file(dir / "out.bin") == test::read_file(dir / "whole.bin"));
+    EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
+}
+
+// What it writes into the folder that it reads is no input, of a later run either.
+TEST(Prepare, DoesNotReadItsOwnFiles) {
+    const test::TemporaryDirectory dir;
+    std::filesystem::create_directory(dir / "in");
+    test::write_file(dir / "in/a.jsonl", "[{\"text\": \"one\"},");
+    PrepareOptions o = preparation(dir / "in", dir / "in/out");
+    o.resume = true;
+    test::expect_error([&] { prepared(o); }, {"a.jsonl", "cut off"});
+    test::write_file(dir / "in/a.jsonl", "[{\"text\": \"one\"},{\"text\": \"two\"}]");
+    EXPECT_NE(prepared(o).find("goes on behind 1 document"), std::string::npos);
+    o.resume = false;
+    for (const char* input : {"in", "in/*"}) {
+        o.input = {dir / input};
+        prepared(o);
+        EXPECT_EQ(texts(dir / "in/out"), (Texts{"one", "two"})) << input;
+    }
+    test::write_file(dir / "in/out2.bin", "three");  // has the prefix in its name alone
+    o.input = {dir / "in"};
+    prepared(o);
+    EXPECT_EQ(texts(dir / "in/out"), (Texts{"one", "two", "three"}));
+}
+
+// The part of a pair of answers that was written when a run failed is no part of the place where the next goes on.
+TEST(Prepare, GoesOnBehindWholePairs) {
+    const test::TemporaryDirectory dir;
+    const auto pair = [](int i, const std::string& rejected) {
+        return "{\"prompt\": \"ask " + std::to_string(i) + "\", \"chosen\": \"yes\", \"rejected\": \"" + rejected + "\"}\n";
+    };
+    const PrepareOptions o = preparation("", "");
+    test::write_file(dir / "a.jsonl", pair(0, "no") + pair(1, "no"));
+    DocumentReader reader({{dir / "a.jsonl"}});
+    PrepareCounts counts;
+    PrepareOptions resumed = o;
+    resumed.output_prefix = dir / "out";
+    PrepareState state(resumed, "hash", {}, reader, counts);
+    TokenDatasetWriter writer(dir / "out", {"", "", 300}, state.kept());
+    const std::vector<int> tokens = {1, 2, 3};
+    const auto add = [&] {
+        writer.add(tokens.data(), tokens.size());
+        writer.end_document();
+    };
+    Chunk chunk;
+    reader.next(chunk);
+    add();
+    add();
+    state.done(chunk, writer);
+    add();  // a chosen answer without its rejected one
+    state.save(writer);
+    EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["kept"], (nlohmann::json{2, 6, 12, 34 + 4 * 2}));
 }
 
 // Lines that cannot be used are judged as in one run: here all bad ones stand behind the place where the first run stopped.
@@ -222,6 +277,22 @@ TEST(Prepare, LeavesAnIndexOfOthersAlone) {
     test::write_file(dir / "film.idx", "# VobSub index file");
     test::expect_error([&] { prepared(dir / "a.txt", dir / "film", 1, "file"); }, {"film.idx is no index", "HINT"});
     EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "film.idx"}));
+}
+
+// Nor are Megatron's data, which say nothing of their tokenizer, replaced.
+TEST(Prepare, LeavesDataOfOthersAlone) {
+    const test::TemporaryDirectory dir;
+    const std::vector<int> tokens = {1, 2, 3};
+    TokenDatasetWriter others(dir / "data", 300);
+    others.add(tokens.data(), tokens.size());
+    others.end_document();
+    others.commit();
+    const std::string before = test::read_file(dir / "data.idx") + test::read_file(dir / "data.bin");
+    test::write_file(dir / "a.txt", "one");
+    test::expect_error([&] { prepared(dir / "a.txt", dir / "data", 1, "file"); },
+                       {"data.idx is of data", "data.meta.json", "HINT"});
+    EXPECT_EQ(test::read_file(dir / "data.idx") + test::read_file(dir / "data.bin"), before);
+    EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "data.bin", "data.idx"}));
 }
 
 // However the file is written down; and whatever changes the tokens changes it.

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -170,14 +171,6 @@ public:
         }
         close(fd);
     }
-    // The bytes of a file that consists of these two parts, in memory only; `name` is for messages.
-    MappedFile(const std::string& name, std::string_view head, std::string_view body)
-        : path_(name), size_(head.size() + body.size()) {
-        char* p = (char*)mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) fail("cannot keep %zu bytes of %s in memory: %s", size_, name.c_str(), strerror(errno));
-        std::copy(body.begin(), body.end(), std::copy(head.begin(), head.end(), p));
-        data_ = p;
-    }
     MappedFile(MappedFile&& other) noexcept
         : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
     MappedFile& operator=(MappedFile&&) = delete;
@@ -303,6 +296,23 @@ inline std::string read_whole_file(const std::string& path) {
     return std::string(file.text());
 }
 
+// The words by which a file of this command is known.
+inline std::string written_by(const std::string& command) { return "Written by train_gpt " + command; }
+inline std::string beginning_of(const std::string& path) {
+    std::string start(400, ' ');
+    std::ifstream in(path);
+    in.read(start.data(), (std::streamsize)start.size());
+    start.resize((size_t)in.gcount());
+    return start;
+}
+// Refuses to replace a file that the command has not written.
+inline void check_replaceable(const std::string& path, const std::string& command) {
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
+    if (beginning_of(path).find(written_by(command)) == std::string::npos)
+        fail("%s exists, and %s has not written it; HINT: give another --out", path.c_str(), command.c_str());
+}
+
 // All of standard input, without the newline that ends it.
 inline std::string read_standard_input() {
     std::string text;
@@ -339,12 +349,10 @@ inline int create_new_file(const std::string& path) {
     return fd < 0 && errno == EEXIST && unlink(path.c_str()) == 0 ? create() : fd;
 }
 
-// Removes what killed processes left of a file: the temporary ones that no FileWriter holds.
-inline void remove_unfinished(const std::string& path) {
-    const std::filesystem::path file = path;
-    const std::string begin = file.filename().string() + temporary_mark;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(file.has_parent_path() ? file.parent_path() : ".", error)) {
+// Removes what killed processes left in a directory of files whose names begin so: the temporary ones that no FileWriter holds.
+inline void remove_unfinished_in(const std::string& dir, const std::string& begin) {
+    std::error_code error;  // a directory that is not there has none
+    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
         const std::string name = entry.path().filename().string();
         if (name.compare(0, begin.size(), begin) != 0 || !is_unfinished(name)) continue;
         const int fd = open(entry.path().c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
@@ -352,6 +360,10 @@ inline void remove_unfinished(const std::string& path) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(entry.path().c_str());
         close(fd);
     }
+}
+inline void remove_unfinished(const std::string& path) {
+    const std::filesystem::path file = path;
+    remove_unfinished_in(file.has_parent_path() ? file.parent_path().string() : ".", file.filename().string() + temporary_mark);
 }
 
 // Moves `bytes` by a call of the system: some(done) moves what it can of those after `done`, and says how many. Signals do not
@@ -383,7 +395,7 @@ public:
         if (fd_ < 0) fail("cannot write %s: %s", kept.c_str(), strerror(errno));
         struct stat st {};
         std::string problem;
-        if (flock(fd_, LOCK_EX | LOCK_NB) != 0) problem = "another process writes it";
+        if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) problem = "another process writes it";
         else if (fstat(fd_, &st) != 0 || (size_t)st.st_size < bytes) problem = format("it has fewer than %zu bytes", bytes);
         else if (ftruncate(fd_, (off_t)bytes) != 0 || lseek(fd_, 0, SEEK_END) < 0) problem = strerror(errno);
         if (!problem.empty()) {
@@ -425,23 +437,20 @@ public:
         if (!move_all(bytes, some)) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
 
-    // Flushes everything to the disk.
+    // Flushes everything to the disk. After a failure it fails again: what part of the buffer is there is not known.
     void keep() {
+        if (failed_) fail("cannot write %s: an earlier part is missing", path_.c_str());
         flush();
         const bool synced = fsync(fd_) == 0 || errno == EINVAL;  // EINVAL: a file system that cannot sync
         if (!synced) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
-    // The same for the last time; the file keeps its temporary name.
-    void sync() {
-        keep();
-        if (close(std::exchange(fd_, -1)) != 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
-    }
-    // Completes the file: on the disk, and under its final name.
+    // Completes the file: on the disk, and under its final name. Until then it is locked: remove_unfinished leaves it.
     void commit() {
-        if (fd_ >= 0) sync();
+        keep();
         if (rename(temporary_.c_str(), path_.c_str()) != 0)
             fail("cannot rename %s to %s: %s", temporary_.c_str(), path_.c_str(), strerror(errno));
         committed_ = true;
+        close(std::exchange(fd_, -1));
         sync_directory(std::filesystem::path(path_).parent_path().string());
     }
 
@@ -453,13 +462,13 @@ private:
         buffer_.clear();
     }
     void write_out(const char* data, size_t bytes) {
-        if (!move_all(bytes, [&](size_t done) { return ::write(fd_, data + done, bytes - done); }))
-            fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), strerror(errno), written_);
+        failed_ |= !move_all(bytes, [&](size_t done) { return ::write(fd_, data + done, bytes - done); });
+        if (failed_) fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), strerror(errno), written_);
     }
 
     std::string path_, temporary_;
     int fd_ = -1;
-    bool committed_ = false, keeps_ = false;
+    bool committed_ = false, keeps_ = false, failed_ = false;
     size_t written_ = 0;
     std::vector<char> buffer_;
 };

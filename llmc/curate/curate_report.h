@@ -101,8 +101,9 @@ inline std::string length_table(const Counts& counts) {
 inline std::string render_report(const Counts& counts, const std::string& name, const nlohmann::json& options) {
     const StageCounts none, &begin = counts.stages.empty() ? none : counts.stages.front(),
                             &end = counts.stages.empty() ? none : counts.stages.back();
-    std::string out = page_start + "<title>" + xml_escape(name) + "</title>\n<style>" + report_colors + ::report_style +
-                      report_style + "</style></head>\n<body><main>\n<header><h1>" + xml_escape(name) + "</h1></header>\n";
+    std::string out = page_start + "<!-- " + written_by("curate") + " --><title>" + xml_escape(name) + "</title>\n<style>" +
+                      report_colors + ::report_style + report_style + "</style></head>\n<body><main>\n<header><h1>" +
+                      xml_escape(name) + "</h1></header>\n";
     out += "<section class=\"tiles\">\n" +
            tile("Documents", with_commas(end.documents_kept),
                 percent(end.documents_kept, begin.documents_in) + " of " + with_commas(begin.documents_in)) +

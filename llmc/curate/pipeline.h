@@ -111,15 +111,21 @@ struct PassState {
     int shards = 0;
     bool finished = false;
     Counts counts;
+    int64_t bad_lines = 0;  // of the files before
 };
 
 inline nlohmann::ordered_json to_json(const PassState& s) {
-    return {{"finished", s.finished}, {"shards", s.shards},   {"documents", s.documents},
-            {"file", s.file},         {"in_file", s.in_file}, {"counts", to_json(s.counts)}};
+    return {{"finished", s.finished}, {"shards", s.shards},          {"documents", s.documents}, {"file", s.file},
+            {"in_file", s.in_file},   {"counts", to_json(s.counts)}, {"bad_lines", s.bad_lines}};
 }
 inline PassState pass_state_from_json(const nlohmann::json& j, const std::string& path) try {
-    return {j.at("file"),   j.at("in_file"),  j.at("documents"),
-            j.at("shards"), j.at("finished"), counts_from_json(j.at("counts"))};
+    return {j.at("file"),
+            j.at("in_file"),
+            j.at("documents"),
+            j.at("shards"),
+            j.at("finished"),
+            counts_from_json(j.at("counts")),
+            j.value("bad_lines", (int64_t)0)};
 } catch (const nlohmann::json::exception& e) {
     fail("%s is damaged: %s; HINT: give another --output and begin again", path.c_str(), json_problem(e).c_str());
 }
@@ -241,7 +247,7 @@ public:
         ShardWriter shards(output_.dir, output_.ending, output_.shard_bytes, state.shards);
         if (state.file < input_.text.files.size()) {
             DocumentReader reader(input_.text);
-            reader.begin_at(state.file, 0);
+            reader.begin_at(state.file, 0, {{}, 0, 0, state.bad_lines});
             const int64_t passed_over = state.in_file, first_number = state.documents;
             int64_t batch_begin = 0;  // chunks of all earlier batches
             std::vector<Worked> batch;
@@ -256,6 +262,7 @@ public:
                 [&](const Chunk& chunk, size_t i) {
                     if (n_of(i) < 0) return;
                     if (chunk.file != state.file) state.in_file = 0;
+                    state.bad_lines = chunk.before.bad_of_all - chunk.before.bad;
                     state.file = chunk.file;
                     state.in_file++;
                     state.documents++;

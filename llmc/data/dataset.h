@@ -211,6 +211,9 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
 }
 
 inline const char* const mask_ending = ".mask";
+// Of a data set that is being written by `prepare --resume`: how far it is, and what is added to its files' names.
+inline const char* const resume_ending = ".resume.json";
+inline const char* const partial_ending = ".partial";
 
 // ---- either format ---------------------------------------------------------------------------------------------------------
 class TokenDataset {
@@ -435,9 +438,14 @@ public:
                  mask_path_.c_str());
         if (exists(idx_path_) && !is_index(idx_path_))
             fail("%s is no index of prepared data; HINT: move it, or choose another --output-prefix", idx_path_.c_str());
+        if (exists(idx_path_) && tokenizer.known() && !exists(origin_path_))
+            fail(
+                "%s is of data that train_gpt did not prepare, as there is no %s; HINT: move them, or choose another "
+                "--output-prefix",
+                idx_path_.c_str(), origin_path_.c_str());
         for (const std::string& path : {bin_path_, idx_path_, origin_path_, mask_path_}) remove_unfinished(path);
         if (tokenizer.known()) origin_.emplace(origin_path_);
-        if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + ".partial", (size_t)kept->tokens);
+        if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + partial_ending, (size_t)kept->tokens);
         else if (!chat_template.empty()) mask_.emplace(mask_path_);
         if (kept) {
             n_documents_ = kept->documents;
@@ -462,11 +470,11 @@ public:
             bin_.write(narrow_.data(), 2 * n);
         }
         length_ += (int64_t)n;
+        if (length_ > INT32_MAX)
+            fail("document %s has more than %s tokens, which the format does not allow; HINT: --split-documents blank, or line",
+                 with_commas(n_documents_ + 1).c_str(), with_commas(INT32_MAX).c_str());
     }
     void end_document() {
-        if (length_ > INT32_MAX)
-            fail("document %lld has %lld tokens; the format allows %d in one document", (long long)n_documents_,
-                 (long long)length_, INT32_MAX);
         const int32_t length = (int32_t)length_;
         idx_.write(&length, 4);
         n_documents_++;
@@ -476,15 +484,13 @@ public:
     int64_t n_documents() const { return n_documents_; }
     int64_t n_tokens() const { return n_tokens_ + length_; }
 
-    // Puts all on the disk; at the end of a document only.
-    Kept keep() {
-        CHECK(length_ == 0, "the last document has not been ended");
+    // Where it stands, at the end of a document; keep() puts that on the disk.
+    Kept place() const { return {n_documents_, n_tokens_, (int64_t)bin_.written(), (int64_t)idx_.written()}; }
+    void keep() {
         bin_.keep();
         idx_.keep();
         if (mask_) mask_->keep();
-        return {n_documents_, n_tokens_, (int64_t)bin_.written(), (int64_t)idx_.written()};
     }
-    bool between_documents() const { return length_ == 0; }
 
     void commit() {
         CHECK(length_ == 0, "the last document has not been ended");
@@ -499,10 +505,8 @@ public:
         memcpy(header + 26, &borders, 8);
         idx_.overwrite(0, header, sizeof header);
         if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_, pairs_}));
-        bin_.sync();
-        idx_.sync();
-        if (mask_) mask_->sync();
-        if (origin_) origin_->sync();
+        keep();
+        if (origin_) origin_->keep();
         std::error_code none;
         if (std::filesystem::exists(bin_path_, none) && !std::filesystem::exists(idx_path_, none))
             print_line(stderr, "note: " + bin_path_ + ", which is no prepared data, is now " + set_aside(bin_path_));
@@ -522,7 +526,7 @@ public:
 
 private:
     static FileWriter writer(const std::string& path, const std::optional<Kept>& kept, int64_t bytes) {
-        return kept ? FileWriter(path, path + ".partial", (size_t)bytes) : FileWriter(path);
+        return kept ? FileWriter(path, path + partial_ending, (size_t)bytes) : FileWriter(path);
     }
     static bool is_index(const std::string& path) {
         char begin[sizeof megatron_magic] = {};

@@ -65,10 +65,22 @@ inline void note_repeated(const std::vector<InputFile>& files) {
                               counted((int64_t)repeated.size(), "file").c_str(), repeated[0].c_str()));
 }
 
+// Whether a file is of the data set that a command writes at `prefix`, complete or not.
+inline bool is_of_data_set(const std::filesystem::path& file, const std::string& prefix) {
+    std::error_code error;
+    const std::string name = std::filesystem::weakly_canonical(file, error).string(),
+                      begin = prefix.empty() ? "" : std::filesystem::weakly_canonical(prefix, error).string();
+    if (begin.empty() || name.compare(0, begin.size(), begin) != 0) return false;
+    std::string ending = name.substr(begin.size());
+    if (const size_t at = ending.rfind(partial_ending); at != std::string::npos && at + strlen(partial_ending) == ending.size())
+        ending.resize(at);
+    return ending == ".bin" || ending == ".idx" || ending == mask_ending || ending == origin_ending || ending == resume_ending;
+}
+
 // The files that the names stand for, in order. A folder stands for all files in it and below, by their names' bytes; a pattern
-// (*.jsonl, quoted from the shell) for what it matches. Whatever else is in a folder is counted in `left_out`; a folder that
-// cannot be read to its end is refused.
-inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_out) {
+// (*.jsonl, quoted from the shell) for what it matches; in neither are the files of the data set `writes`. Whatever else is in
+// a folder is counted in `left_out`; a folder that cannot be read to its end is refused.
+inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_out, const std::string& writes = "") {
     namespace fs = std::filesystem;
     std::vector<InputFile> files;
     std::error_code error;
@@ -91,6 +103,8 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
             else if (is_link && !it->exists(ignored)) rest[{"link to nothing", "links to nothing"}]++;
             else if (!is_folder && !it->is_regular_file(ignored)) rest[{"pipe or device", "pipes or devices"}]++;
             else if (is_unfinished(file)) rest[{"unfinished file", "unfinished files"}]++;
+            else if (!is_folder && is_of_data_set(it->path(), writes))
+                rest[{"file of the data that are written", "files of the data that are written"}]++;
             else if (!is_folder) files.push_back({it->path().string(), true});
             it.increment(error);
         }
@@ -113,7 +127,8 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
             globfree(&found);
             fail("no file is called %s, and none matches it as a pattern", name.c_str());
         }
-        for (size_t i = 0; i < found.gl_pathc; i++) add(found.gl_pathv[i]);
+        for (size_t i = 0; i < found.gl_pathc; i++)
+            if (!is_of_data_set(found.gl_pathv[i], writes)) add(found.gl_pathv[i]);
         globfree(&found);
     }
     note_repeated(files);
@@ -344,7 +359,7 @@ public:
         input_.files.clear();
         // All files are checked before the first one is read, so that the last one is not refused after hours. Pipes are
         // checked later.
-        for (const InputFile& file : input_files(named, left_out_)) {
+        for (const InputFile& file : input_files(named, left_out_, input_.writes)) {
             std::error_code error;
             const auto status = std::filesystem::status(file.path, error);
             if (file.path == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
@@ -469,6 +484,9 @@ private:
         auto in = open_input(input_.files[file]);
         const std::string name = in->name();
         const TextFormat found = check_format(*in);
+        if (found == TextFormat::parquet && sizes_[file] < 0)
+            fail("%s is Parquet, whose table of contents is at its end, and cannot be read from a pipe; HINT: give the file",
+                 input_name(name).c_str());
         auto& taken = taken_[found];
         if (taken.first++ == 0) taken.second = name;
         std::unique_ptr<DocumentSource> source = open_source(std::move(in), found);
@@ -583,7 +601,8 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
     const auto in_parallel = [&](const auto& what) {
         std::atomic<bool> failed{false};
         std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic, 8) num_threads(threads)
+        const int at_a_time = (int)std::clamp<size_t>(batch.size() / (8 * (size_t)threads), 1, 8);
+#pragma omp parallel for schedule(dynamic, at_a_time) num_threads(threads)
         for (size_t i = 0; i < batch.size(); i++) try {
                 if (!failed) what(batch[i], i);
             } catch (const Error& e) {

@@ -36,6 +36,7 @@ struct TextInput {
     std::string json_key = "text", split = "file", format = "";
     std::string max_bad_lines = "1%";
     bool allow_binary = false;
+    std::string writes = "";                  // a data set that the command writes: in folders its files are left out
     bool keep_fields = false;                 // Chunk::fields gets what else stands beside the text
     bool whole_documents = false;             // a long document does not come in parts
     size_t batch_bytes = 16 << 20;            // of text that is worked on at once

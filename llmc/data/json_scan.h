@@ -22,7 +22,6 @@
 // and so do the order of keys and keys that stand there twice.
 class JsonFields {
 public:
-    bool empty() const { return members_.empty(); }
     const std::vector<std::pair<std::string, std::string>>& members() const { return members_; }  // names, and values as JSON
     // The value as JSON; empty: no such name.
     std::string_view get(std::string_view name) const {

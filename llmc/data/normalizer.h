@@ -146,8 +146,9 @@ private:
             need_unicode("Lowercase");
             each(lowercase);
         } else if (type == "Strip") {
-            each([left = j.value("strip_left", true), right = j.value("strip_right", true)](std::string_view text) {
-                return std::string(stripped(text, is_space, left, right));
+            const bool left = j.value("strip_left", true), right = j.value("strip_right", true);
+            steps_.emplace_back([left, right](std::string_view text, bool continues) {
+                return std::string(stripped(text, is_space, left && !continues, right));
             });
         } else if (type == "Prepend") {
             steps_.emplace_back([prefix = j.at("prepend").get<std::string>()](std::string_view text, bool continues) {

@@ -187,6 +187,8 @@ private:
             if (!std::count(written_metrics.begin(), written_metrics.end(), name))
                 fail("%s: '%s' is no metric of written answers; these are %s", where_, name.c_str(),
                      joined(written_metrics).c_str());
+        for (const char* name : {"exact_match", "f1"})
+            if (std::count(form.metrics.begin(), form.metrics.end(), name)) need_unicode(name);
         const nlohmann::json stemmer = j_.value("stemmer", nlohmann::json(false));
         if (!stemmer.is_boolean()) fail("%s: 'stemmer' is not true or false", where_);
         form.stemmer = stemmer;

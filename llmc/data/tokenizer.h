@@ -375,7 +375,7 @@ private:
             std::string bytes;
             if (!characters_to_bytes(characters, bytes)) continue;
             bytes_[id] = bytes;
-            bpe_.add_token(bytes, (int)id);
+            bpe_.add_token(checked_piece(bytes), (int)id);
         }
         const auto& unknown = j["model"].value("unk_token", nlohmann::json());
         find_unknown(unknown);
@@ -402,7 +402,7 @@ private:
         for (const auto& [text, value] : model.at("vocab").items()) {
             const size_t id = place(value, text, size_limit(j));
             take(id, text);
-            bpe.add_token(text, (int)id);
+            bpe.add_token(checked_piece(text), (int)id);
         }
         const auto& unknown = model.value("unk_token", nlohmann::json());
         find_unknown(unknown);
@@ -443,7 +443,7 @@ private:
         encodes_by(UnigramEncoder<double>(pieces, unknown_characters(byte_fallback), *low, *high));
     }
 
-    // The trie of pieces is as deep as the longest.
+    // A trie of tokens is as deep as the longest, and what merges them takes the square of its length.
     const std::string& checked_piece(const std::string& text) const {
         constexpr size_t most = 4096;
         if (text.size() > most)
@@ -517,8 +517,14 @@ private:
             if (!taken_[id]) fail("%s: no token has the id %zu", source_.c_str(), id);
         if (pre_tokenizer_) return;
         pieces_ = bytes_;
+        constexpr size_t most = 256 << 20;  // a file of tokens has no more, either
+        size_t total = 0;
         for (size_t id = 0; id < bytes_.size(); id++)
-            if (!special_[id]) bytes_[id] = decoder_.decode({pieces_[id]}, false);
+            if (!special_[id]) {
+                bytes_[id] = decoder_.decode({pieces_[id]}, false);
+                total += bytes_[id].size();
+                if (total > most) fail("%s: its decoder makes more than %zu bytes of the tokens", source_.c_str(), most);
+            }
     }
 
     // ---- SentencePiece's models ----
@@ -633,7 +639,7 @@ private:
             const SentencePieceModel::Piece& p = m.pieces[id];
             if (p.kind == SentencePieceModel::unused) refuse("the unused piece '" + p.text + "'");
             if (p.kind != SentencePieceModel::normal) continue;
-            bpe.add_token(p.text, (int)id);
+            bpe.add_token(checked_piece(p.text), (int)id);
             symbols.insert(p.text);
             by_score.push_back(id);
             each_character(p.text, [&](int32_t, std::string_view bytes) { symbols.emplace(bytes); });

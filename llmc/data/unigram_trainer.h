@@ -296,7 +296,10 @@ private:
                 for (size_t w = part; w < n; w += parts) work(part, w);
         };
         std::vector<std::thread> others;
-        for (int t = 1; t < std::min(threads_, (int)parts); t++) others.emplace_back(run);
+        try {
+            for (int t = 1; t < std::min(threads_, (int)parts); t++) others.emplace_back(run);
+        } catch (const std::system_error&) {  // no more threads can be made: those that there are do it
+        }
         run();
         for (std::thread& t : others) t.join();
     }

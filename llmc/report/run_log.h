@@ -345,7 +345,9 @@ inline LogCut cut_log(const std::string& path, int64_t step) {
     if (cut < 0) return {0, end_seconds, ""};
     const std::string kept = saved_later ? free_name_beside(path) : "";
     if (saved_later) std::filesystem::copy_file(path, kept);
-    std::filesystem::resize_file(path, (uintmax_t)cut);
-    if (!(std::ofstream(path, std::ios::app) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
+    // First what is kept, over what goes: killed in between, the log has lost nothing, but may have part of a line.
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    if (!(file.seekp((std::streamoff)cut) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
+    std::filesystem::resize_file(path, (uintmax_t)cut + late.size());
     return {others, end_seconds, kept};
 }

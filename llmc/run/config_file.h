@@ -52,17 +52,3 @@ inline void leave_out_of_trials(TrainOptions& o) {
     o.given.insert("save-every");
     if (o.on_spike == "rollback") o.on_spike = "skip";  // there is no checkpoint to go back to
 }
-
-// The words by which a file of this command is known.
-inline std::string written_by(const std::string& command) { return "Written by train_gpt " + command; }
-// Refuses to replace a file that the command has not written.
-inline void check_replaceable(const std::string& path, const std::string& command) {
-    std::error_code error;
-    if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
-    std::string start(400, ' ');
-    std::ifstream in(path);
-    in.read(start.data(), (std::streamsize)start.size());
-    start.resize((size_t)in.gcount());
-    if (start.find(written_by(command)) == std::string::npos)
-        fail("%s exists, and %s has not written it; HINT: give another --out", path.c_str(), command.c_str());
-}

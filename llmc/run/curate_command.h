@@ -268,15 +268,6 @@ inline void print_mixing(const std::vector<MixedSource>& sources, const char* un
     table.print();
 }
 
-// Output files that a killed process left under their temporary names.
-inline void remove_unfinished(const std::string& dir) {
-    std::error_code error;  // a folder that is not there has none
-    for (const auto& entry : fs::directory_iterator(dir, error)) {
-        const std::string name = entry.path().filename().string();
-        if (name.rfind("part-", 0) == 0 && name.find(temporary_mark) != std::string::npos) fs::remove(entry.path(), error);
-    }
-}
-
 // What is left of documents and bytes after each stage, and what each rule did.
 inline void print_summary(const Counts& counts) {
     const auto share = [](int64_t part, int64_t whole) {
@@ -406,8 +397,7 @@ private:
         lock_.emplace(o_.output);
         const nlohmann::json record = find_record(o_.output, identity_);
         PassState state;
-        remove_unfinished(data_);
-        remove_unfinished(work_ + "/documents");
+        for (const std::string& dir : {data_, work_ + "/documents"}) remove_unfinished_in(dir, "part-");
         if (record.is_null()) {
             save(state);
             return state;

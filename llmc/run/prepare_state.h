@@ -30,7 +30,7 @@ public:
     // tokens that the tokenizer and the template put around any text.
     PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, const std::vector<int>& frame,
                  DocumentReader& reader, PrepareCounts& counts)
-        : path_(o.output_prefix + ".resume.json"), reader_(reader), counts_(counts) {
+        : prefix_(o.output_prefix), path_(prefix_ + resume_ending), reader_(reader), counts_(counts) {
         if (!reader.only_files()) fail_usage("--resume needs files: a pipe cannot be read again");
         nlohmann::ordered_json same;
         same["input files"] = reader.input().files;
@@ -43,6 +43,12 @@ public:
         if (std::filesystem::exists(path_)) load();
     }
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
+    // Whether the last run was killed when its data were complete, and this file was all that was left of it.
+    bool is_complete() const {
+        const auto there = [&](const std::string& ending) { return std::filesystem::exists(prefix_ + ending); };
+        return kept_.documents > 0 && !there(std::string(".idx") + partial_ending) && there(".idx") &&
+               TokenDataset::open(prefix_).n_documents() >= kept_.documents;
+    }
 
     // Whether this is the last document of the run that is continued, read once more: it shows that what stands before the
     // place is still the same.
@@ -63,19 +69,19 @@ public:
         before_ = chunk.before;
         written_ = hash_of(chunk.text);
         done_ = counts_;
+        kept_ = writer.place();
         if (monotonic_seconds() - saved_at_ > 5) save(writer);
     }
-    // At the end of a document; within one, the state stays that of the last save.
+    // The place behind the last document that is done. What the writer has beyond it is written once more when the run goes on.
     void save(TokenDatasetWriter& writer) {
-        if (!writer.between_documents()) return;
-        const TokenDatasetWriter::Kept k = writer.keep();
+        writer.keep();
         nlohmann::ordered_json j;
         j["same"] = same_;
         j["files"] = read_files(file_);
         j["at"] = {(int64_t)file_, chunk_};
         j["last"] = written_;
         j["judged"] = {before_.odd.bytes, before_.odd.nul, before_.odd.invalid, before_.lines, before_.bad, before_.bad_of_all};
-        j["kept"] = {k.documents, k.tokens, k.bin_bytes, k.idx_bytes};
+        j["kept"] = {kept_.documents, kept_.tokens, kept_.bin_bytes, kept_.idx_bytes};
         j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.learned};
         write_file_atomically(path_, json_text(j) + "\n");
         saved_at_ = monotonic_seconds();
@@ -142,7 +148,7 @@ private:
                                   reader_.input().files[file_].c_str()));
     }
 
-    std::string path_;
+    std::string prefix_, path_;
     DocumentReader& reader_;
     PrepareCounts& counts_;  // now
     PrepareCounts done_;     // at the end of the last document

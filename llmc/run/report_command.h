@@ -66,9 +66,9 @@ inline int report_command(const ReportOptions& o) {
     if (path.empty())
         path = runs.size() > 1 ? "report.html" : fs::path(log_of_run(given_runs[0])).replace_filename("report.html").string();
     if (std::error_code error; fs::exists(path, error)) {
-        std::string start(page_start.size(), ' ');
-        std::ifstream(path).read(start.data(), (std::streamsize)start.size());
-        if (start != page_start) fail("%s exists and is not a report; HINT: give another --output", path.c_str());
+        const std::string start = beginning_of(path);
+        if (!begins_with(start, page_start) || start.find(written_by("")) != std::string::npos)
+            fail("%s exists and is not the report of a run; HINT: give another --output", path.c_str());
     }
     write_file_atomically(path, runs.size() > 1 ? render_comparison(runs, time(nullptr))
                                                 : render_report(logs[0], newest, o.output.empty() ? 10 : 0));

@@ -132,6 +132,7 @@ inline int prepare_command(const PrepareOptions& o) {
             "documents without one",
             tokenizer.source().c_str());
     TextInput input = text_input(o, "prepare --input", o.split_documents);
+    input.writes = o.output_prefix;
     std::optional<ChatEncoder> chat;
     if (chats) chat.emplace(prepare_conversations(o, tokenizer, input));
     DocumentReader reader(std::move(input));
@@ -142,6 +143,11 @@ inline int prepare_command(const PrepareOptions& o) {
         const std::vector<ChatMessage> probe = {{"user", "a"}, {"assistant", "b"}};
         const std::vector<int> frame = chat ? chat->encode(probe, true).tokens : std::vector<int>{tokenizer.eod_id()};
         state.emplace(o, tokenizer.identity().hash, frame, reader, counts);
+    }
+    if (state && state->is_complete()) {
+        state->finish();
+        print_line(stdout, "note: " + o.output_prefix + ".bin is complete already; nothing was left to do");
+        return 0;
     }
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
                               chat ? chat->name() : "", o.preference);
@@ -185,8 +191,12 @@ inline int prepare_command(const PrepareOptions& o) {
             },
             [&](size_t n) { prepared.resize(n); });
     } catch (const Error&) {
-        if (state) state->save(writer);
-        throw;
+        const auto reason = std::current_exception();
+        try {
+            if (state) state->save(writer);
+        } catch (const Error&) {  // a full disk: the place of the last save stays
+        }
+        std::rethrow_exception(reason);
     }
     if (state) state->check_reached();
     if (writer.n_documents() == 0)
@@ -272,6 +282,11 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
         if (count_odd_bytes(token).invalid)
             fail_usage("--special-tokens has '%s', which is not UTF-8; tokenizer.json holds UTF-8 only",
                        printable(token).c_str());
+        std::string bytes;  // that its characters stand for in a vocabulary of bytes
+        if (unigram ? first_character(token).length == token.size() || byte_of_token(token) >= 0
+                    : characters_to_bytes(token, bytes) && bytes != token)
+            fail_usage("--special-tokens has '%s', by which tokenizer.json names a %s; HINT: another name, like <|%s|>",
+                       token.c_str(), unigram ? "character or byte" : "sequence of bytes", token.c_str());
         if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
             o.special_tokens.begin() + (long)i)
             fail_usage("--special-tokens has '%s' twice", token.c_str());
@@ -359,10 +374,17 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
     const std::string file = o.output + "/tokenizer.json", text = learned.dump(1) + "\n";
     std::error_code error;
+    const auto is_same = [&] {
+        try {
+            return read_whole_file(file) == text;
+        } catch (const Error&) {  // what cannot be read is another one
+            return false;
+        }
+    };
     FileWriter writer(file);
     writer.write(text);
-    writer.sync();
-    if (std::filesystem::exists(file, error) && read_whole_file(file) != text)
+    writer.keep();
+    if (std::filesystem::exists(std::filesystem::symlink_status(file, error)) && !is_same())
         print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
     writer.commit();
     if (reader.only_files()) {
