@@ -146,8 +146,8 @@ ladders      := $(patsubst dev/kernels/%.cu,$(gpu_bf16)/ladder_%,$(wildcard dev/
 parity       := build/cpu-fp32$(tail)/fp32_tests $(gpu_bf16)/$(if $(on_gpu),parity_check,gpu_tests)
 comm         := $(if $(on_cpu),$(build)/host_tests) $(gpu_bf16)/$(if $(on_gpu),comm_check,gpu_tests)
 programs     := $(if $(on_cpu),$(addprefix $(build)/,host_tests kernel_tests) $(foreach p,fp32 fp64,\
-                build/cpu-$p$(tail)/$p_tests)) $(if $(on_gpu),$(gpu_programs),$(addsuffix /gpu_tests,$(gpu_bf16) \
-                $(gpu_fp32)) $(if $(filter test-all,$(MAKECMDGOALS)),$(gpu_fp32)/test_gpu_golden))
+                build/cpu-$p$(tail)/$p_tests)) $(if $(on_gpu),$(gpu_programs),$(gpu_bf16)/gpu_tests \
+                $(if $(filter test-all,$(MAKECMDGOALS)),$(addprefix $(gpu_fp32)/,gpu_tests test_gpu_golden)))
 at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,ladders)
 scripts      := $(filter-out $(patsubst %,test/%_test.sh,$(LEAVE_OUT) $(at_length)),$(wildcard test/*_test.sh))
 ifneq ($(FILTER),)  # programs of one file each
