@@ -1448,8 +1448,12 @@ static std::unique_ptr<Model> plan_run(Run& run) {
 static void choose_gemm_cache(Run& run, const Model& m) {
     if constexpr (!be::memory_is_host) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
-        // Replicas that each orthogonalise all matrices must choose the same algorithms, which timing does not promise.
-        const bool replicas = m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1;
+        // Ranks that compute the same weights must choose the same algorithms, which timing does not promise: replicas that
+        // each orthogonalise all matrices; and without a file that they share, tensor-parallel ranks where each computes
+        // the gradients of whole biases, or orthogonalises keys and values that several hold.
+        const bool alone = kept.empty() && run.o.gemm_cache.empty();
+        const bool replicas = (m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1) ||
+                              (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel));
         const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
     }

@@ -25,6 +25,7 @@
 
 #include "check.h"
 #include "json.h"
+#include "utf8.h"
 
 using Strings = std::vector<std::string>;
 
@@ -116,11 +117,15 @@ inline std::string with_commas(int64_t n) {
     return s;
 }
 
-// "a, b, c"
-inline std::string joined(const std::vector<std::string>& names) {
+// "a, b, c": what name_of gives for each row; of names, themselves
+template <class Rows, class F>
+std::string joined(const Rows& rows, F name_of) {
     std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+    for (const auto& row : rows) text += (text.empty() ? "" : ", ") + std::string(name_of(row));
     return text;
+}
+inline std::string joined(const std::vector<std::string>& names) {
+    return joined(names, [](const std::string& name) { return name; });
 }
 // "1 document", "12,000 documents"; `several`: the plural that is not noun + s
 inline std::string counted(int64_t n, const std::string& noun, const std::string& several = "") {
@@ -141,28 +146,11 @@ inline std::string human_duration(double seconds) {
 }
 
 // ---- characters ------------------------------------------------------------------------------------------------------------
-// Decodes the UTF-8 character at s[i] and moves i past it. A byte that begins no valid sequence gives U+FFFD and moves by one.
+// The UTF-8 character at s[i], which moves past it. A byte that begins no character gives U+FFFD and moves by one.
 inline uint32_t next_codepoint(const std::string& s, size_t& i) {
-    const auto byte = [&](size_t k) { return k < s.size() ? (unsigned char)s[k] : 0u; };
-    const uint32_t first = byte(i);
-    const auto between = [first](uint32_t lo, uint32_t hi) { return first >= lo && first <= hi; };
-    // number of bytes that follow the first one; -1: no character begins with it
-    const int more = first < 0x80 ? 0 : between(0xc2, 0xdf) ? 1 : between(0xe0, 0xef) ? 2 : between(0xf0, 0xf4) ? 3 : -1;
-    uint32_t c = more <= 0 ? first : first & (0x3fu >> more);
-    for (int k = 1; k <= more; k++) {
-        if ((byte(i + k) & 0xc0) != 0x80) {
-            i++;
-            return 0xfffd;
-        }
-        c = c << 6 | (byte(i + k) & 0x3f);
-    }
-    // continuation bytes missing, overlong forms, surrogates, beyond the last code point
-    if (more < 0 || (more == 2 && c < 0x800) || (more == 3 && (c < 0x10000 || c > 0x10ffff)) || (c >= 0xd800 && c < 0xe000)) {
-        i++;
-        return 0xfffd;
-    }
-    i += 1 + more;
-    return c;
+    const Utf8Character c = first_character(std::string_view(s).substr(i));
+    i += c.length;
+    return c.code < 0 ? 0xfffd : (uint32_t)c.code;
 }
 
 // Columns that a character takes on a terminal: 0 for combining marks, 2 for East Asian wide characters and emoji.

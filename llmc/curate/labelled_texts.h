@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../base/rng.h"
+#include "../base/terminal.h"
 #include "../data/document_reader.h"
 #include "text_classifier.h"
 
@@ -77,7 +78,7 @@ struct LabelledTexts {
             const auto at = std::find(all.labels.begin(), all.labels.end(), file.label);
             if (at == all.labels.end())
                 fail("%s is labelled '%s'; the model knows %s", file.path.c_str(), file.label.c_str(),
-                     list(all.labels).c_str());
+                     joined(all.labels).c_str());
             label_of_file.push_back((int)(at - all.labels.begin()));
             input.files.push_back(file.path);
         }
@@ -99,11 +100,6 @@ struct LabelledTexts {
         for (size_t label = 0; label < all.labels.size(); label++)
             if (bytes[label] > most_bytes) all.thin_out((int)label, most_bytes);
         return all;
-    }
-    static std::string list(const std::vector<std::string>& labels) {
-        std::string text;
-        for (const std::string& label : labels) text += (text.empty() ? "" : ", ") + label;
-        return text;
     }
 
 private:

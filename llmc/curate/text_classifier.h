@@ -33,6 +33,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/rng.h"
+#include "../base/terminal.h"
 #include "text_features.h"
 
 struct LabelledText {
@@ -164,11 +165,7 @@ public:
     float probability_of(const std::string& label, std::string_view text) const {
         return probabilities(text)[(size_t)(std::find(labels_.begin(), labels_.end(), label) - labels_.begin())];
     }
-    std::string label_list() const {
-        std::string list;
-        for (const std::string& label : labels_) list += (list.empty() ? "" : ", ") + label;
-        return list;
-    }
+    std::string label_list() const { return joined(labels_); }
 
     // progress(texts read, counted in each epoch) is called now and then.
     static TextClassifier train(std::vector<std::string> labels, const ClassifierShape& shape, const ClassifierTraining& how,

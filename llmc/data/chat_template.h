@@ -337,9 +337,7 @@ inline const std::vector<ChatTemplate>& chat_templates() {
 }
 
 inline std::string chat_template_names() {
-    std::string names;
-    for (const ChatTemplate& t : chat_templates()) names += (names.empty() ? "" : ", ") + t.name;
-    return names;
+    return joined(chat_templates(), [](const ChatTemplate& t) { return t.name; });
 }
 
 inline const ChatTemplate* chat_template_called(const std::string& name) {

@@ -46,9 +46,7 @@ struct InputFile {
 using LeftOut = std::map<std::pair<std::string, std::string>, int64_t>;
 
 inline std::string in_words(const LeftOut& left_out) {
-    std::string text;
-    for (const auto& [what, count] : left_out) text += (text.empty() ? "" : ", ") + counted(count, what.first, what.second);
-    return text;
+    return joined(left_out, [](const auto& row) { return counted(row.second, row.first.first, row.first.second); });
 }
 
 // A file that several names stand for is read as often as it is named: that may be meant, and may be a pattern too many.

@@ -18,6 +18,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/terminal.h"
 #include "../model/gguf.h"
 #include "chat_template.h"
 #include "sentencepiece_model.h"
@@ -73,13 +74,10 @@ inline const std::vector<GgufPreTokenizer>& gguf_pre_tokenizers() {
 inline const GgufPreTokenizer& gguf_pre_tokenizer(const GgufTokenizer& t) {
     static const GgufPreTokenizer none = {"", {}};
     if (t.model != "gpt2") return none;
-    std::string names;
-    for (const GgufPreTokenizer& row : gguf_pre_tokenizers()) {
+    for (const GgufPreTokenizer& row : gguf_pre_tokenizers())
         if (row.name == t.pre) return row;
-        names += (names.empty() ? "" : ", ") + std::string(row.name);
-    }
     fail("its tokenizer cuts text in the way that llama.cpp calls '%s', which is not supported; supported are %s",
-         t.pre.c_str(), names.c_str());
+         t.pre.c_str(), joined(gguf_pre_tokenizers(), [](const GgufPreTokenizer& row) { return row.name; }).c_str());
 }
 
 // The regular expressions of a tokenizer.json whose last step is ByteLevel.
@@ -107,13 +105,10 @@ inline std::string gguf_pre_tokenizer_of(const nlohmann::json& file) {
     const bool empty = normal.empty() || (normal == "Sequence" && normalizer.at("normalizers").empty());
     if (!empty && normal != "NFC") fail("llama.cpp does not know its normalizer %.300s", normalizer.dump().c_str());
     const bool whole_tokens = file.at("model").value("ignore_merges", false);
-    std::string names;
-    for (const GgufPreTokenizer& row : gguf_pre_tokenizers()) {
+    for (const GgufPreTokenizer& row : gguf_pre_tokenizers())
         if (row.patterns == patterns && row.whole_tokens == whole_tokens) return row.name;
-        names += (names.empty() ? "" : ", ") + std::string(row.name);
-    }
     fail("llama.cpp does not know how it cuts text into words, %.300s; known are %s", file["pre_tokenizer"].dump().c_str(),
-         names.c_str());
+         joined(gguf_pre_tokenizers(), [](const GgufPreTokenizer& row) { return row.name; }).c_str());
 }
 
 // Scores that make llama.cpp merge as these merges do: each token's is minus the number of tokens that are made before it.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/terminal.h"
 #include "families.h"
 
 namespace detail {
@@ -596,8 +597,7 @@ inline ModelConfig from_hf_config(const nlohmann::json& file, const std::string&
     const std::string type = in.text("model_type", "");
     const Family* family = find_family(type);
     if (!family) {
-        std::string known;
-        for (const Family& f : families()) known += (known.empty() ? "" : ", ") + std::string(f.name);
+        const std::string known = joined(families(), [](const Family& f) { return f.name; });
         fail("%s: model_type is '%s'; supported are %s", source.c_str(), type.c_str(), known.c_str());
     }
     ModelConfig c;

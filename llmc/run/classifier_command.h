@@ -84,7 +84,7 @@ inline int classifier_command(const CurateOptions& o) {
     LabelledTexts texts = read(quality ? o.train_quality : o.train_language, option, {});
     if (quality && texts.labels != std::vector<std::string>{"bad", "good"})
         fail_usage("--train-quality has texts labelled %s; they must be good and bad; HINT: --train-quality good:FILE bad:FILE",
-                   LabelledTexts::list(texts.labels).c_str());
+                   joined(texts.labels).c_str());
 
     // Without texts to measure on, every twentieth is held out.
     LabelledTexts held_out;

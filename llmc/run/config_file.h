@@ -26,9 +26,7 @@ inline std::string toml_value(const OptionalDouble& value) { return toml_value(v
 inline std::string toml_value(int value) { return std::to_string(value); }
 inline std::string toml_value(int64_t value) { return std::to_string(value); }
 inline std::string toml_value(const Strings& values) {
-    std::string out;
-    for (const std::string& value : values) out += (out.empty() ? "" : ", ") + toml_value(value);
-    return "[" + out + "]";
+    return "[" + joined(values, [](const std::string& value) { return toml_value(value); }) + "]";
 }
 
 // The options that are given in `o`, as lines of a config file; those of plans and of the search itself are left out.

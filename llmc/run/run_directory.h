@@ -22,6 +22,7 @@
 #include "checkpoint.h"
 #include "config.h"
 #include "../base/file.h"
+#include "../base/terminal.h"
 #include "hub.h"
 
 inline std::string step_name(int64_t step) { return format("step_%08lld", (long long)step); }
@@ -167,8 +168,7 @@ inline std::string go_back_to(const std::string& out, const std::string& dir, in
         later.end());
     if (later.empty() || fs::canonical(dir).parent_path() == fs::canonical(out)) make_latest(out, dir);
     else unlink((out + "/latest").c_str());  // `dir` is another run's, which began this one
-    std::string names;
-    for (const int64_t s : later) names += (names.empty() ? "" : ", ") + set_aside(step_directory(out, s));
+    const std::string names = joined(later, [&](int64_t s) { return set_aside(step_directory(out, s)); });
     return names.empty()
                ? ""
                : format("checkpoints after step %lld, from where training goes on, are now ", (long long)step) + names;
