@@ -171,7 +171,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
     if (m.slopes)
         for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
     send(m.slopes, slopes);
-    // Scaled for the longest sequences of this run.
+    // Scaled for the longest sequences of this run: for all of a conversation's or a server's, however short they still are.
     const int longest = trains || !m.cache.room.sequences ? m.a.T : std::max(m.a.T, m.cache.room.tokens);
     for (real* table : {m.cos_sin, m.window_cos_sin}) {
         if (!table) continue;
@@ -1451,7 +1451,9 @@ static void choose_gemm_cache(Run& run, const Model& m) {
         // Ranks that compute the same weights must choose the same algorithms, which timing does not promise: replicas that
         // each orthogonalise all matrices; and without a file that they share, tensor-parallel ranks where each computes
         // the gradients of whole biases, or orthogonalises keys and values that several hold.
-        const bool alone = kept.empty() && run.o.gemm_cache.empty();
+        bool alone = kept.empty() && run.o.gemm_cache.empty();
+        const Mesh& mesh = m.ranks->mesh;
+        for (int i = 0; i < mesh.tp.size; i++) alone |= !run.world.is_here(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
         const bool replicas = (m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1) ||
                               (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel));
         const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;

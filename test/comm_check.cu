@@ -118,7 +118,7 @@ static void check_world(Test& t) {
     ranks.world = &w;
     size_t others = 0, first_here = (size_t)size;
     for (int r = size - 1; r >= 0; r--)
-        if (w.hosts()[(size_t)r] == w.host()) {
+        if (w.is_here(r)) {
             first_here = (size_t)r;
             others += r == rank ? 0 : 100 * ((size_t)r + 1);
         }
@@ -136,7 +136,7 @@ static void check_world(Test& t) {
 
     w.barrier();
     int lower = 0;
-    for (int r = 0; r < rank; r++) lower += w.hosts()[r] == w.host();
+    for (int r = 0; r < rank; r++) lower += w.is_here(r);
     t.report("local rank and hosts", w.local_rank() == lower && (int)w.hosts().size() == size && !w.host().empty());
 }
 

@@ -40,7 +40,7 @@ tr '}' ' ' <mended >raw2/b.jsonl
 continued() { "$program" curate --input raw2 --output cut "${stages[@]}" --shard-size 50k "$@"; }
 expect "an interruption" refused continued
 mkdir cut/data/part-00003.jsonl
-touch cut/data/part-00009.jsonl.tmp.1
+touch cut/data/part-00009.jsonl.tmp.1 cut/data/part-00009.jsonl.tmp.mine
 cp mended raw2/b.jsonl
 expect "another" refused continued
 expect "after whole shards" test -s cut/data/part-00002.jsonl
@@ -60,11 +60,26 @@ flock 8
 expect "as is an output that another process writes" refused continued
 says "and says so" "another process is writing to cut.*HINT"
 exec 8<&-
+expect "a file of others stays" rm cut/data/part-00009.jsonl.tmp.mine
 expect "the same command goes on, with another limit" continued --threads 2 --max-bad-lines 5
 says "from there" "continuing the curation in cut after [1-9]"
 expect "to the same files" same whole cut
 counts_of() { sed -n '/"counts"/,$p' "$1/curate.json" | grep -v -e '"modified"' -e '"max-bad-lines"'; }
 expect "and the same counts" test "$(counts_of cut)" = "$(counts_of whole)"
+
+# The bad lines of files before the place where it goes on count, too.
+mkdir raw3
+for file in a:15 b:10; do
+    awk -v n="${file#*:}" 'BEGIN { for (i = 0; i < 200; i++) print "{\"text\": \"document " i " of a file\"}"; for (i = 0; i < n; i++) print "{" }' >"raw3/${file%:*}.jsonl"
+done
+limited() { "$program" curate --input raw3 --output limited --normalize --output-format jsonl --shard-size 1k --max-bad-lines "$@"; }
+expect "more bad lines than 5" refused limited 5
+mkdir limited/data/part-00007.jsonl
+expect "in the second file it stops" refused limited 40
+rmdir limited/data/part-00007.jsonl
+expect "15 and 10 bad lines are more than 20" refused limited 20
+says "of all files" "25 .*bad\|25 of\|more than 20"
+expect "but not more than 25" limited 25
 
 # A run that has read nothing settles nothing: its advice can be followed.
 sed 's/"text"/"content"/' raw/a.jsonl >content.jsonl

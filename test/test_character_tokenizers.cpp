@@ -268,6 +268,13 @@ TEST(UnigramTrainer, TextsThatTeachNothing) {
     }
 }
 
+// A part of a long text that goes on has no beginning to strip.
+TEST(CharacterTokenizers, StripOfAPart) {
+    const Normalizer strip(nlohmann::json{{"type", "Strip"}});
+    EXPECT_EQ(strip.normalize("\n a b ", false), "a b");
+    EXPECT_EQ(strip.normalize("\n a b ", true), "\n a b");
+}
+
 // ---- what is refused ----
 void expect_refused(const nlohmann::json& json, const std::string& part) {
     const test::TemporaryDirectory dir;

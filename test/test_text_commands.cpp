@@ -174,7 +174,12 @@ TEST(Prepare, ResumesWhereItStopped) {
     for (const char* end : {".bin", ".idx", ".meta.json"})
         EXPECT_TRUE(test::read_file(dir / "out" + end) == test::read_file(dir / "whole" + end)) << end;
     EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
-    test::write_file(dir / "out.resume.json", state);  // killed before this was removed
+    test::write_file(dir / "out.resume.json", state);
+    test::expect_error([&] { prepared(o); }, {"has fewer than"});  // of a later run, whose files are gone
+    for (const char* part : {"out.bin.partial", "out.idx.partial"}) std::filesystem::remove(dir / part);
+    // Killed before this was removed.
+    std::filesystem::last_write_time(dir / "out.resume.json",
+                                     std::filesystem::last_write_time(dir / "out.idx") - std::chrono::seconds(1));
     EXPECT_NE(prepared(o).find("complete already"), std::string::npos);
     EXPECT_TRUE(test::read_file(dir / "out.bin") == test::read_file(dir / "whole.bin"));
     EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
@@ -196,6 +201,18 @@ TEST(Prepare, DoesNotReadItsOwnFiles) {
         prepared(o);
         EXPECT_EQ(texts(dir / "in/out"), (Texts{"one", "two"})) << input;
     }
+    const auto here = std::filesystem::current_path();
+    const std::string tokenizer = std::filesystem::absolute(o.tokenizer);
+    std::filesystem::current_path(dir / "in");
+    o.tokenizer = tokenizer;
+    o.input = {"."};
+    o.output_prefix = "out";
+    prepared(o);
+    std::filesystem::current_path(here);
+    o.output_prefix = dir / "in/out";
+    EXPECT_EQ(texts(dir / "in/out"), (Texts{"one", "two"}));
+    o.input = {dir / "in/out.*"};
+    test::expect_error([&] { prepared(o); }, {"files of the data that are written"});
     test::write_file(dir / "in/out2.bin", "three");  // has the prefix in its name alone
     o.input = {dir / "in"};
     prepared(o);
@@ -290,7 +307,7 @@ TEST(Prepare, LeavesDataOfOthersAlone) {
     const std::string before = test::read_file(dir / "data.idx") + test::read_file(dir / "data.bin");
     test::write_file(dir / "a.txt", "one");
     test::expect_error([&] { prepared(dir / "a.txt", dir / "data", 1, "file"); },
-                       {"data.idx is of data", "data.meta.json", "HINT"});
+                       {"data.idx has no", "data.meta.json", "HINT"});
     EXPECT_EQ(test::read_file(dir / "data.idx") + test::read_file(dir / "data.bin"), before);
     EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "data.bin", "data.idx"}));
 }

@@ -441,8 +441,8 @@ public:
     void keep() {
         if (failed_) fail("cannot write %s: an earlier part is missing", path_.c_str());
         flush();
-        const bool synced = fsync(fd_) == 0 || errno == EINVAL;  // EINVAL: a file system that cannot sync
-        if (!synced) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        failed_ = fsync(fd_) != 0 && errno != EINVAL;  // EINVAL: a file system that cannot sync
+        if (failed_) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
     // Completes the file: on the disk, and under its final name. Until then it is locked: remove_unfinished leaves it.
     void commit() {
@@ -450,7 +450,7 @@ public:
         if (rename(temporary_.c_str(), path_.c_str()) != 0)
             fail("cannot rename %s to %s: %s", temporary_.c_str(), path_.c_str(), strerror(errno));
         committed_ = true;
-        close(std::exchange(fd_, -1));
+        if (close(std::exchange(fd_, -1)) != 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
         sync_directory(std::filesystem::path(path_).parent_path().string());
     }
 

@@ -418,7 +418,7 @@ public:
     // followed by the rejected one.
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
                        const std::string& chat_template = "", bool pairs = false)
-        : bin_(writer(prefix + ".bin", kept, kept ? kept->bin_bytes : 0)),
+        : bin_(writer(unclaimed(prefix, tokenizer.known()) + ".bin", kept, kept ? kept->bin_bytes : 0)),
           idx_(writer(prefix + ".idx", kept, kept ? kept->idx_bytes : 0)),
           bin_path_(prefix + ".bin"),
           idx_path_(prefix + ".idx"),
@@ -428,21 +428,6 @@ public:
           chat_template_(chat_template),
           pairs_(pairs),
           type_(tokenizer.vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
-        std::error_code none;
-        const auto exists = [&](const std::string& path) {
-            return std::filesystem::exists(std::filesystem::symlink_status(path, none));
-        };
-        const bool had_mask = exists(origin_path_) && !read_origin(origin_path_).chat_template.empty();
-        if (exists(mask_path_) && !had_mask)
-            fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix",
-                 mask_path_.c_str());
-        if (exists(idx_path_) && !is_index(idx_path_))
-            fail("%s is no index of prepared data; HINT: move it, or choose another --output-prefix", idx_path_.c_str());
-        if (exists(idx_path_) && tokenizer.known() && !exists(origin_path_))
-            fail(
-                "%s is of data that train_gpt did not prepare, as there is no %s; HINT: move them, or choose another "
-                "--output-prefix",
-                idx_path_.c_str(), origin_path_.c_str());
         for (const std::string& path : {bin_path_, idx_path_, origin_path_, mask_path_}) remove_unfinished(path);
         if (tokenizer.known()) origin_.emplace(origin_path_);
         if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + partial_ending, (size_t)kept->tokens);
@@ -527,6 +512,25 @@ public:
 private:
     static FileWriter writer(const std::string& path, const std::optional<Kept>& kept, int64_t bytes) {
         return kept ? FileWriter(path, path + partial_ending, (size_t)bytes) : FileWriter(path);
+    }
+    // The prefix, if no file there is another program's. known: whether the tokenizer is.
+    static const std::string& unclaimed(const std::string& prefix, bool known) {
+        const std::string idx = prefix + ".idx", origin = prefix + origin_ending, mask = prefix + mask_ending;
+        std::error_code none;
+        const auto exists = [&](const std::string& path) {
+            return std::filesystem::exists(std::filesystem::symlink_status(path, none));
+        };
+        const bool had_mask = exists(origin) && !read_origin(origin).chat_template.empty();
+        if (exists(mask) && !had_mask)
+            fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix", mask.c_str());
+        if (exists(idx) && !is_index(idx))
+            fail("%s is no index of prepared data; HINT: move it, or choose another --output-prefix", idx.c_str());
+        if (exists(idx) && known && !exists(origin))
+            fail(
+                "%s has no %s beside it, so that it may be another program's; HINT: move or remove it, or choose another "
+                "--output-prefix",
+                idx.c_str(), origin.c_str());
+        return prefix;
     }
     static bool is_index(const std::string& path) {
         char begin[sizeof megatron_magic] = {};

@@ -63,23 +63,37 @@ inline void note_repeated(const std::vector<InputFile>& files) {
                               counted((int64_t)repeated.size(), "file").c_str(), repeated[0].c_str()));
 }
 
-// Whether a file is of the data set that a command writes at `prefix`, complete or not.
-inline bool is_of_data_set(const std::filesystem::path& file, const std::string& prefix) {
-    std::error_code error;
-    const std::string name = std::filesystem::weakly_canonical(file, error).string(),
-                      begin = prefix.empty() ? "" : std::filesystem::weakly_canonical(prefix, error).string();
-    if (begin.empty() || name.compare(0, begin.size(), begin) != 0) return false;
-    std::string ending = name.substr(begin.size());
-    if (const size_t at = ending.rfind(partial_ending); at != std::string::npos && at + strlen(partial_ending) == ending.size())
-        ending.resize(at);
-    return ending == ".bin" || ending == ".idx" || ending == mask_ending || ending == origin_ending || ending == resume_ending;
-}
+// The data set that a command writes, whose files it does not read: at a prefix, complete or not.
+class OwnDataSet {
+public:
+    explicit OwnDataSet(const std::string& prefix) : prefix_(prefix.empty() ? "" : whole(prefix)) {}
+    bool has(const std::filesystem::path& file) const {
+        if (prefix_.empty()) return false;
+        const std::string name = whole(file);
+        if (name.compare(0, prefix_.size(), prefix_) != 0) return false;
+        std::string ending = name.substr(prefix_.size());
+        const size_t at = ending.rfind(partial_ending);
+        if (at != std::string::npos && at + strlen(partial_ending) == ending.size()) ending.resize(at);
+        return ending == ".bin" || ending == ".idx" || ending == mask_ending || ending == origin_ending ||
+               ending == resume_ending;
+    }
+
+private:
+    static std::string whole(const std::filesystem::path& path) {
+        std::error_code error;
+        return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error).string();
+    }
+    std::string prefix_;
+};
 
 // The files that the names stand for, in order. A folder stands for all files in it and below, by their names' bytes; a pattern
 // (*.jsonl, quoted from the shell) for what it matches; in neither are the files of the data set `writes`. Whatever else is in
 // a folder is counted in `left_out`; a folder that cannot be read to its end is refused.
 inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_out, const std::string& writes = "") {
     namespace fs = std::filesystem;
+    const std::pair<std::string, std::string> written = {"file of the data that are written",
+                                                         "files of the data that are written"};
+    const OwnDataSet own(writes);
     std::vector<InputFile> files;
     std::error_code error;
     const auto add = [&](const std::string& name) {
@@ -101,8 +115,7 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
             else if (is_link && !it->exists(ignored)) rest[{"link to nothing", "links to nothing"}]++;
             else if (!is_folder && !it->is_regular_file(ignored)) rest[{"pipe or device", "pipes or devices"}]++;
             else if (is_unfinished(file)) rest[{"unfinished file", "unfinished files"}]++;
-            else if (!is_folder && is_of_data_set(it->path(), writes))
-                rest[{"file of the data that are written", "files of the data that are written"}]++;
+            else if (!is_folder && own.has(it->path())) rest[written]++;
             else if (!is_folder) files.push_back({it->path().string(), true});
             it.increment(error);
         }
@@ -126,7 +139,8 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
             fail("no file is called %s, and none matches it as a pattern", name.c_str());
         }
         for (size_t i = 0; i < found.gl_pathc; i++)
-            if (!is_of_data_set(found.gl_pathv[i], writes)) add(found.gl_pathv[i]);
+            if (own.has(found.gl_pathv[i])) left_out[written]++;
+            else add(found.gl_pathv[i]);
         globfree(&found);
     }
     note_repeated(files);
@@ -376,7 +390,8 @@ public:
             total_bytes_ += sizes_.back();
             if (one_document && sizes_.back() > (int64_t)most_document_bytes) refuse_long_document(file.path, 1, input_.split);
         }
-        if (input_.files.empty()) fail("%s holds no text: %s", named[0].c_str(), not_text_.c_str());
+        if (input_.files.empty())
+            fail("%s holds no text: %s", named[0].c_str(), (not_text_.empty() ? in_words(left_out_) : not_text_).c_str());
     }
 
     // With folders and patterns replaced by the files that they stand for.

@@ -281,7 +281,7 @@ inline std::string host_name() {
     return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
 }
 
-// Tells machines apart, whatever their names: containers on one have several, and nodes made from one image have the same.
+// Tells machines apart, whatever their names: nodes made from one image have the same, and containers on one have several.
 inline std::string machine_id() {
     std::string id;
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
@@ -308,7 +308,7 @@ inline void check_header(const Header& here, int rank, const Header& there, int 
 struct WorldState {
     static constexpr size_t slot_bytes = 256;
     bool has_mpi;
-    int rank = 0, size = 1, local_rank;
+    int rank = 0, size = 1, local_rank = 0;
     std::vector<std::string> hosts, machines;
     std::shared_ptr<Monitor> monitor = std::make_shared<Monitor>();
     int64_t sequence = 0;
@@ -329,8 +329,9 @@ struct WorldState {
             hosts.push_back(both.substr(0, both.find('\n')));
             machines.push_back(both.substr(both.find('\n') + 1));
         }
-        local_rank = (int)std::count(machines.begin(), machines.begin() + rank, machines[rank]);
+        for (int r = 0; r < rank; r++) local_rank += is_here(r);
     }
+    bool is_here(int r) const { return hosts[r] == hosts[rank] && machines[r] == machines[rank]; }
     std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[r].c_str()); }
 
     void start_mpi(const Placement& p) {
@@ -551,7 +552,8 @@ public:
     const std::string& host() const { return state_->hosts[(size_t)rank()]; }
     const std::vector<std::string>& hosts() const { return state_->hosts; }
     bool on_one_machine(size_t a, size_t b) const { return state_->machines[a] == state_->machines[b]; }
-    bool is_here(int r) const { return on_one_machine((size_t)r, (size_t)rank()); }
+    // On this machine and in this container: it sees the same GPUs and has the same limits.
+    bool is_here(int r) const { return state_->is_here(r); }
     bool has_mpi() const { return state_->has_mpi; }  // started by mpirun or srun
     // "rank 3 of 8 (host node2)"
     std::string description() const { return state_->describe(rank()); }

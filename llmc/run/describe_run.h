@@ -335,7 +335,7 @@ inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) 
     Table& table = run.table.table;
     const bool host = be::memory_is_host && !o.world;
     int sharing = 0;  // ranks on this machine, which share its memory
-    for (const std::string& name : run.world.hosts()) sharing += host && name == run.world.host();
+    for (int r = 0; r < run.world.size(); r++) sharing += host && run.world.is_here(r);
     const int ranks = o.world ? o.world : run.world.size();
     const double resident = host ? (double)resident_memory_bytes() : 0;
     const double most =

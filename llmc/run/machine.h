@@ -33,6 +33,7 @@ inline Peak peak_of(const cpu::Ctx& ctx) {
     const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.003);
     return {rates.best(), 0, format("%s registers, measured", rates.best_name())};
 }
+inline size_t memory_of_device(const cpu::Ctx&) { return cpu::available_memory(); }
 inline std::string processor_of(const cpu::Ctx&) {
     std::ifstream in("/proc/cpuinfo");
     for (std::string line; std::getline(in, line);)
@@ -47,6 +48,7 @@ inline Peak peak_of(const gpu::Ctx& ctx) {
     return {flops, ctx.capability >= 89 ? 2 * flops : 0, "dense bf16 by the vendor"};
 }
 inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
+inline size_t memory_of_device(const gpu::Ctx& ctx) { return ctx.memory_bytes; }
 inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, const Strings& /*before*/) {
     if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU, use --gemm-cache");
     return {};
@@ -78,7 +80,7 @@ inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> 
     world.all_gather(&ctx.threads, sizeof ctx.threads, threads.data());
     double on_this_host = 0;
     for (int r = 0; r < world.size(); r++)
-        if (world.is_here(r)) on_this_host += threads[r];
+        if (world.on_one_machine((size_t)r, (size_t)world.rank())) on_this_host += threads[r];
     const double cores = (double)sysconf(_SC_NPROCESSORS_ONLN),
                  share = be::memory_is_host ? std::min(1.0, cores / on_this_host) : 1;
     const double mine[2] = {share * peak.flops, share * peak.flops_in_fp8};
@@ -118,7 +120,7 @@ inline size_t memory_in_use([[maybe_unused]] const be::Ctx& ctx) {
     if (monotonic_seconds() - looked < 1) return bytes;
     looked = monotonic_seconds();
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
-    const size_t free = be::available_memory();
+    const size_t free = be::free_memory();
     return bytes = ctx.memory_bytes > free ? ctx.memory_bytes - free : 0;
 #else
     return bytes = resident_memory_bytes();

@@ -45,9 +45,14 @@ public:
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
     // Whether the last run was killed when its data were complete, and this file was all that was left of it.
     bool is_complete() const {
-        const auto there = [&](const std::string& ending) { return std::filesystem::exists(prefix_ + ending); };
-        return kept_.documents > 0 && !there(std::string(".idx") + partial_ending) && there(".idx") &&
-               TokenDataset::open(prefix_).n_documents() >= kept_.documents;
+        namespace fs = std::filesystem;
+        const auto there = [&](const std::string& ending) { return fs::exists(prefix_ + ending); };
+        for (const std::string ending : {".bin", ".idx", mask_ending})
+            if (there(ending + partial_ending)) return false;
+        if (kept_.documents == 0 || !there(".idx") || fs::last_write_time(prefix_ + ".idx") < fs::last_write_time(path_))
+            return false;
+        const TokenDataset data = TokenDataset::open(prefix_);
+        return data.n_documents() >= kept_.documents && data.tokenizer().hash == same_["tokenizer"];
     }
 
     // Whether this is the last document of the run that is continued, read once more: it shows that what stands before the

@@ -201,8 +201,9 @@ inline void find_adapters(Run& run) {
     take_adapter_options(o, saved);
     set_adapters(o, now);
     if (now.lora != saved.lora || now.virtual_tokens != saved.virtual_tokens)
-        fail("the adapters are not those of the checkpoint %s, which are: %s; HINT: leave the options out",
-             run.resumed_from.c_str(), adapters_in_words(saved).c_str());
+        fail("the adapters are not those of the checkpoint %s, which are: %s%s; HINT: leave the options out",
+             run.resumed_from.c_str(), adapters_in_words(saved).c_str(),
+             now.lora.dropout > 0 && saved.lora.dropout == 0 ? ", without dropout" : "");
     check_base(run.world, run.resumed_from, o.model);
 }
 

@@ -285,8 +285,8 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
         std::string bytes;  // that its characters stand for in a vocabulary of bytes
         if (unigram ? first_character(token).length == token.size() || byte_of_token(token) >= 0
                     : characters_to_bytes(token, bytes) && bytes != token)
-            fail_usage("--special-tokens has '%s', by which tokenizer.json names a %s; HINT: another name, like <|%s|>",
-                       token.c_str(), unigram ? "character or byte" : "sequence of bytes", token.c_str());
+            fail_usage("--special-tokens has '%s', by which tokenizer.json names a %s; HINT: a name like <|end|>",
+                       token.c_str(), unigram ? "character or byte" : "sequence of bytes");
         if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
             o.special_tokens.begin() + (long)i)
             fail_usage("--special-tokens has '%s' twice", token.c_str());

@@ -80,19 +80,19 @@ inline HereFigures measure_cpu(const Run& run) {
     return here;
 }
 
-// On a GPU that is here, the figures of its kind: of those with its peak, the one whose memory is nearest to what is free.
+// On a GPU that is here, the figures of its kind: of those with its peak, the one whose memory is nearest.
 inline void take_gpu_figures(Run& run) {
     TrainOptions& o = run.o;
     if (o.given.count("device") || !run.ctx.has_device()) return;
     const std::string name = processor_of(run.ctx);
-    const double free = (double)be::available_memory() / 1073741824.0;
+    const double has = (double)memory_of_device(run.ctx) / 1073741824.0;
     const Device* kind = nullptr;
     for (const Device& d : devices())
-        if (d.tflops == gpu_tflops(name) && (!kind || std::abs(d.memory_gib - free) < std::abs(kind->memory_gib - free)))
+        if (d.tflops == gpu_tflops(name) && (!kind || std::abs(d.memory_gib - has) < std::abs(kind->memory_gib - has)))
             kind = &d;
     if (kind) {
         o.device = kind->name;
-        o.device_memory_gib = o.device_memory_gib.value_or(free);
+        o.device_memory_gib = o.device_memory_gib.value_or((double)be::available_memory() / 1073741824.0);
         return;
     }
     for (const auto& [option, value] : {std::pair("device-tflops", o.device_tflops),
