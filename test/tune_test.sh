@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # train_gpt tune as a user runs it: published layouts against the best that it finds, the files that it writes, trials, and what
 # it refuses.
+gpu=$(realpath "${GPU_TRAIN_GPT:-build/emu-bf16/tests/train_gpt}")
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
 
@@ -108,7 +109,7 @@ here=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 64 
 expect "three are measured, with batches left out of the run" "$program" tune "${here[@]}" --skip-batches 1-4 --trials 3 --trial-steps 3 --out here
 says "the plan against the measurement" "measured  *planned"
 says "the plan is corrected" "measured  *3 trials in .*; a step takes [0-9.]* times what the plan said"
-on_gpus() { EMU_DEVICES=2 EMU_NAME=H100 EMU_MEMORY_MB=$1 "$GPU_TRAIN_GPT" tune "${here[@]:0:12}" --out "gpu-$1"; }
+on_gpus() { EMU_DEVICES=2 EMU_NAME=H100 EMU_MEMORY_MB=$1 "$gpu" tune "${here[@]:0:12}" --out "gpu-$1"; }
 for memory in 143360:h200 81920:h100; do
     expect "two GPUs of ${memory%:*} MiB" on_gpus ${memory%:*}
     expect "are what has that memory" grep -q "on 2 x ${memory#*:}" "gpu-${memory%:*}/tune-1.toml"
