@@ -23,6 +23,11 @@ void* operator new(size_t bytes) {
     if (now > peak) peak = now;
     return p;
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept try {
+    return operator new(bytes);
+} catch (const std::bad_alloc&) {
+    return nullptr;
+}
 void operator delete(void* p) noexcept {
     if (p) used -= malloc_usable_size(p);
     free(p);

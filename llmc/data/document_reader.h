@@ -15,6 +15,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -30,6 +31,7 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 #include "../base/utf8.h"
+#include "dataset.h"
 #include "document_source.h"
 #include "json_scan.h"
 #include "parquet.h"
