@@ -233,6 +233,7 @@ private:
 };
 
 // ---- training --------------------------------------------------------------------------------------------------------------
+// A list in the order of the training: weights; what a batch changes of them; epochs of shuffled pieces; rounding to codes.
 inline TextClassifier TextClassifier::train(std::vector<std::string> labels, const ClassifierShape& shape,
                                             const ClassifierTraining& how, const std::vector<LabelledText>& texts,
                                             const std::function<void(int64_t)>& progress) {

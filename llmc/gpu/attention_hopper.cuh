@@ -290,6 +290,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (
     }
 }
 
+// One function although it is longer than a screen: its sums and probabilities stay in registers from product to product.
 template <int HS>
 __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUtensorMap& out_map, float* lse,
                                  const AttentionInputs& in, const WorkOrder& order, bool counted, int w) {

@@ -126,6 +126,7 @@ __device__ void keys_producer(typename BackwardKeys<HS, with_queries>::Shared& s
         }
 }
 
+// One function although it is longer than a screen: its sums and probabilities stay in registers from product to product.
 template <int HS, bool with_queries>
 __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& shared, const CUtensorMap& dkv_map,
                               float* dq_sums, const AttentionInputs& in, int b, int g, int j0, int w) {
