@@ -1547,7 +1547,6 @@ static void train(World& world, const TrainOptions& given) {
     if (run.main_rank()) run.table.print(run.o.json);
     if (run.o.dry_run) return;
 
-    if (run.c.adapted() && !run.o.model.empty()) add_adapter_texts(world, run.texts, run.c, run.o.model);
     if (run.main_rank()) remove_leftovers(run.o.out);
     world.barrier();
     load_model(run, *m);
@@ -1567,6 +1566,7 @@ static void train(World& world, const TrainOptions& given) {
         if (const std::string done = go_back_to(run.o.out, run.resumed_from, trainer.state.step); !done.empty())
             print_line(stderr, "note: " + done);
     const std::string overrides = run.resumes() ? describe_overrides(trainer.state, settled_options(run)) : "";
+    if (run.c.adapted() && !run.o.model.empty()) add_adapter_texts(world, run.texts, run.c, run.o.model);
     sign_state(run, trainer.state);
     begin_training();
     TrainingLog log;

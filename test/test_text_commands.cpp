@@ -222,16 +222,10 @@ TEST(Prepare, DoesNotReadItsOwnFiles) {
 // The part of a pair of answers that was written when a run failed is no part of the place where the next goes on.
 TEST(Prepare, GoesOnBehindWholePairs) {
     const test::TemporaryDirectory dir;
-    const auto pair = [](int i, const std::string& rejected) {
-        return "{\"prompt\": \"ask " + std::to_string(i) + "\", \"chosen\": \"yes\", \"rejected\": \"" + rejected + "\"}\n";
-    };
-    const PrepareOptions o = preparation("", "");
-    test::write_file(dir / "a.jsonl", pair(0, "no") + pair(1, "no"));
+    test::write_file(dir / "a.jsonl", "{\"prompt\": \"ask\", \"chosen\": \"yes\", \"rejected\": \"no\"}\n");
     DocumentReader reader({{dir / "a.jsonl"}});
     PrepareCounts counts;
-    PrepareOptions resumed = o;
-    resumed.output_prefix = dir / "out";
-    PrepareState state(resumed, "hash", {}, reader, counts);
+    PrepareState state(preparation("", dir / "out"), "hash", {}, reader, counts);
     TokenDatasetWriter writer(dir / "out", {"", "", 300}, state.kept());
     const std::vector<int> tokens = {1, 2, 3};
     const auto add = [&] {

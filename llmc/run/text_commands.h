@@ -191,12 +191,11 @@ inline int prepare_command(const PrepareOptions& o) {
             },
             [&](size_t n) { prepared.resize(n); });
     } catch (const Error&) {
-        const auto reason = std::current_exception();
         try {
             if (state) state->save(writer);
         } catch (const Error&) {  // a full disk: the place of the last save stays
         }
-        std::rethrow_exception(reason);
+        throw;
     }
     if (state) state->check_reached();
     if (writer.n_documents() == 0)
