@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../base/terminal.h"
+#include "text_options.h"
 
 using OptionalDouble = std::optional<double>;
 
@@ -492,132 +493,6 @@ inline Allowed one_of(Strings choices) {
       "time of the whole search (90s, 20m, 8h): runs are as long as it allows, and at most as --train-iters says")        \
     X(int64_t, budget_tokens, "", 0, at_least(1), "Sweep", "tokens of the whole search (50M), instead of --budget")       \
     X(int, jobs, "", 1, between(1, 4096), "Sweep", "runs at the same time, which share the CPU's threads")
-
-// Options of all commands that read much text.
-#define TEXT_OPTIONS(X)                                                                                              \
-    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
-      "files of text, JSON or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: standard input")   \
-    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                               \
-      "format of all files; default: detected from each file's name and first bytes")                                \
-    X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON, or its column in Parquet") \
-    X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                       \
-      "what to do about a line of JSON that cannot be read or has no text: skip, count and show it; or end with "    \
-      "an error")                                                                                                    \
-    X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                   \
-      "end with an error if more lines than this are skipped: 20 in all, or 1% of a file (at least one is allowed)") \
-    X(bool, allow_binary, "", false, anything(), "Input",                                                            \
-      "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")
-
-#define PREPARE_OPTIONS(X)                                                                                                  \
-    TEXT_OPTIONS(X)                                                                                                         \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                 \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                          \
-    X(bool, chat, "", false, anything(), "Input",                                                                           \
-      "the input holds conversations: JSON with messages, prompt and completion, or instruction and output; their answers " \
-      "alone are learned")                                                                                                  \
-    X(bool, preference, "", false, anything(), "Input",                                                                     \
-      "the input holds pairs of answers: JSON with prompt, chosen and rejected, each a text or a list of messages")         \
-    X(std::string, chat_template, "", "", word("NAME"), "Input",                                                            \
-      "how conversations become text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, "  \
-      "olmo-2, plain; default: the one beside the tokenizer, if it is one of these")                                        \
-    X(std::string, output_prefix, "output", "", word("PREFIX"), "Output",                                                   \
-      "output files: PREFIX.bin and PREFIX.idx, and beside them PREFIX.meta.json, which names the tokenizer")               \
-    X(std::string, tokenizer, "", "", word("DIR"), "Output",                                                                \
-      "tokenizer: its directory or file: tokenizer.json (`train_gpt tokenizer`, Hugging Face), tokenizer.model "            \
-      "(SentencePiece); or the name of a model in Hugging Face's cache")                                                    \
-    X(bool, no_append_eod, "", false, anything(), "Output", "no end-of-document token after each document")                 \
-    X(bool, parse_special_tokens, "", false, anything(), "Output",                                                          \
-      "text that spells a special token (<|im_start|>) becomes that token; default: it stays text")                         \
-    X(int, workers, "threads", 0, between(1, 4096), "Run", "CPU threads; default: all cores")                               \
-    X(bool, resume, "", false, anything(), "Run",                                                                           \
-      "keep PREFIX.*.partial when interrupted, and go on from there if they exist; give it from the start")
-
-// Of the classifiers of languages and quality.
-#define CLASSIFIER_OPTIONS(X)                                                                                                  \
-    X(std::string, language_model, "", "", word("FILE"), "Stages",                                                             \
-      "drop documents by language, which this model from --train-language finds; each gets keys language and language_score")  \
-    X(Strings, languages, "", {}, list(0, "LANGUAGE"), "Stages",                                                               \
-      "languages to keep, by their names in the model, as in en ja; default: all of the model's")                              \
-    X(double, min_language_score, "", 0.65, between(0, 1), "Stages",                                                           \
-      "smallest probability of its language with which a document is kept (FineWeb: 0.65)")                                    \
-    X(std::string, quality_model, "", "", word("FILE"), "Stages",                                                              \
-      "drop documents by quality, which this model from --train-quality scores from 0 to 1; each gets a key quality_score")    \
-    X(double, min_quality_score, "", 0.5, between(0, 1), "Stages", "smallest score with which a document is kept")             \
-    X(OptionalDouble, quality_pareto, "", {}, between(0.001, 1000), "Stages",                                                  \
-      "instead of a smallest score: keep a document if a draw from Pareto(ALPHA) exceeds 1 - score (GPT-3: 9, MT-NLG: 3)")     \
-    X(Strings, train_language, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                   \
-      "learn to tell languages apart from these texts, one per line, and write the model to --output: en:FILE ja:FILE, "       \
-      "or a folder of en.txt, ja.txt and so on")                                                                               \
-    X(Strings, train_quality, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                    \
-      "learn to tell good documents from bad ones, separated by blank lines in text files: good:FILE bad:FILE")                \
-    X(Strings, measure_on, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                       \
-      "labelled texts on which a model is measured: the one that is trained, instead of on every twentieth of its texts; or, " \
-      "without training, that of --language-model or --quality-model")
-
-#define CURATE_OPTIONS(X)                                                                                                      \
-    TEXT_OPTIONS(X)                                                                                                            \
-    X(std::string, split_documents, "", "file", one_of({"file", "blank", "line"}), "Input",                                    \
-      "the documents of a text file: the whole file, its parts between blank lines, or its lines")                             \
-    X(std::string, output, "", "", word("DIR"), "Output",                                                                      \
-      "directory for data/part-00000.jsonl.zst and so on, curate.json and report.html; the same command continues a "          \
-      "curation that was interrupted")                                                                                         \
-    X(std::string, output_format, "", "jsonl.zst", one_of({"jsonl.zst", "jsonl.gz", "jsonl"}), "Output",                       \
-      "format of the files")                                                                                                   \
-    X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")         \
-    X(bool, normalize, "", false, anything(), "Stages",                                                                        \
-      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")        \
-    X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                   \
-      "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                \
-    X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")     \
-    X(Strings, stop_words, "", {}, list(0, "WORD"), "Stages", "words for gopher-stop-words; default: Gopher's eight")          \
-    X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")              \
-    X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                            \
-      "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                        \
-    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                        \
-    X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
-      "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
-    CLASSIFIER_OPTIONS(X)                                                                                                      \
-    X(Strings, exact_duplicates, "", {}, list(0, "UNIT"), "Whole corpus",                                                      \
-      "drop what occurred before: documents; also paragraphs or lines")                                                        \
-    X(bool, exact_folded, "", false, anything(), "Whole corpus",                                                               \
-      "with --exact-duplicates: compare words without regard to case or punctuation")                                          \
-    X(Strings, near_duplicates, "", {}, list(0, "PRESET [SETTING=VALUE]"), "Whole corpus",                                     \
-      "drop documents that are nearly the same, by the MinHash-LSH or SimHash of fineweb, nemo, llm-jp, mt-nlg, roots, "       \
-      "roots-verified; other settings: fineweb jaccard=0.8 bands=20; earlier names of --input are kept")                       \
-    X(Strings, decontaminate, "", {}, list(0, "FILE"), "Whole corpus",                                                         \
-      "cut out what stands in these task files (of eval --tasks), by n-grams of 8 to 13 words as MT-NLG did")                  \
-    X(Strings, weights, "", {}, list(0, "SOURCE=W"), "Mixing",                                                                 \
-      "share of each name of --input in the output: web=0.7 books=0.3; documents are repeated or left out")                    \
-    X(double, temperature, "", 1, between(1, 1000), "Mixing", "shares by size^(1/T) instead: above 1, small sources get more") \
-    X(int64_t, budget, "", 0, at_least(0), "Mixing",                                                                           \
-      "bytes of the mixed output, or tokens with --tokenizer; default: as much as there is")                                   \
-    X(std::string, tokenizer, "", "", word("DIR"), "Mixing",                                                                   \
-      "count in tokens of this tokenizer: its directory or tokenizer.json")                                                    \
-    X(int64_t, memory_limit, "", 1000000000, between(1e6, 1e15), "Run",                                                        \
-      "bytes of memory for tables and sorting, beyond which they go to disk; batches of documents are not counted")            \
-    X(int, samples, "", 5, between(0, 1000), "Output", "documents that the report shows of those a rule dropped")              \
-    X(int64_t, seed, "", 1234, at_least(0), "Run", "seed of random choices")                                                   \
-    X(int, threads, "workers", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
-
-#define TOKENIZER_OPTIONS(X)                                                                                                  \
-    TEXT_OPTIONS(X)                                                                                                           \
-    X(int, vocab_size, "", 32000, between(257, 10000000), "Tokenizer",                                                        \
-      "number of tokens in the vocabulary, special ones and the 256 bytes included")                                          \
-    X(std::string, type, "", "bpe", one_of({"bpe", "unigram"}), "Tokenizer",                                                  \
-      "byte-level byte-pair encoding, or a unigram model of characters that falls back to bytes")                             \
-    X(std::string, pre_tokenizer, "", "gpt2", one_of({"gpt2", "llama3", "bloom"}), "Tokenizer",                               \
-      "how text is split into words before pairs are merged: as these models do")                                             \
-    X(Strings, special_tokens, "", (Strings{"<|endoftext|>"}), list(0, "TOKEN"), "Tokenizer",                                 \
-      "special tokens, which get the first ids; <|endoftext|>, <|end_of_text|> or </s> ends documents")                       \
-    X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "minimum number of occurrences of a pair to be merged") \
-    X(int, reserved_tokens, "", 0, between(0, 1000000), "Tokenizer",                                                          \
-      "tokens that are kept free after the vocabulary for later special tokens (BLOOM has 200)")                              \
-    X(int, pad_vocab_to_multiple, "", 1, between(1, 1000000), "Tokenizer",                                                    \
-      "add unused tokens until their number is a multiple of this (such as 128)")                                             \
-    X(std::string, output, "", "", word("DIR"), "Output", "directory for tokenizer.json")                                     \
-    X(std::string, report, "", "", word("DIR"), "Output",                                                                     \
-      "tokenizer to measure on --input (bytes per token and so on) instead of learning one: its directory or file")           \
-    X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")
 
 #define GENERATE_OPTIONS(X)                                                                                              \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                  \
