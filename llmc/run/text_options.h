@@ -1,5 +1,5 @@
-// Rows of options (config.h) of the commands that read or make texts, datasets and tokenizers: prepare, curate, tokenizer and the
-// classifiers.
+// Rows of options (config.h) of the commands that read or make texts, datasets and tokenizers: prepare, curate, tokenizer and
+// the classifiers.
 #pragma once
 
 // Options of all commands that read much text.
