@@ -4,9 +4,10 @@
     test/sass.py --compiler VERSION [--write] OBJECT     OBJECT was compiled by nvcc VERSION for sm_90a (and others)
 
 Rules that hold always: no kernel keeps more than two registers in local memory; in attention's loops over tiles nothing is
-computed element by element behind branches, and where exponentials are to run beside products, they stand before the wait for
-these. The numbers of every kernel lie in dev/kernels/resources.md (--write writes it) and are compared with it: they change only
-where a commit shows it. Another compiler gives other registers, so that numbers are compared for the table's compiler alone.
+computed element by element behind branches, ALiBi's term is computed only for models that have it, and where exponentials are to
+run while products do, they come before the wait for these. The numbers of every kernel are in dev/kernels/resources.md (--write
+writes it) and are compared with it: they change only where a commit shows it. Another compiler gives other registers, so that
+numbers are compared for the table's compiler alone.
 make test-sass compiles, gets cuobjdump where it is missing, and runs this; so does make test where cuobjdump is there.
 Prints `ok: NAME` or `FAILED: NAME` per check.
 """
@@ -36,7 +37,7 @@ LOOPS = {
 }
 # Column of the table, and how far a number may be from the table's.
 COLUMNS = {"registers": 4, "setmaxnreg": 0, "stack": 0, "static shared": 0, "dynamic shared, at most": 0, "HGMMA": 0}
-LOOP_COLUMNS = {"instructions": 40, "HGMMA": 0, "MUFU.EX2": 0, "after the last wait": 0, "branches": 2}
+LOOP_COLUMNS = {"instructions": 40, "always issued": 40, "HGMMA": 0, "MUFU.EX2": 0, "after the last wait": 0, "branches": 2}
 
 
 def cuobjdump(option, obj):
@@ -97,10 +98,22 @@ def tile_loop(instructions):
     return best
 
 
+def always_issued(loop):
+    """The loop without the blocks that a branch skips: masks, ALiBi. A block with products is a tile's whole work."""
+    skipped = set()
+    for address, text in loop:
+        m = re.match(r"@\S+ BRA\b.*\b(0x[0-9a-f]+)", text)
+        block = [i for i in loop if m and address < i[0] < int(m[1], 16) <= loop[-1][0]]
+        if not count(block, "HGMMA"):
+            skipped |= {i[0] for i in block}
+    return [i for i in loop if i[0] not in skipped]
+
+
 def loop_numbers(loop):
     last_wait = max(i for i, (_, text) in enumerate(loop) if text.startswith("WARPGROUP.DEPBAR"))
     return {
         "instructions": len(loop),
+        "always issued": len(always_issued(loop)),
         "HGMMA": count(loop, "HGMMA"),
         "MUFU.EX2": count(loop, "MUFU.EX2"),
         "after the last wait": count(loop[last_wait:], "MUFU.EX2"),
@@ -139,7 +152,8 @@ that moves by more than a little has to move here. bf16, sm_90a. Compiler: nvcc 
 {markdown(kernels, COLUMNS)}
 ## Attention's loops over tiles
 
-Exponentials after the last wait cannot run beside the products that it waits for.
+`always issued`: the instructions of a tile without a mask, of a model without ALiBi. Exponentials after the last wait cannot run beside
+the products that it waits for.
 
 {markdown(loops, LOOP_COLUMNS)}"""
 
@@ -210,6 +224,8 @@ def main():
         fine &= verdict(f"{short}: {exponentials} exponentials in its loop", [] if n["MUFU.EX2"] == exponentials else [str(n)])
         fine &= verdict(f"{short}: {products} products in its loop", [] if n["HGMMA"] == products else [str(n)])
         fine &= verdict(f"{short}: at most {BRANCHES} branches in its loop", [] if n["branches"] <= BRANCHES else [str(n)])
+        biases = count(always_issued(loop), "I2F")  # a distance in tokens becomes a float
+        fine &= verdict(f"{short}: ALiBi's term only behind a branch", [f"{biases} conversions"] if biases else [])
         if overlapped:
             late = n["after the last wait"]
             fine &= verdict(f"{short}: exponentials beside the products", [f"{late} after the last wait"] if late else [])

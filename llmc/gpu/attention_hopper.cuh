@@ -180,6 +180,22 @@ __device__ __forceinline__ float row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
 }
 
+// ALiBi: s = scale s + slope (column - row + distance).
+template <int N>
+__device__ __forceinline__ void add_bias(float (&s)[N / 2], float scale, float slope, int distance, const Place& me) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float bias = slope * (float)(me.column - me.row - 8 * r + distance);
+#pragma unroll
+        for (int i = 0; i < N / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& x = s[4 * i + 2 * r + e];
+                x = fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias));
+            }
+    }
+}
+
 // The tiles of `keys` keys that queries t0 .. t0 + n - 1 see: first .. last. As doc_start does not decrease, the first query
 // sees furthest back.
 struct KeyTiles {
@@ -334,18 +350,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
         uint32_t p[N / 16][4];
         const auto finish_scores = [&](int j) {
             const int j0 = j * N;
-            if (alibi)
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const float bias = slope * (float)(j0 + me.column - queries.t[r]);
-#pragma unroll
-                    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            float& x = s[4 * i + 2 * r + e];
-                            x = fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias));
-                        }
-                }
+            if (alibi) add_bias<N>(s, scale, slope, j0 - my_t0, me);
             if (queries.border(j0, N))
 #pragma unroll
                 for (int i = 0; i < N / 2; i++)

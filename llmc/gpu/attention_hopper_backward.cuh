@@ -134,7 +134,7 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
     constexpr int N = K::queries;
     const Place me;
     const int group = in.group(), my_j0 = j0 + 64 * w, tiles = ceil_div(in.T, 128) * 128 / N;
-    const float scale = in.scale * log2_e, one[2] = {1.0f, 1.0f};
+    const float scale = in.scale * log2_e, c = in.slopes ? 1.0f : scale, one[2] = {1.0f, 1.0f};
     const QueryTiles range(in, b, j0, K::keys, N);
     float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2], dq[32];
     uint32_t p[N / 16][4], ds[N / 16][4];
@@ -169,17 +169,16 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
 
             // s and dp: row = key, column = query.
             const bool border = t0 < my_j0 + 63 || statistics[N / 64 - 1].first_key[63] > my_j0;
+            if (in.slopes) add_bias<N>(s, scale, -slope, t0 - my_j0, me);
 #pragma unroll
             for (int i = 0; i < N / 8; i++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const int column = i % 8 * 8 + me.column + e, t = t0 + i / 8 * 64 + column;
-                    const float lse = statistics[i / 8].lse[column];
+                    const float lse = statistics[i / 8].lse[i % 8 * 8 + me.column + e];
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         float& x = s[4 * i + 2 * r + e];
-                        const int j = my_j0 + me.row + 8 * r;
-                        x = exp2_approx(fmaf(x, scale, fmaf(slope, (float)(j - t), -lse)));
+                        x = exp2_approx(fmaf(x, c, -lse));
                     }
                 }
             if (border)
@@ -316,7 +315,7 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
     if (idle) mine.last = mine.first - 1;
     else mine = KeyTiles(in, b, my_t0, 64, N);
     const Queries queries(in, b, my_t0, me);
-    const float scale = in.scale * log2_e, slope = in.slopes ? in.slopes[h] * log2_e : 0.0f;
+    const float scale = in.scale * log2_e, slope = in.slopes ? in.slopes[h] * log2_e : 0.0f, c = in.slopes ? 1.0f : scale;
     const QueryStatistics& of_rows = statistics[((size_t)b * in.NH + h) * (ceil_div(in.T, 128) * 2) + my_t0 / 64];
     const float lse[2] = {of_rows.lse[me.row], of_rows.lse[me.row + 8]}, d[2] = {of_rows.d[me.row], of_rows.d[me.row + 8]};
     float dq[HS / 2], s[N / 2], dp[N / 2];
@@ -343,17 +342,9 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
         multiply_transposed(dp, shared.dout, 64 * w, shared.v[stage]);
         wgmma_wait<1>(s);
         const bool border = queries.border(j0, N);
+        if (in.slopes) add_bias<N>(s, scale, slope, j0 - my_t0, me);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float bias = fmaf(slope, (float)(j0 + me.column - queries.t[r]), -lse[r]);
-#pragma unroll
-            for (int i = 0; i < N / 8; i++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& x = s[4 * i + 2 * r + e];
-                    x = exp2_approx(fmaf(x, scale, fmaf(slope, (float)(8 * i + e), bias)));
-                }
-        }
+        for (int i = 0; i < N / 2; i++) s[i] = exp2_approx(fmaf(s[i], c, -lse[i / 2 % 2]));
         if (border)
 #pragma unroll
             for (int i = 0; i < N / 2; i++)
