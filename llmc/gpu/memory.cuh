@@ -6,6 +6,8 @@
 // ring: while all host threads copy one slot to its destination, the next ones are transferred. The driver's own path for
 // pageable memory uses one thread and alternates copying and transferring.
 #pragma once
+#include <algorithm>
+#include <climits>
 #include <deque>
 
 #include "../cpu/memory.h"
@@ -25,9 +27,11 @@ inline size_t available_memory() {
 }
 
 // A sixteenth of the device memory, in whole tiles of products: every further chunk reads and writes the head's fp32 gradient
-// again.
+// again. At most INT_MAX logits, which an H200 would exceed with GPT-2's vocabulary: 32-bit offsets have failed there in others'
+// kernels, and no product this large has been tried.
 inline size_t logits_rows(const Ctx& ctx, size_t row_bytes) {
-    return std::max<size_t>(1024, ctx.memory_bytes / 16 / row_bytes / 128 * 128);
+    const size_t bytes = std::min(ctx.memory_bytes / 16, (size_t)INT_MAX * sizeof(floatX));
+    return std::max<size_t>(1024, bytes / row_bytes / 128 * 128);
 }
 
 inline void* allocate_memory(size_t bytes) {

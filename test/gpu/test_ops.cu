@@ -346,6 +346,19 @@ TEST(InitialWeights, BitsOfTheCpu) {
         }
 }
 
+// A sixteenth of the memory, at least 1024 rows, at most 2^31 - 1 logits.
+TEST(Memory, RowsOfLogitsAtATime) {
+    gpu::Ctx ctx;
+    const size_t gpt2 = 50304 * sizeof(floatX);
+    ctx.memory_bytes = (size_t)1 << 30;
+    EXPECT_EQ(gpu::logits_rows(ctx, gpt2), 1024u);
+    ctx.memory_bytes = (size_t)48 << 30;
+    EXPECT_EQ(gpu::logits_rows(ctx, gpt2), ((size_t)3 << 30) / gpt2 / 128 * 128);
+    ctx.memory_bytes = (size_t)640 << 30;
+    EXPECT_EQ(gpu::logits_rows(ctx, gpt2), 42624u);
+    EXPECT_LE(gpu::logits_rows(ctx, gpt2) * 50304, (size_t)INT_MAX);
+}
+
 // Up to and over the slots of page-locked memory that a copy goes through, each used more than once.
 TEST(Memory, CopiesOfAnyLength) {
     gpu::Ctx ctx;
