@@ -84,6 +84,7 @@ for layout in "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --t
     expect "bf16 gradients and moments, $layout" train "$n" "moments $layout" $options "${moments[@]}" --check-replicas 4
     expect "bf16 gradients and moments, $layout: one rank's losses" near moments "moments $layout" 8
 done
+expect "the table says who holds the optimizer's state" grep -q "optimizer state sharded (ZeRO-1)" "moments 2 --zero 1 --ddp-bucket-size 4096/log.jsonl"
 expect "bf16 gradients and moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
 # Muon's matrices are whole: on one rank of each data-parallel group with ZeRO-1, gathered from tensor-parallel ranks, of which here
 # two hold the same keys and values.

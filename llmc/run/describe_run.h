@@ -198,8 +198,8 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     if (mesh.dp.size > 1)
         t.row("data parallel",
               format("%s, %zu message%s of at most %s parameters",
-                     ranks.zero ? "optimizer state shared (ZeRO-1)" : "optimizer state on each rank (ZeRO off)", messages,
-                     messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
+                     ranks.zero ? "optimizer state sharded (ZeRO-1)" : "whole optimizer state on each rank (ZeRO off)",
+                     messages, messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
     if (mesh.pp.size > 1) {
         std::string layers;
         for (const int count : layers_of_stages(run.o, run.c, mesh))
