@@ -101,6 +101,20 @@ expect "Muon resumes" train 4 "muon again" --tp 4 "${muon[@]}"
 expect "with every bit" everything_same "muon 4 --tp 4" "muon again"
 expect "and on another layout" train 2 "muon elsewhere" "${muon[@]}"
 expect "with one rank's losses" near "muon 1 " "muon elsewhere" 5
+# What is written is what was trained, in whichever order the optimizer keeps it: in the foreground the files of the background, and
+# eval gives the loss of the run's validation.
+same_files() { diff -r -x state.json -x manifest.json "$1/latest/" "$2/latest/"; }
+valid_loss() { sed -n 's/.*"kind":"valid","step":8,"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl"; }
+for optimizer in adamw muon normuon; do
+    for n in 1 2; do
+        name="$optimizer on $n"
+        expect "$name, saved in the background" train "$n" "$name" --optimizer "$optimizer" --eval-fixed --seed 1234
+        expect "$name, saved in the foreground" train "$n" "$name, foreground" --optimizer "$optimizer" --eval-fixed --seed 1234 --save-in-foreground
+        expect "$name, saved in the foreground: the same files" same_files "$name" "$name, foreground"
+        expect "$name: eval" "$program" eval --model "$name, foreground/latest" --data-path text --split "90, 10, 0" --seq-length 40 --max-samples 8
+        says "$name: eval gives the validation loss" "loss *$(printf '%.4f' "$(valid_loss "$name, foreground")") nats"
+    done
+done
 expect "adam, Megatron's name of adamw, resumes it" train 1 "one again" --optimizer adam --resume one/step_00000003
 expect "with every bit" everything_same one "one again"
 expect "another optimizer than the checkpoint's: refused" refused train 1 x "${muon[@]}" --optimizer adamw

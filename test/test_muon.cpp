@@ -259,6 +259,10 @@ TEST(Muon, ShardsAreWholeMatricesBalancedBySize) {
             std::vector<size_t> sizes;
             for (int rank = 0; rank < dp; rank++) {
                 const Shards shards(table, {dp, rank}, true, 700, true);
+                EXPECT_FALSE(shards.in_order);  // matrices come last in memory, also on one rank
+                EXPECT_EQ(Shards(table, {dp, rank}, true, 700).in_order, dp == 1);
+                EXPECT_TRUE(Shards(table, {dp, rank}, false, 700).in_order);
+                EXPECT_FALSE(Shards(table, {dp, rank}, false, 700, true).in_order);
                 size_t end = 0, mine = 0;
                 for (const Bucket& b : shards.buckets) {
                     EXPECT_EQ(b.begin, end);

@@ -37,6 +37,7 @@ public:
     size_t size = 0;              // elements of all shards of this rank
     size_t size_of_cut = 0;       // of those that are no whole matrices; in memory they come first
     bool cut = false;             // sharded; otherwise every rank has all elements
+    bool in_order = true;         // this rank's memory of shards is the whole buffer in its order
 
     Shards() = default;
     // whole_matrices: those of blocks must not be cut.
@@ -61,6 +62,7 @@ public:
                 if (b.whole_matrix() == whole) b.shard = std::exchange(size, size + b.n);
             if (!whole) size_of_cut = size;
         }
+        for (const Bucket& b : buckets) in_order &= b.shard == b.begin && b.n == b.end - b.begin;
     }
 
     // Calls visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's

@@ -53,7 +53,7 @@ struct TrainingMemory {
     bool examines = false;    // whether the layers' health is logged; set before memory is planned
     real* before = nullptr;   // (shards.size) in host memory: the fp32 weights before an update that is examined
     Parts copy;               // host memory from which a checkpoint is written; null: written from the tensor itself
-    bool copies = false;      // whether all of a checkpoint is written from there; else at most sharded parameters are
+    bool copies = false;      // whether all of a checkpoint is written from there; else at most the parameters are
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -89,13 +89,13 @@ struct TrainingMemory {
 
     static constexpr const char* copy_purpose = "copy for checkpoints";
     // Plans the copy from which a checkpoint is written while training continues. On CPUs a save in the foreground needs none,
-    // except of sharded parameters, whose shards are not contiguous; on a GPU there always is one, in host memory.
+    // except of parameters that are not in the order of the shards; on a GPU there always is one, in host memory.
     void plan_copy(Arena& arena, bool foreground) {
         const bool in_place = foreground && be::memory_is_host;
         const auto add = [&](auto* part, size_t n) { arena.add_on_host(copy_purpose, part, n); };
         copy.exp_avg.is_bf16 = exp_avg.is_bf16;
         copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
-        if (!in_place || shards.cut) add(&copy.params, shards.size);
+        if (!in_place || !shards.in_order) add(&copy.params, shards.size);
         copies = !in_place;  // also where this rank trains nothing and a copy has no bytes
         if (in_place) return;
         if (has_lower_halves) add(&copy.lower, shards.size);

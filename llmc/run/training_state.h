@@ -460,7 +460,7 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    // Where parameters are sharded, there must be a copy of this rank's shards of them.
+    // Where parameters are not in the order of the shards, there must be a copy of this rank's shards of them.
     void save(const TrainingState& state) {
         wait();
         state_ = state;
