@@ -109,6 +109,18 @@ struct AttentionShape {
     HD bool capped_or_dropped() const { return softcap > 0 || dropout.rate > 0; }
     HD uint64_t weight(int b, int h, int t, int j) const { return (((uint64_t)b * all_heads + h) * T + t) * T + j; }
 };
+// The kernels that compute attention on a GPU (gpu/attention.cuh).
+enum class AttentionKernels {
+    simple,  // without tensor cores
+    mma,     // tensor cores of compute capability 8.0 and later
+    hopper   // tensor cores of compute capability 9.0
+};
+// Which of them run, by head size, compute capability, and whether activations are stored in bf16.
+inline AttentionKernels attention_kernels(int HS, bool capped_or_dropped, int capability, bool in_bf16) {
+    if (!in_bf16 || capped_or_dropped) return AttentionKernels::simple;
+    if (capability == 90 && (HS == 64 || HS == 128)) return AttentionKernels::hopper;
+    return HS == 64 || HS == 80 || HS == 96 || HS == 128 ? AttentionKernels::mma : AttentionKernels::simple;
+}
 // Which keys a query sees, and what is added to its scores. Default: all keys up to its own position, and nothing.
 struct AttentionMask {
     const int* doc_start = nullptr;  // (B, T) or null: the first key that a row sees; does not decrease within a sequence

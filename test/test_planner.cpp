@@ -230,6 +230,40 @@ TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
     EXPECT_EQ(make_plan(in).stages[0].forward_seconds, wide.forward_seconds);
 }
 
+// Heads of 40 have no kernels for tensor cores, those of 64 do: 14 TFLOP/s for 2 products forward and 7 backward.
+TEST(Planner, AttentionWithoutTensorCoresTakesLonger) {
+    TrainOptions o;
+    o.seq_length = 1024;
+    o.micro_batch_size = 16;
+    ModelConfig c = config_from_preset("gpt2-124m");
+    pad_vocabulary(c, 128);
+    const auto passes = [&](bool slow) {
+        PlanInput in = plan_input(o, c, 1, {12}, 16, 2);
+        EXPECT_EQ(detail::attention_is_slow(in), slow);
+        const StagePlan s = make_plan(in).stages[0];
+        Table table;
+        add_rows(table, make_plan(in), 0);
+        const std::string text = table.str(Paint{false}, 200);
+        EXPECT_EQ(text.find("without tensor cores") != std::string::npos, slow) << text;
+        return std::make_pair(s.forward_seconds, s.backward_seconds);
+    };
+    const auto [forward, backward] = passes(false);
+    const double flops = 12.0 * 2 * 16 * 1024 * 1024 * 768, rate = 989e12 * efficiency_of(find_device("h100"), 768);
+    c.attention_dropout = 0.1;
+    const auto [slow_forward, slow_backward] = passes(true);
+    expect_within(slow_forward - forward, flops / 14e12 - flops / rate, 1e-9);
+    expect_within(slow_backward - backward, 3.5 * flops / 14e12 - 2 * flops / rate, 1e-9);
+    o.recompute_granularity = "full";
+    const auto again = passes(true);
+    c.attention_dropout = 0;
+    expect_within(again.second - passes(false).second, slow_forward - forward + slow_backward - backward, 1e-9);
+    EXPECT_FALSE(attention_is_slow(c, 80, true));
+    EXPECT_TRUE(attention_is_slow(c, 80, false));
+    c.NH = c.NKV = 32;  // of 24
+    EXPECT_TRUE(attention_is_slow(c, 80, true));
+    EXPECT_EQ(slow_attention_note(c, 80, true), "heads of 24 run without tensor cores, at 14 TFLOP/s or less");
+}
+
 // Where answers are compared, the last stage alone computes the head's forward pass once more.
 TEST(Planner, ComparedAnswersTakeTheHeadTwice) {
     PlanInput in = toy();
@@ -414,6 +448,7 @@ TEST(Planner, FasterHardwareIsNeverSlower) {
         EXPECT_LT(make_plan(faster).step_seconds, base);
     }
     in.world = in.tp = in.pp = 1;  // all times but latencies are quotients
+    in.c.head_size = 64;           // and attention without tensor cores
     const double alone = make_plan(in).step_seconds;
     for (double PlanInput::*figure : {&PlanInput::tflops, &PlanInput::memory_gbs}) in.*figure *= 3;
     expect_within(make_plan(in).step_seconds, alone / 3, 1e-12);

@@ -30,20 +30,10 @@ inline std::string attention_limits(int HS) {
     return format("a head size of %d is above %d, the largest that attention on the GPU takes", HS, attention_largest_head);
 }
 
-enum class AttentionKernels { simple, mma, hopper };
-
-// Chooses the implementation.
-inline AttentionKernels choose_attention(const Ctx& ctx, int HS) {
-#ifndef PRECISION_FP32
-    if (!ctx.plain && attention_hopper_takes(ctx, HS)) return AttentionKernels::hopper;
-    if (!ctx.plain && attention_mma_takes(HS)) return AttentionKernels::mma;
-#endif
-    (void)ctx, (void)HS;
-    return AttentionKernels::simple;
-}
-// Only the simple kernels know soft caps and dropout.
 inline AttentionKernels choose_attention(const Ctx& ctx, const AttentionShape& shape) {
-    return shape.capped_or_dropped() ? AttentionKernels::simple : choose_attention(ctx, shape.HS);
+    const bool in_bf16 = std::is_same<floatX, bf16>::value;
+    return ctx.plain ? AttentionKernels::simple
+                     : attention_kernels(shape.HS, shape.capped_or_dropped(), ctx.capability, in_bf16);
 }
 
 inline void check_attention_shape(const AttentionShape& a) {

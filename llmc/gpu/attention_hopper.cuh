@@ -490,7 +490,9 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, const Attentio
 
 namespace gpu {
 
-inline bool attention_hopper_takes(const Ctx& ctx, int HS) { return ctx.capability == 90 && (HS == 64 || HS == 128); }
+inline bool attention_hopper_takes(const Ctx& ctx, int HS) {
+    return attention_kernels(HS, false, ctx.capability, true) == AttentionKernels::hopper;
+}
 
 inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                                      const bf16* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask,

@@ -464,8 +464,6 @@ void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info
 
 }  // namespace mma
 
-inline bool attention_mma_takes(int HS) { return HS == 64 || HS == 80 || HS == 96 || HS == 128; }
-
 inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask,
                                   const AttentionShape& a) {
     const auto launch = a.HS == 64   ? mma::launch_forward<64>

@@ -221,6 +221,7 @@ inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planne
                                                               o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
                                                            .c_str()
                                                      : ""));
+    if (const std::string note = slow_attention_note(run.ctx, run.c); !note.empty()) t.row("attention", note);
     t.row("recompute", o.recompute_granularity);
     if (const Preference p = preference_of(o); p.on())
         t.row("answers are compared",

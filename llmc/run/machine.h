@@ -42,6 +42,7 @@ inline std::string processor_of(const cpu::Ctx&) {
     return "CPU";
 }
 inline void plan_for(cpu::Ctx&, const TrainOptions&) {}
+inline std::string slow_attention_note(const cpu::Ctx&, const ModelConfig&) { return ""; }
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 inline Peak peak_of(const gpu::Ctx& ctx) {
     const double flops = gpu_tflops(ctx.name) * 1e12;
@@ -49,6 +50,9 @@ inline Peak peak_of(const gpu::Ctx& ctx) {
 }
 inline std::string processor_of(const gpu::Ctx& ctx) { return ctx.name; }
 inline size_t memory_of_device(const gpu::Ctx& ctx) { return ctx.memory_bytes; }
+inline std::string slow_attention_note(const gpu::Ctx& ctx, const ModelConfig& c) {
+    return slow_attention_note(c, ctx.capability, std::is_same<floatX, bf16>::value);
+}
 inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, const Strings& /*before*/) {
     if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU, use --gemm-cache");
     return {};

@@ -16,6 +16,7 @@
 // Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time. Every
 // --head-rows rows of logits, the head's weights are read twice, and its gradients read and written: with few rows these bytes
 // take longer than the products.
+// Attention that the GPU computes without tensor cores (attention_kernels) has a rate of its own.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 or
@@ -212,6 +213,7 @@ struct PlanInput {
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
+    int capability = 90;                     // CUDA compute capability: which kernels compute attention
     double layer_speedup = 1;                // of layers in FP8 over bf16
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that stay in bf16 nevertheless
     int node_size = 8;
@@ -259,6 +261,20 @@ struct Plan {
 
     double days(double tokens) const { return tokens / tokens_per_second / 86400; }
 };
+
+// Whether attention on a GPU does without tensor cores, and a note that says so, or "".
+inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16) {
+    const bool capped_or_dropped = c.attention_softcap > 0 || c.attention_dropout > 0;
+    return attention_kernels(c.HS(), capped_or_dropped, capability, in_bf16) == AttentionKernels::simple;
+}
+inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16) {
+    if (!attention_is_slow(c, capability, in_bf16)) return "";
+    const char* why = !in_bf16                  ? " in fp32"
+                      : c.attention_softcap > 0 ? " with capped scores"
+                      : c.attention_dropout > 0 ? " with dropout"
+                                                : "";
+    return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), why);
+}
 
 namespace detail {
 
@@ -311,6 +327,27 @@ inline double elementwise_bytes(const PlanInput& in) {
     const ModelConfig& c = in.c;
     const double N = (double)in.B * in.T, norms = 2 * 2.0 * c.C / (cuts_rows(in) ? in.tp : 1);
     return N * (norms + (double)(c.F1() + c.F) / in.tp) * (double)in.bytes_per_element;
+}
+
+// Attention without tensor cores reads an operand from shared memory for each multiply-add: 64 FLOPs per clock and
+// multiprocessor, which are 14 TFLOP/s on an H100. Forward has 2 products, and backward 7 where others need 4.
+constexpr double simple_attention_tflops = 14;
+inline bool attention_is_slow(const PlanInput& in) { return attention_is_slow(in.c, in.capability, in.bytes_per_element == 2); }
+// FLOPs of a layer's attention for a micro-batch on one of tp ranks, forward.
+inline double attention_flops(const PlanInput& in) {
+    FlopSizes one = flop_sizes(in.c, in.T);
+    one.L = 1;
+    return (layers_forward_flops(one, in.attention) - layer_products_flops(one)) * in.B * in.T / in.tp;
+}
+// Seconds that a layer takes longer for it, forward and backward.
+struct SlowAttention {
+    double forward = 0, backward = 0;
+};
+inline SlowAttention slow_attention(const PlanInput& in) {
+    if (!attention_is_slow(in)) return {};
+    const double usual = in.tflops * 1e12 * in.efficiency, slow = std::min(usual, simple_attention_tflops * 1e12);
+    const double flops = attention_flops(in);
+    return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
 }
 
 // Parameters of a virtual stage on a rank, with padding.
@@ -378,15 +415,17 @@ inline void plan_passes(Plan& p) {
     p.tensor.latency = message_latency(link.between_nodes, halves * (in.tp - 1));
     const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga) + p.tensor.latency / halves;
     const double rate = in.tflops * 1e12 * in.efficiency;
+    const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
     for (StagePlan& s : p.stages) {
         const double in_layers = rate / (1 - s.fp8 + s.fp8 / in.layer_speedup);
-        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds;
+        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds + s.layers * slow.forward;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
         s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds +
-                             s.recomputed_bytes / (in.memory_gbs * giga);
+                             s.recomputed_bytes / (in.memory_gbs * giga) + s.layers * slow.backward +
+                             recomputed_layers(in, s.layers) * slow.forward;
     }
 }
 
@@ -590,6 +629,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.bucket_elements = o.ddp_bucket_size;
     in.bytes_per_element = bytes_per_element;
     in.device = o.device_tflops && !o.given.count("device") ? "device" : d.name;
+    in.capability = d.capability;
     in.efficiency = o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, in.tp));
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
@@ -732,6 +772,13 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
                                                     100 * (fastest->forward_seconds + fastest->backward_seconds) /
                                                         (slowest->forward_seconds + slowest->backward_seconds))
                                                  .c_str()));
+    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2); !note.empty()) {
+        const detail::SlowAttention slow = detail::slow_attention(in);
+        const double more = slowest->layers * (slow.forward + slow.backward);
+        const double seconds_of_stage = slowest->forward_seconds + slowest->backward_seconds;
+        t.row("attention",
+              format("%s: passes take %.1f times as long", note.c_str(), seconds_of_stage / (seconds_of_stage - more)));
+    }
     traffic("tensor parallel, per rank", p.tensor, "not overlapped");
     traffic("pipeline, per rank", p.pipeline, "waited for");
     traffic("data parallel, per rank", p.data, "not overlapped");

@@ -63,7 +63,7 @@ struct BeforeHopper : gpu::Ctx {
 
 // The implementations that take heads of this size: plain true or false.
 std::vector<bool> implementations(const gpu::Ctx& ctx, const Case& k) {
-    if (gpu::choose_attention(ctx, k.shape(1)) == gpu::AttentionKernels::simple) return {true};
+    if (gpu::choose_attention(ctx, k.shape(1)) == AttentionKernels::simple) return {true};
     return {true, false};
 }
 const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
@@ -277,11 +277,12 @@ TEST(AttentionLimits, WhoRuns) {
     BeforeHopper ctx;
     const bool fast = std::is_same<floatX, bf16>::value;
     for (const int HS : {16, 40, 64, 80, 96, 128, 256}) {
+        const AttentionShape shape{1, 8, 1, 1, HS, 1};
         const bool fits = HS == 64 || HS == 80 || HS == 96 || HS == 128;
         ctx.plain = false;
-        EXPECT_EQ(gpu::choose_attention(ctx, HS) != gpu::AttentionKernels::simple, fast && fits) << HS;
+        EXPECT_EQ(gpu::choose_attention(ctx, shape) != AttentionKernels::simple, fast && fits) << HS;
         ctx.plain = true;
-        EXPECT_EQ(gpu::choose_attention(ctx, HS), gpu::AttentionKernels::simple) << HS;
+        EXPECT_EQ(gpu::choose_attention(ctx, shape), AttentionKernels::simple) << HS;
     }
 }
 
