@@ -201,6 +201,11 @@ TEST(Families, UnsupportedIsNamed) {
             "short_factor": [1, 1, 1, 1, 1, 1, 1, 1], "long_factor": [1, 1, 1e-300, 1, 1, 1, 1, 1]})"),
          {"longrope", "1e-300"}},
         {llama_like("smollm3", R"("no_rope_layers": [1, 0, 1, 1, 0, 1])"), {"'no_rope_layers'"}},
+        {llama_like("llama", R"("rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 5e5})"),
+         {"'rope_scaling'", "'rope_parameters'", "contradict"}},
+        {llama_like("llama", R"("rope_scaling": {"type": "linear", "factor": 2},
+            "rope_parameters": {"rope_type": "linear", "factor": 4})"),
+         {"'rope_scaling'", "'rope_parameters'", "contradict"}},
         {llama_like("smollm3", R"("use_sliding_window": true, "sliding_window": 16)"), {"'use_sliding_window'"}},
         {llama_like("qwen3_moe", ""), {"model_type", "qwen3_moe", "gemma3_text"}},
         {R"({"model_type": "gpt_neox", "vocab_size": 9, "hidden_size": 60, "intermediate_size": 80, "num_hidden_layers": 2,
@@ -208,6 +213,21 @@ TEST(Families, UnsupportedIsNamed) {
          {"rotated"}},
     };
     for (const auto& [text, parts] : rows) expect_error([&, &t = text] { check_config(read(t)); }, parts);
+}
+
+// Files of transformers 4 that a newer version saved again have both keys.
+TEST(Families, BothKeysOfRopeScaling) {
+    const std::string scaling = R"("rope_scaling": {"type": "linear", "factor": 4})";
+    const ModelConfig older = read(llama_like("llama", scaling));
+    EXPECT_EQ(older.rope_scaling.factor, 4);
+    for (const char* newer : {R"({"rope_type": "default"})", R"({"rope_theta": 10000.0, "rope_type": "default"})", "{}",
+                              R"({"rope_type": "linear", "factor": 4.0})"}) {
+        const ModelConfig both = read(llama_like("llama", scaling + R"(, "rope_parameters": )" + newer));
+        EXPECT_TRUE(same_model(both, older)) << newer;
+    }
+    const ModelConfig newer =
+        read(llama_like("llama", R"("rope_scaling": {}, "rope_parameters": {"type": "linear", "factor": 4})"));
+    EXPECT_TRUE(same_model(newer, older));
 }
 
 // ---- the family of a combination ------------------------------------------------------------------------------------------

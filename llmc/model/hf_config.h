@@ -263,35 +263,54 @@ inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const
     if (s.type == Type::yarn) c.T = outside.count(longest_key, std::max(c.T, longest));
     if (s.type == Type::linear) s.original = 0;
 }
+// The object under one of the two keys.
+inline void read_rope_object(const HfReader& in, const RopeKeys& keys, const char* key, ModelConfig& c) {
+    if (!in.j[key].is_object()) in.wrong(key, "an object");
+    const std::string source = in.source + ": '" + key + "'";
+    const nlohmann::json* all = &in.j[key];
+    const auto part = [&](const char* layers) -> const nlohmann::json* {
+        if (!keys.local || !all->contains(layers)) return nullptr;
+        if (!(*all)[layers].is_object()) in.wrong(key, "an object of objects");
+        return &(*all)[layers];
+    };
+    if (const nlohmann::json* windowed = part("sliding_attention")) {
+        const HfReader local{*windowed, source};
+        if (read_rope_type(local, key) != RopeScaling::Type::none) in.unsupported(key, "no scaling in layers with a window");
+        c.local_rope_base = local.number("rope_theta", c.local_rope_base);
+    }
+    if (const nlohmann::json* full = part("full_attention")) all = full;
+    else if (part("sliding_attention")) return;
+    const HfReader inside{*all, source};
+    c.rope_base = inside.number("rope_theta", c.rope_base);
+    if (keys.fraction) c.rotary_fraction = inside.number("partial_rotary_factor", c.rotary_fraction);
+    else inside.only("partial_rotary_factor", 1.0);
+    read_rope_scaling(inside, in, key, c);
+}
+inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c);
 inline void read_rope(const HfReader& in, const RopeKeys& keys, ModelConfig& c) {
     c.rope_base = in.number(keys.base, keys.otherwise);
     if (keys.fraction) c.rotary_fraction = in.number(keys.fraction, keys.whole);
     else in.only("partial_rotary_factor", 1.0);
     if (keys.local) c.local_rope_base = in.number(keys.local, 10000);
-    for (const char* key : {"rope_scaling", "rope_parameters"}) {
-        if (in.absent(key)) continue;
-        if (!in.j[key].is_object()) in.wrong(key, "an object");
-        const std::string source = in.source + ": '" + key + "'";
-        const nlohmann::json* all = &in.j[key];
-        const auto part = [&](const char* layers) -> const nlohmann::json* {
-            if (!keys.local || !all->contains(layers)) return nullptr;
-            if (!(*all)[layers].is_object()) in.wrong(key, "an object of objects");
-            return &(*all)[layers];
-        };
-        if (const nlohmann::json* windowed = part("sliding_attention")) {
-            const HfReader local{*windowed, source};
-            if (read_rope_type(local, key) != RopeScaling::Type::none)
-                in.unsupported(key, "no scaling in layers with a window");
-            c.local_rope_base = local.number("rope_theta", c.local_rope_base);
-        }
-        if (const nlohmann::json* full = part("full_attention")) all = full;
-        else if (part("sliding_attention")) continue;
-        const HfReader inside{*all, source};
-        c.rope_base = inside.number("rope_theta", c.rope_base);
-        if (keys.fraction) c.rotary_fraction = inside.number("partial_rotary_factor", c.rotary_fraction);
-        else inside.only("partial_rotary_factor", 1.0);
-        read_rope_scaling(inside, in, key, c);
+    const auto given = [&](const char* key) { return !in.absent(key) && !(in.j[key].is_object() && in.j[key].empty()); };
+    const char *const older = "rope_scaling", *const newer = "rope_parameters";
+    if (!given(older) && !given(newer)) return;
+    const ModelConfig plain = c;
+    read_rope_object(in, keys, given(older) ? older : newer, c);
+    if (!given(older) || !given(newer)) return;
+    // transformers reads the older key alone; a file whose newer key holds something else was edited by hand.
+    ModelConfig other = plain;
+    read_rope_object(in, keys, newer, other);
+    if (other.rope_scaling.type == RopeScaling::Type::none) {
+        other.rope_scaling = c.rope_scaling;
+        other.T = c.T;
     }
+    Json used, unused;
+    write_rope(used, keys, c);
+    write_rope(unused, keys, other);
+    if (used != unused)
+        fail("%s: '%s' and '%s' contradict each other; HINT: remove the one that does not apply", in.source.c_str(), older,
+             newer);
 }
 inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
     using Type = RopeScaling::Type;
