@@ -396,6 +396,11 @@ inline Key window(const WindowKeys& keys) {
                     const std::vector<bool> full = layers_with(in, types, c, "full_attention", "sliding_attention");
                     c.full_interval = interval_of(in, types, full);
                     if (c.full_interval == 1) c.window = 0;
+                    else if (!c.window) {
+                        const char* const off = keys.switched && !in.flag(on, false) ? on : size;
+                        fail("%s: '%s' has layers with a window, but '%s' turns windows off; HINT: change one of them",
+                             in.source.c_str(), types, off);
+                    }
                 } else if (keys.switched && c.window) {
                     if (!keys.after_first) in.unsupported(on, "false, or true together with 'layer_types',");
                     const int first = in.count("max_window_layers", 28);
