@@ -152,8 +152,38 @@ TEST(Tensors, ShardsHoldTheSame) {
     }
 }
 
-// A weight without a place here means that the model is another one; masks and copies of a tied head are no weights. An adapter
-// on a tied head is no copy of it.
+// The head of a tied model that is stored, too, must be the embedding: files of transformers 5 may have another one.
+TEST(Tensors, TiedHeadIsTheEmbedding) {
+    const ModelConfig c = tiny("gpt2");
+    const ParameterTable table(c);
+    std::vector<float> values(table.size), found(table.size);
+    test::Rng rng(4);
+    const TensorSpec& wte = table.rows[0];
+    for (size_t i = 0; i < (size_t)c.V * c.C; i++) values[wte.offset + i] = (float)rng.normal();
+    const auto read = [&](const std::vector<int64_t>& shape, size_t changed) {
+        const TemporaryDirectory dir;
+        write_tensors(dir / "model-a.safetensors", table, values.data());
+        std::vector<float> head(values.begin() + (ptrdiff_t)wte.offset, values.begin() + (ptrdiff_t)wte.offset + c.V * c.C);
+        if (changed < head.size()) head[changed] += 1;
+        {
+            SafetensorsWriter writer(dir / "model-b.safetensors");
+            writer.declare("lm_head.weight", "F32", shape);
+            writer.write("lm_head.weight", head.data(), head.size() * 4);
+            writer.finish();
+        }
+        write_file(dir / "model.safetensors.index.json",
+                   "{\"weight_map\": {\"a\": \"model-a.safetensors\", \"b\": \"model-b.safetensors\"}}");
+        read_tensors(dir / "", c, table, found.data());
+    };
+    const size_t n = (size_t)c.V * c.C;
+    read({c.V, c.C}, n);
+    for (const size_t changed : {(size_t)0, n - 1})
+        expect_error([&] { read({c.V, c.C}, changed); }, {"tie_word_embeddings", "lm_head.weight", "HINT"});
+    expect_error([&] { read({c.C, c.V}, n); }, {"tie_word_embeddings"});
+}
+
+// A weight without a place here means that the model is another one; masks are no weights. An adapter on a tied head is no copy
+// of it.
 TEST(Tensors, UnknownOnesAreRefusedByName) {
     ModelConfig c = tiny("gpt2");
     ParameterTable table(c);
@@ -172,7 +202,7 @@ TEST(Tensors, UnknownOnesAreRefusedByName) {
                    "{\"weight_map\": {\"a\": \"model-a.safetensors\", \"b\": \"model-b.safetensors\"}}");
         read_tensors(dir / "", c, table, found.data());
     };
-    for (const char* name : {"transformer.h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"}) with(name);
+    for (const char* name : {"transformer.h.0.attn.bias", "h.1.attn.masked_bias"}) with(name);
     for (const char* name : {"transformer.h.0.attn.q_proj.bias", "score.weight", "lm_head.weight_scale", "x.lm_head.weight"})
         expect_error([&] { with(name); }, {name, "does not have"});
     c.lora.rank = 2;

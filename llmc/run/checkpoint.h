@@ -105,6 +105,7 @@ public:
         if (!all_finite(ours, spec.size()))
             fail("%s: tensor '%s' holds numbers that are not finite; HINT: download or copy it again", path_.c_str(),
                  spec.hf[0].name.c_str());
+        if (c_.tied && spec.id == 0) check_head(spec, ours);
     }
     // Refuses one that is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
@@ -118,6 +119,30 @@ public:
     }
 
 private:
+    // Refuses a head that is stored next to the embedding it is tied to, unless both hold the same numbers: transformers 5 then
+    // uses the file's head, although config.json says that they are one.
+    template <class E>
+    void check_head(const TensorSpec& spec, const E* embedding) const {
+        const std::string name = family_of(c_).names.head + std::string(".weight");
+        const TensorView* head = find(name);
+        if (!head) return;
+        const HfTensor& t = spec.hf[0];
+        bool same = head->shape == file_shape(spec, t);
+        std::vector<E> part((size_t)1 << 20);
+        const auto compare = [&](size_t at, size_t /*stride*/, size_t in_file, size_t n) {
+            for (size_t done = 0, k = 0; same && done < n; done += k) {
+                k = std::min(part.size(), n - done);
+                files_.read_as(*head, in_file + done, k, part.data());
+                same = !memcmp(part.data(), embedding + at + done, k * sizeof(E));
+            }
+        };
+        if (same) for_each_run(spec, t, compare);
+        if (!same)
+            fail(
+                "%s: 'tie_word_embeddings' is true, but the tensor '%s' is not the embedding; HINT: \"tie_word_embeddings\": false "
+                "in config.json opens the model with the head of the file",
+                path_.c_str(), name.c_str());
+    }
     // The tensor of this name or of another form of it; null if there is none.
     const TensorView* find(const std::string& name) const {
         const TensorView* view = files_.find(name);
