@@ -44,6 +44,7 @@ TEST_P(Golden, ConfigAndNames) {
     const std::string directory = golden(std::string("families/") + GetParam());
     const ModelConfig c = read_config(directory);
     check_config(c);
+    EXPECT_EQ(unknown_keys_of(directory), "");
     EXPECT_EQ(c.family, GetParam());
     EXPECT_TRUE(holds(family_of(c), c));
     const ModelConfig again = from_hf_config(json(to_hf_config(c, "float32")), "what was written");
@@ -219,6 +220,20 @@ TEST(Families, UnsupportedIsNamed) {
          {"rotated"}},
     };
     for (const auto& [text, parts] : rows) expect_error([&, &t = text] { check_config(read(t)); }, parts);
+}
+
+// A key that may change what another program computes is named, if its value is not one that switches it off.
+TEST(Families, UnknownKeysAreNamed) {
+    const auto unknown = [](const std::string& text) { return unknown_keys(json::parse(text), "config.json"); };
+    using Names = std::vector<std::string>;
+    EXPECT_EQ(unknown(llama_like("llama", R"("embedding_multiplier": 12.0, "logits_scaling": 8, "torch_dtype": "bfloat16",
+        "residual_multiplier": null, "use_mup": false, "_attn_implementation": "sdpa", "bos_token_id": 1, "extras": {}, "cfg": [3])")),
+              (Names{"cfg", "embedding_multiplier", "logits_scaling"}));
+    EXPECT_EQ(unknown(llama_like("llama", R"("rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [2, 3]})")),
+              Names{"rope_scaling.mrope_section"});
+    EXPECT_EQ(unknown(llama_like("llama", R"("sliding_window": 4096, "use_sliding_window": false)")), Names{});
+    EXPECT_EQ(unknown(llama_like("qwen2", R"("sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": false)")),
+              Names{});
 }
 
 // Files of transformers 4 that a newer version saved again have both keys.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,9 +25,13 @@ using Json = nlohmann::ordered_json;
 // Reads the values of a config.json, refusing by name what has the wrong type or what is not supported.
 struct HfReader {
     const nlohmann::json& j;
-    const std::string& source;  // names the file
+    const std::string& source;              // names the file
+    std::set<std::string>* read = nullptr;  // collects the keys that are read; null: they are not collected
 
-    bool absent(const char* key) const { return !j.contains(key) || j[key].is_null(); }
+    bool absent(const char* key) const {
+        if (read) read->insert(key);
+        return !j.contains(key) || j[key].is_null();
+    }
     [[noreturn]] void wrong(const char* key, const char* expected) const {
         fail("%s: '%s' is %.200s; %s is expected", source.c_str(), key, j[key].dump().c_str(), expected);
     }
@@ -274,13 +279,13 @@ inline void read_rope_object(const HfReader& in, const RopeKeys& keys, const cha
         return &(*all)[layers];
     };
     if (const nlohmann::json* windowed = part("sliding_attention")) {
-        const HfReader local{*windowed, source};
+        const HfReader local{*windowed, source, in.read};
         if (read_rope_type(local, key) != RopeScaling::Type::none) in.unsupported(key, "no scaling in layers with a window");
         c.local_rope_base = local.number("rope_theta", c.local_rope_base);
     }
     if (const nlohmann::json* full = part("full_attention")) all = full;
     else if (part("sliding_attention")) return;
-    const HfReader inside{*all, source};
+    const HfReader inside{*all, source, in.read};
     c.rope_base = inside.number("rope_theta", c.rope_base);
     if (keys.fraction) c.rotary_fraction = inside.number("partial_rotary_factor", c.rotary_fraction);
     else inside.only("partial_rotary_factor", 1.0);
@@ -420,7 +425,8 @@ inline Key window(const WindowKeys& keys) {
 // A Llama has none; what its config.json says of one is refused unless it is switched off.
 inline Key no_window() {
     return {[](const HfReader& in, ModelConfig&) {
-                if (in.absent("use_sliding_window") || in.flag("use_sliding_window", true)) in.only("sliding_window", nullptr);
+                const bool off = !in.flag("use_sliding_window", true);
+                if (!in.absent("sliding_window") && !off) in.only("sliding_window", nullptr);
             },
             [](Json&, const ModelConfig&) {}};
 }
@@ -607,31 +613,84 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
     return j;
 }
 
-// Reads a config.json. Unsupported features are refused by name, never ignored. `source` names the file.
-inline ModelConfig from_hf_config(const nlohmann::json& file, const std::string& source) {
+namespace detail {
+
+// The part of a config.json that describes the model of text.
+inline nlohmann::json text_config(const nlohmann::json& file, const std::string& source) {
     if (!file.is_object()) fail("%s does not hold a JSON object", source.c_str());
-    nlohmann::json j = file;
-    if (file.value("model_type", nlohmann::json()) == "gemma3" && file.contains("text_config") &&
-        file["text_config"].is_object()) {
-        j = detail::gemma3_defaults();
-        j.update(file["text_config"]);
-        j["model_type"] = "gemma3_text";
-    }
-    const detail::HfReader in{j, source};
+    if (file.value("model_type", nlohmann::json()) != "gemma3" || !file.contains("text_config") ||
+        !file["text_config"].is_object())
+        return file;
+    nlohmann::json j = gemma3_defaults();
+    j.update(file["text_config"]);
+    j["model_type"] = "gemma3_text";
+    return j;
+}
+
+inline ModelConfig read_config_keys(const HfReader& in) {
     const std::string type = in.text("model_type", "");
     const Family* family = find_family(type);
     if (!family) {
         const std::string known = joined(families(), [](const Family& f) { return f.name; });
-        fail("%s: model_type is '%s'; supported are %s", source.c_str(), type.c_str(), known.c_str());
+        fail("%s: model_type is '%s'; supported are %s", in.source.c_str(), type.c_str(), known.c_str());
     }
     ModelConfig c;
     set_family(c, type);
     in.only("quantization_config", nullptr);
     c.V = in.count("vocab_size");
-    for (const detail::Key& key : detail::keys_of(type)) key.read(in, c);
+    for (const Key& key : keys_of(type)) key.read(in, c);
     c.tied = in.flag("tie_word_embeddings", c.tied);
     c.init_std = in.number("initializer_range", 0.02);
     return canonical(c);
+}
+
+// Keys that do not change what a model computes: who wrote the file, how text is generated, and what transformers stores for
+// other kinds of models. Keys that begin with _ are private to it.
+inline bool has_no_effect(const std::string& key) {
+    static const std::string keys =
+        " architectures transformers_version torch_dtype dtype use_cache auto_map cache_implementation "
+        "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id "
+        "decoder_start_token_id forced_bos_token_id forced_eos_token_id suppress_tokens "
+        "begin_suppress_tokens bad_words_ids max_length min_length do_sample early_stopping num_beams "
+        "num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty "
+        "length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences "
+        "exponential_decay_length_penalty remove_invalid_values return_dict return_dict_in_generate "
+        "output_scores output_attentions output_hidden_states torchscript use_bfloat16 tf_legacy_loss "
+        "pruned_heads chunk_size_feed_forward is_decoder is_encoder_decoder cross_attention_hidden_size "
+        "tie_encoder_decoder finetuning_task id2label label2id num_labels problem_type task_specific_params "
+        "tokenizer_class prefix gradient_checkpointing classifier_dropout classifier_dropout_prob "
+        "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx "
+        "reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
+        "skip_bias_add skip_bias_add_qkv slow_but_exact offset_alibi pretraining_tp max_window_layers "
+        "hidden_act full_attention sliding_attention type original_max_position_embeddings ";
+    return key.empty() || key[0] == '_' || keys.find(' ' + key + ' ') != std::string::npos;
+}
+
+}  // namespace detail
+
+// Reads a config.json. Unsupported features are refused by name, never ignored. `source` names the file.
+inline ModelConfig from_hf_config(const nlohmann::json& file, const std::string& source) {
+    const nlohmann::json j = detail::text_config(file, source);
+    return detail::read_config_keys({j, source});
+}
+
+// Keys of a config.json that may change what another program computes, but not what this one does: it does not know them. Those
+// inside an object follow its name: rope_scaling.factor.
+inline std::vector<std::string> unknown_keys(const nlohmann::json& file, const std::string& source) {
+    const nlohmann::json j = detail::text_config(file, source);
+    std::set<std::string> read;
+    detail::read_config_keys({j, source, &read});
+    std::vector<std::string> unknown;
+    const auto look = [&](const nlohmann::json& object, const std::string& before) {
+        for (const auto& [key, value] : object.items()) {
+            const bool off = value.is_null() || value == false || (value.is_structured() && value.empty());
+            if (!off && !read.count(key) && !detail::has_no_effect(key)) unknown.push_back(before + key);
+        }
+    };
+    look(j, "");
+    for (const char* key : {"rope_scaling", "rope_parameters"})
+        if (j.contains(key) && j[key].is_object()) look(j[key], key + std::string("."));
+    return unknown;
 }
 
 // Whether both are the same model, whatever their families. Dropout is not of the model but of its training.

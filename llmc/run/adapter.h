@@ -236,6 +236,7 @@ AdaptedModel find_model(World& world, const Options& o) {
     else fail_usage("the model is missing; HINT: --model DIR");
     found.c = read_config(found.dir);
     check_config(found.c);
+    if (world.rank() == 0) note_unknown_keys(found.dir);
     check_weights(world, found.dir);
     if (found.adapter.empty()) return found;
     check_weights(world, found.adapter);

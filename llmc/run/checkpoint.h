@@ -59,6 +59,18 @@ inline ModelConfig read_config(const std::string& dir) {
     return from_hf_config(read_json(path), path);
 }
 
+// Keys of a model's config.json that this program does not know, or "".
+inline std::string unknown_keys_of(const std::string& dir) {
+    const std::string path = dir + "/config.json";
+    return joined(unknown_keys(read_json(path), path));
+}
+inline void note_unknown_keys(const std::string& dir) {
+    if (const std::string keys = unknown_keys_of(dir); !keys.empty())
+        print_line(stderr, format("note: %s/config.json has keys that have no effect here: %s; HINT: if the model needs one of "
+                                  "them, it is not computed correctly",
+                                  dir.c_str(), keys.c_str()));
+}
+
 // Shape of a tensor in a file.
 inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t) {
     if (spec.vector()) return {t.rows};

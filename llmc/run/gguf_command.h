@@ -296,6 +296,7 @@ inline int export_command(World& world, const ExportOptions& o) {
         fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());
     const std::string dir = model_directory(o.model);
     ModelConfig c = read_config(dir);
+    note_unknown_keys(dir);
     check_config(c);
     check_weights(world, dir);
     pad_vocabulary(c, 1);

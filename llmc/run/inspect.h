@@ -117,6 +117,7 @@ inline void describe_parameters(Table& table, const std::string& dir) {
     table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
                                    human_count((double)parameters.trained).c_str()));
     table.exact(parameters.trained);
+    if (const std::string keys = unknown_keys_of(dir); !keys.empty()) table.row("keys without effect", keys);
     describe_tensors(table, SafetensorsReader::open(dir), false);
 }
 inline void describe_adapters(Table& table, const std::string& dir) {
