@@ -240,6 +240,21 @@ TEST(Conversation, IsReadInEveryForm) {
         ASSERT_EQ(found.size(), 4u);
         EXPECT_TRUE(!found[1].learned && found[3].learned) << record;
     }
+    // Messages under keys of their own: the system's, and earlier questions with their answers.
+    const char* const apart[] = {
+        R"({"system": "s", "instruction": "e", "input": "", "output": "d", "history": [["a", "b"]], "tools": []})",
+        R"({"system": "s", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "e"}, {"role": "assistant", "content": "d"}]})",
+        R"({"system": "s", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "a"},
+            {"from": "gpt", "value": "b"}, {"from": "human", "value": "e"}, {"from": "gpt", "value": "d"}], "history": []})",
+    };
+    for (const char* record : apart) {
+        Messages found;
+        EXPECT_EQ(ConversationReader::read(json::parse(record), "", found), "") << record;
+        std::string all;
+        for (const ChatMessage& m : found) all += m.role + " " + m.text + (m.learned ? "! " : " ");
+        EXPECT_EQ(all, "system s user a assistant b! user e assistant d! ") << record;
+    }
     Messages found;
     EXPECT_EQ(ConversationReader::read(
                   json::parse(R"({"talk": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"), "talk",
@@ -268,6 +283,14 @@ TEST(Conversation, SaysWhyThereIsNone) {
         {R"({"prompt": "x"})", "its keys are prompt"},
         {R"({"instruction": "x", "input": [], "output": "y"})", "'input' is not a text but array"},
         {R"({"instruction": [], "input": "x", "output": "y"})", "'instruction' is empty"},
+        {R"({"instruction": "x", "output": "y", "history": "z"})", "'history' is not a list of pairs"},
+        {R"({"instruction": "x", "output": "y", "history": [["z"]]})", "'history' is not a list of pairs"},
+        {R"({"instruction": "x", "output": "y", "history": [["z", ""]]})", "an answer in it is empty"},
+        {R"({"prompt": "x", "completion": "y", "history": [["z", "u"]]})", "'history' without 'instruction'"},
+        {R"({"prompt": "x", "completion": "y", "system": 7})", "'system' is not a text but number"},
+        {R"({"prompt": "x", "completion": "y", "tools": "[{}]"})", "'tools'"},
+        {R"({"messages": [{"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}], "system": "t"})",
+         "'system' is not the message"},
     };
     for (const auto& [record, why] : rows) {
         Messages found;
@@ -285,6 +308,7 @@ TEST(Conversation, PairsOfAnswersAreReadInEveryForm) {
         format(R"({"prompt": [%s], "chosen": [%s], "rejected": [%s]})", user, b.c_str(), c.c_str()),
         format(R"({"chosen": [%s, %s], "rejected": [%s, %s]})", user, b.c_str(), user, c.c_str()),
         format(R"({"prompt": "a", "chosen": [%s, %s], "rejected": [%s, %s], "score": 1})", user, b.c_str(), user, c.c_str()),
+        R"({"system": "", "prompt": "a", "chosen": "b", "rejected": "c", "tools": null})",
     };
     for (const std::string& record : same) {
         Messages chosen, rejected;
@@ -295,8 +319,14 @@ TEST(Conversation, PairsOfAnswersAreReadInEveryForm) {
         EXPECT_EQ(rejected[0].role + rejected[0].text + rejected[1].role + rejected[1].text, "useraassistantc");
         EXPECT_TRUE(!chosen[0].learned && chosen[1].learned && !rejected[0].learned && rejected[1].learned);
     }
-    // An answer with which both conversations begin is part of the prompt.
     Messages chosen, rejected;
+    EXPECT_EQ(ConversationReader::read_pair(json::parse(R"({"system": "s", "prompt": "a", "chosen": "b", "rejected": "c"})"),
+                                            chosen, rejected),
+              "");
+    ASSERT_EQ(chosen.size(), 3u);
+    EXPECT_EQ(chosen[0].role + chosen[0].text + rejected[0].role + rejected[0].text, "systemssystems");
+    chosen.clear(), rejected.clear();
+    // An answer with which both conversations begin is part of the prompt.
     const std::string begin = std::string(user) + ", " + b + ", " + user + ", ";
     const std::string longer =
         format(R"({"chosen": [%s%s], "rejected": [%s%s]})", begin.c_str(), c.c_str(), begin.c_str(), b.c_str());

@@ -574,6 +574,14 @@ TEST(Parquet, WhatIsNotAColumnOfTextsIsRefusedByName) {
     }
 }
 
+// A column of lists that belongs to a conversation is refused, not left out.
+TEST(Parquet, ListsOfConversationsAreRefused) {
+    TextInput input;
+    input.open_record = [](const nlohmann::json&, Chunk&) {};
+    test::expect_error([&] { ParquetDocuments("test/golden/parquet_lists/history.parquet", input); },
+                       {"'history'", "lists", "JSON", "HINT"});
+}
+
 // Cut anywhere, or with any byte changed: the texts of before or an error that names the file, and never a crash.
 TEST(Parquet, DamagedFilesAreRefused) {
     const test::TemporaryDirectory dir;

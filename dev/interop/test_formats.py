@@ -55,6 +55,11 @@ def write_golden(folder):
                                      ("DELTA_BYTE_ARRAY", "1.0", "ZSTD")]:
         write(folder / f"{encoding.lower()}-v{version[0]}-{codec.lower()}.parquet", SMALL, encoding, version, codec,
               row_group_size=25, data_page_size=200, write_batch_size=8, write_page_checksum=version == "1.0")
+    # Conversations with a column of lists, in a folder of their own.
+    pairs = pa.array([[["a", "b"]]], pa.list_(pa.list_(pa.string())))
+    lists = folder.parent / "parquet_lists"
+    lists.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"instruction": ["c"], "output": ["d"], "history": pairs}), lists / "history.parquet", store_schema=False)
 
 
 def main():

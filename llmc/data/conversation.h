@@ -3,8 +3,9 @@
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}    OpenAI, transformers
 //   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}        ShareGPT
 //   {"prompt": "...", "completion": "..."}    each a text or a list of messages; of the prompt's, none is learned (TRL)
-//   {"instruction": "...", "input": "...", "output": "..."}    input may be missing or empty (Alpaca)
-// An assistant's message with "weight": 0 is not learned (OpenAI).
+//   {"instruction": "...", "input": "...", "output": "..."}    input may be missing or empty (Alpaca); with
+//       "history": [["...", "..."], ...]    earlier questions with their answers, which are learned (LLaMA-Factory)
+// Each may have "system": "...", the first message. An assistant's message with "weight": 0 is not learned (OpenAI).
 // And pairs of answers for preference training (TRL), of which two conversations are made:
 //   {"prompt": "...", "chosen": "...", "rejected": "..."}    each a text or a list of messages
 //   {"chosen": [...], "rejected": [...]}    two whole conversations; the messages with which both begin are the prompt (a
@@ -70,17 +71,20 @@ private:
             add_part(record["prompt"], "prompt", "user");
             add_part(record["completion"], "completion", "assistant");
         } else if (has("instruction") && has("output")) {
+            add_history(record);
             add_part(record["instruction"], "instruction", "user");
             const nlohmann::json input = record.value("input", nlohmann::json());
             if (!input.is_null() && !input.is_string())
                 return refuse(format("'input' is not a text but %s", input.type_name()));
             if (problem_.empty() && input.is_string() && !input.get_ref<const std::string&>().empty()) {
-                if (messages_.empty()) return refuse("'instruction' is empty");
+                if (messages_.empty() || messages_.back().role != "user") return refuse("'instruction' is empty");
                 messages_.back().text += "\n\n" + input.get<std::string>();
             }
             add_part(record["output"], "output", "assistant");
         } else return refuse("it has neither messages nor prompt and completion nor instruction and output" + keys_of(record));
         if (problem_.empty() && messages_.empty()) refuse("the conversation is empty");
+        if (given(record, "history") && !has("instruction")) refuse("it has 'history' without 'instruction' and 'output'");
+        add_system(record);
         bool learns = false;
         for (const ChatMessage& m : messages_) learns = learns || m.learned;
         if (problem_.empty() && !learns) refuse("no message of it is learned: there is no answer of an assistant");
@@ -98,6 +102,35 @@ private:
             add_part(prompt, "prompt", "user");
         }
         add_part(record[key], key, "assistant");
+        add_system(record);
+    }
+
+    // Whether a record has more than null or nothing under a key.
+    static bool given(const nlohmann::json& record, const char* key) {
+        return record.contains(key) && !record[key].is_null() && record[key] != "" &&
+               !(record[key].is_structured() && record[key].empty());
+    }
+
+    // The system's message under a key of its own. Refuses tools under such a key: no template here writes them.
+    void add_system(const nlohmann::json& record) {
+        if (given(record, "tools")) return refuse("it has 'tools', which no template here writes");
+        if (!given(record, "system") || !problem_.empty()) return;
+        const nlohmann::json& system = record["system"];
+        if (!system.is_string()) return refuse(format("'system' is not a text but %s", system.type_name()));
+        const bool has_one = !messages_.empty() && messages_[0].role == "system";
+        if (!has_one) messages_.insert(messages_.begin(), {"system", system.get<std::string>(), false});
+        else if (messages_[0].text != system) refuse("'system' is not the message of the system that the conversation has");
+    }
+
+    void add_history(const nlohmann::json& record) {
+        if (!given(record, "history")) return;
+        const char* const wrong = "'history' is not a list of pairs [question, answer]";
+        if (!record["history"].is_array()) return refuse(wrong);
+        for (const nlohmann::json& turn : record["history"]) {
+            if (!turn.is_array() || turn.size() != 2) return refuse(wrong);
+            add(turn[0], "history", "user", false);
+            add(turn[1], "history", "assistant", true);
+        }
     }
 
     // A text, which is one message, or a list of messages.

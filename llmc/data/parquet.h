@@ -706,6 +706,10 @@ private:
                 columns_.push_back(&c);
             names += (names.empty() ? "" : ", ") + c.name.substr(0, 40);
         }
+        for (const parquet::Column& c : file_->columns)
+            if (input_.open_record && (c.name == "history" || c.name == "tools") && (c.repeated || c.children))
+                fail("%s has a column '%s' of lists, which are read from JSON alone; HINT: %s", path_.c_str(), c.name.c_str(),
+                     as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
         if (input_.open_record && (columns_.empty() || columns_[0]->name != input_.json_key))
             fail(
                 "%s has no columns of strings called prompt and completion, or instruction and output; its columns are %.300s; "
