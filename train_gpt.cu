@@ -526,6 +526,14 @@ static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerI
     be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
 }
 
+// The codes of a weight's transpose (in, out): kept, or made in a buffer that all layers share, which takes 1 byte read and 1
+// written per weight.
+static const uint8_t* transposed_codes(const Pass& p, const Layer& l) {
+    if (l.codes_t) return l.codes_t;
+    be::transpose_codes(p.ctx, p.m.fp8.transposed, l.codes, l.out, l.in);
+    return p.m.fp8.transposed;
+}
+
 static Elements weight_gradient(const Pass& p, const Layer& l);
 static Acc of_product(const Pass& p);
 
@@ -550,7 +558,7 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
         be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed,
                                        N, l.in, l.out, of_product(p));
     }
-    const Fp8Matrix weight_transposed = {l.codes_t, &scale_inverse(p, l, Operand::weight)->value};
+    const Fp8Matrix weight_transposed = {transposed_codes(p, l), &scale_inverse(p, l, Operand::weight)->value};
     be::fp8_linear_backward_input(p.ctx, dinp, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out);
 }
 
@@ -1359,6 +1367,7 @@ static void choose_fp8_blocks(const be::Ctx& ctx, Model& m, const TrainOptions& 
     f.recipe = fp8_recipe(o);
     f.after_bf16 = after_bf16;
     f.fast_accumulation = !o.no_fp8_fast_accumulation;
+    f.keeps_transposes = o.fp8_weight_transpose != "on-the-fly";
     if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
 }
 
@@ -1408,6 +1417,24 @@ static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptio
     return memory;
 }
 
+// Decides --fp8-weight-transpose auto, alike on all ranks: the transposes are kept if that fits on each. `m`: this rank's plan,
+// in which they are kept; it is made again if they are not.
+static void choose_fp8_transposes(Run& run, std::unique_ptr<Model>& m) {
+    if (run.o.fp8_format.empty() || run.o.fp8_weight_transpose != "auto") return;
+    bool fits = true;
+    if (run.plans_elsewhere()) {
+        for (const RankMemory& needed : memory_of_stages(run, run.o, std::max(1, run.o.world)))
+            fits = fits && (double)needed.bytes <= planned_memory_bytes(run.o);
+    } else {
+        const size_t bytes = m->arena.bytes();
+        fits =
+            bytes <= (be::memory_is_host ? memory_for_rank(*run.ranks, bytes, be::available_memory()) : be::available_memory());
+        fits = largest_of_all_ranks(*run.ranks, {fits ? 0.0f : 1.0f})[0] == 0;
+    }
+    run.o.fp8_weight_transpose = fits ? "keep" : "on-the-fly";
+    if (!fits) m = plan_model(run, run.o, run.schedule, run.c, run.ranks);
+}
+
 // How long a step of the run takes here, by measuring one on random tokens.
 static double measured_step_seconds(Run& run, Recompute recompute) {
     const auto bytes = [&](const MicroBatchShape& part) { return RandomStep::planned_bytes(run.ctx, part, recompute); };
@@ -1423,6 +1450,7 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
+    choose_fp8_transposes(run, m);
     if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
         print_line(stderr, format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
                                   "capability 9.0 and heads of 64 or 128, not for heads of %d on %s",

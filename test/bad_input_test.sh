@@ -66,6 +66,7 @@ refuse "two norms of queries"               "qk-layernorm.*whole"           "${t
 refuse "layers without a window, no window" "skip-freq.*window-size"        "${train[@]}" --data-path good --window-attn-skip-freq 2
 refuse "Muon's options without Muon"        "muon-momentum.*HINT: --optimizer muon" "${train[@]}" --data-path good --muon-momentum 0.9
 refuse "FP8's options without FP8"          "fp8-start.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-start 5
+refuse "FP8's transposes without FP8"        "fp8-weight-transpose.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-weight-transpose keep
 refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2
 refuse "WSD's options without WSD"          "lr-wsd-decay-iters is of WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
 refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9

@@ -84,17 +84,17 @@ expect "with the same bits" same auto auto2
 steps=160 expect "auto, on a loss that falls" train 1 llama falling --fp8 hybrid --fp8-start auto
 expect "stays in bf16" test -z "$(switched falling)"
 
-# Recomputation quantises again to the same codes.
+# Recomputation quantises again to the same codes; weights' transposes are the same whether kept or made before each product.
 for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid --fp8-start 8 --first-last-layers-bf16"; do
     for name in gpt2 llama olmo2 gemma; do
         [[ -n ${ALL:-} || $name == gpt2 || $name == llama || $options == *start* ]] || continue
         # shellcheck disable=SC2086
         expect "$name $options" train 1 $name none $options
-        for policy in full selective; do
+        for policy in "full" "selective --fp8-weight-transpose on-the-fly"; do
             # shellcheck disable=SC2086
-            expect "$name $options, $policy recomputation" train 1 $name $policy $options --recompute $policy
-            expect "$name $options, $policy: the same bits" same none $policy
-            rm -rf $policy
+            expect "$name $options, $policy recomputation" train 1 $name again $options --recompute $policy
+            expect "$name $options, $policy: the same bits" same none again
+            rm -rf again
         done
         rm -rf none
     done
@@ -122,10 +122,10 @@ for options in "--fp8 hybrid --fp8-start 5" "--fp8 hybrid --fp8-recipe current";
 done
 # Without clipping, as the norm of the gradients is added up in another order.
 expect "one rank" train 1 llama one --fp8 hybrid --clip-grad 0 --save-every 8 --keep 0
-expect "a pipeline" train 2 llama pipeline --fp8 hybrid --clip-grad 0 --pp 2
+expect "a pipeline" train 2 llama pipeline --fp8 hybrid --clip-grad 0 --pp 2 --fp8-weight-transpose on-the-fly
 expect "has one rank's bits" same one pipeline
 expect "and scales" same_state one pipeline
-expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --clip-grad 0 --tp 2 --pp 2 --resume one/step_00000008
+expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --clip-grad 0 --tp 2 --pp 2 --resume one/step_00000008 --fp8-weight-transpose on-the-fly
 expect "of the steps after" near_losses one more 8 0.01
 
 # What cannot be.
@@ -139,3 +139,14 @@ expect "another format: refused" refused train 1 gpt2 x --fp8 int8
 expect "a start that is none: refused" refused train 1 gpt2 x --fp8 hybrid --fp8-start soon
 says "says what is one" "--fp8-start is 'soon'"
 expect "the table says what is planned" train 1 llama x --fp8 hybrid --fp8-start 7k --dry-run
+
+# Transposed weights are kept if they fit: this plan needs 77.9 GiB with them, 71.9 GiB without.
+plan() { "$program" train --preset llama2-7b --vocab-size 32000 --micro-batch-size 1 --fp8 hybrid --recompute full --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --train-iters 10 --world 1 --dry-run "$@"; }
+for row in "79 keep kept 77.9" "77 on-the-fly on.the.fly 71.9"; do
+    read -r gib chosen words needed <<<"$row"
+    expect "$gib GiB a rank" plan --device-memory-gib "$gib"
+    says "$gib GiB: transposes ${words//./ }" "; transposes $words"
+    says "$gib GiB: $needed are needed" "memory of a rank  *$needed GiB of $gib.0 GiB"
+    expect "$chosen: the same" plan --device-memory-gib 90 --fp8-weight-transpose "$chosen"
+    says "$chosen: $needed are needed" "memory of a rank  *$needed GiB of 90.0 GiB"
+done

@@ -53,7 +53,7 @@ expect "--nondeterministic-attention on the CPU: refused" refused train "$progra
 says "where it is for" "is for GPUs"
 # In FP8; the tensor cores' sums are shorter than the CPU's.
 for name in gpt2 llama olmo2; do
-    for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current --main-grads-dtype bf16"; do
+    for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current --main-grads-dtype bf16 --fp8-weight-transpose on-the-fly"; do
         [[ $name != olmo2 || $options == *start* ]] || continue
         # shellcheck disable=SC2086
         { expect "$name $options: trains" train "$gpu" "$name" fp8-gpu $options && expect "$name $options: trains on the CPU" train "$program" "$name" fp8-cpu $options; }

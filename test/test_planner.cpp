@@ -264,6 +264,22 @@ TEST(Planner, AttentionWithoutTensorCoresTakesLonger) {
     EXPECT_EQ(slow_attention_note(c, 80, true), "heads of 24 run without tensor cores, at 14 TFLOP/s or less");
 }
 
+// Weights of layers in FP8 that are transposed in every backward pass are read and written once each.
+TEST(Planner, TransposesOfFp8WeightsPassOverMemory) {
+    PlanInput in = toy();
+    in.world = in.tp = 2;
+    in.layer_speedup = 1.4;
+    in.bf16_at_start = 2;
+    const StagePlan kept = make_plan(in).stages[0];
+    in.transposes_weights = true;
+    const StagePlan made = make_plan(in).stages[0];
+    const double weights = 192 * (12 + 2 * 6) * 16 + 192 * 192 + 3 * 192 * 516;  // qkv, proj, fc1 and fc2
+    EXPECT_EQ(kept.transposed_bytes, 0);
+    expect_within(made.transposed_bytes, 2 * 6 * weights / 2, 1e-12);
+    expect_within(made.backward_seconds - kept.backward_seconds, made.transposed_bytes / (in.memory_gbs * 1e9), 1e-9);
+    EXPECT_EQ(made.forward_seconds, kept.forward_seconds);
+}
+
 // Where answers are compared, the last stage alone computes the head's forward pass once more.
 TEST(Planner, ComparedAnswersTakeTheHeadTwice) {
     PlanInput in = toy();

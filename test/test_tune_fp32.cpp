@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -106,22 +107,25 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
     // With 256 rows of logits if it does not fit with all; no micro-batch has more than 512.
     size_t possible = 0, few_rows = 0;
     const bool given = GetParam().arguments.back() == "full";
-    std::vector<std::pair<std::string, std::string>> settings;
-    for (const char* recompute : {"none", "selective", "full"})
-        for (const char* fp8 : {"", "hybrid"})
-            if (!*fp8 || GetParam().fp8) settings.push_back({recompute, fp8});
+    std::vector<std::array<std::string, 3>> settings;
+    for (const char* recompute : {"none", "selective", "full"}) {
+        settings.push_back({recompute, "", "auto"});
+        for (const char* transposes : {"keep", "on-the-fly"})
+            if (GetParam().fp8) settings.push_back({recompute, "hybrid", transposes});
+    }
     for (int tp = 1; tp <= GetParam().ranks; tp++)
         for (int pp = 1; tp * pp <= GetParam().ranks; pp++)
             for (int vpp = 1; vpp * pp <= 8; vpp++)
                 for (int micro = 1; micro <= 16; micro++)
                     for (const bool cut : {true, false})
                         for (const int zero : {0, 1})
-                            for (const auto& [recompute, fp8] : settings) {
+                            for (const auto& [recompute, fp8, transposes] : settings) {
                                 const int dp = GetParam().ranks / (tp * pp);
                                 if ((tp == 1 && !cut) || (dp == 1 && zero == 0)) continue;
                                 if (given && recompute != "full") continue;
                                 try {
-                                    Layout l = {GetParam().ranks, tp, pp, vpp, micro, zero, cut, recompute, 0, 0, fp8};
+                                    Layout l = {GetParam().ranks, tp, pp, vpp, micro,     zero, cut,
+                                                recompute,        0,  0,  fp8, transposes};
                                     const double bytes = s.known(l).second, most = GetParam().memory;
                                     possible += bytes <= most;
                                     l.head_rows = 256;

@@ -13,6 +13,8 @@ struct Fp8Training {
     Fp8Recipe recipe;
     bool after_bf16 = false;  // steps in bf16 come before
     bool fast_accumulation = true;
+    bool keeps_transposes = true;             // of the weights' codes; else each is made before its product, in `transposed`
+    uint8_t* transposed = nullptr;            // (largest weight)
     std::vector<char> blocks;                 // of this rank: which are computed in FP8 when `on`
     bool on = false;                          // now; what generates or evaluates is computed in bf16
     bool measuring = false;                   // bf16, but amax is recorded

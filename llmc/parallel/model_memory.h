@@ -149,7 +149,7 @@ struct Layer {
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
     real *dw, *db;             // what ops set or add to; null: frozen
     LoraLayer* lora;           // null: no adapters
-    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out)
+    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out); null: it is made on the fly
     NormLayer after;           // of proj and fc2: the norm of their output
     // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
     // al., 2019): then each rank computes a summand of the whole output.
@@ -257,7 +257,8 @@ inline void plan_layers(Model& m, bool fp8) {
             l.out = w.rows;
             l.offset = w.offset;
             if (!fp8 || !m.fp8.blocks[i]) continue;
-            for (uint8_t** codes : {&l.codes, &l.codes_t}) m.arena.add("FP8 weights", codes, w.size());
+            m.arena.add("FP8 weights", &l.codes, w.size());
+            if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.codes_t, w.size());
         }
 }
 
@@ -346,6 +347,11 @@ inline void plan_fp8(Model& m) {
     for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
     m.arena.add("FP8 weights", &m.fp8.inverse, m.fp8.tensors());
     m.arena.add("FP8 weights", &m.fp8.now, 1);
+    size_t largest = 0;
+    for (Block& b : m.blocks)
+        for (const Layer* l : b.layers())
+            if (m.fp8.blocks[(size_t)l->block]) largest = std::max(largest, (size_t)l->in * l->out);
+    if (!m.fp8.keeps_transposes) m.arena.add("FP8 weights", &m.fp8.transposed, largest);
     m.fp8.prepared.assign(m.fp8.blocks.size(), false);
 }
 

@@ -385,6 +385,9 @@ inline Allowed one_of(Strings choices) {
     X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
       "with --recompute-granularity full: how many layers of each pipeline stage or --vpp chunk are recomputed, from its "     \
       "first one on (Megatron: --recompute-method block); default: all")                                                       \
+    X(std::string, fp8_weight_transpose, "", "auto", one_of({"auto", "keep", "on-the-fly"}), "Memory",                         \
+      "the transposed weights that FP8's backward pass multiplies by: keep: in memory, 1 byte per weight; on-the-fly: "        \
+      "made before each product; auto: kept if memory suffices")                                                               \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
       "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
@@ -708,7 +711,8 @@ inline const Strings& searched_options() {
                                   "recompute-granularity",
                                   "recompute-num-layers",
                                   "head-rows",
-                                  "fp8-format"};
+                                  "fp8-format",
+                                  "fp8-weight-transpose"};
     return names;
 }
 // Those of a run whose layout is sought, and of the search.

@@ -216,11 +216,13 @@ inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planne
     t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
                               sizeof(real) == 4 ? "fp32" : "fp64", planned.in_bf16.c_str()));
     if (!o.fp8_format.empty())
-        t.row("FP8", format("%s, %s scales, from step %s on%s", o.fp8_format.c_str(), o.fp8_recipe.c_str(), o.fp8_start.c_str(),
+        t.row("FP8", format("%s, %s scales, from step %s on%s; transposes %s", o.fp8_format.c_str(), o.fp8_recipe.c_str(),
+                            o.fp8_start.c_str(),
                             o.first_last_layers_bf16 ? format(", but the first %d and the last %d layers",
                                                               o.num_layers_at_start_in_bf16, o.num_layers_at_end_in_bf16)
                                                            .c_str()
-                                                     : ""));
+                                                     : "",
+                            o.fp8_weight_transpose == "keep" ? "kept" : "on the fly"));
     if (const std::string note = slow_attention_note(run.ctx, run.c); !note.empty()) t.row("attention", note);
     t.row("recompute", o.recompute_granularity);
     if (const Preference p = preference_of(o); p.on())

@@ -467,7 +467,8 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
         {"fp8-amax-history-len", o.fp8_amax_history_len != defaults.fp8_amax_history_len},
         {"fp8-amax-compute-algo", o.fp8_amax_compute_algo != defaults.fp8_amax_compute_algo},
         {"first-last-layers-bf16", o.first_last_layers_bf16},
-        {"no-fp8-fast-accumulation", o.no_fp8_fast_accumulation}};
+        {"no-fp8-fast-accumulation", o.no_fp8_fast_accumulation},
+        {"fp8-weight-transpose", o.fp8_weight_transpose != defaults.fp8_weight_transpose}};
     for (const auto& [option, given] : of_fp8)
         if (given && !r.on) fail_usage("--%s is of FP8; HINT: --fp8-format hybrid, or leave it out", option);
     for (const auto& [option, given] :

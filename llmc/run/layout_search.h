@@ -3,7 +3,8 @@
 //
 // Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
 // sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit; where a layout does not
-// fit, as many rows of logits at a time as fit; and FP8 where that is asked for, as it changes the numbers of a training.
+// fit, as many rows of logits at a time as fit; and FP8 where that is asked for, as it changes the numbers of a training, with
+// the weights' transposes in memory and without.
 // What the user gives stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO
 // without data parallelism.
 //
@@ -34,9 +35,10 @@ struct Layout {
     int ranks = 1, tp = 1, pp = 1, vpp = 1, micro_batch = 1, zero = 1;
     bool sequence_parallel = true;
     std::string recompute = "none";
-    int recompute_layers = 0;  // first layers of each stage, with full recomputation; 0: all
-    int head_rows = 0;         // whose logits are in memory at a time; 0: as the device has them
-    std::string fp8;           // --fp8-format; empty: bf16
+    int recompute_layers = 0;         // first layers of each stage, with full recomputation; 0: all
+    int head_rows = 0;                // whose logits are in memory at a time; 0: as the device has them
+    std::string fp8;                  // --fp8-format; empty: bf16
+    std::string transposes = "auto";  // --fp8-weight-transpose: in FP8 keep or on-the-fly
 
     int dp() const { return ranks / (tp * pp); }
     void apply(TrainOptions& o) const {
@@ -50,6 +52,7 @@ struct Layout {
         o.recompute_num_layers = recompute_layers;
         o.head_rows = head_rows;
         o.fp8_format = fp8;
+        o.fp8_weight_transpose = fp8.empty() ? "auto" : transposes;
     }
     std::string recompute_in_words() const { return recompute_layers ? format("full, first %d", recompute_layers) : recompute; }
 };
@@ -169,6 +172,11 @@ private:
         return small(o, c, a, b, 2, rank) - small(o, c, a, b, 1, rank);
     }
 
+    // Which weights have codes: 0 none, 1 all, 2 all but their transposes.
+    static int in_fp8(const TrainOptions& o) {
+        return o.fp8_format.empty() ? 0 : o.fp8_weight_transpose == "on-the-fly" ? 2 : 1;
+    }
+
     struct Work {
         double shared, layer, beside[2];  // shared: without the head; beside layers: without and with the embedding
     };
@@ -180,9 +188,7 @@ private:
     }
     const Work& work(const TrainOptions& of, const ModelConfig& c, const std::string& recompute) {
         return remembered(
-            work_,
-            {of.tensor_model_parallel_size, of.micro_batch_size, of.no_sequence_parallel, !of.fp8_format.empty(), recompute},
-            [&] {
+            work_, {of.tensor_model_parallel_size, of.micro_batch_size, of.no_sequence_parallel, in_fp8(of), recompute}, [&] {
                 TrainOptions o = of;
                 o.recompute_granularity = recompute;
                 Work w;
@@ -216,28 +222,27 @@ private:
         Layout l = of_rank;
         int all = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
-        return remembered(of_ranks_,
-                          {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, !l.fp8.empty()},
-                          [&] {
-                              TrainOptions o = of;
-                              std::vector<int> in_flight;
-                              l.recompute = "full";
-                              l.recompute_layers = 0;
-                              l.apply(o);
-                              o.rampup_batch_size.clear();
-                              o.global_batch_size = l.micro_batch * l.dp() * l.pp;
-                              for (int chunk = 0; chunk < l.vpp; chunk++)
-                                  in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
-                              const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
-                              const Work& w = work(o, c, l.recompute);
-                              return whole - shared(w, o, c, rank == l.pp - 1) - kept(w, w, l, rank, layers, in_flight);
-                          });
+        return remembered(
+            of_ranks_, {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of)}, [&] {
+                TrainOptions o = of;
+                std::vector<int> in_flight;
+                l.recompute = "full";
+                l.recompute_layers = 0;
+                l.apply(o);
+                o.rampup_batch_size.clear();
+                o.global_batch_size = l.micro_batch * l.dp() * l.pp;
+                for (int chunk = 0; chunk < l.vpp; chunk++)
+                    in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
+                const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
+                const Work& w = work(o, c, l.recompute);
+                return whole - shared(w, o, c, rank == l.pp - 1) - kept(w, w, l, rank, layers, in_flight);
+            });
     }
 
     const LayoutProblem& problem_;
-    std::map<std::tuple<int, int, bool, bool, std::string>, Work> work_;
+    std::map<std::tuple<int, int, bool, int, std::string>, Work> work_;
     std::map<std::pair<const Work*, int>, double> with_head_;  // by rows of logits
-    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, bool>, double> of_ranks_;
+    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, int>, double> of_ranks_;
 };
 
 // A search in progress.
@@ -344,9 +349,19 @@ private:
                     for (const bool fp8 : {false, true}) {
                         if (fp8 && !problem_.search_fp8) continue;
                         l.fp8 = fp8 ? "hybrid" : problem_.o.fp8_format;
-                        try_recomputation(l);
+                        try_transposes(l);
                     }
             }
+    }
+
+    // In FP8 with the weights' transposes in memory, and without.
+    void try_transposes(Layout l) {
+        const std::string& given = problem_.o.fp8_weight_transpose;
+        for (const char* transposes : {"keep", "on-the-fly"}) {
+            l.transposes = l.fp8.empty() ? "auto" : transposes;
+            if (l.fp8.empty() || given == "auto" || given == transposes) try_recomputation(l);
+            if (l.fp8.empty()) return;
+        }
     }
 
     void try_recomputation(Layout l) {

@@ -216,6 +216,7 @@ struct PlanInput {
     int capability = 90;                     // CUDA compute capability: which kernels compute attention
     double layer_speedup = 1;                // of layers in FP8 over bf16
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that stay in bf16 nevertheless
+    bool transposes_weights = false;         // of layers in FP8 in each backward pass, instead of keeping the transposes
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50;
     double watts = 0;        // of a GPU; 0: not known
@@ -232,6 +233,7 @@ struct StagePlan {
     double head_flops = 0;                         // the head's part of them
     double fp8 = 0;                                // the part of its layers that may be in FP8
     double recomputed_bytes = 0;                   // that selective recomputation reads and writes per micro-batch
+    double transposed_bytes = 0;                   // the same of FP8 weights that are transposed
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
     double forward_seconds = 0, backward_seconds = 0;
 };
@@ -367,7 +369,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     FlopSizes one = flop_sizes(c, in.T);
     one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
-    const double products = layer_products_flops(one) * N / in.tp;
+    const double products = layer_products_flops(one) * N / in.tp, weights = layer_products_flops(one) / 2 / in.tp;
     const bool cut = cuts_rows(in), selective = in.recompute == "selective", frozen = c.adapted();
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
@@ -387,6 +389,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         stage.head_flops = part.last ? ((frozen ? 2 : 3) + in.compares) * head : 0;
         stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + again * layer + stage.head_flops;
         stage.recomputed_bytes = selective ? stage.layers * elementwise_bytes(in) : 0;
+        if (in.transposes_weights) stage.transposed_bytes = 2 * stage.fp8 * stage.layers * weights;
         if (in.tp > 1) {
             stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
             stage.backward_halves = (cut ? 6 : 4) * stage.layers + 4 * again + (part.first && cut) + 2 * part.last;
@@ -424,7 +427,7 @@ inline void plan_passes(Plan& p) {
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
         s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds +
-                             s.recomputed_bytes / (in.memory_gbs * giga) + s.layers * slow.backward +
+                             (s.recomputed_bytes + s.transposed_bytes) / (in.memory_gbs * giga) + s.layers * slow.backward +
                              recomputed_layers(in, s.layers) * slow.forward;
     }
 }
@@ -642,6 +645,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
             fail_usage("a plan in FP8 for --device %s, which multiplies in bf16; HINT: leave FP8 out, or --device h100",
                        d.name);
         in.layer_speedup = o.device_fp8_speedup;
+        in.transposes_weights = o.fp8_weight_transpose == "on-the-fly";
         if (o.first_last_layers_bf16) {
             in.bf16_at_start = o.num_layers_at_start_in_bf16;
             in.bf16_at_end = o.num_layers_at_end_in_bf16;

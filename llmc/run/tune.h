@@ -158,7 +158,8 @@ inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     for (const std::string& name : searched_options()) p.given.insert(name);
     if (!p.recompute_num_layers) p.given.erase("recompute-num-layers");
     if (!p.head_rows) p.given.erase("head-rows");
-    if (p.fp8_format.empty()) p.given.erase("fp8-format");
+    if (p.fp8_format.empty())
+        for (const char* name : {"fp8-format", "fp8-weight-transpose"}) p.given.erase(name);
     p.given.insert("global-batch-size");  // --size would choose another one for other ranks
     return p;
 }
@@ -169,7 +170,7 @@ inline std::string options_in_words(const Layout& l) {
     words += format(" --micro-batch-size %d --recompute %s", l.micro_batch, l.recompute.c_str());
     if (l.recompute_layers) words += format(" --recompute-num-layers %d", l.recompute_layers);
     if (l.head_rows) words += format(" --head-rows %d", l.head_rows);
-    if (!l.fp8.empty()) words += " --fp8-format " + l.fp8;
+    if (!l.fp8.empty()) words += " --fp8-format " + l.fp8 + " --fp8-weight-transpose " + l.transposes;
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
     return words + (l.zero ? "" : " --zero 0");
 }
@@ -220,6 +221,10 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured,
     all.push_back({"zero", 5, [](const Candidate& c) { return std::to_string(c.layout.zero); }});
     if (any([](const Candidate& c) { return !c.layout.fp8.empty(); }))
         all.push_back({"fp8", 5, [](const Candidate& c) { return std::string(c.layout.fp8.empty() ? "no" : "yes"); }});
+    if (any([](const Candidate& c) { return !c.layout.fp8.empty() && c.layout.transposes != "keep"; }))
+        all.push_back({"transp", 7, [](const Candidate& c) {
+                           return std::string(c.layout.fp8.empty() ? "-" : c.layout.transposes == "keep" ? "keep" : "fly");
+                       }});
     if (any([](const Candidate& c) { return c.layout.head_rows > 0; }))
         all.push_back({"head", 6, [](const Candidate& c) {
                            return c.layout.head_rows ? std::to_string(c.layout.head_rows) : std::string("-");
@@ -288,7 +293,8 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
                                 {"recompute", l.recompute},
                                 {"recompute_layers", l.recompute_layers},
                                 {"head_rows", l.head_rows},
-                                {"fp8_format", l.fp8}};
+                                {"fp8_format", l.fp8},
+                                {"fp8_weight_transpose", l.fp8.empty() ? "" : l.transposes}};
     if (std::isfinite(c.measured)) j["measured_seconds"] = c.measured;
     return j;
 }
