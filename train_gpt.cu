@@ -184,7 +184,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
         for (MicroBatch& in : chunk) {
             for (size_t i = 2; i < in.x.size(); i++)
                 if (!in.x[i]) in.x[i] = in.x[i - 2];
-            for (BlockActivations& block : in.blocks) share_tensors(m, block);
+            for (size_t i = 0; i < in.blocks.size(); i++) share_tensors(m, in, i);
         }
 }
 

@@ -46,9 +46,11 @@ inline uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
 // attention's backward pass reads its numbers. So are all inputs with low-rank adapters, which read the numbers.
 constexpr bool codes_suffice(Kept kept, bool adapters) { return kept == Kept::unless_selective && !adapters; }
 
-// Which of a tensor's numbers and codes each block keeps for itself, and which are in the block that all share.
+// Which of a tensor's numbers and codes each block keeps for itself, and which are in the block that all share. If blocks have
+// different policies, the shared block has what the strongest one shares.
 struct Storage {
     bool own_numbers, own_codes, shared_numbers, shared_codes;
+    bool codes_in_numbers;  // the block keeps codes in the memory of its numbers
 
     // after_bf16: steps in bf16, which keep the numbers, come before those in FP8; then the codes take the numbers' place.
     Storage(Kept when, Recompute recompute, bool fp8, bool adapters, bool after_bf16) {
@@ -56,7 +58,8 @@ struct Storage {
         const bool here = when != Kept::elsewhere, kept = when != Kept::never && recompute <= last;
         const bool codes_alone = fp8 && codes_suffice(when, adapters);
         own_numbers = here && kept && (!codes_alone || after_bf16);
-        own_codes = fp8 && recompute == Recompute::none && !(codes_alone && after_bf16);
+        codes_in_numbers = codes_alone && after_bf16 && recompute == Recompute::none;
+        own_codes = fp8 && recompute == Recompute::none && !codes_in_numbers;
         shared_numbers = here && (!kept || codes_alone);
         shared_codes = fp8 && recompute != Recompute::none;
     }

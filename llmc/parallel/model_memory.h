@@ -424,16 +424,18 @@ inline void bind_layers(Model& m) {
     m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
 }
 
-// Tensors that a block does not keep are those of the shared block. Codes without their own memory are stored where the numbers
-// were.
-inline void share_tensors(Model& m, BlockActivations& s) {
-    const auto share = [](size_t, Kept, auto& own, auto& shared) {
+// Tensors that block i of a chunk does not keep are those of the shared block.
+inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
+    BlockActivations& s = in.blocks[i];
+    const bool fp8 = m.fp8.recipe.on && m.recompute != Recompute::inference && m.fp8.blocks[(size_t)in.first_block + i];
+    const auto share = [&](size_t, Kept kept, auto& own, auto& shared) {
+        const Storage of(kept, m.recompute_of((int)i), fp8, m.c.lora.on(), m.fp8.after_bf16);
         if (uint8_t** codes = codes_of(own); codes && !*codes)
-            *codes = *codes_of(shared) ? *codes_of(shared) : (uint8_t*)numbers(own);
+            *codes = of.codes_in_numbers ? (uint8_t*)numbers(own) : *codes_of(shared);
         if (!numbers(own)) numbers(own) = numbers(shared);
     };
     for_each_tensor(m, share, s, m.a.shared);
     if (!s.inverses) return;
     LayerInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
-    for (size_t i = 0; i < 4; i++) inputs[i]->inverse = s.inverses + i;
+    for (size_t k = 0; k < 4; k++) inputs[k]->inverse = s.inverses + k;
 }
