@@ -487,6 +487,24 @@ TEST(InputFiles, FoldersAreReadAsAWhole) {
     std::filesystem::permissions(dir / "d/b", std::filesystem::perms(0755));
 }
 
+// Files of 30 bytes, of which a batch has many, must not each take what a large one does.
+TEST(InputFiles, SmallFilesTakeLittleMemory) {
+    const test::TemporaryDirectory dir;
+    TextInput input;
+    for (int i = 0; i < 20; i++) {
+        input.files.push_back(dir / format("%02d.txt", i));
+        test::write_file(input.files.back(), "a document of thirty bytes ...");
+    }
+    DocumentReader reader(input);
+    Chunk chunk;
+    for (size_t i = 0; i < input.files.size(); i++) {
+        ASSERT_TRUE(reader.next(chunk));
+        EXPECT_LT(chunk.text.capacity(), 100u);
+        EXPECT_LT(chunk.bytes(), sizeof(Chunk) + 100);
+        chunk = {};
+    }
+}
+
 // More files than are read ahead: their order stays.
 TEST(InputFiles, ReadAheadKeepsTheOrder) {
     const test::TemporaryDirectory dir;

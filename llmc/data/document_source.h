@@ -72,7 +72,7 @@ struct Chunk {
     JudgedLines before;  // counted before this chunk
 
     size_t bytes() const {
-        size_t sum = sizeof(Chunk) + text.size();
+        size_t sum = sizeof(Chunk) + text.capacity();
         for (const auto& [name, value] : fields.members()) sum += 2 * sizeof(std::string) + name.size() + value.size();
         return sum;
     }
@@ -136,6 +136,8 @@ private:
             else if (!end && cut(chunk.text)) break;
         }
         chunk.ends_document = end;
+        // Many small files may wait in memory, each a chunk.
+        if (chunk.text.capacity() > 2 * chunk.text.size()) chunk.text.shrink_to_fit();
         // The last part may be followed by nothing: an empty text only means that the file has ended.
         return !chunk.text.empty();
     }
