@@ -642,11 +642,12 @@ static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s
 static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
 
 // fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
-// recomputes act.
+// recomputes act without fc1.
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Layer& l = b.fc1;
     const bool swiglu = p.m.c.activation == Activation::swiglu;
-    if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && p.m.recompute == Recompute::selective)) {
+    const bool act_again = p.m.recompute_of(l.block - p.in.first_block) == Recompute::selective;
+    if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && act_again)) {
         linear_forward(p, l, s.fc1, s.norm2);
         return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     }
@@ -683,17 +684,18 @@ static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floa
 static void recompute_block(const Pass& p, int i) {
     const Recompute recompute = p.m.recompute_of(i);
     if (recompute == Recompute::full) return block_forward(p, i);
-    if (recompute != Recompute::selective) return;
+    if (recompute == Recompute::none) return;
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
     const BlockActivations s = block_activations(p, i);
     norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, s.x, nullptr);
     norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), nullptr, p.m.c.parallel() ? s.x : s.mid, nullptr);
-    activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
+    if (recompute == Recompute::mlp) fc1_forward(p, b, s);  // quantises norm2 as well
+    else activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     if (!p.fp8(block)) return;
     quantize_input(p, b.qkv, s.norm1);
     quantize_input(p, b.proj, s.att);
-    quantize_input(p, b.fc1, s.norm2);
+    if (recompute != Recompute::mlp) quantize_input(p, b.fc1, s.norm2);
     quantize_input(p, b.fc2, s.act);
 }
 
@@ -1382,6 +1384,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->muon.recipe = muon_recipe(o);
     m->preference = preference_of(o);
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
+    m->recompute_others = recompute_policy(o.recompute_other_layers);
     m->averages = o.ema_decay > 0;
     m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.

@@ -67,6 +67,9 @@ refuse "layers without a window, no window" "skip-freq.*window-size"        "${t
 refuse "Muon's options without Muon"        "muon-momentum.*HINT: --optimizer muon" "${train[@]}" --data-path good --muon-momentum 0.9
 refuse "FP8's options without FP8"          "fp8-start.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-start 5
 refuse "FP8's transposes without FP8"        "fp8-weight-transpose.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-weight-transpose keep
+refuse "layers to recompute without a policy" "requires --recompute-granularity.*HINT" "${train[@]}" --data-path good --recompute-num-layers 1
+refuse "a policy of other layers, for all"    "requires --recompute-num-layers.*HINT" "${train[@]}" --data-path good --recompute full --recompute-other-layers mlp
+refuse "others that recompute no less"        "recomputes no less than.*HINT" "${train[@]}" --data-path good --recompute mlp --recompute-num-layers 1 --recompute-other-layers mlp
 refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2
 refuse "WSD's options without WSD"          "lr-wsd-decay-iters is of WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
 refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9

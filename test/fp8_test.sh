@@ -91,7 +91,7 @@ for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid 
         # shellcheck disable=SC2086
         expect "$name $options" train 1 $name none $options
         # In one layer of three: the others keep codes, which in the shared block would be overwritten.
-        for policy in "full" "full --recompute-num-layers 1" "selective --fp8-weight-transpose on-the-fly"; do
+        for policy in "full" "full --recompute-num-layers 1" "selective --fp8-weight-transpose on-the-fly" "mlp"; do
             # shellcheck disable=SC2086
             expect "$name $options, $policy recomputation" train 1 $name again $options --recompute $policy
             expect "$name $options, $policy: the same bits" same none again

@@ -18,7 +18,7 @@ declare -A run=(
     [bloom]="--hidden-size 64 --num-attention-heads 4 --position-embedding-type alibi --embed-layernorm"
     [bloom-64]="--hidden-size 128 --num-attention-heads 2 --position-embedding-type alibi --embed-layernorm --recompute full --main-grads-dtype bf16"
     [llama]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]}"
-    [llama-128]="--hidden-size 64 --num-attention-heads 2 --num-query-groups 1 --kv-channels 128 ${llama[*]} --recompute selective"
+    [llama-128]="--hidden-size 64 --num-attention-heads 2 --num-query-groups 1 --kv-channels 128 ${llama[*]} --recompute mlp --recompute-num-layers 1 --recompute-other-layers selective"
     [gemma]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --kv-channels 64 --rope-scaling yarn --rope-scaling-factor 4 --original-max-position-embeddings 16 --softmax-scale 0.1 --add-qkv-bias --add-proj-bias --add-mlp-bias --embedding-dropout 0.1 --normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --disable-bias-linear --window-size 9 --window-attn-skip-freq 2 --rotary-base-local 100 --attn-logit-softcapping 5 --final-logit-softcapping 8 --embedding-scale 8 --softmax-type learnable"
     [neox]="--hidden-size 128 --num-attention-heads 2 --norm-place parallel --position-embedding-type rope --rotary-percent 0.5 --activation gelu-exact --no-rope-freq 2 --window-size 9 --hidden-dropout 0.1 --recompute full"
     [olmo2]="--hidden-size 64 --num-attention-heads 4 --normalization RMSNorm --norm-place after --qk-layernorm-whole --position-embedding-type rope --activation relu2 --attention-dropout 0.1 --recompute selective"
@@ -100,6 +100,8 @@ fi
 expect "the same bits again" same llama-128-gpu again
 expect "without recomputation" train "$gpu" bloom-64 kept --recompute none
 expect "the same bits without recomputation" same bloom-64-gpu kept
+expect "$gpu: a layer's MLP recomputed" train "$gpu" gpt2-64 mlp --recompute mlp --recompute-num-layers 1
+expect "the same bits" same gpt2-64-gpu mlp
 expect "saves on the way" train "$gpu" llama-128 whole --save-every 3 --keep 0
 expect "resumes" train "$gpu" llama-128 resumed --resume whole/step_00000003
 expect "the same bits after a resume" same whole resumed

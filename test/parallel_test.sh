@@ -37,6 +37,14 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
+# A layer's MLP that is recomputed, gathers and all, beside layers where less is: the same bits in the same layout.
+for layout in "2 --tp 2" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "$layout, an MLP recomputed" train "$n" again $options --recompute mlp --recompute-num-layers 1 --recompute-other-layers selective
+    expect "$layout, an MLP recomputed: the same bits" everything_same "run $layout" again
+    rm -rf again
+done
 # Many options of the block: norms on both sides and of heads, a window, sinks, and dropout, whose masks are the same everywhere.
 many=(--norm-place both --qk-layernorm --kv-channels 32 --window-size 9 --window-attn-skip-freq 2 --final-logit-softcapping 8 --softmax-type learnable --hidden-dropout 0.1
     --attention-dropout 0.1)

@@ -227,7 +227,7 @@ public:
             for (int64_t i = 0; i < 2 * data_.n_pairs(); i++) log_p.push_back(-(double)(12 + i * 7 % 11));
             data_.set_reference(log_p);
         }
-        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 3), o_.micro_batch_size, o_.seq_length, 13, {},
+        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
                     schedule_.micro_batches());
         allocate(ctx_, m_);
         if (m_.frozen)  // B and biases, too: where B is zero, A has no gradient

@@ -123,7 +123,7 @@ TEST(Lora, MicroBatchesAddAndRecomputationKeepsTheBits) {
     none.move_adapters();
     none.gradients();
     const std::vector<real> once(none.grads(), none.grads() + none.m.table.size);
-    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+    for (const Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
         Fixture other(c, recompute);
         other.move_adapters();
         other.gradients();
@@ -152,7 +152,7 @@ TEST(Lora, DropoutOfTheirInputsHasItsGradientAndItsMasksEveryPolicyOfRecomputati
         EXPECT_NE(none.loss(), with) << "another sample has other masks";
         none.drop(0.4);
         none.gradients();
-        for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+        for (const Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
             Fixture other(c, recompute);
             other.move_adapters();
             other.drop(0.4);

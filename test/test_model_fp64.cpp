@@ -166,10 +166,11 @@ struct Fixture {
     Model m;
     Batch batch;
     Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7, bool bf16_gradients = false,
-            int recomputed = INT_MAX)
+            int recomputed = INT_MAX, Recompute others = Recompute::none)
         : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
         m.grads.is_bf16 = bf16_gradients;
         m.recomputed = recomputed;
+        m.recompute_others = others;
         plan_memory(m, recompute, 2, c.T - 1, head_rows, {1});
         allocate(ctx, m);
         initialize(ctx, m, 42);
@@ -278,20 +279,24 @@ TEST(Model, DropoutFollowsSeedAndSample) {
 TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
     Fixture none(tiny(GetParam().name), Recompute::none, true);
     none.gradients();
-    for (Recompute recompute : {Recompute::selective, Recompute::full}) {
+    for (Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
         Fixture other(tiny(GetParam().name), recompute, true);
         other.gradients();
         EXPECT_EQ(memcmp(none.grads(), other.grads(), none.m.table.size * sizeof(real)), 0) << (int)recompute;
         EXPECT_LT(other.m.arena.bytes(), none.m.arena.bytes());
     }
-    // Only the first layers: between no recomputation and that of all.
-    Fixture full(tiny(GetParam().name), Recompute::full, true);
-    ASSERT_GT(none.m.c.L, 1);
-    for (int layers = 1; layers < none.m.c.L; layers++) {
-        Fixture some(tiny(GetParam().name), Recompute::full, true, 7, false, layers);
+    // Only the first layer, and less in the other: between the memory of that policy in both, and of none in both.
+    ASSERT_EQ(none.m.c.L, 2);
+    const std::pair<Recompute, Recompute> mixed[] = {{Recompute::full, Recompute::none},
+                                                     {Recompute::full, Recompute::mlp},
+                                                     {Recompute::mlp, Recompute::selective},
+                                                     {Recompute::selective, Recompute::none}};
+    for (const auto& [first, others] : mixed) {
+        Fixture all(tiny(GetParam().name), first, true);
+        Fixture some(tiny(GetParam().name), first, true, 7, false, 1, others);
         some.gradients();
-        EXPECT_EQ(memcmp(none.grads(), some.grads(), none.m.table.size * sizeof(real)), 0) << layers << " layers";
-        EXPECT_GT(some.m.arena.bytes(), full.m.arena.bytes());
+        EXPECT_EQ(memcmp(none.grads(), some.grads(), none.m.table.size * sizeof(real)), 0) << (int)first << (int)others;
+        EXPECT_GT(some.m.arena.bytes(), all.m.arena.bytes());
     }
 }
 

@@ -280,6 +280,38 @@ TEST(Planner, TransposesOfFp8WeightsPassOverMemory) {
     EXPECT_EQ(made.forward_seconds, kept.forward_seconds);
 }
 
+// The MLP's recomputation is the product fc1 and elementwise operations; other layers have what they are given.
+TEST(Planner, RecomputationAddsWhatItComputes) {
+    PlanInput in = toy();
+    in.world = in.tp = 2;
+    const auto stage = [&](const char* policy, int layers, const char* others) {
+        in.recompute = policy;
+        in.recompute_layers = layers;
+        in.recompute_others = others;
+        return make_plan(in).stages[0];
+    };
+    const StagePlan none = stage("none", 0, "none"), selective = stage("selective", 0, "none"), mlp = stage("mlp", 0, "none"),
+                    full = stage("full", 0, "none"), some = stage("mlp", 3, "selective"), more = stage("full", 3, "mlp");
+    const double fc1 = 2.0 * 192 * 2 * 516 * 2 * 64 / 2;  // on one of two ranks
+    EXPECT_EQ(none.recomputed_flops + selective.recomputed_flops, 0);
+    EXPECT_EQ(mlp.recomputed_flops, 8 * fc1);
+    EXPECT_EQ(mlp.backward_flops, none.backward_flops + 8 * fc1);
+    EXPECT_EQ(mlp.recomputed_bytes, selective.recomputed_bytes);
+    EXPECT_GT(mlp.recomputed_bytes, 0);
+    EXPECT_EQ(mlp.backward_halves, none.backward_halves + 8);  // fc1's input is gathered again
+    EXPECT_EQ(full.recomputed_flops, full.forward_flops);
+    EXPECT_EQ(some.recomputed_flops, 3 * fc1);
+    EXPECT_EQ(some.recomputed_bytes, mlp.recomputed_bytes);
+    expect_within(more.recomputed_flops, 3 * full.forward_flops / 8 + 5 * fc1, 1e-14);
+    in.sequence_parallel = false;
+    EXPECT_EQ(stage("mlp", 0, "none").backward_halves, stage("none", 0, "none").backward_halves);
+    in.recompute = in.recompute_others = "none";
+    in.recompute_layers = 0;
+    const Plan p = make_plan(in);
+    in.recompute = "mlp";
+    EXPECT_GT(make_plan(in).hardware_tflops * make_plan(in).step_seconds, p.hardware_tflops * p.step_seconds);
+}
+
 // Where answers are compared, the last stage alone computes the head's forward pass once more.
 TEST(Planner, ComparedAnswersTakeTheHeadTwice) {
     PlanInput in = toy();
@@ -531,7 +563,7 @@ TEST(Planner, RefusesWhatCannotBe) {
     expect_error([&] { make_plan(in); }, {"device-efficiency", "0"});
     in = toy();
     in.recompute = "some";
-    expect_error([&] { make_plan(in); }, {"some", "none, selective or full"});
+    expect_error([&] { make_plan(in); }, {"some", "none, selective, mlp or full"});
     expect_error([] { find_device("z80"); }, {"z80", "h100", "--device-tflops"});
 }
 

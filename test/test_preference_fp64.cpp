@@ -233,7 +233,7 @@ TEST(Preference, GradientsEqualFiniteDifferences) {
 TEST(Preference, PartsOfTheLogitsAndRecomputationKeepTheBits) {
     const Preference preference{0.5, 0, false};
     const std::vector<real> once = Fixture("llama", preference, 24, 0).gradients();
-    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+    for (const Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
         const std::vector<real> again = Fixture("llama", preference, 24, 0, recompute).gradients();
         EXPECT_EQ(memcmp(once.data(), again.data(), once.size() * sizeof(real)), 0) << (int)recompute;
     }

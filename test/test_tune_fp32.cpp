@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -108,7 +109,7 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
     size_t possible = 0, few_rows = 0;
     const bool given = GetParam().arguments.back() == "full";
     std::vector<std::array<std::string, 3>> settings;
-    for (const char* recompute : {"none", "selective", "full"}) {
+    for (const char* recompute : {"none", "selective", "mlp", "full"}) {
         settings.push_back({recompute, "", "auto"});
         for (const char* transposes : {"keep", "on-the-fly"})
             if (GetParam().fp8) settings.push_back({recompute, "hybrid", transposes});
@@ -166,28 +167,33 @@ INSTANTIATE_TEST_SUITE_P(
         return name;
     });
 
-// The fewest recomputed layers are sought where none does not fit.
+// Where a policy fits and the weaker one before it does not, the fewest layers that must have it are sought.
 TEST(Search, RecomputesAsFewLayersAsFit) {
     const Searched wide({"", small, 1, 1e9});
-    double none = 0, full = 0;
+    std::map<std::string, double> bytes;  // of a micro-batch of 16 with each policy
     const FoundLayouts all = search_layouts(wide.problem);
     for (const Candidate& c : all.fit)
-        if (c.layout.micro_batch == 16 && c.layout.recompute != "selective")
-            (c.layout.recompute == "none" ? none : full) = c.bytes;
-    ASSERT_GT(none, full);
-    const Searched s({"", small, 1, (none + full) / 2});
-    const FoundLayouts some = search_layouts(s.problem);
-    int found = 0;
-    for (const Candidate& c : some.fit) {
-        if (c.layout.micro_batch != 16 || !c.layout.recompute_layers) continue;
-        found++;
-        Layout fewer = c.layout;
-        EXPECT_EQ(s.known(c.layout).second, c.bytes);
-        if (--fewer.recompute_layers) {
-            EXPECT_GT(s.known(fewer).second, (none + full) / 2);
+        if (c.layout.micro_batch == 16) bytes[c.layout.recompute] = c.bytes;
+    const std::pair<const char*, const char*> pairs[] = {{"none", "selective"}, {"selective", "mlp"}, {"mlp", "full"}};
+    for (const auto& [weaker, stronger] : pairs) {
+        ASSERT_GT(bytes[weaker], bytes[stronger]);
+        const double most = (bytes[weaker] + bytes[stronger]) / 2;
+        const Searched s({"", small, 1, most});
+        const FoundLayouts some = search_layouts(s.problem);
+        int found = 0;
+        for (const Candidate& c : some.fit) {
+            if (c.layout.micro_batch != 16 || !c.layout.recompute_layers) continue;
+            found++;
+            EXPECT_EQ(c.layout.recompute, stronger);
+            EXPECT_EQ(c.layout.recompute_others, weaker);
+            Layout fewer = c.layout;
+            EXPECT_EQ(s.known(c.layout).second, c.bytes);
+            if (--fewer.recompute_layers) {
+                EXPECT_GT(s.known(fewer).second, most);
+            }
         }
+        EXPECT_EQ(found, 1) << stronger;
     }
-    EXPECT_EQ(found, 1);
 }
 
 TEST(Search, WhatIsGivenStays) {

@@ -191,7 +191,7 @@ TEST(VirtualTokens, MicroBatchesAddAndRecomputationKeepsTheBits) {
         Fixture none(c);
         gradients(none, Acc::Set);
         const std::vector<real> once(none.grads(), none.grads() + none.m.table.size);
-        for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+        for (const Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
             Fixture other(c, recompute);
             gradients(other, Acc::Set);
             EXPECT_EQ(memcmp(once.data(), other.grads(), once.size() * sizeof(real)), 0) << (int)recompute;

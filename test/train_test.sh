@@ -33,6 +33,8 @@ for name in gpt2 bloom llama; do
     expect "$name: recompute selective, same bits" same "$name" "$name-selective"
     expect "$name: recompute full" run "$name-full" $name --recompute full
     expect "$name: recompute full, same bits" same "$name" "$name-full"
+    expect "$name: recompute mlp in one layer" run "$name-mlp" $name --recompute mlp --recompute-num-layers 1 --recompute-other-layers selective
+    expect "$name: recompute mlp in one layer, same bits" same "$name" "$name-mlp"
     expect "$name: another seed" run "$name-seed" $name --seed 7
     expect "$name: another seed, other bits" differ "$name" "$name-seed"
     expect "$name: plain loops" run "$name-plain" $name --plain

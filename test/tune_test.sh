@@ -96,7 +96,7 @@ refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-si
 refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trials 2
 refuses "a time budget" "time-budget is of one run" "${run[@]}" --time-budget 5m
 refuses "trials without data" "HINT: --data-path" "${run[@]}" --trials 2
-refuses "layers to recompute without full recomputation" "HINT: full" "${run[@]}" --world 8 --recompute-num-layers 2
+refuses "layers to recompute without recomputation" "requires --recompute-granularity" "${run[@]}" --world 8 --recompute-num-layers 2
 expect "nothing was written by these" test ! -e refused
 
 # Trials, here: the ranks that a trial starts are this program's, too.

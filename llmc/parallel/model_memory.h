@@ -168,10 +168,11 @@ struct Block {
 struct Model : TrainingMemory {
     LocalSizes n;  // what of the matrices this rank holds
     Recompute recompute = Recompute::inference;
-    int recomputed = INT_MAX;   // the first blocks of each chunk, to which full recomputation applies; set before planning
-    Params<floatX> p{};         // views of params
-    Params<real> g{};           // views of grads, or of of_block: what ops set or add to
-    std::vector<Block> blocks;  // the same by layer, of this rank
+    int recomputed = INT_MAX;  // the first blocks of each chunk, to which `recompute` applies; set before planning
+    Recompute recompute_others = Recompute::none;  // a weaker policy, of the other blocks; set before planning
+    Params<floatX> p{};                            // views of params
+    Params<real> g{};                              // views of grads, or of of_block: what ops set or add to
+    std::vector<Block> blocks;                     // the same by layer, of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
     Fp8Training fp8;
@@ -191,7 +192,7 @@ struct Model : TrainingMemory {
     bool cuts_head_norms() const { return c.qk_norm == QkNorm::whole && n.tp_size > 1; }
     // Of a chunk's block i.
     Recompute recompute_of(int i) const {
-        return recompute == Recompute::full && i >= recomputed ? Recompute::none : recompute;
+        return i < recomputed || recompute == Recompute::inference ? recompute : recompute_others;
     }
     AttentionShape attention(int B, int T) const {
         const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
@@ -226,7 +227,7 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
     visit(N * m.n.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    visit(N * m.n.F1l, Kept::unless_full, s.fc1...);
+    visit(N * m.n.F1l, Kept::unless_mlp, s.fc1...);
     visit(N * m.n.Fl, Kept::unless_selective, s.act...);
     if (m.c.norm_before()) {
         statistics(s.stats1...);

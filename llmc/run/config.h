@@ -380,11 +380,15 @@ inline Allowed one_of(Strings choices) {
     X(bool, nondeterministic_attention, "", false, anything(), "Run",                                                          \
       "on an H100 or H200, heads of 64 or 128: attention's backward pass with 5 matrix products instead of 7, summing "        \
       "gradients in no fixed order: runs are no longer reproducible bit by bit")                                               \
-    X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "full"}), "Memory",                \
-      "activations that backward recomputes instead of storing: selective: cheap ones, full: all inside a layer")              \
+    X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "mlp", "full"}), "Memory",         \
+      "activations that backward recomputes instead of storing: selective: those of norms and activation functions, which "    \
+      "is cheap; mlp: also those of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); full: all inside "    \
+      "a layer")                                                                                                               \
     X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
-      "with --recompute-granularity full: how many layers of each pipeline stage or --vpp chunk are recomputed, from its "     \
-      "first one on (Megatron: --recompute-method block); default: all")                                                       \
+      "number of layers of each pipeline stage or --vpp chunk, from its first one on, to which --recompute-granularity "       \
+      "applies (Megatron: --recompute-method block); default: all")                                                            \
+    X(std::string, recompute_other_layers, "", "none", one_of({"none", "selective", "mlp"}), "Memory",                         \
+      "with --recompute-num-layers: what is recomputed in the other layers, less than in these")                               \
     X(std::string, fp8_weight_transpose, "", "auto", one_of({"auto", "keep", "on-the-fly"}), "Memory",                         \
       "the transposed weights that FP8's backward pass multiplies by: keep: in memory, 1 byte per weight; on-the-fly: "        \
       "made before each product; auto: kept if memory suffices")                                                               \
@@ -710,6 +714,7 @@ inline const Strings& searched_options() {
                                   "zero",
                                   "recompute-granularity",
                                   "recompute-num-layers",
+                                  "recompute-other-layers",
                                   "head-rows",
                                   "fp8-format",
                                   "fp8-weight-transpose"};

@@ -224,7 +224,10 @@ inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planne
                                                      : "",
                             o.fp8_weight_transpose == "keep" ? "kept" : "on the fly"));
     if (const std::string note = slow_attention_note(run.ctx, run.c); !note.empty()) t.row("attention", note);
-    t.row("recompute", o.recompute_granularity);
+    t.row("recompute", o.recompute_num_layers
+                           ? format("%s in the first %s of each stage, %s in the others", o.recompute_granularity.c_str(),
+                                    counted(o.recompute_num_layers, "layer").c_str(), o.recompute_other_layers.c_str())
+                           : o.recompute_granularity);
     if (const Preference p = preference_of(o); p.on())
         t.row("answers are compared",
               format("DPO, %s loss, beta %g%s", o.dpo_loss.c_str(), p.beta,

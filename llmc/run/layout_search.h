@@ -2,9 +2,9 @@
 // no other one beats in both time and memory. Time is the planner's (planner.h), memory that of the functions that allocate it.
 //
 // Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
-// sequence parallelism, ZeRO, and recomputation: none, selective, of all layers, or of as few as fit; where a layout does not
-// fit, as many rows of logits at a time as fit; and FP8 where that is asked for, as it changes the numbers of a training, with
-// the weights' transposes in memory and without.
+// sequence parallelism, ZeRO, and recomputation: none, selective, mlp or full, of all layers or of as few as fit; where a
+// layout does not fit, as many rows of logits at a time as fit; and FP8 where that is asked for, as it changes the numbers of a
+// training, with the weights' transposes in memory and without.
 // What the user gives stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO
 // without data parallelism.
 //
@@ -35,10 +35,11 @@ struct Layout {
     int ranks = 1, tp = 1, pp = 1, vpp = 1, micro_batch = 1, zero = 1;
     bool sequence_parallel = true;
     std::string recompute = "none";
-    int recompute_layers = 0;         // first layers of each stage, with full recomputation; 0: all
-    int head_rows = 0;                // whose logits are in memory at a time; 0: as the device has them
-    std::string fp8;                  // --fp8-format; empty: bf16
-    std::string transposes = "auto";  // --fp8-weight-transpose: in FP8 keep or on-the-fly
+    int recompute_layers = 0;               // first layers of each stage, to which `recompute` applies; 0: all
+    int head_rows = 0;                      // whose logits are in memory at a time; 0: as the device has them
+    std::string fp8;                        // --fp8-format; empty: bf16
+    std::string transposes = "auto";        // --fp8-weight-transpose: in FP8 keep or on-the-fly
+    std::string recompute_others = "none";  // a weaker policy, of the other layers
 
     int dp() const { return ranks / (tp * pp); }
     void apply(TrainOptions& o) const {
@@ -50,11 +51,15 @@ struct Layout {
         o.no_sequence_parallel = !sequence_parallel;
         o.recompute_granularity = recompute;
         o.recompute_num_layers = recompute_layers;
+        o.recompute_other_layers = recompute_others;
         o.head_rows = head_rows;
         o.fp8_format = fp8;
         o.fp8_weight_transpose = fp8.empty() ? "auto" : transposes;
     }
-    std::string recompute_in_words() const { return recompute_layers ? format("full, first %d", recompute_layers) : recompute; }
+    std::string recompute_in_words() const {
+        if (!recompute_layers) return recompute;
+        return format("%d %s, %s", recompute_layers, recompute.c_str(), recompute_others.c_str());
+    }
 };
 
 struct Candidate {
@@ -146,7 +151,8 @@ public:
     // That of the rank which needs most. `o`: the options with the layout l; layers: of all stages.
     double most_bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, const std::vector<int>& layers,
                       const std::vector<FullRank>& ranks) {
-        const Work &again = work(o, c, o.recompute_granularity), &once = l.recompute_layers ? work(o, c, "none") : again;
+        const Work& again = work(o, c, l.recompute);
+        const Work& once = l.recompute_layers ? work(o, c, l.recompute_others) : again;
         double most = 0;
         for (const FullRank& r : ranks)
             most = std::max(most, of_ranks(o, c, l, r.rank, layers) + shared(again, o, c, r.rank == l.pp - 1) +
@@ -228,6 +234,7 @@ private:
                 std::vector<int> in_flight;
                 l.recompute = "full";
                 l.recompute_layers = 0;
+                l.recompute_others = "none";
                 l.apply(o);
                 o.rampup_batch_size.clear();
                 o.global_batch_size = l.micro_batch * l.dp() * l.pp;
@@ -368,15 +375,20 @@ private:
         if (given("recompute-granularity")) {
             l.recompute = problem_.o.recompute_granularity;
             l.recompute_layers = problem_.o.recompute_num_layers;
+            l.recompute_others = problem_.o.recompute_other_layers;
             add_largest_head(l);
             return;
         }
-        bool fits = false;
-        for (const char* policy : {"none", "selective", "full"}) {
+        // Each policy costs more time for a byte that it saves than the weaker one before it, so that of all mixtures of
+        // policies those of two neighbours are the fastest.
+        bool weaker_fits = true;
+        std::string weaker;
+        for (const char* policy : {"none", "selective", "mlp", "full"}) {
             l.recompute = policy;
-            const bool fits_now = add_largest_head(l);
-            if (std::string(policy) == "none") fits = fits_now;
-            else if (std::string(policy) == "full" && fits_now && !fits) add_fewest_layers(l);
+            const bool fits = add_largest_head(l);
+            if (fits && !weaker_fits) add_fewest_layers(l, weaker);
+            weaker_fits = fits;
+            weaker = policy;
         }
     }
 
@@ -409,8 +421,10 @@ private:
     }
     static constexpr const char* unsupported = "sizes or options that the program does not support";
 
-    // Of full recomputation that fits where none does not: that of the fewest layers. Fewer take less time and more memory.
-    void add_fewest_layers(Layout l) {
+    // Of a policy that fits where a weaker one does not: that for the fewest layers, with the weaker one for the others. Fewer
+    // take less time and more memory.
+    void add_fewest_layers(Layout l, const std::string& weaker) {
+        l.recompute_others = weaker;
         int fewest = 1, enough = *std::max_element(layers_.begin(), layers_.end());
         const int all = enough;
         while (fewest < enough) {

@@ -121,7 +121,9 @@ inline const OtherName other_names[] = {
     {"train",
      "gradient-checkpointing activation-checkpointing recompute-activations checkpoint-activations "
      "use-activation-checkpointing -r",
-     "recomputation is --recompute-granularity selective or full"},
+     "recomputation is --recompute-granularity selective, mlp or full"},
+    {"train", "recompute-modules", "modules are named by --recompute-granularity: selective (norms, activations), mlp or full"},
+    {"train", "recompute-method", "--recompute-num-layers is Megatron's method block, of the first layers of each stage"},
     {"train", "num-gpus ngpu n-gpus gpus devices nproc-per-node nproc num-processes nnodes num-nodes world-size",
      "ranks are started around the program: mpirun -n 8 train_gpt train ...; --world plans for ranks that are not there"},
     {"train", "data-parallel-size dp-size dp", "data-parallel ranks are what --tp and --pp leave of all ranks"},

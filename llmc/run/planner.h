@@ -10,9 +10,10 @@
 // ranks on each node it passes uses the k network ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then
 // dp, then pp. Communication per layer and micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6
 // with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
-// recomputation.
+// recomputation, 1 more with that of the MLP and sequence parallelism.
 //
-// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write.
+// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write; mlp,
+// that and the product fc1.
 // Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time. Every
 // --head-rows rows of logits, the head's weights are read twice, and its gradients read and written: with few rows these bytes
 // take longer than the products.
@@ -52,6 +53,7 @@
 #include "../model/mesh.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
+#include "../model/recompute.h"
 #include "../parallel/pipeline.h"
 #include "../parallel/shard.h"
 #include "../base/terminal.h"
@@ -200,9 +202,10 @@ struct PlanInput {
     int B = 1, T = 0;     // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
-    int recompute_layers = 0;     // of each virtual stage that full recomputation is for; 0: all
-    std::vector<int> layers;      // of each virtual stage; empty: balanced
-    int64_t bucket_elements = 0;  // parameters per data parallel message; 0: default_bucket_elements
+    int recompute_layers = 0;               // of each virtual stage that `recompute` applies to; 0: all
+    std::string recompute_others = "none";  // in the others
+    std::vector<int> layers;                // of each virtual stage; empty: balanced
+    int64_t bucket_elements = 0;            // parameters per data parallel message; 0: default_bucket_elements
     size_t bytes_per_element = 2, gradient_bytes = 4;
     size_t moment_bytes = 8;                            // of both moments, per parameter
     AttentionCount attention = AttentionCount::causal;  // what the kernels compute
@@ -232,8 +235,10 @@ struct StagePlan {
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
     double head_flops = 0;                         // the head's part of them
     double fp8 = 0;                                // the part of its layers that may be in FP8
-    double recomputed_bytes = 0;                   // that selective recomputation reads and writes per micro-batch
-    double transposed_bytes = 0;                   // the same of FP8 weights that are transposed
+    double recomputed_flops = 0;                   // of them, those of recomputation
+    int attention_again = 0;                       // layers whose attention is recomputed
+    double recomputed_bytes = 0;                   // that recomputed norms and activation functions read and write
+    double transposed_bytes = 0;                   // the same of FP8 weights that are transposed, per micro-batch
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
     double forward_seconds = 0, backward_seconds = 0;
 };
@@ -312,17 +317,13 @@ inline void check_plan(const PlanInput& in) {
                                                     {"inter-node-gbs", in.inter_gbs}};
     for (const auto& [name, value] : rates)
         if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
-    if (in.recompute != "none" && in.recompute != "selective" && in.recompute != "full")
-        fail("recompute-granularity is '%s'; it must be none, selective or full", in.recompute.c_str());
+    for (const std::string& policy : {in.recompute, in.recompute_others})
+        if (policy != "none" && policy != "selective" && policy != "mlp" && policy != "full")
+            fail("recompute-granularity is '%s'; it must be none, selective, mlp or full", policy.c_str());
 }
 
 // Whether sequence parallelism divides the rows of the residual stream among tp ranks.
 inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
-
-// Layers of a virtual stage whose forward pass runs again.
-inline int recomputed_layers(const PlanInput& in, int layers) {
-    return in.recompute != "full" ? 0 : in.recompute_layers ? std::min(layers, in.recompute_layers) : layers;
-}
 
 // Bytes that a rank reads and writes to recompute the norms and the activation function of a layer, for a micro-batch.
 inline double elementwise_bytes(const PlanInput& in) {
@@ -352,6 +353,19 @@ inline SlowAttention slow_attention(const PlanInput& in) {
     return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
 }
 
+// What a policy of recomputation costs in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
+// tensor-parallel communication in halves of an all-reduce.
+struct RecomputeCost {
+    double flops = 0, bytes = 0;
+    int halves = 0;
+};
+inline RecomputeCost recompute_cost(const PlanInput& in, const std::string& policy, double layer_flops, double fc1) {
+    if (policy == "full") return {layer_flops, 0, 4};
+    if (policy == "mlp") return {fc1, elementwise_bytes(in), cuts_rows(in) ? 1 : 0};  // fc1's input is gathered again
+    if (policy == "selective") return {0, elementwise_bytes(in), 0};
+    return {};
+}
+
 // Parameters of a virtual stage on a rank, with padding.
 inline double stage_parameters(const PlanInput& in, const Part& part) {
     const StageKey key = {in.tp, (int)part.layers.size(), part.first, part.last};
@@ -370,7 +384,10 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     one.L = 1;
     const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
     const double products = layer_products_flops(one) * N / in.tp, weights = layer_products_flops(one) / 2 / in.tp;
-    const bool cut = cuts_rows(in), selective = in.recompute == "selective", frozen = c.adapted();
+    const bool cut = cuts_rows(in), frozen = c.adapted();
+    const double fc1 = fc1_flops(one) * N / in.tp;
+    const RecomputeCost first = recompute_cost(in, in.recompute, layer, fc1),
+                        others = recompute_cost(in, in.recompute_others, layer, fc1);
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
@@ -383,16 +400,20 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
             part.layers.push_back(at);
             stage.fp8 += at >= in.bf16_at_start && at < c.L - in.bf16_at_end ? 1.0 / layers[s] : 0;
         }
-        const int again = recomputed_layers(in, layers[s]);
+        const int n_first = in.recompute_layers ? std::min(layers[s], in.recompute_layers) : layers[s],
+                  n_others = layers[s] - n_first;
         stage.parameters = stage_parameters(in, part);
         stage.forward_flops = stage.layers * layer;
         stage.head_flops = part.last ? ((frozen ? 2 : 3) + in.compares) * head : 0;
-        stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + again * layer + stage.head_flops;
-        stage.recomputed_bytes = selective ? stage.layers * elementwise_bytes(in) : 0;
+        stage.attention_again = (in.recompute == "full" ? n_first : 0) + (in.recompute_others == "full" ? n_others : 0);
+        stage.recomputed_flops = n_first * first.flops + n_others * others.flops;
+        stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + stage.recomputed_flops + stage.head_flops;
+        stage.recomputed_bytes = n_first * first.bytes + n_others * others.bytes;
         if (in.transposes_weights) stage.transposed_bytes = 2 * stage.fp8 * stage.layers * weights;
         if (in.tp > 1) {
             stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
-            stage.backward_halves = (cut ? 6 : 4) * stage.layers + 4 * again + (part.first && cut) + 2 * part.last;
+            stage.backward_halves = (cut ? 6 : 4) * stage.layers + n_first * first.halves + n_others * others.halves +
+                                    (part.first && cut) + 2 * part.last;
         }
         stages.push_back(stage);
     }
@@ -428,7 +449,7 @@ inline void plan_passes(Plan& p) {
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
         s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds +
                              (s.recomputed_bytes + s.transposed_bytes) / (in.memory_gbs * giga) + s.layers * slow.backward +
-                             recomputed_layers(in, s.layers) * slow.forward;
+                             s.attention_again * slow.forward;
     }
 }
 
@@ -543,10 +564,8 @@ inline void plan_rates(Plan& p) {
     const FlopSizes all = flop_sizes(in.c, in.T);
     const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
     double again = 0;
-    for (const StagePlan& s : p.stages) again += recomputed_layers(in, s.layers);
-    const double model = model_flops_per_token(all, in.attention);
-    const double computed = model + again / in.c.L * (full_recompute_flops_per_token(all, in.attention) - model) +
-                            in.compares * head_forward_flops(all);
+    for (const StagePlan& s : p.stages) again += s.recomputed_flops * in.tp / ((double)in.B * in.T);
+    const double computed = model_flops_per_token(all, in.attention) + again + in.compares * head_forward_flops(all);
     p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
     p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
     p.hardware_tflops = computed * per_gpu;
@@ -628,6 +647,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.global_batch = global_batch;
     in.recompute = o.recompute_granularity;
     in.recompute_layers = o.recompute_num_layers;
+    in.recompute_others = o.recompute_other_layers;
     in.layers = layers;
     in.bucket_elements = o.ddp_bucket_size;
     in.bytes_per_element = bytes_per_element;
@@ -704,8 +724,8 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         words += "--zero 1 ";
         fits("--zero 1", p, ranks);
     }
-    for (const char* policy : {"selective", "full"}) {
-        if (o.recompute_granularity == policy || o.recompute_granularity == "full") continue;
+    for (const char* policy : {"selective", "mlp", "full"}) {
+        if (recompute_policy(policy) <= recompute_policy(o.recompute_granularity)) continue;
         TrainOptions p = o;
         p.recompute_granularity = policy;
         if (fits(std::string("--recompute ") + policy, p, ranks)) break;

@@ -114,6 +114,24 @@ inline void take_directory(World& world, const TrainOptions& o, std::optional<Ru
 // ---- set_up ----------------------------------------------------------------------------------------------------------------
 namespace detail {
 
+inline void check_recomputation(const TrainOptions& o) {
+    const char *const policy = o.recompute_granularity.c_str(), *const others = o.recompute_other_layers.c_str();
+    if (o.recompute_num_layers && o.recompute_granularity == "none")
+        fail_usage(
+            "--recompute-num-layers %d requires --recompute-granularity selective, mlp or full; HINT: add one of them, or omit "
+            "--recompute-num-layers",
+            o.recompute_num_layers);
+    if (o.recompute_other_layers == "none") return;
+    if (!o.recompute_num_layers)
+        fail_usage("--recompute-other-layers %s requires --recompute-num-layers; HINT: --recompute-granularity %s", others,
+                   others);
+    if (recompute_policy(o.recompute_other_layers) >= recompute_policy(o.recompute_granularity))
+        fail_usage(
+            "--recompute-other-layers %s recomputes no less than --recompute-granularity %s, which is for the first %s; HINT: "
+            "choose a weaker one for the others",
+            others, policy, counted(o.recompute_num_layers, "layer").c_str());
+}
+
 inline void adjust_options(Run& run) {
     TrainOptions& o = run.o;
     run.ctx.plain = o.plain;
@@ -121,11 +139,7 @@ inline void adjust_options(Run& run) {
     plan_for(run.ctx, o);
     if (!o.model.empty()) o.model = model_directory(o.model);
     if (o.optimizer == "adam") o.optimizer = "adamw";
-    if (o.recompute_num_layers && o.recompute_granularity != "full")
-        fail_usage(
-            "--recompute-num-layers %d says how many layers are recomputed fully, but --recompute-granularity is %s; HINT: "
-            "full",
-            o.recompute_num_layers, o.recompute_granularity.c_str());
+    check_recomputation(o);
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())
         print_line(stderr,

@@ -157,6 +157,7 @@ inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     }
     for (const std::string& name : searched_options()) p.given.insert(name);
     if (!p.recompute_num_layers) p.given.erase("recompute-num-layers");
+    if (p.recompute_other_layers == "none") p.given.erase("recompute-other-layers");
     if (!p.head_rows) p.given.erase("head-rows");
     if (p.fp8_format.empty())
         for (const char* name : {"fp8-format", "fp8-weight-transpose"}) p.given.erase(name);
@@ -169,6 +170,7 @@ inline std::string options_in_words(const Layout& l) {
     if (l.vpp > 1) words += format(" --vpp %d", l.vpp);
     words += format(" --micro-batch-size %d --recompute %s", l.micro_batch, l.recompute.c_str());
     if (l.recompute_layers) words += format(" --recompute-num-layers %d", l.recompute_layers);
+    if (l.recompute_others != "none") words += " --recompute-other-layers " + l.recompute_others;
     if (l.head_rows) words += format(" --head-rows %d", l.head_rows);
     if (!l.fp8.empty()) words += " --fp8-format " + l.fp8 + " --fp8-weight-transpose " + l.transposes;
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
@@ -292,6 +294,7 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
                                 {"zero", l.zero},
                                 {"recompute", l.recompute},
                                 {"recompute_layers", l.recompute_layers},
+                                {"recompute_others", l.recompute_others},
                                 {"head_rows", l.head_rows},
                                 {"fp8_format", l.fp8},
                                 {"fp8_weight_transpose", l.fp8.empty() ? "" : l.transposes}};
@@ -326,7 +329,8 @@ inline Chart tune_chart(const FoundLayouts& found) {
     chart.title = "Seconds of a step over GiB of a rank";
     chart.width = 860;
     chart.height = 360;
-    const std::pair<const char*, const char*> policies[] = {{"none", "train"}, {"selective", "valid"}, {"full", "other"}};
+    const std::pair<const char*, const char*> policies[] = {
+        {"none", "train"}, {"selective", "valid"}, {"mlp", "baseline"}, {"full", "other"}};
     double low = INFINITY, high = 0;
     for (const auto& [policy, style] : policies) {
         std::vector<Candidate> of;

@@ -49,8 +49,8 @@ inline int new_tokens_of_trial(const Run& run, const TuneOptions& o) { return st
 
 inline void check_inference(const Run& run, const TuneOptions& o) {
     for (const char* name : {"micro-batch-size", "global-batch-size", "num-virtual-stages-per-pipeline-rank", "zero",
-                             "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "trial-steps",
-                             "fp8-format", "fp8-weight-transpose", "search-fp8", "head-rows"})
+                             "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "recompute-other-layers",
+                             "trial-steps", "fp8-format", "fp8-weight-transpose", "search-fp8", "head-rows"})
         if (o.given.count(name))
             fail_usage("--%s is about training, --inference about writing; HINT: leave one of them out", name);
     if (o.trials && o.model.empty())
