@@ -63,8 +63,13 @@ inline const std::vector<Preset>& presets() {
              c.rope_base = 1e5;
              c.tied = true;
          }},
-        // Mistral, Qwen3, OLMo-2, Pythia, Gemma 3
+        // Mistral, Qwen2.5, Qwen3, OLMo-2, Pythia, Gemma 3
         {"mistral-7b", "mistral", 32, 4096, 32, 8, 14336, 8192, 32000, 0.02, [](ModelConfig& c) { c.window = 4096; }},
+        {"qwen2.5-7b", "qwen2", 28, 3584, 28, 4, 18944, 32768, 152064, 0.02,
+         [](ModelConfig& c) {
+             c.rope_base = 1e6;
+             c.eps = 1e-6;
+         }},
         {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 4096, 151936, 0.02,
          [](ModelConfig& c) {
              c.head_size = 128;
