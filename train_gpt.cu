@@ -1410,7 +1410,10 @@ static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const M
     size_t copy = 0;
     for (const auto& [purpose, bytes] : m->arena.purposes())
         if (purpose.find(TrainingMemory::copy_purpose) == 0) copy = bytes;
-    return {m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy};
+    const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();
+    const bool generates = run.writes_answers || o.sample_interval > 0;
+    return {m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy,
+            elsewhere ? nccl_memory(c, mesh, generates) : NcclMemory()};
 }
 
 static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {
@@ -1427,7 +1430,7 @@ static void choose_fp8_transposes(Run& run, std::unique_ptr<Model>& m) {
     bool fits = true;
     if (run.plans_elsewhere()) {
         for (const RankMemory& needed : memory_of_stages(run, run.o, std::max(1, run.o.world)))
-            fits = fits && (double)needed.bytes <= planned_memory_bytes(run.o);
+            fits = fits && needed.device() <= planned_memory_bytes(run.o);
     } else {
         const size_t bytes = m->arena.bytes();
         fits =
@@ -1452,6 +1455,8 @@ static double measured_step_seconds(Run& run, Recompute recompute) {
 static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
+    warm_up(run.ctx, *run.ranks, run.writes_answers || o.sample_interval > 0);
+    const size_t in_libraries = run.free_before_groups - std::min(run.free_before_groups, be::available_memory());
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
     choose_fp8_transposes(run, m);
     if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
@@ -1463,8 +1468,9 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     run.begin("measuring how fast this machine computes");
     run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
     const size_t moments = m->exp_avg.element_bytes() + m->exp_avg_sq.element_bytes();
-    describe_run(run, {m->shards.buckets.size(), what_is_bf16(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
-                       m->arena.bytes(), checkpoint_bytes(trained_table(run.c), run.texts, moments, o.ema_decay > 0)});
+    describe_run(run,
+                 {m->shards.buckets.size(), what_is_bf16(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
+                  m->arena.bytes(), in_libraries, checkpoint_bytes(trained_table(run.c), run.texts, moments, o.ema_decay > 0)});
     const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
     if (run.plans_elsewhere()) describe_plan(run, plan);
     else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())
@@ -1643,6 +1649,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
         fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: --seq-length %d", T, run.c.room(),
                    run.c.room());
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
+    warm_up(run.ctx, *ranks, true);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
     plan_memory(*m, Recompute::inference, B, T, head_rows, room);

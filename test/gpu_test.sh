@@ -80,6 +80,13 @@ if [[ $gpu == *emu* ]]; then
     tuned() { EMU_DEVICES=2 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --model gpt2-gpu --data-path text --seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --lr 1e-2 --eval-iters 0 --prompt-tokens 4 --pp 2 --save-every 2 --keep 0 --out tuned; }
     expect "prompt tuning over two stages saves on the way" tuned
     expect "three times" test "$(find tuned -maxdepth 1 -name 'step_*' | wc -l)" == 3
+    # NCCL allocates at a communicator's first use; that comes before memory is planned. Of 90 MiB the libraries take 32 and NCCL
+    # 48; the run needs 20.
+    pair() { EMU_DEVICES=2 EMU_MEMORY_MB=$1 EMU_NCCL_MEMORY_MB=48 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --hidden-size 256 --num-attention-heads 4 "${small[@]}" --eval-iters 0 --out "pair $1" "${@:2}"; }
+    expect "NCCL's memory: planned on two ranks" pair 60000 --dry-run
+    says "NCCL's memory: one communicator" "NCCL, which has it already  *48.0 MiB"
+    expect "NCCL's memory: too little for both is refused" refused pair 90
+    says "NCCL's memory: before training" "this run needs .* of GPU memory"
     # By the events on its stream, a rank knows how long it has waited.
     slow() { EMU_DEVICES=2 TRAIN_GPT_FAULTS=slow=1-5:1 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train ${run[llama]} "${small[@]}" --eval-iters 0 --out "slow $1" $1; }
     for options in "--zero 1" "--tp 2" "--pp 2"; do

@@ -6,6 +6,7 @@
 
 #include "../llmc/run/cli.h"
 #include "../llmc/run/inference_plan.h"
+#include "../llmc/run/nccl_memory.h"
 #include "../llmc/run/planner.h"
 #include "../llmc/run/schedule.h"
 #include "../llmc/run/size_rule.h"
@@ -310,6 +311,24 @@ TEST(Planner, RecomputationAddsWhatItComputes) {
     const Plan p = make_plan(in);
     in.recompute = "mlp";
     EXPECT_GT(make_plan(in).hardware_tflops * make_plan(in).step_seconds, p.hardware_tflops * p.step_seconds);
+}
+
+TEST(Planner, CountsCommunicatorsOfNccl) {
+    ModelConfig c = toy().c;
+    c.NKV = 2;
+    const auto count = [&](int ranks, int tp, int pp, bool generates = false) {
+        const NcclMemory n = nccl_memory(c, make_mesh(ranks, 0, tp, pp, 1), generates);
+        EXPECT_EQ(n.bytes(), n.groups * 864.0 * (1 << 20) + n.edges * 192.0 * (1 << 20));
+        return std::make_pair(n.groups, n.edges);
+    };
+    EXPECT_EQ(count(1, 1, 1), std::make_pair(0, 0));
+    EXPECT_EQ(count(8, 1, 1), std::make_pair(1, 0));  // data
+    EXPECT_EQ(count(8, 2, 1), std::make_pair(2, 0));  // and tensor
+    EXPECT_EQ(count(8, 4, 1), std::make_pair(3, 0));  // and ranks that hold the same key/value heads
+    EXPECT_EQ(count(8, 2, 2), std::make_pair(2, 4));  // to and from the other stage, forward and backward
+    EXPECT_EQ(count(8, 1, 4, true), std::make_pair(2, 8));
+    c.tied = true;
+    EXPECT_EQ(count(8, 1, 8), std::make_pair(1, 8));  // both ends of the pipeline
 }
 
 // Where answers are compared, the last stage alone computes the head's forward pass once more.

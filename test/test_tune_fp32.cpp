@@ -210,6 +210,22 @@ TEST(Search, WhatIsGivenStays) {
     EXPECT_EQ(pipelines, (std::set<int>{1, 2}));
 }
 
+// Memory of libraries counts where it is decided what fits.
+TEST(Search, CountsTheMemoryOfLibraries) {
+    const Strings arguments = with(small, {"--micro-batch-size", "2", "--recompute-granularity", "none", "--zero", "0"});
+    Searched s({"", arguments, 4, 1e9});
+    double most = 0;
+    for (const Candidate& c : search_layouts(s.problem).fit) most = std::max(most, c.bytes);
+    s.problem.memory = [=](int) { return most + 100; };
+    s.problem.bytes_of_libraries = [](const ModelConfig&, const Layout& l) { return l.dp() > 1 ? 50.0 : 1e9; };
+    int pipelines = 0;
+    for (const Candidate& c : search_layouts(s.problem).fit) {
+        pipelines += c.layout.dp() == 1;
+        EXPECT_EQ(c.bytes, s.known(c.layout).second + 50);
+    }
+    EXPECT_EQ(pipelines, 0);
+}
+
 TEST(Search, SaysTheLeastMemory) {
     const Searched s({"", small, 4, 1000}), all({"", small, 4, 1e9});
     const FoundLayouts found = search_layouts(s.problem);

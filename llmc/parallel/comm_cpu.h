@@ -498,6 +498,7 @@ inline void progress(Ctx&, Comm& comm) {
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
 inline void connect_ring(Ctx&, Comm&) {}  // MPI connects on demand
+inline void warm_up(Ctx&, Comm&) {}
 
 inline Pending start_send(Ctx&, Comm& comm, const floatX* x, size_t n, int peer, int tag) {
     CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);

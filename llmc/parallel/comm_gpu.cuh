@@ -323,6 +323,11 @@ inline std::string device_text(const Ctx& ctx) {
 
 class Comm {
 public:
+#ifdef BACKEND_EMU
+    static constexpr bool emulated = true;
+#else
+    static constexpr bool emulated = false;
+#endif
     Comm() = default;
     // As cpu::Comm's constructor.
     Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
@@ -375,11 +380,6 @@ public:
     detail::Group* group() const { return group_.get(); }  // null for a group of one rank
 
 private:
-#ifdef BACKEND_EMU
-    static constexpr bool emulated = true;
-#else
-    static constexpr bool emulated = false;
-#endif
     std::string name_ = "alone";
     std::unique_ptr<detail::Group> group_;
 };
@@ -525,6 +525,34 @@ inline void connect_ring(Ctx& ctx, Comm& comm) {
             g.edges.push_back(std::move(edge));
         }
     }
+#else
+    (void)ctx;
+#endif
+}
+
+// Runs one collective of each kind, with one element and with 64 MiB, for which NCCL may take other algorithms: so what it
+// allocates at a communicator's first use is taken before memory is planned. On the emulator, whose only algorithm is the ring,
+// the larger ones are smaller.
+inline void warm_up(Ctx& ctx, Comm& comm) {
+    if (comm.size() == 1) return;
+#if HAVE_NCCL
+    detail::Group& g = *comm.group();
+    const Waiting waiting(g.monitor.get(), "warm_up", g.name, g.sequence);
+    const size_t size = (size_t)g.size, most = Comm::emulated ? 1024 : ((size_t)64 << 20) / sizeof(floatX) / size;
+    floatX* x = (floatX*)allocate_memory(most * size * sizeof(floatX));
+    for (const size_t n : {(size_t)1, most}) {
+        floatX* mine = x + (size_t)g.rank * n;
+        const ncclDataType_t type = detail::nccl_type<floatX>();
+        for (const int kind : {0, 1, 2}) {
+            NCCL(ncclGroupStart());  // not counted among the group's operations
+            if (kind == 0) NCCL(ncclAllReduce(x, x, n * size, type, ncclSum, g.own.comm, ctx.stream));
+            if (kind == 1) NCCL(ncclAllGather(mine, x, n, type, g.own.comm, ctx.stream));
+            if (kind == 2) NCCL(ncclReduceScatter(x, mine, n, type, ncclSum, g.own.comm, ctx.stream));
+            NCCL(ncclGroupEnd());
+        }
+    }
+    CUDA(cudaStreamSynchronize(ctx.stream));
+    release_memory(x, 0);
 #else
     (void)ctx;
 #endif

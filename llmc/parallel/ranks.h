@@ -74,6 +74,13 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
     return ranks;
 }
 
+// Lets the libraries allocate what they need for the collectives of a run, before its memory is planned. generates: the run
+// writes texts, for which the stages of a pipeline sum logits.
+inline void warm_up(be::Ctx& ctx, Ranks& ranks, bool generates) {
+    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.kv, &ranks.ends}) be::warm_up(ctx, *comm);
+    if (generates) be::warm_up(ctx, ranks.pp);
+}
+
 // ---- sums over all ranks: the same numbers on every rank, added in the same order ------------------------------------------
 inline LossSums sum_of(const std::vector<LossSums>& all) {
     LossSums sums;

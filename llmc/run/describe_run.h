@@ -17,6 +17,7 @@
 #include "from_options.h"
 #include "guard.h"
 #include "machine.h"
+#include "nccl_memory.h"
 #include "planner.h"
 #include "run.h"
 #include "run_directory.h"
@@ -37,6 +38,7 @@ struct PlannedModel {
     std::string in_bf16;  // what_is_bf16 of gradients and moments
     std::vector<std::pair<std::string, size_t>> purposes;
     size_t bytes;
+    size_t in_libraries;  // of a GPU's memory, already allocated: contexts and buffers of communicators
     size_t checkpoint_bytes;
 };
 
@@ -246,6 +248,7 @@ inline void describe_memory(RunTable& t, const PlannedModel& planned) {
     memory("program, libraries, data order", resident);
     if (be::memory_is_host) memory("in all", planned.bytes + resident);
     else memory("in all on the GPU", planned.bytes);
+    if (planned.in_libraries) memory("NCCL, which has it already", planned.in_libraries);
 }
 
 inline std::string describe(const DataSummary& s) {
@@ -290,6 +293,8 @@ inline void describe_data(Run& run) {
 // The memory that a rank needs on its device, and on the host of a GPU.
 struct RankMemory {
     size_t bytes, host;
+    NcclMemory nccl{};  // on GPUs that are not here
+    double device() const { return (double)bytes + nccl.bytes(); }
 };
 // For one rank of each pipeline stage, with these options and number of ranks.
 using MemoryOfStages = std::function<std::vector<RankMemory>(const TrainOptions&, int ranks)>;
@@ -306,9 +311,13 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
         if (mesh.pp.size > 8 && stage >= 2 && stage < mesh.pp.size - 2) continue;
         const RankMemory& needed = stages[stage];
         t.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
-              format("%s of %s, and %s on the host", human_bytes((double)needed.bytes).c_str(),
+              format("%s of %s, and %s on the host", human_bytes(needed.device()).c_str(),
                      human_bytes(planned_memory_bytes(o)).c_str(), human_bytes((double)needed.host).c_str()));
-        t.exact({{"bytes", needed.bytes}, {"of", planned_memory_bytes(o)}, {"on_host", needed.host}});
+        t.exact({{"bytes", (size_t)needed.device()}, {"of", planned_memory_bytes(o)}, {"on_host", needed.host}});
+    }
+    if (const NcclMemory& nccl = stages[0].nccl; nccl.bytes() > 0) {
+        t.row("of it NCCL, an estimate", format("%s: %s", human_bytes(nccl.bytes()).c_str(), nccl.in_words().c_str()));
+        t.exact({{"bytes", (size_t)nccl.bytes()}, {"communicators", nccl.groups}, {"edges", nccl.edges}});
     }
     const std::vector<int> layers = layers_of_stages(o, run.c, mesh);
     const Plan plan = make_plan(plan_input(o, run.c, ranks, layers, run.schedule.final_batch, sizeof(floatX)));
@@ -348,7 +357,7 @@ inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) 
         run.plans_elsewhere() ? planned_memory_bytes(o) : ((double)be::available_memory() + resident) / std::max(1, sharing);
     const auto needed = [&](const TrainOptions& p, int n) {
         double largest = 0;
-        for (const RankMemory& r : memory_of_stages(p, n)) largest = std::max(largest, (double)r.bytes);
+        for (const RankMemory& r : memory_of_stages(p, n)) largest = std::max(largest, r.device());
         return largest + resident;
     };
     const double bytes = needed(o, ranks);

@@ -82,6 +82,8 @@ struct LayoutProblem {
     std::function<ModelConfig(int tp)> model;
     std::function<double(int ranks)> memory;
     std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
+    // Bytes that libraries take of a rank's memory in addition.
+    std::function<double(const ModelConfig&, const Layout&)> bytes_of_libraries = [](auto&, auto&) { return 0; };
     std::function<void(TrainOptions&, int ranks)> set_hardware = [](TrainOptions&, int) {};
 };
 
@@ -429,7 +431,7 @@ private:
         const int all = enough;
         while (fewest < enough) {
             l.recompute_layers = (fewest + enough) / 2;
-            if (bytes_of(l) <= most_) enough = l.recompute_layers;
+            if (with_bytes(l).bytes <= most_) enough = l.recompute_layers;
             else fewest = l.recompute_layers + 1;
         }
         l.recompute_layers = enough;
@@ -447,7 +449,7 @@ private:
     Candidate with_bytes(const Layout& l) {
         Candidate candidate;
         candidate.layout = l;
-        candidate.bytes = bytes_of(l);
+        candidate.bytes = bytes_of(l) + problem_.bytes_of_libraries(c_, l);
         return candidate;
     }
 

@@ -80,6 +80,7 @@ struct Run {
     Reference reference{};
     bool writes_answers = false;  // some of --eval-tasks
     Peak peak{};
+    size_t free_before_groups = 0;  // of a GPU's memory, in bytes
     RunTable table{};
     PhaseStatus phase{};  // on rank 0
 
@@ -279,6 +280,7 @@ inline void set_up(Run& run) {
     detail::set_up_model(run);
     detail::check_options_of_plan(run);
     const RankLayout layout = layout_of(run.o);
+    if (!be::memory_is_host && run.ctx.has_device()) run.free_before_groups = be::available_memory();
     run.ranks = run.o.world ? place_rank(run.o.world, 0, layout, run.c) : join_groups(run.ctx, run.world, layout, run.c);
     run.schedule = make_schedule(run.o, run.ranks->mesh.dp.size);
     if (run.schedule.open && run.state.length.steps) run.schedule.end_after(run.state.length.steps, run.state.length.decay);

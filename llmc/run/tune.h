@@ -119,6 +119,10 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
             if (can_start_ranks()) problem.ranks = divisors(be::count_devices());
         }
         problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
+        problem.bytes_of_libraries = [&run](const ModelConfig& c, const Layout& l) {
+            const bool generates = run.writes_answers || run.o.sample_interval > 0;
+            return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp), generates).bytes();
+        };
     } else {
         const HereFigures here = measure_cpu(run);
         run.o.threads = run.ctx.threads;

@@ -19,6 +19,8 @@
 //   than that, and says for what.
 // - EMU_NCCL_HANG=N or N:CODE: the Nth operation that each communicator is asked for outside of groups never completes, as if
 //   another rank did not come. Its call returns and its stream goes no further. CODE: the communicator's asynchronous error.
+// - EMU_NCCL_MEMORY_MB=N: each communicator takes N MiB of the device at its first operation, as NCCL's buffers do, and fails
+//   with ncclUnhandledCudaError if they are not free.
 // - A rank that ends by exit() with an error ends all ranks, as the launcher would.
 // Not here: reductions of fp16 and fp8 (they can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and
 // ncclCommSplit inside of a group, several GPUs in one process, registered memory. The rank that made an id must be one of the
@@ -145,7 +147,8 @@ struct ncclComm {
     std::atomic<ncclResult_t> error{ncclSuccess};  // what made the communicator unusable
     // How many operations there were: of all ranks, and to and from each one. Equal at both ends, they make the messages' tags.
     unsigned collectives = 0;
-    int calls = 0;  // for EMU_NCCL_HANG
+    int calls = 0;            // for EMU_NCCL_HANG
+    void* buffers = nullptr;  // of EMU_NCCL_MEMORY_MB
     std::vector<unsigned> sent, received;
 };
 
@@ -575,6 +578,11 @@ inline ncclResult_t check_buffer(const char* call, const char* which, const void
     return ncclSuccess;
 }
 
+inline bool has_buffers(ncclComm* comm) {
+    static const char* const mb = getenv("EMU_NCCL_MEMORY_MB");
+    return !mb || comm->buffers || cudaMalloc(&comm->buffers, (size_t)atol(mb) << 20) == cudaSuccess;
+}
+
 inline bool hangs(ncclComm* comm, cudaStream_t stream) {
     static const char* const text = getenv("EMU_NCCL_HANG");
     int n = 0, code = ncclSuccess;
@@ -622,6 +630,7 @@ inline ncclResult_t start(Kind kind, const void* source, void* result, size_t co
         if (!in_place && s < r + written_bytes && r < s + read_bytes)
             return refuse(ncclInvalidArgument, "%s: the buffers overlap, but not as for work in place", call);
     }
+    if (!has_buffers(comm)) return refuse(ncclUnhandledCudaError, "%s: Failed to CUDA calloc the communicator's buffers", call);
     if (!group().depth && hangs(comm, stream)) return ncclSuccess;
     streams().run_all();  // nothing here runs beside the host
     auto operation = std::make_unique<Operation>(kind, comm, source, result, count, type, op, peer);
@@ -804,6 +813,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     MPI_Finalized(&finalized);
     if (!finalized && !comm->error) MPI_Comm_free(&comm->mpi);
     communicators().remove(comm);
+    cudaFree(comm->buffers);
     return delete comm, ncclSuccess;
 }
 // Does not free what MPI holds: that is for all ranks to do together, and here the others may be gone.
@@ -812,6 +822,7 @@ inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     if (const ncclResult_t e = check("ncclCommAbort", comm)) return e;
     communicators().remove(comm);
+    cudaFree(comm->buffers);
     return delete comm, ncclSuccess;
 }
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
