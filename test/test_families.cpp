@@ -227,7 +227,8 @@ TEST(Families, UnknownKeysAreNamed) {
     const auto unknown = [](const std::string& text) { return unknown_keys(json::parse(text), "config.json"); };
     using Names = std::vector<std::string>;
     EXPECT_EQ(unknown(llama_like("llama", R"("embedding_multiplier": 12.0, "logits_scaling": 8, "torch_dtype": "bfloat16",
-        "residual_multiplier": null, "use_mup": false, "_attn_implementation": "sdpa", "bos_token_id": 1, "extras": {}, "cfg": [3])")),
+        "residual_multiplier": null, "use_mup": false, "_attn_implementation": "sdpa", "bos_token_id": 1, "extras": {},
+        "cfg": [3])")),
               (Names{"cfg", "embedding_multiplier", "logits_scaling"}));
     EXPECT_EQ(unknown(llama_like("llama", R"("rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [2, 3]})")),
               Names{"rope_scaling.mrope_section"});

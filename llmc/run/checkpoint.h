@@ -151,8 +151,8 @@ private:
         if (same) for_each_run(spec, t, compare);
         if (!same)
             fail(
-                "%s: 'tie_word_embeddings' is true, but the tensor '%s' is not the embedding; HINT: \"tie_word_embeddings\": false "
-                "in config.json opens the model with the head of the file",
+                "%s: 'tie_word_embeddings' is true, but the tensor '%s' is not the embedding; HINT: with "
+                "\"tie_word_embeddings\": false in config.json the model is opened with the head of the file",
                 path_.c_str(), name.c_str());
     }
     // The tensor of this name or of another form of it; null if there is none.
