@@ -28,6 +28,10 @@
 // and in 62-63 the swizzle, 1 for 128 bytes. The hardware swizzles by address bits, so a step along k within the 128 bytes is
 // just +32 bytes.
 //
+// Clusters. Blocks launched with LAUNCH_CLUSTERS run at the same time on neighbouring multiprocessors. TMA can write one box to
+// several of them (multicast), at the same offset of each one's shared memory, and completes bytes on each one's mbarrier of
+// the same offset; a thread can arrive at another block's mbarrier. A block must not end while others may still do so.
+//
 // Ordinary stores to shared memory that TMA or wgmma read next need fence_proxy_async() in each writing thread, then a barrier.
 #pragma once
 #include <cuda.h>
@@ -86,6 +90,31 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, unsigned parity
     } while (!over);
 }
 
+// ---- clusters --------------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank = 0;
+    HOPPER_ASM("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// A barrier of all threads of the cluster, each warp as a whole.
+__device__ __forceinline__ void cluster_sync() {
+    HOPPER_ASM(
+        "barrier.cluster.arrive.release.aligned;\n"
+        "barrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+}
+// Arrives at the mbarrier of the cluster's block `rank` that is at the same offset as this one. Orders products and tensor
+// copies that were waited for; ordinary stores for the other block would need .release.cluster, which ptxas compiles to a fence
+// of the whole GPU.
+__device__ __forceinline__ void mbarrier_arrive_in(uint64_t* barrier, unsigned rank) {
+    HOPPER_ASM(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+}
+
 // ---- TMA -------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map) {
     HOPPER_ASM("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -108,6 +137,15 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, uint6
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
             shared_address(to)),
         "l"(&map), "r"(shared_address(barrier)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+        : "memory");
+}
+// To each block of the cluster whose bit is set in `blocks`.
+__device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap& map, uint64_t* barrier, int x0, int x1,
+                                                   uint16_t blocks) {
+    HOPPER_ASM(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(barrier)), "r"(x0), "r"(x1), "h"(blocks)
         : "memory");
 }
 // Stores are grouped by the thread that starts them: store ..., commit, wait.
@@ -181,6 +219,11 @@ __device__ __forceinline__ void wgmma_wait(float (&r)[R]) {
     pin_registers(r);
 }
 
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+    HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
 // ptxas moves a wait up within its basic block, ahead of arithmetic that was to overlap with the products (seen in SASS of CUDA
 // 13.0: all of forward's exponentials came after it). A branch that is never taken, unknown to ptxas, ends the basic block.
 __device__ __forceinline__ void end_of_basic_block(bool never) {
@@ -191,6 +234,7 @@ __device__ __forceinline__ void end_of_basic_block(bool never) {
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D64 D16(0), D16(16), D16(32), D16(48)
+#define D128 D64, D16(64), D16(80), D16(96), D16(112)
 #define D_SET_4(i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3])
 #define D_SET_16(i) D_SET_4(i), D_SET_4(i + 4), D_SET_4(i + 8), D_SET_4(i + 12)
 #define D_NUMBERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
@@ -199,6 +243,11 @@ __device__ __forceinline__ void end_of_basic_block(bool never) {
     D_NUMBERS_32                                                                                           \
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56" \
     ",%57,%58,%59,%60,%61,%62,%63"
+#define D_NUMBERS_128                                                                                           \
+    D_NUMBERS_64                                                                                                \
+    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89"  \
+    ",%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112" \
+    ",%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WGMMA_BEGIN(N, accumulate)                 \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate \
     ", 0;\n"                                       \
@@ -221,7 +270,7 @@ __device__ __forceinline__ void wgmma_set(float (&d)[N / 2], uint64_t a, uint64_
 // d = a b, or d += a b. a: (64, 16) at a descriptor.
 template <int N, Major b_major, Major a_major = Major::rows>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(N == 32 || N == 64 || N == 128, "the supported widths");
+    static_assert(N == 32 || N == 64 || N == 128 || N == 256, "the supported widths");
     constexpr int columns = b_major == Major::columns, a_columns = a_major == Major::columns;
     if constexpr (N == 32)
         HOPPER_ASM(WGMMA_BEGIN(32, "%18") "{" D_NUMBERS_16 "}, %16, %17, p, 1, 1, %19, %20;\n}"
@@ -234,6 +283,10 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b,
     if constexpr (N == 128)
         HOPPER_ASM(WGMMA_BEGIN(128, "%66") "{" D_NUMBERS_64 "}, %64, %65, p, 1, 1, %67, %68;\n}"
                    : D64
+                   : "l"(a), "l"(b), "r"((int)accumulate), "n"(a_columns), "n"(columns));
+    if constexpr (N == 256)
+        HOPPER_ASM(WGMMA_BEGIN(256, "%130") "{" D_NUMBERS_128 "}, %128, %129, p, 1, 1, %131, %132;\n}"
+                   : D128
                    : "l"(a), "l"(b), "r"((int)accumulate), "n"(a_columns), "n"(columns));
 }
 // a in registers.
@@ -257,14 +310,23 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
 #undef D4
 #undef D16
 #undef D64
+#undef D128
 #undef D_SET_4
 #undef D_SET_16
 #undef D_NUMBERS_16
 #undef D_NUMBERS_32
 #undef D_NUMBERS_64
+#undef D_NUMBERS_128
 #undef WGMMA_BEGIN
 
 // ---- warps -----------------------------------------------------------------------------------------------------------------
+// Stores four 8 x 8 matrices of bf16 to shared memory, the reverse of ldmatrix_x4 (tensor.cuh): lane i gives the address of row
+// i % 8 of matrix i / 8.
+__device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
+    HOPPER_ASM("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 // Barriers 1 .. 15 (0 is __syncthreads): of `threads` threads that sync or arrive; those that arrive do not wait.
 __device__ __forceinline__ void named_barrier_sync(unsigned number, unsigned threads) {
     HOPPER_ASM("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");

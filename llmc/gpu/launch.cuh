@@ -2,6 +2,7 @@
 // source runs under the emulator (test/emu).
 //   CUDA(cudaMalloc(&p, n));                                       a failed call throws Error with call, code, file:line
 //   LAUNCH(kernel, grid, block, shared_bytes, ctx, arguments...);  on ctx.stream; (kernel<A, B>) in parentheses
+//   LAUNCH_CLUSTERS(kernel, cluster, grid, ...);                   the same in clusters of so many blocks; grid is a multiple
 //   DYNAMIC_SHARED(float, tile);                                   in a kernel: float* tile, aligned to 1024 bytes
 #pragma once
 #include <cuda_runtime.h>
@@ -44,18 +45,41 @@ private:
     T* name = reinterpret_cast<T*>(name##_bytes)
 #define START_KERNEL(kernel, grid, block, shared_bytes, ctx, ...) \
     kernel<<<(grid), (block), (shared_bytes), (ctx).stream>>>(__VA_ARGS__)
+#define START_CLUSTERS(kernel, cluster, grid, block, shared_bytes, ctx, ...) \
+    gpu::start_clusters(kernel, cluster, grid, block, shared_bytes, (ctx).stream, __VA_ARGS__)
+template <class... Parameters, class... Arguments>
+void start_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                    Arguments&&... arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {(unsigned)cluster, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);  // LAUNCH_CLUSTERS asks for errors
+}
 #else
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block().shared)
 #define START_KERNEL(kernel, grid, block, shared_bytes, ctx, ...) \
     emu::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), (ctx).stream, __VA_ARGS__)
+#define START_CLUSTERS(kernel, cluster, grid, block, shared_bytes, ctx, ...) \
+    emu::launch_clusters(#kernel, kernel, cluster, grid, block, shared_bytes, (ctx).stream, __VA_ARGS__)
 #endif
-#define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...)                                                          \
+#define CHECKED_LAUNCH(kernel, shared_bytes, start)                                                                  \
     do {                                                                                                             \
         static gpu::SharedBytes shared_bytes_;                                                                       \
         shared_bytes_.allow((const void*)(kernel), (size_t)(shared_bytes));                                          \
-        START_KERNEL(kernel, (grid), (block), (shared_bytes), (ctx), __VA_ARGS__);                                   \
+        start;                                                                                                       \
         const cudaError_t launch_error_ = cudaGetLastError();                                                        \
         if (launch_error_ != cudaSuccess) gpu::cuda_failed(launch_error_, "launch of " #kernel, __FILE__, __LINE__); \
     } while (0)
+#define LAUNCH(kernel, grid, block, shared_bytes, ctx, ...) \
+    CHECKED_LAUNCH(kernel, shared_bytes, START_KERNEL(kernel, (grid), (block), (shared_bytes), (ctx), __VA_ARGS__))
+#define LAUNCH_CLUSTERS(kernel, cluster, grid, block, shared_bytes, ctx, ...) \
+    CHECKED_LAUNCH(kernel, shared_bytes, START_CLUSTERS(kernel, (cluster), (grid), (block), (shared_bytes), (ctx), __VA_ARGS__))
 
 }  // namespace gpu

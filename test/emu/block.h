@@ -5,6 +5,10 @@
 // barriers let it, which is what a missing barrier does not survive. A thread that never waits costs no switch.
 // If every thread waits, that is a deadlock: where each one waits is printed, and the program ends.
 //
+// The blocks of a cluster take turns on the same OS thread: when all threads of one wait or have returned, or (random order)
+// now and then, the next one continues. A kernel launched in clusters may use dynamic shared memory only: __shared__ variables
+// belong to the OS thread.
+//
 // Environment: EMU_ORDER=forward|reverse|random (random)  EMU_SEED=N (1)  EMU_THREADS=N blocks at a time (1)
 //              EMU_REFUSALS=N cuBLASLt refuses one in N of the products that it may refuse (4; 0: none)
 #pragma once
@@ -108,9 +112,22 @@ struct Object {
     virtual void block_ended(const char* kernel) { (void)kernel; }
 };
 
+class Block;
+// Blocks that run at the same time and can reach each other's shared memory (cluster_sync and others in hopper.h).
+struct Cluster {
+    std::vector<Block*> blocks;
+    unsigned arrived = 0, epoch = 0;  // cluster_sync
+    std::vector<std::pair<Block*, Thread*>> waiting;
+    char sync[2] = {0, 0};
+
+    void open_if_all_arrived();
+};
+
 class Block {
 public:
     Thread* current = nullptr;
+    Cluster* cluster = nullptr;  // null: launched without clusters
+    unsigned cluster_rank = 0;
     uint3 id{};
     dim3 size, grid;
     unsigned char* shared = nullptr;  // dynamic shared memory
@@ -152,8 +169,13 @@ public:
                 Thread{{i % size.x, i / size.x % size.y, i / (size.x * size.y)}, i, i % 32, i / 32, nullptr, {}, false, {}, {}};
     }
 
-    // Runs body() once per thread.
-    void run(uint3 block_id, const std::function<void()>& body);
+    // Runs body() once per thread: start, then resume until the block is over, then finish.
+    void start(uint3 block_id, const std::function<void()>& body);
+    void resume();
+    void finish();
+    bool is_over() const { return live_ == 0; }
+    bool can_resume() const { return runnable_ != 0; }
+    void print_waiting() const;
 
     // The current thread cannot go on until somebody calls wake() for it.
     EMU_OPTIMIZED void wait(Where where) {
@@ -161,9 +183,9 @@ public:
         t->where = where;
         t->waits = true;
         t->fiber = running_;
-        bool fresh;
+        bool fresh = false;
         Thread* next = pick(fresh);
-        Fiber* f = next->fiber;
+        Fiber* f = next ? next->fiber : &main_;
         if (fresh) f = next->fiber = take_fiber(next);
         go(f);
         current->waits = false;
@@ -300,12 +322,13 @@ private:
         return (unsigned)__builtin_ctz(lanes);
 #endif
     }
-    // The thread that runs next; null: all have returned.
+    // The thread that runs next; null: all have returned, or it is another block's turn.
     EMU_OPTIMIZED Thread* pick(bool& fresh) {
         if (!runnable_) {
-            if (!live_) return nullptr;
+            if (!live_ || cluster) return nullptr;
             deadlock();
         }
+        if (cluster && config().order == Order::random && random() % 61 == 0) return nullptr;
         if (config().order == Order::random && random() % 61 == 0) draw_ranks();
         Warp& w = warps_[by_rank_[(unsigned)__builtin_ctz(runnable_)]];
         const uint32_t lanes = w.ready | w.fresh;
@@ -323,14 +346,7 @@ private:
     }
 
     [[noreturn]] void deadlock() {
-        fprintf(stderr, "emu: deadlock in %s, block (%u, %u, %u): %u threads have not returned and none can go on\n", kernel,
-                id.x, id.y, id.z, live_);
-        std::map<std::pair<std::string, int>, std::vector<unsigned>> places;
-        for (const Thread& t : threads_)
-            if (t.waits) places[{t.where.file, t.where.line}].push_back(t.index);
-        for (const auto& [place, waiting] : places)
-            fprintf(stderr, "  %zu threads wait at %s:%d, the first is thread %u\n", waiting.size(), place.first.c_str(),
-                    place.second, waiting[0]);
+        print_waiting();
         abort();
     }
 
@@ -355,6 +371,27 @@ private:
 
 inline thread_local Block* block_ = nullptr;
 EMU_OPTIMIZED inline Block& block() { return *block_; }
+
+inline void Block::print_waiting() const {
+    fprintf(stderr, "emu: deadlock in %s, block (%u, %u, %u): %u threads have not returned and none can go on\n", kernel, id.x,
+            id.y, id.z, live_);
+    std::map<std::pair<std::string, int>, std::vector<unsigned>> places;
+    for (const Thread& t : threads_)
+        if (t.waits) places[{t.where.file, t.where.line}].push_back(t.index);
+    for (const auto& [place, waiting] : places)
+        fprintf(stderr, "  %zu threads wait at %s:%d, the first is thread %u\n", waiting.size(), place.first.c_str(),
+                place.second, waiting[0]);
+}
+
+inline void Cluster::open_if_all_arrived() {
+    unsigned live = 0;
+    for (const Block* b : blocks) live += b->live();
+    if (arrived == 0 || arrived != live) return;
+    arrived = 0;
+    epoch++;
+    for (const auto& [b, thread] : waiting) b->wake(thread);
+    waiting.clear();
+}
 
 inline Fiber* Block::take_fiber(Thread* owner) {
     Fiber* f;
@@ -387,6 +424,7 @@ inline void Block::thread_returned() {
         m.epoch++;
     }
     open_if_all_arrived();
+    if (cluster) cluster->open_if_all_arrived();
 }
 
 // A fiber's life: one thread after another.
@@ -419,7 +457,7 @@ inline void Block::run_threads() {
     }
 }
 
-inline void Block::run(uint3 block_id, const std::function<void()>& body) {
+inline void Block::start(uint3 block_id, const std::function<void()>& body) {
     id = block_id;
     body_ = &body;
     live_ = (unsigned)threads_.size();
@@ -455,14 +493,49 @@ inline void Block::run(uint3 block_id, const std::function<void()>& body) {
     idle_ = fibers_;
 #endif
     release(&live_);
+}
+// Until all threads have returned or, in a cluster, until it is another block's turn.
+inline void Block::resume() {
     running_ = &main_;
-    bool fresh;
-    Thread* first = pick(fresh);
-    go(first->fiber = take_fiber(first));
+    bool fresh = false;
+    Thread* next = pick(fresh);
+    if (!next) return;
+    if (fresh) next->fiber = take_fiber(next);
+    go(next->fiber);
+}
+inline void Block::finish() {
     acquire(&runnable_);
     for (const Barrier& b : barriers)
         if (b.arrived) fault("%s: %u threads arrived at a barrier that never opened", kernel, b.arrived);
     for (const auto& [address, object] : objects) object->block_ended(kernel);
+}
+
+// Runs the blocks of a cluster, or one block; the first has this index, the others follow along x.
+inline void run_cluster(const std::vector<Block*>& blocks, uint3 first, const std::function<void()>& body) {
+    Cluster cluster;
+    cluster.blocks = blocks;
+    for (unsigned rank = 0; rank < blocks.size(); rank++) {
+        Block* b = block_ = blocks[rank];
+        b->cluster = blocks.size() > 1 ? &cluster : nullptr;
+        b->cluster_rank = rank;
+        b->start({first.x + rank, first.y, first.z}, body);
+    }
+    const auto over = [](const Block* b) { return b->is_over(); };
+    while (!std::all_of(blocks.begin(), blocks.end(), over)) {
+        if (std::none_of(blocks.begin(), blocks.end(), [](const Block* b) { return b->can_resume(); })) {
+            for (const Block* b : blocks) b->print_waiting();
+            abort();
+        }
+        for (Block* b : blocks) {
+            block_ = b;
+            if (b->can_resume()) b->resume();
+        }
+    }
+    for (Block* b : blocks) {
+        block_ = b;
+        b->finish();
+        b->cluster = nullptr;
+    }
 }
 
 // One for all kernels: a block keeps the fibers of its last run.
@@ -471,37 +544,48 @@ inline std::vector<std::unique_ptr<Block>>& block_pool() {
     return pool;
 }
 
-// Runs a whole grid: blocks in order, or config().threads at a time.
+// Runs a whole grid: clusters of `cluster` blocks along x, in order, or config().threads at a time.
 template <class Body>
-void launch(dim3 grid, dim3 size, size_t shared_bytes, const char* kernel, const Body& body) {
+void launch(dim3 grid, dim3 size, size_t shared_bytes, const char* kernel, const Body& body, unsigned cluster = 1) {
     Quiet quiet;
-    const long n_blocks = (long)grid.x * grid.y * grid.z;
+    const long n_clusters = (long)grid.x * grid.y * grid.z / cluster;
     std::vector<std::unique_ptr<Block>>& pool = block_pool();
-    const unsigned n = (unsigned)std::min<long>(n_blocks, config().threads);
-    while (pool.size() < n) pool.push_back(std::make_unique<Block>());
+    const unsigned n = (unsigned)std::min<long>(n_clusters, config().threads);
+    while (pool.size() < n * cluster) pool.push_back(std::make_unique<Block>());
     const std::function<void()> call = body;
     std::atomic<long> next{0};
-    const auto work = [&](Block* b) {
+    const auto work = [&](unsigned worker) {
         Quiet quiet_too;
         Block* const before = block_;
-        block_ = b;
         const size_t room = (shared_bytes + 255) / 128 * 128;
-        b->prepare(grid, size, shared_bytes, kernel);
-        b->shared = (unsigned char*)aligned_alloc(1024, (room + 1023) / 1024 * 1024);  // TMA wants up to 1024
+        std::vector<Block*> blocks;
+        for (unsigned i = 0; i < cluster; i++) {
+            Block* b = pool[worker * cluster + i].get();
+            b->prepare(grid, size, shared_bytes, kernel);
+            b->shared = (unsigned char*)aligned_alloc(1024, (room + 1023) / 1024 * 1024);  // TMA wants up to 1024
 #ifdef EMU_ASAN
-        __asan_poison_memory_region(b->shared + shared_bytes, room - shared_bytes);
+            __asan_poison_memory_region(b->shared + shared_bytes, room - shared_bytes);
 #endif
-        for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n_blocks;)
-            b->run({(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / ((long)grid.x * grid.y))}, call);
+            blocks.push_back(b);
+        }
+        for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n_clusters;) {
+            const long first = i * cluster;
+            run_cluster(
+                blocks,
+                {(unsigned)(first % grid.x), (unsigned)(first / grid.x % grid.y), (unsigned)(first / ((long)grid.x * grid.y))},
+                call);
+        }
+        for (Block* b : blocks) {
 #ifdef EMU_ASAN
-        __asan_unpoison_memory_region(b->shared, room);
+            __asan_unpoison_memory_region(b->shared, room);
 #endif
-        free(b->shared);
+            free(b->shared);
+        }
         block_ = before;
     };
     std::vector<std::thread> others;
-    for (unsigned i = 1; i < n; i++) others.emplace_back(work, pool[i].get());
-    work(pool[0].get());
+    for (unsigned i = 1; i < n; i++) others.emplace_back(work, i);
+    work(0);
     for (std::thread& t : others) t.join();
 }
 

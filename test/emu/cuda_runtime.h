@@ -545,12 +545,13 @@ namespace emu {
 
 // kernel<<<grid, size, shared_bytes, stream>>>(arguments...): refused at once as the runtime would, else put on the stream.
 template <class Kernel, class... Arguments>
-void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t shared_bytes, cudaStream_t stream,
-                   Arguments... arguments) {
+void launch_clusters(const char* name, Kernel kernel, unsigned cluster, dim3 grid, dim3 size, size_t shared_bytes,
+                     cudaStream_t stream, Arguments... arguments) {
     calls().count("cudaLaunchKernel");
     const size_t threads = (size_t)size.x * size.y * size.z;
     const bool sensible = threads > 0 && threads <= 1024 && size.z <= 64 && grid.x > 0 && grid.y > 0 && grid.z > 0 &&
-                          grid.y <= 65535 && grid.z <= 65535 && grid.x <= 2147483647u && shared_bytes <= device().shared_bytes;
+                          grid.y <= 65535 && grid.z <= 65535 && grid.x <= 2147483647u &&
+                          shared_bytes <= device().shared_bytes && cluster >= 1 && cluster <= 8 && grid.x % cluster == 0;
     if (!sensible) {
         error(cudaErrorInvalidConfiguration);
         return;
@@ -564,7 +565,15 @@ void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t
         error(cudaErrorLaunchOutOfResources);
         return;
     }
-    streams().put(stream, [=] { launch(grid, size, shared_bytes, name, [=] { kernel(arguments...); }); });
+    streams().put(stream, [=] {
+        launch(
+            grid, size, shared_bytes, name, [=] { kernel(arguments...); }, cluster);
+    });
+}
+template <class Kernel, class... Arguments>
+void launch_kernel(const char* name, Kernel kernel, dim3 grid, dim3 size, size_t shared_bytes, cudaStream_t stream,
+                   Arguments... arguments) {
+    launch_clusters(name, kernel, 1, grid, size, shared_bytes, stream, arguments...);
 }
 
 }  // namespace emu

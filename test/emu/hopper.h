@@ -138,10 +138,8 @@ inline void mbarrier_init(void* p, unsigned count, Where where) {
     m->expected = m->missing = count;
     block().objects[p] = std::move(m);
 }
-inline void mbarrier_arrive(void* p, unsigned bytes, Where where) {
-    quiet_begin();
-    Mbarrier& m = mbarrier(p, where);
-    quiet_end();
+// Returns whether the phase is over.
+inline bool arrive(Mbarrier& m, unsigned bytes, Where where) {
     // Nobody waits for what the copies of this phase bring, and here they could not be later.
     while (m.missing == 0 && !m.copies.empty()) m.make_copy();
     Quiet quiet;
@@ -149,8 +147,58 @@ inline void mbarrier_arrive(void* p, unsigned bytes, Where where) {
     release(&m.ended[m.phase % 2]);
     m.missing--;
     m.bytes += bytes;
-    if (m.end_phase_if_complete()) block().yield(where);  // those who waited for it first
+    return m.end_phase_if_complete();
 }
+inline void mbarrier_arrive(void* p, unsigned bytes, Where where) {
+    quiet_begin();
+    Mbarrier& m = mbarrier(p, where);
+    quiet_end();
+    if (!arrive(m, bytes, where)) return;
+    Quiet quiet;
+    block().yield(where);  // those who waited for it first
+}
+
+// ---- clusters --------------------------------------------------------------------------------------------------------------
+inline unsigned cluster_size() { return block().cluster ? (unsigned)block().cluster->blocks.size() : 1; }
+// f(p, the same place in its shared memory) on behalf of a block of the cluster; nothing in it may wait.
+template <class F>
+void in_block(unsigned rank, const void* p, Where where, F f) {
+    Block* const mine = block_;
+    if (rank >= cluster_size()) fault("%s:%d: block %u of a cluster of %u", where.file, where.line, rank, cluster_size());
+    Block* const other = mine->cluster ? mine->cluster->blocks[rank] : mine;
+    if (other->is_over()) fault("%s:%d: block %u of the cluster has ended", where.file, where.line, rank);
+    block_ = other;
+    f(other->shared + ((const unsigned char*)p - mine->shared));
+    block_ = mine;
+}
+inline void mbarrier_arrive_in(void* p, unsigned rank, Where where) {
+    {
+        Quiet quiet;
+        shared_address(p, 8, 8, where);
+    }
+    bool over = false;
+    in_block(rank, p, where, [&](void* there) {
+        quiet_begin();
+        Mbarrier& m = mbarrier(there, where);
+        quiet_end();
+        over = arrive(m, 0, where);
+    });
+    Quiet quiet;
+    if (over) block().yield(where);
+}
+inline void cluster_sync(Where where) {
+    Quiet quiet;
+    Cluster* c = block().cluster;
+    if (!c) return block().barrier(0, 0, true, where);
+    char* sync = &c->sync[c->epoch % 2];
+    release(sync);
+    c->arrived++;
+    c->waiting.push_back({&block(), block().current});
+    c->open_if_all_arrived();
+    block().wait(where);
+    acquire(sync);
+}
+
 // Returns once the phase of this parity, the current or the one before it, is over.
 inline void mbarrier_wait(const void* p, unsigned parity, Where where) {
     Mbarrier* m;
@@ -257,8 +305,10 @@ Box box_of(const void* shared, const CUtensorMap& tensor, const int (&start)[ran
     return box;
 }
 
+// To this block, or with a mask to each block of the cluster whose bit is set, at the same place in its shared memory.
 template <int rank>
-void tma_load(void* shared, const CUtensorMap& tensor, void* mbarrier, const int (&start)[rank], Where where) {
+void tma_load(void* shared, const CUtensorMap& tensor, void* mbarrier, const int (&start)[rank], Where where,
+              unsigned mask = 0) {
     quiet_begin();
     const Box box = box_of(shared, tensor, start, where);
     quiet_end();
@@ -269,7 +319,10 @@ void tma_load(void* shared, const CUtensorMap& tensor, void* mbarrier, const int
             see(to, n);
         });
     };
-    start_copy(mbarrier, (unsigned)box.bytes(), copy, where);
+    if (!mask) return start_copy(mbarrier, (unsigned)box.bytes(), copy, where);
+    for (unsigned block = 0; mask >> block; block++)
+        if (mask >> block & 1)
+            in_block(block, mbarrier, where, [&](void* there) { start_copy(there, (unsigned)box.bytes(), copy, where); });
 }
 inline void bulk_load(void* shared, const void* from, unsigned bytes, void* mbarrier, Where where) {
     shared_address(shared, bytes, 16, where);
@@ -534,6 +587,20 @@ inline void wait_products(size_t pending, Where where) {
     acquire(&w.done);
 }
 
+// ---- stmatrix --------------------------------------------------------------------------------------------------------------
+inline void stmatrix_of_lane(void* row, const uint32_t (&r)[4], Where where) {
+    if ((uintptr_t)row % 16) fault("%s:%d: stmatrix to an address that is no multiple of 16", where.file, where.line);
+    auto table = block().meet(~0u, &row, sizeof row, where);
+    const unsigned lane = block().current->lane;
+    for (unsigned m = 0; m < 4; m++) {
+        unsigned char* to;
+        quiet_begin();
+        memcpy(&to, table[m * 8 + lane / 4], sizeof to);
+        quiet_end();
+        memcpy(to + lane % 4 * 4, &r[m], 4);
+    }
+}
+
 }  // namespace emu
 
 namespace gpu::hopper {
@@ -548,6 +615,12 @@ inline void mbarrier_arrive_expect(uint64_t* barrier, unsigned bytes, EMU_CALLER
 }
 inline void mbarrier_wait(uint64_t* barrier, unsigned parity, EMU_CALLER) {
     emu::mbarrier_wait(barrier, parity, EMU_CALLED_FROM);
+}
+
+inline unsigned cluster_rank() { return emu::block().cluster_rank; }
+inline void cluster_sync(EMU_CALLER) { emu::cluster_sync(EMU_CALLED_FROM); }
+inline void mbarrier_arrive_in(uint64_t* barrier, unsigned rank, EMU_CALLER) {
+    emu::mbarrier_arrive_in(barrier, rank, EMU_CALLED_FROM);
 }
 
 inline void tma_prefetch(const CUtensorMap&) {}
@@ -568,6 +641,10 @@ inline void tma_store(const CUtensorMap& map, const void* from, int x0, int x1, 
 }
 inline void tma_store(const CUtensorMap& map, const void* from, int x0, int x1, int x2, int x3, EMU_CALLER) {
     emu::tma_store<4>(map, from, {x0, x1, x2, x3}, EMU_CALLED_FROM);
+}
+inline void tma_load_multicast(void* to, const CUtensorMap& map, uint64_t* barrier, int x0, int x1, uint16_t blocks,
+                               EMU_CALLER) {
+    emu::tma_load<2>(to, map, barrier, {x0, x1}, EMU_CALLED_FROM, blocks);
 }
 inline void bulk_add(float* to, const float* from, unsigned bytes, EMU_CALLER) {
     emu::bulk_add(to, from, bytes, EMU_CALLED_FROM);
@@ -609,6 +686,12 @@ template <int pending, int R>
 void wgmma_wait(float (&)[R], EMU_CALLER) {
     emu::wait_products(pending, EMU_CALLED_FROM);
 }
+template <int pending>
+void wgmma_wait(EMU_CALLER) {
+    emu::wait_products(pending, EMU_CALLED_FROM);
+}
+
+inline void stmatrix_x4(void* row, const uint32_t (&r)[4], EMU_CALLER) { emu::stmatrix_of_lane(row, r, EMU_CALLED_FROM); }
 
 inline void end_of_basic_block(bool) {}
 

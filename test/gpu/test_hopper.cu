@@ -272,7 +272,7 @@ __global__ void product_kernel(const __grid_constant__ CUtensorMap a_map, const 
         const uint64_t a_here = advanced(a_matrix, left == Left::columns ? i * 16 * 128 : i / 4 * 64 * 128 + along_row);
         if constexpr (left == Left::registers) wgmma<N, b_major>(d, registers[i], b_here, i > 0 || start);
         else if (i > 0 || start) wgmma<N, b_major, a_major>(d, a_here, b_here, true);
-        else if constexpr (N == 32) wgmma<N, b_major, a_major>(d, a_here, b_here, false);
+        else if constexpr (N == 32 || N == 256) wgmma<N, b_major, a_major>(d, a_here, b_here, false);
         else wgmma_set<N, b_major, a_major>(d, a_here, b_here);
     }
     wgmma_commit();
@@ -330,6 +330,34 @@ TEST_F(Hopper, Products) {
     check_product<128, Major::columns, Left::rows>(ctx);
     check_product<128, Major::columns, Left::columns>(ctx);
     check_product<128, Major::columns, Left::registers>(ctx);
+    check_product<256, Major::rows, Left::rows>(ctx);
+    check_product<256, Major::columns, Left::rows>(ctx);
+    check_product<256, Major::columns, Left::columns>(ctx);
+}
+
+// Each warp stores 16 x 16 numbers, held as mma's d, with rows 24 apart.
+__global__ void stmatrix_kernel(uint16_t* out) {
+#ifdef HOPPER_CODE
+    DYNAMIC_SHARED(uint16_t, tile);  // (2, 16, 24)
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint16_t* mine = tile + warp * 16 * 24;
+    uint32_t r[4];
+    for (int i = 0; i < 4; i++) {
+        const unsigned row = lane / 4 + i % 2 * 8, column = i / 2 * 8 + lane % 4 * 2, x = warp * 256 + row * 16 + column;
+        r[i] = x | (x + 1) << 16;
+    }
+    stmatrix_x4(mine + lane % 16 * 24 + lane / 16 * 8, r);
+    __syncthreads();
+    for (int i = threadIdx.x; i < 512; i += 64) out[i] = tile[i / 16 * 24 + i % 16];
+#else
+    __trap();
+#endif
+}
+TEST_F(Hopper, Stmatrix) {
+    DeviceMemory<uint16_t> out(512);
+    LAUNCH(stmatrix_kernel, 1, 64, 2 * 16 * 24 * 2, ctx, out.p());
+    const std::vector<uint16_t> values = out.get();
+    for (int i = 0; i < 512; i++) ASSERT_EQ(values[i], i);
 }
 
 // ---- barriers --------------------------------------------------------------------------------------------------------------
@@ -415,6 +443,83 @@ TEST_F(Hopper, NamedBarriersTakeTurns) {
                 ASSERT_EQ(turns[(value * 3 + warp) * 32 + lane], warp == value % 3 ? value / 3 : -1)
                     << "turn " << value << ", warp " << warp << ", lane " << lane;
 }
+
+// ---- clusters --------------------------------------------------------------------------------------------------------------
+
+enum class Together { right, no_last_barrier, releases_own_only, loads_own_only, no_first_barrier };
+
+// Both blocks of a cluster add up `steps` boxes (64, 16) in shared memory: each loads 8 rows of a box for both. Two stages.
+template <Together how>
+__global__ void cluster_kernel(const __grid_constant__ CUtensorMap map, float* out, int steps) {
+#ifdef HOPPER_CODE
+    struct Shared {
+        uint16_t box[2][2][8 * 64];
+        uint64_t full[2], empty[2];
+    };
+    DYNAMIC_SHARED(Shared, shared);
+    const unsigned rank = cluster_rank(), first = blockIdx.x / 2 * steps * 16;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&shared->full[i], 1);
+            mbarrier_init(&shared->empty[i], how == Together::releases_own_only ? 2 : 4);  // two warps of each block
+        }
+        mbarrier_fence();
+    }
+    if (how == Together::no_first_barrier) __syncthreads();
+    else cluster_sync();
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < steps; i++) {
+                const int stage = i % 2;
+                mbarrier_wait(&shared->empty[stage], (i / 2 & 1) ^ 1);
+                mbarrier_arrive_expect(&shared->full[stage], sizeof shared->box[0]);
+                if (how == Together::loads_own_only)
+                    tma_load(shared->box[stage][rank], map, &shared->full[stage], 0, first + i * 16 + rank * 8);
+                else tma_load_multicast(shared->box[stage][rank], map, &shared->full[stage], 0, first + i * 16 + rank * 8, 3);
+            }
+    } else {
+        const unsigned lane = threadIdx.x % 32;
+        float sum[16] = {};
+        for (int i = 0; i < steps; i++) {
+            const int stage = i % 2;
+            mbarrier_wait(&shared->full[stage], i / 2 & 1);
+            for (int e = 0; e < 16; e++) {
+                bf16 x;
+                x.bits = shared->box[stage][0][e * 64 + threadIdx.x - 32];
+                sum[e] += (float)x;
+            }
+            __syncwarp();
+            if (how == Together::releases_own_only && lane == 0) mbarrier_arrive(&shared->empty[stage]);
+            if (how != Together::releases_own_only && lane < 2) mbarrier_arrive_in(&shared->empty[stage], lane);
+        }
+        for (int e = 0; e < 16; e++) out[blockIdx.x * 1024 + e * 64 + threadIdx.x - 32] = sum[e];
+    }
+    __syncwarp();
+    if (how != Together::no_last_barrier) cluster_sync();
+#else
+    __trap();
+#endif
+}
+
+template <Together how>
+bool cluster_is_right(gpu::Ctx& ctx) {
+    constexpr int steps = 7, clusters = 3;
+    const std::vector<bf16> values = whole_numbers((size_t)clusters * steps * 16 * 64, 11);
+    DeviceMemory<bf16> array(values);
+    DeviceMemory<float> out(clusters * 2 * 1024);
+    const CUtensorMap map = tensor_map<2>(array.p(), {64, (uint64_t)clusters * steps * 16}, {128}, {64, 8});
+    LAUNCH_CLUSTERS((cluster_kernel<how>), 2, clusters * 2, 96, 2 * 2048 + 32, ctx, map, out.p(), steps);
+    const std::vector<float> sums = out.get();
+    for (int b = 0; b < clusters * 2; b++)
+        for (int e = 0; e < 1024; e++) {
+            const int row = e / 64, column = ((e % 64 / 8) ^ row % 8) * 8 + e % 8;
+            float expected = 0;
+            for (int i = 0; i < steps; i++) expected += (float)values[((b / 2 * steps + i) * 16 + row) * 64 + column];
+            if (!(sums[b * 1024 + e] == expected)) return false;
+        }
+    return true;
+}
+TEST_F(Hopper, Clusters) { EXPECT_TRUE(cluster_is_right<Together::right>(ctx)); }
 
 // ---- a pipeline ------------------------------------------------------------------------------------------------------------
 
@@ -539,6 +644,29 @@ int wrong_of_20(gpu::Ctx& ctx) {
     return n;
 }
 
+template <Together how>
+int wrong_clusters_of_20(gpu::Ctx& ctx) {
+    const emu::Config before = emu::config();
+    emu::config().order = emu::Order::random;
+    int n = 0;
+    for (unsigned seed = 1; seed <= 20; seed++) {
+        emu::config().seed = seed;
+        n += !cluster_is_right<how>(ctx);
+    }
+    emu::config() = before;
+    return n;
+}
+
+TEST_F(Hopper, ClustersInAnyOrder) {
+    EXPECT_EQ(wrong_clusters_of_20<Together::right>(ctx), 0);
+    const emu::Config before = emu::config();
+    for (const emu::Order order : {emu::Order::forward, emu::Order::reverse}) {
+        emu::config().order = order;
+        EXPECT_TRUE(cluster_is_right<Together::right>(ctx));
+    }
+    emu::config() = before;
+}
+
 TEST_F(Hopper, EmulatorShowsMissingWaits) {
 #ifdef EMU_TSAN
     GTEST_SKIP() << "these kernels race, as ThreadSanitizer would say";
@@ -549,6 +677,7 @@ TEST_F(Hopper, EmulatorShowsMissingWaits) {
     EXPECT_GE(wrong_of_20<Wrong::result_wait_late>(ctx), 15);
     EXPECT_GE(wrong_of_20<Wrong::store_wait_missing>(ctx), 15);
     EXPECT_EQ(wrong_of_20<Wrong::leading_bytes>(ctx), 20);
+    EXPECT_GE(wrong_clusters_of_20<Together::releases_own_only>(ctx), 15);
 }
 
 enum class Mistake {
@@ -622,6 +751,9 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
     GTEST_SKIP() << "ThreadSanitizer and tests that die do not go together";
 #endif
     EXPECT_DEATH(pipeline_is_right<Wrong::empty_wait_missing>(ctx), "test_hopper.cu:.*more than 1 arrivals|deadlock");
+    EXPECT_DEATH(wrong_clusters_of_20<Together::no_last_barrier>(ctx), "test_hopper.cu:.*block . of the cluster has ended");
+    EXPECT_DEATH(wrong_clusters_of_20<Together::no_first_barrier>(ctx), "test_hopper.cu:.*not initialised");
+    EXPECT_DEATH(cluster_is_right<Together::loads_own_only>(ctx), "deadlock");
     EXPECT_DEATH(run_mistaken<Mistake::no_init>(ctx), "test_hopper.cu:.*not initialised");
     EXPECT_DEATH(run_mistaken<Mistake::too_many_arrivals>(ctx), "test_hopper.cu:.*more than 1 arrivals");
     EXPECT_DEATH(run_mistaken<Mistake::no_arrival>(ctx), "deadlock.*\n.*128 threads wait at .*test_hopper.cu");
