@@ -35,9 +35,12 @@ install_cuda_tools() { python3 -m venv "$1" && "$1/bin/pip" install -q nvidia-cu
 trainer() {
     # Kernels are launched within these headers, so that the machine code is the trainer's, in a third of the time.
     local architectures=(90a) what=-cubin source=kernels.cu arch kernels folder compiler
-    printf '#include "%s"\n' "$root"/llmc/ops.h "$root"/llmc/gpu/ops.cuh >kernels.cu
+    # With them the ladder's matrix product, which no header of the trainer includes.
+    local trainer=("$root"/llmc/ops.h "$root"/llmc/gpu/ops.cuh)
+    [[ -z ${ALL:-} ]] || trainer=("$root"/train_gpt.cu)
+    printf '#include "%s"\n' "${trainer[@]}" "$root"/dev/kernels/gemm_hopper.cuh >kernels.cu
     if [[ -n ${ALL:-} ]]; then
-        architectures=(80 90a) what=-c source=$root/train_gpt.cu
+        architectures=(80 90a) what=-c
         for arch in 89 100 120; do "$NVCC" --list-gpu-code | grep -q "^sm_$arch$" && architectures+=("$arch"); done
     fi
     expect "compiles for sm_${architectures[*]} without warnings" compile $what "$source" "${architectures[@]}"

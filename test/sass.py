@@ -35,6 +35,9 @@ LOOPS = {
     "hopper::attention_backward_keys_kernel<128, true>": (32, 32, False),  # dq too: 64 x 64 scores, five products
     "hopper::attention_backward_keys_kernel<64, true>": (64, 32, False),  # 64 x 128
 }
+# The ladder's matrix product (dev/kernels/gemm_hopper.cuh): its code and its loop over K have the products of one step of 64, one
+# fence before and one wait after them, and no fence of the whole GPU.
+PRODUCTS = {"HGMMA": 64 // 16, "WARPGROUP.ARRIVE": 1, "WARPGROUP.DEPBAR": 1, r"MEMBAR\S*GPU": 0}
 # Column of the table, and how far a number may be from the table's.
 COLUMNS = {"registers": 4, "setmaxnreg": 0, "stack": 0, "static shared": 0, "dynamic shared, at most": 0, "HGMMA": 0}
 LOOP_COLUMNS = {"instructions": 40, "always issued": 40, "HGMMA": 0, "MUFU.EX2": 0, "after the last wait": 0, "branches": 2}
@@ -109,6 +112,18 @@ def always_issued(loop):
     return [i for i in loop if i[0] not in skipped]
 
 
+def product_loop(instructions):
+    """The shortest loop that has products."""
+    loops = []
+    for last, (address, text) in enumerate(instructions):
+        m = re.match(r"(@\S+ )?BRA\b.*\b(0x[0-9a-f]+)", text)
+        if m and int(m[2], 16) < address:
+            loop = [i for i in instructions[: last + 1] if i[0] >= int(m[2], 16)]
+            if count(loop, "HGMMA"):
+                loops.append(loop)
+    return min(loops, key=len, default=[])
+
+
 def loop_numbers(loop):
     last_wait = max(i for i, (_, text) in enumerate(loop) if text.startswith("WARPGROUP.DEPBAR"))
     return {
@@ -143,8 +158,8 @@ def markdown(rows, columns):
 def table(compiler, kernels, loops):
     return f"""# What kernels take of an H100
 
-Written by `make test-sass WRITE=1` from the machine code of `train_gpt.cu`, and compared by `make test-sass` (`test/sass.py`): a number
-that moves by more than a little has to move here. bf16, sm_90a. Compiler: nvcc {compiler}.
+Written by `make test-sass WRITE=1` from the machine code of `train_gpt.cu` and `dev/kernels/gemm_hopper.cuh`, and compared by `make test-sass`
+(`test/sass.py`): a number that moves by more than a little has to move here. bf16, sm_90a. Compiler: nvcc {compiler}.
 
 `setmaxnreg`: registers of the producer and of consumers once a kernel has shared them out. Bytes of a block: `stack` in local memory,
 `static shared`, and how much dynamic shared memory a launch can ask for beside it. `HGMMA`: products of a warpgroup, in the code.
@@ -229,6 +244,12 @@ def main():
         if overlapped:
             late = n["after the last wait"]
             fine &= verdict(f"{short}: exponentials beside the products", [f"{late} after the last wait"] if late else [])
+
+    for short in (name for name in kernels if name.startswith("hopper::gemm_kernel")):
+        loop = product_loop(next(functions[name] for name, s in ours.items() if s == short))
+        numbers = {name: count(loop, name) for name in PRODUCTS}
+        faults = [str(numbers)] if numbers != PRODUCTS or kernels[short]["HGMMA"] != PRODUCTS["HGMMA"] else []
+        fine &= verdict(f"{short}: {PRODUCTS['HGMMA']} products, one fence, one wait in its loop of {len(loop)}", faults)
 
     if args.write:
         with open(TABLE, "w", encoding="utf-8") as file:

@@ -189,6 +189,8 @@ struct Run {
     bool large = !emulated();  // also check and time the large sizes
     int only = 0;              // a rung's number, or 0 for all
     bool wrong = false;
+    bool climbed = false;    // an op that has this rung was found;
+    std::string lacks_rung;  // or what the others have
 
     static bool emulated() { return strcmp(gpu::backend_name, "emu") == 0; }
 
@@ -276,7 +278,11 @@ template <class Problem, class Shape>
 void climb(Run& run, const char* op, const Bound& bound, const std::vector<Rung<Problem>>& rungs,
            std::vector<Shape> small_shapes, const std::vector<Shape>& large_shapes) {
     const int n_rungs = (int)rungs.size();
-    if (run.only < 0 || run.only > n_rungs) fail("--kernel is %d; %s has rungs 1 to %d", run.only, op, n_rungs);
+    if (run.only > n_rungs) {  // another op of the ladder may have it
+        run.lacks_rung = format("--kernel is %d; %s has rungs 1 to %d", run.only, op, n_rungs);
+        return;
+    }
+    run.climbed = true;
     if (Run::brief) small_shapes.resize(1);
     const auto each_rung = [&](auto f) {
         for (int i = 0; i < n_rungs; i++) {
@@ -353,6 +359,7 @@ inline int main(int argc, char** argv, const char* what, void (*climb_all)(Run&)
     if (!sizes.empty()) run.large = sizes == "full";
     printf("%s, %s, storage %s\n", gpu::backend_name, run.ctx.description().c_str(), precision_name);
     climb_all(run);
+    if (!run.climbed) fail("%s", run.lacks_rung.c_str());
     return run.wrong;
 } catch (const Error& e) {
     fprintf(stderr, "error: %s\n", e.what());
