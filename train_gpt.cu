@@ -1074,7 +1074,12 @@ public:
     double forward = 0, backward = 0, update = 0;  // seconds of the last step
 
     // random: initialises the weights. Without, they are zero: a step takes as long, and nothing is drawn.
-    RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true) : ctx_(ctx), m_(c) {
+    // fp8: every step is in FP8 (hybrid), the first one with current scales, later ones with delayed scales, as in training.
+    RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true, bool fp8 = false)
+        : ctx_(ctx), m_(c) {
+        m_.fp8.recipe.on = fp8;
+        if (fp8) m_.fp8.blocks.assign((size_t)c.L, true);
+        if (fp8) scales_ = Fp8State(m_.fp8.recipe, c.L);
         plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, (int64_t)B * T));
         allocate(ctx, m_);
         if (random) initialize(ctx, m_, 1);
@@ -1102,11 +1107,14 @@ public:
         lap(backward, start);
     }
     void run() {
+        const std::vector<int>& layers = m_.table.part.layers;
+        begin_step_in_fp8(ctx_, m_.fp8, scales_, layers, steps_, 0, 0);
         micro_batch();
         double start = monotonic_seconds();
         const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
         be::adamw(ctx_, m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.grads, m_.table.size,
                   {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (real)std::min(1.0, 1 / norm), ++steps_}, Rounding());
+        if (m_.fp8.recipe.on) scales_.update(measured_amax(ctx_, m_.fp8, layers, scales_.scales.size()));
         lap(update, start);
     }
 
@@ -1128,6 +1136,7 @@ private:
 
     be::Ctx& ctx_;
     Model m_;
+    Fp8State scales_;
     Batch batch_;
     int64_t steps_ = 0;
 };

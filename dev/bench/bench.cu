@@ -2,9 +2,11 @@
 // matrix product, on a CPU the multiply-add rates of its registers; and a large copy. Medians.
 //   make bench            BACKEND=cpu|cuda  PRECISION=bf16|fp32
 //   build/.../bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]
-//   build/.../bench --profile PRESET B T     on a CPU: the ops of a step, each one's share and bound
+//   build/.../bench --profile PRESET B[,B...] T [none|selective|full] [LAYERS] [--fp8]   the ops of a step: share and bound
 //   build/.../bench --generate PRESET        tokens per second, one after another
 //   build/.../bench --units                  on a CPU: each matrix unit that it has, GFLOP/s of layers and attention
+//   build/.../bench --bounds | --gemms | --attention    on a GPU: see gemms.h, attention_bench.h; with these and --profile:
+//                                            --seconds N, --json
 // For dev/bench/cpu.py, which measures other programs' steps in turn with ours; descriptions are lines of KEY=VALUE:
 //   bench --machine               this program and the machine's bounds
 //   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
@@ -19,74 +21,24 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
 
-#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
-#include "../../train_gpt.cu"
-namespace ops = be;
-#else
-#define TIMED_OPS
+#if !defined(BACKEND_CUDA) && !defined(BACKEND_EMU)
+#define BENCH_ON_CPU
+#endif
 #include "timed_ops.h"
 #define be timed  // what train_gpt.cu calls
 #include "../../train_gpt.cu"
 #undef be
-namespace ops = timed;
+#include "measure.h"
+#ifndef BENCH_ON_CPU
+#include "attention_bench.h"
+#include "gemms.h"
 #endif
 
 namespace {
 
-constexpr bool on_gpu = !be::memory_is_host;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// Median seconds of f, after two warm-up calls: at least 3 rounds and about `budget` seconds.
-template <class F>
-double median_seconds(be::Ctx& ctx, F f, double budget = on_gpu ? 0.2 : 1.0) {
-    f();
-    f();
-    wait_for_device(ctx);
-    const auto round = [&](int calls) {
-        const double start = now();
-        for (int i = 0; i < calls; i++) f();
-        wait_for_device(ctx);
-        return (now() - start) / calls;
-    };
-    const int calls = on_gpu ? (int)std::min(1000.0, std::max(1.0, 0.02 / round(1))) : 1;
-    std::vector<double> times;
-    const double end = now() + budget;
-    while (times.size() < 3 || (now() < end && times.size() < 1000)) times.push_back(round(calls));
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2];
-}
-
-// Random numbers in the backend's memory.
-template <class E>
-class Numbers {
-public:
-    Numbers(be::Ctx& ctx, size_t n) : n_(n), p_((E*)be::allocate_memory(n * sizeof(E))) {
-        std::vector<E> v(n);
-#pragma omp parallel for
-        for (size_t i = 0; i < n; i++) v[i] = (E)(real)(((i * 2654435761u >> 12) % 1000) / 1000.0 - 0.5);
-        be::upload(ctx, p_, v.data(), n * sizeof(E));
-    }
-    Numbers(const Numbers&) = delete;
-    Numbers& operator=(const Numbers&) = delete;
-    ~Numbers() { be::release_memory(p_, n_ * sizeof(E)); }
-    operator E*() const { return p_; }
-    size_t size() const { return n_; }
-
-private:
-    size_t n_;
-    E* p_;
-};
-
-struct Machine {
-    double flops;  // the bound that rows are printed against
-    const char* flops_name;
-    double fp32, bf16;  // what a CPU's registers do; bf16: 0 where there are no instructions for it
-    const char* bf16_name = "no bf16";
-    double bytes;       // copied in a second
-    double read_bytes;  // read in a second
-};
+using namespace bench;
 
 void row(const std::string& name, double seconds, double flops, double bytes, const Machine& machine) {
     printf("%-40s %10.3f ms", name.c_str(), seconds * 1e3);
@@ -215,7 +167,7 @@ void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH,
     row("not deterministic: backward" + shape, median_seconds(ctx, [&] { backward(sums); }), 2.5 * flops, 0, machine);
 }
 
-#ifdef TIMED_OPS
+#ifdef BENCH_ON_CPU
 // A row for each matrix unit: GFLOP/s of layers (forward, gradients of input and weight) and of attention (forward, backward).
 void bench_units(be::Ctx& ctx) {
     constexpr int layers[][3] = {{1024, 768, 3072}, {1024, 768, 768}, {2048, 192, 1024}, {2048, 512, 192}};
@@ -427,37 +379,87 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
     fflush(stdout);
 }
 
-#ifdef TIMED_OPS
-// The ops of a step: time, share, and what the machine allows, which is the longer of FLOPs at the rate of the registers and of
-// bytes at the rate at which memory is read; above 100% where numbers come from a cache.
-void profile(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T) {
-    RandomStep step(ctx, config_for(preset, T, 0), B, T, Recompute::none);
-    constexpr int steps = 10;
+// The ops of a step: time, share, and what the machine allows, which is the longer of FLOPs at the bound's rate and of bytes at
+// the rate of a copy (on a CPU, of reading); above 100% where numbers come from a cache. B: several are profiled one after
+// another.
+struct Profile {
+    std::string preset;
+    std::vector<int> B;
+    int T = 0, layers = 0;
+    Recompute recompute = Recompute::none;
+    bool fp8 = false;
+
+    std::string name(int batch) const {
+        return format("%s%s, %s%s, %dx%d", preset.c_str(), layers ? format(", %d layers", layers).c_str() : "", precision_name,
+                      fp8 ? " and FP8" : "", batch, T);
+    }
+};
+void profile(be::Ctx& ctx, const Machine& machine, const Profile& p, int B, Figures& figures) {
+    const std::string title = p.name(B);
+    if (!figures.begin(title)) return;
+    RandomStep step(ctx, config_for(p.preset, p.T, p.layers), B, p.T, p.recompute, true, p.fp8);
+    constexpr int most = 10;
     step.run();
     step.run();
     timed::records.clear();
-    const double start = now();
-    for (int i = 0; i < steps; i++) step.run();
-    const double whole = now() - start;
+    timed::Record all;
+    int steps = 0;
+    {
+        const timed::Stopwatch stopwatch(ctx, all);
+        timed::recording = true;
+        while (steps < most && (steps == 0 || figures.time_left())) step.run(), steps++;
+        timed::recording = false;
+    }
+    timed::read_stopwatches(ctx);
+    const double whole = all.seconds / steps;
     std::vector<std::pair<std::string, timed::Record>> rows(timed::records.begin(), timed::records.end());
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    printf("%s, %s, %dx%d; %s %.0f GFLOP/s, memory %.1f GB/s\n\n", preset.c_str(), precision_name, B, T, machine.flops_name,
-           machine.flops / 1e9, machine.read_bytes / 1e9);
-    printf("| op | calls | ms | share | GFLOP/s | GB/s | of bound |\n| --- | --- | --- | --- | --- | --- | --- |\n");
+    const double memory = on_gpu ? machine.bytes : machine.read_bytes, unit = on_gpu ? 1e12 : 1e9;
+    const char* const rate = on_gpu ? "TFLOP/s" : "GFLOP/s";
+    if (!figures.json()) {
+        printf("%s; %s %.0f %s, memory %.1f GB/s\n\n", title.c_str(), machine.flops_name, machine.flops / unit, rate,
+               memory / 1e9);
+        printf("| op | calls | ms | share | %s | GB/s | of bound |\n| --- | --- | --- | --- | --- | --- | --- |\n", rate);
+    }
     double rest = whole, bounds = 0;
     for (const auto& [name, r] : rows) {
-        const double by_flops = r.work.flops / machine.flops, by_bytes = r.work.bytes / machine.read_bytes;
+        const double seconds = r.seconds / steps, flops = r.work.flops / steps, bytes = r.work.bytes / steps;
+        const double by_flops = flops / (machine.flops * (name.rfind("fp8_", 0) == 0 ? 2 : 1)), by_bytes = bytes / memory;
         const double bound = std::max(by_flops, by_bytes);
-        rest -= r.seconds;
+        rest -= seconds;
         bounds += bound;
-        printf("| %s | %d | %.2f | %.1f%% | %s | %.1f | %.0f%% %s |\n", name.c_str(), r.calls / steps, r.seconds / steps * 1e3,
-               100 * r.seconds / whole, r.work.flops > 0 ? format("%.0f", r.work.flops / r.seconds / 1e9).c_str() : "",
-               r.work.bytes / r.seconds / 1e9, 100 * bound / r.seconds, by_flops > by_bytes ? "of FLOPs" : "of memory");
+        if (figures.json()) {
+            figures.line({{"name", title},
+                          {"op", name},
+                          {"calls", r.calls / steps},
+                          {"ms", seconds * 1e3},
+                          {"share", seconds / whole},
+                          {"TFLOP/s", flops / seconds / 1e12},
+                          {"GB/s", bytes / seconds / 1e9},
+                          {"of_bound", bound / seconds},
+                          {"bound_by", by_flops > by_bytes ? "FLOPs" : "memory"}});
+            continue;
+        }
+        printf("| %s | %d | %.2f | %.1f%% | %s | %.1f | %.0f%% %s |\n", name.c_str(), r.calls / steps, seconds * 1e3,
+               100 * seconds / whole, flops > 0 ? format("%.0f", flops / seconds / unit).c_str() : "", bytes / seconds / 1e9,
+               100 * bound / seconds, by_flops > by_bytes ? "of FLOPs" : "of memory");
     }
-    printf("| everything else | | %.2f | %.1f%% | | | |\n", rest / steps * 1e3, 100 * rest / whole);
-    printf("| step | | %.2f | | | | %.0f%% |\n", whole / steps * 1e3, 100 * bounds / whole);
+    if (figures.json()) {
+        figures.line({{"name", title}, {"op", "everything else"}, {"ms", rest * 1e3}, {"share", rest / whole}});
+        figures.line({{"name", title},
+                      {"op", "step"},
+                      {"ms", whole * 1e3},
+                      {"tokens_per_s", B * p.T / whole},
+                      {"steps", steps},
+                      {"of_bound", bounds / whole}});
+    } else {
+        printf("| everything else | | %.2f | %.1f%% | | | |\n", rest * 1e3, 100 * rest / whole);
+        printf("| step | | %.2f | | | | %.0f%% |\n", whole * 1e3, 100 * bounds / whole);
+        if (steps < most) printf("%d steps instead of %d: the time was over\n", steps, most);
+        printf("\n");
+    }
+    fflush(stdout);
 }
-#endif
 
 // Texts that are written together, one token of each after another: all matrices and the keys and values so far are read once
 // for each step. Numbers of texts take turns, so that a noisy machine slows all of them down.
@@ -576,7 +578,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
 Machine measure(be::Ctx& ctx) {
     Machine machine{};
     if (on_gpu) {
-        const int n = 8192;
+        const int n = emulated ? 64 : 8192;
         const Numbers<floatX> a(ctx, (size_t)n * n), b(ctx, (size_t)n * n), c(ctx, (size_t)n * n);
         machine.flops = 2.0 * n * n * n / median_seconds(ctx, [&] { be::linear_forward(ctx, c, a, b, nullptr, n, n, n); });
         machine.flops_name = "cuBLASLt 8192^3";
@@ -588,7 +590,7 @@ Machine measure(be::Ctx& ctx) {
         machine.flops = rates.best();
         machine.flops_name = rates.best_name();
     }
-    const size_t n = on_gpu ? (size_t)1 << 30 : 64 << 20;
+    const size_t n = emulated ? 1 << 16 : on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
     machine.bytes = 2.0 * (double)n / median_seconds(ctx, [&] { be::copy_rows(ctx, to, n / 64, from, n / 64, n / 64, 64); });
     const Numbers<real> much(ctx, n / sizeof(real) * 4);
@@ -599,7 +601,7 @@ Machine measure(be::Ctx& ctx) {
 void print_machine(const be::Ctx& ctx, const Machine& machine) {
     printf("threads=%d\nisa=%s\ncompiler=%s\n", ctx.threads, ctx.description().c_str(), build_compiler().c_str());
     printf("fp32=%.4g\nbf16=%.4g\nbf16_name=%s\ncopy=%.4g\n", machine.fp32, machine.bf16, machine.bf16_name, machine.bytes);
-#ifdef TIMED_OPS
+#ifdef BENCH_ON_CPU
     printf("units=%s\n", cpu::unit_names<floatX>().c_str());
 #endif
 }
@@ -650,60 +652,128 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
 
 constexpr char usage[] =
     "bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]\n"
+    "bench --profile PRESET B[,B...] T [none|selective|full] [LAYERS] [--fp8]   the ops of a step: time, share, bound\n"
     "bench --generate PRESET | --machine | --describe PRESET B T | --serve PRESET B T\n"
-    "on a CPU: bench --profile PRESET B T | --units\n";
+    "on a CPU: bench --units\n"
+    "on a GPU: bench --bounds       cuBLASLt's 8192^3 in bf16 and FP8, at once and for two seconds; a copy\n"
+    "          bench --gemms        every matrix product of five models: first suggestion, best of 32, epilogues, FP8\n"
+    "          bench --attention    forward, backward in two kernels and in one, cuDNN: heads of 64 and 128, T 512 to 8192\n"
+    "With --profile, --bounds, --gemms and --attention:\n"
+    "  --seconds N   begin nothing after N seconds; what is skipped is listed\n"
+    "  --json        a line of JSON per figure\n";
 
-bool is_known_call(int argc, char** argv) {
-    static const std::map<std::string, int> words = {{"--ops", 2},      {"--steps", 2}, {"--generate", 3}, {"--machine", 2},
-#ifdef TIMED_OPS
-                                                     {"--profile", 5},  {"--units", 2},
+struct Call {
+    std::string mode;  // empty: ops and steps
+    std::vector<std::string> words;
+    bool json = false, fp8 = false;
+    double seconds = 0;
+
+    int number(size_t i) const { return i < words.size() ? atoi(words[i].c_str()) : 0; }
+    Recompute recompute(size_t i) const { return recompute_policy(i < words.size() ? words[i] : "none"); }
+};
+
+// Nothing if the arguments are not understood.
+std::optional<Call> understood(int argc, char** argv) {
+    struct Mode {
+        size_t least, most;
+        bool has_figures;  // --seconds, --json
+    };
+    static const std::map<std::string, Mode> modes = {{"", {0, 5, false}},           {"--ops", {0, 0, false}},
+                                                      {"--steps", {0, 0, false}},    {"--profile", {3, 5, true}},
+                                                      {"--generate", {1, 1, false}}, {"--machine", {0, 0, false}},
+#ifdef BENCH_ON_CPU
+                                                      {"--units", {0, 0, false}},
+#else
+                                                       {"--bounds", {0, 0, true}},    {"--gemms", {0, 0, true}},
+                                                       {"--attention", {0, 0, true}},
 #endif
-                                                     {"--describe", 5}, {"--serve", 5}};
-    const std::string first = argc > 1 ? argv[1] : "";
-    if (const auto found = words.find(first); found != words.end()) return argc == found->second;
-    return argc == 1 || (first[0] != '-' && 4 <= argc && argc <= 6);
+                                                      {"--describe", {3, 3, false}}, {"--serve", {3, 3, false}}};
+    Call call;
+    bool figures = false;
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i];
+        if (word == "--json") call.json = figures = true;
+        else if (word == "--fp8") call.fp8 = true;
+        else if (word == "--seconds" && i + 1 < argc && atof(argv[i + 1]) > 0) call.seconds = atof(argv[++i]), figures = true;
+        else if (word[0] != '-') call.words.push_back(word);
+        else if (call.mode.empty() && modes.count(word)) call.mode = word;
+        else return {};
+    }
+    const Mode& mode = modes.at(call.mode);
+    const size_t n = call.words.size();
+    const bool right_number = mode.least <= n && n <= mode.most && (call.mode != "" || n == 0 || n >= 3);
+    if (!right_number || (figures && !mode.has_figures) || (call.fp8 && call.mode != "--profile")) return {};
+    return call;
+}
+
+void profile_all(be::Ctx& ctx, const Machine& machine, const Call& call, Figures& figures) {
+    Profile p{call.words[0], {}, call.number(2), call.number(4), call.recompute(3), call.fp8};
+    if (const std::string no = be::fp8_limits(ctx); p.fp8 && !no.empty()) fail("--fp8: %s", no.c_str());
+    for (size_t at = 0; at != std::string::npos && at < call.words[1].size();) {
+        const int B = atoi(call.words[1].c_str() + at);
+        if (B < 1)
+            fail("the micro-batch size is '%s'; it must be a number such as 4, or several: 1,2,4", call.words[1].c_str());
+        profile(ctx, machine, p, B, figures);
+        at = call.words[1].find(',', at);
+        if (at != std::string::npos) at++;
+    }
+}
+
+void print_bounds(const be::Ctx& ctx, const Machine& machine, Figures& figures) {
+    const std::string device = ctx.description();
+    if (figures.json())
+        return figures.line({{"backend", be::backend_name},
+                             {"device", device},
+                             {"precision", precision_name},
+                             {"bound", machine.flops_name},
+                             {"TFLOP/s", machine.flops / 1e12},
+                             {"copy_GB/s", machine.bytes / 1e9},
+                             {"read_GB/s", machine.read_bytes / 1e9}});
+    printf("%s, %s, storage %s: ", be::backend_name, device.c_str(), precision_name);
+    if (on_gpu) printf("%s %.2f TFLOP/s", machine.flops_name, machine.flops / 1e12);
+    else printf("fp32 %.3f TFLOP/s, %s %.3f", machine.fp32 / 1e12, machine.bf16_name, machine.bf16 / 1e12);
+    printf(", copy %.1f GB/s, read %.1f\n", machine.bytes / 1e9, machine.read_bytes / 1e9);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-    if (!is_known_call(argc, argv)) {
+    const std::optional<Call> understood_call = understood(argc, argv);
+    if (!understood_call) {
         const bool asked = argc == 2 && std::string(argv[1]) == "--help";
         fputs(usage, asked ? stdout : stderr);
         return asked ? 0 : 2;
     }
+    const Call& call = *understood_call;
+    const std::string& mode = call.mode;
     be::Ctx ctx;
-#ifdef TIMED_OPS
+#ifdef BENCH_ON_CPU
     cpu::choose_matrix_unit(ctx, "", {}, 0, [](const std::string& mine) { return std::vector<std::string>{mine}; });
-    if (argc == 2 && std::string(argv[1]) == "--units") return bench_units(ctx), 0;
+    if (mode == "--units") return bench_units(ctx), 0;
 #endif
-    const std::string what = argc > 1 ? argv[1] : "";
-    if (argc == 5 && what == "--describe") return describe(argv[2], atoi(argv[3]), atoi(argv[4])), 0;
-    if (argc == 5 && what == "--serve") return serve(ctx, argv[2], atoi(argv[3]), atoi(argv[4])), 0;
+    if (mode == "--describe") return describe(call.words[0], call.number(1), call.number(2)), 0;
+    if (mode == "--serve") return serve(ctx, call.words[0], call.number(1), call.number(2)), 0;
 
+    Figures figures(call.json, call.seconds);
     if constexpr (on_gpu) be::use_gemm_cache(ctx, "", true);  // as the trainer does by default, but kept by nobody
     const Machine machine = measure(ctx);
-    if (what == "--machine") return print_machine(ctx, machine), 0;
-    printf("%s, %s, storage %s: ", be::backend_name, ctx.description().c_str(), precision_name);
-    if (on_gpu) {
-        printf("%s %.2f TFLOP/s", machine.flops_name, machine.flops / 1e12);
-    } else {
-        printf("fp32 %.3f TFLOP/s, %s %.3f", machine.fp32 / 1e12, machine.bf16_name, machine.bf16 / 1e12);
-    }
-    printf(", copy %.1f GB/s, read %.1f\n", machine.bytes / 1e9, machine.read_bytes / 1e9);
-    if (what == "--generate" && argc == 3) return bench_generate(ctx, machine, argv[2]), 0;
-#ifdef TIMED_OPS
-    if (what == "--profile" && argc == 5) return profile(ctx, machine, argv[2], atoi(argv[3]), atoi(argv[4])), 0;
+    if (mode == "--machine") return print_machine(ctx, machine), 0;
+    print_bounds(ctx, machine, figures);
+    if (mode == "--generate") return bench_generate(ctx, machine, call.words[0]), 0;
+    if (mode == "--profile") return profile_all(ctx, machine, call, figures), figures.end(), 0;
+#ifndef BENCH_ON_CPU
+    if (mode == "--bounds") return Gemms(ctx, machine, figures).bounds(), figures.end(), 0;
+    if (mode == "--gemms") return Gemms(ctx, machine, figures).run(), figures.end(), 0;
+    if (mode == "--attention") return AttentionBench(ctx, machine, figures).run(), figures.end(), 0;
 #endif
-    if (argc >= 4) {
-        bench_step(ctx, machine, argv[1], atoi(argv[2]), atoi(argv[3]), recompute_policy(argc > 4 ? argv[4] : "none"),
-                   argc > 5 ? atoi(argv[5]) : 0);
+    if (!call.words.empty()) {
+        bench_step(ctx, machine, call.words[0], call.number(1), call.number(2), call.recompute(3), call.number(4));
         return 0;
     }
     // On a GPU a step that fails takes the device with it: ops are measured before.
-    if (on_gpu && what != "--steps") bench_ops(ctx, machine);
-    if (what != "--ops") bench_steps(ctx, machine);
-    if (!on_gpu && what != "--steps") bench_ops(ctx, machine);
+    if (on_gpu && mode != "--steps") bench_ops(ctx, machine);
+    if (mode != "--ops") bench_steps(ctx, machine);
+    if (!on_gpu && mode != "--steps") bench_ops(ctx, machine);
     return 0;
 } catch (const Error& e) {
     fprintf(stderr, "error: %s\n", e.what());

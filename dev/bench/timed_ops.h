@@ -1,13 +1,21 @@
-// The CPU's ops with a stopwatch, for bench --profile: namespace timed has cpu's, of which those of a training step note how
-// long they took and what they had to do at least: FLOPs, and bytes to and from memory, every tensor once. (On a GPU: nsys.)
+// Ops with a stopwatch, for bench --profile: namespace timed has the backend's ops; those of a training step record their time
+// and their minimal work: FLOPs, and bytes to and from memory, every tensor once. On a GPU a stopwatch is two CUDA events from
+// a pool, read after the last step: the host never waits between ops. The two cost the stream a few microseconds per op.
 #pragma once
 #include <chrono>
 #include <map>
 #include <string>
 #include <tuple>
+#include <vector>
 
+#include "../../llmc/ops.h"
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+#include "../../llmc/gpu/ops.cuh"
+#else
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/cpu/embed.h"
+#include "../../llmc/cpu/fp8.h"
+#include "../../llmc/cpu/fp8_linear.h"
 #include "../../llmc/cpu/loss.h"
 #include "../../llmc/cpu/matmul.h"
 #include "../../llmc/cpu/memory.h"
@@ -16,6 +24,7 @@
 #include "../../llmc/cpu/optimizer.h"
 #include "../../llmc/cpu/reduce.h"
 #include "../../llmc/cpu/rope.h"
+#endif
 
 namespace timed {
 
@@ -28,28 +37,74 @@ struct Record {
     Work work;
 };
 inline std::map<std::string, Record> records;
+inline bool recording = false;
 
-using namespace cpu;
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+struct Span {
+    Record* record;
+    cudaEvent_t begin = nullptr, end = nullptr;
+};
+// Spans are reused by later profiles.
+inline std::vector<Span> spans;
+inline size_t spans_used = 0;
+
+class Stopwatch {
+public:
+    Stopwatch(gpu::Ctx& ctx, Record& record) : stream_(ctx.stream), index_(spans_used++) {
+        if (index_ == spans.size()) {
+            spans.emplace_back();
+            CUDA(cudaEventCreate(&spans[index_].begin));
+            CUDA(cudaEventCreate(&spans[index_].end));
+        }
+        spans[index_].record = &record;
+        CUDA(cudaEventRecord(spans[index_].begin, stream_));
+    }
+    ~Stopwatch() { (void)cudaEventRecord(spans[index_].end, stream_); }  // CUDA reports a failed op to the next call
+
+private:
+    cudaStream_t stream_;
+    size_t index_;
+};
+// Adds the time of every op since the last call to its record; waits for the last one.
+inline void read_stopwatches(gpu::Ctx& ctx) {
+    CUDA(cudaStreamSynchronize(ctx.stream));
+    for (size_t i = 0; i < spans_used; i++) {
+        float ms = 0;
+        CUDA(cudaEventElapsedTime(&ms, spans[i].begin, spans[i].end));
+        spans[i].record->seconds += ms / 1e3;
+    }
+    spans_used = 0;
+}
+#else
+class Stopwatch {
+public:
+    Stopwatch(cpu::Ctx&, Record& record) : record_(record) {}
+    ~Stopwatch() { record_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+private:
+    Record& record_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+inline void read_stopwatches(cpu::Ctx&) {}
+#endif
+
+using namespace be;
 
 constexpr double X = sizeof(floatX), R = sizeof(real);
 
-// The op with a stopwatch, of the op's own type; Op::work says from its arguments what it had to do.
+// The op with a stopwatch, with the op's own type; Op::work derives its work from its arguments.
 template <class Op, auto op>
 struct Timed;
 template <class Op, class Result, class... A, Result (*op)(Ctx&, A...)>
 struct Timed<Op, op> {
-    struct Stopwatch {
-        Record& record;
-        std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-        ~Stopwatch() { record.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
-    };
     static Result call(Ctx& ctx, A... arguments) {
+        if (!recording) return op(ctx, arguments...);
         const Work work = Op::work(std::tuple<std::decay_t<A>...>(arguments...));
         Record& record = records[Op::name];
         record.calls++;
         record.work.flops += work.flops;
         record.work.bytes += work.bytes;
-        const Stopwatch stopwatch{record};
+        const Stopwatch stopwatch(ctx, record);
         return op(ctx, arguments...);
     }
 };
@@ -77,7 +132,7 @@ inline Work rotation(const AttentionShape& a) { return {0, (double)a.N() * (a.NH
             return work_of;                            \
         }                                              \
     };                                                 \
-    inline constexpr auto op = &Timed<op##_work, &cpu::op>::call;
+    inline constexpr auto op = &Timed<op##_work, &be::op>::call;
 #define NUMBER(count, i) from_last<count, i>(arguments)
 #define THE(type) std::get<type>(arguments)
 #define ROWS(count, i, bytes_each) \
@@ -117,6 +172,17 @@ TIMED(embedding_backward, ROWS(3, 0, X + 2 * R))
 TIMED(attention_forward, attention(THE(AttentionShape), 2, 2))
 TIMED(attention_backward, attention(THE(AttentionShape), 5, 4))
 TIMED(attention_rope_backward, attention(THE(AttentionShape), 5, 4))
+// FP8: the two operands of a product are codes of one byte.
+#define FP8_PRODUCT(count, code_bytes, result_bytes) \
+    Work({2 * NUMBER(count, 0) * NUMBER(count, 1) * NUMBER(count, 2), (code_bytes) + (result_bytes)})
+TIMED(fp8_linear_forward, FP8_PRODUCT(4, NUMBER(4, 1) * (NUMBER(4, 0) + NUMBER(4, 2)), NUMBER(4, 0) * NUMBER(4, 2) * X))
+TIMED(fp8_linear_backward_input, FP8_PRODUCT(3, NUMBER(3, 2) * (NUMBER(3, 0) + NUMBER(3, 1)), NUMBER(3, 0) * NUMBER(3, 1) * X))
+TIMED(fp8_linear_backward_weight, FP8_PRODUCT(4, NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)),
+                                              NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add)) * R))
+TIMED(quantize, ROWS(2, 0, X + 1 + (THE(Codes).transposed != nullptr)))
+TIMED(transpose_codes, ROWS(2, 0, 2))
+TIMED(absolute_max, Work({0, NUMBER(1, 0) * X}))
+TIMED(bias_backward, ROWS(2, 0, X))
 // Logits are read and written once.
 TIMED(classifier, Work({0, (double)THE(int) * THE(VocabularyShard).Vp * 2 * X}))
 TIMED(adamw, Work({0, (double)THE(size_t) * (7 * R + X)}))
@@ -125,6 +191,7 @@ TIMED(sum_of_squares, Work({0, NUMBER(1, 0) * R}))
 TIMED(clear, Work({0, NUMBER(1, 0)}))
 
 #undef TIMED
+#undef FP8_PRODUCT
 #undef NUMBER
 #undef ROWS
 #undef THE

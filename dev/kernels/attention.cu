@@ -21,10 +21,8 @@
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/gpu/attention.cuh"
 #include "../../llmc/gpu/matmul.cuh"
-#include "ladder.h"
-#ifdef LADDER_CUDNN
 #include "cudnn_attention.h"
-#endif
+#include "ladder.h"
 
 namespace {
 
@@ -149,7 +147,7 @@ struct Heads {
 struct Forward : Heads {
     ladder::Array<floatX> qkv, out;
     ladder::Array<float> lse;
-#ifdef LADDER_CUDNN
+#ifdef HAVE_CUDNN
     std::unique_ptr<cudnn_attention::Plan> cudnn;  // made when it is first needed
 #endif
     Forward(ladder::Run& run, const Shape& s) : Heads(run, s, false), qkv(qkv0), out(out0.size()), lse(lse0.size()) {}
@@ -167,7 +165,7 @@ struct Forward : Heads {
 struct Backward : Heads {
     ladder::Array<floatX> qkv, dout, out, dqkv;
     ladder::Array<float> lse, dq_sums;
-#ifdef LADDER_CUDNN
+#ifdef HAVE_CUDNN
     std::unique_ptr<cudnn_attention::Plan> cudnn;
 #endif
     Backward(ladder::Run& run, const Shape& s)
@@ -214,12 +212,13 @@ void climb_all(ladder::Run& run) {
             {"the trainer's on Hopper: wgmma and TMA",
              [](gpu::Ctx& ctx, Forward& x) { gpu::attention_forward(ctx, x.out.p(), x.lse.p(), x.qkv.p(), {}, x.a); }, true,
              lacks_hopper},
-#ifdef LADDER_CUDNN
+#ifdef HAVE_CUDNN
             {"cuDNN's",
              [](gpu::Ctx& ctx, Forward& x) {
                  if (!x.cudnn) x.cudnn = std::make_unique<cudnn_attention::Plan>(ctx, x.a, false);
                  x.cudnn->forward(x.out.p(), x.lse.p(), x.qkv.p());
-             }},
+             },
+             true, cudnn_attention::lacks},
 #endif
         },
         small, large);
@@ -246,13 +245,13 @@ void climb_all(ladder::Run& run) {
                  gpu::attention_backward(ctx, x.dqkv.p(), x.dout.p(), x.acts(), {}, x.a, x.dq_sums.p());
              },
              true, lacks_hopper},
-#ifdef LADDER_CUDNN
+#ifdef HAVE_CUDNN
             {"cuDNN's",
              [](gpu::Ctx& ctx, Backward& x) {
                  if (!x.cudnn) x.cudnn = std::make_unique<cudnn_attention::Plan>(ctx, x.a, true);
                  x.cudnn->backward(x.dqkv.p(), x.dout.p(), x.out.p(), x.lse.p(), x.qkv.p());
              },
-             false},
+             false, cudnn_attention::lacks},
 #endif
         },
         small, large);

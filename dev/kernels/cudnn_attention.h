@@ -1,12 +1,16 @@
-// cuDNN's fused attention, to stand beside ours in the ladder: causal, grouped queries, bf16, on the same arrays. Through
-// cudnn_frontend's graph API: header files (1.32 compiles; from its repository, or from the PyPI package nvidia-cudnn-frontend)
-// and the library, version 9. A graph of one operation is built once per shape, then executed.
+// cuDNN's fused attention, next to ours in the ladder and in bench --attention: causal, grouped queries, bf16, on the same
+// arrays. Through cudnn_frontend's graph API: header files (1.32 compiles; from its repository, or from the PyPI package
+// nvidia-cudnn-frontend), which load the library, version 9, when it is first used: a program starts without it. A graph of one
+// operation is built once per shape, then executed.
 // Where heads lie in the fused projection cuDNN learns from strides, so nothing is copied. Its statistics are our lse: the
 // natural logarithm of the sum of exponentials. Backward may add up dq in another order each time, which is its default.
-// Not yet run on a GPU.
+// HAVE_CUDNN is defined where the headers are there and nvcc compiles. Not yet run on a GPU.
 #pragma once
+#if defined(__CUDACC__) && __has_include(<cudnn_frontend.h>)
+#define HAVE_CUDNN
 #include <cstring>                    // cudnn_frontend.h uses it without asking for it
 #define CUDNN_FRONTEND_SKIP_JSON_LIB  // graphs as text, which nobody asks for here: half of the time to compile
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cudnn_frontend.h>
 
 #include <unordered_map>
@@ -17,12 +21,23 @@ namespace cudnn_attention {
 
 namespace fe = cudnn_frontend;
 
+// Empty, or why it cannot be used.
+inline std::string lacks(const gpu::Ctx&) try {
+    cudnnHandle_t handle = nullptr;
+    if (const cudnnStatus_t status = fe::detail::create_handle(&handle); status != CUDNN_STATUS_SUCCESS)
+        return std::string("cuDNN cannot be started: ") + fe::detail::get_error_string(status);
+    fe::detail::destroy_handle(handle);
+    return "";
+} catch (const std::exception& e) {
+    return std::string("cuDNN is not installed: ") + e.what();
+}
+
 class Plan {
 public:
     Plan(gpu::Ctx& ctx, const AttentionShape& a, bool backward) : ctx_(ctx) {
-        if (const cudnnStatus_t status = cudnnCreate(&handle_); status != CUDNN_STATUS_SUCCESS)
-            fail("cuDNN cannot be started: %s", cudnnGetErrorString(status));
-        cudnnSetStream(handle_, ctx.stream);
+        if (const cudnnStatus_t status = fe::detail::create_handle(&handle_); status != CUDNN_STATUS_SUCCESS)
+            fail("cuDNN cannot be started: %s", fe::detail::get_error_string(status));
+        fe::detail::set_stream(handle_, ctx.stream);
         graph_.set_io_data_type(fe::DataType_t::BFLOAT16)
             .set_intermediate_data_type(fe::DataType_t::FLOAT)
             .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -70,7 +85,7 @@ public:
     }
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
-    ~Plan() { cudnnDestroy(handle_); }
+    ~Plan() { fe::detail::destroy_handle(handle_); }
 
     void forward(floatX* out, float* lse, floatX* qkv) {
         execute({{Q, qkv}, {K, qkv + key_offset_}, {V, qkv + value_offset_}, {OUT, out}, {LSE, lse}});
@@ -104,3 +119,4 @@ private:
 };
 
 }  // namespace cudnn_attention
+#endif
