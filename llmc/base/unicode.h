@@ -6,7 +6,7 @@
 //   nfc, nfd     "é" is one character, or the letter and its accent; what looks alike becomes the same bytes
 //   nfkc, nfkd   also without differences of form: "ﬁ" becomes "fi", "Ａ" becomes "A", "½" becomes "1⁄2"
 #pragma once
-#if __has_include(<utf8proc.h>)
+#if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<utf8proc.h>)
 #include <utf8proc.h>
 #define HAVE_UTF8PROC 1
 #else
@@ -61,7 +61,7 @@ inline void need_unicode(const char*) {}
 #endif
 
 // The general category by its two letters ("Lu", "Nd", "Po"); "Cn" for what is not assigned and for -1.
-inline const char* general_category(int32_t c) {
+inline const char* general_category([[maybe_unused]] int32_t c) {
     need_unicode("the category of a character");
 #if HAVE_UTF8PROC
     return utf8proc_category_string(c);

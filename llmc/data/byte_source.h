@@ -13,12 +13,12 @@
 #include "../base/file.h"
 #include "../base/terminal.h"
 
-#if __has_include(<zlib.h>)
+#if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<zlib.h>)
 #define ZLIB_CONST  // it does not write to its input
 #include <zlib.h>
 #define HAVE_ZLIB 1
 #endif
-#if __has_include(<zstd.h>)
+#if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<zstd.h>)
 #include <zstd.h>
 #include <zstd_errors.h>
 #define HAVE_ZSTD 1

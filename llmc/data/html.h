@@ -24,7 +24,7 @@
 #include "../base/terminal.h"
 #include "../base/utf8.h"
 
-#if __has_include(<gumbo.h>)
+#if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<gumbo.h>)
 #include <gumbo.h>
 #define HAVE_GUMBO 1
 #endif

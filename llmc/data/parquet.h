@@ -23,7 +23,7 @@
 #include "../base/terminal.h"
 #include "document_source.h"
 
-#if __has_include(<snappy-c.h>)
+#if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<snappy-c.h>)
 #include <snappy-c.h>
 #define HAVE_SNAPPY 1
 #endif

@@ -5,7 +5,7 @@
 #include "../base/check.h"
 #include "config.h"
 
-#if __has_include(<httplib.h>)
+#if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<httplib.h>)
 // As Debian's library was compiled: Request has other members without it.
 #define CPPHTTPLIB_OPENSSL_SUPPORT
 #include <httplib.h>
@@ -417,4 +417,10 @@ private:
 inline void check_serving() {
     fail("this program was built without an HTTP server; HINT: install Debian's package libcpp-httplib-dev, and build again");
 }
+struct ModelServer {  // never reached: check_serving() fails first
+    template <class Run, class Options>
+    ModelServer(const Run&, const Options&) {}
+    template <class Generator>
+    void run(Generator&) {}
+};
 #endif
