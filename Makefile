@@ -27,8 +27,8 @@
 # make bench-ranks  speed on 1, 2, 4 CPU ranks, and what communication costs
 # make ladders      kernels from naive to the trainer's: checked, on a GPU timed
 # make check-gpu    on a machine with a GPU: every kernel test, a training,
-#                   benchmarks, compute-sanitizer; one table (or its stages:
-#                   check-gpu-build, -tests -train -bench -speed -ladders -sanitize)
+#                   benchmarks, compute-sanitizer; one table (check-gpu-STAGE)
+# make gpu-pack     build/gpu-pack: all that its gpu_minutes.sh needs on a GPU
 # make deps         install missing packages, as targets do without NODEPS=1
 # make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
@@ -38,7 +38,7 @@
 # Every program has a path: make build/BACKEND-PRECISION[-SAN][-COMPILER]/NAME
 .DEFAULT_GOAL := help
 .PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
-        lint fuzz bench bench-cpu bench-data bench-inference bench-ranks ladders check-gpu clean format
+        lint fuzz bench bench-cpu bench-data bench-inference bench-ranks ladders check-gpu gpu-pack clean format
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
 CXX       := $(if $(filter default,$(origin CXX)),$(if $(shell command -v ccache),ccache) g++,$(CXX))
@@ -166,7 +166,7 @@ test test-all: deps deps-test deps-quickstart deps-chaos
 	    LADDERS="$(ladders)" SAN=$(SAN) CXX=$(lastword $(CXX)) NVCC=$(NVCC) ALL=$(filter test-all,$@) \
 	    test/run.sh $(programs) $(scripts)
 	@$(if $(filter test-all,$@),$(MAKE) -s chaos)
-coverage: ; @$(MAKE) -s SUFFIX=-coverage LEAVE_OUT="check_gpu cuda_build emulator nccl source" test; \
+coverage: ; @$(MAKE) -s SUFFIX=-coverage LEAVE_OUT="check_gpu gpu_minutes cuda_build emulator nccl source" test; \
             test/coverage.py build/*-coverage
 test-sass: ; @NVCC=$(NVCC) WRITE=$(WRITE) ONLY=sass test/run.sh test/cuda_build_test.sh
 chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 emu-bf16))
@@ -189,7 +189,7 @@ bench-data: deps-interop deps-quickstart $(build)/train_gpt $(build)/encode_benc
 bench-inference: deps-interop $(PRECISIONS:%=build/cpu-%$(tail)/train_gpt)
 	@$$(dev/interop/venv.sh llama-cpp-python) dev/bench/inference.py --program 'build/cpu-{precision}$(tail)/train_gpt'
 ladders: $(ladders) ; @failed=0; for program in $^; do $$program || failed=1; done; exit $$failed
-check-gpu: ; @scripts/check_gpu.sh
+check-gpu gpu-pack: ; @scripts/$(subst -,_,$@).sh
 check-gpu-%: ; @scripts/check_gpu.sh $*
 trainer    := $(build)/train_gpt
 benchmark  := $(build)/bench

@@ -21,40 +21,15 @@ export STEPS=${STEPS:-60} out
 mkdir -p "$out"
 XDG_CACHE_HOME=$(realpath "$out")/cache
 export XDG_CACHE_HOME
-failed=0 child=
-trap '[[ -z $child ]] || kill "$child"; exit 130' INT TERM
-now() { date +%s.%N; }
-since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.0f", b - a }'; }
+. scripts/gpu_steps.sh
 row() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" | tee -a "$out/table.txt"; }
-fail() { row "$1" FAILED "$2"; failed=1; }
 make() { command make -s --no-print-directory BACKEND="$backend" NODEPS=1 "$@"; }
-# limit SECONDS: what a step may take: so many, or what is left of the stage's time; the emulator is held to that alone.
-limit() {
-    local left=$((budget - $(since "$stage_began")))
-    if [[ $backend == emu ]] || ((left < $1)); then echo $left; else echo "$1"; fi
-}
-# attempt NAME SECONDS LOG COMMAND...: runs a program and keeps its output; `ended` says how it ended. Skipped: status 1, no
-# `ended`.
-attempt() {
-    local name=$1 seconds log=$3 status
-    seconds=$(limit "$2") ended=
-    shift 3
-    if ((seconds < 1)); then row "$name" skipped "the stage's $budget s are over"; return 1; fi
-    timeout -k 5 "$seconds" "$@" >"$log" 2>&1 &  # waited for, so that signals to this script are not put off
-    child=$!
-    wait "$child"
-    status=$? child=
-    ended="exit status $status"
-    # 137: it had to be killed, by timeout or by the system for want of memory.
-    [[ $status != 124 ]] || ended="not over after $seconds s"
-    [[ $status != 137 ]] || ended="killed, within $seconds s"
-    return $status
-}
 # step NAME SECONDS COMMAND...: the same with a row.
 step() {
-    local name=$1 began log
-    began=$(now) log=$out/$(tr 'A-Z' 'a-z' <<<"$1" | tr -cs 'a-z0-9\n' -).log
-    if attempt "$name" "$2" "$log" "${@:3}"; then row "$name" ok "$(since "$began") s"; return 0; fi
+    local name=$1 start log
+    start=$(now)
+    log=$(log_of "$1")
+    if attempt "$name" "$2" "$log" "${@:3}"; then row "$name" ok "$(since "$start") s"; return 0; fi
     [[ -n $ended ]] || return 1
     fail "$name" "$ended, see $log"
     tail -n 20 "$log"
@@ -69,7 +44,6 @@ found() {
 }
 # untimed: on the emulator, a row that says so.
 untimed() { [[ $backend == emu ]] && row "$stage" skipped "$1"; }
-short() { echo "$(basename "$(dirname "$1")")/$(basename "$1")"; }
 
 stage_build() {
     local lacks="" header define nvcc
@@ -86,86 +60,64 @@ stage_build() {
 }
 
 stage_tests() {
-    local program programs log status began ok bad
+    local program programs folder log status start
     programs=$(make print-gpu_programs)
     # shellcheck disable=SC2086  # words
     found $programs
     for program in $programs; do
         [[ -x $program ]] || continue
-        log=$out/$(basename "$program")-$(basename "$(dirname "$program")").log began=$(now)
+        folder=${program%/*} log=$out/${program##*/}-${folder##*/}.log
+        start=$(now)
         attempt "$(short "$program")" 120 "$log" "$program"
         status=$?
         if [[ -z $ended ]]; then failed=1; continue; fi
-        ok=$(grep -c '^\[       OK \]' "$log") bad=$(grep -c '^\[  FAILED  \] .*ms)$' "$log")
-        if [[ $status == 0 ]] && grep -q '^\[  PASSED  \]' "$log"; then row "$(short "$program")" ok "$ok passed, $(since "$began") s"
+        if passed "$log" "$status"; then row "$(short "$program")" ok "$ok passed, $(since "$start") s"
         else
             fail "$(short "$program")" "$ok passed, $bad failed, $ended, see $log"
-            grep -E '^\[  FAILED  \] .*ms\)$|what\(\)' "$log" | head -n 10
-            grep -A6 'Failure$' "$log" | head -n 24
-            [[ $bad -gt 0 ]] || tail -n 3 "$log"
+            failures "$log"
         fi
         grep '^finding: ' "$log" | cut -c1-150
     done
 }
 
+# verdict NAME COMMAND...: a row with what a comparison says.
+verdict() {
+    local text
+    if text=$("${@:2}"); then row "$1" ok "$text"; else fail "$1" "$text"; fi
+}
 # The sources of this program are text enough for a small model.
-curve() { # PROGRAM RUN OPTION...
-    rm -rf "${out:?}/$2"
-    "$1" train --num-layers 4 --hidden-size 256 --num-attention-heads 4 --num-query-groups 2 --normalization RMSNorm --position-embedding-type rope \
-        --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --tokenizer "$out/tok" --data-path "$out/data" --seq-length 128 \
-        --micro-batch-size 4 --global-batch-size 8 --train-iters "$STEPS" --lr 5e-4 --lr-warmup-iters $((STEPS / 12)) --eval-iters 0 --save-every 0 --out "$out/$2" --quiet "${@:3}"
-}
-losses() { sed -n 's/.*"kind":"step","step":\([0-9]*\).*"loss":\([0-9.e+-]\+\).*/\1 \2/p' "$out/$1/log.jsonl" 2>/dev/null; }
-same() { # NAME RUN RUN
-    if [[ $(losses "$2" | wc -l) == "$STEPS" && $(losses "$2") == "$(losses "$3")" ]]; then row "$1" ok "every loss has the same digits"
-    else fail "$1" "$(losses "$2" | wc -l) and $(losses "$3" | wc -l) losses of $STEPS, where they differ: $(diff <(losses "$2") <(losses "$3") | head -n 4 | tr '\n' ' ')"; fi
-}
-near() { # NAME RUN RUN LIMIT: the mean difference of a loss
-    local difference
-    difference=$(paste <(losses "$2") <(losses "$3") | awk '{ d = $2 - $4; sum += d < 0 ? -d : d; n++ } END { printf "%.4f %d", n ? sum / n : 1, n }')
-    if [[ ${difference#* } == "$STEPS" ]] && awk -v d="${difference% *}" -v most="$4" 'BEGIN { exit !(d < most) }'; then
-        row "$1" ok "mean difference of a loss: ${difference% *}, $4 are allowed"
-    else fail "$1" "mean difference and steps: $difference ($4 and $STEPS are expected)"; fi
-}
 stage_train() {
     local gpu cpu=build/cpu-bf16/train_gpt
     gpu=$(make print-trainer)
     found $gpu $cpu || return
-    export -f curve
+    export -f trained
+    curve() { step "$1" 120 bash -c "trained $2 $out/data $out/tok $out/$3 ${*:4}"; }
     cat llmc/*.h llmc/*/*.h train_gpt.cu >"$out/text.txt"
     rm -rf "$out"/tok "$out"/data.* "$out"/run-{gpu,again,cpu,gpu-fp8,cpu-fp8,speed}  # a run of before is not to stand for one that is skipped
     step "tokenizer" 60 "$gpu" tokenizer --input "$out/text.txt" --vocab-size 1024 --output "$out/tok" &&
         step "data" 60 "$gpu" prepare --input "$out/text.txt" --output "$out/data" --tokenizer "$out/tok" || return
-    step "training on the GPU" 120 bash -c "curve $gpu run-gpu"
-    step "training on the GPU again" 120 bash -c "curve $gpu run-again"
-    same "the same run twice" run-gpu run-again
-    step "training on the CPU" 120 bash -c "curve $cpu run-cpu"
-    near "GPU and CPU" run-gpu run-cpu 0.003
-    step "training in FP8 on the GPU" 120 bash -c "curve $gpu run-gpu-fp8 --fp8 hybrid --fp8-start $((STEPS / 6))"
-    step "training in FP8 on the CPU" 120 bash -c "curve $cpu run-cpu-fp8 --fp8 hybrid --fp8-start $((STEPS / 6))"
-    near "GPU and CPU in FP8" run-gpu-fp8 run-cpu-fp8 0.01
+    curve "training on the GPU" "$gpu" run-gpu
+    curve "training on the GPU again" "$gpu" run-again
+    verdict "the same run twice" same "$out"/run-{gpu,again}/log.jsonl
+    curve "training on the CPU" "$cpu" run-cpu
+    verdict "GPU and CPU" near "$out"/run-{gpu,cpu}/log.jsonl 0.003
+    curve "training in FP8 on the GPU" "$gpu" run-gpu-fp8 --fp8 hybrid --fp8-start $((STEPS / 6))
+    curve "training in FP8 on the CPU" "$cpu" run-cpu-fp8 --fp8 hybrid --fp8-start $((STEPS / 6))
+    verdict "GPU and CPU in FP8" near "$out"/run-{gpu,cpu}-fp8/log.jsonl 0.01
 }
 
-# speed NAME OPTION...: 8 steps on the stage train's data; the median of the last five.
-speed() {
-    local name=$1 median
-    shift
-    rm -rf "$out/run-speed"
-    step "$name" 120 "$(make print-trainer)" train "$@" --data-path "$out/data" --tokenizer "$out/tok" --train-iters 8 --lr 1e-4 --lr-warmup-iters 2 \
-        --eval-iters 0 --save-every 0 --out "$out/run-speed" --quiet || return
-    median=$(sed -n 's/.*"kind":"step".*"step_ms":\([0-9.]*\),"tokens_per_s":\([0-9.]*\),"model_tflops":\([0-9.]*\).*/\2 \3 \1/p' "$out/run-speed/log.jsonl" |
-        tail -n 5 | sort -g | sed -n 3p | awk '{ printf "%d tok/s, %.0f TFLOP/s (%.1f%% of 989), %.1f ms a step", $1, $2, $2 / 9.89, $3 }')
-    if [[ -n $median ]]; then row "" - "$median"; else fail "$name" "its log has no five steps"; fi
-}
 stage_speed() {
+    local trainer model text
     untimed "the emulator's speed says nothing of a GPU's" && return
-    found "$(make print-trainer)" || return
+    trainer=$(make print-trainer)
+    found "$trainer" || return
     [[ -s $out/data.bin ]] || { fail "speed" "there are no data; the stage train makes them"; return; }
-    speed "GPT-2 124M, 64x1024" --preset gpt2-124m --vocab-size 50257 --micro-batch-size 64 --global-batch-size 512 --seq-length 1024
-    speed "Llama 1B, 16x2048" --preset llama-1b --vocab-size 32000 --micro-batch-size 16 --global-batch-size 128 --seq-length 2048
-    speed "Llama 1B, 16x2048, FP8" --preset llama-1b --vocab-size 32000 --micro-batch-size 16 --global-batch-size 128 --seq-length 2048 --fp8 hybrid
-    speed "Llama 2 7B, 12 layers, 2x4096" --preset llama2-7b --vocab-size 32000 --num-layers 12 --micro-batch-size 2 --global-batch-size 32 --seq-length 4096
-    speed "Llama 2 7B, 12 layers, 2x4096, FP8" --preset llama2-7b --vocab-size 32000 --num-layers 12 --micro-batch-size 2 --global-batch-size 32 --seq-length 4096 --fp8 hybrid
+    export -f timed
+    for model in "${speeds[@]}"; do
+        step "${model%%|*}" 120 bash -c "timed $trainer $out/data $out/tok $out/run-speed ${model#*|}" || continue
+        text=$(speed "$out/run-speed/log.jsonl" 5)
+        if [[ -n $text ]]; then row "" - "$text"; else fail "${model%%|*}" "its log has no five steps"; fi
+    done
 }
 
 stage_bench() {
@@ -220,7 +172,7 @@ if [[ $backend == cuda && "${stages[*]}" != build ]]; then
     row "GPU" - "$gpu"
 fi
 for stage in "${stages[@]}"; do
-    stage_began=$(now)
+    began=$(now)
     "stage_$stage"
 done
 echo

@@ -7,7 +7,7 @@ TRAIN_GPT=/bin/true
 
 # A copy, so that build/ is our own.
 mkdir -p tree/scripts tree/build/cpu-bf16 tree/build/deps tree/llmc/x bin programs
-cp "$root/scripts/check_gpu.sh" tree/scripts/
+cp "$root"/scripts/{check_gpu,gpu_steps}.sh tree/scripts/
 touch tree/llmc/a.h tree/llmc/x/b.h tree/train_gpt.cu
 for header in gtest/gtest.h nlohmann/json.hpp pcre2.h; do
     mkdir -p "tree/build/deps/include/$(dirname "$header")"
@@ -122,7 +122,7 @@ GPU_PROGRAMS=$PROGRAMS/test_gpu_slow BUDGET=1 fault "a test that does not end" "
 GPU_PROGRAMS="$PROGRAMS/test_gpu_hang $PROGRAMS/test_gpu_good"
 BUDGET=2 stage "a hang: status 1" 1 tests
 row "a hang is cut" "programs/test_gpu_hang *FAILED *0 passed, 0 failed, .* within [12] s"
-row "then the stage's time is over" "programs/test_gpu_good *skipped *the stage's 2 s are over"
+row "then the stage's time is over" "programs/test_gpu_good *skipped *the 2 s are over"
 
 # The row of the first is there while the second runs; a signal ends the script and its program, and the row stays.
 GPU_PROGRAMS="$PROGRAMS/test_gpu_good $PROGRAMS/test_gpu_hang"

@@ -1,7 +1,7 @@
-// The trainer's source, included once for all tests of a program: without its main, or, in the emulator's tests, with it as the
-// program train_gpt, since it takes longest to compile.
+// The trainer's source, included once for all tests of a program: without its main, or, in the GPU's tests in bf16, with it as
+// the program train_gpt, since it takes longest to compile.
 #pragma once
-#if defined BACKEND_EMU && !defined PRECISION_FP32
+#if (defined BACKEND_EMU || defined BACKEND_CUDA) && !defined PRECISION_FP32
 #include "programs.h"
 #define main trainer_main
 #include "../train_gpt.cu"

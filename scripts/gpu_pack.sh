@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Builds one folder with all that scripts/gpu_minutes.sh needs on a machine with a GPU, where nothing is compiled or installed:
+#   gpu_tests, gpu_tests_fp32   the kernel tests of each precision, one program; the first is also the trainer (gpu_tests train_gpt)
+#   bench, ladder_*             benchmarks, and the kernels of dev/kernels step by step
+#   data.*, tok, cpu*.jsonl     a small text with its tokenizer, and the losses of a short training on this CPU
+#   gpu_minutes.sh, VERSION     the script itself, and the commit
+#   scripts/gpu_pack.sh        (make gpu-pack)     OUT=build/gpu-pack  ARCHS=90a  MARCH=x86-64-v3  MPI=0  STEPS=60
+#     MPI=1: with MPI and NCCL, which the machine must have then (gpu_minutes.sh node)
+#     CUDNN_FRONTEND=DIR: a folder with cudnn_frontend.h (PyPI's nvidia-cudnn-frontend has it), for figures next to cuDNN's
+#     BACKEND=emu: the emulator's programs, to rehearse
+# Then, over there: build/gpu-pack/gpu_minutes.sh first. Fails if the folder has more than 50 MiB, or if a program needs a library
+# that is neither in the folder nor in LIBRARIES, or a glibc later than 2.34 (Ubuntu 22.04, RHEL 9).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+backend=${BACKEND:-cuda} out=${OUT:-build/gpu-pack} march=${MARCH:-x86-64-v3}
+export STEPS=${STEPS:-60} MPI=${MPI:-0} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+most_mib=50 newest_glibc=2.34
+libraries="libcublasLt.so.13 libcublasLt.so.12 libgomp.so.1 libstdc++.so.6 libgcc_s.so.1 libm.so.6 libc.so.6 libpthread.so.0 libdl.so.2 librt.so.1 ld-linux-x86-64.so.2"
+[[ $MPI != 1 ]] || libraries+=" libmpi.so.40 libmpi.so.12 libnccl.so.2"
+die() { echo "error: $*" >&2; exit 1; }
+
+# Optional libraries are for reading text; NCCL is for several GPUs.
+without=(-DNO_OPTIONAL_LIBRARIES) variables=(optional=)
+[[ $MPI == 1 ]] || { without+=(-DHAVE_NCCL=0) variables+=(nccl=); }
+[[ -z ${CUDNN_FRONTEND:-} ]] || without+=(-isystem "$CUDNN_FRONTEND")
+if [[ $backend == emu ]]; then folder=build/emu variables=() tail=
+else folder=build/cuda variables+=(SUFFIX=-pack MARCH="$march" ARCHS="${ARCHS:-90a}") tail=-$march-pack; fi
+names=(bf16"$tail"/gpu_tests bf16"$tail"/bench fp32"$tail"/gpu_tests)
+for ladder in dev/kernels/*.cu; do names+=(bf16"$tail/ladder_$(basename "$ladder" .cu)"); done
+# shellcheck disable=SC2016  # make expands it
+build() { env -u MAKEFLAGS -u MFLAGS NVCCFLAGS="${without[*]}" LDFLAGS='-Xlinker=-rpath='"'"'$$ORIGIN'"'" make -s --no-print-directory "$@"; }
+if [[ $backend == emu ]]; then env -u MAKEFLAGS -u MFLAGS make -s --no-print-directory BACKEND=emu "${names[@]/#/$folder-}"
+else build BACKEND=cuda "${variables[@]}" "${names[@]/#/$folder-}"; fi
+env -u MAKEFLAGS -u MFLAGS make -s --no-print-directory BACKEND=cpu build/cpu-bf16/train_gpt
+
+rm -rf "$out"
+mkdir -p "$out"
+for name in "${names[@]}"; do
+    target=$(basename "$name")
+    [[ $name != fp32* ]] || target+=_fp32
+    strip -o "$out/$target" "$folder-$name"
+done
+cp scripts/gpu_minutes.sh scripts/gpu_steps.sh "$out"
+git describe --always --dirty >"$out/VERSION" 2>/dev/null || echo "not built from git" >"$out/VERSION"
+
+needed() { readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'; }
+is_elf() { [[ -f $1 && $(head -c 4 "$1") == $'\x7fELF' ]]; }
+# add_libraries FILE: copies what it needs besides LIBRARIES, and what that needs.
+add_libraries() {
+    local library path
+    for library in $(needed "$1"); do
+        [[ " $libraries " != *" $library "* && ! -e $out/$library ]] || continue
+        path=$(ldd "$1" | awk -v name="$library" '$1 == name && $2 == "=>" { print $3 }')
+        [[ -e $path ]] || die "$1 needs $library, which is not on this machine"
+        cp -L "$path" "$out/$library"
+        add_libraries "$out/$library"
+    done
+}
+[[ $backend == emu ]] || for file in "$out"/*; do is_elf "$file" && add_libraries "$file"; done
+
+# A text with its tokenizer, and what the CPU's trainer makes of it.
+. scripts/gpu_steps.sh
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cpu=build/cpu-bf16/train_gpt
+cat llmc/*.h llmc/*/*.h train_gpt.cu >"$work/text.txt"
+$cpu tokenizer --input "$work/text.txt" --vocab-size 1024 --output "$out/tok" >"$work/log"
+$cpu prepare --input "$work/text.txt" --output "$out/data" --tokenizer "$out/tok" >"$work/log"
+trained $cpu "$out/data" "$out/tok" "$work/cpu" >"$work/log"
+trained $cpu "$out/data" "$out/tok" "$work/cpu-fp8" --fp8 hybrid --fp8-start $((STEPS / 6)) >"$work/log"
+for run in cpu cpu-fp8; do cp "$work/$run/log.jsonl" "$out/$run.jsonl"; done
+
+# What is in it, and whether it starts elsewhere.
+bad=0
+for file in "$out"/*; do
+    is_elf "$file" || continue
+    printf '%-24s %6.1f MiB\n' "$(basename "$file")" "$(stat -c %s "$file" | awk '{ print $1 / 1048576 }')"
+    [[ $backend == cuda ]] || continue
+    for library in $(needed "$file"); do
+        [[ " $libraries " == *" $library "* || -e $out/$library ]] || { echo "error: $file needs $library" >&2; bad=1; }
+    done
+    glibc=$(objdump -T "$file" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -V | tail -n 1)
+    [[ $(printf '%s\n' "$newest_glibc" "${glibc:-0}" | sort -V | tail -n 1) == "$newest_glibc" ]] ||
+        { echo "error: $file needs glibc $glibc, not $newest_glibc: $(objdump -T "$file" | grep "GLIBC_$glibc" | awk '{ print $NF }' | head -n 5 | tr '\n' ' ')" >&2; bad=1; }
+done
+bytes=$(du -sb "$out" | cut -f1)
+echo "$out: $((bytes / 1048576)) MiB, at most $most_mib"
+[[ $backend == emu ]] || ((bytes <= most_mib << 20)) || die "$out has $((bytes / 1048576)) MiB; at most $most_mib are carried"
+exit $bad
