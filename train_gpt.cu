@@ -154,7 +154,8 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
 constexpr const char* advice_training =
     be::memory_is_host
         ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"
-        : "a smaller --micro-batch-size or --seq-length, --recompute full, fewer --head-rows, or a smaller model";
+        : "a smaller --micro-batch-size or --seq-length, --recompute full, --offload optimizer, fewer --head-rows, or a "
+          "smaller model";
 constexpr const char* advice_inference =
     "fewer or shorter texts at a time, a smaller model or, with generate and eval, more ranks (--tp)";
 
@@ -1394,6 +1395,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->preference = preference_of(o);
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
     m->recompute_others = recompute_policy(o.recompute_other_layers);
+    m->offloads = offloads_optimizer(o);
     m->averages = o.ema_decay > 0;
     m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.
@@ -1411,17 +1413,15 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
 }
 
 // The memory of one rank of a pipeline stage, for options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out
-// the copy for checkpoints, which is in host memory.
+// what these have in host memory.
 static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
     const Mesh mesh = make_mesh(n, 0, layout_of(o).tp, layout_of(o).pp, layout_of(o).vpp);
     const Schedule steps = make_schedule(o, mesh.dp.size);
     const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
-    size_t copy = 0;
-    for (const auto& [purpose, bytes] : m->arena.purposes())
-        if (purpose.find(TrainingMemory::copy_purpose) == 0) copy = bytes;
+    const size_t on_host = m->arena.bytes_for_host();
     const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();
     const bool generates = run.writes_answers || o.sample_interval > 0;
-    return {m->arena.bytes() - (be::memory_is_host && o.world ? copy : 0), copy,
+    return {m->arena.bytes() - (be::memory_is_host && o.world ? on_host : 0), on_host,
             elsewhere ? nccl_memory(c, mesh, generates) : NcclMemory()};
 }
 

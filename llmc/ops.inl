@@ -25,6 +25,12 @@ void download(Ctx& ctx, void* to_host, const void* from, size_t bytes);
 void clear(Ctx& ctx, void* memory, size_t bytes);
 // Copies rows of row_bytes each, which are a stride (in bytes) apart in both places.
 void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows);
+// Page-locks host memory and sets it to zero. Ops may then use it as the backend's memory, but at the rate of the link, and a
+// HostLink copies it. unlock_memory first waits for all that the backend does.
+void lock_memory(void* memory, size_t bytes);
+void unlock_memory(void* memory);
+// Copies between page-locked memory and slots of the backend's memory, which overlap with ops on ctx (optimizer_state.h).
+class HostLink;
 
 // ---- embedding (embed.h) --------------------------------------------------------------------------------------------------
 // out = scale wte[token - v0] (+ wpe[position]). A token outside the shard gives a zero row of wte. sets out.

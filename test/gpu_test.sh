@@ -114,6 +114,50 @@ expect "resumes" train "$gpu" llama-128 resumed --resume whole/step_00000003
 expect "the same bits after a resume" same whole resumed
 expect "the file of algorithms" grep -q "cuBLASLt" cache/train_gpt/gemm.txt
 
+# The optimizer's state in the host's memory: the same files, and a checkpoint of either kind resumes as the other.
+same_files() { diff -r -x state.json -x manifest.json "$1/latest/" "$2/latest/"; }
+health() { grep -o '"kind":"health".*' "$1/log.jsonl"; }
+same_health() { diff <(health resident) <(health offloaded); }
+small_buckets=(--ddp-bucket-size 8192 --save-every 2 --keep 0)
+for options in "--exp-avg-dtype bf16 --ema-decay 0.9 --log-health-interval 1 --check-weight-hash-across-dp-replicas-interval 1" "--optimizer muon --ema-decay 0.9 --save-in-foreground" \
+    "--skip-batches 1" "--on-spike rollback --spike-patience 1 --rollback-distance 0 --rollback-batches 1" ""; do
+    rm -rf resident offloaded
+    [[ $options != *rollback* ]] || export TRAIN_GPT_FAULTS=nan-gradient=3 # after the first checkpoint
+    # shellcheck disable=SC2086
+    { expect "state on the GPU $options" train "$gpu" llama resident "${small_buckets[@]}" $options && expect "--offload optimizer $options" train "$gpu" llama offloaded "${small_buckets[@]}" $options --offload optimizer; }
+    expect "--offload optimizer $options: the same files" same_files resident offloaded
+    expect "--offload optimizer $options: the same health" same_health
+    [[ $options != *rollback* ]] || expect "it went back once" test "$(grep -c '"event":"rollback"' offloaded/log.jsonl)" == 1
+    unset TRAIN_GPT_FAULTS
+done
+expect "an offloaded run's checkpoint resumes on the GPU" train "$gpu" llama from-host --resume offloaded/step_00000002 "${small_buckets[@]}"
+expect "to the same files" same_files resident from-host
+expect "a resident run's checkpoint resumes offloaded" train "$gpu" llama from-gpu --resume resident/step_00000002 "${small_buckets[@]}" --offload optimizer
+expect "to the same files" same_files resident from-gpu
+for options in "--model gpt2-gpu --lora-rank 4" "--model gpt2-gpu --prompt-tokens 4 --prompt-encoder mlp --seq-length 32"; do
+    adapted() { "$gpu" train --data-path text --seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 4 --lr 1e-3 --eval-iters 0 --quiet --out "$@"; }
+    rm -rf resident offloaded
+    # shellcheck disable=SC2086
+    { expect "$options" adapted resident $options && expect "$options --offload optimizer" adapted offloaded $options --offload optimizer; }
+    expect "$options --offload optimizer: the same files" same_files resident offloaded
+done
+expect "--offload optimizer is in the plan" train "$gpu" llama x --dry-run --offload optimizer
+says "with what lies on the host" "Adam moments (fp32) (host)"
+says "and what passes through the GPU" "optimizer's state in transit"
+expect "--offload optimizer with NorMuon: refused" refused train "$gpu" llama x --offload optimizer --optimizer normuon
+says "says what there is" "HINT: --optimizer muon or adamw"
+expect "--offload optimizer on the CPU: refused" refused train "$program" llama x --offload optimizer
+says "says why" "on the CPU everything is in the host's memory"
+if [[ $gpu == *emu* ]]; then
+    halves() { EMU_DEVICES=2 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 2 "$gpu" train ${run[llama]} "${small[@]}" "${small_buckets[@]}" --check-weight-hash-across-dp-replicas-interval 1 --out "$@"; }
+    rm -rf resident offloaded
+    expect "ZeRO-1 on 2 ranks" halves resident
+    expect "ZeRO-1 on 2 ranks, --offload optimizer" halves offloaded --offload optimizer
+    expect "ZeRO-1 on 2 ranks, --offload optimizer: the same files" same_files resident offloaded
+    EMU_LOCKABLE_MB=0 expect "memory that cannot be page-locked: refused" refused train "$gpu" llama x --offload optimizer
+    says "says what was refused" "refused to page-lock 0.00 GiB"
+fi
+
 expect "generates" "$gpu" generate --model llama-128-gpu/latest --prompt "in the year" --max-new-tokens 8 --temperature 0
 grep -v tokens/s out.txt >gpu.txt
 expect "generates on the CPU" "$program" generate --model llama-128-gpu/latest --prompt "in the year" --max-new-tokens 8 --temperature 0

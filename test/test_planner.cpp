@@ -59,8 +59,8 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     const auto bytes_of = [](const TrainOptions& p, int) {
         if (p.tensor_model_parallel_size > 4) throw Error("too few heads");
         const double part = p.tensor_model_parallel_size * p.pipeline_model_parallel_size;
-        const double state =
-            (p.exp_avg_dtype == "bf16" && p.exp_avg_sq_dtype == "bf16" ? 6 : 8) - (p.main_grads_dtype == "bf16" ? 1 : 0);
+        const double state = (p.exp_avg_dtype == "bf16" && p.exp_avg_sq_dtype == "bf16" ? 6 : 8) -
+                             (p.main_grads_dtype == "bf16" ? 1 : 0) - (p.offload == "optimizer" ? 3 : 0);
         return (state + 4.0 * p.micro_batch_size * (p.recompute_granularity == "full" ? 0.25 : 1)) / part +
                (p.save_in_foreground ? 0 : 1);
     };
@@ -80,7 +80,12 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     EXPECT_EQ(words(6.5, true),
               "--save-in-foreground --recompute full " + moments + "--main-grads-dtype bf16 --micro-batch-size 1; ");
     EXPECT_EQ(words(5, true), "");
-    EXPECT_EQ(words(6, false), "16 GPUs --pp 8; 16 GPUs --tp 2 --pp 4; 16 GPUs --tp 4 --pp 2; ");
+    const std::string more = "16 GPUs --pp 8; 16 GPUs --tp 2 --pp 4; 16 GPUs --tp 4 --pp 2; ";
+    EXPECT_EQ(words(6, false),
+              "--recompute full " + moments + "--main-grads-dtype bf16 --offload optimizer --micro-batch-size 2; " + more);
+    o.optimizer = "normuon";
+    EXPECT_EQ(words(6, false), more);
+    o.optimizer = "adamw";
     o.recompute_granularity = "full";
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
 }
@@ -462,6 +467,12 @@ TEST(Planner, Update) {
     expect_within(make_plan(in).update_seconds, parameters * (28.0 / 4 + 4 + 1) / 3350e9, 1e-12);
     in.zero = 0;
     expect_within(make_plan(in).update_seconds, parameters * (28.0 + 4 + 1) / 3350e9, 1e-12);
+    // Offloaded, the lower halves and moments take longer over the link than in memory; averages pass once more.
+    in.offloads = true;
+    expect_within(make_plan(in).update_seconds, parameters * (2 + 8) / 50e9, 1e-12);
+    in.averages = true;
+    in.host_gbs = 25;
+    expect_within(make_plan(in).update_seconds, parameters * (2 + 8 + 2 + 4) / 25e9, 1e-12);
 }
 
 TEST(Planner, StepIsTheSumOfItsParts) {

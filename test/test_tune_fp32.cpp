@@ -196,6 +196,27 @@ TEST(Search, RecomputesAsFewLayersAsFit) {
     }
 }
 
+// The optimizer's state goes to the host where not all fits, unless its place is given.
+TEST(Search, KeepsStateOnTheHostWhereMemoryIsShort) {
+    const Strings buckets = with(small, {"--ddp-bucket-size", "8192"});
+    Searched wide({"", buckets, 1, 1e9}), narrow({"", buckets, 1, 4.5e6});
+    wide.problem.may_offload = true;
+    for (const Candidate& c : search_layouts(wide.problem).fit) EXPECT_FALSE(c.layout.offloads);
+    const FoundLayouts resident = search_layouts(narrow.problem);
+    narrow.problem.may_offload = true;
+    const FoundLayouts found = search_layouts(narrow.problem);
+    EXPECT_GT(found.fit.size(), resident.fit.size());
+    size_t offloads = 0;
+    for (const Candidate& c : found.fit) {
+        EXPECT_EQ(narrow.known(c.layout).second, c.bytes);
+        offloads += c.layout.offloads;
+    }
+    EXPECT_EQ(found.fit.size(), resident.fit.size() + offloads);
+    Searched given({"", with(buckets, {"--offload", "none"}), 1, 4.5e6});
+    given.problem.may_offload = true;
+    EXPECT_EQ(search_layouts(given.problem).fit.size(), resident.fit.size());
+}
+
 TEST(Search, WhatIsGivenStays) {
     const Searched s(
         {"", with(small, {"--tp", "2", "--micro-batch-size", "2", "--zero", "0", "--no-sequence-parallel"}), 4, 1e9});

@@ -73,14 +73,34 @@ inline void copy_in_parallel(void* to, const void* from, size_t bytes) {
 inline void upload(Ctx&, void* to, const void* from_host, size_t bytes) { copy_in_parallel(to, from_host, bytes); }
 inline void download(Ctx&, void* to_host, const void* from, size_t bytes) { copy_in_parallel(to_host, from, bytes); }
 
-inline void clear(Ctx&, void* memory, size_t bytes) {
+inline void clear_in_parallel(void* memory, size_t bytes) {
     constexpr size_t range = 1 << 18;
     parallel_ranges(
         bytes, [=](size_t i, size_t end) { memset((char*)memory + i, 0, end - i); }, range);
 }
+inline void clear(Ctx&, void* memory, size_t bytes) { clear_in_parallel(memory, bytes); }
 
 inline void copy_rows(Ctx&, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows) {
     for (size_t i = 0; i < rows; i++) memcpy((char*)to + i * to_stride, (const char*)from + i * from_stride, row_bytes);
 }
+
+// Here the host's memory is the backend's.
+inline void lock_memory(void* memory, size_t bytes) { clear_in_parallel(memory, bytes); }
+inline void unlock_memory(void*) {}
+
+// Copies at once. Ops, too, are complete when they return, so that there is nothing to wait for.
+class HostLink {
+public:
+    static constexpr int n_slots = 3;
+
+    void begin(Ctx&) {}
+    void begin_upload(int) {}
+    void upload(void* to, const void* from_host, size_t bytes) { copy_in_parallel(to, from_host, bytes); }
+    void end_upload(Ctx&, int) {}
+    void begin_download(Ctx&) {}
+    void download(void* to_host, const void* from, size_t bytes) { copy_in_parallel(to_host, from, bytes); }
+    void end_download(int) {}
+    void end(Ctx&) {}
+};
 
 }  // namespace cpu

@@ -1,6 +1,7 @@
 // Every op of namespace gpu.
 #pragma once
 #include "memory.cuh"
+#include "host_link.cuh"
 #include "embed.cuh"
 #include "norm.cuh"
 #include "matmul.cuh"

@@ -1,6 +1,6 @@
-// Named regions in one allocation of the backend's memory, and a second one in host memory where that is separate. A region is
-// planned with add() and all are allocated at once; the memory table of --dry-run is printed from the same plan, so the two
-// cannot disagree.
+// Named regions in one allocation of the backend's memory and, where host memory is separate, in two allocations of that, of
+// which one is page-locked. A region is planned with add() and all are allocated at once; the memory table of --dry-run is
+// printed from the same plan, so the two cannot disagree.
 #pragma once
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -23,11 +23,12 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
     ~Arena() {
-        for (Place* place : {&backend_, &host_}) {
+        for (Place* place : {&backend_, &host_, &locked_}) {
             if (!place->memory) continue;
 #if defined(__SANITIZE_ADDRESS__)
             ASAN_UNPOISON_MEMORY_REGION(place->memory, place->bytes);
 #endif
+            if (place == &locked_) be::unlock_memory(place->memory);
             if (place == &backend_) be::release_memory(place->memory, place->bytes);
             else cpu::release_memory(place->memory, place->bytes);
         }
@@ -45,14 +46,24 @@ public:
     // Plans a region in host memory.
     template <class E>
     void add_on_host(const char* purpose, E** slot, size_t count) {
-        add_on_host_bytes(purpose, slot, count * sizeof(E));
+        add_on_host_bytes(host_, purpose, slot, count * sizeof(E));
     }
     void add_on_host(const char* purpose, Elements* moment, size_t count) {
-        add_on_host_bytes(purpose, &moment->data, count * moment->element_bytes());
+        add_on_host_bytes(host_, purpose, &moment->data, count * moment->element_bytes());
+    }
+    // The same in page-locked memory, which ops can use, too.
+    template <class E>
+    void add_locked(const char* purpose, E** slot, size_t count) {
+        add_on_host_bytes(locked_, purpose, slot, count * sizeof(E));
+    }
+    void add_locked(const char* purpose, Elements* moment, size_t count) {
+        add_on_host_bytes(locked_, purpose, &moment->data, count * moment->element_bytes());
     }
 
     size_t bytes() const { return backend_.bytes; }
-    size_t bytes_on_host() const { return be::memory_is_host ? backend_.bytes : host_.bytes; }
+    size_t bytes_on_host() const { return be::memory_is_host ? backend_.bytes : host_.bytes + locked_.bytes; }
+    // Of regions that a GPU has in host memory, on CPUs, too.
+    size_t bytes_for_host() const { return for_host_; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
     // Allocates the memory, zero-filled, and points every slot at its region. fail()s if there is not enough, with advice what
@@ -61,9 +72,10 @@ public:
         if (!be::memory_is_host) check_available(backend_.bytes, be::available_memory(), "GPU memory", advice);
         check_available(bytes_on_host(), on_host, "memory", advice);
         if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
-        if (host_.bytes) host_.memory = cpu::allocate_memory(host_.bytes);
-        point_slots(backend_);
-        point_slots(host_);
+        for (Place* place : {&host_, &locked_})
+            if (place->bytes) place->memory = cpu::allocate_memory(place->bytes);
+        if (locked_.bytes) be::lock_memory(locked_.memory, locked_.bytes);
+        for (const Place* place : {&backend_, &host_, &locked_}) point_slots(*place);
     }
 
 private:
@@ -82,9 +94,11 @@ private:
         void* memory = nullptr;
     };
 
-    void add_on_host_bytes(const char* purpose, void* slot, size_t bytes) {
+    void add_on_host_bytes(Place& place, const char* purpose, void* slot, size_t bytes) {
+        const size_t before = place.bytes + backend_.bytes;
         if (be::memory_is_host) add(backend_, purpose, slot, bytes);
-        else add(host_, std::string(purpose) + " (host)", slot, bytes);
+        else add(place, std::string(purpose) + " (host)", slot, bytes);
+        for_host_ += place.bytes + backend_.bytes - before;
     }
     void add(Place& place, std::string_view purpose, void* slot, size_t bytes) {
         CHECK(!place.memory, "add after allocate");
@@ -119,7 +133,8 @@ private:
         }
     }
 
-    Place backend_, host_;
+    Place backend_, host_, locked_;
+    size_t for_host_ = 0;
     std::vector<std::pair<std::string, size_t>> purposes_;
     size_t last_ = 0;  // the purpose of the newest region
 };
@@ -145,8 +160,11 @@ inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n
 template <class E>
 class HostSide {
 public:
-    HostSide(be::Ctx& ctx, E* memory, size_t n) : ctx_(ctx), memory_(memory), bytes_(n * sizeof(E)) {
+    // on_host: the memory is in any case the host's.
+    HostSide(be::Ctx& ctx, E* memory, size_t n, bool on_host = false)
+        : ctx_(ctx), memory_(memory), bytes_(n * sizeof(E)), on_host_(on_host) {
         if (has_copy()) data_ = (E*)cpu::allocate_memory(bytes_);
+        else if (!be::memory_is_host) wait_for_device(ctx);  // ops may still use it
     }
     HostSide(const HostSide&) = delete;
     HostSide& operator=(const HostSide&) = delete;
@@ -162,10 +180,11 @@ public:
     }
 
 private:
-    bool has_copy() const { return !be::memory_is_host && bytes_ > 0; }
+    bool has_copy() const { return !be::memory_is_host && !on_host_ && bytes_ > 0; }
 
     be::Ctx& ctx_;
     E* memory_;
     size_t bytes_;
+    bool on_host_;
     E* data_ = memory_;
 };

@@ -21,24 +21,31 @@ struct AdamWStep {
 template <class Updated>
 void update_by_adamw(be::Ctx& ctx, const TrainingMemory& m, const AdamWStep& s, Updated updated) {
     AdamW constants = {0, (real)s.beta1, (real)s.beta2, 0, 0, (real)s.grad_scale, s.step};
+    // Elements [begin, begin + n) of the buffer, whose state this is.
+    const auto update = [&](const OptimizerState& state, size_t begin, size_t n, bool decay) {
+        const auto update_part = [&](size_t first, size_t count, const Rounding& rounding) {
+            const OptimizerState part = state.from(first - begin);
+            be::adamw(ctx, m.params + first, part.lower, part.exp_avg, part.exp_avg_sq, m.grads.from(first), count, constants,
+                      rounding);
+        };
+        for (const FactorRange& r : m.table.factors) {
+            const size_t first = std::max(r.begin, begin), last = std::min(r.end, begin + n);
+            if (first >= last) continue;
+            constants.lr = (real)(s.lr * r.factors.lr);
+            constants.eps = (real)(s.eps * r.factors.eps);
+            constants.weight_decay = decay ? (real)(s.weight_decay * r.factors.weight_decay) : real(0);
+            if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16) for_each_rounding(m.table, first, last, s.rounding_key, update_part);
+            else update_part(first, last - first, {});
+        }
+    };
+    m.stream->begin(ctx);
     for (const bool decay : {false, true})
         for (const Bucket& b : m.shards.buckets) {
             if (b.decay != decay || b.whole_matrix()) continue;
-            const auto update_part = [&](size_t first, size_t n, const Rounding& rounding) {
-                const size_t shard = b.shard + first - b.mine;
-                be::adamw(ctx, m.params + first, m.lower ? m.lower + shard : nullptr, m.exp_avg.from(shard),
-                          m.exp_avg_sq.from(shard), m.grads.from(first), n, constants, rounding);
-            };
-            for (const FactorRange& r : m.table.factors) {
-                const size_t first = std::max(r.begin, b.mine), last = std::min(r.end, b.mine + b.n);
-                if (first >= last) continue;
-                constants.lr = (real)(s.lr * r.factors.lr);
-                constants.eps = (real)(s.eps * r.factors.eps);
-                constants.weight_decay = decay ? (real)(s.weight_decay * r.factors.weight_decay) : real(0);
-                if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16)
-                    for_each_rounding(m.table, first, last, s.rounding_key, update_part);
-                else update_part(first, last - first, {});
-            }
+            m.stream->run(
+                ctx, m.state(), StateUse::adamw(), b.shard, b.n,
+                [&](const OptimizerState& state, size_t first, size_t n) { update(state, b.mine + first, n, decay); });
             updated(b);
         }
+    m.stream->end(ctx);
 }

@@ -43,6 +43,7 @@
 #include "../model/arena.h"
 #include "../model/parameters.h"
 #include "../ops.h"
+#include "optimizer_state.h"
 #include "ranks.h"
 #include "shard.h"
 
@@ -157,6 +158,7 @@ public:
                 if (m.shards.buckets[bucket].whole_matrix()) updated(m.shards.buckets[bucket]);
         };
         const size_t turns = (size_t)m.ranks->mesh.tp.size;
+        m.stream->begin(ctx);
         for (size_t i = 0; i < mine.size();) {
             std::vector<const MuonMatrix*> at_once = {mine[i++]};  // one, or one for each tp rank
             while (at_once[0]->cut() && at_once.size() < turns && i < mine.size() && mine[i]->cut())
@@ -166,6 +168,7 @@ public:
             finish_before(i < mine.size() ? mine[i]->bucket : m.shards.buckets.size());
         }
         finish_before(m.shards.buckets.size());
+        m.stream->end(ctx);
     }
 
     // Returns the result of the Newton-Schulz steps for the matrix (rows, cols) in x: it is in x or in y, which is as large;
@@ -219,11 +222,15 @@ private:
     template <class M>
     void momentum(be::Ctx& ctx, const M& m, const MuonMatrix& matrix, floatX* x, const MuonStep& step) const {
         const Bucket& b = m.shards.buckets[matrix.bucket];
-        for_each_rounding(m.table.rows[matrix.tensor], matrix.first, matrix.first + matrix.elements(), step.rounding_key,
-                          [&](size_t first, size_t n, const Rounding& rounding) {
-                              be::muon_momentum(ctx, x + (first - matrix.first), m.exp_avg.from(b.shard + first - b.mine),
-                                                m.grads.from(first), n, {recipe.momentum, step.grad_scale}, rounding);
-                          });
+        const auto update = [&](const auto& state, size_t from, size_t count) {
+            const size_t begin = matrix.first + from;
+            for_each_rounding(m.table.rows[matrix.tensor], begin, begin + count, step.rounding_key,
+                              [&](size_t first, size_t n, const Rounding& rounding) {
+                                  be::muon_momentum(ctx, x + (first - matrix.first), state.exp_avg.from(first - begin),
+                                                    m.grads.from(first), n, {recipe.momentum, step.grad_scale}, rounding);
+                              });
+        };
+        m.stream->run(ctx, m.state(), StateUse::momentum(), b.shard + (matrix.first - b.mine), matrix.elements(), update);
     }
     // Updates this rank's part of the weights with its part x of the result.
     template <class M>
@@ -233,8 +240,11 @@ private:
         const double shape = recipe.shape_scaling ? std::max(1.0, rows / cols) : std::max(rows, cols);
         const double lr = step.lr * recipe.learning_rate(matrix.lr, m.c.parametrization),
                      rate = lr * recipe.factor * std::sqrt(shape);
-        be::apply_update(ctx, m.params + matrix.first, m.lower ? m.lower + b.shard + (matrix.first - b.mine) : nullptr, x,
-                         matrix.elements(), (real)rate, step.lr * step.weight_decay);
+        const auto update = [&](const auto& state, size_t first, size_t n) {
+            be::apply_update(ctx, m.params + matrix.first + first, state.lower, x + first, n, (real)rate,
+                             step.lr * step.weight_decay);
+        };
+        m.stream->run(ctx, m.state(), StateUse::weights(), b.shard + (matrix.first - b.mine), matrix.elements(), update);
     }
 
     template <class M>

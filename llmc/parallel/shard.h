@@ -65,6 +65,13 @@ public:
         for (const Bucket& b : buckets) in_order &= b.shard == b.begin && b.n == b.end - b.begin;
     }
 
+    // Elements of this rank's largest shard.
+    size_t largest() const {
+        size_t n = 0;
+        for (const Bucket& b : buckets) n = std::max(n, b.n);
+        return n;
+    }
+
     // Calls visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's
     // shards. Whole matrices are left out if so asked.
     template <class Visit>

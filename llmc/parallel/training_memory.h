@@ -15,6 +15,7 @@
 #include "../model/model_config.h"
 #include "../model/parameters.h"
 #include "muon.h"
+#include "optimizer_state.h"
 #include "ranks.h"
 #include "shard.h"
 
@@ -44,6 +45,8 @@ struct TrainingMemory {
     floatX* params = nullptr;    // (table.size)
     Elements grads;              // (table.size) summed over the micro-batches of a step
     BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
+    std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // through which updates reach the four below
+    bool offloads = false;       // whether these are in page-locked host memory; set before memory is planned
     LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
     Elements exp_avg,
         exp_avg_sq;  // (shards.size) (size_of_exp_avg_sq()); their types, and that of grads, are set before memory is planned
@@ -72,6 +75,9 @@ struct TrainingMemory {
     // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints have zeros there.
     size_t size_of_exp_avg_sq() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
 
+    OptimizerState state() const { return {lower, exp_avg, exp_avg_sq, average}; }
+    bool state_on_host() const { return be::memory_is_host || offloads; }
+
     // Plans all of it, or without training the parameters alone.
     void plan(Arena& arena, bool training) {
         if (frozen) arena.add("parameters (frozen)", &frozen->params, frozen->table.size);
@@ -79,23 +85,27 @@ struct TrainingMemory {
         if (!training) return;
         arena.add(grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
         if (grads.is_bf16) of_block.plan(arena, table);
-        if (has_lower_halves) arena.add("master weights (lower 16 bits)", &lower, shards.size);
+        const auto add = [&](const char* purpose, auto* part, size_t n) {
+            offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
+        };
+        if (has_lower_halves) add("master weights (lower 16 bits)", &lower, shards.size);
         for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, size_of_exp_avg_sq()}})
-            arena.add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
+            add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
         muon.plan(arena, c, table, shards);
-        if (averages) arena.add("EMA of the weights (fp32)", &average, shards.size);
+        if (averages) add("EMA of the weights (fp32)", &average, shards.size);
+        if (offloads) stream->plan(arena, state(), averages, shards.largest());
         if (examines) arena.add_on_host("weights before an update (health)", &before, shards.size);
     }
 
     static constexpr const char* copy_purpose = "copy for checkpoints";
-    // Plans the copy from which a checkpoint is written while training continues. On CPUs a save in the foreground needs none,
-    // except of parameters that are not in the order of the shards; on a GPU there always is one, in host memory.
+    // Plans the copy, in host memory, from which a checkpoint is written while training continues. A save in the foreground
+    // needs none of what is in host memory itself, except of parameters that are not in the order of the shards.
     void plan_copy(Arena& arena, bool foreground) {
-        const bool in_place = foreground && be::memory_is_host;
+        const bool in_place = foreground && state_on_host();
         const auto add = [&](auto* part, size_t n) { arena.add_on_host(copy_purpose, part, n); };
         copy.exp_avg.is_bf16 = exp_avg.is_bf16;
         copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
-        if (!in_place || !shards.in_order) add(&copy.params, shards.size);
+        if (!in_place || !shards.in_order || !be::memory_is_host || offloads) add(&copy.params, shards.size);
         copies = !in_place;  // also where this rank trains nothing and a copy has no bytes
         if (in_place) return;
         if (has_lower_halves) add(&copy.lower, shards.size);
@@ -104,6 +114,18 @@ struct TrainingMemory {
         if (averages) add(&copy.average, shards.size);
     }
 };
+
+// Copies to and from the optimizer's state, in order with the ops on ctx; the other memory is the host's.
+inline void read_state(be::Ctx& ctx, const TrainingMemory& m, void* to, const void* state, size_t bytes) {
+    if (!m.offloads) return be::download(ctx, to, state, bytes);
+    wait_for_device(ctx);
+    cpu::copy_in_parallel(to, state, bytes);
+}
+inline void write_state(be::Ctx& ctx, const TrainingMemory& m, void* state, const void* from, size_t bytes) {
+    if (!m.offloads) return be::upload(ctx, state, from, bytes);
+    wait_for_device(ctx);
+    cpu::copy_in_parallel(state, from, bytes);
+}
 
 // ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
 // Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold,

@@ -11,17 +11,27 @@
 // After an update; 0: the weights have just been set, and the average's memory is zero.
 inline void update_average(be::Ctx& ctx, const TrainingMemory& m, double decay, int64_t update) {
     const real keep = (real)std::min(decay, (double)update / (9.0 + (double)update));
+    if (!m.average) return;
+    m.stream->begin(ctx);
     for (const Bucket& b : m.shards.buckets)
-        if (m.average)
-            be::average_weights(ctx, m.average + b.shard, m.params + b.mine, m.lower ? m.lower + b.shard : nullptr, b.n, keep);
+        m.stream->run(ctx, m.state(), StateUse::averaging(), b.shard, b.n,
+                      [&](const OptimizerState& state, size_t first, size_t n) {
+                          be::average_weights(ctx, state.average, m.params + b.mine + first, state.lower, n, keep);
+                      });
+    m.stream->end(ctx);
 }
 
 // Exchanges the weights for the average; a second call exchanges them back, to the same bits. Called by all ranks, when all
 // parameters have been gathered.
 inline void swap_average(be::Ctx& ctx, const TrainingMemory& m, ParameterGatherer& gatherer) {
+    m.stream->begin(ctx);
     for (const Bucket& b : m.shards.buckets) {
-        be::swap_weights(ctx, m.average + b.shard, m.params + b.mine, m.lower ? m.lower + b.shard : nullptr, b.n);
+        m.stream->run(ctx, m.state(), StateUse::swapping(), b.shard, b.n,
+                      [&](const OptimizerState& state, size_t first, size_t n) {
+                          be::swap_weights(ctx, state.average, m.params + b.mine + first, state.lower, n);
+                      });
         gatherer.start(b, m.params);
     }
+    m.stream->end(ctx);
     gatherer.finish();
 }

@@ -394,6 +394,9 @@ inline Allowed one_of(Strings choices) {
       "made before each product; auto: kept if memory suffices")                                                               \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
       "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
+    X(std::string, offload, "", "none", one_of({"none", "optimizer"}), "Memory",                                               \
+      "optimizer: a GPU keeps the lower halves of the fp32 weights, the moments and the average of the weights in "            \
+      "page-locked memory of the host, from where each update takes them in chunks; the same bits")                            \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
     X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches per validation; 0: no validation")  \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
@@ -451,6 +454,8 @@ inline Allowed one_of(Strings choices) {
       "device's")                                                                                                              \
     X(OptionalDouble, device_memory_gbs, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                  \
       "bandwidth of a GPU's memory, in GB/s; default: the device's")                                                           \
+    X(OptionalDouble, host_link_gbs, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                      \
+      "bandwidth between a GPU and its host, in GB/s each way, for --offload; default: the device's (h100: 50)")               \
     X(OptionalDouble, device_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                  \
       "memory of a GPU, in GiB; default: the device's")                                                                        \
     X(OptionalDouble, device_watts, "", {}, between(1e-6, 1e6), "Plan (with --dry-run)",                                       \
@@ -717,7 +722,8 @@ inline const Strings& searched_options() {
                                   "recompute-other-layers",
                                   "head-rows",
                                   "fp8-format",
-                                  "fp8-weight-transpose"};
+                                  "fp8-weight-transpose",
+                                  "offload"};
     return names;
 }
 // Those of a run whose layout is sought, and of the search.

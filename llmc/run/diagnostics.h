@@ -51,14 +51,18 @@ public:
     void in_memory(int64_t batch, Wait wait) {
         if (faults_.none()) return;
         floatX* const weight = m_.params + m_.shards.buckets[0].mine;
-        const std::pair<const char*, void*> places[] = {{"flip-norm", m_.params + m_.table.shared},
-                                                        {"flip-lower", m_.lower ? (void*)m_.lower : weight},
-                                                        {"flip-exp-avg", m_.exp_avg.data},
-                                                        {"flip-exp-avg-sq", m_.exp_avg_sq.data}};
-        for (const auto& [kind, place] : places) {
-            if (!once(kind, batch)) continue;
+        struct Place {
+            const char* kind;
+            void* memory;
+            bool of_state;
+        };
+        for (const Place& place : {Place{"flip-norm", m_.params + m_.table.shared, false},
+                                   {"flip-lower", m_.lower ? (void*)m_.lower : weight, m_.lower != nullptr},
+                                   {"flip-exp-avg", m_.exp_avg.data, true},
+                                   {"flip-exp-avg-sq", m_.exp_avg_sq.data, true}}) {
+            if (!once(place.kind, batch)) continue;
             wait();
-            flip_last_bit(place);
+            place.of_state ? flip_last_bit_of_state(place.memory) : flip_last_bit(place.memory);
         }
         if (!once("flip-weight", batch)) return;
         floatX value;
@@ -80,7 +84,7 @@ public:
     // After an update, before its checksums: flips the last bit of a bf16, or one of an fp32 number's middle bits.
     void in_update(int64_t batch) {
         if (once("wrong-update", batch))
-            flip_last_bit((char*)m_.exp_avg.from(m_.shards.buckets.back().shard).data + (m_.exp_avg.is_bf16 ? 0 : 2));
+            flip_last_bit_of_state((char*)m_.exp_avg.from(m_.shards.buckets.back().shard).data + (m_.exp_avg.is_bf16 ? 0 : 2));
     }
 
 private:
@@ -90,6 +94,12 @@ private:
         be::download(ctx_, &byte, place, 1);
         byte ^= 1;
         be::upload(ctx_, place, &byte, 1);
+    }
+    void flip_last_bit_of_state(void* place) {
+        char byte;
+        read_state(ctx_, m_, &byte, place, 1);
+        byte ^= 1;
+        write_state(ctx_, m_, place, &byte, 1);
     }
 
     Faults faults_ = Faults::from_environment();
@@ -138,7 +148,7 @@ inline std::vector<real> weights_at(be::Ctx& ctx, const TrainingMemory& m, size_
     std::vector<floatX> params(n);
     be::download(ctx, params.data(), m.params + first, n * sizeof(floatX));
     std::vector<LowerHalf> lower(m.lower ? n : 0);
-    be::download(ctx, lower.data(), m.lower + shard, lower.size() * sizeof(LowerHalf));
+    if (m.lower) read_state(ctx, m, lower.data(), m.lower + shard, n * sizeof(LowerHalf));
     return whole_weights(params, lower);
 }
 // This rank's shards of them (shards.size), part by part.

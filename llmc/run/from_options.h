@@ -402,6 +402,16 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     return r;
 }
 
+// Whether the optimizer's state is kept in the host's memory.
+inline bool offloads_optimizer(const TrainOptions& o) {
+    if (o.offload == "none") return false;
+    if (o.optimizer == "normuon")
+        fail_usage(
+            "--offload optimizer does not work with --optimizer normuon, which updates numbers of whole rows; HINT: "
+            "--optimizer muon or adamw");
+    return true;
+}
+
 // How pairs of answers are compared, if they are.
 inline Preference preference_of(const TrainOptions& o) {
     Preference p;

@@ -40,6 +40,7 @@ struct Layout {
     std::string fp8;                        // --fp8-format; empty: bf16
     std::string transposes = "auto";        // --fp8-weight-transpose: in FP8 keep or on-the-fly
     std::string recompute_others = "none";  // a weaker policy, of the other layers
+    bool offloads = false;                  // the optimizer's state is in the host's memory
 
     int dp() const { return ranks / (tp * pp); }
     void apply(TrainOptions& o) const {
@@ -55,6 +56,7 @@ struct Layout {
         o.head_rows = head_rows;
         o.fp8_format = fp8;
         o.fp8_weight_transpose = fp8.empty() ? "auto" : transposes;
+        o.offload = offloads ? "optimizer" : "none";
     }
     std::string recompute_in_words() const {
         if (!recompute_layers) return recompute;
@@ -77,6 +79,7 @@ struct LayoutProblem {
     std::vector<int> ranks;  // numbers of ranks to choose from
     size_t best = 5;         // how many of the fastest are wanted
     bool search_fp8 = false;
+    bool may_offload = false;  // whether layouts that do not fit may keep the optimizer's state on the host
     // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; sets the
     // options' hardware for a number of ranks.
     std::function<ModelConfig(int tp)> model;
@@ -231,7 +234,8 @@ private:
         int all = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
         return remembered(
-            of_ranks_, {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of)}, [&] {
+            of_ranks_,
+            {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of), l.offloads}, [&] {
                 TrainOptions o = of;
                 std::vector<int> in_flight;
                 l.recompute = "full";
@@ -251,7 +255,7 @@ private:
     const LayoutProblem& problem_;
     std::map<std::tuple<int, int, bool, int, std::string>, Work> work_;
     std::map<std::pair<const Work*, int>, double> with_head_;  // by rows of logits
-    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, int>, double> of_ranks_;
+    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, int, bool>, double> of_ranks_;
 };
 
 // A search in progress.
@@ -368,30 +372,40 @@ private:
         const std::string& given = problem_.o.fp8_weight_transpose;
         for (const char* transposes : {"keep", "on-the-fly"}) {
             l.transposes = l.fp8.empty() ? "auto" : transposes;
-            if (l.fp8.empty() || given == "auto" || given == transposes) try_recomputation(l);
+            if (l.fp8.empty() || given == "auto" || given == transposes) try_places_of_state(l);
             if (l.fp8.empty()) return;
         }
     }
 
-    void try_recomputation(Layout l) {
+    // Where not all fits with the optimizer's state on the device, also with it on the host.
+    void try_places_of_state(Layout l) {
+        l.offloads = problem_.o.offload != "none";
+        if (try_recomputation(l) || l.offloads || given("offload") || !problem_.may_offload) return;
+        l.offloads = true;
+        try_recomputation(l);
+    }
+
+    // Returns whether the layout fits without recomputation, or with that which is given.
+    bool try_recomputation(Layout l) {
         if (given("recompute-granularity")) {
             l.recompute = problem_.o.recompute_granularity;
             l.recompute_layers = problem_.o.recompute_num_layers;
             l.recompute_others = problem_.o.recompute_other_layers;
-            add_largest_head(l);
-            return;
+            return add_largest_head(l);
         }
         // Each policy costs more time for a byte that it saves than the weaker one before it, so that of all mixtures of
         // policies those of two neighbours are the fastest.
-        bool weaker_fits = true;
+        bool weaker_fits = true, first_fits = false;
         std::string weaker;
         for (const char* policy : {"none", "selective", "mlp", "full"}) {
             l.recompute = policy;
             const bool fits = add_largest_head(l);
+            if (weaker.empty()) first_fits = fits;
             if (fits && !weaker_fits) add_fewest_layers(l, weaker);
             weaker_fits = fits;
             weaker = policy;
         }
+        return first_fits;
     }
 
     // Adds a layout with as many rows of logits as the device has or, where it does not fit, with the most that fit, a power of

@@ -148,13 +148,14 @@ private:
     }
     // Adds elements [begin, begin + n) of a tensor, held by the ranks that give the same `holders`.
     void add_hashes(std::string& text, const TensorSpec& t, size_t begin, size_t n, const std::string& holders) const {
-        const auto add = [&](const char* what, const auto* x, size_t from, size_t count) {
+        const auto add = [&](const char* what, const auto* x, size_t from, size_t count, bool of_state = true) {
             std::vector<std::decay_t<decltype(*x)>> values(count);
-            be::download(ctx_, values.data(), x, count * sizeof *x);
+            if (of_state) read_state(ctx_, m_, values.data(), x, count * sizeof *x);
+            else be::download(ctx_, values.data(), x, count * sizeof *x);
             text += format("%s%s\t%s%d %s %zu %zu\t%08x\n", what, t.name.c_str(), what, t.id, holders.c_str(), begin + from,
                            count, crc32c(values.data(), count * sizeof *x));
         };
-        add("", m_.params + t.offset + begin, 0, n);
+        add("", m_.params + t.offset + begin, 0, n, false);
         m_.shards.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
             if (m_.lower) add("the lower half of ", m_.lower + shard, from, count);
             if (m_.average) add("the EMA of ", m_.average + shard, from, count);

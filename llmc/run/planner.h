@@ -94,16 +94,17 @@ inline double gpu_tflops(const std::string& name) {
 struct Device {
     const char* name;
     double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs, watts;
-    int capability;  // CUDA compute capability
+    int capability;   // CUDA compute capability
+    double host_gbs;  // of the link to the host, each way: PCIe 4 or 5 with 16 lanes
 };
 
 inline const std::vector<Device>& devices() {
     static const std::vector<Device> rows = {
-        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 400, 80},      // SXM, 80 GB; NVLink 3
-        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 700, 90},      // SXM; NVLink 4
-        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 700, 90},     // SXM, 141 GB
-        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 1000, 100},   // as shown by its driver, of 192 GB; NVLink 5
-        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 750, 90}  // 7 links of 64 GB/s
+        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 400, 80, 25},      // SXM, 80 GB; NVLink 3
+        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 700, 90, 50},      // SXM; NVLink 4
+        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 700, 90, 50},     // SXM, 141 GB
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 1000, 100, 50},   // as shown by its driver, of 192 GB; NVLink 5
+        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 750, 90, 50}  // 7 links of 64 GB/s
     };
     return rows;
 }
@@ -222,6 +223,7 @@ struct PlanInput {
     int head_rows = 0;                                  // whose logits are in memory at a time; 0: enough for their products
     int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
     bool muon_heads = false;                            // a head is a matrix of its own
+    bool offloads = false, averages = false;            // the optimizer's state is on the host; weights are averaged
     bool compares = false;                              // answers (DPO): the head's losses come before their gradients
 
     std::string device = "h100";  // for the table only; its figures follow
@@ -231,7 +233,7 @@ struct PlanInput {
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that stay in bf16 nevertheless
     bool transposes_weights = false;         // of layers in FP8 in each backward pass, instead of keeping the transposes
     int node_size = 8;
-    double intra_gbs = 450, inter_gbs = 50;
+    double intra_gbs = 450, inter_gbs = 50, host_gbs = 50;
     double watts = 0;        // of a GPU; 0: not known
     double co2_per_kwh = 0;  // grams; 0: not known
 
@@ -272,6 +274,7 @@ struct Plan {
     Traffic tensor, pipeline, data, embedding;
     double ideal_bubble = 0, bubble = 0;  // of equal stages; simulated: idle over working time
     double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
+    double host_bytes = 0, host_seconds = 0;  // --offload: what a rank moves to or from the host, and how long that takes
     // Per GPU: model FLOPs with half of attention's scores, or with all of them, as Megatron-LM logs; all computed FLOPs.
     double model_tflops_causal = 0, model_tflops_full = 0, hardware_tflops = 0;
     double tokens_per_second = 0;
@@ -320,11 +323,9 @@ inline void check_plan(const PlanInput& in) {
     if (in.B < 1 || in.T < 1 || in.global_batch < 1 || in.node_size < 1)
         fail("a plan of micro-batch %d, sequence %d, global batch %lld, %d GPUs a node; each must be at least 1", in.B, in.T,
              (long long)in.global_batch, in.node_size);
-    const std::pair<const char*, double> rates[] = {{"device-tflops", in.tflops},
-                                                    {"device-efficiency", in.efficiency},
-                                                    {"device-memory-gbs", in.memory_gbs},
-                                                    {"intra-node-gbs", in.intra_gbs},
-                                                    {"inter-node-gbs", in.inter_gbs}};
+    const std::pair<const char*, double> rates[] = {{"device-tflops", in.tflops},         {"device-efficiency", in.efficiency},
+                                                    {"device-memory-gbs", in.memory_gbs}, {"intra-node-gbs", in.intra_gbs},
+                                                    {"inter-node-gbs", in.inter_gbs},     {"host-link-gbs", in.host_gbs}};
     for (const auto& [name, value] : rates)
         if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
     for (const std::string& policy : {in.recompute, in.recompute_others})
@@ -545,6 +546,12 @@ inline void plan_update(Plan& p) {
         const MuonFlops muon = muon_flops(flop_sizes(in.c, in.T), in.newton_schulz_steps, in.muon_heads);
         const double sharing = (double)in.tp * (in.zero ? dp : 1);
         update += std::max(layers * muon.layer / sharing, muon.largest) / (in.tflops * 1e12 * in.efficiency);
+        // Offloaded state crosses the link both ways at a time, while it is updated; averages in a pass of their own.
+        const double lower = in.bytes_per_element == 2 ? 2 : 0, average = in.averages ? lower + 4 : 0;
+        const double of_moments = (double)in.moment_bytes / (in.newton_schulz_steps ? 2 : 1);
+        const double host_bytes = in.offloads ? own * (lower + of_moments + average) : 0;
+        const double host_seconds = host_bytes / in.host_gbs / giga;
+        update = std::max(update, host_seconds);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
         const double waiting =
@@ -555,6 +562,8 @@ inline void plan_update(Plan& p) {
         p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
         p.data.exposed = waiting;
         p.update_seconds = update;
+        p.host_bytes = host_bytes;
+        p.host_seconds = host_seconds;
     }
 }
 
@@ -670,6 +679,8 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype}) in.moment_bytes -= *dtype == "bf16" ? 2 : 0;
     if (o.optimizer == "muon" || o.optimizer == "normuon") in.newton_schulz_steps = o.muon_num_ns_steps;
     in.muon_heads = o.muon_split_heads;
+    in.offloads = o.offload == "optimizer";
+    in.averages = o.ema_decay > 0;
     in.compares = o.dpo_beta.has_value();
     if (!o.fp8_format.empty()) {
         if (!o.device_tflops && d.capability < 89)
@@ -687,6 +698,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
     in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs);
     in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
+    in.host_gbs = o.host_link_gbs.value_or(d.host_gbs);
     in.watts = o.device_watts.value_or(o.device_tflops ? 0 : d.watts);
     in.co2_per_kwh = o.carbon_intensity.value_or(0);
     return in;
@@ -759,6 +771,11 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (memory_is_host) return found;
+    if (found.empty() && o.offload == "none" && o.optimizer != "normuon") {
+        least.offload = "optimizer";
+        words += "--offload optimizer ";
+        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
+    }
     // More GPUs: the fewest that suffice, split by data (ZeRO), tensor or pipeline parallelism.
     for (int more = 2; more <= 1024; more *= 2) {
         const size_t before = found.size();
@@ -818,6 +835,10 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     traffic("pipeline, per rank", p.pipeline, "waited for");
     traffic("data parallel, per rank", p.data, "not overlapped");
     traffic("tied embedding, per rank", p.embedding, "not overlapped");
+    if (in.offloads)
+        t.row("link to the host, per rank",
+              format("%s each way at %.4g GB/s: %s, while the GPU updates", human_bytes(p.host_bytes).c_str(), in.host_gbs,
+                     seconds(p.host_seconds).c_str()));
     if (in.pp > 1)
         t.row("bubble", format("%.1f%%; with equal stages and no messages %.1f%%", 100 * p.bubble, 100 * p.ideal_bubble));
     t.row("step", format("%s: passes %s, data parallel %s, update %s", seconds(p.step_seconds).c_str(),

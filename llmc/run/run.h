@@ -180,6 +180,11 @@ inline void check_options_of_backend(const Run& run) {
         fail_usage("--gemm-cache is for GPUs; HINT: --matrix-unit is the choice for CPUs");
     if (be::memory_is_host && o.nondeterministic_attention)
         fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
+    if (be::memory_is_host && o.offload != "none" && !run.plans_elsewhere())
+        fail_usage(
+            "--offload %s is for GPUs; on the CPU everything is in the host's memory; HINT: leave it out, or plan for GPUs "
+            "with --dry-run --world N",
+            o.offload.c_str());
     if (o.nondeterministic_attention && o.detect_nondeterminism)
         fail_usage("--detect-nondeterminism would find --nondeterministic-attention; give one of them");
     if (o.sample_interval > 0 && !run.tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");

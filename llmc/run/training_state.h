@@ -334,7 +334,7 @@ inline void read_masters(const std::string& file, const std::string& model, cons
 // Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
 inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector<real>& weights) {
     HostSide<floatX> params(ctx, m.params, weights.size());
-    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0);
+    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0, m.state_on_host());
     floatX* to = params.data();
     LowerHalf* halves = lower.data();
     // In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
@@ -362,7 +362,10 @@ inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::st
     HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
     read_parameters(dir, m.c, m.model_table(), params.data());
     params.upload();
-    if (m.lower && !m.frozen) be::clear(ctx, m.lower, m.shards.size * sizeof(LowerHalf));
+    if (!m.lower || m.frozen) return;
+    HostSide<LowerHalf> lower(ctx, m.lower, m.shards.size, m.state_on_host());
+    cpu::clear_in_parallel(lower.data(), m.shards.size * sizeof(LowerHalf));
+    lower.upload();
 }
 
 // New adapters, as PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's index in the
@@ -409,9 +412,10 @@ inline void load_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::stri
 // Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
 inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
     std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
+    const bool on_host = m.state_on_host();
     const auto keep_parts = [&](const Elements& moment, size_t n_kept) {
         moment.visit([&](auto* elements) {
-            HostSide parts(ctx, elements, n_kept);
+            HostSide parts(ctx, elements, n_kept, on_host);
             m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
                 for (size_t i = 0; i < n && shard + i < n_kept; i++) parts.data()[shard + i] = whole[from + i];
             });
@@ -477,11 +481,13 @@ public:
         if (m_.copies) {
             const size_t n = m_.shards.size;
             parts_ = copy;
-            if (m_.lower) be::download(ctx_, copy.lower, m_.lower, n * sizeof(LowerHalf));
-            be::download(ctx_, copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
-            be::download(ctx_, copy.exp_avg_sq.data, m_.exp_avg_sq.data,
-                         m_.size_of_exp_avg_sq() * m_.exp_avg_sq.element_bytes());
-            if (m_.average) be::download(ctx_, copy.average, m_.average, n * sizeof(real));
+            const auto read = [&](void* to, const void* from, size_t bytes) { read_state(ctx_, m_, to, from, bytes); };
+            if (m_.lower) read(copy.lower, m_.lower, n * sizeof(LowerHalf));
+            read(copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
+            read(copy.exp_avg_sq.data, m_.exp_avg_sq.data, m_.size_of_exp_avg_sq() * m_.exp_avg_sq.element_bytes());
+            if (m_.average) read(copy.average, m_.average, n * sizeof(real));
+        } else {
+            wait_for_device(ctx_);
         }
         phase_ = Phase::make;
         start_phase();

@@ -114,6 +114,7 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
     problem.bytes_of_stage = bytes_of_stage;
     problem.ranks = {std::max(1, run.o.world)};
     if (run.plans_elsewhere() || !be::memory_is_host) {
+        problem.may_offload = run.o.optimizer != "normuon";
         if (!run.plans_elsewhere()) {
             take_gpu_figures(run);
             if (can_start_ranks()) problem.ranks = divisors(be::count_devices());
@@ -165,6 +166,7 @@ inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     if (!p.head_rows) p.given.erase("head-rows");
     if (p.fp8_format.empty())
         for (const char* name : {"fp8-format", "fp8-weight-transpose"}) p.given.erase(name);
+    if (p.offload == "none") p.given.erase("offload");
     p.given.insert("global-batch-size");  // --size would choose another one for other ranks
     return p;
 }
@@ -177,6 +179,7 @@ inline std::string options_in_words(const Layout& l) {
     if (l.recompute_others != "none") words += " --recompute-other-layers " + l.recompute_others;
     if (l.head_rows) words += format(" --head-rows %d", l.head_rows);
     if (!l.fp8.empty()) words += " --fp8-format " + l.fp8 + " --fp8-weight-transpose " + l.transposes;
+    if (l.offloads) words += " --offload optimizer";
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
     return words + (l.zero ? "" : " --zero 0");
 }
@@ -231,6 +234,8 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured,
         all.push_back({"transp", 7, [](const Candidate& c) {
                            return std::string(c.layout.fp8.empty() ? "-" : c.layout.transposes == "keep" ? "keep" : "fly");
                        }});
+    if (any([](const Candidate& c) { return c.layout.offloads; }))
+        all.push_back({"state", 6, [](const Candidate& c) { return std::string(c.layout.offloads ? "host" : "GPU"); }});
     if (any([](const Candidate& c) { return c.layout.head_rows > 0; }))
         all.push_back({"head", 6, [](const Candidate& c) {
                            return c.layout.head_rows ? std::to_string(c.layout.head_rows) : std::string("-");
@@ -301,7 +306,8 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
                                 {"recompute_others", l.recompute_others},
                                 {"head_rows", l.head_rows},
                                 {"fp8_format", l.fp8},
-                                {"fp8_weight_transpose", l.fp8.empty() ? "" : l.transposes}};
+                                {"fp8_weight_transpose", l.fp8.empty() ? "" : l.transposes},
+                                {"offloads_optimizer", l.offloads}};
     if (std::isfinite(c.measured)) j["measured_seconds"] = c.measured;
     return j;
 }

@@ -267,27 +267,31 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
-constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0, cudaEventDefault = 0;
+constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0, cudaHostRegisterDefault = 0,
+                   cudaEventDefault = 0;
 
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
     int major, minor, multiProcessorCount, l2CacheSize, maxThreadsPerMultiProcessor;
     size_t sharedMemPerBlockOptin;
+    int canUseHostPointerForRegisteredMem;
 };
 
 namespace emu {
 
 // The emulated device: few multiprocessors, so that loops over "as many blocks as fit" are short, and the capability that the
-// program was built for. EMU_MEMORY_MB limits what cudaMalloc gives, to test running out of it. EMU_NAME: the name of its kind.
+// program was built for. EMU_MEMORY_MB limits what cudaMalloc gives, EMU_LOCKABLE_MB what cudaHostRegister
+// locks, to test running out of it. EMU_NAME: the name of its kind.
 struct Device {
     int major = 9, minor = 0, multiprocessors = 3;
-    size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0;
-    std::map<void*, size_t> allocations, page_locked;  // the device's memory; the host's by cudaMallocHost
+    size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0, lockable_bytes = SIZE_MAX;
+    std::map<void*, size_t> allocations, page_locked;  // the device's memory; of the host's
     std::map<const void*, size_t> dynamic_shared;      // what kernels were allowed by cudaFuncSetAttribute
     cudaError_t last_error = cudaSuccess;
     Device() {
         if (const char* mb = getenv("EMU_MEMORY_MB")) memory_bytes = (size_t)atol(mb) << 20;
+        if (const char* mb = getenv("EMU_LOCKABLE_MB")) lockable_bytes = (size_t)atol(mb) << 20;
         if (const char* sm = getenv("EMU_CAPABILITY")) {
             major = atoi(sm) / 10;
             minor = atoi(sm) % 10;
@@ -371,6 +375,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->l2CacheSize = 1 << 20;
     p->maxThreadsPerMultiProcessor = 2048;
     p->sharedMemPerBlockOptin = d.shared_bytes;
+    p->canUseHostPointerForRegisteredMem = 1;
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
@@ -434,6 +439,15 @@ inline cudaError_t cudaFreeHost(void* p) {
     memset(p, 0xff, found->second);
     emu::device().page_locked.erase(found);
     return free(p), cudaSuccess;
+}
+inline cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+    EMU_CALLED();
+    if (bytes > emu::device().lockable_bytes) return emu::error(cudaErrorMemoryAllocation);
+    return emu::device().page_locked[p] = bytes, cudaSuccess;
+}
+inline cudaError_t cudaHostUnregister(void* p) {
+    EMU_CALLED();
+    return emu::device().page_locked.erase(p) ? cudaSuccess : emu::error(cudaErrorInvalidValue);
 }
 
 namespace emu {

@@ -1,0 +1,137 @@
+// The optimizer's state on the host, through which updates go in chunks, has the bits that it has where it is resident.
+// gpu/test_offload.cu includes this for the kernels of GPUs, whose copies overlap; whole runs are in gpu_test.sh.
+#include <gtest/gtest.h>
+
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+#include "../llmc/gpu/ops.cuh"
+#else
+#include "../llmc/cpu/matmul.h"
+#include "../llmc/cpu/memory.h"
+#include "../llmc/cpu/optimizer.h"
+#include "../llmc/cpu/reduce.h"
+#endif
+#include "../llmc/parallel/adamw.h"
+#include "../llmc/parallel/training_memory.h"
+#include "../llmc/parallel/weight_average.h"
+#include "testing.h"
+
+namespace test_offload {
+
+using namespace test;
+
+struct Case {
+    bool muon, bf16_moments;
+    size_t chunk;  // elements; 0: resident
+    size_t bucket = 3000;
+};
+
+std::vector<char> bytes_of(const void* x, size_t n) { return {(const char*)x, (const char*)x + n}; }
+
+// Weights and state after three updates, each with an average of the weights, and an exchange of the two.
+std::vector<std::vector<char>> train(const Case& k) {
+    be::Ctx ctx(2);
+    ModelConfig c;
+    set_family(c, "llama");
+    c.L = 2;
+    c.C = 32;
+    c.NH = c.NKV = 2;
+    c.F = 48;
+    c.T = 4;
+    c.V = 100;
+    pad_vocabulary(c, 64);
+    auto ranks = std::make_shared<Ranks>();
+    ranks->whole_matrices = k.muon;
+    ranks->bucket_elements = k.bucket;
+    TrainingMemory m(c, ranks, {c.L});
+    m.muon.recipe.on = k.muon;
+    m.exp_avg.is_bf16 = m.exp_avg_sq.is_bf16 = k.bf16_moments;
+    m.averages = true;
+    m.offloads = k.chunk > 0;
+    m.stream->limit_chunk(k.chunk);
+    Arena arena;
+    m.plan(arena, true);
+    arena.allocate();
+
+    Rng rng(7);
+    const std::vector<real> weights = rng.normals<real>(m.table.size);
+    HostSide<floatX> params(ctx, m.params, m.table.size);
+    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0, m.state_on_host());
+    m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
+        LowerHalf none;
+        for (size_t i = 0; i < n; i++)
+            store_weight(params.data() + from + i, m.lower ? lower.data() + shard + i : &none, 0, weights[from + i]);
+    });
+    params.upload();
+    lower.upload();
+    HostSide<real> grads(ctx, (real*)m.grads.data, m.table.size);
+    ParameterGatherer gatherer(ctx, m.ranks->dp, m.shards, true);
+    for (int64_t step = 1; step <= 3; step++) {
+        const std::vector<real> gradients = rng.normals<real>(m.table.size);
+        std::copy(gradients.begin(), gradients.end(), grads.data());
+        grads.upload();
+        const uint64_t rounding = rounding_key(5, step);
+        update_by_adamw(ctx, m, {0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, step, rounding}, [](const Bucket&) {});
+        m.muon.update(ctx, m, {real(0.01), real(0.1), real(0.5), rounding}, [](const Bucket&) {});
+        update_average(ctx, m, 0.9, step);
+    }
+    swap_average(ctx, m, gatherer);
+
+    std::vector<std::vector<char>> all;
+    params.download();
+    all.push_back(bytes_of(params.data(), m.table.size * sizeof(floatX)));
+    const size_t n = m.shards.size;
+    const auto add = [&](const void* state, size_t bytes) {
+        all.emplace_back(bytes);
+        read_state(ctx, m, all.back().data(), state, bytes);
+    };
+    if (m.lower) add(m.lower, n * sizeof(LowerHalf));
+    add(m.exp_avg.data, n * m.exp_avg.element_bytes());
+    add(m.exp_avg_sq.data, m.size_of_exp_avg_sq() * m.exp_avg_sq.element_bytes());
+    add(m.average, n * sizeof(real));
+    return all;
+}
+
+TEST(Offload, ChunksHaveTheBitsOfResidentState) {
+    for (const bool muon : {false, true})
+        for (const bool bf16_moments : {false, true}) {
+            const auto resident = train({muon, bf16_moments, 0});
+            for (const size_t chunk : {(size_t)64, (size_t)1000, (size_t)1 << 20}) {
+                // With fewer chunks than slots, a pass begins while the last one's downloads are under way.
+                const auto offloaded = train({muon, bf16_moments, chunk, std::max(chunk, (size_t)3000)});
+                ASSERT_EQ(offloaded.size(), resident.size());
+                for (size_t i = 0; i < resident.size(); i++)
+                    EXPECT_TRUE(offloaded[i] == resident[i]) << "part " << i << " differs with Muon " << muon << ", bf16 "
+                                                             << bf16_moments << ", chunks of " << chunk;
+            }
+        }
+}
+
+// What is planned: the state in host memory, and on the device three chunks of it.
+TEST(Offload, TheDeviceHoldsThreeChunks) {
+    ModelConfig c;
+    set_family(c, "gpt2");
+    c.L = 2;
+    c.C = 64;
+    c.NH = c.NKV = 4;
+    c.F = 256;
+    c.T = 8;
+    c.V = 1000;
+    pad_vocabulary(c, 64);
+    const auto planned = [&](bool offloads, size_t chunk) {
+        TrainingMemory m(c, std::make_shared<Ranks>(), {c.L});
+        m.offloads = offloads;
+        m.stream->limit_chunk(chunk);
+        Arena arena;
+        m.plan(arena, true);
+        return std::pair(arena.bytes() - (be::memory_is_host ? arena.bytes_for_host() : 0), arena.bytes_for_host());
+    };
+    const size_t n = trained_table(c).size, element = (has_lower_halves ? sizeof(LowerHalf) : 0) + 2 * sizeof(real);
+    const auto [resident, nothing] = planned(false, 1024);
+    const auto [device, host] = planned(true, 1024);
+    EXPECT_EQ(nothing, 0u);
+    const size_t pages = 12 * (4096 + 4096);  // at most: regions begin at whole pages
+    EXPECT_NEAR((double)host, (double)(n * element), pages);
+    EXPECT_NEAR((double)device, (double)(resident - n * element + be::HostLink::n_slots * 1024 * element), pages);
+}
+
+}  // namespace test_offload
