@@ -12,24 +12,31 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB  // graphs as text, which nobody asks for here: half of the time to compile
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cudnn_frontend.h>
+#include <dlfcn.h>
 
 #include <unordered_map>
 
 #include "../../llmc/gpu/attention_simple.cuh"
 
+namespace cudnn_frontend {
+inline void* cudnn_dlhandle = nullptr;  // where its functions look for the library's
+}
+
 namespace cudnn_attention {
 
 namespace fe = cudnn_frontend;
 
-// Empty, or why it cannot be used.
+// Loads the library. Empty, or why it cannot be used.
 inline std::string lacks(const gpu::Ctx&) try {
+    if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL);
+    if (!fe::cudnn_dlhandle) return std::string("cuDNN is not installed: ") + dlerror();
     cudnnHandle_t handle = nullptr;
     if (const cudnnStatus_t status = fe::detail::create_handle(&handle); status != CUDNN_STATUS_SUCCESS)
         return std::string("cuDNN cannot be started: ") + fe::detail::get_error_string(status);
     fe::detail::destroy_handle(handle);
     return "";
 } catch (const std::exception& e) {
-    return std::string("cuDNN is not installed: ") + e.what();
+    return std::string("cuDNN cannot be used: ") + e.what();
 }
 
 class Plan {
