@@ -384,7 +384,8 @@ inline void add_groups(const Task& task, const std::vector<int64_t>& examples, c
     for (const auto& [group, values] : groups) of_groups.push_back(mean_metric(share + "_" + group, values));
     const auto [low, high] = std::minmax_element(of_groups.begin(), of_groups.end(),
                                                  [](const Metric& a, const Metric& b) { return a.value < b.value; });
-    const Metric gap = {share + "_gap", high->value - low->value, std::hypot(high->error, low->error)};
+    const Metric gap = {share + "_gap", high->value - low->value,
+                        std::sqrt(high->error * high->error + low->error * low->error)};
     metrics.insert(metrics.end(), of_groups.begin(), of_groups.end());
     metrics.push_back(gap);
 }

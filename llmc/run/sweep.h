@@ -741,7 +741,8 @@ private:
                      .c_str());
         Strings lines;
         if (all.found.size() > 1 && all.found[0].runs > 1 && all.found[1].runs > 1 &&
-            all.found[1].mean - all.found[0].mean < 2 * std::hypot(all.found[0].error, all.found[1].error))
+            all.found[1].mean - all.found[0].mean <
+                2 * std::sqrt(all.found[0].error * all.found[0].error + all.found[1].error * all.found[1].error))
             lines.push_back("note: the second is no worse within twice the standard error");
         for (const std::string& note : edges(all.found[0])) lines.push_back("note: " + note);
         size_t failed = 0;
