@@ -150,7 +150,7 @@ run_profile() {
     local each=$((LIMIT / ${#all[@]} > 1 ? LIMIT / ${#all[@]} : 1))
     for arguments in "${all[@]}"; do
         # shellcheck disable=SC2086
-        figures "$each" --profile $arguments --seconds "$each" || status=1
+        figures $((LIMIT > SECONDS + 2 ? LIMIT - SECONDS - 1 : 1)) --profile $arguments --seconds "$each" || status=1
         # The step, and the three ops that take longest.
         awk -F'"' '/"note"/ { print "> " $4 ": " $8 } !/"op"/ { next }
             { match($0, /"ms":[0-9.e+-]+/); ms = substr($0, RSTART + 5, RLENGTH - 5); match($0, /"share":[0-9.e+-]+/); share = 100 * substr($0, RSTART + 8, RLENGTH - 8) }
@@ -205,12 +205,11 @@ run_ncu() {
         "--attention|queries_kernel<${number}64>" "--attention|attention_forward_kernel<${number}64" "--profile llama-1b 4 2048 none 2|norm_backward_kernel")
     for kernel in "${kernels[@]}"; do
         # shellcheck disable=SC2086
-        ncu --clock-control none --kernel-name-base demangled -k "regex:${kernel#*|}" -s 1 -c 1 --csv --metrics \
-            sm__inst_issued.avg.pct_of_peak_sustained_active,l1tex__throughput.avg.pct_of_peak_sustained_active,lts__throughput.avg.pct_of_peak_sustained_elapsed,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active,gpu__time_duration.sum \
-            "$pack/bench" ${kernel%%|*} --seconds 4 >"$work/ncu" 2>&1
+        ncu --clock-control none --kernel-name-base demangled -k "regex:${kernel#*|}" -s 1 -c 1 --csv --section SpeedOfLight \
+            --section ComputeWorkloadAnalysis "$pack/bench" ${kernel%%|*} --seconds 4 >"$work/ncu" 2>&1
         cat "$work/ncu"
-        # The value is the last column, the metric the third from the end.
-        text=$(awk -F'","' '/__/ && NF > 5 { gsub(/"/, "", $NF); name = $(NF - 2); sub(/\..*/, "", name); printf " %s %s", name, $NF }' "$work/ncu")
+        text=$(awk -F'","' '/"Metric Name"/ { for (i = 1; i <= NF; i++) { if ($i == "Metric Name") name = i; if ($i ~ /^Metric Value/) value = i } next }
+            value && $name ~ /^(Issue Slots Busy|(L1.TEX Cache|L2 Cache|DRAM) Throughput|Duration)$/ { x = $value; gsub(/"/, "", x); printf " %s %s", $name, x }' "$work/ncu")
         say "${kernel#*|}:${text:- nothing was measured: $(grep '==ERROR==' "$work/ncu" | head -n 1)}"
         [[ -z $text ]] || status=0
     done

@@ -28,7 +28,8 @@ M
 program bin/compute-sanitizer <<<'[[ $FAULT != memcheck ]] || exit 9; while [[ $1 != */gpu_tests ]]; do shift; done; "$@"'
 program bin/ncu <<'M'
 [[ $FAULT != ncu ]] || { echo "==ERROR== no counters"; exit 1; }
-echo '"0","1","bench","kernel","1","7","l1tex__throughput.avg.pct_of_peak_sustained_active","%","81.5"'
+echo '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+echo '"0","kernel","GPU Speed Of Light","L1/TEX Cache Throughput","%","81.5"'
 M
 program pack/bench <<'M'
 echo '{"backend":"cuda","device":"stand-in","TFLOP/s":700.5,"copy_GB/s":2999.6,"read_GB/s":2000}'
@@ -101,7 +102,7 @@ row "a step by op" "gpt2-124m, 64x1024: 2.5 ms, 1000 tok/s: attention 25% adamw 
 row "speeds" "Llama 1B, 16x2048, FP8: 1000 tok/s"
 row "memory against the plan" "peak 75.2 GiB, planned 75.5 GiB"
 row "the same digits" "twice: every loss has the same digits; and the CPU: mean difference of a loss: 0.0000"
-row "counters" "l1tex__throughput 81.5"
+row "counters" "L1/TEX Cache Throughput 81.5"
 expect "figures as lines of JSON" test "$(grep -c '^{' out/figures.jsonl)" -gt 20
 expect "at most 8 files to bring back" test "$(find out -type f | wc -l)" -le 8
 part "the second part" 0 second
