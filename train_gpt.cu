@@ -1468,10 +1468,11 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     const size_t in_libraries = run.free_before_groups - std::min(run.free_before_groups, be::available_memory());
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
     choose_fp8_transposes(run, m);
+    const bool changed = run.c.attention_softcap > 0 || run.c.attention_dropout > 0;
     if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
         print_line(stderr, format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
-                                  "capability 9.0 and heads of 64 or 128, not for heads of %d on %s",
-                                  run.c.HS(), run.ctx.description().c_str()));
+                                  "capability 9.0 and heads of 64 or 128, not for heads of %d%s on %s",
+                                  run.c.HS(), changed ? " with a soft cap or dropout" : "", run.ctx.description().c_str()));
     open_data(run);
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");

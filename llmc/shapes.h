@@ -116,10 +116,12 @@ enum class AttentionKernels {
     hopper   // tensor cores of compute capability 9.0
 };
 // Which of them run, by head size, compute capability, and whether activations are stored in bf16.
-inline AttentionKernels attention_kernels(int HS, bool capped_or_dropped, int capability, bool in_bf16) {
-    if (!in_bf16 || capped_or_dropped) return AttentionKernels::simple;
+inline AttentionKernels attention_kernels(int HS, int capability, bool in_bf16) {
+    if (!in_bf16) return AttentionKernels::simple;
     if (capability == 90 && (HS == 64 || HS == 128)) return AttentionKernels::hopper;
-    return HS == 64 || HS == 80 || HS == 96 || HS == 128 ? AttentionKernels::mma : AttentionKernels::simple;
+    for (const int size : {32, 64, 80, 96, 128, 256})
+        if (HS == size) return AttentionKernels::mma;
+    return AttentionKernels::simple;
 }
 // Which keys a query sees, and what is added to its scores. Default: all keys up to its own position, and nothing.
 struct AttentionMask {

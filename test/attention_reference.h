@@ -59,6 +59,8 @@ struct Arithmetic {
     virtual double backward_weight(double score, double log_sum, double score_error) const = 0;
     // ALiBi's bias, absolute: the slope times a distance in tokens.
     virtual double bias(double slope, int distance) const { return 4 * u * slope * distance; }
+    // A capped score, absolute.
+    virtual double cap(double /*cap*/, double value) const { return 6 * u * std::abs(value); }
     // What a sink adds to the error of lse, absolute, and of out; and the steps of its gradient beside sums.
     virtual double lse_with_sink(double /*top*/) const { return 0; }
     virtual double out_with_sink(double top) const { return lse_with_sink(top); }
@@ -82,11 +84,11 @@ struct Expected {
 // The score s of a soft cap, and the derivative; each with an error if that of s is `s_error`.
 struct Capped {
     double value, error, derivative = 1, derivative_error = 0;
-    Capped(double s, double s_error, double cap) : value(s), error(s_error) {
+    Capped(double s, double s_error, double cap, const Arithmetic& arithmetic) : value(s), error(s_error) {
         if (cap == 0) return;
         const double t = std::tanh(s / cap);
         value = cap * t;
-        error += 6 * u * std::abs(value);
+        error += arithmetic.cap(cap, value);
         derivative = 1 - t * t;
         derivative_error = 2 * std::abs(t) * error / cap + 4 * u;
     }
@@ -217,7 +219,7 @@ private:
                 dot += x;
                 magnitude += std::abs(x);
             }
-            const Capped score(scale * dot, exact_ ? 0 : u * (k_.HS + 3) * scale * magnitude, k_.softcap);
+            const Capped score(scale * dot, exact_ ? 0 : u * (k_.HS + 3) * scale * magnitude, k_.softcap, arithmetic_);
             s.value.push_back(score.value + slope * (j - t));
             s.error.push_back(exact_ ? 0 : score.error + arithmetic_.bias(slope, t - j));
             s.derivative.push_back(score.derivative);

@@ -22,6 +22,7 @@ declare -A run=(
     [gemma]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --kv-channels 64 --rope-scaling yarn --rope-scaling-factor 4 --original-max-position-embeddings 16 --softmax-scale 0.1 --add-qkv-bias --add-proj-bias --add-mlp-bias --embedding-dropout 0.1 --normalization RMSNorm --apply-layernorm-1p --norm-place both --qk-layernorm --position-embedding-type rope --activation geglu --disable-bias-linear --window-size 9 --window-attn-skip-freq 2 --rotary-base-local 100 --attn-logit-softcapping 5 --final-logit-softcapping 8 --embedding-scale 8 --softmax-type learnable"
     [neox]="--hidden-size 128 --num-attention-heads 2 --norm-place parallel --position-embedding-type rope --rotary-percent 0.5 --activation gelu-exact --no-rope-freq 2 --window-size 9 --hidden-dropout 0.1 --recompute full"
     [olmo2]="--hidden-size 64 --num-attention-heads 4 --normalization RMSNorm --norm-place after --qk-layernorm-whole --position-embedding-type rope --activation relu2 --attention-dropout 0.1 --recompute selective"
+    [dropped]="--hidden-size 128 --num-attention-heads 2 --attention-dropout 0.2 --attn-logit-softcapping 3 --recompute full"
     [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss --main-grads-dtype bf16 --exp-avg-dtype bf16"
 )
 train() { # PROGRAM NAME OUT OPTIONS...

@@ -24,16 +24,23 @@ SHARED_BYTES = 227 * 1024  # of a block, static and dynamic, without the reserve
 BRANCHES = 12  # of a loop over tiles: waits, masks as a whole, the loop itself. A branch per element makes it about 100
 
 # Loops over tiles of attention on Hopper: exponentials and products of each iteration, and whether the last wait comes after all
-# exponentials. dk, dv multiply these before that wait, so that they cannot come after it.
+# exponentials. dk, dv multiply these before that wait, so that they cannot come after it. The last template argument: with caps
+# and dropout, where tanh takes another exponential, and dq has a second copy of the tile's weights for those without a mask.
 LOOPS = {
-    "hopper::attention_forward_kernel<128>": (66, 16, True),  # 64 x 128 scores of 128 threads, 2 rescales
-    "hopper::attention_forward_kernel<64>": (66, 12, True),
-    "hopper::attention_backward_queries_kernel<128>": (64, 24, True),
-    "hopper::attention_backward_queries_kernel<64>": (64, 16, True),
-    "hopper::attention_backward_keys_kernel<128, false>": (32, 24, False),
-    "hopper::attention_backward_keys_kernel<64, false>": (32, 16, False),
-    "hopper::attention_backward_keys_kernel<128, true>": (32, 32, False),  # dq too: 64 x 64 scores, five products
-    "hopper::attention_backward_keys_kernel<64, true>": (64, 32, False),  # 64 x 128
+    "hopper::attention_forward_kernel<128, false>": (66, 16, True),  # 64 x 128 scores of 128 threads, 2 rescales
+    "hopper::attention_forward_kernel<128, true>": (66 + 64, 16, True),
+    "hopper::attention_forward_kernel<64, false>": (66, 12, True),
+    "hopper::attention_forward_kernel<64, true>": (66 + 64, 12, True),
+    "hopper::attention_backward_queries_kernel<128, false>": (64, 24, True),
+    "hopper::attention_backward_queries_kernel<128, true>": (3 * 64, 24, True),
+    "hopper::attention_backward_queries_kernel<64, false>": (64, 16, True),
+    "hopper::attention_backward_queries_kernel<64, true>": (3 * 64, 16, True),
+    "hopper::attention_backward_keys_kernel<128, false, false>": (32, 24, False),
+    "hopper::attention_backward_keys_kernel<128, false, true>": (2 * 32, 24, False),
+    "hopper::attention_backward_keys_kernel<64, false, false>": (32, 16, False),
+    "hopper::attention_backward_keys_kernel<64, false, true>": (2 * 32, 16, False),
+    "hopper::attention_backward_keys_kernel<128, true, false>": (32, 32, False),  # dq too: 64 x 64 scores, five products
+    "hopper::attention_backward_keys_kernel<64, true, false>": (64, 32, False),  # 64 x 128
 }
 # The ladder's matrix product (dev/kernels/gemm_hopper.cuh): its code and its loop over K have the products of one step of 64, one
 # fence before and one wait after them, and no fence of the whole GPU.
@@ -239,7 +246,7 @@ def main():
         fine &= verdict(f"{short}: {exponentials} exponentials in its loop", [] if n["MUFU.EX2"] == exponentials else [str(n)])
         fine &= verdict(f"{short}: {products} products in its loop", [] if n["HGMMA"] == products else [str(n)])
         fine &= verdict(f"{short}: at most {BRANCHES} branches in its loop", [] if n["branches"] <= BRANCHES else [str(n)])
-        biases = count(always_issued(loop), "I2F")  # a distance in tokens becomes a float
+        biases = count(always_issued(loop), "I2F") if short.endswith("false>") else 0  # a distance in tokens becomes a float
         fine &= verdict(f"{short}: ALiBi's term only behind a branch", [f"{biases} conversions"] if biases else [])
         if overlapped:
             late = n["after the last wait"]

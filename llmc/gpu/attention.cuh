@@ -2,8 +2,9 @@
 // decoding. The definition and its derivatives are in llmc/cpu/attention.h. No implementation stores a T x T matrix; all are
 // deterministic, except attention_hopper_backward.cuh with dq_sums:
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
-//   attention_mma.cuh      bf16, head sizes 64, 80, 96, 128; tensor cores of capability 8.0 and later
+//   attention_mma.cuh      bf16, head sizes 32, 64, 80, 96, 128, 256; tensor cores of capability 8.0 and later
 //   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
+// Each knows soft caps and dropout. attention_kernels (shapes.h) chooses.
 // Scratch: backward keeps 16 bytes per row and head, Hopper's 12.
 //
 // Decoding attends from one new token per sequence. A block computes one query head; groups of lanes, just enough to hold a row
@@ -32,8 +33,7 @@ inline std::string attention_limits(int HS) {
 
 inline AttentionKernels choose_attention(const Ctx& ctx, const AttentionShape& shape) {
     const bool in_bf16 = std::is_same<floatX, bf16>::value;
-    return ctx.plain ? AttentionKernels::simple
-                     : attention_kernels(shape.HS, shape.capped_or_dropped(), ctx.capability, in_bf16);
+    return ctx.plain ? AttentionKernels::simple : attention_kernels(shape.HS, ctx.capability, in_bf16);
 }
 
 inline void check_attention_shape(const AttentionShape& a) {
@@ -58,7 +58,8 @@ inline void attention_forward(Ctx& ctx, floatX* out, real* lse, const floatX* qk
 
 inline size_t attention_sums([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const AttentionShape& shape) {
 #ifndef PRECISION_FP32
-    if (choose_attention(ctx, shape) == AttentionKernels::hopper) return attention_hopper_sums(shape);
+    if (choose_attention(ctx, shape) == AttentionKernels::hopper && !shape.capped_or_dropped())
+        return attention_hopper_sums(shape);
 #endif
     return 0;
 }

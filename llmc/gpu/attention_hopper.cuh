@@ -16,13 +16,15 @@
 //   take them with a fixed stride. The assignment does not change results.
 // Backward: attention_hopper_backward.cuh, which uses the device code that stands first here.
 //
+// Soft caps and dropout: attention_scores.cuh. Their version has two consumers for heads of 64, too, for more registers.
+//
 // Precision: bf16 products with fp32 sums; P is rounded to bf16 as an operand. Deterministic. Documents: doc_start must not
 // decrease within a sequence. Fully masked tiles are skipped, and only tiles at the border of the mask are masked.
 // Bound: tensor cores; the exponentials of a forward tile take about half as long as its products at HS 128.
 // Measured: dev/kernels/bench.md.
 #pragma once
 #include "../shapes.h"
-#include "attention_order.cuh"
+#include "attention_scores.cuh"
 #include "device.cuh"
 #include "hopper.cuh"
 
@@ -42,11 +44,16 @@ struct Ring {
     uint64_t full[stages], empty[stages];
 };
 
-struct AttentionInputs : AttentionShape, AttentionMask {};
+struct AttentionInputs : AttentionShape, AttentionMask {
+    CapAndDropout cap;
+    AttentionInputs(const AttentionShape& a, const AttentionMask& mask) : AttentionShape(a), AttentionMask(mask), cap(a) {}
+};
 
 // The layout of the fp32 sums of query gradients: per head, tiles of 64 queries; per tile, slabs of 64 columns, in the register
 // order of a warpgroup's 128 threads: four elements of its first thread, of the second ...; then the next four of the first.
 constexpr int sum_elements = 64 * slab;  // elements of a tile's slab
+
+constexpr size_t shared_memory = 227 << 10;  // of a block
 
 // The common counter of a persistent kernel's blocks, zero between launches: the last block to leave resets it.
 struct ItemCounter {
@@ -225,11 +232,12 @@ struct Queries {
 #endif
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
-template <int HS>
+template <int HS, bool capped_or_dropped>
 struct Forward {
-    static constexpr int consumers = HS == 64 ? 3 : 2, rows = 64 * consumers, keys = 128, stages = HS == 64 ? 4 : 2;
+    static constexpr int consumers = HS == 64 && !capped_or_dropped ? 3 : 2, rows = 64 * consumers, keys = 128,
+                         stages = HS == 64 ? 4 : 2;
     static constexpr int threads = 128 * (1 + consumers);
-    static constexpr int producer_registers = HS == 64 ? 32 : 24, consumer_registers = HS == 64 ? 160 : 240;
+    static constexpr int producer_registers = consumers == 3 ? 32 : 24, consumer_registers = consumers == 3 ? 160 : 240;
     static_assert(producer_registers + consumers * consumer_registers <= 512, "a multiprocessor has 64 K registers");
     struct Shared {
         Tile<rows, HS> q;
@@ -242,14 +250,16 @@ struct Forward {
         int items[2];
         uint64_t told[2];
     };
+    static_assert(sizeof(Shared) <= shared_memory);
 };
 
 #ifdef HOPPER_CODE
 
-template <int HS>
-__device__ void forward_producer(typename Forward<HS>::Shared& shared, const CUtensorMap& q_map, const CUtensorMap& kv_map,
-                                 const AttentionInputs& in, const WorkOrder& order, ItemCounter* counter) {
-    using F = Forward<HS>;
+template <int HS, bool capped_or_dropped>
+__device__ void forward_producer(typename Forward<HS, capped_or_dropped>::Shared& shared, const CUtensorMap& q_map,
+                                 const CUtensorMap& kv_map, const AttentionInputs& in, const WorkOrder& order,
+                                 ItemCounter* counter) {
+    using F = Forward<HS, capped_or_dropped>;
     unsigned n = 0, items = 0;  // tiles of keys, items of work
     for (int i = blockIdx.x, next; i < order.items(); i = next, items++) {
         if (counter) tell_item(shared.items, shared.told, items, i);
@@ -307,10 +317,10 @@ __device__ __forceinline__ void softmax_step(float (&s)[N / 2], float c, float (
 }
 
 // One function although it is longer than a screen: its sums and probabilities stay in registers from product to product.
-template <int HS>
-__device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUtensorMap& out_map, float* lse,
-                                 const AttentionInputs& in, const WorkOrder& order, bool counted, int w) {
-    using F = Forward<HS>;
+template <int HS, bool capped_or_dropped>
+__device__ void forward_consumer(typename Forward<HS, capped_or_dropped>::Shared& shared, const CUtensorMap& out_map,
+                                 float* lse, const AttentionInputs& in, const WorkOrder& order, bool counted, int w) {
+    using F = Forward<HS, capped_or_dropped>;
     constexpr int N = F::keys;
     const Place me;
     // Ping-pong: barrier 1 + w opens for consumer w when the previous consumer passes. The last consumer gives the first turn,
@@ -344,17 +354,26 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
             n++;
         };
         const Queries queries(in, b, my_t0, me);
-        const bool alibi = in.slopes;
-        const float slope = alibi ? in.slopes[h] * log2_e : 0.0f, scale = in.scale * log2_e, c = alibi ? 1.0f : scale;
+        const bool alibi = in.slopes, capped = capped_or_dropped && in.cap.capped;
+        const float slope = alibi ? in.slopes[h] * log2_e : 0.0f, scale = capped ? 1.0f : in.scale * log2_e,
+                    c = alibi ? 1.0f : scale;
         float s[N / 2], o[HS / 2], top[2], sum[2], rescale[2];
         uint32_t p[N / 16][4];
         const auto finish_scores = [&](int j) {
             const int j0 = j * N;
+            if (capped) cap_scores<N / 2>(s, in.cap);
             if (alibi) add_bias<N>(s, scale, slope, j0 - my_t0, me);
             if (queries.border(j0, N))
 #pragma unroll
                 for (int i = 0; i < N / 2; i++)
                     if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = -INFINITY;
+        };
+        const auto drop_weights = [&](int j) {
+            if (!capped_or_dropped || in.dropout.rate == 0) return;
+            const KeptWeights<N, false> kept(in, b, h, my_t0 + 16 * me.warp, j * N);
+#pragma unroll
+            for (int i = 0; i < N / 2; i++)
+                if (!kept(i / 4, i / 2 % 2, i % 2)) s[i] = 0;
         };
 
         wait_full(shared.q_ring, items);
@@ -374,6 +393,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
         release(&shared.k_ring.empty[n % F::stages]);
         finish_scores(mine.last);
         softmax_step<true, N>(s, c, top, sum, rescale);
+        drop_weights(mine.last);
         pack_operand<N>(p, s);
 
         for (int j = mine.last - 1; j >= mine.first; j--, n++) {
@@ -390,6 +410,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
             release(&shared.k_ring.empty[next % F::stages]);
             finish_scores(j);
             softmax_step<false, N>(s, c, top, sum, rescale);
+            drop_weights(j);
             end_of_basic_block(in.T < 0);
             wgmma_wait<0>(o);
             release(&shared.v_ring.empty[n % F::stages]);
@@ -410,7 +431,7 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float total = row_sum(sum[r]);
-            factor[r] = 1.0f / total;
+            factor[r] = (capped_or_dropped ? in.cap.keep : 1.0f) / total;
             if (me.column == 0 && queries.t[r] < in.T)
                 lse[(size_t)item.head * in.T + queries.t[r]] = fmaf(top[r] * c, ln_2, logf(total));
         }
@@ -431,13 +452,13 @@ __device__ void forward_consumer(typename Forward<HS>::Shared& shared, const CUt
 
 #endif
 
-template <int HS>
-__global__ void __launch_bounds__(Forward<HS>::threads, 1)
+template <int HS, bool capped_or_dropped>
+__global__ void __launch_bounds__(Forward<HS, capped_or_dropped>::threads, 1)
     attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
                              const __grid_constant__ CUtensorMap out_map, float* lse, AttentionInputs in, WorkOrder order,
                              ItemCounter* counter) {
 #ifdef HOPPER_CODE
-    using F = Forward<HS>;
+    using F = Forward<HS, capped_or_dropped>;
     DYNAMIC_SHARED(typename F::Shared, shared);
     if (threadIdx.x == 0) {
         tma_prefetch(q_map);
@@ -452,10 +473,10 @@ __global__ void __launch_bounds__(Forward<HS>::threads, 1)
     const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // tells the compiler that it is uniform in a warp
     if (warpgroup == 0) {
         registers_decrease<F::producer_registers>();
-        if (threadIdx.x == 0) forward_producer<HS>(*shared, q_map, kv_map, in, order, counter);
+        if (threadIdx.x == 0) forward_producer<HS, capped_or_dropped>(*shared, q_map, kv_map, in, order, counter);
     } else {
         registers_increase<F::consumer_registers>();
-        forward_consumer<HS>(*shared, out_map, lse, in, order, counter, warpgroup - 1);
+        forward_consumer<HS, capped_or_dropped>(*shared, out_map, lse, in, order, counter, warpgroup - 1);
     }
 #else
     __trap();
@@ -471,9 +492,9 @@ inline CUtensorMap head_map(Ctx& ctx, const bf16* x, int heads, const AttentionS
                                    {token, slab * sizeof(bf16), token * a.T}, {slab, (uint32_t)rows, (uint32_t)slabs, 1});
 }
 
-template <int HS>
+template <int HS, bool capped_or_dropped>
 void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, const AttentionInputs& in) {
-    using F = Forward<HS>;
+    using F = Forward<HS, capped_or_dropped>;
     const int heads = in.NH + 2 * in.NKV, slabs = HS / slab;
     const CUtensorMap q_map = head_map(ctx, qkv, heads, in, F::rows, slabs),
                       kv_map = head_map(ctx, qkv, heads, in, F::keys, slabs),
@@ -482,8 +503,9 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, const Attentio
     // For many short items a stride was 2 to 5% faster (H100, 64 and 16 sequences of 1024, 35 and 18 items per block),
     // otherwise a counter, by up to 15%.
     const bool counted = HS != 64 || in.T > 1024 || order.items() < 16 * ctx.multiprocessors;
-    LAUNCH((attention_forward_kernel<HS>), std::min(order.items(), ctx.multiprocessors), F::threads, sizeof(typename F::Shared),
-           ctx, q_map, kv_map, out_map, lse, in, order, counted ? (ItemCounter*)ctx.counters : nullptr);
+    LAUNCH((attention_forward_kernel<HS, capped_or_dropped>), std::min(order.items(), ctx.multiprocessors), F::threads,
+           sizeof(typename F::Shared), ctx, q_map, kv_map, out_map, lse, in, order,
+           counted ? (ItemCounter*)ctx.counters : nullptr);
 }
 
 }  // namespace gpu::hopper
@@ -491,7 +513,7 @@ void run_forward(Ctx& ctx, bf16* out, real* lse, const bf16* qkv, const Attentio
 namespace gpu {
 
 inline bool attention_hopper_takes(const Ctx& ctx, int HS) {
-    return attention_kernels(HS, false, ctx.capability, true) == AttentionKernels::hopper;
+    return attention_kernels(HS, ctx.capability, true) == AttentionKernels::hopper;
 }
 
 inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
@@ -499,7 +521,9 @@ inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, rea
                                      const AttentionShape& a) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
     CHECK(a.scale > 0, "the maximum of scores is taken before scaling");
-    const auto run = a.HS == 64 ? hopper::run_forward<64> : hopper::run_forward<128>;
+    const auto run = a.capped_or_dropped() ? a.HS == 64 ? hopper::run_forward<64, true> : hopper::run_forward<128, true>
+                     : a.HS == 64 ? hopper::run_forward<64, false>
+                                           : hopper::run_forward<128, false>;
     run(ctx, out, lse, qkv, {a, mask});
 }
 

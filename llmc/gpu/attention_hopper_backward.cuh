@@ -11,6 +11,8 @@
 // left operand of a tile's contribution to dQ = dS K; TMA adds that to fp32 sums in global memory while the product for dK
 // runs. Blocks of other keys add theirs in no fixed order. A small kernel converts the sums to bf16.
 //
+// Soft caps and dropout: attention_scores.cuh, and two kernels.
+//
 // Precision: bf16 products with fp32 sums; P and dS are rounded to bf16 as operands. Deterministic, except with dq_sums: every
 // sum has one owner and a fixed order.
 // Bound: tensor cores. Measured: dev/kernels/bench.md.
@@ -70,6 +72,7 @@ struct BackwardKeys {
         Ring<stages> ring;
         uint64_t kv_full;
     };
+    static_assert(sizeof(Shared) <= shared_memory);
 };
 // The kernel of a block's 128 queries, in two warpgroups, against tiles of 128 keys.
 template <int HS>
@@ -81,6 +84,7 @@ struct BackwardQueries {
         Ring<stages> ring;
         uint64_t q_full;
     };
+    static_assert(sizeof(Shared) <= shared_memory);
 };
 constexpr int backward_threads = 384, backward_producer_registers = 24, backward_consumer_registers = 240;
 
@@ -126,8 +130,33 @@ __device__ void keys_producer(typename BackwardKeys<HS, with_queries>::Shared& s
         }
 }
 
+// With a cap or dropout: s turns from products into P times the derivative of the cap, and p takes P where it is kept. In one
+// loop, as there are no registers for P and for the derivative until dP is there. log_sum, hidden and kept are functions of a
+// number's place 4i + 2r + e.
+template <int N, class LogSum, class Hidden, class Kept>
+__device__ __forceinline__ void capped_weights(float (&s)[N / 2], uint32_t (&p)[N / 16][4], const CapAndDropout& cap,
+                                               float slope, int distance, const Place& me, LogSum log_sum, Hidden hidden,
+                                               Kept kept) {
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float bias = slope * (float)(me.column - me.row - 8 * r + distance);
+            float weights[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& x = s[4 * i + 2 * r + e];
+                const float score = fmaf(x, cap.scale, fmaf(slope, (float)(8 * i + e), bias));
+                const float weight = exp2_approx(hidden(i, r, e) ? -INFINITY : score - log_sum(i, r, e));
+                weights[e] = kept(i, r, e) ? weight : 0.0f;
+                x = weight * fmaf(cap.square * x, x, 1.0f);
+            }
+            p[i / 2][i % 2 * 2 + r] = pack_bf16(weights[0], weights[1]);
+        }
+}
+
 // One function although it is longer than a screen: its sums and probabilities stay in registers from product to product.
-template <int HS, bool with_queries>
+template <int HS, bool with_queries, bool capped_or_dropped>
 __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& shared, const CUtensorMap& dkv_map,
                               float* dq_sums, const AttentionInputs& in, int b, int g, int j0, int w) {
     using K = BackwardKeys<HS, with_queries>;
@@ -136,6 +165,8 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
     const int group = in.group(), my_j0 = j0 + 64 * w, tiles = ceil_div(in.T, 128) * 128 / N;
     const float scale = in.scale * log2_e, c = in.slopes ? 1.0f : scale, one[2] = {1.0f, 1.0f};
     const QueryTiles range(in, b, j0, K::keys, N);
+    // Not in.cap.keep: with an operand from constant memory ptxas serialises all products (C7515).
+    const float keep = capped_or_dropped ? in.dropout.factor() : 1.0f;
     float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2], dq[32];
     uint32_t p[N / 16][4], ds[N / 16][4];
 
@@ -166,36 +197,46 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
             wgmma_fence();
             multiply_transposed(dp, shared.v, 64 * w, shared.dout[stage]);
             wgmma_wait<1>(s);
+            const Kept<N, true, capped_or_dropped> kept(in, b, h, t0, my_j0 + 16 * me.warp);
 
             // s and dp: row = key, column = query.
-            const bool border = t0 < my_j0 + 63 || statistics[N / 64 - 1].first_key[63] > my_j0;
-            if (in.slopes) add_bias<N>(s, scale, -slope, t0 - my_j0, me);
-#pragma unroll
-            for (int i = 0; i < N / 8; i++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const float lse = statistics[i / 8].lse[i % 8 * 8 + me.column + e];
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        float& x = s[4 * i + 2 * r + e];
-                        x = exp2_approx(fmaf(x, c, -lse));
-                    }
-                }
-            if (border)
+            if constexpr (capped_or_dropped) {
+                const auto log_sum = [&](int i, int, int e) { return statistics[i / 8].lse[i % 8 * 8 + me.column + e]; };
+                const auto hidden = [&](int i, int r, int e) {
+                    const int column = i % 8 * 8 + me.column + e, t = t0 + i / 8 * 64 + column, j = my_j0 + me.row + 8 * r;
+                    return j > t || j < statistics[i / 8].first_key[column];
+                };
+                tanh_of_scores<N / 2>(s, in.cap);
+                capped_weights<N>(s, p, in.cap, -slope, t0 - my_j0, me, log_sum, hidden, kept);
+            } else {
+                if (in.slopes) add_bias<N>(s, scale, -slope, t0 - my_j0, me);
 #pragma unroll
                 for (int i = 0; i < N / 8; i++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int column = i % 8 * 8 + me.column + e, t = t0 + i / 8 * 64 + column;
-                        const int first_key = statistics[i / 8].first_key[column];
+                        const float lse = statistics[i / 8].lse[i % 8 * 8 + me.column + e];
 #pragma unroll
                         for (int r = 0; r < 2; r++) {
-                            const int j = my_j0 + me.row + 8 * r;
                             float& x = s[4 * i + 2 * r + e];
-                            x = j > t || j < first_key ? 0.0f : x;
+                            x = exp2_approx(fmaf(x, c, -lse));
                         }
                     }
-            pack_operand<N>(p, s);
+                if (t0 < my_j0 + 63 || statistics[N / 64 - 1].first_key[63] > my_j0)  // the border of the mask
+#pragma unroll
+                    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int column = i % 8 * 8 + me.column + e, t = t0 + i / 8 * 64 + column;
+                            const int first_key = statistics[i / 8].first_key[column];
+#pragma unroll
+                            for (int r = 0; r < 2; r++) {
+                                const int j = my_j0 + me.row + 8 * r;
+                                float& x = s[4 * i + 2 * r + e];
+                                x = j > t || j < first_key ? 0.0f : x;
+                            }
+                        }
+                pack_operand<N>(p, s);
+            }
             wgmma_fence(dv, p);
             multiply(dv, p, shared.dout[stage], true);
             wgmma_wait<1>(dp);
@@ -205,7 +246,11 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
                 for (int e = 0; e < 2; e++) {
                     const float d = statistics[i / 8].d[i % 8 * 8 + me.column + e];
 #pragma unroll
-                    for (int r = 0; r < 2; r++) dp[4 * i + 2 * r + e] = s[4 * i + 2 * r + e] * (dp[4 * i + 2 * r + e] - d);
+                    for (int r = 0; r < 2; r++) {
+                        float& x = dp[4 * i + 2 * r + e];
+                        if (capped_or_dropped) x = kept(i, r, e) ? x * keep : 0.0f;
+                        x = s[4 * i + 2 * r + e] * (x - d);
+                    }
                 }
             pack_operand<N>(ds, dp);
             // Each warpgroup computes half of the queries' gradient: 64 columns if heads have 128, else 64 of 128 queries. It
@@ -239,9 +284,9 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
     if (with_queries) both_barrier();  // the other warpgroup's products have read these keys
 
     // These rows of k and v are no longer read: the results are staged in them.
-    const float scales[2] = {in.scale, in.scale};
+    const float scales[2] = {in.scale, in.scale}, keeps[2] = {keep, keep};
     stage_rows(shared.k, 64 * w, dk, scales, me);
-    stage_rows(shared.v, 64 * w, dv, one, me);
+    stage_rows(shared.v, 64 * w, dv, keeps, me);
     fence_proxy_async();
     named_barrier_sync(1 + w, 128);
     if (threadIdx.x % 128 == 0) {
@@ -302,7 +347,7 @@ __device__ void queries_producer(typename BackwardQueries<HS>::Shared& shared, c
     }
 }
 
-template <int HS>
+template <int HS, bool capped_or_dropped>
 __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, const CUtensorMap& dq_map,
                                  const QueryStatistics* statistics, const AttentionInputs& in, int b, int h, int t0, int w) {
     using Q = BackwardQueries<HS>;
@@ -340,18 +385,33 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
         held = &shared.ring.empty[stage];
         wgmma_fence();
         multiply_transposed(dp, shared.dout, 64 * w, shared.v[stage]);
+        const Kept<N, false, capped_or_dropped> kept(in, b, h, my_t0 + 16 * me.warp, j0);
         wgmma_wait<1>(s);
-        const bool border = queries.border(j0, N);
-        if (in.slopes) add_bias<N>(s, scale, slope, j0 - my_t0, me);
+        if constexpr (capped_or_dropped) {
+            uint32_t unused[N / 16][4];
+            const auto log_sum = [&](int, int r, int) { return lse[r]; };
+            const auto hidden = [&](int i, int r, int e) { return !queries.sees(r, j0 + 8 * i + me.column + e); };
+            const auto weigh = [&](auto is_hidden) {
+                capped_weights<N>(s, unused, in.cap, slope, j0 - my_t0, me, log_sum, is_hidden, kept);
+            };
+            tanh_of_scores<N / 2>(s, in.cap);
+            if (queries.border(j0, N)) weigh(hidden);
+            else weigh([](int, int, int) { return false; });
+        } else {
+            if (in.slopes) add_bias<N>(s, scale, slope, j0 - my_t0, me);
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) s[i] = exp2_approx(fmaf(s[i], c, -lse[i / 2 % 2]));
-        if (border)
+            for (int i = 0; i < N / 2; i++) s[i] = exp2_approx(fmaf(s[i], c, -lse[i / 2 % 2]));
+            if (queries.border(j0, N))
 #pragma unroll
-            for (int i = 0; i < N / 2; i++)
-                if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = 0;
+                for (int i = 0; i < N / 2; i++)
+                    if (!queries.sees(i / 2 % 2, j0 + i / 4 * 8 + me.column + i % 2)) s[i] = 0;
+        }
         wgmma_wait<0>(dp);
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
+        for (int i = 0; i < N / 2; i++) {
+            if (capped_or_dropped) dp[i] = kept(i / 4, i / 2 % 2, i % 2) ? dp[i] * in.cap.keep : 0.0f;
+            dp[i] = s[i] * (dp[i] - d[i / 2 % 2]);
+        }
         pack_operand<N>(ds, dp);
         wgmma_fence(dq, ds);
         multiply(dq, ds, shared.k[stage], true);
@@ -371,7 +431,7 @@ __device__ void queries_consumer(typename BackwardQueries<HS>::Shared& shared, c
 
 #endif
 
-template <int HS, bool with_queries>
+template <int HS, bool with_queries, bool capped_or_dropped>
 __global__ void __launch_bounds__(backward_threads, 1)
     attention_backward_keys_kernel(const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap q_map,
                                    const __grid_constant__ CUtensorMap dout_map, const __grid_constant__ CUtensorMap dkv_map,
@@ -396,14 +456,14 @@ __global__ void __launch_bounds__(backward_threads, 1)
         if (threadIdx.x == 0) keys_producer<HS, with_queries>(*shared, kv_map, q_map, dout_map, statistics, in, b, g, j0);
     } else {
         registers_increase<backward_consumer_registers>();
-        keys_consumer<HS, with_queries>(*shared, dkv_map, dq_sums, in, b, g, j0, warpgroup - 1);
+        keys_consumer<HS, with_queries, capped_or_dropped>(*shared, dkv_map, dq_sums, in, b, g, j0, warpgroup - 1);
     }
 #else
     __trap();
 #endif
 }
 
-template <int HS>
+template <int HS, bool capped_or_dropped>
 __global__ void __launch_bounds__(backward_threads, 1)
     attention_backward_queries_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
                                       const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dq_map,
@@ -429,7 +489,7 @@ __global__ void __launch_bounds__(backward_threads, 1)
         if (threadIdx.x == 0) queries_producer<HS>(*shared, q_map, dout_map, kv_map, in, b, h, t0);
     } else {
         registers_increase<backward_consumer_registers>();
-        queries_consumer<HS>(*shared, dq_map, statistics, in, b, h, t0, warpgroup - 1);
+        queries_consumer<HS, capped_or_dropped>(*shared, dq_map, statistics, in, b, h, t0, warpgroup - 1);
     }
 #else
     __trap();
@@ -437,20 +497,20 @@ __global__ void __launch_bounds__(backward_threads, 1)
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------------
-template <int HS, bool with_queries>
+template <int HS, bool with_queries, bool capped_or_dropped>
 void run_backward_keys(Ctx& ctx, bf16* dqkv, float* dq_sums, const QueryStatistics* statistics, const bf16* dout,
                        const bf16* qkv, const AttentionInputs& in) {
     using K = BackwardKeys<HS, with_queries>;
     const int heads = in.NH + 2 * in.NKV, slabs = HS / slab;
     const WorkOrder order = keys_order<bf16>(in, K::keys, section_bytes);
-    LAUNCH((attention_backward_keys_kernel<HS, with_queries>), order.items(), backward_threads, sizeof(typename K::Shared), ctx,
-           head_map(ctx, qkv, heads, in, K::keys, slabs), head_map(ctx, qkv, heads, in, K::queries, slabs),
-           head_map(ctx, dout, in.NH, in, K::queries, slabs), head_map(ctx, dqkv, heads, in, 64, 1), dq_sums, statistics, in,
-           order);
+    LAUNCH((attention_backward_keys_kernel<HS, with_queries, capped_or_dropped>), order.items(), backward_threads,
+           sizeof(typename K::Shared), ctx, head_map(ctx, qkv, heads, in, K::keys, slabs),
+           head_map(ctx, qkv, heads, in, K::queries, slabs), head_map(ctx, dout, in.NH, in, K::queries, slabs),
+           head_map(ctx, dqkv, heads, in, 64, 1), dq_sums, statistics, in, order);
 }
 
 // dq_sums: null, or memory in which query gradients are summed in no fixed order.
-template <int HS>
+template <int HS, bool capped_or_dropped>
 void run_backward(Ctx& ctx, bf16* dqkv, float* dq_sums, const bf16* dout, const bf16* out, const real* lse, const bf16* qkv,
                   const AttentionInputs& in) {
     using Q = BackwardQueries<HS>;
@@ -460,16 +520,18 @@ void run_backward(Ctx& ctx, bf16* dqkv, float* dq_sums, const bf16* dout, const 
     LAUNCH((attention_statistics_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, statistics, dout, out, lse, in, tiles);
 
     if (dq_sums) {
+        CHECK(!capped_or_dropped, "one kernel has no registers left for caps and dropout");
         CUDA(cudaMemsetAsync(dq_sums, 0, n_heads * tiles * 64 * HS * sizeof(float), ctx.stream));
-        run_backward_keys<HS, true>(ctx, dqkv, dq_sums, statistics, dout, qkv, in);
+        run_backward_keys<HS, true, false>(ctx, dqkv, dq_sums, statistics, dout, qkv, in);
         LAUNCH((attention_query_gradient_kernel<HS>), (unsigned)(n_heads * tiles), 256, 0, ctx, dqkv, dq_sums, in, tiles);
         return;
     }
-    run_backward_keys<HS, false>(ctx, dqkv, nullptr, statistics, dout, qkv, in);
+    run_backward_keys<HS, false, capped_or_dropped>(ctx, dqkv, nullptr, statistics, dout, qkv, in);
     const CUtensorMap qkv_map = head_map(ctx, qkv, heads, in, 128, slabs);
     const WorkOrder order = queries_order<bf16>(in, Q::queries, section_bytes);
-    LAUNCH((attention_backward_queries_kernel<HS>), order.items(), backward_threads, sizeof(typename Q::Shared), ctx, qkv_map,
-           head_map(ctx, dout, in.NH, in, 128, slabs), qkv_map, head_map(ctx, dqkv, heads, in, 64, 1), statistics, in, order);
+    LAUNCH((attention_backward_queries_kernel<HS, capped_or_dropped>), order.items(), backward_threads,
+           sizeof(typename Q::Shared), ctx, qkv_map, head_map(ctx, dout, in.NH, in, 128, slabs), qkv_map,
+           head_map(ctx, dqkv, heads, in, 64, 1), statistics, in, order);
 }
 
 }  // namespace gpu::hopper
@@ -483,7 +545,9 @@ inline void attention_backward_hopper(Ctx& ctx, bf16* dqkv /*(B, T, NH + 2*NKV, 
                                       const bf16* out, const real* lse, const bf16* qkv, const AttentionMask& mask,
                                       const AttentionShape& a, float* dq_sums /*or null*/) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
-    const auto run = a.HS == 64 ? hopper::run_backward<64> : hopper::run_backward<128>;
+    const auto run = a.capped_or_dropped() ? a.HS == 64 ? hopper::run_backward<64, true> : hopper::run_backward<128, true>
+                     : a.HS == 64 ? hopper::run_backward<64, false>
+                                           : hopper::run_backward<128, false>;
     run(ctx, dqkv, dq_sums, dout, out, lse, qkv, {a, mask});
 }
 

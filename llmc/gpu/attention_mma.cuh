@@ -1,5 +1,5 @@
-// Flash attention on tensor cores through mma.sync: bf16, head sizes 64, 80, 96 and 128, GPUs of capability 8.0 and later
-// (FlashAttention-2: Dao, 2023). The mathematics and the derivation of backward are in llmc/cpu/attention.h.
+// Flash attention on tensor cores through mma.sync: bf16, head sizes 32, 64, 80, 96, 128 and 256, GPUs of capability 8.0 and
+// later (FlashAttention-2: Dao, 2023). The mathematics and the derivation of backward are in llmc/cpu/attention.h.
 //
 // Three kernels of the same form: a block keeps a tile of rows in shared memory, of which each warp owns 16 M, and loops over
 // tiles of N rows of the other operands, double-buffered: cp.async fills one buffer while the other is multiplied.
@@ -10,14 +10,18 @@
 // first product have the register layout of the second one's left operand, so weights stay in registers; since dk and dv work
 // with S^T, theirs do, too. A block of the last kernel loops over the queries of all heads of its group.
 //
+// Soft caps and dropout: attention_scores.cuh. Heads of 256: dk and dv in a launch each, as together they exceed the registers;
+// the weights are computed twice, so that backward has 8 products.
+//
 // Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special function unit,
 // on scores scaled by log2(e): a relative error of 2^-22, plus 2^-24 per unit of |score|.
 // Determinism: no atomics; each output is summed by one warp in one order.
 // Cost: 2 and 7 products of T^2/2 HS multiply-adds per head (5 would suffice if dq and dk/dv shared S and dP, which requires
 // atomics or an order among blocks). A right operand is read from shared memory once per warp, 512 bytes for 2 M mma: at M = 1
 // that takes about as long as the mma themselves on an A100, at M = 2 half as long. Not yet measured on a GPU.
-// Shared memory: at most 97 KB per block, to fit in the 99 KB of GPUs of capability 8.6, 8.9 and 12.0.
+// Shared memory: at most 97 KB per block.
 #pragma once
+#include "attention_scores.cuh"
 #include "attention_simple.cuh"
 #include "tensor.cuh"
 
@@ -29,19 +33,27 @@ namespace mma {
 // Tile shapes: as large as registers allow on all architectures without spilling. 8 warps if M is 1, for as many rows.
 template <int HS>
 struct Forward {
-    static constexpr int M = HS <= 96 ? 2 : 1, N = HS <= 96 ? 32 : 64, warps = 8 / M, rows = 16 * M * warps;
+    static constexpr int M = HS <= 96 ? 2 : 1, N = HS == 128 ? 64 : 32, warps = HS == 256 ? 4 : 8 / M, rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (rows + 2 * 2 * N);
 };
 template <int HS>
 struct BackwardQueries {
-    static constexpr int M = HS <= 80 ? 2 : 1, N = 32, warps = 8 / M, rows = 16 * M * warps;
+    static constexpr int M = HS <= 80 ? 2 : 1, N = HS == 256 ? 16 : 32, warps = HS == 256 ? 4 : 8 / M, rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N);
 };
 template <int HS>
 struct BackwardKeys {  // small heads leave registers and shared memory for three smaller blocks
-    static constexpr int M = 1, N = 32, blocks = HS <= 64 ? 3 : 1, warps = HS <= 64 ? 4 : 8, rows = 16 * M * warps;
+    static constexpr int M = 1, N = HS == 256 ? 16 : 32, blocks = HS <= 64 ? 3 : 1, warps = HS <= 64 || HS == 256 ? 4 : 8,
+                         rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N) + 2 * N * sizeof(RowInfo);
 };
+
+// What a block may have on the GPUs with the least shared memory, of capability 8.6, 8.9 and 12.0.
+template <int HS>
+constexpr bool fits_in_shared_memory =
+    Forward<HS>::bytes <= 99 << 10 && BackwardQueries<HS>::bytes <= 99 << 10 && BackwardKeys<HS>::bytes <= 99 << 10;
+static_assert(fits_in_shared_memory<32> && fits_in_shared_memory<64> && fits_in_shared_memory<80>);
+static_assert(fits_in_shared_memory<96> && fits_in_shared_memory<128> && fits_in_shared_memory<256>);
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------------------------
 // The swizzled position in a tile of a row's chunk of 8 elements (16 bytes). ldmatrix reads the same chunk of 8 rows at once,
@@ -176,6 +188,36 @@ __device__ __forceinline__ void mask(float (&s)[M][N][4], Hidden hidden) {
                 if (hidden(lane_row(m, i), lane_column(n, i))) s[m][n][i] = -INFINITY;
 }
 
+// dp becomes (dp where kept - correction) times the derivative of the cap; s, the products, capped scores, if there is a cap.
+// correction: a function of a number's place.
+template <int N, class Kept, class Correction>
+__device__ __forceinline__ void cap_and_drop(float (&s)[N / 8][4], float (&dp)[N / 8][4], const CapAndDropout& cap, Kept kept,
+                                             Correction correction) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) dp[n][i] = (kept(n, i / 2, i % 2) ? dp[n][i] * cap.keep : 0.0f) - correction(n, i);
+    if (cap.capped)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float t = tanh_approx(s[n][i] * cap.argument);
+                s[n][i] = cap.scale * t;
+                dp[n][i] *= fmaf(-t, t, 1.0f);
+            }
+}
+
+// Weights that are not kept become 0.
+template <int N, class Kept>
+__device__ __forceinline__ void drop(float (&s)[N / 8][4], Kept kept) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!kept(n, i / 2, i % 2)) s[n][i] = 0;
+}
+
 // Rounds factor * c to bf16 and stores the rows below `end`, 16 bytes at a time, staged in `tile`: 16 M rows that no other warp
 // uses.
 template <int HS, int M>
@@ -202,10 +244,10 @@ __device__ __forceinline__ void store_rows(bf16* head, size_t row_size, int firs
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------
 // One function although it is long: all parts of the loop work on the same registers (o, top, sum).
-template <int HS>
+template <int HS, bool capped_or_dropped>
 __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     attention_forward(bf16* out, float* lse, const bf16* qkv, const float* slopes, const int* doc_start, AttentionShape a,
-                      WorkOrder order) {
+                      CapAndDropout cap, WorkOrder order) {
     using F = Forward<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     DYNAMIC_SHARED(bf16, shared);
@@ -232,7 +274,9 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
     copy_stage(stage, j0);
 
     // Scores are scaled such that 2^(factor * s) is their exponential: with ALiBi they are scaled before the bias is added.
-    const float scale = a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f, factor = slopes ? 1.0f : scale;
+    const bool capped = capped_or_dropped && cap.capped;
+    const float scale = capped ? 1.0f : a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f,
+                factor = slopes ? 1.0f : scale;
     float o[M][HS / 8][4] = {}, top[M][2], sum[M][2] = {};  // sum: of the lane's own columns
 #pragma unroll
     for (int m = 0; m < M; m++) top[m][0] = top[m][1] = -INFINITY;
@@ -245,6 +289,9 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
 
         float s[M][N / 8][4];
         product_transposed<HS, M, N>(s, queries + warp * 16 * M * HS, keys(stage));
+        if (capped)
+#pragma unroll
+            for (int m = 0; m < M; m++) cap_scores<N / 2>(&s[m][0][0], cap);
         if (slopes) add_bias(s, scale, slope, j0 - t_first);
         if (j0 + N - 1 > t_first || j0 < first_of_last)
             mask(s, [&](int row, int column) {
@@ -272,6 +319,9 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
 #pragma unroll
                 for (int n = 0; n < HS / 8; n++) o[m][n][2 * i] *= rescale, o[m][n][2 * i + 1] *= rescale;
             }
+        if (capped_or_dropped && a.dropout.rate > 0)
+#pragma unroll
+            for (int m = 0; m < M; m++) drop<N>(s[m], KeptWeights<N, false>(a, b, h, t_first + 16 * m, j0));
         add_product<HS, M, N>(o, s, values(stage));
     }
 
@@ -283,7 +333,7 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
             float total = sum[m][i];
             total += __shfl_xor_sync(all_lanes, total, 1);
             total += __shfl_xor_sync(all_lanes, total, 2);
-            inverse[m][i] = 1 / total;
+            inverse[m][i] = (capped_or_dropped ? cap.keep : 1.0f) / total;
             const int t = t_first + lane_row(m, 2 * i);
             if (lane % 4 == 0 && t < a.T) lse[a.statistic(b, t, h)] = top[m][i] * factor * ln_2 + logf(total);
         }
@@ -291,10 +341,10 @@ __global__ void __launch_bounds__(32 * Forward<HS>::warps, 1)
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
-template <int HS>
+template <int HS, bool capped_or_dropped>
 __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     attention_backward_queries(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                               AttentionShape a, WorkOrder order) {
+                               AttentionShape a, CapAndDropout cap, WorkOrder order) {
     using F = BackwardQueries<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     DYNAMIC_SHARED(bf16, shared);
@@ -328,7 +378,8 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
         }
     const int first_of_first = info[min(t_first, a.T - 1)].first_key, first_of_last = info[min(t_last, a.T - 1)].first_key;
 
-    const float scale = a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f, factor = slopes ? 1.0f : scale;
+    const float scale = capped_or_dropped && cap.capped ? 1.0f : a.scale * log2_e, slope = slopes ? slopes[h] * log2_e : 0.0f,
+                factor = slopes ? 1.0f : scale;
     float dq[M][HS / 8][4] = {};
     for (; j0 < t_end; j0 += N, stage ^= 1) {
         copy_async_wait<0>();
@@ -339,6 +390,11 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
         float s[M][N / 8][4], dp[M][N / 8][4];
         product_transposed<HS, M, N>(s, queries + warp * 16 * M * HS, keys(stage));
         product_transposed<HS, M, N>(dp, douts + warp * 16 * M * HS, values(stage));
+        if (capped_or_dropped)
+#pragma unroll
+            for (int m = 0; m < M; m++)
+                cap_and_drop<N>(s[m], dp[m], cap, KeptWeights<N, false>(a, b, h, t_first + 16 * m, j0),
+                                [&](int, int i) { return correction[m][i / 2]; });
         if (slopes) add_bias(s, scale, slope, j0 - t_first);
         if (j0 + N - 1 > t_first || j0 < first_of_last)
             mask(s, [&](int row, int column) {
@@ -351,7 +407,8 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    s[m][n][i] = exp2_approx(s[m][n][i] * factor - lse_log2[m][i / 2]) * (dp[m][n][i] - correction[m][i / 2]);
+                    s[m][n][i] = exp2_approx(s[m][n][i] * factor - lse_log2[m][i / 2]) *
+                                 (capped_or_dropped ? dp[m][n][i] : dp[m][n][i] - correction[m][i / 2]);
         add_product<HS, M, N>(dq, s, keys(stage));
     }
 
@@ -361,10 +418,11 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     store_rows<HS, M>(dqkv + a.query(b, 0, h), a.row(), t_first, a.T, dq, factors, queries + warp * 16 * M * HS);
 }
 
-template <int HS>
+// with_keys, with_values: which gradients. Those of heads of 256 do not fit into registers together.
+template <int HS, bool capped_or_dropped, bool with_keys, bool with_values>
 __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>::blocks)
     attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
-                            const int* doc_start, AttentionShape a, WorkOrder order) {
+                            const int* doc_start, AttentionShape a, CapAndDropout cap, WorkOrder order) {
     using F = BackwardKeys<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
     static_assert(F::rows % N == 0, "the first tile of queries begins at the first key");
@@ -393,13 +451,14 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
     const int h_end = h + a.group();
     copy_stage(stage, h, t0);
 
-    const float scale = a.scale * log2_e, factor = slopes ? 1.0f : scale;
+    const float scale = capped_or_dropped && cap.capped ? 1.0f : a.scale * log2_e, factor = slopes ? 1.0f : scale;
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     for (; h < h_end; stage ^= 1) {
         copy_async_wait<0>();
         __syncthreads();
         const int this_t0 = t0;
         const float slope = slopes ? slopes[h] * log2_e : 0.0f;
+        const int this_h = h;
         t0 += N;
         // the next head of the group
         if (t0 >= t_end) {
@@ -410,9 +469,13 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
         const RowInfo* rows = infos + stage * N;
         if (j_first > this_t0 + N - 1 || j_last < rows[0].first_key) continue;
 
-        float s[M][N / 8][4], dp[M][N / 8][4];  // S^T, dP^T: a row for each key
+        float s[M][N / 8][4], dp[M][N / 8][4] = {};  // S^T, dP^T: a row for each key
         product_transposed<HS, M, N>(s, keys + warp * 16 * M * HS, queries(stage));
-        product_transposed<HS, M, N>(dp, values + warp * 16 * M * HS, douts(stage));
+        if constexpr (with_keys) product_transposed<HS, M, N>(dp, values + warp * 16 * M * HS, douts(stage));
+        static_assert(M == 1, "the kept weights are those of 16 keys");
+        const Kept<N, true, capped_or_dropped> kept(a, b, this_h, this_t0, j_first);
+        if (capped_or_dropped)
+            cap_and_drop<N>(s[0], dp[0], cap, kept, [&](int n, int i) { return rows[lane_column(n, i)].correction; });
         if (slopes) add_bias(s, scale, -slope, this_t0 - j_first);
         if (j_last > this_t0 || j_first < rows[min(N, a.T - this_t0) - 1].first_key)
             mask(s, [&](int row, int column) {
@@ -427,60 +490,87 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
                 for (int i = 0; i < 4; i++) {
                     const RowInfo& row = rows[lane_column(n, i)];
                     s[m][n][i] = exp2_approx(s[m][n][i] * factor - row.lse_log2);
-                    dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - row.correction);
+                    dp[m][n][i] = s[m][n][i] * (capped_or_dropped ? dp[m][n][i] : dp[m][n][i] - row.correction);
                 }
-        add_product<HS, M, N>(dv, s, douts(stage));
-        add_product<HS, M, N>(dk, dp, queries(stage));
+        if (capped_or_dropped) drop<N>(s[0], kept);
+        if constexpr (with_values) add_product<HS, M, N>(dv, s, douts(stage));
+        if constexpr (with_keys) add_product<HS, M, N>(dk, dp, queries(stage));
     }
 
-    float scales[M][2], ones[M][2];
+    float scales[M][2], keeps[M][2];
 #pragma unroll
-    for (int m = 0; m < M; m++) scales[m][0] = scales[m][1] = a.scale, ones[m][0] = ones[m][1] = 1;
-    store_rows<HS, M>(dqkv + a.key(b, 0, g), a.row(), j_first, a.T, dk, scales, keys + warp * 16 * M * HS);
-    store_rows<HS, M>(dqkv + a.value(b, 0, g), a.row(), j_first, a.T, dv, ones, values + warp * 16 * M * HS);
+    for (int m = 0; m < M; m++)
+        scales[m][0] = scales[m][1] = a.scale, keeps[m][0] = keeps[m][1] = capped_or_dropped ? cap.keep : 1.0f;
+    if constexpr (with_keys)
+        store_rows<HS, M>(dqkv + a.key(b, 0, g), a.row(), j_first, a.T, dk, scales, keys + warp * 16 * M * HS);
+    if constexpr (with_values)
+        store_rows<HS, M>(dqkv + a.value(b, 0, g), a.row(), j_first, a.T, dv, keeps, values + warp * 16 * M * HS);
 }
 
 // ---- launches --------------------------------------------------------------------------------------------------------------
-template <int HS>
+template <int HS, bool capped_or_dropped>
 void launch_forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
     using F = Forward<HS>;
     const WorkOrder order = queries_order<bf16>(a, F::rows, section_bytes);
-    LAUNCH(attention_forward<HS>, order.items(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, mask.slopes, mask.doc_start, a,
-           order);
+    LAUNCH((attention_forward<HS, capped_or_dropped>), order.items(), 32 * F::warps, F::bytes, ctx, out, lse, qkv, mask.slopes,
+           mask.doc_start, a, CapAndDropout(a), order);
 }
 
-template <int HS>
+template <int HS, bool capped_or_dropped>
 void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const AttentionMask& mask,
                      const AttentionShape& a) {
     using Q = BackwardQueries<HS>;
     using K = BackwardKeys<HS>;
     const WorkOrder of_keys = keys_order<bf16>(a, K::rows, section_bytes);
     const WorkOrder of_queries = queries_order<bf16>(a, Q::rows, section_bytes);
-    LAUNCH(attention_backward_keys<HS>, of_keys.items(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes,
-           mask.doc_start, a, of_keys);
-    LAUNCH(attention_backward_queries<HS>, of_queries.items(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout, info, qkv, mask.slopes,
-           a, of_queries);
+    const auto launch = [&](auto kernel) {
+        LAUNCH(kernel, of_keys.items(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes, mask.doc_start, a,
+               CapAndDropout(a), of_keys);
+    };
+    if constexpr (HS == 256) {
+        launch(attention_backward_keys<HS, capped_or_dropped, true, false>);
+        launch(attention_backward_keys<HS, capped_or_dropped, false, true>);
+    } else {
+        launch(attention_backward_keys<HS, capped_or_dropped, true, true>);
+    }
+    LAUNCH((attention_backward_queries<HS, capped_or_dropped>), of_queries.items(), 32 * Q::warps, Q::bytes, ctx, dqkv, dout,
+           info, qkv, mask.slopes, a, CapAndDropout(a), of_queries);
+}
+
+template <bool capped_or_dropped>
+void forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
+    const auto launch = a.HS == 32    ? launch_forward<32, capped_or_dropped>
+                        : a.HS == 64  ? launch_forward<64, capped_or_dropped>
+                        : a.HS == 80  ? launch_forward<80, capped_or_dropped>
+                        : a.HS == 96  ? launch_forward<96, capped_or_dropped>
+                        : a.HS == 128 ? launch_forward<128, capped_or_dropped>
+                                      : launch_forward<256, capped_or_dropped>;
+    launch(ctx, out, lse, qkv, mask, a);
+}
+
+template <bool capped_or_dropped>
+void backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const AttentionMask& mask,
+              const AttentionShape& a) {
+    const auto launch = a.HS == 32    ? launch_backward<32, capped_or_dropped>
+                        : a.HS == 64  ? launch_backward<64, capped_or_dropped>
+                        : a.HS == 80  ? launch_backward<80, capped_or_dropped>
+                        : a.HS == 96  ? launch_backward<96, capped_or_dropped>
+                        : a.HS == 128 ? launch_backward<128, capped_or_dropped>
+                                      : launch_backward<256, capped_or_dropped>;
+    launch(ctx, dqkv, dout, info, qkv, mask, a);
 }
 
 }  // namespace mma
 
 inline void attention_forward_mma(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask,
                                   const AttentionShape& a) {
-    const auto launch = a.HS == 64   ? mma::launch_forward<64>
-                        : a.HS == 80 ? mma::launch_forward<80>
-                        : a.HS == 96 ? mma::launch_forward<96>
-                                     : mma::launch_forward<128>;
-    launch(ctx, out, lse, qkv, mask, a);
+    (a.capped_or_dropped() ? mma::forward<true> : mma::forward<false>)(ctx, out, lse, qkv, mask, a);
 }
 
 inline void attention_backward_mma(Ctx& ctx, bf16* dqkv, const bf16* dout, const AttentionActs& acts, const AttentionMask& mask,
                                    const AttentionShape& a) {
     const RowInfo* info = compute_row_info(ctx, dout, acts, mask.doc_start, a);
-    const auto launch = a.HS == 64   ? mma::launch_backward<64>
-                        : a.HS == 80 ? mma::launch_backward<80>
-                        : a.HS == 96 ? mma::launch_backward<96>
-                                     : mma::launch_backward<128>;
-    launch(ctx, dqkv, dout, info, acts.qkv, mask, a);
+    (a.capped_or_dropped() ? mma::backward<true> : mma::backward<false>)(ctx, dqkv, dout, info, acts.qkv, mask, a);
 }
 
 }  // namespace gpu

@@ -378,8 +378,8 @@ inline Allowed one_of(Strings choices) {
       "on a GPU: file that caches the fastest algorithms for matrix products; none: the library's choice; default: "           \
       "in ~/.cache")                                                                                                           \
     X(bool, nondeterministic_attention, "", false, anything(), "Run",                                                          \
-      "on an H100 or H200, heads of 64 or 128: attention's backward pass with 5 matrix products instead of 7, summing "        \
-      "gradients in no fixed order: runs are no longer reproducible bit by bit")                                               \
+      "on an H100 or H200, heads of 64 or 128, no soft caps or attention dropout: attention's backward pass with 5 matrix "    \
+      "products instead of 7, summing gradients in no fixed order: runs are no longer reproducible bit by bit")                \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "mlp", "full"}), "Memory",         \
       "activations that backward recomputes instead of storing: selective: those of norms and activation functions, which "    \
       "is cheap; mlp: also those of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); full: all inside "    \

@@ -284,16 +284,11 @@ struct Plan {
 
 // Whether attention on a GPU does without tensor cores, and a note that says so, or "".
 inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16) {
-    const bool capped_or_dropped = c.attention_softcap > 0 || c.attention_dropout > 0;
-    return attention_kernels(c.HS(), capped_or_dropped, capability, in_bf16) == AttentionKernels::simple;
+    return attention_kernels(c.HS(), capability, in_bf16) == AttentionKernels::simple;
 }
 inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16) {
     if (!attention_is_slow(c, capability, in_bf16)) return "";
-    const char* why = !in_bf16                  ? " in fp32"
-                      : c.attention_softcap > 0 ? " with capped scores"
-                      : c.attention_dropout > 0 ? " with dropout"
-                                                : "";
-    return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), why);
+    return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), in_bf16 ? "" : " in fp32");
 }
 
 namespace detail {

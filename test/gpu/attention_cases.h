@@ -19,6 +19,10 @@ inline double special_unit_error(double x, double x_error, double each, int more
     return std::expm1(x_error + 3 * u * std::min(std::abs(x), 100.0) + 4 * u + (2 * more + 1) * each);
 }
 
+// A capped score by tanh_approx: four roundings and the special unit's 2^-22 before the exponential, whose effect on tanh is at
+// most 4u; 1 + e and its reciprocal 6u, the difference u; then the factor and log2(e).
+inline double tanh_approx_error(double cap, double value) { return 11 * u * cap + 3 * u * std::abs(value); }
+
 // What all GPU kernels round alike. A weight: its score, its exponential, and one or two more per tile passed. lse is the sum
 // of a score and a logarithm, out a sum divided by another.
 struct GpuKernelArithmetic : Arithmetic {
