@@ -8,7 +8,7 @@
 // that of a capped score cap times as much.
 //
 // Dropout: whether a weight is kept is a function of its index ((sample heads + head) T + t) T + j (dropout.h), the same in
-// every kernel and on the CPU. Four keys share a draw of Philox, which takes about 60 instructions. So lanes divide the draws
+// every kernel and on the CPU. Four keys share a draw of Philox, which takes about 90 instructions. So lanes divide the draws
 // of a tile, and exchange their results as bits: a draw is made once per tile, or, where T is no multiple of 4 so that tiles
 // begin within a draw, at most 5 are made for 4.
 #pragma once
