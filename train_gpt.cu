@@ -224,8 +224,10 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
 // dinp (+)= the gradient of the norm's input; dinp may be dout. Where there is no such norm, dinp += dout whatever acc says.
+// columns: null, or the bias gradient to which the sums of dinp's columns are added, see summed_bias.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
-                          const floatX* inp, Acc acc);
+                          const floatX* inp, Acc acc, real* columns);
+static real* summed_bias(const Pass& p, const Layer& l);
 // out = inp w^T + b, and backward: dinp = dout w, with the gradients of w and b. In bf16 or FP8, including the communication of
 // tensor and sequence parallelism.
 static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp);
@@ -280,7 +282,8 @@ static void block_backward(const Pass& p, int i) {
     linear_backward(p, b.proj, datt, branch_backward(p, b.proj, dmid, s.proj), s.att);
     attention_backward(p, b, dwide, datt, s);
     linear_backward(p, b.qkv, dnorm, dwide, s.norm1);
-    norm_backward(p, b.norm1, s.stats1, dx, dnorm, s.x, Acc::Add);
+    real* const fc2_before = i > 0 ? summed_bias(p, p.m.blocks[(size_t)block - 1].fc2) : nullptr;
+    norm_backward(p, b.norm1, s.stats1, dx, dnorm, s.x, Acc::Add, fc2_before);
     end_block(p, block);
 }
 
@@ -294,10 +297,25 @@ static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatist
 }
 
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
-                          const floatX* inp, Acc acc) {
+                          const floatX* inp, Acc acc, real* columns) {
     if (!norm.exists()) return be::residual_forward(p.ctx, dinp, dinp, dout, p.stream_size());
     const auto backward = p.m.c.norm == Norm::layernorm ? be::layernorm_backward : be::rmsnorm_backward;
-    backward(p.ctx, dinp, norm.grads, dout, inp, norm.params, stats, p.local_rows(), acc);
+    const NormGrads grads = {norm.grads.weight, norm.grads.bias, columns};
+    backward(p.ctx, dinp, grads, dout, inp, norm.params, stats, p.local_rows(), acc);
+}
+
+// The bias gradient of proj or fc2, if it is the column sums of the stream's gradient as a norm's backward op leaves it: that
+// op then computes it, without a pass over the gradient. Null: the layer's own backward does. Not where the branch changes the
+// gradient (a norm after it, dropout), where each rank has some of the rows, or for fc2 where the gradients of two blocks
+// share a buffer (gradients.h).
+static real* summed_bias(const Pass& p, const Layer& l) {
+    const bool has_same_gradient = l.row_parallel() && !l.after.exists() && p.hidden_dropout(l).rate == 0;
+    if (!l.dw || !has_same_gradient || p.cut_rows() || !be::norm_sums_columns(p.m.c.C)) return nullptr;
+    if (l.matrix == Matrix::proj) return !p.m.c.parallel() && p.m.blocks[l.block].norm2.exists() ? l.db : nullptr;
+    if (p.m.of_block.used()) return nullptr;
+    const int end = p.in.first_block + (int)p.in.blocks.size();
+    if (l.block + 1 < end) return p.m.blocks[(size_t)l.block + 1].norm1.exists() ? l.db : nullptr;
+    return p.in.last && p.m.final_norm.exists() ? l.db : nullptr;
 }
 
 static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
@@ -376,7 +394,7 @@ static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, c
     const bool parallel = p.m.c.parallel();
     const size_t bytes = p.stream_size() * sizeof(floatX);
     if (parallel) be::copy_rows(p.ctx, p.m.a.branch, bytes, dx, bytes, bytes, 1);
-    norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add);
+    norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add, summed_bias(p, b.proj));
     return parallel ? p.m.a.branch : dx;
 }
 
@@ -395,7 +413,7 @@ static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX
         dout = dbranch;
     }
     if (!l.after.exists()) return dout;
-    norm_backward(p, l.after, s.stats, dbranch, dout, s.x, Acc::Set);
+    norm_backward(p, l.after, s.stats, dbranch, dout, s.x, Acc::Set, nullptr);
     return dbranch;
 }
 
@@ -546,7 +564,7 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
     const int N = p.N(), rows = p.output_rows(l);
     const Fp8 format = p.m.fp8.recipe.gradient;
     ScaleInverse* inverse = scale_inverse(p, l, Operand::gradient);
-    if (l.db) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
+    if (l.db && !summed_bias(p, l)) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
     const bool whole = rows == N, transposes = l.dw && whole;  // then the codes are transposed as they are made
     uint8_t* mine = a.fp8_codes + (whole ? 0 : (size_t)p.m.ranks->mesh.tp.rank * rows * l.out);
     quantize(p, l, Operand::gradient, mine, transposes ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
@@ -604,7 +622,7 @@ static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const
     const floatX* all_dout = gather(p, dout, p.output_rows(l), l.out);
     if (!l.dw && !l.lora) return all_dout;
     const floatX* all_inp = gather(p, inp.x, p.input_rows(l), l.in);
-    real* db = l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
+    real* db = summed_bias(p, l) ? nullptr : l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
     if (l.dw)
         be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
     if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), p.adapter_dropout(l), of_product(p));
@@ -778,7 +796,7 @@ static void embed_backward(const Pass& p) {
     m.of_block.begin(p.ctx, TensorSpec::embedding);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
     if (m.c.embedding_norm)
-        norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set);
+        norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set, nullptr);
     const floatX* all = gather(p, dembedded, p.local_rows(), m.c.C);
     if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.virtual_rows);
     else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.n.vocabulary());
@@ -845,7 +863,9 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     }
     if (training) {
         reduce(p, a.dnorm);
-        norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set);
+        const size_t blocks = p.in.blocks.size(), last = (size_t)p.in.first_block + blocks - 1;
+        real* const fc2_bias = blocks ? summed_bias(p, m.blocks[last].fc2) : nullptr;
+        norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set, fc2_bias);
         end_block(p, TensorSpec::head);
     }
     if (!training && compares) compare_answers(p);

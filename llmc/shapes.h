@@ -47,6 +47,9 @@ struct NormParams {
 struct NormGrads {
     real* weight;  // (C)
     real* bias;    // (C); null for RMSNorm
+    // (C) or null: to which the sums of dinp's columns are added, as stored: the gradient of a bias whose layer's output has
+    // the gradient dinp. Only where norm_sums_columns(C).
+    real* dinp_columns = nullptr;
 };
 struct NormStatistics {
     real* mean;  // (N); null for RMSNorm

@@ -206,7 +206,7 @@ void climb_all(ladder::Run& run) {
               const int blocks = blocks_of(ctx, p), threads = ceil_div(p.C / Pack<floatX>::size, 32) * 32;
               float* parts = (float*)ctx.scratch(sizeof(float) * (size_t)blocks * p.C);
               LAUNCH(pack_per_thread, blocks, threads, 0, ctx, parts, p.norm());
-              gpu::detail::add_rows(ctx, p.dw.p(), nullptr, parts, blocks, p.C);  // add_parts with more threads
+              gpu::detail::add_rows(ctx, p.dw.p(), nullptr, nullptr, parts, blocks, p.C);  // add_parts with more threads
           }},
          {"the trainer's: one barrier a row or none",
           [](gpu::Ctx& ctx, Problem& p) {

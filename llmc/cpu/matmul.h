@@ -17,6 +17,7 @@
 #include "../ops.h"
 #include "mlp.h"
 #include "parallel.h"
+#include "reduce.h"
 #include "rope.h"
 #include "gemm.h"
 
@@ -114,21 +115,6 @@ inline void few_rows_forward(Ctx& ctx, floatX* out, const floatX* inp, const flo
 inline real* in_fp32(const Elements& dweight) {
     CHECK(!dweight.is_bf16, "a product that sets a gradient in bf16");
     return (real*)dweight.data;
-}
-
-// dbias (+)= column sums: a task owns 64 columns and adds their rows from first to last.
-inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc) {
-    constexpr int width = 64;
-    parallel_tasks((size_t)ceil_div(OC, width), [=](size_t task) {
-        const int first = (int)task * width;
-        const int columns = std::min(width, OC - first);
-        real sum[width] = {};
-        for (int n = 0; n < N; n++) {
-            const floatX* row = dout + (size_t)n * OC + first;
-            for (int k = 0; k < columns; k++) sum[k] += (real)row[k];
-        }
-        for (int k = 0; k < columns; k++) dbias[first + k] = acc == Acc::Add ? dbias[first + k] + sum[k] : sum[k];
-    });
 }
 
 }  // namespace detail

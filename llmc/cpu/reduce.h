@@ -13,6 +13,21 @@
 namespace cpu {
 namespace detail {
 
+// dbias (+)= column sums: a task owns 64 columns and adds their rows from first to last.
+inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc) {
+    constexpr int width = 64;
+    parallel_tasks((size_t)ceil_div(OC, width), [=](size_t task) {
+        const int first = (int)task * width;
+        const int columns = std::min(width, OC - first);
+        real sum[width] = {};
+        for (int n = 0; n < N; n++) {
+            const floatX* row = dout + (size_t)n * OC + first;
+            for (int k = 0; k < columns; k++) sum[k] += (real)row[k];
+        }
+        for (int k = 0; k < columns; k++) dbias[first + k] = acc == Acc::Add ? dbias[first + k] + sum[k] : sum[k];
+    });
+}
+
 // f(0) + f(1) + .. + f(n-1) in 16 interleaved parts. Floating-point addition is not associative, so a compiler may not split a
 // plain loop into vector lanes; here the split is part of the definition, and the inner loop vectorizes.
 template <class F>

@@ -1,6 +1,7 @@
 // LayerNorm and RMSNorm with the residual sum fused in front; formulas and the derivation of gradients are in cpu/norm.h.
 //   forward   xhat = (x - mean) rstd,  y = w xhat + b          RMSNorm: mean = 0, no b
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat)),  dw += sum dy xhat,  db += sum dy
+//             and, if wanted, sums of the columns of dinp as it is stored: a bias's gradient without a pass of its own
 //
 // A row is processed by as many warps as hold it in registers: it is read once, with all loads in flight together, and the
 // variance is the mean of (x - mean)^2 as on the CPU, not a difference of squares. Rows of a single warp need no barrier. Rows
@@ -23,6 +24,8 @@ namespace detail {
 
 // Elements of a row per thread, and the maximum row length, which sets the threads per block and so the registers per thread.
 constexpr int forward_elements = 16, backward_elements = 8, long_elements = 32, longest_row = 16384;
+// Backward with sums of dinp's columns has 8 more registers per thread and so fewer threads.
+constexpr int threads_with_columns = 768;
 
 // The number of threads, in whole warps, that hold a row of C elements with `elements` each.
 inline int threads_of_row(int C, int elements) { return ceil_div(ceil_div(C, elements), 32) * 32; }
@@ -158,22 +161,25 @@ struct WholeRows {
     HD size_t at(size_t row, int C) const { return row * C; }
 };
 
-// dinp and dout have the layout `rows`. Block (threads of a row, groups); partial (groups of the grid, 1 or 2, C): sums of
-// dy xhat, and of dy if centred. A thread has 8 elements of a row, or 32 of a long one, which do not fit in registers and are
-// read again, from the cache. One function although it is long: all parts work on the same registers.
-template <bool centred, int elements, class Rows>
-__global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest_row / long_elements)
+// dinp and dout have the layout `rows`. Block (threads of a row, groups); partial (groups of the grid, 1 to 3, C): sums of
+// dy xhat, of dy if centred, and of dinp as it is stored if `columns`. A thread has 8 elements of a row, or 32 of a long one,
+// which do not fit in registers and are read again, from the cache. One function although it is long: all parts work on the
+// same registers.
+template <bool centred, int elements, class Rows, bool columns>
+__global__ void __launch_bounds__(columns                         ? threads_with_columns
+                                  : elements == backward_elements ? 1024
+                                                                  : longest_row / long_elements)
     norm_backward_kernel(floatX* dinp, real* __restrict__ partial, const floatX* dout, const floatX* inp, const floatX* weight,
                          const real* __restrict__ mean, const real* __restrict__ rstd, Rows rows, int C, real offset,
                          bool add) {
-    constexpr int size = Pack<floatX>::size, packs = elements / size, sums = centred ? 2 : 1;
+    constexpr int size = Pack<floatX>::size, packs = elements / size, sums = 1 + centred + columns;
     constexpr bool keep = elements == backward_elements;
     constexpr bool keep_all = keep && !centred;  // also the weight and dinp; LayerNorm lacks the registers
     __shared__ float2 of_warp[2][32];            // alternating, so that a row needs only one barrier
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32, first_warp = threadIdx.y * warps;
     const auto first = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * size; };
 
-    float dw[packs][size] = {}, db[packs][size] = {};
+    float dw[packs][size] = {}, db[packs][size] = {}, dx_sum[packs][size] = {};
     Pack<floatX> kept_weight[packs] = {};
     if constexpr (keep_all)
 #pragma unroll
@@ -235,6 +241,7 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
                 const float xhat = ((float)x[k][j] - m) * r, g = (offset + (float)w[j]) * (float)dy[k][j];
                 const float d = r * (g - mean_g - xhat * mean_gx);
                 dx[j] = (floatX)(add ? (float)dx[j] + d : d);
+                if (columns) dx_sum[k][j] += (float)dx[j];  // 0 in rows that are not there
             }
             store_part<true>(dinp + strided, first(k), length, dx);
         }
@@ -246,24 +253,24 @@ __global__ void __launch_bounds__(elements == backward_elements ? 1024 : longest
     for (int k = 0; k < packs; k++)
 #pragma unroll
         for (int j = 0; j < size; j += width) {
-            Pack<real> w, b;
+            Pack<real> w, b, c;
 #pragma unroll
-            for (int i = 0; i < width; i++) w[i] = dw[k][j + i], b[i] = db[k][j + i];
+            for (int i = 0; i < width; i++) w[i] = dw[k][j + i], b[i] = db[k][j + i], c[i] = dx_sum[k][j + i];
             store_part<true>(part, first(k) + j, C, w);
             if (centred) store_part<true>(part + C, first(k) + j, C, b);
+            if (columns) store_part<true>(part + (sums - 1) * C, first(k) + j, C, c);
         }
 }
 
 // For any C: a block per group, which keeps its sums in scratch memory.
-template <bool centred, class Rows>
+template <bool centred, bool columns, class Rows>
 __global__ void __launch_bounds__(256)
     norm_backward_plain_kernel(floatX* dinp, real* partial, const floatX* dout, const floatX* inp, const floatX* weight,
                                const real* mean, const real* rstd, Rows rows, int C, real offset, bool add, RowMeans products) {
-    real *dw = partial + (size_t)blockIdx.x * (centred ? 2 : 1) * C, *db = dw + C;
-    for (int c = threadIdx.x; c < C; c += 256) {
-        dw[c] = 0;
-        if (centred) db[c] = 0;
-    }
+    constexpr int sums = 1 + centred + columns;
+    real *dw = partial + (size_t)blockIdx.x * sums * C, *db = dw + C, *dx_sum = dw + (sums - 1) * C;
+    for (int c = threadIdx.x; c < sums * C; c += 256) dw[c] = 0;
+    __syncthreads();
     for (size_t n = blockIdx.x; n < (size_t)rows.count(); n += gridDim.x) {
         const floatX *x = inp + n * C, *dy = dout + rows.at((int)n, C);
         floatX* dx = dinp + rows.at((int)n, C);
@@ -282,11 +289,12 @@ __global__ void __launch_bounds__(256)
             const float xhat = ((float)x[c] - m) * r;
             const float d = r * ((offset + (float)weight[c]) * (float)dy[c] - mean_g - xhat * mean_gx);
             dx[c] = (floatX)(add ? (float)dx[c] + d : d);
+            if (columns) dx_sum[c] += (float)dx[c];
         }
     }
 }
 
-template <bool centred, class Rows>
+template <bool centred, bool columns, class Rows>
 void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                    const NormParams& params, const NormStatistics& statistics, const Rows& rows, Acc acc) {
     const int N = rows.count(), C = params.C;
@@ -296,22 +304,33 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
         rows.at(1, C) % Pack<floatX>::size == 0 && C % Pack<floatX>::size == 0 && aligned_16(dinp, dout, inp, weight);
     const bool is_long = C > 1024 * backward_elements, plain = !packed || C > longest_row || params.means.sums;
     const int threads = plain ? 256 : threads_of_row(C, is_long ? long_elements : backward_elements);
+    constexpr int most_threads = columns ? threads_with_columns : 1024;  // of a multiprocessor
+    CHECK(!columns || plain || threads <= most_threads, "sums of the columns of rows of %d", C);
     const int groups = plain ? 1 : std::max(1, 256 / threads);
     // As many blocks as run at once, but at least four rows per group, or its sums would cost more than its rows.
-    const int per_multiprocessor = is_long ? 1 : 1024 / (threads * groups);
+    const int per_multiprocessor = is_long ? 1 : most_threads / (threads * groups);
     const int blocks = std::min(ctx.multiprocessors * per_multiprocessor, ceil_div(N, 4 * groups));
-    real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * groups * (centred ? 2 : 1) * C);
+    real* partial = (real*)ctx.scratch(sizeof(real) * (size_t)blocks * groups * (1 + centred + columns) * C);
     const auto& [mean, rstd] = statistics;
     if (plain)
-        LAUNCH((norm_backward_plain_kernel<centred, Rows>), blocks, threads, 0, ctx, dinp, partial, dout, inp, weight, mean,
-               rstd, rows, C, params.offset, acc == Acc::Add, params.means);
+        LAUNCH((norm_backward_plain_kernel<centred, columns, Rows>), blocks, threads, 0, ctx, dinp, partial, dout, inp, weight,
+               mean, rstd, rows, C, params.offset, acc == Acc::Add, params.means);
     else {
-        const auto kernel = is_long ? norm_backward_kernel<centred, long_elements, Rows>
-                                    : norm_backward_kernel<centred, backward_elements, Rows>;
+        auto kernel = norm_backward_kernel<centred, backward_elements, Rows, columns>;
+        if constexpr (!columns)
+            if (is_long) kernel = norm_backward_kernel<centred, long_elements, Rows, false>;
         LAUNCH(kernel, blocks, dim3(threads, groups), 0, ctx, dinp, partial, dout, inp, weight, mean, rstd, rows, C,
                params.offset, acc == Acc::Add);
     }
-    add_rows(ctx, grads.weight, centred ? grads.bias : nullptr, partial, blocks * groups, C);
+    real* const bias = centred ? grads.bias : grads.dinp_columns;
+    add_rows(ctx, grads.weight, bias, centred ? grads.dinp_columns : nullptr, partial, blocks * groups, C);
+}
+template <bool centred>
+void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
+                   const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
+    const auto backward =
+        grads.dinp_columns ? norm_backward<centred, true, WholeRows> : norm_backward<centred, false, WholeRows>;
+    backward(ctx, dinp, grads, dout, inp, params, statistics, WholeRows{N}, acc);
 }
 
 // ---- query and key heads ---------------------------------------------------------------------------------------------------
@@ -383,9 +402,11 @@ inline void layernorm_forward(Ctx& ctx, const Output& out, const NormStatistics&
     detail::norm_forward<true>(ctx, out, statistics, sum, inp, add, params, N);
 }
 
+inline bool norm_sums_columns(int C) { return C <= detail::threads_with_columns * detail::backward_elements; }
+
 inline void layernorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                                const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, detail::WholeRows{N}, acc);
+    detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
 }
 
 inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -395,7 +416,7 @@ inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& s
 
 inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                              const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
-    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, detail::WholeRows{N}, acc);
+    detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, N, acc);
 }
 
 inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {
@@ -417,7 +438,7 @@ inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, c
 inline void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept, const NormParams& params,
                                const real* rstd, const HeadRows& rows) {
     const NormStatistics statistics = {nullptr, const_cast<real*>(rstd)};
-    detail::norm_backward<false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set);
+    detail::norm_backward<false, false>(ctx, dqkv, grads, dqkv, kept, params, statistics, rows, Acc::Set);
 }
 
 inline void head_norm_squares(Ctx& ctx, real* sums, const floatX* qkv, int C, const HeadRows& rows) {

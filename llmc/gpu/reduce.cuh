@@ -11,7 +11,7 @@ namespace detail {
 
 // Block (32, 32) for 32 columns: a thread adds every 32nd row, then one thread per column adds its 32 parts.
 __global__ void __launch_bounds__(1024)
-    add_rows_kernel(real* total, real* second, const real* __restrict__ rows, int n, int C, size_t stride) {
+    add_rows_kernel(real* total, real* second, real* third, const real* __restrict__ rows, int n, int C, size_t stride) {
     __shared__ float parts[32][33];
     const int c = blockIdx.x * 32 + threadIdx.x;
     rows += (size_t)blockIdx.y * C;
@@ -26,14 +26,15 @@ __global__ void __launch_bounds__(1024)
     sum = 0;
 #pragma unroll
     for (int i = 0; i < 32; i++) sum += parts[i][threadIdx.x];
-    (blockIdx.y == 0 ? total : second)[c] += sum;
+    (blockIdx.y == 0 ? total : blockIdx.y == 1 ? second : third)[c] += sum;
 }
 
-// The last step of gradients that are summed over rows in parts: total (C) += the sum of `rows` (n, C). If `second` (C) is
-// given, rows are (n, 2, C), and `second` gets the second half of each.
-inline void add_rows(Ctx& ctx, real* total, real* second, const real* rows, int n, int C) {
-    const int sums = second ? 2 : 1;
-    LAUNCH(add_rows_kernel, dim3(ceil_div(C, 32), sums), dim3(32, 32), 0, ctx, total, second, rows, n, C, (size_t)sums * C);
+// The last step of gradients that are summed over rows in parts: total (C) += the sum of `rows` (n, C). With `second`, and with
+// `third`, rows are (n, 2, C) or (n, 3, C), and these get the sums of the second and third C of each.
+inline void add_rows(Ctx& ctx, real* total, real* second, real* third, const real* rows, int n, int C) {
+    const int sums = third ? 3 : second ? 2 : 1;
+    LAUNCH(add_rows_kernel, dim3(ceil_div(C, 32), sums), dim3(32, 32), 0, ctx, total, second, third, rows, n, C,
+           (size_t)sums * C);
 }
 
 // For counts and totals, not for inner loops. Every lane gets the result.

@@ -226,12 +226,34 @@ TEST_P(Norms, Backward) {
             if (acc == Acc::Add) dinp.set(dinp0);
             Buffer<real> dw(dw0, "dweight"), db(db0, "dbias");
             const auto backward = centred ? backend::layernorm_backward : backend::rmsnorm_backward;
-            backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), {w.p(), nullptr, k.C, 0, offset}, {mean.p(), rstd.p()},
-                     k.N, acc);
+            const NormParams params = {w.p(), nullptr, k.C, 0, offset};
+            backward(ctx, dinp.p(), {dw.p(), db.p()}, dout.p(), inp.p(), params, {mean.p(), rstd.p()}, k.N, acc);
             expect_close(dinp.get(), r.dx, r.dx_allowed, "dinp");
             expect_close(dw.get(), r.dw, r.dw_allowed, "dweight");
             if (centred) expect_close(db.get(), r.db, r.db_allowed, "dbias");
             else expect_same_bits(db.get(), db0, "dbias");
+
+            // With the sums of dinp's columns: the same dinp, and the sums of what was stored, in any order.
+            if (!backend::norm_sums_columns(k.C)) continue;
+            Buffer<floatX> dinp_too(size, "dinp with sums");
+            if (acc == Acc::Add) dinp_too.set(dinp0);
+            Buffer<real> dw_too(dw0, "dweight with sums"), db_too(db0, "dbias with sums"), columns(db0, "sums of columns");
+            backward(ctx, dinp_too.p(), {dw_too.p(), db_too.p(), columns.p()}, dout.p(), inp.p(), params, {mean.p(), rstd.p()},
+                     k.N, acc);
+            expect_same_bits(dinp_too.get(), dinp.get(), "dinp with sums");
+            expect_close(dw_too.get(), r.dw, r.dw_allowed, "dweight with sums");
+            if (centred) expect_close(db_too.get(), r.db, r.db_allowed, "dbias with sums");
+            const std::vector<floatX> stored = dinp_too.get();
+            Doubles sums = doubles(db0), allowed(k.C);
+            for (int c = 0; c < k.C; c++) {
+                double magnitude = std::abs(sums[c]);
+                for (int n = 0; n < k.N; n++) {
+                    sums[c] += as_double(stored[(size_t)n * k.C + c]);
+                    magnitude += std::abs(as_double(stored[(size_t)n * k.C + c]));
+                }
+                allowed[c] = (k.N + 1) * u * magnitude;
+            }
+            expect_close(columns.get(), sums, allowed, "sums of columns");
         }
 }
 
