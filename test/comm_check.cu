@@ -317,12 +317,12 @@ static bool check_order(Test& t, be::Comm& comm) {
     const int rank = comm.rank(), size = comm.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
     std::vector<std::unique_ptr<Buffer<floatX>>> out, in;
     std::vector<be::Pending> sends;
-    for (size_t k = 0; k < sizes.size(); k++) {
+    for (size_t k = 0; k < sizes.size(); k++) {  // first: to allocate memory waits for the device
         out.push_back(std::make_unique<Buffer<floatX>>(t.ctx, sizes[k]));
         in.push_back(std::make_unique<Buffer<floatX>>(t.ctx, sizes[k]));
         out[k]->set([&](size_t i) { return value(rank, i, (int)k); });
-        sends.push_back(be::start_send(t.ctx, comm, out[k]->data(), sizes[k], next, 0));
     }
+    for (size_t k = 0; k < sizes.size(); k++) sends.push_back(be::start_send(t.ctx, comm, out[k]->data(), sizes[k], next, 0));
     bool ok = true;
     for (size_t k = 0; k < sizes.size(); k++) {
         be::recv(t.ctx, comm, in[k]->data(), sizes[k], previous, 0);
@@ -558,6 +558,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         w.watch(1.5, status_file);
         Buffer<real> x(t.ctx, 100 * everyone.size());
         be::all_reduce(t.ctx, comm, x.data(), 100);
+        x.fetch();
         if (me) sleep(600);
         be::Pending p;
         if (how == "late_started") p = be::start_all_gather(t.ctx, comm, x.data(), 100);
@@ -624,6 +625,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
     } else if (how == "mix_messages" || how == "mix_tags") {
         be::Comm comm(t.ctx, w, everyone, "pipeline");
         be::connect_ring(t.ctx, comm);
+        w.watch(1.5, "");
         Buffer<floatX> x(t.ctx, 100);
         be::Pending p;
         if (w.rank() == 0) p = be::start_send(t.ctx, comm, x.data(), 100, 1, 5);

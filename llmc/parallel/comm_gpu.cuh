@@ -10,8 +10,7 @@
 // from u to v, has its own communicator: u only sends on it, from a separate stream, and v only receives, on ctx.stream. Then a
 // send waits only for its receive, and only finish() waits for a send. The first message between two ranks also blocks the host
 // while NCCL connects them; in a ring in which all ranks send first, all would block. So connect_ring creates the edges and
-// sends one message over each, in rounds in which a rank has at most one edge, which excludes cycles. On the emulator nothing
-// runs concurrently with the host, and a send is complete when its call returns: there a separate thread makes the call.
+// sends one message over each, in rounds in which a rank has at most one edge, which excludes cycles.
 //
 // Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
 // cpu:: sums in fp32 and rounds once. Gradients are `real`, for which both sum in fp32, or optionally bf16: then a ring's
@@ -27,16 +26,18 @@
 // then waits for the device.
 // Kernels of several communicators in flight must fit on the GPU together, as they wait for other ranks: here at most the
 // started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
-// Ranks cannot share a GPU. Not yet run with NCCL on GPUs, only on the emulator.
+// Ranks cannot share a GPU. The same code runs on the emulator, whose NCCL (test/emu/nccl.h) is asynchronous too; not yet run
+// with NCCL on several GPUs.
 #pragma once
+#include <deque>
+#include <mutex>
+#include <string_view>
+
+#include "comm_cpu.h"
+#include "../gpu/memory.cuh"
+
 #if !defined(HAVE_NCCL)
-#if defined(BACKEND_EMU)
-#if __has_include(<mpi.h>)
-#define HAVE_NCCL 1  // the emulated NCCL, over MPI
-#else
-#define HAVE_NCCL 0
-#endif
-#elif __has_include(<nccl.h>)
+#if HAVE_MPI && __has_include(<nccl.h>)  // without MPI there is one rank
 #define HAVE_NCCL 1
 #else
 #define HAVE_NCCL 0
@@ -45,16 +46,6 @@
 #if HAVE_NCCL
 #include <nccl.h>
 #endif
-
-#include <deque>
-#include <mutex>
-#ifdef BACKEND_EMU
-#include <future>
-#include <thread>
-#endif
-
-#include "comm_cpu.h"
-#include "../gpu/memory.cuh"
 
 namespace gpu {
 namespace detail {
@@ -206,7 +197,6 @@ struct Edge : Channel {
     int peer = 0;  // rank in the group
     bool sends = false;
 
-#ifndef BACKEND_EMU
     // The function that completes the send: afterwards the sender's stream may write x again.
     std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, UnderWay& under_way, int64_t number) {
         order(stream, from);
@@ -215,27 +205,6 @@ struct Edge : Channel {
         });
         return [=, &under_way] { under_way.wait_for("send", number, comm, *sent); };
     }
-#else
-    // Arguments are checked here; a thread makes the call after the previous one.
-    std::shared_future<ncclResult_t> last;
-    std::function<void()> send(const floatX* x, size_t n, cudaStream_t, UnderWay& under_way, int64_t number) {
-        NCCL(ncclGroupStart());
-        NCCL(ncclSend(x, n, nccl_type<floatX>(), 1, comm, stream));
-        emu::nccl::Operations operations;
-        operations.swap(emu::nccl::queue());
-        NCCL(ncclGroupEnd());
-        std::promise<ncclResult_t> promise;
-        const std::shared_future<ncclResult_t> before = std::exchange(last, promise.get_future().share()), sent = last;
-        std::thread([before, promise = std::move(promise), operations = std::move(operations)]() mutable {
-            if (before.valid()) before.wait();
-            promise.set_value(emu::nccl::run_all(std::move(operations)));
-        }).detach();
-        return [=, &group = under_way.group] {
-            const Waiting waiting(group.monitor.get(), "send", group.name, number);
-            NCCL(sent.get());
-        };
-    }
-#endif
 };
 
 // The ranks of a Comm and its communicators, at a fixed address.
@@ -309,25 +278,15 @@ struct Group : comm_detail::Members {};
 
 // Identifies the device of this rank.
 inline std::string device_text(const Ctx& ctx) {
-#ifndef BACKEND_EMU
     char id[64] = "";
     CUDA(cudaDeviceGetPCIBusId(id, sizeof id, ctx.device));
     return id;
-#else
-    (void)ctx;
-    return "";
-#endif
 }
 
 }  // namespace detail
 
 class Comm {
 public:
-#ifdef BACKEND_EMU
-    static constexpr bool emulated = true;
-#else
-    static constexpr bool emulated = false;
-#endif
     Comm() = default;
     // As cpu::Comm's constructor.
     Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
@@ -353,7 +312,7 @@ public:
         if (place < 0 || n == 1) return;
 #if HAVE_NCCL
         for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < i && !emulated; j++) {
+            for (size_t j = 0; j < i; j++) {
                 const size_t a = (size_t)ranks[j], b = (size_t)ranks[i];
                 if (world.on_one_machine(a, b) && devices[a] == devices[b])
                     fail(
@@ -534,11 +493,12 @@ inline void connect_ring(Ctx& ctx, Comm& comm) {
 // allocates at a communicator's first use is taken before memory is planned. On the emulator, whose only algorithm is the ring,
 // the larger ones are smaller.
 inline void warm_up(Ctx& ctx, Comm& comm) {
+    constexpr bool emulated = std::string_view(backend_name) == "emu";
     if (comm.size() == 1) return;
 #if HAVE_NCCL
     detail::Group& g = *comm.group();
     const Waiting waiting(g.monitor.get(), "warm_up", g.name, g.sequence);
-    const size_t size = (size_t)g.size, most = Comm::emulated ? 1024 : ((size_t)64 << 20) / sizeof(floatX) / size;
+    const size_t size = (size_t)g.size, most = emulated ? 1024 : ((size_t)64 << 20) / sizeof(floatX) / size;
     floatX* x = (floatX*)allocate_memory(most * size * sizeof(floatX));
     for (const size_t n : {(size_t)1, most}) {
         floatX* mine = x + (size_t)g.rank * n;

@@ -336,13 +336,8 @@ struct WorldState {
 
     void start_mpi(const Placement& p) {
 #if HAVE_MPI
-#if defined(BACKEND_EMU)
-        const int wanted = MPI_THREAD_MULTIPLE;  // the emulated GPU sends from its own threads (comm_gpu.cuh)
-#else
-        const int wanted = MPI_THREAD_FUNNELED;
-#endif
         int level = 0;
-        MPI(MPI_Init_thread(nullptr, nullptr, wanted, &level));
+        MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level));
         MPI(MPI_Comm_dup(MPI_COMM_WORLD, &mpi));
         MPI(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN));
         MPI(MPI_Comm_rank(mpi, &rank));
@@ -352,8 +347,8 @@ struct WorldState {
                 "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
                 "one this program was built with; srun --mpi=pmix may fit",
                 p.size, size);
-        if (level < wanted)
-            fail("this MPI was built without the threads that the program needs: MPI_THREAD_MULTIPLE, on GPUs _FUNNELED");
+        if (level < MPI_THREAD_FUNNELED)
+            fail("this MPI was built without the threads that the program needs: MPI_THREAD_FUNNELED");
 #else
         if (p.size > 1)
             fail(

@@ -378,6 +378,13 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->canUseHostPointerForRegisteredMem = 1;
     return cudaSuccess;
 }
+// Each process has its own GPU, unless EMU_PCI_BUS_ID says otherwise.
+inline cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int) {
+    EMU_CALLED();
+    const char* const given = getenv("EMU_PCI_BUS_ID");
+    if (given) return snprintf(id, (size_t)length, "%s", given), cudaSuccess;
+    return snprintf(id, (size_t)length, "%08x:00:00.0", (unsigned)getpid()), cudaSuccess;
+}
 inline cudaError_t cudaDriverGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* v) { return EMU_CALLED(), *v = 13000, cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
@@ -517,6 +524,12 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return EMU_CALLED(), cudaStreamCreateWithFlags(s, 0); }
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return EMU_CALLED(), emu::streams().destroy(s), cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return EMU_CALLED(), emu::streams().finish(s), cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t s) {
+    EMU_CALLED();
+    if (emu::streams().is_idle(s)) return cudaSuccess;
+    emu::streams().run_one();
+    return cudaErrorNotReady;
+}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
     EMU_CALLED();
     if (e->mark) emu::streams().put(s, nullptr, e->mark);

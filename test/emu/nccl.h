@@ -10,18 +10,22 @@
 // (rounded to the type) and sums; for integers it sums, then divides. max and min drop NaN.
 //
 // It is meant to be an unkind library: whatever a caller may not rely on turns out badly.
+// - A call puts its operation on the stream and returns. The operation waits for the other ranks and blocks only its stream
+//   and its communicator, whose operations run one after another, whatever their streams.
 // - Operations of a group run at the same time, the last one is started first; nothing is read before the group ends.
 // - Buffers must be device memory of one allocation, aligned, and overlap only as documented for work in place.
-// - All ranks of a collective, and both ends of a send, compare what they were asked for: where that differs each of them gets
-//   ncclInvalidArgument, nothing is moved, and the communicator is unusable (NCCL would hang or move garbage).
-// - Outside of a group an operation is over when its call returns, and so is all that was on any stream (kinder than NCCL); a
-//   send that nobody receives waits for ever, as the stream would. EMU_NCCL_TIMEOUT=seconds ends a program that waits longer
-//   than that, and says for what.
-// - EMU_NCCL_HANG=N or N:CODE: the Nth operation that each communicator is asked for outside of groups never completes, as if
-//   another rank did not come. Its call returns and its stream goes no further. CODE: the communicator's asynchronous error.
+// - All ranks of a collective, and both ends of a send, compare what they were asked for: where that differs, stderr says so,
+//   nothing is moved, the operation never ends, and the communicator's asynchronous error is ncclInvalidArgument (NCCL would
+//   hang or move garbage).
+// - EMU_NCCL_TIMEOUT=seconds ends a program in which an operation waits for other ranks longer than that, and says which.
+// - EMU_NCCL_HANG=N or N:CODE: the Nth operation of each communicator outside of groups never ends, as if another rank
+//   did not come. CODE: the communicator's asynchronous error.
 // - EMU_NCCL_MEMORY_MB=N: each communicator takes N MiB of the device at its first operation, as NCCL's buffers do, and fails
 //   with ncclUnhandledCudaError if they are not free.
+// - ncclCommAbort, from any thread, ends the communicator's operations, so that streams continue; their results are undefined.
 // - A rank that ends by exit() with an error ends all ranks, as the launcher would.
+// Operations advance while the host waits for a stream or an event or calls MPI_Test or MPI_Testall, which are intercepted for
+// that: a GPU needs no host. So a host that waits in a blocking MPI call must not expect other ranks to need its streams.
 // Not here: reductions of fp16 and fp8 (they can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and
 // ncclCommSplit inside of a group, several GPUs in one process, registered memory. The rank that made an id must be one of the
 // communicator's. Cost: a ring moves 2 (n - 1) / n of the buffer (all-reduce), in messages of 1 GiB at most
@@ -33,6 +37,8 @@
 #define MPICH_SKIP_MPICXX 1
 #include <cuda_runtime.h>
 #include <mpi.h>
+
+#include "nccl_numbers.h"
 #include <unistd.h>
 #include <stdarg.h>
 
@@ -44,11 +50,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 // ---- types and enumerators -------------------------------------------------------------------------------------------------
@@ -80,38 +88,6 @@ typedef enum {
     ncclInProgress = 7,
     ncclNumResults = 8
 } ncclResult_t;
-
-typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
-typedef enum {
-    ncclSum = 0,
-    ncclProd = 1,
-    ncclMax = 2,
-    ncclMin = 3,
-    ncclAvg = 4,
-    ncclNumOps = 5,
-    ncclMaxRedOp = 0x7fffffff >> (32 - 8 * sizeof(ncclRedOp_dummy_t))
-} ncclRedOp_t;
-
-typedef enum {
-    ncclInt8 = 0,
-    ncclChar = 0,
-    ncclUint8 = 1,
-    ncclInt32 = 2,
-    ncclInt = 2,
-    ncclUint32 = 3,
-    ncclInt64 = 4,
-    ncclUint64 = 5,
-    ncclFloat16 = 6,
-    ncclHalf = 6,
-    ncclFloat32 = 7,
-    ncclFloat = 7,
-    ncclFloat64 = 8,
-    ncclDouble = 8,
-    ncclBfloat16 = 9,
-    ncclFloat8e4m3 = 10,
-    ncclFloat8e5m2 = 11,
-    ncclNumTypes = 12
-} ncclDataType_t;
 
 typedef struct ncclConfig_v22800 {
     size_t size;
@@ -145,6 +121,8 @@ struct ncclComm {
     int rank = 0, size = 0;
     bool finalized = false;
     std::atomic<ncclResult_t> error{ncclSuccess};  // what made the communicator unusable
+    std::atomic<bool> aborted{false};
+    emu::Ticket last;  // operation: the next one runs after it
     // How many operations there were: of all ranks, and to and from each one. Equal at both ends, they make the messages' tags.
     unsigned collectives = 0;
     int calls = 0;            // for EMU_NCCL_HANG
@@ -155,9 +133,16 @@ struct ncclComm {
 namespace emu::nccl {
 
 // ---- errors ----------------------------------------------------------------------------------------------------------------
-inline std::string& last_error() {
-    static std::string text;
+// Texts are kept: another thread may be reading the one before.
+inline std::atomic<const char*>& last_error() {
+    static std::atomic<const char*> text{""};
     return text;
+}
+inline void set_last_error(const char* text) {
+    static std::mutex mutex;
+    static std::deque<std::string> all;
+    const std::lock_guard<std::mutex> lock(mutex);
+    last_error() = all.emplace_back(text).c_str();
 }
 // Where a thread is between ncclGroupStart and ncclGroupEnd, and the first call there that was refused.
 struct Group {
@@ -175,7 +160,7 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t refuse(ncclResult_t co
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    last_error() = text;
+    set_last_error(text);
     if (group().depth && group().error == ncclSuccess) group().error = code;
     return code;
 }
@@ -208,22 +193,23 @@ inline size_t piece_bytes() {
     return bytes ? std::max<size_t>(1, std::min<size_t>(INT_MAX, strtoull(bytes, nullptr, 10))) : (size_t)1 << 30;
 }
 
-// Gives the processor away between looks, which become rarer while nothing moves, and ends the program when nothing has moved
-// for EMU_NCCL_TIMEOUT seconds.
+// Ends the program when nothing has moved for EMU_NCCL_TIMEOUT seconds.
 struct Patience {
     double since = MPI_Wtime(), limit = getenv("EMU_NCCL_TIMEOUT") ? atof(getenv("EMU_NCCL_TIMEOUT")) : 1e30;
     void renew() { since = MPI_Wtime(); }
+    double waited() const { return MPI_Wtime() - since; }
     template <class Describe>
-    void wait(Describe describe) {
-        const double waited = MPI_Wtime() - since;
-        if (waited > limit)
+    void look(Describe describe) const {
+        if (waited() > limit)
             fault("NCCL, world rank %d: nothing has moved for %g s: %s", world_rank(), limit, describe().c_str());
-        usleep((unsigned)std::min(15 + waited * 1e6 / 8, 150.0));
     }
 };
 inline void finish(MPI_Request request, const char* what) {
-    Patience patience;
-    for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), !done;) patience.wait([=] { return std::string(what); });
+    const Patience patience;
+    for (int done = 0; MPI_Test(&request, &done, MPI_STATUS_IGNORE), !done;) {
+        patience.look([=] { return std::string(what); });
+        usleep((unsigned)std::min(15 + patience.waited() * 1e6 / 8, 150.0));
+    }
 }
 inline void send_now(const void* data, size_t bytes, int world_peer, int tag) {
     MPI_Request request;
@@ -234,103 +220,6 @@ inline void receive_now(void* data, size_t bytes, int world_peer, int tag) {
     MPI_Request request;
     MPI_Irecv(data, (int)bytes, MPI_BYTE, world_peer, tag, MPI_COMM_WORLD, &request);
     finish(request, "ncclCommInitRank waits for other ranks to call it with the same id");
-}
-
-// ---- numbers ---------------------------------------------------------------------------------------------------------------
-struct Bf16 {
-    uint16_t bits;
-    Bf16() = default;
-    explicit Bf16(float x) {  // to nearest, ties to even; NaN stays NaN
-        uint32_t u;
-        memcpy(&u, &x, 4);
-        bits = x != x ? 0x7fff : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-    }
-    explicit operator float() const {
-        const uint32_t u = (uint32_t)bits << 16;
-        float x;
-        memcpy(&x, &u, 4);
-        return x;
-    }
-};
-
-struct TypeInfo {
-    const char* name;
-    size_t bytes;
-    bool reducible;
-};
-inline const TypeInfo& info(ncclDataType_t type) {
-    static const TypeInfo table[ncclNumTypes] = {{"int8", 1, true},     {"uint8", 1, true},       {"int32", 4, true},
-                                                 {"uint32", 4, true},   {"int64", 8, true},       {"uint64", 8, true},
-                                                 {"float16", 2, false}, {"float32", 4, true},     {"float64", 8, true},
-                                                 {"bfloat16", 2, true}, {"float8e4m3", 1, false}, {"float8e5m2", 1, false}};
-    return table[type];
-}
-// F is called with a value of the type.
-template <class F>
-void with_type(ncclDataType_t type, F f) {
-    switch (type) {
-        case ncclInt8: return f(int8_t());
-        case ncclUint8: return f(uint8_t());
-        case ncclInt32: return f(int32_t());
-        case ncclUint32: return f(uint32_t());
-        case ncclInt64: return f(int64_t());
-        case ncclUint64: return f(uint64_t());
-        case ncclFloat32: return f(float());
-        case ncclFloat64: return f(double());
-        case ncclBfloat16: return f(Bf16());
-        default: fault("NCCL: no arithmetic in %s", info(type).name);
-    }
-}
-
-template <class T>
-T reduce(ncclRedOp_t op, T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-        using U = std::make_unsigned_t<T>;  // wraps around, as on a GPU
-        switch (op) {
-            case ncclProd: return (T)((U)a * (U)b);
-            case ncclMax: return std::max(a, b);
-            case ncclMin: return std::min(a, b);
-            default: return (T)((U)a + (U)b);
-        }
-    } else {
-        using F = std::conditional_t<std::is_same_v<T, double>, double, float>;
-        const F x = (F)a, y = (F)b;
-        switch (op) {
-            case ncclProd: return (T)(x * y);
-            case ncclMax: return (T)std::fmax(x, y);
-            case ncclMin: return (T)std::fmin(x, y);
-            default: return (T)(x + y);
-        }
-    }
-}
-// A rank's own input as it enters the sum: for avg, in floating point, times 1/n.
-template <class T>
-T contribution(ncclRedOp_t op, T x, int ranks) {
-    if constexpr (std::is_integral_v<T>) return x;
-    else if (op != ncclAvg) return x;
-    else return reduce(ncclProd, x, (T)(std::conditional_t<std::is_same_v<T, double>, double, float>)(1.0 / ranks));
-}
-// to = partial (op) own, or just own where there is no partial. `to` may be `partial`.
-inline void accumulate(ncclDataType_t type, ncclRedOp_t op, int ranks, void* to, const void* partial, const void* own,
-                       size_t count) {
-    with_type(type, [=](auto example) {
-        using T = decltype(example);
-        for (size_t i = 0; i < count; i++) {
-            const T x = contribution(op, ((const T*)own)[i], ranks);
-            ((T*)to)[i] = partial ? reduce(op, ((const T*)partial)[i], x) : x;
-        }
-    });
-}
-// What is left to do for avg when the sum is complete: integers divide, towards zero.
-inline void complete(ncclDataType_t type, ncclRedOp_t op, int ranks, void* data, size_t count) {
-    if (op != ncclAvg) return;
-    with_type(type, [=](auto example) {
-        using T = decltype(example);
-        if constexpr (std::is_integral_v<T>) {
-            using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
-            for (size_t i = 0; i < count; i++) ((T*)data)[i] = (T)((Wide)((T*)data)[i] / (Wide)ranks);
-        }
-    });
 }
 
 // ---- operations ------------------------------------------------------------------------------------------------------------
@@ -359,17 +248,17 @@ struct Operation {
     size_t count;  // as in the call: of a block for all-gather and reduce-scatter, of the whole buffer else
     ncclDataType_t type;
     ncclRedOp_t op;
-    int peer;             // of a send or receive, or the root, or -1
+    int peer;  // of a send or receive, or the root, or -1
+    cudaStream_t stream;
     unsigned number = 0;  // among those that the other end counts as well
     int step = 0;
-    bool finished = false;
-    ncclResult_t error = ncclSuccess;
+    bool finished = false, disagrees = false;
     std::vector<MPI_Request> requests;
     std::vector<Header> headers;                           // this rank's, then the others'
     std::vector<char> outgoing, incoming, private_result;  // partial sums; ncclReduce's result where nobody asked for it
 
     Operation(Kind kind_, ncclComm* comm_, const void* source_, void* result_, size_t count_, ncclDataType_t type_,
-              ncclRedOp_t op_, int peer_)
+              ncclRedOp_t op_, int peer_, cudaStream_t stream_)
         : kind(kind_),
           comm(comm_),
           source((const char*)source_),
@@ -377,7 +266,8 @@ struct Operation {
           count(count_),
           type(type_),
           op(op_),
-          peer(peer_) {}
+          peer(peer_),
+          stream(stream_) {}
     bool to_one() const { return kind == Kind::Send || kind == Kind::Recv; }
     size_t bytes(size_t n) const { return n * info(type).bytes; }
     std::string describe() const {
@@ -421,10 +311,11 @@ struct Operation {
     bool agreed() {
         for (const Header& h : headers) {
             if (h == headers[0]) continue;
-            error = refuse(ncclInvalidArgument, "%s, but another rank: %s of %zu %s (operation %d, root %d; here %d, %d)",
-                           describe().c_str(), name_of((Kind)h.kind), (size_t)h.count, info((ncclDataType_t)h.type).name, h.op,
-                           h.root, headers[0].op, headers[0].root);
-            comm->error = error;
+            refuse(ncclInvalidArgument, "%s, but another rank: %s of %zu %s (operation %d, root %d; here %d, %d)",
+                   describe().c_str(), name_of((Kind)h.kind), (size_t)h.count, info((ncclDataType_t)h.type).name, h.op, h.root,
+                   headers[0].op, headers[0].root);
+            fprintf(stderr, "emulated NCCL, world rank %d: %s\n", world_rank(), last_error().load());
+            comm->error = ncclInvalidArgument;
             return false;
         }
         return true;
@@ -432,14 +323,15 @@ struct Operation {
 
     // Does what can be done without waiting; true if that was anything.
     bool advance() {
+        if (disagrees) return false;
         if (!requests.empty()) {
             int done;
-            MPI_Testall((int)requests.size(), requests.data(), &done, MPI_STATUSES_IGNORE);
+            PMPI_Testall((int)requests.size(), requests.data(), &done, MPI_STATUSES_IGNORE);
             if (!done) return false;
             requests.clear();
         }
         if (step == 0) exchange_headers();
-        else if (step == 1 && !agreed()) finished = true;
+        else if (step == 1 && !agreed()) disagrees = true;
         else run(step - 1);
         step++;
         return true;
@@ -507,31 +399,54 @@ inline Operations& queue() {
     static thread_local Operations operations;
     return operations;
 }
-// Runs all to their ends, the last one first. One that is refused does not stop the others: their peers count on them.
-inline ncclResult_t run_all(Operations operations) {
-    for (const auto& o : operations) {
-        ncclComm* comm = o->comm;
-        o->number = o->kind == Kind::Send   ? comm->sent[o->peer]++
-                    : o->kind == Kind::Recv ? comm->received[o->peer]++
-                                            : comm->collectives++;
-    }
-    Patience patience;
-    ncclResult_t error = ncclSuccess;
-    for (size_t left = operations.size(); left;) {
-        bool moved = false;
+// Operations that run at the same time, as a transfer of a stream.
+struct Transfer {
+    Operations operations;
+    bool hangs = false;
+    int hang_with = ncclSuccess;  // asynchronous error
+    Patience patience = {};
+    double looked = MPI_Wtime();
+
+    // The last one first. One that is refused does not stop the others: their peers count on them.
+    Work::Step advance() {
+        for (const auto& o : operations)
+            if (o->comm->aborted) return abandon();
+        if (hangs && hang_with != ncclSuccess) operations[0]->comm->error = (ncclResult_t)hang_with;
+        if (hangs) return Work::Step::waits;
+        bool moves = false, finished = true;
         const Operation* waiting = nullptr;
         for (auto o = operations.rbegin(); o != operations.rend(); ++o) {
             if ((*o)->finished) continue;
-            if ((*o)->advance()) moved = true;
+            if ((*o)->advance()) moves = true;
             else waiting = o->get();
-            if (!(*o)->finished) continue;
-            left--;
-            if (error == ncclSuccess) error = (*o)->error;
+            finished &= (*o)->finished;
         }
-        if (moved) patience.renew();
-        else patience.wait([=] { return waiting->describe(); });
+        if (finished) return Work::Step::ends;
+        const double since_looked = MPI_Wtime() - std::exchange(looked, MPI_Wtime());
+        if (moves || since_looked > 1) patience.renew();  // the host was elsewhere
+        else patience.look([=] { return waiting->describe(); });
+        return moves ? Work::Step::moves : Work::Step::waits;
     }
-    return error;
+    Work::Step abandon() {
+        for (auto& o : operations) (void)o.release();  // MPI may still write to its buffers
+        return Work::Step::ends;
+    }
+};
+// Puts operations on their stream. before: the last operations of their communicators.
+inline void launch(Operations operations, const std::vector<Ticket>& before, bool may_hang) {
+    const auto transfer = std::make_shared<Transfer>();
+    transfer->operations = std::move(operations);
+    const Operations& all = transfer->operations;
+    for (const auto& o : all)
+        o->number = o->kind == Kind::Send   ? o->comm->sent[o->peer]++
+                    : o->kind == Kind::Recv ? o->comm->received[o->peer]++
+                                            : o->comm->collectives++;
+    static const char* const hang = getenv("EMU_NCCL_HANG");
+    int n = 0;
+    transfer->hangs = may_hang && hang && sscanf(hang, "%d:%d", &n, &transfer->hang_with) >= 1 && ++all[0]->comm->calls == n;
+    const Ticket ticket = streams().put_transfer(
+        all[0]->stream, [=] { return transfer->advance(); }, before);
+    for (const auto& o : all) o->comm->last = ticket;
 }
 
 // ---- arguments -------------------------------------------------------------------------------------------------------------
@@ -583,15 +498,6 @@ inline bool has_buffers(ncclComm* comm) {
     return !mb || comm->buffers || cudaMalloc(&comm->buffers, (size_t)atol(mb) << 20) == cudaSuccess;
 }
 
-inline bool hangs(ncclComm* comm, cudaStream_t stream) {
-    static const char* const text = getenv("EMU_NCCL_HANG");
-    int n = 0, code = ncclSuccess;
-    if (!text || sscanf(text, "%d:%d", &n, &code) < 1 || ++comm->calls != n) return false;
-    streams().hang(stream);
-    comm->error = (ncclResult_t)code;
-    return true;
-}
-
 // A collective, or a send or receive: checked, then queued in a group or run at once. `peer` is the root, or -1 where there is
 // none.
 inline ncclResult_t start(Kind kind, const void* source, void* result, size_t count, ncclDataType_t type, ncclRedOp_t op,
@@ -631,19 +537,12 @@ inline ncclResult_t start(Kind kind, const void* source, void* result, size_t co
             return refuse(ncclInvalidArgument, "%s: the buffers overlap, but not as for work in place", call);
     }
     if (!has_buffers(comm)) return refuse(ncclUnhandledCudaError, "%s: Failed to CUDA calloc the communicator's buffers", call);
-    if (!group().depth && hangs(comm, stream)) return ncclSuccess;
-    streams().run_all();  // nothing here runs beside the host
-    auto operation = std::make_unique<Operation>(kind, comm, source, result, count, type, op, peer);
-    if (group().depth) {
-        queue().push_back(std::move(operation));
-        return ncclSuccess;
-    }
+    const bool grouped = group().depth > 0;
     Operations one;
-    one.push_back(std::move(operation));
-    const double begin = MPI_Wtime();
-    const ncclResult_t error = run_all(std::move(one));
-    streams().passes(stream, 1e3 * (MPI_Wtime() - begin));
-    return error;
+    Operations& to = grouped ? queue() : one;
+    to.push_back(std::make_unique<Operation>(kind, comm, source, result, count, type, op, peer, stream));
+    if (!grouped) launch(std::move(one), {comm->last}, true);
+    return ncclSuccess;
 }
 
 // ---- communicators ---------------------------------------------------------------------------------------------------------
@@ -706,6 +605,16 @@ inline std::vector<int> find_members(const Id& id, int size, int rank) {
 
 }  // namespace emu::nccl
 
+// The host waits for other ranks here, which may need what is on this rank's streams.
+extern "C" inline int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
+    emu::streams().progress();
+    return PMPI_Test(request, done, status);
+}
+extern "C" inline int MPI_Testall(int n, MPI_Request* requests, int* done, MPI_Status* statuses) {
+    emu::streams().progress();
+    return PMPI_Testall(n, requests, done, statuses);
+}
+
 // ---- the library's functions -----------------------------------------------------------------------------------------------
 inline const char* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
@@ -720,7 +629,7 @@ inline const char* ncclGetErrorString(ncclResult_t result) {
         default: return "unknown result code";
     }
 }
-inline const char* ncclGetLastError(ncclComm_t) { return emu::nccl::last_error().c_str(); }
+inline const char* ncclGetLastError(ncclComm_t) { return emu::nccl::last_error(); }
 
 inline ncclResult_t ncclGetVersion(int* version) {
     if (!version) return emu::nccl::refuse(ncclInvalidArgument, "ncclGetVersion: version is NULL");
@@ -802,6 +711,14 @@ inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (comm->finalized) return refuse(ncclInvalidArgument, "ncclCommFinalize: for the second time");
     return comm->finalized = true, ncclSuccess;
 }
+// Ends what is on its way, and keeps what MPI holds: that is for all ranks to free together, and here the others may be gone.
+inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    using namespace emu::nccl;
+    if (!comm) return ncclSuccess;
+    if (const ncclResult_t e = check("ncclCommAbort", comm)) return e;
+    communicators().remove(comm);
+    return comm->aborted = true, ncclSuccess;
+}
 inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     using namespace emu::nccl;
     if (!comm) return ncclSuccess;
@@ -809,18 +726,11 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     for (const auto& operation : queue())
         if (operation->comm == comm)
             return refuse(ncclInvalidUsage, "ncclCommDestroy: %s is still in an open group", operation->describe().c_str());
+    if (comm->error) return ncclCommAbort(comm);
+    if (comm->last) emu::streams().finish(comm->last);
     int finalized;
     MPI_Finalized(&finalized);
-    if (!finalized && !comm->error) MPI_Comm_free(&comm->mpi);
-    communicators().remove(comm);
-    cudaFree(comm->buffers);
-    return delete comm, ncclSuccess;
-}
-// Does not free what MPI holds: that is for all ranks to do together, and here the others may be gone.
-inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    using namespace emu::nccl;
-    if (!comm) return ncclSuccess;
-    if (const ncclResult_t e = check("ncclCommAbort", comm)) return e;
+    if (!finalized) MPI_Comm_free(&comm->mpi);
     communicators().remove(comm);
     cudaFree(comm->buffers);
     return delete comm, ncclSuccess;
@@ -855,8 +765,16 @@ inline ncclResult_t ncclGroupEnd() {
     g.error = ncclSuccess;
     Operations operations;
     operations.swap(queue());
-    emu::streams().run_all();
-    return error ? error : run_all(std::move(operations));
+    std::vector<emu::Ticket> before;
+    for (const auto& o : operations) before.push_back(o->comm->last);
+    while (!error && !operations.empty()) {  // those of a stream together
+        const cudaStream_t stream = operations[0]->stream;
+        Operations some, rest;
+        for (auto& o : operations) (o->stream == stream ? some : rest).push_back(std::move(o));
+        launch(std::move(some), before, false);
+        operations = std::move(rest);
+    }
+    return error;
 }
 
 inline ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t type, ncclRedOp_t op,

@@ -17,9 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 static int world_rank, world_size;
@@ -380,6 +382,74 @@ static bool refused(ncclResult_t result, ncclResult_t expected = ncclInvalidArgu
     fprintf(stderr, "rank %d: got '%s', expected '%s'\n", world_rank, ncclGetErrorString(result), ncclGetErrorString(expected));
     return false;
 }
+// As NCCL's documentation has it: waits for the stream, or for an asynchronous error.
+static ncclResult_t end_or_error(ncclComm_t comm, cudaStream_t stream) {
+    ncclResult_t state = ncclSuccess;
+    while (state == ncclSuccess && cudaStreamQuery(stream) == cudaErrorNotReady) must(ncclCommGetAsyncError(comm, &state));
+    return state;
+}
+
+// Operations that other ranks have not reached block neither the host nor other streams nor other communicators.
+static void check_streams(ncclComm_t comm, int rank, int n, size_t count, cudaStream_t stream) {
+    cudaStream_t side;
+    must(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+    ncclComm_t other;
+    must(ncclCommSplit(comm, 0, rank, &other, nullptr));
+    if (n > 1) {
+        // Every rank sends to the next one before it receives, each direction of an edge on its communicator and stream.
+        const int previous = (rank + n - 1) % n;
+        std::vector<ncclComm_t> edges((size_t)n);  // from u to u + 1: ranks 0 and 1
+        for (int u = 0; u < n; u++) {
+            const bool member = u == rank || u == previous;
+            must(ncclCommSplit(comm, member ? 0 : NCCL_SPLIT_NOCOLOR, u == rank ? 0 : 1, &edges[(size_t)u], nullptr));
+        }
+        Buffer<float> out(count), in(count);
+        out.fill(0, count, [&](size_t i) { return rank + (double)(i % 100); });
+        must(cudaDeviceSynchronize());  // `side` does not wait for the copy
+        bool ok = good(ncclSend(out.data(), count, ncclFloat32, 1, edges[(size_t)rank], side));
+        ok = good(ncclRecv(in.data(), count, ncclFloat32, 0, edges[(size_t)previous], stream)) && ok;
+        must(cudaStreamSynchronize(stream));
+        must(cudaStreamSynchronize(side));
+        ok = in.holds(0, count, [&](size_t i) { return previous + (double)(i % 100); }) && ok;
+        report("all ranks send to the next one before they receive", ok);
+        for (ncclComm_t edge : {edges[(size_t)rank], edges[(size_t)previous]}) must(ncclCommDestroy(edge));
+
+        // The last rank reaches the first collective after the others have finished the second one's communicator.
+        Buffer<float> a(5), b(5);
+        a.fill(0, 5, [](size_t) { return 1; });
+        b.fill(0, 5, [](size_t) { return 2; });
+        must(cudaDeviceSynchronize());
+        const bool late = rank == n - 1;
+        const auto first = [&] { return good(ncclAllReduce(a.data(), a.data(), 5, ncclFloat32, ncclSum, comm, side)); };
+        const auto second = [&] { return good(ncclAllReduce(b.data(), b.data(), 5, ncclFloat32, ncclSum, other, stream)); };
+        ok = late ? second() : first() && second();
+        must(cudaStreamSynchronize(stream));
+        ok = (late || cudaStreamQuery(side) == cudaErrorNotReady) && ok;
+        MPI_Barrier(MPI_COMM_WORLD);
+        ok = (!late || first()) && ok;
+        must(cudaStreamSynchronize(side));
+        ok = a.holds(0, 5, [&](size_t) { return n; }) && b.holds(0, 5, [&](size_t) { return 2 * n; }) && ok;
+        report("a communicator that waits blocks no other one", ok);
+
+        // A rank that never comes: another thread aborts the communicator, and the stream continues.
+        ncclComm_t doomed;
+        must(ncclCommSplit(comm, 0, rank, &doomed, nullptr));
+        ok = late || good(ncclAllReduce(a.data(), a.data(), 5, ncclFloat32, ncclSum, doomed, side));
+        std::atomic<bool> waited{false};
+        std::thread watchdog([&] {
+            while (!waited) std::this_thread::yield();
+            must(ncclCommAbort(doomed));
+        });
+        for (int i = 0; i < 100; i++) ok = (late || cudaStreamQuery(side) == cudaErrorNotReady) && ok;
+        waited = true;
+        must(cudaStreamSynchronize(side));
+        watchdog.join();
+        report("aborted by a watchdog: the stream continues", ok && sums_to(comm, 1, n, stream));
+    }
+    must(ncclCommDestroy(other));
+    must(cudaStreamDestroy(side));
+}
+
 static void check_refusals(ncclComm_t comm, int n, cudaStream_t stream) {
     Buffer<float> a(64), b(64);
     float* const p = a.data();
@@ -491,10 +561,10 @@ static void check_emulation(ncclComm_t world, int rank, int n, cudaStream_t stre
         };
         for (const Case& c : cases) {
             ncclComm_t comm = communicator(0, n, rank);
-            ncclResult_t state = ncclSuccess;
-            ok = refused(c.call(comm)) && good(ncclCommGetAsyncError(comm, &state)) && refused(state);
+            ok = good(c.call(comm)) && refused(end_or_error(comm, stream)) && cudaStreamQuery(stream) == cudaErrorNotReady;
             ok = refused(ncclAllReduce(p, p, 4, ncclFloat32, ncclSum, comm, stream)) && ok;
             must(ncclCommAbort(comm));
+            ok = cudaStreamSynchronize(stream) == cudaSuccess && ok;
             report(std::string("emulated: refused by all: ") + c.name + " that differ", ok);
         }
         std::vector<ncclUniqueId> ids(1);
@@ -562,7 +632,10 @@ int main(int argc, char** argv) {
     if (mode == "hang" || mode == "die") {
         Buffer<float> a(4);
         if (mode == "die" && world_rank == world_size - 1) exit(3);
-        if (world_rank == 0) ncclSend(a.data(), 4, ncclFloat32, world_size - 1, comm, stream);
+        if (world_rank == 0) {
+            must(ncclSend(a.data(), 4, ncclFloat32, world_size - 1, comm, stream));
+            must(cudaStreamSynchronize(stream));
+        }
         MPI_Barrier(MPI_COMM_WORLD);
         return 0;
     }
@@ -580,6 +653,7 @@ int main(int argc, char** argv) {
         check_type<bf16>(comm, world_rank, world_size, stream);
         check_groups(comm, world_rank, world_size, mode == "all" ? 3000001 : 3001, stream);
         check_communicators(comm, stream);
+        check_streams(comm, world_rank, world_size, mode == "all" ? 1 << 20 : 1 << 10, stream);
         check_refusals(comm, world_size, stream);
 #ifdef BACKEND_EMU
         check_emulation(comm, world_rank, world_size, stream);

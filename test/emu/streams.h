@@ -6,17 +6,21 @@
 // EMU_ORDER=random draws from EMU_SEED; reverse takes the newest stream first; forward runs all work as soon as it is put on
 // its stream, so that a debugger still shows who put it there.
 // Calls of several threads of the host must not overlap, and this program's do not, except that any thread may ask whether an
-// event is over. hang() lets a stream go no further, as behind a collective that another rank does not come to; who waits for
-// it waits for ever. What is left when the program ends does not run.
+// event is over. hang() blocks a stream; who waits for it waits for ever. What is left when the program ends does not run.
+//
+// Transfers are work that waits for other processes, NCCL's operations (nccl.h): once a transfer's turn has come it is advanced
+// between the work of other streams, and blocks only its own. The streams have no processor of their own, so transfers advance
+// only while the host waits, for the device or for other ranks (progress()).
 //
 // Time. A stream's clock counts work instead of seconds: each piece takes 1 ms, or what it says by takes(). So what a program
-// chooses by measuring does not depend on how busy this machine is. A stream that waits for another goes on when that one's
-// clock says so. What the host does in a stream's place, NCCL's operations, takes its real time: passes().
+// chooses by measuring does not depend on how busy this machine is. A stream that waits for another continues when that one's
+// clock says so. Transfers take their real time.
 #pragma once
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <list>
@@ -29,8 +33,11 @@
 namespace emu {
 
 struct Work {
+    enum class Step { waits, moves, ends };
     std::function<void()> run;
-    std::vector<std::shared_ptr<Work>> after;  // what else must be over, besides what is before it on its stream
+    std::function<Step()> transfer;                    // instead of run: called until it ends
+    std::chrono::steady_clock::time_point begin = {};  // of the transfer, once its turn has come
+    std::vector<std::shared_ptr<Work>> after;          // what else must be over, besides what is before it on its stream
     std::atomic<bool> over{false};
     double ms = 0;  // when it was over, by its stream's clock
 
@@ -43,6 +50,7 @@ struct Work {
         ms = now_ms;
         over = true;
         run = nullptr;
+        transfer = nullptr;
         after.clear();
     }
     bool ready() const {
@@ -78,21 +86,32 @@ public:
     }
 
     Ticket put(emu_stream* s, std::function<void()> run, const Ticket& after = nullptr) {
-        emu_stream* const legacy = &all_.front();
-        if (!s) s = legacy;
         auto work = std::make_shared<Work>();
         work->run = std::move(run);
-        if (after) work->after.push_back(after);
+        return put_work(s, std::move(work), {after});
+    }
+    // after: null where there is none.
+    Ticket put_transfer(emu_stream* s, std::function<Work::Step()> transfer, const std::vector<Ticket>& after) {
+        auto work = std::make_shared<Work>();
+        work->transfer = std::move(transfer);
+        return put_work(s, std::move(work), after);
+    }
+    Ticket put_work(emu_stream* s, Ticket work, const std::vector<Ticket>& after) {
+        emu_stream* const legacy = &all_.front();
+        if (!s) s = legacy;
+        for (const Ticket& other : after)
+            if (other) work->after.push_back(other);
         for (emu_stream& other : all_) {
             const bool ordered = s == legacy ? other.waits_for_legacy : s->waits_for_legacy && &other == legacy;
             if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
         }
-        if (!work->run && s->queue.empty() && work->ready()) return end(*work, *s), work;  // an event behind nothing
+        const bool event = !work->run && !work->transfer;
+        if (event && s->queue.empty() && work->ready()) return end(*work, *s), work;  // behind nothing
         s->queue.push_back(work);
         if (config().order == Order::forward) run_all();
         return work;
     }
-    // What is put on the stream from now on waits until the result is over, which is for the caller to say.
+    // Blocks the stream until the caller sets the result's `over`.
     Ticket hang(emu_stream* s) {
         auto never = std::make_shared<Work>();
         return put(s, nullptr, never), never;
@@ -100,35 +119,38 @@ public:
     // Runs work until this is over.
     void finish(const Ticket& work) {
         for (begin_draw(); !work->over;)
-            if (!run_one()) usleep(1000);
+            if (!run_one()) rest();
     }
     void finish(emu_stream* s) { finish(put(s, nullptr)); }
     void finish_all() {
         const auto busy = [](const emu_stream& s) { return !s.queue.empty(); };
         for (begin_draw(); std::any_of(all_.begin(), all_.end(), busy);)
-            if (!run_one()) usleep(1000);
+            if (!run_one()) rest();
     }
-    // All that does not wait for something that hangs.
+    bool is_idle(const emu_stream* s) const { return (s ? s : &all_.front())->queue.empty(); }
+    // Everything that can run without waiting.
     void run_all() {
         for (begin_draw(); run_one();) {
         }
     }
-    // Time of a stream on which nothing waits to run.
-    void passes(emu_stream* s, double ms) { (s ? s : &all_.front())->ms += ms; }
+    // While the host waits elsewhere, for other ranks.
+    void progress() {
+        if (!owns_this_thread() || running_) return;
+        for (begin_draw(); run_one();) {
+        }
+    }
     // Called by the work that runs.
     void takes(double ms) { takes_ms_ = ms; }
     // A thread of its own may look at events, but not run their work.
     bool owns_this_thread() const { return std::this_thread::get_id() == owner_; }
     // False: there is none.
     bool run_one() {
-        if (emu_stream* s = draw()) {
-            const Ticket work = s->queue.front();
-            s->queue.pop_front();
-            end(*work, *s);
-            if (s->destroyed) forget_destroyed();
-            return true;
-        }
+        if (advance_transfers()) return moved();
+        if (emu_stream* s = draw()) return pop(*s), moved();
         return false;
+    }
+    static double ms_since(std::chrono::steady_clock::time_point t) {
+        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - t).count();
     }
 
 private:
@@ -137,15 +159,43 @@ private:
     emu_stream* last_ = nullptr;    // drawn
     double takes_ms_ = 1;           // of the work that runs
     unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
+    bool running_ = false;  // work, from within which nothing else may run
+    std::chrono::steady_clock::time_point moved_ = std::chrono::steady_clock::now();
 
+    bool moved() { return moved_ = std::chrono::steady_clock::now(), true; }
+    // Gives the processor away, for longer while nothing moves.
+    void rest() { usleep((unsigned)std::min(15 + ms_since(moved_) * 1e3 / 8, 150.0)); }
+    void pop(emu_stream& s) {
+        const Ticket work = s.queue.front();
+        s.queue.pop_front();
+        end(*work, s);
+        if (s.destroyed) forget_destroyed();
+    }
     void end(Work& work, emu_stream& s) {
         s.ms = std::max(s.ms, work.ready_ms());
         if (work.run) {
             takes_ms_ = 1;
+            running_ = true;
             work.run();
+            running_ = false;
             s.ms += takes_ms_;
         }
+        if (work.transfer) s.ms += ms_since(work.begin);
         work.end(s.ms);
+    }
+    // True if one of the transfers whose turn has come moved.
+    bool advance_transfers() {
+        bool moved = false;
+        for (auto s = all_.begin(); s != all_.end();) {
+            emu_stream& stream = *s++;  // which may be forgotten below
+            if (stream.queue.empty() || !stream.queue.front()->transfer || !stream.queue.front()->ready()) continue;
+            Work& work = *stream.queue.front();
+            if (work.begin == std::chrono::steady_clock::time_point()) work.begin = std::chrono::steady_clock::now();
+            const Work::Step step = work.transfer();
+            moved |= step != Work::Step::waits;
+            if (step == Work::Step::ends) pop(stream);
+        }
+        return moved;
     }
     unsigned random() {
         rng_ ^= rng_ << 13;
@@ -165,7 +215,7 @@ private:
         std::vector<emu_stream*>& ready = ready_;
         ready.clear();
         for (emu_stream& s : all_)
-            if (!s.queue.empty() && s.queue.front()->ready()) ready.push_back(&s);
+            if (!s.queue.empty() && !s.queue.front()->transfer && s.queue.front()->ready()) ready.push_back(&s);
         if (ready.empty()) return nullptr;
         if (config().order == Order::forward) return ready.front();
         if (config().order == Order::reverse) return ready.back();
