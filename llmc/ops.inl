@@ -264,7 +264,7 @@ void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const Initial
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------
 // All ranks of a Comm call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. With one
 // rank, operations return at once and copy only what is not in place. Results have the same bits on all ranks and in every run.
-class Comm;     // a group of ranks; Comm() is one of this rank alone
+class Comm;     // a group of ranks for collectives or, with a Route, for messages; Comm() is one of this rank alone
 class Pending;  // an operation that was started; finish() must follow
 
 // Sums over the ranks, in place.
@@ -297,9 +297,7 @@ void finish(Ctx& ctx, Pending& pending);
 // Point-to-point messages. A send never waits for its receive; after finish(), x may be written again. recv: later ops on ctx
 // see x.
 // Messages between two ranks arrive in the order in which they were sent; tags must agree, and only serve to detect errors.
-// connect_ring is called by all ranks of the Comm before the first message: it connects every rank with the next and the
-// previous one, cyclically.
-void connect_ring(Ctx& ctx, Comm& comm);
+// A rank sends to the one after it on the Comm's Route and receives from the one before it.
 Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag);
 void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag);
 // Called between other work, so that sends that were started progress without waiting for finish().

@@ -2,6 +2,7 @@
 // emulator. Rank 0 prints `ok: NAME` or `FAILED: NAME` for what all ranks found together.
 //   comm_check all      everything but waiting (default)   comm_check world    only the World
 //   comm_check waiting  how long ranks wait for one that comes late
+//   comm_check groups   the groups of a layout of 8 ranks, once used
 //   comm_check bench    times of large operations     comm_check CASE R   a run that must end badly, because of rank R: see
 //   fail_as_told
 // Values are small integers that depend on rank and element: sums are exact in bf16 too, and a mix-up of ranks, elements or
@@ -292,19 +293,25 @@ static bool check_all(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
+// Two rings of all ranks, to the next one and to the previous one.
+struct Rings {
+    be::Comm down, up;
+    Rings(Test& t, const std::vector<int>& ranks, const std::string& name)
+        : down(t.ctx, t.world, ranks, name, {1, true}), up(t.ctx, t.world, ranks, name + ", up", {-1, true}) {}
+};
+
 // Everyone sends to the next rank, or to both neighbours, before it receives; `between` runs after the sends.
 template <class F>
-bool check_neighbours(Test& t, be::Comm& comm, size_t n, bool both, F between) {
-    const int rank = comm.rank(), size = comm.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
+bool check_neighbours(Test& t, Rings& rings, size_t n, bool both, F between) {
+    const int rank = rings.down.rank(), size = rings.down.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
     Buffer<floatX> down(t.ctx, n), up(t.ctx, n), from_above(t.ctx, n), from_below(t.ctx, n);
-    both &= size > 2;  // of two ranks, the other is next and previous
     down.set([&](size_t i) { return value(rank, i, 3); });
     up.set([&](size_t i) { return value(rank, i, 4); });
-    be::Pending a = be::start_send(t.ctx, comm, down.data(), n, next, 1), b;
-    if (both) b = be::start_send(t.ctx, comm, up.data(), n, previous, 2);
+    be::Pending a = be::start_send(t.ctx, rings.down, down.data(), n, next, 1), b;
+    if (both) b = be::start_send(t.ctx, rings.up, up.data(), n, previous, 2);
     between();
-    be::recv(t.ctx, comm, from_above.data(), n, previous, 1);
-    if (both) be::recv(t.ctx, comm, from_below.data(), n, next, 2);
+    be::recv(t.ctx, rings.down, from_above.data(), n, previous, 1);
+    if (both) be::recv(t.ctx, rings.up, from_below.data(), n, next, 2);
     be::finish(t.ctx, a);
     be::finish(t.ctx, b);
     return from_above.equals([&](size_t i) { return value(previous, i, 3); }) &&
@@ -334,13 +341,14 @@ static bool check_order(Test& t, be::Comm& comm) {
 
 // A step of a pipeline: each stage receives, checks, and sends on. A send is finished one pass later, before its buffer is used
 // for the next message of that direction.
-static bool check_pipeline(Test& t, be::Comm& comm, int vpp, int micro_batches, size_t n) {
-    const int pp = comm.size(), rank = comm.rank(), last = pp * vpp - 1;
+static bool check_pipeline(Test& t, Rings& rings, int vpp, int micro_batches, size_t n) {
+    const int pp = rings.down.size(), rank = rings.down.rank(), last = pp * vpp - 1;
     Buffer<floatX> in(t.ctx, n), out[2] = {{t.ctx, n}, {t.ctx, n}};
     be::Pending sent[2];
     bool ok = true;
     for (const PipelineEvent& e : pipeline_schedule(pp, rank, vpp, micro_batches)) {
         const bool forward = e.direction == Direction::forward;
+        be::Comm& comm = forward ? rings.down : rings.up;
         const int stage = virtual_stage(pp, rank, e.chunk), step = forward ? 1 : -1, tag = e.micro_batch * 2 + !forward;
         const auto content = [&](int from) { return [=](size_t i) { return value(from, i, tag); }; };
         if (stage != (forward ? 0 : last)) {
@@ -398,11 +406,22 @@ static void check_comm(Test& t) {
         t.report("rows and columns of a grid", ok);
     }
 
-    be::connect_ring(t.ctx, all);
+    {
+        // A chain: the first rank receives nothing, the last one sends nothing.
+        be::Comm chain(t.ctx, w, everyone, "chain", {1, false});
+        Buffer<floatX> x(t.ctx, 1000);
+        x.set([&](size_t i) { return value(0, i, 7); });
+        be::Pending sent;
+        if (rank > 0) be::recv(t.ctx, chain, x.data(), x.size(), rank - 1, 3);
+        if (rank < size - 1) sent = be::start_send(t.ctx, chain, x.data(), x.size(), rank + 1, 3);
+        be::finish(t.ctx, sent);
+        t.report("a message along a chain", x.equals([&](size_t i) { return value(0, i, 7); }));
+    }
+    Rings rings(t, everyone, "ring");
     const auto nothing = [] {};
     for (const size_t length : {(size_t)0, (size_t)1, (size_t)3001, (size_t)3 << 20}) {
-        t.report(format("a ring where all send %zu first", length), check_neighbours(t, all, length, false, nothing));
-        t.report(format("neighbours that send %zu first", length), check_neighbours(t, all, length, true, nothing));
+        t.report(format("a ring where all send %zu first", length), check_neighbours(t, rings, length, false, nothing));
+        t.report(format("neighbours that send %zu first", length), check_neighbours(t, rings, length, true, nothing));
     }
     // With collectives on their way: more than have buffers to receive into.
     const size_t n = 300;
@@ -413,7 +432,7 @@ static void check_comm(Test& t) {
         pending[k] = be::start_reduce_scatter(t.ctx, all, y[k].data(), n);
     }
     x.set([&](size_t i) { return value(rank, i, 5); });
-    bool ok = check_neighbours(t, all, 200000, true, [&] {
+    bool ok = check_neighbours(t, rings, 200000, true, [&] {
         be::all_reduce(t.ctx, all, x.data(), n);
         w.barrier();
     });
@@ -425,10 +444,10 @@ static void check_comm(Test& t) {
             ok &= (float)y[k].host()[i] == (float)sum_of_values(everyone, i, k);
     }
     t.report("collectives between sends and receives", ok);
-    t.report("messages of many sizes, in order", check_order(t, all));
+    t.report("messages of many sizes, in order", check_order(t, rings.down));
     for (const size_t length : {(size_t)100, (size_t)300000}) {
-        t.report(format("1F1B, messages of %zu", length), check_pipeline(t, all, 1, 7, length));
-        t.report(format("interleaved stages, messages of %zu", length), check_pipeline(t, all, 2, 2 * size, length));
+        t.report(format("1F1B, messages of %zu", length), check_pipeline(t, rings, 1, 7, length));
+        t.report(format("interleaved stages, messages of %zu", length), check_pipeline(t, rings, 2, 2 * size, length));
     }
     // Ranks have had different numbers of messages by now.
     t.report("collectives after messages", check_collectives<real>(t, all, everyone));
@@ -440,7 +459,7 @@ static void check_waiting(Test& t) {
     std::vector<int> everyone;
     for (int r = 0; r < w.size(); r++) everyone.push_back(r);
     be::Comm comm(t.ctx, w, everyone, "waiting");
-    be::connect_ring(t.ctx, comm);
+    be::Comm messages(t.ctx, w, everyone, "waiting", {1, true});
     Buffer<real> x(t.ctx, 100 * (size_t)w.size());
     Buffer<floatX> message(t.ctx, 100);
     const int late = w.size() - 1;
@@ -468,10 +487,46 @@ static void check_waiting(Test& t) {
     });
     times("a message", {0}, [&] {
         be::Pending pending;
-        if (w.rank() == late) pending = be::start_send(t.ctx, comm, message.data(), 100, 0, 5);
-        if (w.rank() == 0) be::recv(t.ctx, comm, message.data(), 100, late, 5);
+        if (w.rank() == late) pending = be::start_send(t.ctx, messages, message.data(), 100, 0, 5);
+        if (w.rank() == 0) be::recv(t.ctx, messages, message.data(), 100, late, 5);
         be::finish(t.ctx, pending);
     });
+}
+
+// A rank has a communicator for each group and each edge that its run uses, and few streams (comm_test.sh counts both).
+static void check_groups(Test& t) {
+    ModelConfig c;
+    c.L = 4;
+    c.C = 32;
+    c.NH = 2;
+    c.NKV = 1;
+    c.F = 64;
+    c.V = c.Vp = 64;
+    c.tied = true;
+    RankLayout layout;
+    layout.tp = layout.pp = layout.vpp = 2;
+    layout.trains = true;
+    const auto ranks = join_groups(t.ctx, t.world, layout, c);
+    be::Comm* const all[] = {&ranks->tp, &ranks->dp, &ranks->pp, &ranks->kv, &ranks->ends};
+    Buffer<real> x(t.ctx, 20), y(t.ctx, 20);
+    bool ok = true;
+    for (be::Comm* comm : all) {
+        x.set([](size_t) { return 1; });
+        be::all_reduce(t.ctx, *comm, x.data(), 20);
+        ok &= comm->size() == 2 && x.equals([](size_t) { return 2; });
+    }
+    be::Pending shard = be::start_all_gather(t.ctx, ranks->dp, y.data(), 10);
+    Buffer<floatX> activation(t.ctx, 30), gradient(t.ctx, 30), in(t.ctx, 30), din(t.ctx, 30);
+    const int rank = ranks->mesh.pp.rank, other = 1 - rank;
+    activation.set([&](size_t) { return rank; });
+    gradient.set([&](size_t) { return 10 + rank; });
+    be::Pending a = be::start_send(t.ctx, ranks->forward, activation.data(), 30, other, 0);
+    be::Pending b = be::start_send(t.ctx, ranks->backward, gradient.data(), 30, other, 1);
+    be::recv(t.ctx, ranks->forward, in.data(), 30, other, 0);
+    be::recv(t.ctx, ranks->backward, din.data(), 30, other, 1);
+    for (be::Pending* p : {&shard, &a, &b}) be::finish(t.ctx, *p);
+    ok &= in.equals([&](size_t) { return other; }) && din.equals([&](size_t) { return 10 + other; });
+    t.report("the groups of a layout", ok);
 }
 
 // ---- times -----------------------------------------------------------------------------------------------------------------
@@ -480,7 +535,7 @@ static void bench(Test& t) {
     std::vector<int> everyone;
     for (int r = 0; r < w.size(); r++) everyone.push_back(r);
     be::Comm all(t.ctx, w, everyone, "everyone");
-    if (w.size() > 1) be::connect_ring(t.ctx, all);
+    be::Comm ring = w.size() > 1 ? be::Comm(t.ctx, w, everyone, "ring", {1, true}) : be::Comm();
     const auto time = [&](const char* name, size_t bytes, auto operation) {
         double best = 1e30;
         for (int i = 0; i < 7; i++) {
@@ -515,8 +570,8 @@ static void bench(Test& t) {
     if (size == 1) return;
     time("send and recv floatX", n * sizeof(floatX), [&] {
         be::Pending p;
-        if (w.rank() == 0) p = be::start_send(t.ctx, all, y.data(), n, 1, 0);
-        if (w.rank() == 1) be::recv(t.ctx, all, y.data(), n, 0, 0);
+        if (w.rank() == 0) p = be::start_send(t.ctx, ring, y.data(), n, 1, 0);
+        if (w.rank() == 1) be::recv(t.ctx, ring, y.data(), n, 0, 0);
         be::finish(t.ctx, p);
     });
 }
@@ -577,8 +632,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         x.fetch();
 #endif
     } else if (how == "late_message") {  // rank 0 expects one of rank 1
-        be::Comm comm(t.ctx, w, everyone, "pipeline");
-        be::connect_ring(t.ctx, comm);
+        be::Comm comm(t.ctx, w, everyone, "pipeline", {1, true});
         w.watch(1.5, status_file);
         Buffer<floatX> x(t.ctx, 100);
         if (me) sleep(600);
@@ -623,8 +677,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         else be::all_reduce(t.ctx, comm, x.data(), 100);
         x.fetch();
     } else if (how == "mix_messages" || how == "mix_tags") {
-        be::Comm comm(t.ctx, w, everyone, "pipeline");
-        be::connect_ring(t.ctx, comm);
+        be::Comm comm(t.ctx, w, everyone, "pipeline", {1, true});
         w.watch(1.5, "");
         Buffer<floatX> x(t.ctx, 100);
         be::Pending p;
@@ -648,6 +701,7 @@ static int run(int argc, char** argv) {
             if (what == "world" || what == "all") check_world(t);
             if (what == "all") check_comm(t);
             else if (what == "waiting") check_waiting(t);
+            else if (what == "groups") check_groups(t);
             else if (what == "bench") bench(t);
             else if (what != "world") fail_as_told(t, what, who, argc > 3 ? argv[3] : "");
         } catch (const Error& e) {

@@ -79,6 +79,10 @@ for check in "${programs[@]}"; do
     if [[ $name == emu* ]]; then
         EMU_PCI_BUS_ID=0000:01:00.0 fails "$name: two ranks on one GPU" "ranks 0 and 1 share the GPU 0000:01:00.0 of host" mpi 2 kill_in_group 3
         passes "$name: a long kernel is no wait" mpi 2 long_kernel 0 status
+        # On each of 8 ranks: tensor, data, stages, key/value heads, embedding and 4 edges; the ops' stream, one of data, 2 of sends.
+        # shellcheck disable=SC2016  # the inner shell expands it
+        passes "$name: 8 ranks" timeout -k 1 100 "$MPIRUN" -n 8 bash -c 'EMU_CALLS=calls.$OMPI_COMM_WORLD_RANK exec "$0" comm_check groups' "$check"
+        expect "$name: 9 communicators and 4 streams each" test "$(cat calls.* | grep -c "ncclCommInitRankConfig 9$\|cudaStreamCreateWithFlags 4$")" = 16
         EMU_NCCL_HANG=2:6 fails "$name: an error that NCCL meets later" "error: rank [01] of 3 (host .*): all_reduce number 2 of group tensor failed: remote process exited" mpi 3 late_in_group 2 status
     fi
     for who in 0 1; do

@@ -332,10 +332,11 @@ TEST(Planner, CountsCommunicatorsOfNccl) {
     EXPECT_EQ(count(8, 1, 1), std::make_pair(1, 0));  // data
     EXPECT_EQ(count(8, 2, 1), std::make_pair(2, 0));  // and tensor
     EXPECT_EQ(count(8, 4, 1), std::make_pair(3, 0));  // and ranks that hold the same key/value heads
-    EXPECT_EQ(count(8, 2, 2), std::make_pair(2, 4));  // to and from the other stage, forward and backward
-    EXPECT_EQ(count(8, 1, 4, true), std::make_pair(2, 8));
+    EXPECT_EQ(count(8, 2, 2), std::make_pair(2, 2));  // forward and backward
+    EXPECT_EQ(count(8, 1, 4, true), std::make_pair(2, 4));
+    EXPECT_EQ(nccl_memory(c, make_mesh(8, 0, 2, 2, 2), false).edges, 4);  // a ring
     c.tied = true;
-    EXPECT_EQ(count(8, 1, 8), std::make_pair(1, 8));  // both ends of the pipeline
+    EXPECT_EQ(count(8, 1, 8), std::make_pair(1, 4));  // both ends of the pipeline
 }
 
 // Where answers are compared, the last stage alone computes the head's forward pass once more.

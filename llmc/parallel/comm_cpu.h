@@ -29,6 +29,16 @@
 #include "../cpu/parallel.h"
 
 // ---- shared by the Comms of both backends -----------------------------------------------------------------------------------
+// Who sends messages in a group: each rank to the one `step` places after it. closed: also across the ends, in a ring.
+struct Route {
+    int step;  // 1 or -1; 0: there are no messages
+    bool closed;
+    int neighbour(int place, int size, int distance) const {  // -1: there is none
+        const int to = place + distance;
+        return to >= 0 && to < size ? to : closed ? (to + size) % size : -1;
+    }
+};
+
 namespace comm_detail {
 
 // A description of this rank's group, which is sent to the others while groups are made.
@@ -74,17 +84,24 @@ struct Members {
     std::string name;
     std::vector<int> ranks;  // world ranks
     int rank, size;
+    Route route;
     std::shared_ptr<Monitor> monitor;
     bool check = false;      // TRAIN_GPT_CHECK_COMM
     int64_t sequence = 0;    // collectives so far; the same on all ranks
     int64_t n_messages = 0;  // messages that this rank has sent or received
-    Members(const World& world, const std::vector<int>& r, const std::string& n, int place)
-        : name(n), ranks(r), rank(place), size((int)r.size()), monitor(world.monitor()) {
+    Members(const World& world, const std::vector<int>& r, const std::string& n, int place, Route to)
+        : name(n), ranks(r), rank(place), size((int)r.size()), route(to), monitor(world.monitor()) {
         const char* text = world_detail::variable("TRAIN_GPT_CHECK_COMM");
         check = text && std::string(text) != "0";
     }
     Members(const Members&) = delete;
     Members& operator=(const Members&) = delete;
+    int receiver() const { return route.step ? route.neighbour(rank, size, route.step) : -1; }
+    int sender() const { return route.step ? route.neighbour(rank, size, -route.step) : -1; }
+    void check_message(int peer, int wanted, int tag) const {
+        CHECK(peer >= 0 && peer == wanted && tag >= 0 && tag < 32768, "group %s: a message between ranks %d and %d, tag %d",
+              name.c_str(), rank, peer, tag);
+    }
 };
 
 inline void compare_notes(const Members& g, const std::vector<Note>& notes) {
@@ -129,7 +146,8 @@ struct Group : comm_detail::Members {
     std::vector<std::vector<char>> buffers;  // for contributions; free at the moment
     int buffers_started = 0;                 // buffers held by started operations
 
-    Group(World& world, const std::vector<int>& r, const std::string& n, int place) : Members(world, r, n, place) {
+    Group(World& world, const std::vector<int>& r, const std::string& n, int place, Route to)
+        : Members(world, r, n, place, to) {
         const Waiting waiting(monitor.get(), "making the group", name, 0);
         MPI_Group all, some;
         MPI(MPI_Comm_group(world.mpi(), &all));
@@ -162,12 +180,16 @@ public:
     Comm() = default;
     // Called by all ranks of the World in the same order; each passes the group to which it belongs, so several groups are made
     // at once. Ranks are numbered in the order of the list. A rank that is not in its list gets a Comm of itself alone.
-    Comm(Ctx&, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
+    Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name)
+        : Comm(ctx, world, ranks, std::move(name), {0, false}) {}
+    Comm(Ctx&, World& world, const std::vector<int>& ranks, std::string name, Route route) : name_(std::move(name)) {
         const int place =
             comm_detail::place_in_group(world, ranks, name_, world.all_gather(comm_detail::group_text(ranks, name_)));
         if (place < 0 || ranks.size() == 1) return;
 #if HAVE_MPI  // without MPI there is one rank
-        group_ = std::make_unique<detail::Group>(world, ranks, name_, place);
+        group_ = std::make_unique<detail::Group>(world, ranks, name_, place, route);
+#else
+        (void)route;
 #endif
     }
 
@@ -497,11 +519,10 @@ inline void progress(Ctx&, Comm& comm) {
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-inline void connect_ring(Ctx&, Comm&) {}  // MPI connects on demand
 inline void warm_up(Ctx&, Comm&) {}
 
 inline Pending start_send(Ctx&, Comm& comm, const floatX* x, size_t n, int peer, int tag) {
-    CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
+    comm.group()->check_message(peer, comm.group()->receiver(), tag);
     if (n == 0) return Pending();
 #if HAVE_MPI
     detail::Group& g = *comm.group();
@@ -519,7 +540,7 @@ inline Pending start_send(Ctx&, Comm& comm, const floatX* x, size_t n, int peer,
 }
 
 inline void recv(Ctx&, Comm& comm, floatX* x, size_t n, int peer, int tag) {
-    CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
+    comm.group()->check_message(peer, comm.group()->sender(), tag);
     if (n == 0) return;
 #if HAVE_MPI
     detail::Group& g = *comm.group();

@@ -6,11 +6,16 @@
 // another: an event orders the two streams.
 //
 // Messages. On a GPU a send waits for its receive, and NCCL runs all operations of a communicator one after another. If
-// messages shared a communicator, two ranks that send to each other before they receive would deadlock. So every directed edge,
-// from u to v, has its own communicator: u only sends on it, from a separate stream, and v only receives, on ctx.stream. Then a
-// send waits only for its receive, and only finish() waits for a send. The first message between two ranks also blocks the host
-// while NCCL connects them; in a ring in which all ranks send first, all would block. So connect_ring creates the edges and
-// sends one message over each, in rounds in which a rank has at most one edge, which excludes cycles.
+// messages shared a communicator, two ranks that send to each other before they receive would deadlock. So every directed edge
+// of a Route, from u to v, has its own communicator: u only sends on it, from a separate stream, and v only receives, on
+// ctx.stream. Then a send waits only for its receive, and only finish() waits for a send. The first message between two ranks
+// also blocks the host while NCCL connects them; in a ring in which all ranks send first, all would block. So the edges are
+// made, with one message over each, in rounds in which a rank has at most one edge, which excludes cycles.
+//
+// Communicators and streams: one communicator for each group that this run uses and each edge of this rank; one stream for
+// each group that starts collectives (data and tensor parallelism) and each edge that sends. CUDA has 8 connections to a GPU
+// by default; streams that share one wait for each other's kernels. These streams have the highest priority: the blocks of
+// NCCL's kernels are placed before those of a product that is waiting. An edge takes at most `edge_blocks` multiprocessors.
 //
 // Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
 // cpu:: sums in fp32 and rounds once. Gradients are `real`, for which both sum in fp32, or optionally bf16: then a ring's
@@ -177,11 +182,31 @@ private:
     std::deque<Operation> operations_;  // in call order
 };
 
-// A communicator, and a stream to use it on.
+// Multiprocessors for messages over an edge: a few move the 50 GB/s between nodes, while the products need the others. Not yet
+// measured on a GPU.
+constexpr int edge_blocks = 4;
+
+// A communicator, and if needed a stream to use it on.
 struct Channel {
     ncclComm_t comm = nullptr;
     cudaStream_t stream = nullptr;
-    Channel() { CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+
+    // most_blocks: of NCCL's kernels, each on a multiprocessor; 0: as NCCL chooses.
+    Channel(int size, int rank, const std::string& unique_id, int most_blocks) {
+        ncclUniqueId id;
+        CHECK(unique_id.size() == sizeof id.internal, "an id of %zu bytes", unique_id.size());
+        memcpy(id.internal, unique_id.data(), sizeof id.internal);
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        if (most_blocks) config.maxCTAs = most_blocks;
+        NCCL(ncclCommInitRankConfig(&comm, size, id, rank, &config));
+    }
+    cudaStream_t own_stream() {
+        if (stream) return stream;
+        int least = 0, greatest = 0;
+        CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+        return stream;
+    }
     ~Channel() {
         // Destroying a communicator is collective; after an error the other ranks do not take part, so it is aborted.
         if (comm && std::uncaught_exceptions() > 0) ncclCommAbort(comm);
@@ -194,9 +219,13 @@ struct Channel {
 
 // One end of the directed edge from one rank (0 on this communicator) to another (1).
 struct Edge : Channel {
-    int peer = 0;  // rank in the group
-    bool sends = false;
-
+    Edge(bool sends, const std::string& id, Ctx& ctx) : Channel(2, sends ? 0 : 1, id, edge_blocks) {
+        floatX* first_message = (floatX*)ctx.scratch(sizeof(floatX));  // contents do not matter
+        const cudaStream_t s = sends ? own_stream() : ctx.stream;
+        if (sends) NCCL(ncclSend(first_message, 1, nccl_type<floatX>(), 1, comm, s));
+        else NCCL(ncclRecv(first_message, 1, nccl_type<floatX>(), 0, comm, s));
+        CUDA(cudaStreamSynchronize(s));
+    }
     // The function that completes the send: afterwards the sender's stream may write x again.
     std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, UnderWay& under_way, int64_t number) {
         order(stream, from);
@@ -209,32 +238,45 @@ struct Edge : Channel {
 
 // The ranks of a Comm and its communicators, at a fixed address.
 struct Group : comm_detail::Members {
-    Channel own;
-    std::shared_ptr<Event> last_started;       // on own.stream; later work on other streams must wait for it
-    std::vector<std::unique_ptr<Edge>> edges;  // in an order that avoids deadlock
-    comm_detail::Note* notes = nullptr;        // (size), on the device
+    std::unique_ptr<Channel> own;         // for collectives
+    std::unique_ptr<Edge> to, from;       // for messages
+    bool to_first = false;                // made first; ended in the same order, as that may wait for the peer
+    std::shared_ptr<Event> last_started;  // on own's stream; later work on other streams must wait for it
+    comm_detail::Note* notes = nullptr;   // (size), on the device
     UnderWay under_way;
 
-    Group(Ctx& ctx, World& world, const std::vector<int>& r, const std::string& n, int place, const ncclUniqueId& id)
-        : Members(world, r, n, place), under_way(*this, ctx) {
+    // ids: of the communicators that world ranks make, see makes_id().
+    Group(Ctx& ctx, World& world, const std::vector<int>& r, const std::string& n, int place, Route route_,
+          const std::vector<std::string>& ids)
+        : Members(world, r, n, place, route_), under_way(*this, ctx) {
         const Waiting waiting(monitor.get(), "making the group", name, 0);
-        NCCL(ncclCommInitRank(&own.comm, size, id, rank));
+        if (route.step) connect(ctx, ids);
+        else own = std::make_unique<Channel>(size, rank, ids[(size_t)ranks[0]], 0);
         if (check) CUDA(cudaMalloc(&notes, (size_t)size * sizeof(comm_detail::Note)));
         monitor->add(this, [this] { return under_way.longest_wait(); });
     }
     ~Group() {
         monitor->remove(this);
         cudaFree(notes);
-        for (auto& edge : edges) edge.reset();
+        if (to_first) to.reset();
+        from.reset();
+        to.reset();
     }
-    Edge& edge(int peer, bool sends) {
-        for (const auto& e : edges)
-            if (e->peer == peer && e->sends == sends) return *e;
-        CHECK(false, "group %s: rank %d has no edge %s rank %d; connect_ring() makes edges between neighbours", name.c_str(),
-              rank, sends ? "to" : "from", peer);
-        abort();
+    // The edges of pairs of neighbours (u, u + 1): even u first, then odd u, last the pair that closes a ring of odd length.
+    void connect(Ctx& ctx, const std::vector<std::string>& ids) {
+        const auto round_of = [&](int lower) { return size % 2 && lower == size - 1 ? 2 : lower % 2; };
+        const int before = (rank + size - 1) % size, out = route.step > 0 ? rank : before, in = route.step > 0 ? before : rank;
+        to_first = round_of(out) < round_of(in);
+        for (int round = 0; round < 3; round++) {
+            if (receiver() >= 0 && round_of(out) == round) to = std::make_unique<Edge>(true, ids[(size_t)ranks[rank]], ctx);
+            if (sender() >= 0 && round_of(in) == round) from = std::make_unique<Edge>(false, ids[(size_t)ranks[sender()]], ctx);
+        }
     }
 };
+// Whether the rank makes a communicator's id for the others: the first one for collectives, who sends for an edge.
+inline bool makes_id(int place, int size, Route route) {
+    return size > 1 && (route.step ? route.neighbour(place, size, route.step) >= 0 : place == 0);
+}
 
 // Starts a collective and returns its sequence number.
 inline int64_t begin(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes) {
@@ -243,10 +285,10 @@ inline int64_t begin(Ctx& ctx, Group& g, const char* operation, size_t n, size_t
         const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
         std::vector<comm_detail::Note> all((size_t)g.size);
         all[(size_t)g.rank] = comm_detail::Note(operation, n, element_bytes, sequence);
-        if (g.last_started) g.under_way.wait_for(operation, sequence, g.own.comm, *g.last_started);
+        if (g.last_started) g.under_way.wait_for(operation, sequence, g.own->comm, *g.last_started);
         comm_detail::Note* mine = g.notes + g.rank;
         upload(ctx, mine, &all[(size_t)g.rank], sizeof *mine);
-        g.under_way.put(operation, sequence, g.own.comm, ctx.stream, [&](ncclComm_t comm, cudaStream_t stream) {
+        g.under_way.put(operation, sequence, g.own->comm, ctx.stream, [&](ncclComm_t comm, cudaStream_t stream) {
             return ncclAllGather(mine, g.notes, sizeof *mine, ncclChar, comm, stream);
         });
         download(ctx, all.data(), g.notes, all.size() * sizeof *mine);
@@ -261,16 +303,16 @@ void run(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_byt
     const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
     const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
     if (const auto started = std::exchange(g.last_started, nullptr))
-        g.under_way.wait_for(operation, sequence, g.own.comm, *started);
-    g.under_way.put(operation, sequence, g.own.comm, ctx.stream, launch);
+        g.under_way.wait_for(operation, sequence, g.own->comm, *started);
+    g.under_way.put(operation, sequence, g.own->comm, ctx.stream, launch);
 }
 template <class Launch>
 std::function<void()> start(Ctx& ctx, Group& g, const char* operation, size_t n, size_t element_bytes, Launch launch) {
     const int64_t sequence = begin(ctx, g, operation, n, element_bytes);
     const Waiting waiting(g.monitor.get(), operation, g.name, sequence);
-    order(g.own.stream, ctx.stream);
-    const auto done = g.last_started = g.under_way.put(operation, sequence, g.own.comm, g.own.stream, launch);
-    return [&g, operation, sequence, done] { g.under_way.wait_for(operation, sequence, g.own.comm, *done); };
+    order(g.own->own_stream(), ctx.stream);
+    const auto done = g.last_started = g.under_way.put(operation, sequence, g.own->comm, g.own->stream, launch);
+    return [&g, operation, sequence, done] { g.under_way.wait_for(operation, sequence, g.own->comm, *done); };
 }
 #else
 struct Group : comm_detail::Members {};
@@ -289,14 +331,17 @@ class Comm {
 public:
     Comm() = default;
     // As cpu::Comm's constructor.
-    Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name) : name_(std::move(name)) {
+    Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name)
+        : Comm(ctx, world, ranks, std::move(name), {0, false}) {}
+    Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name, Route route) : name_(std::move(name)) {
         std::string mine = comm_detail::group_text(ranks, name_);
         const size_t n = ranks.size();
 #if HAVE_NCCL
-        // group, device, and NCCL's id from the group's first rank
-        ncclUniqueId id;
+        // group, device, and perhaps NCCL's id
         mine += "\n" + detail::device_text(ctx) + "\n";
-        if (n > 1 && ranks[0] == world.rank()) {
+        const auto here = std::find(ranks.begin(), ranks.end(), world.rank());
+        if (here != ranks.end() && detail::makes_id((int)(here - ranks.begin()), (int)n, route)) {
+            ncclUniqueId id;
             NCCL(ncclGetUniqueId(&id));
             mine.append(id.internal, sizeof id.internal);
         }
@@ -320,12 +365,9 @@ public:
                         "machine as it has GPUs",
                         a, b, devices[a].c_str(), world.hosts()[a].c_str());
             }
-        const std::string& from_first = ids[(size_t)ranks[0]];
-        CHECK(from_first.size() == sizeof id.internal, "an id of %zu bytes", from_first.size());
-        memcpy(id.internal, from_first.data(), sizeof id.internal);
-        group_ = std::make_unique<detail::Group>(ctx, world, ranks, name_, place, id);
+        group_ = std::make_unique<detail::Group>(ctx, world, ranks, name_, place, route, ids);
 #else
-        (void)ctx;
+        (void)ctx, (void)route;
         fail(
             "%zu ranks on GPUs (group %s) need NCCL, which this program was built without; HINT: install its headers "
             "(libnccl-dev) and build again",
@@ -456,39 +498,6 @@ Pending start_broadcast(Ctx& ctx, Comm& comm, E* x, size_t n, int root) {
 inline void progress(Ctx&, Comm&) {}  // NCCL's kernels progress on their own
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-inline void connect_ring(Ctx& ctx, Comm& comm) {
-    if (comm.size() == 1) return;
-#if HAVE_NCCL
-    detail::Group& g = *comm.group();
-    CHECK(g.edges.empty(), "connect_ring is called once");
-    const Waiting waiting(g.monitor.get(), "connect_ring", g.name, ++g.sequence);
-    CUDA(cudaStreamSynchronize(ctx.stream));
-    floatX* first_message = (floatX*)ctx.scratch(sizeof(floatX));  // contents do not matter
-    // Pairs of neighbours (u, u + 1): first even u, then odd u, and last the pair that closes a ring of odd length.
-    const int size = g.size, odd_end = size % 2 ? size - 1 : -1;
-    for (const bool forward : {true, false}) {
-        if (!forward && size == 2) break;  // the pair (1, 0) was already the reverse direction
-        for (int round = 0; round < 3; round++) {
-            const auto in_round = [=](int u) { return (u == odd_end ? 2 : u % 2) == round; };
-            const int previous = (g.rank + size - 1) % size, next = (g.rank + 1) % size;
-            const bool lower = in_round(g.rank), upper = !lower && in_round(previous);
-            auto edge = std::make_unique<detail::Edge>();
-            edge->sends = lower == forward;
-            edge->peer = lower ? next : previous;
-            const int color = lower ? g.rank : upper ? previous : NCCL_SPLIT_NOCOLOR;
-            NCCL(ncclCommSplit(g.own.comm, color, edge->sends ? 0 : 1, &edge->comm, nullptr));
-            if (!lower && !upper) continue;
-            if (edge->sends) NCCL(ncclSend(first_message, 1, detail::nccl_type<floatX>(), 1, edge->comm, edge->stream));
-            else NCCL(ncclRecv(first_message, 1, detail::nccl_type<floatX>(), 0, edge->comm, edge->stream));
-            CUDA(cudaStreamSynchronize(edge->stream));
-            g.edges.push_back(std::move(edge));
-        }
-    }
-#else
-    (void)ctx;
-#endif
-}
-
 // Runs one collective of each kind, with one element and with 64 MiB, for which NCCL may take other algorithms: so what it
 // allocates at a communicator's first use is taken before memory is planned. On the emulator, whose only algorithm is the ring,
 // the larger ones are smaller.
@@ -505,9 +514,9 @@ inline void warm_up(Ctx& ctx, Comm& comm) {
         const ncclDataType_t type = detail::nccl_type<floatX>();
         for (const int kind : {0, 1, 2}) {
             NCCL(ncclGroupStart());  // not counted among the group's operations
-            if (kind == 0) NCCL(ncclAllReduce(x, x, n * size, type, ncclSum, g.own.comm, ctx.stream));
-            if (kind == 1) NCCL(ncclAllGather(mine, x, n, type, g.own.comm, ctx.stream));
-            if (kind == 2) NCCL(ncclReduceScatter(x, mine, n, type, ncclSum, g.own.comm, ctx.stream));
+            if (kind == 0) NCCL(ncclAllReduce(x, x, n * size, type, ncclSum, g.own->comm, ctx.stream));
+            if (kind == 1) NCCL(ncclAllGather(mine, x, n, type, g.own->comm, ctx.stream));
+            if (kind == 2) NCCL(ncclReduceScatter(x, mine, n, type, ncclSum, g.own->comm, ctx.stream));
             NCCL(ncclGroupEnd());
         }
     }
@@ -519,13 +528,13 @@ inline void warm_up(Ctx& ctx, Comm& comm) {
 }
 
 inline Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag) {
-    CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
+    comm.group()->check_message(peer, comm.group()->receiver(), tag);
     if (n == 0) return Pending();
 #if HAVE_NCCL
     detail::Group& g = *comm.group();
     const int64_t number = ++g.n_messages;
     const Waiting waiting(g.monitor.get(), "start_send", g.name, number);
-    return Pending(g.edge(peer, true).send(x, n, ctx.stream, g.under_way, number));
+    return Pending(g.to->send(x, n, ctx.stream, g.under_way, number));
 #else
     (void)ctx, (void)x;
     return Pending();
@@ -533,13 +542,13 @@ inline Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int p
 }
 
 inline void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag) {
-    CHECK(peer >= 0 && peer < comm.size() && peer != comm.rank() && tag >= 0 && tag < 32768, "peer %d, tag %d", peer, tag);
+    comm.group()->check_message(peer, comm.group()->sender(), tag);
     if (n == 0) return;
 #if HAVE_NCCL
     detail::Group& g = *comm.group();
     const int64_t number = ++g.n_messages;
     const Waiting waiting(g.monitor.get(), "recv", g.name, number);
-    g.under_way.put("recv", number, g.edge(peer, false).comm, ctx.stream, [=](ncclComm_t c, cudaStream_t stream) {
+    g.under_way.put("recv", number, g.from->comm, ctx.stream, [=](ncclComm_t c, cudaStream_t stream) {
         return ncclRecv(x, n, detail::nccl_type<floatX>(), 0, c, stream);
     });
 #else

@@ -25,14 +25,14 @@ public:
     // x: n elements, the input or output of a chunk. At the ends of the pipeline these do nothing.
     void receive_input(floatX* x, size_t n, int chunk, int micro_batch) {
         finish(sent(chunk, micro_batch));
-        if (!first(chunk)) be::recv(ctx_, ranks_.pp, x, n, previous(), tag(stage(chunk) - 1, micro_batch));
+        if (!first(chunk)) be::recv(ctx_, ranks_.forward, x, n, previous(), tag(stage(chunk) - 1, micro_batch));
     }
     void send_output(const floatX* x, size_t n, int chunk, int micro_batch) {
         if (last(chunk)) return;
-        sent(chunk, micro_batch).output = be::start_send(ctx_, ranks_.pp, x, n, next(), tag(stage(chunk), micro_batch));
+        sent(chunk, micro_batch).output = be::start_send(ctx_, ranks_.forward, x, n, next(), tag(stage(chunk), micro_batch));
     }
     void receive_gradient(floatX* dx, size_t n, int chunk, int micro_batch) {
-        if (!last(chunk)) be::recv(ctx_, ranks_.pp_back, dx, n, next(), tag(stage(chunk) + 1, micro_batch));
+        if (!last(chunk)) be::recv(ctx_, ranks_.backward, dx, n, next(), tag(stage(chunk) + 1, micro_batch));
     }
     // dx replaces the chunk's input x, which must not change until the send is complete.
     void send_gradient(floatX* x, const floatX* dx, size_t n, int chunk, int micro_batch) {
@@ -40,10 +40,10 @@ public:
         const size_t bytes = n * sizeof(floatX);
         be::copy_rows(ctx_, x, bytes, dx, bytes, bytes, 1);
         sent(chunk, micro_batch).gradient =
-            be::start_send(ctx_, ranks_.pp_back, x, n, previous(), tag(stage(chunk), micro_batch));
+            be::start_send(ctx_, ranks_.backward, x, n, previous(), tag(stage(chunk), micro_batch));
     }
     // Called between two blocks, so that pending sends progress.
-    void progress() { be::progress(ctx_, ranks_.pp); }
+    void progress() { be::progress(ctx_, ranks_.forward); }
     void finish() {
         for (auto& chunk : sent_)
             for (Sent& s : chunk) finish(s);

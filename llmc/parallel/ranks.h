@@ -20,8 +20,9 @@ struct RankLayout {
     bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
     bool whole_matrices = false;  // the optimizer needs the blocks' matrices whole
-    size_t bucket_elements = 0;   // parameters per data-parallel message; 0: default_bucket_elements
-    int64_t rows = 0;             // rows of a sequence, which sequence parallelism splits
+    bool trains = false, generates = true;
+    size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
+    int64_t rows = 0;            // rows of a sequence, which sequence parallelism splits
 };
 
 struct Ranks {
@@ -32,9 +33,10 @@ struct Ranks {
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one of its ranks
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
-    be::Comm pp, pp_back;  // for activations forward; for gradients backward
-    be::Comm kv;           // tp ranks that hold the same key/value heads
-    be::Comm ends;         // first and last stage, which both hold a tied embedding
+    be::Comm pp;                 // for generating
+    be::Comm forward, backward;  // messages between neighbouring stages: activations, gradients
+    be::Comm kv;                 // tp ranks that hold the same key/value heads
+    be::Comm ends;               // first and last stage, which both hold a tied embedding
 };
 
 // Rank `rank` of `n` in the grid, without communication.
@@ -49,7 +51,8 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     return ranks;
 }
 
-// This rank and the groups that it belongs to. Every rank makes them all, in this order.
+// This rank and the groups that it belongs to. Every rank makes them all, in this order; those that this run does not use are
+// left out, as each takes memory and, on GPUs, a communicator.
 inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const RankLayout& layout, const ModelConfig& c) {
     const auto ranks = place_rank(world.size(), world.rank(), layout, c);
     const Mesh& mesh = ranks->mesh;
@@ -63,14 +66,15 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
         ends = {mesh.rank_of(0, mesh.dp.rank, mesh.tp.rank)};
         if (mesh.pp.size > 1) ends.push_back(mesh.rank_of(mesh.pp.size - 1, mesh.dp.rank, mesh.tp.rank));
     }
-    ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
-    ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
-    ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline");
-    ranks->pp_back = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline, backward");
-    ranks->kv = be::Comm(ctx, world, same_heads, "key/value heads");
-    ranks->ends = be::Comm(ctx, world, ends, "embedding");
-    be::connect_ring(ctx, ranks->pp);
-    be::connect_ring(ctx, ranks->pp_back);
+    const bool ring = mesh.vpp > 1;  // the last rank's chunks lead to the first one's next
+    if (mesh.tp.size > 1) ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
+    if (mesh.dp.size > 1 && layout.trains) ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
+    if (mesh.pp.size > 1 && layout.generates) ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "stages");
+    if (mesh.pp.size > 1) ranks->forward = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline", {1, ring});
+    if (mesh.pp.size > 1 && layout.trains)
+        ranks->backward = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline, backward", {-1, ring});
+    if (replicas > 1 && layout.trains) ranks->kv = be::Comm(ctx, world, same_heads, "key/value heads");
+    if (mesh.pp.size > 1 && c.tied && layout.trains) ranks->ends = be::Comm(ctx, world, ends, "embedding");
     return ranks;
 }
 

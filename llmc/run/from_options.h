@@ -448,6 +448,8 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.whole_matrices = muon_recipe(o).on;
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
     layout.rows = (int64_t)o.seq_length + o.prompt_tokens;
+    layout.trains = true;
+    layout.generates = o.sample_interval > 0 || !o.eval_tasks.empty();
     return layout;
 }
 

@@ -33,6 +33,7 @@ inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool gener
     NcclMemory n;
     n.groups = (mesh.tp.size > 1) + (mesh.dp.size > 1) + (LocalSizes(c, mesh.tp).replicas > 1) + (stages && c.tied) +
                (stages && generates);
-    n.edges = stages ? 2 * (mesh.pp.size == 2 ? 2 : 4) : 0;  // to and from each neighbour, forward and backward
+    // Forward from the stage before and to the next one, backward the other way; one each if there are two and no ring.
+    n.edges = !stages ? 0 : mesh.pp.size == 2 && mesh.vpp == 1 ? 2 : 4;
     return n;
 }

@@ -522,6 +522,13 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
     return *s = emu::streams().create(!(flags & cudaStreamNonBlocking)), cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return EMU_CALLED(), cudaStreamCreateWithFlags(s, 0); }
+// As on GPUs: 0 to -5, of which the least number is the highest priority. It changes nothing here.
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    return EMU_CALLED(), *least = 0, *greatest = -5, cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int) {
+    return EMU_CALLED(), cudaStreamCreateWithFlags(s, flags);
+}
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) { return EMU_CALLED(), emu::streams().destroy(s), cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) { return EMU_CALLED(), emu::streams().finish(s), cudaSuccess; }
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {

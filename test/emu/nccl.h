@@ -566,6 +566,10 @@ inline ncclComm* new_communicator(MPI_Comm mpi) {
 inline ncclResult_t check_config(const char* call, const ncclConfig_t* config) {
     if (config && (config->magic != 0xcafebeef || config->size != sizeof(ncclConfig_t)))
         return refuse(ncclInvalidArgument, "%s: the config was not set to NCCL_CONFIG_INITIALIZER", call);
+    const auto valid = [](int n) { return n == NCCL_CONFIG_UNDEF_INT || (n >= 1 && n <= 64); };
+    if (config && (!valid(config->minCTAs) || !valid(config->maxCTAs) ||
+                   (config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < config->minCTAs)))
+        return refuse(ncclInvalidArgument, "%s: %d to %d CTAs", call, config->minCTAs, config->maxCTAs);
     return ncclSuccess;
 }
 
@@ -652,6 +656,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId* unique_id) {
 
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId unique_id, int rank,
                                            ncclConfig_t* config) {
+    EMU_CALLED();
     using namespace emu::nccl;
     const char* call = "ncclCommInitRank";
     if (!comm) return refuse(ncclInvalidArgument, "%s: comm is NULL", call);
@@ -689,6 +694,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId 
     return ncclCommInitRankConfig(comm, nranks, unique_id, rank, nullptr);
 }
 inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
+    EMU_CALLED();
     using namespace emu::nccl;
     const char* call = "ncclCommSplit";
     if (const ncclResult_t e = check(call, comm)) return e;
