@@ -460,6 +460,25 @@ static void reduce(const Pass& p, floatX* out) {
     if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.full, n);
     else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
 }
+// Whether backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
+static bool overlaps(const Pass& p, const Layer& l) {
+    return p.m.a.full_input && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
+}
+// dinp and the weight's gradient of such a layer: gathers the input during to_input(product), and sums dinp during
+// to_weight(all inputs).
+template <class E, class ToInput, class ToWeight>
+static void backward_during_transfers(const Pass& p, const Layer& l, floatX* dinp, const E* inp, ToInput to_input,
+                                      ToWeight to_weight) {
+    be::Comm& tp = p.m.ranks->tp;
+    const size_t n = (size_t)p.local_rows() * l.in;
+    E* all_inp = (E*)p.m.a.full_input;
+    be::Pending gathered = be::start_all_gather(p.ctx, tp, all_inp, inp, n);
+    to_input(p.m.a.full);
+    be::Pending summed = be::start_reduce_scatter(p.ctx, tp, dinp, (const floatX*)p.m.a.full, n);
+    be::finish(p.ctx, gathered);
+    to_weight(all_inp);
+    be::finish(p.ctx, summed);
+}
 // A bias that every rank would add to such a sum is added by the first rank only.
 template <class E>
 static E* once(const Pass& p, E* bias) {
@@ -569,16 +588,20 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
     uint8_t* mine = a.fp8_codes + (whole ? 0 : (size_t)p.m.ranks->mesh.tp.rank * rows * l.out);
     quantize(p, l, Operand::gradient, mine, transposes ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
     const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
-    if (l.dw) {
-        const uint8_t* inputs = gather_codes(p, (uint8_t*)a.full, inp.codes, p.input_rows(l), l.in);
+    const auto to_weight = [&](const uint8_t* inputs) {
         be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
         if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
         const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
         be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed,
                                        N, l.in, l.out, of_product(p));
-    }
-    const Fp8Matrix weight_transposed = {transposed_codes(p, l), &scale_inverse(p, l, Operand::weight)->value};
-    be::fp8_linear_backward_input(p.ctx, dinp, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out);
+    };
+    const auto to_input = [&](floatX* product) {
+        const Fp8Matrix weight_transposed = {transposed_codes(p, l), &scale_inverse(p, l, Operand::weight)->value};
+        be::fp8_linear_backward_input(p.ctx, product, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out);
+    };
+    if (overlaps(p, l)) return backward_during_transfers(p, l, dinp, (const uint8_t*)inp.codes, to_input, to_weight);
+    if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.full, inp.codes, p.input_rows(l), l.in));
+    to_input(dinp);
 }
 
 // ---- Linear layers --------------------------------------------------------------------------------------------------------
@@ -629,7 +652,19 @@ static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const
     return all_dout;
 }
 
+static void linear_backward_overlapped(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+    if (p.fp8(l.block)) return fp8_backward(p, l, dinp, dout, inp);
+    const int N = p.N();
+    measure(p, l, Operand::gradient, dout, (size_t)N * l.out);
+    const auto to_input = [&](floatX* product) { be::linear_backward_input(p.ctx, product, dout, l.w, N, l.in, l.out); };
+    const auto to_weight = [&](const floatX* all_inp) {
+        be::linear_backward_weight(p.ctx, weight_gradient(p, l), l.db, dout, all_inp, N, l.in, l.out, of_product(p));
+    };
+    backward_during_transfers(p, l, dinp, (const floatX*)inp.x, to_input, to_weight);
+}
+
 static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+    if (overlaps(p, l)) return linear_backward_overlapped(p, l, dinp, dout, inp);
     floatX* product = l.row_parallel() ? dinp : summand(p, dinp);
     if (p.fp8(l.block)) {
         if (l.lora) linear_backward_weight(p, l, dout, inp);  // of the adapters; the weight is frozen

@@ -279,8 +279,13 @@ void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
 
-// Collectives in place and asynchronous: after the ops that are on ctx now, overlapping with later ones. Until
-// finish(), the buffer must not be used.
+// Asynchronous collectives: after the ops that are on ctx now, overlapping with later ones. Until finish(), a buffer that is
+// set must not be used, and one that is read must not be set.
+template <class E>
+Pending start_all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*/, size_t n);
+template <class E>
+Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
+// The same in place.
 template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` becomes the sum
 template <class E>

@@ -73,10 +73,13 @@ fi
 # On several ranks, which have 12 rows of a norm's codes each: only codes that are transposed want multiples of 16.
 if [[ $gpu == *emu* ]]; then
     allow_mpirun_everywhere
-    ranks() { EMU_DEVICES=4 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 4 "$program_of_ranks" train ${run[llama]} "${small[@]}" --num-query-groups 4 --seq-length 48 --micro-batch-size 1 --fp8 hybrid --tp 4 --out "$1"; }
+    ranks() { EMU_DEVICES=4 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 4 "$program_of_ranks" train ${run[llama]} "${small[@]}" --num-query-groups 4 --seq-length 48 --micro-batch-size 1 --fp8 hybrid --tp 4 --out "$@"; }
     program_of_ranks=$gpu expect "FP8 on 4 ranks: trains" ranks fp8-gpu
     program_of_ranks=$program expect "FP8 on 4 ranks: trains on the CPU" ranks fp8-cpu
     expect "FP8 on 4 ranks: the CPU's losses" near fp8-cpu fp8-gpu
+    program_of_ranks=$gpu expect "FP8 on 4 ranks: transfers before and after the products" ranks fp8-apart --no-overlap
+    same_weights() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
+    expect "FP8 on 4 ranks: the bits of transfers during the products" same_weights fp8-gpu fp8-apart
     # The stage behind trains nothing: its part of a checkpoint has no bytes, and is written while the stage before goes on.
     tuned() { EMU_DEVICES=2 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --model gpt2-gpu --data-path text --seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --lr 1e-2 --eval-iters 0 --prompt-tokens 4 --pp 2 --save-every 2 --keep 0 --out tuned; }
     expect "prompt tuning over two stages saves on the way" tuned

@@ -162,6 +162,15 @@ expect "EMA and Muon: the same average" same_ema "ema muon" "ema muon again"
 expect "many buckets" train 2 overlapped --ddp-bucket-size 4096
 expect "without overlap" train 2 waiting --ddp-bucket-size 4096 --no-overlap
 expect "overlap changes no bit" everything_same overlapped waiting
+# Tensor-parallel transfers next to the products, in bf16 and FP8, and without overlap. Gradients of either width.
+for layout in "2 --tp 2" "4 --tp 4" "4 --tp 2 --pp 2 --fp8-format hybrid --main-grads-dtype bf16"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "transfers during products, $layout" train "$n" "during $layout" $options
+    # shellcheck disable=SC2086
+    expect "transfers before and after them, $layout" train "$n" "apart $layout" $options --no-overlap
+    expect "the same bits, $layout" everything_same "during $layout" "apart $layout"
+done
 waits() { [[ $(grep -c '"waiting_ms":{.*"data":[0-9]' "$1/log.jsonl") == 8 ]]; }
 expect "the log has the time of waiting" waits overlapped
 

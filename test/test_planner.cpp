@@ -221,6 +221,7 @@ TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
     PlanInput in = toy();
     in.world = 2;
     in.tp = 2;
+    in.overlap = false;  // or faster products hide less
     const StagePlan wide = make_plan(in).stages[0];
     in.layer_speedup = 1.4;
     const StagePlan narrow = make_plan(in).stages[0];
@@ -390,6 +391,7 @@ TEST(Planner, StagesAddUpToTheModel) {
 TEST(Planner, TensorParallelTraffic) {
     PlanInput in = toy();
     in.world = in.tp = 2;
+    in.overlap = false;
     const double half = 2 * 64 * 192 * 2 / 2, m = 48;
     const auto expect_halves = [&](bool sequence_parallel, const char* recompute, int halves, int messages) {
         in.sequence_parallel = sequence_parallel;
@@ -407,6 +409,24 @@ TEST(Planner, TensorParallelTraffic) {
     // embedding: all-reduce; head: all-reduce
     expect_halves(false, "none", 8 * (4 + 4) + 2 + 2, 8 * (2 + 2) + 1 + 1);
     expect_halves(false, "selective", 8 * (4 + 4) + 2 + 2, 8 * (2 + 2) + 1 + 1);
+
+    // 4 of a layer's 10 halves are hidden, each behind a product that lasts longer, or else for as long as the product.
+    in.sequence_parallel = true;
+    in.recompute = "none";
+    const Plan apart = make_plan(in);
+    in.overlap = true;
+    for (const double tflops : {1e-3, 1e6}) {
+        in.tflops = tflops;
+        const Plan p = make_plan(in);
+        const double half_seconds = half / 450e9 + 7.2e-6, rate = tflops * 1e12 * in.efficiency;
+        const double C = 192, each = 2 * 2 * 64 * C / 2, qkv = each * (in.c.NH + 2 * in.c.NKV) * in.c.HS() / rate;
+        const double hidden = std::min(half_seconds, qkv) + std::min(half_seconds, each * in.c.F1() / rate);
+        EXPECT_EQ(p.tensor.seconds, apart.tensor.seconds);
+        expect_within(p.tensor.exposed, p.tensor.seconds - m * 8 * 2 * hidden, 1e-12);
+        EXPECT_LT(p.tensor.exposed, p.tensor.seconds);
+    }
+    in.sequence_parallel = false;
+    EXPECT_EQ(make_plan(in).tensor.exposed, make_plan(in).tensor.seconds);
     expect_halves(false, "full", 8 * (4 + 8) + 2 + 2, 8 * (2 + 4) + 1 + 1);
     in.tp = in.world = 1;
     const Plan alone = make_plan(in);

@@ -455,10 +455,15 @@ Pending start_broadcast(Ctx&, Comm& comm, E* x, size_t n, int root) {
 }
 
 template <class E>
-void all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
+Pending start_all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
     E* place = out + (size_t)comm.rank() * n;
     if (mine != place && n > 0) memcpy((void*)place, (const void*)mine, n * sizeof(E));
-    Pending pending = start_all_gather(ctx, comm, out, n);
+    return start_all_gather(ctx, comm, out, n);
+}
+
+template <class E>
+void all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
+    Pending pending = start_all_gather(ctx, comm, out, mine, n);
     finish(ctx, pending);
 }
 
@@ -485,10 +490,17 @@ Pending start_reduction(Comm& comm, const char* operation, E* out, const E* all,
 }  // namespace detail
 
 template <class E>
-Pending start_reduce_scatter(Ctx&, Comm& comm, E* all, size_t n) {
-    if (comm.size() == 1 || n == 0) return Pending();
-    return detail::start_reduction(comm, "reduce_scatter", all + (size_t)comm.rank() * n, (const E*)all, n,
-                                   detail::equal_blocks(comm.size(), n));
+Pending start_reduce_scatter(Ctx&, Comm& comm, E* out, const E* all, size_t n) {
+    if (n == 0) return Pending();
+    if (comm.size() > 1)
+        return detail::start_reduction(comm, "reduce_scatter", out, all, n, detail::equal_blocks(comm.size(), n));
+    if (out != all) memcpy((void*)out, (const void*)all, n * sizeof(E));
+    return Pending();
+}
+
+template <class E>
+Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all, size_t n) {
+    return start_reduce_scatter(ctx, comm, all + (size_t)comm.rank() * n, (const E*)all, n);
 }
 
 template <class E>
@@ -499,12 +511,7 @@ Pending start_reduce(Ctx&, Comm& comm, E* x, size_t n, int root) {
 
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
-    if (n == 0) return;
-    if (comm.size() == 1) {
-        if (out != all) memcpy((void*)out, (const void*)all, n * sizeof(E));
-        return;
-    }
-    Pending pending = detail::start_reduction(comm, "reduce_scatter", out, all, n, detail::equal_blocks(comm.size(), n));
+    Pending pending = start_reduce_scatter(ctx, comm, out, all, n);
     finish(ctx, pending);
 }
 

@@ -413,60 +413,74 @@ inline void all_reduce_max(Ctx& ctx, Comm& comm, float* x, size_t n) {
 #endif
 }
 
+namespace detail {
+
+#if HAVE_NCCL
+template <class E>
+auto gather(E* out, const E* mine, size_t n) {
+    return [=](ncclComm_t c, cudaStream_t stream) { return ncclAllGather(mine, out, n, nccl_type<E>(), c, stream); };
+}
+template <class E>
+auto scatter(E* out, const E* all, size_t n) {
+    return
+        [=](ncclComm_t c, cudaStream_t stream) { return ncclReduceScatter(all, out, n, nccl_type<E>(), ncclSum, c, stream); };
+}
+#endif
+// With one rank, and nothing to do but a copy if it is not in place.
+template <class E>
+bool copied(Ctx& ctx, const Comm& comm, E* out, const E* from, size_t n) {
+    if (n == 0) return true;
+    if (comm.size() > 1) return false;
+    if (out != from) copy_rows(ctx, out, n * sizeof(E), from, n * sizeof(E), n * sizeof(E), 1);
+    return true;
+}
+
+}  // namespace detail
+
 template <class E>
 void all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
-    if (n == 0) return;
-    if (comm.size() == 1) {
-        if (out != mine) copy_rows(ctx, out, n * sizeof(E), mine, n * sizeof(E), n * sizeof(E), 1);
-        return;
-    }
+    if (detail::copied(ctx, comm, out, mine, n)) return;
 #if HAVE_NCCL
-    detail::run(ctx, *comm.group(), "all_gather", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
-        return ncclAllGather(mine, out, n, detail::nccl_type<E>(), c, stream);
-    });
+    detail::run(ctx, *comm.group(), "all_gather", n, sizeof(E), detail::gather(out, mine, n));
 #endif
 }
 
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
-    if (n == 0) return;
-    if (comm.size() == 1) {
-        if (out != all) copy_rows(ctx, out, n * sizeof(E), all, n * sizeof(E), n * sizeof(E), 1);
-        return;
-    }
+    if (detail::copied(ctx, comm, out, all, n)) return;
 #if HAVE_NCCL
-    detail::run(ctx, *comm.group(), "reduce_scatter", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
-        return ncclReduceScatter(all, out, n, detail::nccl_type<E>(), ncclSum, c, stream);
-    });
+    detail::run(ctx, *comm.group(), "reduce_scatter", n, sizeof(E), detail::scatter(out, all, n));
+#endif
+}
+
+template <class E>
+Pending start_all_gather(Ctx& ctx, Comm& comm, E* out, const E* mine, size_t n) {
+    if (detail::copied(ctx, comm, out, mine, n)) return Pending();
+#if HAVE_NCCL
+    return Pending(detail::start(ctx, *comm.group(), "all_gather", n, sizeof(E), detail::gather(out, mine, n)));
+#else
+    return Pending();
+#endif
+}
+
+template <class E>
+Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
+    if (detail::copied(ctx, comm, out, all, n)) return Pending();
+#if HAVE_NCCL
+    return Pending(detail::start(ctx, *comm.group(), "reduce_scatter", n, sizeof(E), detail::scatter(out, all, n)));
+#else
+    return Pending();
 #endif
 }
 
 template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all, size_t n) {
-    if (comm.size() == 1 || n == 0) return Pending();
-#if HAVE_NCCL
-    E* mine = all + (size_t)comm.rank() * n;
-    return Pending(detail::start(ctx, *comm.group(), "reduce_scatter", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
-        return ncclReduceScatter(all, mine, n, detail::nccl_type<E>(), ncclSum, c, stream);
-    }));
-#else
-    (void)ctx, (void)all;
-    return Pending();
-#endif
+    return start_reduce_scatter(ctx, comm, all + (size_t)comm.rank() * n, (const E*)all, n);
 }
 
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* all, size_t n) {
-    if (comm.size() == 1 || n == 0) return Pending();
-#if HAVE_NCCL
-    const E* mine = all + (size_t)comm.rank() * n;
-    return Pending(detail::start(ctx, *comm.group(), "all_gather", n, sizeof(E), [=](ncclComm_t c, cudaStream_t stream) {
-        return ncclAllGather(mine, all, n, detail::nccl_type<E>(), c, stream);
-    }));
-#else
-    (void)ctx, (void)all;
-    return Pending();
-#endif
+    return start_all_gather(ctx, comm, all, (const E*)all + (size_t)comm.rank() * n, n);
 }
 
 template <class E>

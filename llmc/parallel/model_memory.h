@@ -109,7 +109,8 @@ struct Activations {
     std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
     BlockActivations shared;                             // what no block keeps for itself
     floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
-    floatX* final_norm;                                  // (Nl, C)
+    floatX* full_input;  // (N, C) those of a layer's input in backward, while `full` has the gradient; null without overlap
+    floatX* final_norm;  // (Nl, C)
     NormStatistics final_stats;
     floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
@@ -335,8 +336,9 @@ inline void plan_activations(Model& m, bool fp8) {
     for_each_tensor(m, plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch, Nl * C);
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
-    m.a.full = nullptr;
+    m.a.full = m.a.full_input = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
+    if (m.ranks->overlap && !m.frozen) arena.add(shared, &m.a.full_input, N * C);
 }
 
 // Plans scratch memory for codes, and the scales of all tensors.

@@ -21,6 +21,7 @@ struct RankLayout {
     bool zero = true;
     bool whole_matrices = false;  // the optimizer needs the blocks' matrices whole
     bool trains = false, generates = true;
+    bool overlap = true;         // tensor-parallel communication with the products of backward, which takes a buffer
     size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
     int64_t rows = 0;            // rows of a sequence, which sequence parallelism splits
 };
@@ -29,6 +30,7 @@ struct Ranks {
     World* world = nullptr;
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
+    bool overlap = false;            // gathers and reductions over tp run next to backward's products
     bool zero = true;                // the optimizer's state is sharded over dp
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one of its ranks
     size_t bucket_elements = default_bucket_elements(1);
@@ -45,6 +47,7 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout.tp, layout.pp, layout.vpp);
     check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
+    ranks->overlap = layout.trains && layout.overlap && ranks->sequence_parallel;
     ranks->zero = layout.zero;
     ranks->whole_matrices = layout.whole_matrices;
     ranks->bucket_elements = layout.bucket_elements ? layout.bucket_elements : default_bucket_elements(mesh.dp.size);

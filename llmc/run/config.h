@@ -431,8 +431,8 @@ inline Allowed one_of(Strings choices) {
     X(int64_t, ddp_bucket_size, "", 0, between(1, 10000000000), "Parallel",                                                    \
       "parameters per message between data-parallel ranks; default: 40M, or 1M times the ranks if that is more")               \
     X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \
-      "do not overlap data-parallel communication with backward and update, to see what overlap "                              \
-      "gains")                                                                                                                 \
+      "do not overlap communication with computation: data-parallel with backward and update, tensor-parallel "                \
+      "with the products of backward; to see what overlap gains")                                                              \
     X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
       "how long a rank waits for the others before it reports what each is doing and ends the run (90s, 10m, 1h)")             \
     X(int, world, "", 0, between(1, 1000000), "Plan (with --dry-run)", "number of ranks to plan for, without starting them")   \

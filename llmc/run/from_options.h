@@ -449,6 +449,7 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.bucket_elements = (size_t)o.ddp_bucket_size;
     layout.rows = (int64_t)o.seq_length + o.prompt_tokens;
     layout.trains = true;
+    layout.overlap = !o.no_overlap;
     layout.generates = o.sample_interval > 0 || !o.eval_tasks.empty();
     return layout;
 }

@@ -2,7 +2,7 @@
 // a few hardware figures, for --dry-run --world N and for choosing a layout. Pure functions; nothing here communicates or
 // measures.
 //
-//   pass of a stage   FLOPs / (peak * efficiency) + its tensor-parallel communication, which is not overlapped
+//   pass of a stage   FLOPs / (peak * efficiency) + its tensor-parallel communication, as far as it is exposed
 //   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
 //   step              pipeline + exposed data-parallel communication + both ends of a tied embedding + update
 // Collectives are rings: each of n ranks sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
@@ -20,8 +20,9 @@
 // Attention that the GPU computes without tensor cores (attention_kernels) has a rate of its own.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
-// the update of the next bucket, except the last; pipeline messages as far as no rank waits for them. With --zero 0 or
-// --no-overlap no data-parallel communication overlaps, as in the program.
+// the update of the next bucket, except the last; pipeline messages as far as no rank waits for them; with sequence parallelism
+// 4 of backward's 6 halves, each with a product of qkv or fc1 (the products' own slowdown by it is left out). With --zero 0 or
+// --no-overlap no data-parallel communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
 // Latencies are NCCL's own for its fastest protocol (message_latency): what a message takes at least.
 // Left out: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a ramp-up;
 // norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
@@ -252,6 +253,7 @@ struct StagePlan {
     double recomputed_bytes = 0;                   // that recomputed norms and activation functions read and write
     double transposed_bytes = 0;                   // the same of FP8 weights that are transposed, per micro-batch
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
+    double hidden_seconds = 0;                     // the part of it that overlaps with products
     double forward_seconds = 0, backward_seconds = 0;
 };
 
@@ -263,6 +265,7 @@ struct Traffic {
     double gbs = 0;      // bandwidth
     double latency = 0;  // seconds of a message without bytes
     double seconds = 0;  // without overlap
+    double hidden = 0;   // seconds that overlap, of tensor-parallel communication
     double exposed = 0;  // the part that does not overlap
 };
 
@@ -434,7 +437,19 @@ inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) *
 // Bytes of a message between two stages.
 inline double pipeline_message_bytes(const PlanInput& in) { return stream_bytes(in) / (cuts_rows(in) ? in.tp : 1); }
 
-// Seconds of each stage's passes: computation, then communication with the other tp ranks.
+// FLOPs of a micro-batch's products that hide communication: of the two matrices of a layer whose input is gathered; 0 where
+// the program does not overlap.
+struct ColumnProducts {
+    double qkv = 0, fc1 = 0;
+};
+inline ColumnProducts column_products(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    if (!cuts_rows(in) || !in.overlap || c.adapted()) return {};
+    const double each = 2.0 * in.B * in.T * c.C / in.tp;
+    return {each * (c.NH + 2 * c.NKV) * c.HS(), each * c.F1()};
+}
+
+// Seconds of each stage's passes: computation, then what is exposed of communication with the other tp ranks.
 inline void plan_passes(Plan& p) {
     const PlanInput& in = p.in;
     const Link link = slowest_link(in, in.tp, 1);
@@ -447,15 +462,18 @@ inline void plan_passes(Plan& p) {
     const double rate = in.tflops * 1e12 * in.efficiency;
     const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
+    const ColumnProducts products = column_products(in);
     for (StagePlan& s : p.stages) {
         const double in_layers = rate / (1 - s.fp8 + s.fp8 / in.layer_speedup);
+        for (const double flops : {products.qkv, products.fc1})  // next to each of backward's two products one half
+            s.hidden_seconds += 2 * s.layers * std::min(half_seconds, flops / in_layers);
         s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds + s.layers * slow.forward;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
-        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds +
-                             (s.recomputed_bytes + s.transposed_bytes) / (in.memory_gbs * giga) + s.layers * slow.backward +
-                             s.attention_again * slow.forward;
+        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds -
+                             s.hidden_seconds + (s.recomputed_bytes + s.transposed_bytes) / (in.memory_gbs * giga) +
+                             s.layers * slow.backward + s.attention_again * slow.forward;
     }
 }
 
@@ -491,14 +509,16 @@ inline void plan_messages(Plan& p) {
     const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);
     const int last = (int)p.stages.size() - 1;
     for (int rank = 0; rank < in.pp; rank++) {
-        double sent = 0, halves = 0;
+        double sent = 0, halves = 0, hidden = 0;
         for (int chunk = 0; chunk < in.vpp; chunk++) {
             const int s = virtual_stage(in.pp, rank, chunk);
             halves += p.stages[s].forward_halves + p.stages[s].backward_halves;
+            hidden += p.stages[s].hidden_seconds;
             sent += m * ((s > 0) + (s < last));
         }
         if (m * halves * half > p.tensor.bytes) {
             p.tensor.bytes = m * halves * half;
+            p.tensor.hidden = m * hidden;
             p.tensor.messages = (int64_t)(m * halves / (cuts_rows(in) ? 1 : 2));
         }
         if (sent * message > p.pipeline.bytes) {
@@ -637,7 +657,7 @@ inline Plan make_plan(const PlanInput& in) {
     detail::plan_pipeline(p);
     for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
         t->seconds = t->messages ? t->bytes / (t->gbs * detail::giga) + (double)t->messages * t->latency : 0;
-    p.tensor.exposed = p.tensor.seconds;
+    p.tensor.exposed = p.tensor.seconds - p.tensor.hidden;
     p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
     detail::plan_rates(p);
     return p;
