@@ -526,6 +526,10 @@ static void check_groups(Test& t) {
     be::recv(t.ctx, ranks->backward, din.data(), 30, other, 1);
     for (be::Pending* p : {&shard, &a, &b}) be::finish(t.ctx, *p);
     ok &= in.equals([&](size_t) { return other; }) && din.equals([&](size_t) { return 10 + other; });
+    for (int i = 0; i < 200; i++) {  // events are used again
+        be::all_reduce(t.ctx, ranks->tp, x.data(), 20);
+        if (i % 10 == 0) x.fetch();
+    }
     t.report("the groups of a layout", ok);
 }
 

@@ -82,6 +82,7 @@ for check in "${programs[@]}"; do
         # On each of 8 ranks: tensor, data, stages, key/value heads, embedding and 4 edges; the ops' stream, one of data, 2 of sends.
         # shellcheck disable=SC2016  # the inner shell expands it
         passes "$name: 8 ranks" timeout -k 1 100 "$MPIRUN" -n 8 bash -c 'EMU_CALLS=calls.$OMPI_COMM_WORLD_RANK exec "$0" comm_check groups' "$check"
+        expect "$name: events are used again" awk '/^cudaEventCreateWithFlags / { n++; bad += $2 > 100 } END { exit bad || n < 8 }' calls.*
         expect "$name: 9 communicators and 4 streams each" test "$(cat calls.* | grep -c "ncclCommInitRankConfig 9$\|cudaStreamCreateWithFlags 4$")" = 16
         EMU_NCCL_HANG=2:6 fails "$name: an error that NCCL meets later" "error: rank [01] of 3 (host .*): all_reduce number 2 of group tensor failed: remote process exited" mpi 3 late_in_group 2 status
     fi

@@ -82,15 +82,46 @@ inline ncclDataType_t nccl_type<uint8_t>() {
     return ncclUint8;
 }
 
-struct EventDeleter {
-    void operator()(cudaEvent_t e) const { cudaEventDestroy(e); }
+// Events are used again: an operation takes up to three, and a step has thousands of operations. There are never more than
+// are in use at a time. Any thread may return one.
+class Events {
+public:
+    static Events& with(unsigned flags) {
+        static Events* const timed = new Events(cudaEventDefault);  // until the process ends
+        static Events* const untimed = new Events(cudaEventDisableTiming);
+        return flags == cudaEventDisableTiming ? *untimed : *timed;
+    }
+    cudaEvent_t take() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (free_.empty()) {
+            cudaEvent_t e;
+            CUDA(cudaEventCreateWithFlags(&e, flags_));
+            return e;
+        }
+        cudaEvent_t e = free_.back();
+        free_.pop_back();
+        return e;
+    }
+    void give_back(cudaEvent_t e) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        free_.push_back(e);
+    }
+
+private:
+    explicit Events(unsigned flags) : flags_(flags) {}
+    const unsigned flags_;
+    std::mutex mutex_;
+    std::vector<cudaEvent_t> free_;
 };
-using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventDeleter>;
+struct EventReturner {
+    Events* from;
+    void operator()(cudaEvent_t e) const { from->give_back(e); }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventReturner>;
 inline Event record(cudaStream_t stream, unsigned flags) {
-    cudaEvent_t e;
-    CUDA(cudaEventCreateWithFlags(&e, flags));
-    Event event(e);
-    CUDA(cudaEventRecord(e, stream));
+    Events& events = Events::with(flags);
+    Event event(events.take(), {&events});
+    CUDA(cudaEventRecord(event.get(), stream));
     return event;
 }
 // Everything put on `later` from now on runs after what is on `earlier` at this time.
