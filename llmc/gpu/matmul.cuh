@@ -244,7 +244,7 @@ struct GemmPlans {
     Fusion fusion = Fusion::if_faster;
     GemmChoices choices;
     std::map<GemmKey, std::unique_ptr<GemmPlan>> plans;
-    int timed = 0;  // plans whose algorithm was chosen by time in this run
+    int timed = 0, timed_in_place = 0;  // plans whose algorithm was chosen by time in this run; those with the caller's data
 };
 
 // To be called before the first product: with autotune, products that the file at `path` does not have are timed when they
@@ -334,10 +334,46 @@ __global__ void __launch_bounds__(256) fill_random(void* x, cudaDataType type, s
     }
 }
 
-// Memory of one product's own, so that timing it touches nobody's data; each pointer is aligned as the key says, no better.
+// What a product is timed on: memory of its own, so that timing touches nobody's data; each pointer is aligned as the key says,
+// no better. If a model leaves no room for that, the caller's factors, which are only read, and the caller's outputs, which the
+// product sets afterwards anyway; only the outputs of a product that is added to them are its own then.
 class GemmScratch {
 public:
-    GemmScratch(Ctx& ctx, const GemmKey& key) {
+    GemmScratch(Ctx& ctx, const GemmKey& key, const GemmPointers& callers) : callers_(callers) {
+        const bool adds = key.add && (!callers.c || callers.c == callers.d);
+        if (allocate(ctx, key, [](int) { return true; })) return;
+        in_place_ = true;
+        if (adds && !allocate(ctx, key, [](int i) { return i == 2 || i == 3; })) in_place_ = false;  // D, bias
+        obtained_ = in_place_;
+    }
+    ~GemmScratch() { cudaFree(memory_); }
+    GemmScratch(const GemmScratch&) = delete;
+    GemmScratch& operator=(const GemmScratch&) = delete;
+    bool obtained() const { return obtained_; }
+    bool in_place() const { return in_place_; }
+    GemmPointers pointers(cublasLtEpilogue_t epilogue) const {
+        void* const* const x = matrices_;
+        const float* const scale = (const float*)x[5];
+        if (!in_place_)
+            return {x[2], x[0], x[1], has_bias(epilogue) ? x[3] : nullptr, has_aux(epilogue) ? x[4] : nullptr, scale, scale};
+        GemmPointers p = callers_;
+        if (!memory_) return p;
+        p.d = x[2];
+        p.c = nullptr;
+        if (has_bias(epilogue)) p.bias = x[3];
+        return p;
+    }
+
+private:
+    static constexpr int n_matrices = 6;  // a, b, d, bias, aux, the scale of both factors
+    GemmPointers callers_;
+    bool obtained_ = false, in_place_ = false;
+    void* memory_ = nullptr;
+    void* matrices_[n_matrices] = {};
+
+    // False: there is not enough memory.
+    template <class Wanted>
+    bool allocate(Ctx& ctx, const GemmKey& key, Wanted wanted) {
         const size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
         const struct {
             cudaDataType type;
@@ -351,37 +387,27 @@ public:
                                   {key.d, has_aux(key.epilogue) ? m * n : 1, key.alignment.aux, -1, 2},
                                   {CUDA_R_32F, 1, 16, 1, 0}};
         size_t at[n_matrices + 1] = {};
-        for (int i = 0; i < n_matrices; i++)
-            at[i + 1] = at[i] + ceil_div(matrices[i].elements * bytes_of(matrices[i].type) + 16, (size_t)256) * 256;
+        for (int i = 0; i < n_matrices; i++) {
+            const size_t bytes = ceil_div(matrices[i].elements * bytes_of(matrices[i].type) + 16, (size_t)256) * 256;
+            at[i + 1] = at[i] + (wanted(i) ? bytes : 0);
+        }
         const cudaError_t error = cudaMalloc(&memory_, at[n_matrices]);
         if (error == cudaErrorMemoryAllocation) {
             (void)cudaGetLastError();
             memory_ = nullptr;
-            return;
+            return false;
         }
         CUDA(error);
         for (int i = 0; i < n_matrices; i++) {
+            if (!wanted(i)) continue;
             const auto& x = matrices[i];
             matrices_[i] = (char*)memory_ + at[i] + x.alignment;
             const unsigned blocks = (unsigned)std::min(ceil_div(x.elements, (size_t)256), (size_t)ctx.multiprocessors * 8);
             LAUNCH(fill_random, blocks, 256, 0, ctx, matrices_[i], x.type, x.elements, x.low, x.span);
         }
         if (!is_fp8(key.a)) matrices_[5] = nullptr;
+        return obtained_ = true;
     }
-    ~GemmScratch() { cudaFree(memory_); }
-    GemmScratch(const GemmScratch&) = delete;
-    GemmScratch& operator=(const GemmScratch&) = delete;
-    bool obtained() const { return memory_ != nullptr; }
-    GemmPointers pointers(cublasLtEpilogue_t epilogue) const {
-        void* const* const x = matrices_;
-        const float* const scale = (const float*)x[5];
-        return {x[2], x[0], x[1], has_bias(epilogue) ? x[3] : nullptr, has_aux(epilogue) ? x[4] : nullptr, scale, scale};
-    }
-
-private:
-    static constexpr int n_matrices = 6;  // a, b, d, bias, aux, the scale of both factors
-    void* memory_ = nullptr;
-    void* matrices_[n_matrices] = {};
 };
 
 class Stopwatch {
@@ -451,7 +477,8 @@ inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmScratch& scratch, const 
 // do the epilogue, or if apart(pointers), which does the same in more than one launch, takes less time. Without tuning,
 // `preferred` decides.
 template <class Apart>
-void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_apart, bool preferred, const Apart& apart) {
+void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const GemmPointers& callers, bool may_be_apart,
+                      bool preferred, const Apart& apart) {
     GemmPlans& all = *ctx.plans;
     const std::string product = format("%s, %d multiprocessors\tcuBLASLt %zu\t%s", ctx.name.c_str(), ctx.multiprocessors,
                                        cublasLtGetVersion(), key.text().c_str());
@@ -484,7 +511,7 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
     if (!tunes) return;
 
     GemmChoice choice;
-    const GemmScratch scratch(ctx, key);
+    const GemmScratch scratch(ctx, key, callers);
     if (!scratch.obtained() || !fastest(ctx, plan, scratch, key, algorithms, choice)) {
         GemmChoices::warn(format("%s, so the library's first suggestion is taken: %s",
                                  scratch.obtained() ? "no algorithm runs that cuBLASLt suggests for a matrix product"
@@ -493,6 +520,7 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
         return;
     }
     all.timed++;
+    all.timed_in_place += scratch.in_place();
     if (may_be_apart) {
         const auto run = [&] { apart(scratch.pointers(key.epilogue)); };
         run();
@@ -506,29 +534,30 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, bool may_be_
 }
 
 template <class Apart>
-GemmPlan& plan_of(Ctx& ctx, const GemmKey& key, bool may_be_apart, bool preferred, const Apart& apart) {
+GemmPlan& plan_of(Ctx& ctx, const GemmKey& key, const GemmPointers& callers, bool may_be_apart, bool preferred,
+                  const Apart& apart) {
     CHECK(key.m > 0 && key.n > 0 && key.k > 0, "an empty matrix product: %s", key.text().c_str());
     if (!ctx.plans) ctx.plans = std::make_shared<GemmPlans>();
     const auto found = ctx.plans->plans.find(key);
     if (found != ctx.plans->plans.end()) return *found->second;
     auto plan = std::make_unique<GemmPlan>();
     describe(*plan, key);
-    choose_algorithm(ctx, *plan, key, may_be_apart, preferred, apart);
+    choose_algorithm(ctx, *plan, key, callers, may_be_apart, preferred, apart);
     return *ctx.plans->plans.emplace(key, std::move(plan)).first->second;
 }
 
 // Whether to take the product with the epilogue of `key`, and not apart(pointers). `preferred` decides without tuning. The
 // library's GeLU has the GPU's tanh of 11 bits (measured on an H100), which bf16 hides and fp32 does not: there it stays apart.
 template <class Apart>
-bool fuses(Ctx& ctx, const GemmKey& key, bool preferred, const Apart& apart) {
+bool fuses(Ctx& ctx, const GemmKey& key, const GemmPointers& callers, bool preferred, const Apart& apart) {
     const Fusion fusion = ctx.plans ? ctx.plans->fusion : Fusion::if_faster;
     if (fusion == Fusion::never || (has_aux(key.epilogue) && key.d == CUDA_R_32F)) return false;
-    return !plan_of(ctx, key, true, preferred || fusion == Fusion::always, apart).apart;
+    return !plan_of(ctx, key, callers, true, preferred || fusion == Fusion::always, apart).apart;
 }
 
 // D (m, n) = epilogue(op(A) op(B)), or epilogue(C + op(A) op(B)).
 inline void gemm(Ctx& ctx, const GemmPointers& p, const GemmKey& key) {
-    GemmPlan& plan = plan_of(ctx, key, false, false, [](const GemmPointers&) {});
+    GemmPlan& plan = plan_of(ctx, key, p, false, false, [](const GemmPointers&) {});
     const cublasStatus_t status = start(ctx, plan, plan.algo, p);
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("cuBLASLt refused a matrix product on %s (%s): %s", ctx.name.c_str(), cublasLtGetStatusName(status),
@@ -659,7 +688,7 @@ inline void linear_gelu_forward(Ctx& ctx, floatX* out, floatX* pre, const floatX
         linear_forward(ctx, (floatX*)p.aux, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
         activation_forward(ctx, (floatX*)p.d, (const floatX*)p.aux, N, OC, Activation::gelu);
     };
-    if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
+    if (detail::fuses(ctx, key, pointers, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
 }
 
@@ -671,7 +700,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
         linear_backward_input(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, N, IC, OC);
         activation_backward(ctx, (floatX*)p.d, (const floatX*)p.d, (const floatX*)p.aux, N, IC, Activation::gelu);
     };
-    if (detail::fuses(ctx, key, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
+    if (detail::fuses(ctx, key, pointers, detail::fuses_gelu(ctx), apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
 }
 
@@ -686,7 +715,7 @@ inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residua
         linear_forward(ctx, (floatX*)p.d, (const floatX*)p.b, (const floatX*)p.a, (const floatX*)p.bias, N, IC, OC);
         residual_forward(ctx, (floatX*)p.d, (const floatX*)(p.c ? p.c : p.d), (const floatX*)p.d, (size_t)N * OC);
     };
-    if (detail::fuses(ctx, key, true, apart)) detail::gemm(ctx, pointers, key);
+    if (detail::fuses(ctx, key, pointers, true, apart)) detail::gemm(ctx, pointers, key);
     else apart(pointers);
 }
 
@@ -719,9 +748,9 @@ inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbia
     const GemmPointers pointers = {dw, inp, dout, dbias};
     if (!dbias || dweight.is_bf16) return apart(pointers);  // the library's sums have the product's type
     // Added to: the sums are set in scratch memory first.
-    const auto key = detail::backward_weight_key({dw, inp, dout, acc == Acc::Set ? dbias : nullptr}, N, IC, OC, type, acc,
-                                                 CUBLASLT_EPILOGUE_BGRADB);
-    if (!detail::fuses(ctx, key, false, apart)) return apart(pointers);
+    const GemmPointers fused = {dw, inp, dout, acc == Acc::Set ? dbias : nullptr};
+    const auto key = detail::backward_weight_key(fused, N, IC, OC, type, acc, CUBLASLT_EPILOGUE_BGRADB);
+    if (!detail::fuses(ctx, key, fused, false, apart)) return apart(pointers);
     real* sums = acc == Acc::Set ? dbias : (real*)ctx.scratch(sizeof(real) * (size_t)OC);
     detail::gemm(ctx, {dw, inp, dout, sums}, key);
     if (acc == Acc::Add) detail::launch_column_sums(ctx, dbias, sums, 1, OC, 1, true);

@@ -671,22 +671,45 @@ TEST_F(GpuGemmCache, RefusedAlgorithmsAreChosenAgain) {
 #endif
 
 #ifndef __CUDACC__
-TEST_F(GpuGemmCache, WithoutMemoryTheFirstSuggestionIsTaken) {
-    size_t& limit = emu::device().memory_bytes;
-    const size_t before = limit;
+// Where a model fills the GPU, products are timed on their own data, with the same results.
+TEST_F(GpuGemmCache, WithoutMemoryProductsAreTimedInPlace) {
+    const auto fill = [](gpu::Ctx& ctx) {
+        ctx.scratch(1 << 16);
+        emu::device().memory_bytes = emu::device().used_bytes + 100;
+    };
+    const size_t before = emu::device().memory_bytes;
+    const int n = 64;
+    const DeviceMemory<floatX> x(std::vector<floatX>((size_t)n * n, from_double<floatX>(1)));
+    DeviceMemory<floatX> out((size_t)n * n);
+    DeviceMemory<real> dw((size_t)n * n), db((size_t)n);
     gpu::Ctx ctx;
-    const DeviceMemory<floatX> x(std::vector<floatX>((size_t)64 * 64, from_double<floatX>(1)));
-    DeviceMemory<floatX> out((size_t)64 * 64);
     gpu::use_gemm_cache(ctx, file, true);
-    limit = emu::device().used_bytes + 100;
+    fill(ctx);
     testing::internal::CaptureStderr();
-    gpu::linear_forward(ctx, out.p(), x.p(), x.p(), nullptr, 64, 64, 64);
-    const std::string warnings = testing::internal::GetCapturedStderr();
-    limit = before;
-    EXPECT_NE(warnings.find("no GPU memory left"), std::string::npos) << warnings;
-    EXPECT_EQ(ctx.plans->timed, 0);
-    EXPECT_FALSE(std::filesystem::exists(file));
-    expect_close(out.get(), Doubles((size_t)64 * 64, 64), 0, 0, "out");
+    gpu::linear_forward(ctx, out.p(), x.p(), x.p(), nullptr, n, n, n);
+    expect_close(out.get(), Doubles((size_t)n * n, n), 0, 0, "out");
+    gpu::linear_residual_forward(ctx, out.p(), x.p(), x.p(), x.p(), nullptr, n, n, n);
+    expect_close(out.get(), Doubles((size_t)n * n, n + 1), 0, 0, "out with the residual");
+    gpu::linear_backward_weight(ctx, dw.p(), db.p(), x.p(), x.p(), n, n, n, Acc::Set);
+    expect_close(dw.get(), Doubles((size_t)n * n, n), 0, 0, "dweight");
+    expect_close(db.get(), Doubles((size_t)n, n), 0, 0, "dbias");
+    EXPECT_EQ(ctx.plans->timed_in_place, ctx.plans->timed);
+    EXPECT_GE(ctx.plans->timed, 3);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+
+    // Added to: what it is added to needs memory, so that it is added once.
+    const int timed = ctx.plans->timed;
+    testing::internal::CaptureStderr();
+    gpu::linear_backward_weight(ctx, dw.p(), db.p(), x.p(), x.p(), n, n, n, Acc::Add);
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("no GPU memory left"), std::string::npos);
+    EXPECT_EQ(ctx.plans->timed, timed);
+    ctx.plans->plans.clear();
+    emu::device().memory_bytes = emu::device().used_bytes + 20000;  // for dweight, not for all three matrices
+    gpu::linear_backward_weight(ctx, dw.p(), db.p(), x.p(), x.p(), n, n, n, Acc::Add);
+    emu::device().memory_bytes = before;
+    EXPECT_GT(ctx.plans->timed, timed);
+    expect_close(dw.get(), Doubles((size_t)n * n, 3 * n), 0, 0, "dweight, added to twice");
+    expect_close(db.get(), Doubles((size_t)n, 3 * n), 0, 0, "dbias, added to twice");
 }
 
 #ifndef PRECISION_FP32  // which every GPU multiplies
