@@ -68,6 +68,7 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include "llmc/data/tasks.h"               // Request, Score, Task, TaskRequests
 #include "llmc/parallel/world.h"           // World: the processes
 #include "llmc/parallel/comm.h"            // be::all_reduce, ...
+#include "llmc/parallel/node_text.h"       // text_of_node
 #include "llmc/parallel/zero.h"            // GradientReducer
 #include "llmc/parallel/pipeline.h"        // pipeline_schedule, Direction, split_layers
 #include "llmc/parallel/ranks.h"           // Ranks, join_groups, place_rank, reduce_sums
@@ -1560,6 +1561,8 @@ static void choose_gemm_cache(Run& run, const Model& m) {
                               (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel));
         const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
+        const std::shared_ptr<SharedText> node = text_of_node(run.world);  // made by all ranks, whoever times
+        if (file != "none") be::share_gemm_choices(run.ctx, node);
     }
 }
 

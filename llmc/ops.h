@@ -3,12 +3,14 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "cpu/ctx.h"
 #include "fp8.h"
 #include "elements.h"
 #include "shapes.h"
+#include "base/shared_text.h"
 #include "base/types.h"
 
 namespace cpu {

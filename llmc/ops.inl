@@ -109,6 +109,9 @@ void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const fl
 // whether products that it lacks are timed (else: the library's first suggestion). If they are timed without a file, a resumed
 // run may have other bits. Not defined on CPUs, which choose a matrix unit instead (unit_choice.h).
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
+// Called after it, by each rank of a node, with the text that they share: only the first of them to choose an algorithm writes
+// it to the file, and the others take it. Null: this rank has the node to itself.
+void share_gemm_choices(Ctx& ctx, std::shared_ptr<SharedText> node);
 
 // ---- low-rank adapters (lora.h) ---------------------------------------------------------------------------------------------
 // wide = scale times a matrix with the adapters' matrices b as blocks on its diagonal, so that one product applies all of them.

@@ -2,6 +2,7 @@
 // emulator. Rank 0 prints `ok: NAME` or `FAILED: NAME` for what all ranks found together.
 //   comm_check all      everything but waiting (default)   comm_check world    only the World
 //   comm_check waiting  how long ranks wait for one that comes late
+//   comm_check choices FILE   the algorithms of products that ranks choose, where all have the same products and each its own
 //   comm_check groups   the groups of a layout of 8 ranks, once used
 //   comm_check bench    times of large operations     comm_check CASE R   a run that must end badly, because of rank R: see
 //   fail_as_told
@@ -20,6 +21,7 @@
 #include "llmc/parallel/comm_cpu.h"
 #include "llmc/cpu/memory.h"
 #endif
+#include "llmc/parallel/node_text.h"
 #include "llmc/parallel/pipeline.h"
 #include "llmc/parallel/ranks.h"
 #include "llmc/parallel/world.h"
@@ -533,6 +535,45 @@ static void check_groups(Test& t) {
     t.report("the groups of a layout", ok);
 }
 
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+// All ranks of a node take the first one's choice, and each choice is written once.
+static void check_choices(Test& t, const char* file) {
+    const int rank = t.world.rank(), size = t.world.size(), common = 20;
+    const auto choice = [](int word) {
+        gpu::GemmChoice c = {{}, 1, 2};
+        for (uint64_t& w : c.algo.data) w = (uint64_t)word;
+        return c;
+    };
+    gpu::GemmChoices mine;
+    mine.read(file);
+    mine.share(text_of_node(t.world));
+    std::vector<uint64_t> words;
+    for (int m = 0; m < common; m++) {
+        const std::string product = format("a GPU\ta version\tm %d", m);
+        words.push_back(mine.add(product, choice(1 + rank * common + m)).algo.data[0]);
+        if (m % 5 == 0) mine.add(format("a GPU\ta version\tof rank %d m %d", rank, m), choice(7));
+    }
+    std::vector<uint64_t> all(words.size() * (size_t)size);
+    t.world.all_gather(words.data(), words.size() * sizeof(uint64_t), all.data());
+    bool ok = true;
+    for (size_t i = 0; i < all.size(); i++)
+        ok &= all[i] == words[i % words.size()] && (all[i] - 1) % common == i % words.size();
+    ok &= mine.find_in_node(format("a GPU\ta version\tof rank %d m 5", (rank + 1) % size)) != nullptr;
+    ok &= mine.find_in_node("unknown") == nullptr;
+    t.report("ranks of a node take the same choices", ok);
+    int writes = mine.writes(), sum = 0;
+    std::vector<int> of_all((size_t)size);
+    t.world.all_gather(&writes, sizeof writes, of_all.data());
+    for (const int n : of_all) sum += n;
+    t.report("and write each once", sum == common + 4 * size);
+    gpu::GemmChoices later;
+    later.read(file);
+    ok = true;
+    for (int m = 0; m < common; m++) ok &= later.find(format("a GPU\ta version\tm %d", m))->algo.data[0] == words[(size_t)m];
+    t.report("which a later run finds", ok);
+}
+#endif
+
 // ---- times -----------------------------------------------------------------------------------------------------------------
 static void bench(Test& t) {
     World& w = t.world;
@@ -705,6 +746,9 @@ static int run(int argc, char** argv) {
             if (what == "world" || what == "all") check_world(t);
             if (what == "all") check_comm(t);
             else if (what == "waiting") check_waiting(t);
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+            else if (what == "choices") check_choices(t, argc > 2 ? argv[2] : "");
+#endif
             else if (what == "groups") check_groups(t);
             else if (what == "bench") bench(t);
             else if (what != "world") fail_as_told(t, what, who, argc > 3 ? argv[3] : "");

@@ -79,6 +79,7 @@ for check in "${programs[@]}"; do
     if [[ $name == emu* ]]; then
         EMU_PCI_BUS_ID=0000:01:00.0 fails "$name: two ranks on one GPU" "ranks 0 and 1 share the GPU 0000:01:00.0 of host" mpi 2 kill_in_group 3
         passes "$name: a long kernel is no wait" mpi 2 long_kernel 0 status
+        rm -f choices.txt && passes "$name: 4 ranks choose algorithms" mpi 4 choices choices.txt
         # On each of 8 ranks: tensor, data, stages, key/value heads, embedding and 4 edges; the ops' stream, one of data, 2 of sends.
         # shellcheck disable=SC2016  # the inner shell expands it
         passes "$name: 8 ranks" timeout -k 1 100 "$MPIRUN" -n 8 bash -c 'EMU_CALLS=calls.$OMPI_COMM_WORLD_RANK exec "$0" comm_check groups' "$check"

@@ -34,12 +34,14 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "../base/crc32c.h"
 #include "../base/file.h"
+#include "../base/shared_text.h"
 #include "../fp8.h"
 #include "../ops.h"
 #include "device.cuh"
@@ -138,9 +140,42 @@ public:
         return found == choices_.end() ? nullptr : &found->second;
     }
 
-    // What holds for the product from now on: this choice, or what another rank of this machine has written meanwhile, so that
-    // all take the same and find it again after a resume. It replaces one that the library has refused.
+    // The text that the ranks of this node share: their choices of this run, as lines of the file.
+    void share(std::shared_ptr<SharedText> node) { node_ = std::move(node); }
+    // What another rank of this node has chosen.
+    const GemmChoice* find_in_node(const std::string& product) {
+        if (!node_) return nullptr;
+        const std::lock_guard<SharedText> lock(*node_);
+        return read_node(product);
+    }
+
+    // The choice for the product from now on: this one, or what another rank has chosen meanwhile, so that all take the same
+    // and find it again after a resume. It replaces one that the library has refused. Only one rank of a node writes the file;
+    // it holds the node's lock, and waits for nobody but the file.
     const GemmChoice& add(const std::string& product, const GemmChoice& choice) {
+        if (!node_) return add_to_file(product, choice);
+        const std::lock_guard<SharedText> lock(*node_);
+        if (const GemmChoice* theirs = read_node(product)) return *theirs;
+        const GemmChoice& chosen = add_to_file(product, choice);
+        node_->append(line_of(product, chosen));
+        return chosen;
+    }
+    int writes() const { return writes_; }  // of the file, by this rank
+
+    static void warn(const std::string& what) { print_line(stderr, "warning: " + what); }
+
+private:
+    static constexpr const char* header = "# algorithms of matrix products, version 1";
+
+    const GemmChoice* read_node(const std::string& product) {
+        const std::string text = node_->text(node_read_);
+        node_read_ += text.size();
+        read_lines(in_node_, text, 0);
+        const auto found = in_node_.find(product);
+        return found == in_node_.end() ? nullptr : &(choices_[product] = found->second);
+    }
+
+    const GemmChoice& add_to_file(const std::string& product, const GemmChoice& choice) {
         const bool replaces = choices_.count(product);
         GemmChoice& mine = choices_[product];
         const GemmChoice before = std::exchange(mine, choice);
@@ -154,16 +189,12 @@ public:
             all[product] = choice;
             all.insert(choices_.begin(), choices_.end());  // in case the file was removed
             write_file_atomically(path_, text_of(all));
+            writes_++;
         } catch (const Error& e) {
             give_up(e.what());
         }
         return mine;
     }
-
-    static void warn(const std::string& what) { print_line(stderr, "warning: " + what); }
-
-private:
-    static constexpr const char* header = "# algorithms of matrix products, version 1";
 
     void give_up(const std::string& why) {
         warn(why + "; the algorithms of matrix products are not kept");
@@ -187,16 +218,21 @@ private:
             give_up(path_ + " is not a list of matrix products");
             return all;
         }
-        size_t damaged = 0;
-        for (size_t at = first_line.size(); at < text.size();) {
-            const size_t end = std::min(text.find('\n', at), text.size());
-            if (!read_line(all, text.substr(at, end - at))) damaged++;
-            at = end + 1;
-        }
+        const size_t damaged = read_lines(all, text, first_line.size());
         if (damaged > 0 && warns) warn(format("%s: %zu damaged lines are ignored", path_.c_str(), damaged));
         return all;
     }
 
+    // Adds the lines from byte `at` on; returns how many are damaged.
+    static size_t read_lines(std::map<std::string, GemmChoice>& all, const std::string& text, size_t at) {
+        size_t damaged = 0;
+        while (at < text.size()) {
+            const size_t end = std::min(text.find('\n', at), text.size());
+            if (!read_line(all, text.substr(at, end - at))) damaged++;
+            at = end + 1;
+        }
+        return damaged;
+    }
     static bool read_line(std::map<std::string, GemmChoice>& all, const std::string& line) {
         std::vector<std::string> fields(1);
         for (const char c : line) {
@@ -215,17 +251,21 @@ private:
 
     static std::string text_of(const std::map<std::string, GemmChoice>& all) {
         std::string text = std::string(header) + "\n";
-        for (const auto& [name, chosen] : all) {
-            std::string line = name + format("\t%.2f\t%.2f\t", chosen.us, chosen.first_us);
-            for (const uint64_t word : chosen.algo.data) line += format("%016llx", (unsigned long long)word);
-            text += line + format("\t%08x\n", crc32c(line.data(), line.size()));
-        }
+        for (const auto& [name, chosen] : all) text += line_of(name, chosen);
         return text;
     }
+    static std::string line_of(const std::string& name, const GemmChoice& chosen) {
+        std::string line = name + format("\t%.2f\t%.2f\t", chosen.us, chosen.first_us);
+        for (const uint64_t word : chosen.algo.data) line += format("%016llx", (unsigned long long)word);
+        return line + format("\t%08x\n", crc32c(line.data(), line.size()));
+    }
 
-    std::map<std::string, GemmChoice> choices_;
+    std::map<std::string, GemmChoice> choices_, in_node_;
+    std::shared_ptr<SharedText> node_;
+    size_t node_read_ = 0;  // bytes of its text
     std::string path_;
     bool may_write_ = false;
+    int writes_ = 0;
 };
 
 // ---- plans -----------------------------------------------------------------------------------------------------------------
@@ -255,6 +295,8 @@ inline void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune) {
     ctx.plans->tuning = {autotune, path};
     ctx.plans->choices.read(path);
 }
+
+inline void share_gemm_choices(Ctx& ctx, std::shared_ptr<SharedText> node) { ctx.plans->choices.share(std::move(node)); }
 
 namespace detail {
 
@@ -510,6 +552,11 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const GemmPo
     plan.apart = may_be_apart && !preferred;
     if (!tunes) return;
 
+    if (const GemmChoice* theirs = all.choices.find_in_node(product)) {
+        plan.algo = theirs->algo;
+        plan.apart = may_be_apart && theirs->apart();
+        return;
+    }
     GemmChoice choice;
     const GemmScratch scratch(ctx, key, callers);
     if (!scratch.obtained() || !fastest(ctx, plan, scratch, key, algorithms, choice)) {
