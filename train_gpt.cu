@@ -594,11 +594,12 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
         if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
         const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
         be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed,
-                                       N, l.in, l.out, of_product(p));
+                                       N, l.in, l.out, of_product(p), p.m.fp8.fast_backward);
     };
     const auto to_input = [&](floatX* product) {
         const Fp8Matrix weight_transposed = {transposed_codes(p, l), &scale_inverse(p, l, Operand::weight)->value};
-        be::fp8_linear_backward_input(p.ctx, product, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out);
+        be::fp8_linear_backward_input(p.ctx, product, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out,
+                                      p.m.fp8.fast_backward);
     };
     if (overlaps(p, l)) return backward_during_transfers(p, l, dinp, (const uint8_t*)inp.codes, to_input, to_weight);
     if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.full, inp.codes, p.input_rows(l), l.in));
@@ -1435,6 +1436,7 @@ static void choose_fp8_blocks(const be::Ctx& ctx, Model& m, const TrainOptions& 
     f.recipe = fp8_recipe(o);
     f.after_bf16 = after_bf16;
     f.fast_accumulation = !o.no_fp8_fast_accumulation;
+    f.fast_backward = o.fp8_fast_backward;
     f.keeps_transposes = o.fp8_weight_transpose != "on-the-fly";
     if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
 }

@@ -142,10 +142,11 @@ void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const Fp8Matrix& inp 
                         bool fast);
 // dinp = dout weight. dout may have either format. sets dinp.
 void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const Fp8Matrix& dout /*(N, OC)*/,
-                               const Fp8Matrix& weight_transposed /*(IC, OC)*/, int N, int IC, int OC);
+                               const Fp8Matrix& weight_transposed /*(IC, OC)*/, int N, int IC, int OC, bool fast);
 // dweight (+)= dout^T inp. dout may have either format. sets or adds dweight, like linear_backward_weight.
 void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, const Fp8Matrix& dout_transposed /*(OC, N)*/,
-                                const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc);
+                                const Fp8Matrix& inp_transposed /*(IC, N)*/, int N, int IC, int OC, Acc acc,
+                                bool fast);
 // dbias += column sums of dout.
 void bias_backward(Ctx& ctx, real* dbias /*(OC)*/, const floatX* dout /*(N, OC)*/, int N, int OC);
 

@@ -69,6 +69,8 @@ done
 steps=36 expect "stopped while measuring" train 1 llama stopped --fp8 hybrid --fp8-start 30 --train-iters 26
 steps=36 expect "resumed then" train 1 llama stopped --fp8 hybrid --fp8-start 30 --resume auto --override train-iters
 expect "the steps until 36 are the undisturbed run's" cmp <(losses switch | head -n 36) <(losses stopped)
+steps=60 expect "fast sums backward may be chosen when resuming" train 1 llama fast --fp8 hybrid --fp8-start 30 --fp8-fast-backward --resume switch/step_00000040
+expect "on a CPU they are the same" same switch fast
 steps=60 expect "other scales are refused" refused train 1 llama other --fp8 hybrid --fp8-start 30 --fp8-margin 1 --resume switch/step_00000040
 says "by the option's name" "--fp8-margin is 1"
 steps=50 expect "back to bf16" train 1 llama back --resume switch/step_00000040 --override fp8-format fp8-start train-iters

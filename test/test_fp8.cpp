@@ -295,14 +295,14 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     for (const Fp8 format : formats) {
         const auto dout = codes((size_t)N * OC, format, 3), wt = codes((size_t)IC * OC, Fp8::e4m3, 4);
         std::vector<floatX> dinp((size_t)N * IC);
-        cpu::fp8_linear_backward_input(ctx_, dinp.data(), {dout.data(), &a, format}, {wt.data(), &b}, N, IC, OC);
+        cpu::fp8_linear_backward_input(ctx_, dinp.data(), {dout.data(), &a, format}, {wt.data(), &b}, N, IC, OC, false);
         for (int n = 0; n < N; n++)
             for (int i = 0; i < IC; i++)
                 check("input", dinp[(size_t)n * IC + i], 0, dout, format, (size_t)n * OC, wt, Fp8::e4m3, (size_t)i * OC, OC, 0);
         const auto dt = codes((size_t)OC * N, format, 5), xt = codes((size_t)IC * N, Fp8::e4m3, 6);
         for (const Acc acc : {Acc::Set, Acc::Add}) {
             std::vector<real> dw((size_t)OC * IC, real(7));
-            cpu::fp8_linear_backward_weight(ctx_, dw.data(), {dt.data(), &a, format}, {xt.data(), &b}, N, IC, OC, acc);
+            cpu::fp8_linear_backward_weight(ctx_, dw.data(), {dt.data(), &a, format}, {xt.data(), &b}, N, IC, OC, acc, false);
             for (int o = 0; o < OC; o++)
                 for (int i = 0; i < IC; i++)
                     check("weight", dw[(size_t)o * IC + i], acc == Acc::Add ? 7 : 0, dt, format, (size_t)o * N, xt, Fp8::e4m3,

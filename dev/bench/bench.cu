@@ -90,9 +90,9 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const auto transpose_input = [&] { be::transpose_codes(ctx, xt, xq, N, IC); };
     const auto forward = [&] { be::fp8_linear_forward(ctx, out, {xq, inverse}, {wq, inverse}, nullptr, N, IC, OC, true); };
     const auto weight = [&] {
-        be::fp8_linear_backward_weight(ctx, (real*)dw, {yt, inverse, e5m2}, {xt, inverse}, N, IC, OC, Acc::Add);
+        be::fp8_linear_backward_weight(ctx, (real*)dw, {yt, inverse, e5m2}, {xt, inverse}, N, IC, OC, Acc::Add, false);
     };
-    const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, {yq, inverse, e5m2}, {wt, inverse}, N, IC, OC); };
+    const auto input = [&] { be::fp8_linear_backward_input(ctx, dx, {yq, inverse, e5m2}, {wt, inverse}, N, IC, OC, false); };
     quantize_input();
     transpose_input();
     quantize_gradient();
@@ -685,8 +685,8 @@ std::optional<Call> understood(int argc, char** argv) {
 #ifdef BENCH_ON_CPU
                                                       {"--units", {0, 0, false}},
 #else
-                                                       {"--bounds", {0, 0, true}},    {"--gemms", {0, 0, true}},
-                                                       {"--attention", {0, 0, true}},
+                                                      {"--bounds", {0, 0, true}},    {"--gemms", {0, 0, true}},
+                                                      {"--attention", {0, 0, true}},
 #endif
                                                       {"--describe", {3, 3, false}}, {"--serve", {3, 3, false}}};
     Call call;

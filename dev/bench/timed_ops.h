@@ -176,9 +176,9 @@ TIMED(attention_rope_backward, attention(THE(AttentionShape), 5, 4))
 #define FP8_PRODUCT(count, code_bytes, result_bytes) \
     Work({2 * NUMBER(count, 0) * NUMBER(count, 1) * NUMBER(count, 2), (code_bytes) + (result_bytes)})
 TIMED(fp8_linear_forward, FP8_PRODUCT(4, NUMBER(4, 1) * (NUMBER(4, 0) + NUMBER(4, 2)), NUMBER(4, 0) * NUMBER(4, 2) * X))
-TIMED(fp8_linear_backward_input, FP8_PRODUCT(3, NUMBER(3, 2) * (NUMBER(3, 0) + NUMBER(3, 1)), NUMBER(3, 0) * NUMBER(3, 1) * X))
-TIMED(fp8_linear_backward_weight, FP8_PRODUCT(4, NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)),
-                                              NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add)) * R))
+TIMED(fp8_linear_backward_input, FP8_PRODUCT(4, NUMBER(4, 2) * (NUMBER(4, 0) + NUMBER(4, 1)), NUMBER(4, 0) * NUMBER(4, 1) * X))
+TIMED(fp8_linear_backward_weight, FP8_PRODUCT(5, NUMBER(5, 0) * (NUMBER(5, 1) + NUMBER(5, 2)),
+                                              NUMBER(5, 1) * NUMBER(5, 2) * (1 + (NUMBER(5, 3) == (double)Acc::Add)) * R))
 TIMED(quantize, ROWS(2, 0, X + 1 + (THE(Codes).transposed != nullptr)))
 TIMED(transpose_codes, ROWS(2, 0, 2))
 TIMED(absolute_max, Work({0, NUMBER(1, 0) * X}))

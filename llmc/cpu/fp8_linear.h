@@ -91,14 +91,14 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, cons
 }
 
 inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight_transposed, int N,
-                                      int IC, int OC) {
+                                      int IC, int OC, bool /*fast*/) {
     const real inverse = (real)*dout.inverse_scale * (real)*weight_transposed.inverse_scale;
     detail::fp8_product(ctx, dout, weight_transposed, N, IC, OC,
                         [=](int n, int i, real sum) { dinp[(size_t)n * IC + i] = (floatX)(sum * inverse); });
 }
 
 inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const Fp8Matrix& dout_transposed,
-                                       const Fp8Matrix& inp_transposed, int N, int IC, int OC, Acc acc) {
+                                       const Fp8Matrix& inp_transposed, int N, int IC, int OC, Acc acc, bool /*fast*/) {
     const real inverse = (real)*dout_transposed.inverse_scale * (real)*inp_transposed.inverse_scale;
     real* const sums = detail::in_fp32(dweight);
     detail::fp8_product(ctx, dout_transposed, inp_transposed, OC, IC, N, [=](int o, int i, real sum) {

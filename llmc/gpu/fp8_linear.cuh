@@ -11,8 +11,9 @@
 // no op waits for them. Plans, autotuning and the cache file are those of matmul.cuh.
 //
 // Precision: Hopper's tensor cores keep about 14 bits of a sum of FP8 products. So cuBLASLt adds partial sums in fp32 registers
-// at intervals, unless it is told to be `fast`: then the whole sum stays in the tensor cores. The forward pass tolerates that,
-// gradients do not. Everything else is fp32, rounded once.
+// at intervals, unless it is told to be `fast`: then the whole sum stays in the tensor cores. The forward pass tolerates that;
+// gradients are sums over tens of thousands of tokens, so backward does it only on request (--fp8-fast-backward). Everything
+// else is fp32, rounded once.
 //
 // Cost. Besides a product of N x IC x OC, its input is moved as codes (3 N IC bytes: written, then read and written to be
 // transposed for backward), and, unless the previous op makes the codes, written and read as bf16 (4 N IC more). At 4.3 TB/s
@@ -74,18 +75,18 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, cons
 }
 
 inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight_transposed, int N,
-                                      int IC, int OC) {
+                                      int IC, int OC, bool fast) {
     const Fp8Matrix& w = weight_transposed;
     detail::fp8_gemm(ctx, {dinp, w.codes, dout.codes, nullptr, nullptr, w.inverse_scale, dout.inverse_scale}, IC, N, OC,
-                     w.format, dout.format, detail::x_type, CUBLASLT_EPILOGUE_DEFAULT, false, false);
+                     w.format, dout.format, detail::x_type, CUBLASLT_EPILOGUE_DEFAULT, false, fast);
 }
 
 inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const Fp8Matrix& dout_transposed,
-                                       const Fp8Matrix& inp_transposed, int N, int IC, int OC, Acc acc) {
+                                       const Fp8Matrix& inp_transposed, int N, int IC, int OC, Acc acc, bool fast) {
     const Fp8Matrix &dout = dout_transposed, &inp = inp_transposed;
     detail::fp8_gemm(ctx, {dweight.data, inp.codes, dout.codes, nullptr, nullptr, inp.inverse_scale, dout.inverse_scale}, IC,
                      OC, N, inp.format, dout.format, detail::gradient_type(dweight, acc), CUBLASLT_EPILOGUE_DEFAULT,
-                     acc == Acc::Add, false);
+                     acc == Acc::Add, fast);
 }
 
 inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC) {

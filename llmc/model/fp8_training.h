@@ -11,8 +11,9 @@
 
 struct Fp8Training {
     Fp8Recipe recipe;
-    bool after_bf16 = false;  // steps in bf16 come before
-    bool fast_accumulation = true;
+    bool after_bf16 = false;        // steps in bf16 come before
+    bool fast_accumulation = true;  // forward; on a GPU sums then have about 14 bits
+    bool fast_backward = false;
     bool keeps_transposes = true;             // of the weights' codes; else each is made before its product, in `transposed`
     uint8_t* transposed = nullptr;            // (largest weight)
     std::vector<char> blocks;                 // of this rank: which are computed in FP8 when `on`

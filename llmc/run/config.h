@@ -358,6 +358,8 @@ inline Allowed one_of(Strings choices) {
       "number of last layers that --first-last-layers-bf16 keeps in bf16")                                                     \
     X(bool, no_fp8_fast_accumulation, "", false, anything(), "FP8",                                                            \
       "on a GPU: full-precision accumulation in forward FP8 products, as in backward")                                         \
+    X(bool, fp8_fast_backward, "", false, anything(), "FP8",                                                                   \
+      "on a GPU: fast accumulation in backward FP8 products, too: sums of about 14 bits, gradients are less exact")            \
     X(std::string, out, "", "out", word("DIR"), "Run", "directory for checkpoints, log.jsonl and report.html")                 \
     X(std::string, name, "", "", word("TEXT"), "Run",                                                                          \
       "name of the run on console, in log and report; default: the name of its output directory")                              \

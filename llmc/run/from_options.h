@@ -481,9 +481,12 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
         {"fp8-amax-compute-algo", o.fp8_amax_compute_algo != defaults.fp8_amax_compute_algo},
         {"first-last-layers-bf16", o.first_last_layers_bf16},
         {"no-fp8-fast-accumulation", o.no_fp8_fast_accumulation},
+        {"fp8-fast-backward", o.fp8_fast_backward},
         {"fp8-weight-transpose", o.fp8_weight_transpose != defaults.fp8_weight_transpose}};
     for (const auto& [option, given] : of_fp8)
         if (given && !r.on) fail_usage("--%s is of FP8; HINT: --fp8-format hybrid, or leave it out", option);
+    if (o.fp8_fast_backward && o.no_fp8_fast_accumulation)
+        fail_usage("--fp8-fast-backward conflicts with --no-fp8-fast-accumulation; HINT: leave one of them out");
     for (const auto& [option, given] :
          {std::pair("num-layers-at-start-in-bf16", o.num_layers_at_start_in_bf16 != defaults.num_layers_at_start_in_bf16),
           {"num-layers-at-end-in-bf16", o.num_layers_at_end_in_bf16 != defaults.num_layers_at_end_in_bf16}})

@@ -207,7 +207,8 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
     const auto overridden = [&](const std::string& name) {
         return std::find(overrides.begin(), overrides.end(), name) != overrides.end();
     };
-    const Strings free = {"micro-batch-size", "data-path", "valid-data-path", "tokenizer", "no-fp8-fast-accumulation"};
+    const Strings free = {"micro-batch-size",         "data-path",        "valid-data-path", "tokenizer",
+                          "no-fp8-fast-accumulation", "fp8-fast-backward"};
     const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings known = {"data-path", "data-order", "precision"};
     TrainOptions walked = now;

@@ -380,9 +380,10 @@ struct Layer {
         gpu::fp8_linear_forward(ctx, out.p(), {x.p(), x_inverse}, weight_codes, nullptr, N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_biased.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_fast.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, true);
-        gpu::fp8_linear_backward_input(ctx, dinp.p(), {dy.p(), dy_inverse, dout.kind}, {wt.p(), w_inverse}, N, IC, OC);
+        gpu::fp8_linear_backward_input(ctx, dinp.p(), {dy.p(), dy_inverse, dout.kind}, {wt.p(), w_inverse}, N, IC, OC, false);
         const auto backward_weight = [&](float* dw, Acc acc) {
-            gpu::fp8_linear_backward_weight(ctx, dw, {dyt.p(), dy_inverse, dout.kind}, {xt.p(), x_inverse}, N, IC, OC, acc);
+            gpu::fp8_linear_backward_weight(ctx, dw, {dyt.p(), dy_inverse, dout.kind}, {xt.p(), x_inverse}, N, IC, OC, acc,
+                                            false);
         };
         backward_weight(dweight.p(), Acc::Add);
         backward_weight(dweight_set.p(), Acc::Set);
@@ -408,11 +409,11 @@ struct Layer {
         forward(r.out_biased, bias.data());
         forward(r.out_fast, bias.data());
         cpu::fp8_linear_backward_input(ctx, r.dinp.data(), {dout.codes.data(), &dout.inverse, dout.kind},
-                                       {weight.transposed.data(), &weight.inverse}, N, IC, OC);
+                                       {weight.transposed.data(), &weight.inverse}, N, IC, OC, false);
         for (const Acc acc : {Acc::Add, Acc::Set})
             cpu::fp8_linear_backward_weight(ctx, (acc == Acc::Add ? r.dweight : r.dweight_set).data(),
                                             {dout.transposed.data(), &dout.inverse, dout.kind},
-                                            {inp.transposed.data(), &inp.inverse}, N, IC, OC, acc);
+                                            {inp.transposed.data(), &inp.inverse}, N, IC, OC, acc, false);
         cpu::bias_backward(ctx, r.dbias.data(), wide_dout.data(), N, OC);
         return r;
     }
@@ -665,6 +666,12 @@ TEST(GpuFp8Linear, FastSumsHaveFewerBits) {
     for (const bool fast : {false, true}) {
         gpu::fp8_linear_forward(ctx, out.p(), {x.p(), one.p()}, {w.p(), one.p()}, nullptr, N, IC, OC, fast);
         expect_close(out.get(), Doubles((size_t)N * OC, fast ? 0 : 128), 0, 0, fast ? "fast" : "in fp32");
+        // The same sums as gradients: of an input with OC in IC's place, of a weight over IC rows.
+        DeviceMemory<float> dweight((size_t)N * OC);
+        gpu::fp8_linear_backward_input(ctx, out.p(), {x.p(), one.p()}, {w.p(), one.p()}, N, OC, IC, fast);
+        gpu::fp8_linear_backward_weight(ctx, dweight.p(), {x.p(), one.p()}, {w.p(), one.p()}, IC, OC, N, Acc::Set, fast);
+        expect_close(out.get(), Doubles((size_t)N * OC, fast ? 0 : 128), 0, 0, fast ? "dinp, fast" : "dinp, in fp32");
+        expect_close(dweight.get(), Doubles((size_t)N * OC, fast ? 0 : 128), 0, 0, fast ? "dweight, fast" : "dweight, in fp32");
     }
 }
 
