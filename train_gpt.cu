@@ -1446,9 +1446,9 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
                                          std::shared_ptr<Ranks> ranks) {
     const std::vector<int> stages = layers_of_stages(o, c, ranks->mesh);
     auto m = std::make_unique<Model>(c, std::move(ranks), stages);
-    m->grads.is_bf16 = o.main_grads_dtype == "bf16";
-    m->exp_avg.is_bf16 = o.exp_avg_dtype == "bf16";
-    m->exp_avg_sq.is_bf16 = o.exp_avg_sq_dtype == "bf16";
+    m->grads.type = element_type(o.main_grads_dtype, ElementType::bf16);
+    m->exp_avg.type = element_type(o.exp_avg_dtype, ElementType::signed8);
+    m->exp_avg_sq.type = element_type(o.exp_avg_sq_dtype, ElementType::unsigned8);
     m->muon.recipe = muon_recipe(o);
     m->preference = preference_of(o);
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
@@ -1535,9 +1535,9 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");
     run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
-    const size_t moments = m->exp_avg.element_bytes() + m->exp_avg_sq.element_bytes();
+    const size_t moments = bytes_in_files(m->exp_avg) + bytes_in_files(m->exp_avg_sq);
     describe_run(run,
-                 {m->shards.buckets.size(), what_is_bf16(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
+                 {m->shards.buckets.size(), what_is_narrow(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
                   m->arena.bytes(), in_libraries, checkpoint_bytes(trained_table(run.c), run.texts, moments, o.ema_decay > 0)});
     const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
     if (run.plans_elsewhere()) describe_plan(run, plan);

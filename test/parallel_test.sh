@@ -94,6 +94,20 @@ for layout in "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --t
 done
 expect "the table says who holds the optimizer's state" grep -q "optimizer state sharded (ZeRO-1)" "moments 2 --zero 1 --ddp-bucket-size 4096/log.jsonl"
 expect "bf16 gradients and moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
+# Moments in 8 bits have no scales that a cut could change.
+eight=(--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8 --clip-grad 0)
+for layout in "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "2 --tp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "8-bit moments, $layout" train "$n" "eight $layout" $options "${eight[@]}" --check-replicas 4
+    expect "8-bit moments, $layout: one rank's losses" near "eight 1" "eight $layout" 8
+done
+expect "8-bit moments cut by ZeRO-1 or whole: the same bits" everything_same "eight 2 --zero 1 --ddp-bucket-size 4096" "eight 2 --zero 0"
+expect "8-bit moments resume on another layout" train 2 "eight again" --zero 1 --ddp-bucket-size 4096 "${eight[@]}" --resume "eight 2 --zero 0/step_00000003"
+expect "with every bit" everything_same "eight 2 --zero 0" "eight again"
+expect "8-bit moments become bf16" train 1 "eight wider" --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0 --resume "eight 1/step_00000003"
+expect "fp32 moments become 8-bit ones: refused" refused train 1 x "${eight[@]}" --clip-grad 1 --resume one/step_00000003
+says "says how it can be had" "exp-avg-dtype is \"fp8\"; the checkpoint was written with \"fp32\".*--override exp-avg-dtype"
 # Muon's matrices are whole: on one rank of each data-parallel group with ZeRO-1, gathered from tensor-parallel ranks, of which here
 # two hold the same keys and values.
 muon=(--exp-avg-dtype bf16 --clip-grad 0 --check-replicas 4)

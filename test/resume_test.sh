@@ -30,10 +30,10 @@ llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --disable
 declare -A run=(
     [gpt2]="--data-path text --global-batch-size 4 --train-iters 30 --z-loss 1e-4"
     [bloom]="--position-embedding-type alibi --embed-layernorm --data-path text --global-batch-size 4 --train-iters 30 --recompute full --lr-decay-style linear"
-    [llama-wsd]="${llama[*]} --data-path text --global-batch-size 4 --train-iters 30 --lr-decay-style WSD --lr-wsd-decay-iters 8 --lr-warmup-iters 4"
+    [llama-wsd]="${llama[*]} --data-path text --global-batch-size 4 --train-iters 30 --lr-decay-style WSD --lr-wsd-decay-iters 8 --lr-warmup-iters 4 --exp-avg-sq-dtype fp8"
     [blend-epochs]="${llama[*]} --data-path 0.5 text 0.5 small --global-batch-size 8 --train-iters 30"
     [ramp-up]="${llama[*]} --data-path text small --global-batch-size 16 --rampup-batch-size 4 4 120 --train-samples 360 --skip-train-iteration-range 6-8 13 20-21 --skip-batches 17 --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
-    [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --ema-decay 0.9 --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2 --exp-avg-sq-dtype bf16"
+    [documents]="--data-path small --global-batch-size 4 --train-iters 30 --reset-position-ids --reset-attention-mask --eod-mask-loss --ema-decay 0.9 --weight-decay-incr-style linear --start-weight-decay 0.01 --end-weight-decay 0.2 --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16"
 )
 train() {
     local name=$1 out=$2

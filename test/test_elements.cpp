@@ -1,4 +1,5 @@
-// AdamW's moments in bf16: how they are rounded, and that a rank's part of a tensor is rounded as the whole tensor is.
+// AdamW's moments in bf16 and in 8 bits: how they are rounded, and that a rank's part of a tensor is rounded as
+// the whole tensor is.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -44,6 +45,61 @@ TEST(StochasticRounding, WhatIsABf16Stays) {
         }
     for (const uint32_t nan : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu})
         EXPECT_EQ(round_stochastically(from_bits(nan), 0xffff), 0x7fffu);
+}
+
+// The number of a code, by the definition of the format.
+template <class Code>
+double defined(uint32_t code, int exponent_bits, int bias) {
+    const uint32_t magnitude = code & Code::nan, fraction = magnitude & 3, exponent = magnitude >> 2;
+    EXPECT_LT(exponent, 1u << exponent_bits);
+    const double sign = code & ~Code::nan ? -1 : 1;
+    return sign * (exponent ? std::ldexp(4 + fraction, (int)exponent - bias - 2) : std::ldexp(fraction, 1 - bias - 2));
+}
+template <class Code>
+void check_codes(int exponent_bits, int bias) {
+    double before = -1;
+    for (uint32_t code = 0; code < 256; code++) {
+        Code c;
+        c.bits = (uint8_t)code;
+        if ((code & Code::nan) == Code::nan) {
+            EXPECT_TRUE(std::isnan((float)c));
+            continue;
+        }
+        const double x = defined<Code>(code, exponent_bits, bias);
+        EXPECT_EQ((double)(float)c, x) << code;
+        EXPECT_EQ((double)(float)bf16((float)c), x) << "every number is a bf16";
+        for (const uint32_t random : {0u, 0x7fffu, 0xffffu}) EXPECT_EQ(Code::encode((float)c, random), code);
+        EXPECT_EQ(Code((float)c).bits, code);
+        // Numbers between two neighbours: with each random number once, their mean.
+        if (code < Code::nan) {
+            if (code > 0) {
+                for (const double share : {0.125, 0.5, 0x1p-16}) {
+                    const double between = before + share * (x - before);
+                    double sum = 0;
+                    for (uint32_t random = 0; random < 65536; random++) {
+                        Code drawn;
+                        drawn.bits = (uint8_t)Code::encode((float)between, random);
+                        EXPECT_TRUE(drawn.bits == code || drawn.bits == code - 1);
+                        sum += (double)(float)drawn;
+                    }
+                    EXPECT_EQ(sum / 65536, between) << code;
+                }
+            }
+            before = x;
+        }
+    }
+    Code largest;
+    largest.bits = (uint8_t)(Code::nan - 1);
+    for (const float much : {2 * (float)largest, 3e38f}) EXPECT_EQ(Code::encode(much, 0xffff), Code::nan - 1);
+    for (const float bad : {INFINITY, (float)NAN}) EXPECT_EQ(Code::encode(bad, 0) & Code::nan, Code::nan);
+    EXPECT_EQ(Code::encode(0.0f, 0xffff), 0u);
+}
+TEST(EightBits, CodesAreThoseOfTheFormatAndRoundedToTheirMean) {
+    check_codes<signed8>(5, 27);
+    check_codes<unsigned8>(6, 60);
+    EXPECT_EQ((float)signed8(-24.0f), -24.0f);
+    EXPECT_EQ((float)signed8(-100.0f), -24.0f);
+    EXPECT_EQ((float)unsigned8(100.0f), 12.0f);
 }
 
 TEST(StochasticRounding, KeysDifferFromStepToStepAndBySeed) {

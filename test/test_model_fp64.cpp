@@ -168,7 +168,7 @@ struct Fixture {
     Fixture(const ModelConfig& c, Recompute recompute, bool documents, int head_rows = 7, bool bf16_gradients = false,
             int recomputed = INT_MAX, Recompute others = Recompute::none)
         : m(c), batch(random_batch(c, 2, c.T - 1, documents)) {
-        m.grads.is_bf16 = bf16_gradients;
+        if (bf16_gradients) m.grads.type = ElementType::bf16;
         m.recomputed = recomputed;
         m.recompute_others = others;
         plan_memory(m, recompute, 2, c.T - 1, head_rows, {1});

@@ -20,7 +20,8 @@ namespace test_offload {
 using namespace test;
 
 struct Case {
-    bool muon, bf16_moments;
+    bool muon;
+    ElementType first, second;
     size_t chunk;  // elements; 0: resident
     size_t bucket = 3000;
 };
@@ -44,7 +45,8 @@ std::vector<std::vector<char>> train(const Case& k) {
     ranks->bucket_elements = k.bucket;
     TrainingMemory m(c, ranks, {c.L});
     m.muon.recipe.on = k.muon;
-    m.exp_avg.is_bf16 = m.exp_avg_sq.is_bf16 = k.bf16_moments;
+    m.exp_avg.type = k.first;
+    m.exp_avg_sq.type = k.second;
     m.averages = true;
     m.offloads = k.chunk > 0;
     m.stream->limit_chunk(k.chunk);
@@ -93,15 +95,17 @@ std::vector<std::vector<char>> train(const Case& k) {
 
 TEST(Offload, ChunksHaveTheBitsOfResidentState) {
     for (const bool muon : {false, true})
-        for (const bool bf16_moments : {false, true}) {
-            const auto resident = train({muon, bf16_moments, 0});
+        for (const auto& [first, second] : {std::pair(ElementType::fp32, ElementType::fp32),
+                                            {ElementType::bf16, ElementType::bf16},
+                                            {ElementType::signed8, ElementType::unsigned8}}) {
+            const auto resident = train({muon, first, second, 0});
             for (const size_t chunk : {(size_t)64, (size_t)1000, (size_t)1 << 20}) {
                 // With fewer chunks than slots, a pass begins while the last one's downloads are under way.
-                const auto offloaded = train({muon, bf16_moments, chunk, std::max(chunk, (size_t)3000)});
+                const auto offloaded = train({muon, first, second, chunk, std::max(chunk, (size_t)3000)});
                 ASSERT_EQ(offloaded.size(), resident.size());
                 for (size_t i = 0; i < resident.size(); i++)
-                    EXPECT_TRUE(offloaded[i] == resident[i]) << "part " << i << " differs with Muon " << muon << ", bf16 "
-                                                             << bf16_moments << ", chunks of " << chunk;
+                    EXPECT_TRUE(offloaded[i] == resident[i])
+                        << "part " << i << " differs with Muon " << muon << ", type " << (int)first << ", chunks of " << chunk;
             }
         }
 }

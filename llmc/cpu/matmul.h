@@ -113,7 +113,7 @@ inline void few_rows_forward(Ctx& ctx, floatX* out, const floatX* inp, const flo
 #endif
 
 inline real* in_fp32(const Elements& dweight) {
-    CHECK(!dweight.is_bf16, "a product that sets a gradient in bf16");
+    CHECK(!dweight.is_bf16(), "a product that sets a gradient in bf16");
     return (real*)dweight.data;
 }
 

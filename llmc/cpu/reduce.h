@@ -88,7 +88,7 @@ double sum_of_squares(const E* x, size_t n) {
 
 // For the global gradient norm.
 inline double sum_of_squares(Ctx&, const Elements& x, size_t n) {
-    return x.visit([=](const auto* elements) { return detail::sum_of_squares(elements, n); });
+    return x.visit_second([=](const auto* elements) { return detail::sum_of_squares(elements, n); });
 }
 
 inline void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n) { *sum += sum_of_squares(ctx, x, n); }

@@ -112,6 +112,17 @@ inline words load(const uint16_t* p) {
     return widen(h);
 }
 inline floats load(const bf16* p) { return (floats)(load(&p->bits) << 16); }
+inline words load(const uint8_t* p) {
+    uint32_t w[lanes];
+    for (int i = 0; i < lanes; i++) w[i] = p[i];
+    words x;
+    memcpy(&x, w, sizeof x);
+    return x;
+}
+template <bool has_sign, int bias>
+floats load(const Float8<has_sign, bias>* p) {
+    return Float8<has_sign, bias>::template decode<floats>(load(&p->bits));
+}
 
 // bf16 bits in the low half of each word, rounded as struct bf16 does.
 inline words rounded(floats x) {
@@ -154,6 +165,11 @@ inline void store(float* p, floats x) { memcpy(p, &x, sizeof x); }
 inline void store(uint16_t* p, words x) {  // the low halves
     const halves h = narrow(x);
     memcpy(p, &h, sizeof h);
+}
+inline void store(uint8_t* p, words x) {  // the low bytes
+    uint32_t w[lanes];
+    memcpy(w, &x, sizeof w);
+    for (int i = 0; i < lanes; i++) p[i] = (uint8_t)w[i];
 }
 inline void store(bf16* p, floats x) {
     const halves h = rounded_halves(x);

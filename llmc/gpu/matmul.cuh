@@ -706,8 +706,8 @@ inline GemmKey backward_weight_key(const GemmPointers& p, int N, int IC, int OC,
 }
 // The type of a weight's gradient.
 inline cudaDataType gradient_type(const Elements& dweight, Acc acc) {
-    CHECK(!dweight.is_bf16 || (sets_bf16_gradients && acc == Acc::Set), "a product that adds to a gradient in bf16");
-    return dweight.is_bf16 ? CUDA_R_16BF : cublas_type<real>();
+    CHECK(!dweight.is_bf16() || (sets_bf16_gradients && acc == Acc::Set), "a product that adds to a gradient in bf16");
+    return dweight.is_bf16() ? CUDA_R_16BF : cublas_type<real>();
 }
 
 // From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it.
@@ -793,7 +793,7 @@ inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbia
         if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, N, OC, acc);
     };
     const GemmPointers pointers = {dw, inp, dout, dbias};
-    if (!dbias || dweight.is_bf16) return apart(pointers);  // the library's sums have the product's type
+    if (!dbias || dweight.is_bf16()) return apart(pointers);  // the library's sums have the product's type
     // Added to: the sums are set in scratch memory first.
     const GemmPointers fused = {dw, inp, dout, acc == Acc::Set ? dbias : nullptr};
     const auto key = detail::backward_weight_key(fused, N, IC, OC, type, acc, CUBLASLT_EPILOGUE_BGRADB);

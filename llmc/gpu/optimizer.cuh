@@ -1,6 +1,6 @@
 // Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW is a single pass: per parameter 16
-// bytes are read and 12 written, 12 and 8 with both moments in bf16, 10 and 8 with bf16 gradients as well: bound by memory
-// bandwidth. A thread processes 8 elements: a pack of bf16 parameters, which are the upper halves of their fp32 weights.
+// bytes are read and 12 written, 12 and 8 with both moments in bf16, 10 and 6 in 8 bits, 2 read less with bf16 gradients: bound
+// by memory bandwidth. A thread processes 8 elements: a pack of bf16 parameters, which are the upper halves of fp32 weights.
 // Non-temporal loads and stores were 3% slower on an H100 (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
@@ -25,9 +25,13 @@ __device__ __forceinline__ void set_moment(real& moment, float x, uint32_t) { mo
 __device__ __forceinline__ void set_moment(bf16& moment, float x, uint32_t random) {
     moment.bits = (uint16_t)round_stochastically(x, random);
 }
+template <bool has_sign, int bias>
+__device__ __forceinline__ void set_moment(Float8<has_sign, bias>& moment, float x, uint32_t random) {
+    moment.bits = (uint8_t)Float8<has_sign, bias>::encode(x, random);
+}
 
-// Eight elements, in as many packs as they need.
-template <class T>
+// Eight elements, in as many packs as they need, or half of one.
+template <class T, size_t bytes = sizeof(T)>
 struct Eight {
     static constexpr int size = Pack<T>::size;
     Pack<T> packs[8 / size];
@@ -39,6 +43,21 @@ struct Eight {
     __device__ void store_to(T* p) const {
 #pragma unroll
         for (int k = 0; k < 8; k += size) store(p + k, packs[k / size]);
+    }
+};
+
+template <class T>
+struct Eight<T, 1> {
+    T values[8];
+    __device__ T& operator[](int k) { return values[k]; }
+    __device__ void load_from(const T* p) {
+        const uint2 bits = *reinterpret_cast<const uint2*>(p);
+        memcpy((void*)values, &bits, 8);
+    }
+    __device__ void store_to(T* p) const {
+        uint2 bits;
+        memcpy((void*)&bits, values, 8);
+        *reinterpret_cast<uint2*>(p) = bits;
     }
 };
 
@@ -55,7 +74,7 @@ constexpr int adamw_threads = 256;
 template <class M, class V, class G>
 __global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad,
                                                               size_t n, size_t n_whole, AdamWUpdate update, Rounding rounding) {
-    constexpr bool rounded = std::is_same<M, bf16>::value || std::is_same<V, bf16>::value;
+    constexpr bool rounded = !std::is_same<M, real>::value || !std::is_same<V, real>::value;
     const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
     const size_t first = thread * 8;
     if (first < n_whole) {
@@ -127,7 +146,7 @@ template <class M, class G>
 __global__ void __launch_bounds__(adamw_threads)
     muon_momentum_kernel(floatX* update, M* m, const G* grad, size_t n, size_t n_whole, MuonMomentum constants,
                          Rounding rounding) {
-    constexpr bool rounded = std::is_same<M, bf16>::value;
+    constexpr bool rounded = !std::is_same<M, real>::value;
     const auto set = [=](floatX& u, M& moment, float g, uint32_t random) {
         const float share = (1 - constants.momentum) * (constants.grad_scale * g);
         const float mean = constants.momentum * (float)moment + share;
@@ -307,8 +326,8 @@ inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& exp
     const bool aligned = aligned_16(param, lower, (char*)exp_avg.data, (char*)exp_avg_sq.data, (char*)grad.data);
     const size_t in_packs = aligned && rounding.in_eights() ? n / 8 * 8 : 0;
     const unsigned blocks = (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8);
-    exp_avg.visit([&](auto* m) {
-        exp_avg_sq.visit([&](auto* v) {
+    exp_avg.visit_first([&](auto* m) {
+        exp_avg_sq.visit_second([&](auto* v) {
             grad.visit([&](const auto* g) {
                 using M = std::remove_pointer_t<decltype(m)>;
                 using V = std::remove_pointer_t<decltype(v)>;
@@ -337,7 +356,7 @@ inline void muon_momentum(Ctx& ctx, floatX* update, const Elements& exp_avg, con
                           const MuonMomentum& constants, const Rounding& rounding) {
     if (n == 0) return;
     const bool packed = aligned_16(update, (char*)exp_avg.data, (char*)grad.data) && rounding.in_eights();
-    exp_avg.visit([&](auto* m) {
+    exp_avg.visit_first([&](auto* m) {
         grad.visit([&](const auto* g) {
             using M = std::remove_pointer_t<decltype(m)>;
             using G = std::remove_const_t<std::remove_pointer_t<decltype(g)>>;

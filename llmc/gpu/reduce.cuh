@@ -124,14 +124,14 @@ inline double sum_of_squares(Ctx& ctx, const Elements& x, size_t n) {
     double* partial = (double*)ctx.scratch(sizeof(double) * (detail::squares_blocks + 1));
     double *total = partial + detail::squares_blocks, result = 0;
     clear(ctx, total, sizeof *total);
-    x.visit([&](const auto* elements) { detail::add_squares(ctx, total, partial, elements, n); });
+    x.visit_second([&](const auto* elements) { detail::add_squares(ctx, total, partial, elements, n); });
     download(ctx, &result, total, sizeof result);  // waits
     return result;
 }
 
 inline void add_squares(Ctx& ctx, double* sum, const Elements& x, size_t n) {
     double* partial = (double*)ctx.scratch(sizeof(double) * detail::squares_blocks);
-    x.visit([&](const auto* elements) { detail::add_squares(ctx, sum, partial, elements, n); });
+    x.visit_second([&](const auto* elements) { detail::add_squares(ctx, sum, partial, elements, n); });
 }
 
 // Reads each word once: bound by memory bandwidth.

@@ -148,10 +148,12 @@ inline void wait_for_device(be::Ctx& ctx) {
 
 // A copy of the elements in host memory.
 inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n) {
-    return from.visit([&](auto* x) {
+    return from.visit_moment([&](auto* x) {
         std::vector<std::decay_t<decltype(*x)>> values(n);
         be::download(ctx, values.data(), x, n * sizeof *x);
-        return std::vector<real>(values.begin(), values.end());
+        std::vector<real> wide(n);
+        for (size_t i = 0; i < n; i++) wide[i] = (real)values[i];
+        return wide;
     });
 }
 

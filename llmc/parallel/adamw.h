@@ -34,7 +34,8 @@ void update_by_adamw(be::Ctx& ctx, const TrainingMemory& m, const AdamWStep& s, 
             constants.lr = (real)(s.lr * r.factors.lr);
             constants.eps = (real)(s.eps * r.factors.eps);
             constants.weight_decay = decay ? (real)(s.weight_decay * r.factors.weight_decay) : real(0);
-            if (m.exp_avg.is_bf16 || m.exp_avg_sq.is_bf16) for_each_rounding(m.table, first, last, s.rounding_key, update_part);
+            if (m.exp_avg.rounded() || m.exp_avg_sq.rounded())
+                for_each_rounding(m.table, first, last, s.rounding_key, update_part);
             else update_part(first, last - first, {});
         }
     };

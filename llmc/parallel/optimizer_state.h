@@ -50,8 +50,8 @@ public:
         on_ = true;
         chunk_ = std::min(chunk_, round_up(size, (size_t)8));
         for (OptimizerState& slot : slots_) {
-            slot.exp_avg.is_bf16 = types.exp_avg.is_bf16;
-            slot.exp_avg_sq.is_bf16 = types.exp_avg_sq.is_bf16;
+            slot.exp_avg.type = types.exp_avg.type;
+            slot.exp_avg_sq.type = types.exp_avg_sq.type;
             const auto add = [&](auto* part, size_t n) { arena.add("optimizer's state in transit", part, n); };
             if (has_lower_halves) add(&slot.lower, chunk_);
             add(&slot.exp_avg, chunk_);

@@ -83,14 +83,14 @@ struct TrainingMemory {
         if (frozen) arena.add("parameters (frozen)", &frozen->params, frozen->table.size);
         arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
-        arena.add(grads.is_bf16 ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
-        if (grads.is_bf16) of_block.plan(arena, table);
+        arena.add(grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
+        if (grads.is_bf16()) of_block.plan(arena, table);
         const auto add = [&](const char* purpose, auto* part, size_t n) {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };
         if (has_lower_halves) add("master weights (lower 16 bits)", &lower, shards.size);
         for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, size_of_exp_avg_sq()}})
-            add(x->is_bf16 ? "Adam moments (bf16)" : "Adam moments (fp32)", x, n);
+            add(!x->rounded() ? "Adam moments (fp32)" : x->is_bf16() ? "Adam moments (bf16)" : "Adam moments (8 bits)", x, n);
         muon.plan(arena, c, table, shards);
         if (averages) add("EMA of the weights (fp32)", &average, shards.size);
         if (offloads) stream->plan(arena, state(), averages, shards.largest());
@@ -103,8 +103,8 @@ struct TrainingMemory {
     void plan_copy(Arena& arena, bool foreground) {
         const bool in_place = foreground && state_on_host();
         const auto add = [&](auto* part, size_t n) { arena.add_on_host(copy_purpose, part, n); };
-        copy.exp_avg.is_bf16 = exp_avg.is_bf16;
-        copy.exp_avg_sq.is_bf16 = exp_avg_sq.is_bf16;
+        copy.exp_avg.type = exp_avg.type;
+        copy.exp_avg_sq.type = exp_avg_sq.type;
         if (!in_place || !shards.in_order || !be::memory_is_host || offloads) add(&copy.params, shards.size);
         copies = !in_place;  // also where this rank trains nothing and a copy has no bytes
         if (in_place) return;

@@ -299,10 +299,11 @@ inline Allowed one_of(Strings choices) {
     X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
       "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
       "parameter less")                                                                                                        \
-    X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                           \
-      "type of AdamW's exp_avg and of Muon's momentum; bf16, rounded stochastically, takes 2 bytes per parameter less")        \
-    X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
-      "type of AdamW's exp_avg_sq; bf16, rounded stochastically, takes 2 bytes per parameter less")                            \
+    X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                   \
+      "type of AdamW's exp_avg and of Muon's momentum; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per "         \
+      "parameter less")                                                                                                       \
+    X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                \
+      "type of AdamW's exp_avg_sq; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per parameter less")              \
     X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \

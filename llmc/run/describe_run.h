@@ -22,20 +22,25 @@
 #include "run.h"
 #include "run_directory.h"
 
-// The end of the table's row on precision: what is stored in bf16 instead of fp32.
-inline std::string what_is_bf16(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
-    const std::string moments = exp_avg.is_bf16 && exp_avg_sq.is_bf16 ? "both moments"
-                                : exp_avg.is_bf16                     ? "exp_avg"
-                                : exp_avg_sq.is_bf16                  ? "exp_avg_sq"
-                                                                      : "";
-    if (!gradients.is_bf16 && moments.empty()) return "";
-    return ", but " + (!gradients.is_bf16 ? moments : moments.empty() ? "gradients" : "gradients and " + moments) + " in bf16";
+// The end of the table's row on precision: what is stored in fewer bits than fp32.
+inline std::string what_is_narrow(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
+    std::string text;
+    for (const size_t bytes : {2, 1}) {
+        const bool first = exp_avg.element_bytes() == bytes, second = exp_avg_sq.element_bytes() == bytes;
+        std::string names = gradients.element_bytes() == bytes ? "gradients" : "";
+        if (first || second)
+            names += std::string(names.empty() ? "" : " and ") + (first && second ? "both moments"
+                                                                  : first         ? "exp_avg"
+                                                                                  : "exp_avg_sq");
+        if (!names.empty()) text += (text.empty() ? ", but " : ", ") + names + (bytes == 2 ? " in bf16" : " in 8 bits");
+    }
+    return text;
 }
 
 // Facts about the planned memory of this rank's model.
 struct PlannedModel {
-    size_t messages;      // data-parallel messages for all parameters
-    std::string in_bf16;  // what_is_bf16 of gradients and moments
+    size_t messages;     // data-parallel messages for all parameters
+    std::string narrow;  // what_is_narrow of gradients and moments
     std::vector<std::pair<std::string, size_t>> purposes;
     size_t bytes;
     size_t in_libraries;  // of a GPU's memory, already allocated: contexts and buffers of communicators
@@ -216,7 +221,7 @@ inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planne
     t.row("backend", std::string(be::backend_name) + ", " + run.ctx.description());
     t.row("peak", run.peak.text());
     t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
-                              sizeof(real) == 4 ? "fp32" : "fp64", planned.in_bf16.c_str()));
+                              sizeof(real) == 4 ? "fp32" : "fp64", planned.narrow.c_str()));
     if (!o.fp8_format.empty())
         t.row("FP8", format("%s, %s scales, from step %s on%s; transposes %s", o.fp8_format.c_str(), o.fp8_recipe.c_str(),
                             o.fp8_start.c_str(),

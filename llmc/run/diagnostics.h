@@ -84,7 +84,8 @@ public:
     // After an update, before its checksums: flips the last bit of a bf16, or one of an fp32 number's middle bits.
     void in_update(int64_t batch) {
         if (once("wrong-update", batch))
-            flip_last_bit_of_state((char*)m_.exp_avg.from(m_.shards.buckets.back().shard).data + (m_.exp_avg.is_bf16 ? 0 : 2));
+            flip_last_bit_of_state((char*)m_.exp_avg.from(m_.shards.buckets.back().shard).data +
+                                   (m_.exp_avg.rounded() ? 0 : 2));
     }
 
 private:

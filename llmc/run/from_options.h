@@ -395,11 +395,17 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
         if (given && !r.on) fail_usage("--%s is of Muon; HINT: --optimizer muon, or leave it out", option);
     if (o.muon_beta2 != defaults.muon_beta2 && !r.neurons)
         fail_usage("--muon-beta2 is of NorMuon; HINT: --optimizer normuon, or leave it out");
-    if (r.neurons && o.exp_avg_sq_dtype == "bf16")
+    if (r.neurons && o.exp_avg_sq_dtype != "fp32")
         fail_usage(
             "--optimizer normuon keeps one number per row in exp_avg_sq, and that in fp32; HINT: leave out "
-            "--exp-avg-sq-dtype bf16");
+            "--exp-avg-sq-dtype %s",
+            o.exp_avg_sq_dtype.c_str());
     return r;
+}
+
+// The type of gradients or of a moment, by the name that options have for it.
+inline ElementType element_type(const std::string& name, ElementType eight_bits) {
+    return name == "fp32" ? ElementType::fp32 : name == "bf16" ? ElementType::bf16 : eight_bits;
 }
 
 // Whether the optimizer's state is kept in the host's memory.

@@ -185,9 +185,9 @@ inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std
     if (name == "parametrization") return "standard";
     return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
 }
-// Whether the option changes gradients or a moment from bf16 to fp32, which represents every bf16: nothing of the run is lost.
-inline bool widens(const std::string& name, const nlohmann::ordered_json& now) {
-    return is_type_of_elements(name) && now == "fp32";
+// Whether the option changes gradients or a moment to a type that represents all that it had: nothing of the run is lost.
+inline bool widens(const std::string& name, const nlohmann::ordered_json& before, const nlohmann::ordered_json& now) {
+    return is_type_of_elements(name) && (now == "fp32" || (now == "bf16" && before == "fp8"));
 }
 
 // Of data_identity (resume.h). Checkpoints that are older than its checksums are compared without them.
@@ -227,7 +227,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
                 "--global-batch-size %s keeps it, --override %s goes on with yours",
                 counted(now.global_batch_size, "sample").c_str(), json_text(before).c_str(), json_text(before).c_str(),
                 name.c_str());
-        if (before != options[name] && !widens(name, options[name]))
+        if (before != options[name] && !widens(name, before, options[name]))
             fail(
                 "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
                 "on with yours",
@@ -288,6 +288,9 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
+// Moments in 8 bits are stored in bf16, so that any other type can be resumed from them.
+inline size_t bytes_in_files(const Elements& moment) { return moment.rounded() ? sizeof(bf16) : sizeof(real); }
+
 // averages: the weights' average is written, too.
 inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes, bool averages) {
     const size_t models = averages ? 2 : 1, weights = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + sizeof(real);
@@ -410,12 +413,12 @@ inline void load_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::stri
     set_weights(ctx, m, weights);
 }
 
-// Loads fp32 weights and moments from a checkpoint; moments that were fp32 and are now bf16 are rounded to the nearest.
+// Loads fp32 weights and moments from a checkpoint; moments that had more bits are rounded to the nearest.
 inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
     std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
     const bool on_host = m.state_on_host();
     const auto keep_parts = [&](const Elements& moment, size_t n_kept) {
-        moment.visit([&](auto* elements) {
+        moment.visit_moment([&](auto* elements) {
             HostSide parts(ctx, elements, n_kept, on_host);
             m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
                 for (size_t i = 0; i < n && shard + i < n_kept; i++) parts.data()[shard + i] = whole[from + i];
@@ -584,7 +587,7 @@ private:
         if (has_masters()) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
         for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.exp_avg), {"exp_avg_sq", &parts_.exp_avg_sq}})
             all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
-                             moment->is_bf16 ? dtype_of<bf16> : dtype_of<real>);
+                             moment->rounded() ? dtype_of<bf16> : dtype_of<real>);
         if (m_.average) all.emplace_back(dir + "/ema" + weights, whole_, dtype_of<floatX>);
         if (m_.average && has_lower_halves) all.emplace_back(dir + "/training/ema.safetensors", whole_, dtype_of<real>);
         return all;
@@ -593,7 +596,7 @@ private:
     void make(const NewDirectory& directory) {
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
-        const size_t moment_bytes = parts_.exp_avg.element_bytes() + parts_.exp_avg_sq.element_bytes();
+        const size_t moment_bytes = bytes_in_files(parts_.exp_avg) + bytes_in_files(parts_.exp_avg_sq);
         make_space(settings_.out, state_.step, settings_.kept,
                    checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average) + settings_.reference.size());
         directory.create();
@@ -640,9 +643,10 @@ private:
         if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
         for (const auto& [moment, n] :
              {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.size_of_exp_avg_sq()}})
-            moment.visit([&, n = n](const auto* x) {
+            moment.visit_moment([&, n = n](const auto* x) {
                 using E = std::decay_t<decltype(*x)>;
-                write([x, n](size_t i) { return i < n ? x[i] : E(0.0f); });
+                using Stored = std::conditional_t<std::is_same_v<E, real>, real, bf16>;
+                write([x, n](size_t i) { return i < n ? Stored((real)x[i]) : Stored(0.0f); });
             });
         const real* const average = parts_.average;
         if (average) write([average](size_t i) { return floatX(average[i]); });

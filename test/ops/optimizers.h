@@ -401,6 +401,88 @@ TEST(Muon, UpdateIsAppliedToTheFp32Weights) {
     }
 }
 
+// The same for moments in 8 bits, by the neighbours of the exact number in the format and the share of the way to
+// the upper one.
+template <class Code>
+uint8_t drawn_code(float exact, uint32_t random) {
+    const auto number = [](uint32_t code) {
+        Code c;
+        c.bits = (uint8_t)code;
+        return (double)(float)c;
+    };
+    const double size = std::abs((double)exact);
+    uint32_t code = 0;
+    while (code + 1 < Code::nan && number(code + 1) <= size) code++;
+    const double share = (size - number(code)) / (number(code + 1) - number(code));
+    code += code + 1 < Code::nan && share * 65536 + (double)random >= 65536;
+    return (uint8_t)(code | (exact < 0 ? 0x80u : 0u));
+}
+TEST(AdamW, EightBitMomentsAreRoundedByTheElementsPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(18);
+    const size_t most = thorough ? 20003 : 203;
+    for (const Rounding& r : places_in_tensors()) {
+        for (const size_t n : {(size_t)1, (size_t)67, most}) {
+            std::vector<signed8> m(n);
+            std::vector<unsigned8> v(n);
+            std::vector<real> gradient(n);
+            for (size_t i = 0; i < n; i++) {
+                m[i] = (float)(rng.integers(1, -127, 128)[0] / 64.0);
+                v[i] = (float)(rng.integers(1, 0, 128)[0] / 64.0);
+                gradient[i] = (real)(rng.integers(1, -64, 65)[0] / 8.0);
+            }
+            const auto wide = [](const auto& x) {
+                std::vector<real> w;
+                for (const auto& value : x) w.push_back((real)(float)value);
+                return w;
+            };
+            const Input<real> grad(gradient);
+            const std::vector<floatX> start = rng.normals<floatX>(n);
+            std::vector<real> weights;  // with all in fp32, then with one moment or both in 8 bits
+            for (int in_8_bits = 0; in_8_bits < 4; in_8_bits++) {
+                Buffer<floatX> param(start, "param");
+                Buffer<LowerHalf> lower(std::vector<LowerHalf>(n, 0), "lower halves");
+                Buffer<real> m_real(wide(m), "m"), v_real(wide(v), "v");
+                Buffer<signed8> m_8(m, "m");
+                Buffer<unsigned8> v_8(v, "v");
+                backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr,
+                               in_8_bits & 1 ? Elements(m_8.p()) : Elements(m_real.p()),
+                               in_8_bits & 2 ? Elements(v_8.p()) : Elements(v_real.p()), grad.p(), n,
+                               {real(0.01), real(0.875), real(0.75), real(1e-8), real(0.1), real(0.5), 3}, r);
+                const std::vector<real> updated = whole_weights(param.get(), lower.get());
+                if (in_8_bits == 0) weights = updated;
+                expect_close(updated, doubles(weights), 16 * u, 4 * u, "weights");
+                const auto ms = m_8.get();
+                const auto vs = v_8.get();
+                for (size_t i = 0; i < n; i++) {
+                    const uint32_t random = random_of(r, i);
+                    const float g = 0.5f * (float)gradient[i];
+                    if (in_8_bits & 1) {
+                        ASSERT_EQ(ms[i].bits, drawn_code<signed8>(0.875f * (float)m[i] + 0.125f * g, random & 0xffff)) << i;
+                    }
+                    if (in_8_bits & 2) {
+                        ASSERT_EQ(vs[i].bits, drawn_code<unsigned8>(0.75f * (float)v[i] + 0.25f * g * g, random >> 16)) << i;
+                    }
+                }
+            }
+        }
+    }
+}
+TEST(SumOfSquares, OfEightBits) {
+    backend::Ctx ctx(2);
+    Rng rng(19);
+    std::vector<unsigned8> x(4103);
+    double expected = 1.5;
+    for (unsigned8& value : x) {
+        value = (float)std::abs(rng.normal());
+        expected += (double)(float)value * (double)(float)value;
+    }
+    Buffer<double> sum(Doubles{1.5}, "sum");
+    Buffer<unsigned8> codes(x, "moments");
+    backend::add_squares(ctx, sum.p(), Elements(codes.p()), x.size());
+    EXPECT_NEAR(sum.get()[0], expected, (256 + 2) * u * expected);
+}
+
 // 0.999 v + 0.001 g^2 with v = 1 and g^2 = 0.9: rounded to the nearest bf16, v would be 1 for ever.
 TEST(AdamW, Bf16MomentsMoveAsTheirExpectedValues) {
     ASSERT_EQ((float)bf16(0.999f + 0.001f * 0.9f), 1.0f);
