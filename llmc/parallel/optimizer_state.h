@@ -14,9 +14,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "../cpu/memory.h"
 #include "../elements.h"
 #include "../model/arena.h"
 #include "../ops.h"
+#if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
+#include "../gpu/host_link.cuh"
+#endif
 
 struct OptimizerState {
     LowerHalf* lower = nullptr;  // null where params are the whole weights
