@@ -217,6 +217,31 @@ TEST(Search, KeepsStateOnTheHostWhereMemoryIsShort) {
     EXPECT_EQ(search_layouts(given.problem).fit.size(), resident.fit.size());
 }
 
+// A number of rows of logits that is tried only after the state has gone to the host has the memory that the trainer plans.
+TEST(Search, CountsRowsOfLogitsWithStateOnTheHost) {
+    Searched s({"",
+                with(small, {"--ddp-bucket-size", "8192", "--seq-length", "128", "--micro-batch-size", "16", "--vocab-size",
+                             "2000", "--recompute-granularity", "full"}),
+                1, 1e9});
+    s.problem.may_offload = true;
+    Layout l;
+    l.micro_batch = 16;
+    l.recompute = "full";
+    l.head_rows = 256;
+    const double resident = s.known(l).second;
+    l.offloads = true;
+    l.head_rows = 512;
+    const double most = (resident + s.known(l).second) / 2;
+    ASSERT_LT(most, resident);
+    s.problem.memory = [=](int) { return most; };
+    const FoundLayouts found = search_layouts(s.problem);
+    ASSERT_EQ(found.fit.size(), 1u);
+    const Candidate& c = found.fit[0];
+    EXPECT_TRUE(c.layout.offloads);
+    EXPECT_EQ(c.layout.head_rows, 512);
+    EXPECT_EQ(s.known(c.layout).second, c.bytes);
+}
+
 TEST(Search, WhatIsGivenStays) {
     const Searched s(
         {"", with(small, {"--tp", "2", "--micro-batch-size", "2", "--zero", "0", "--no-sequence-parallel"}), 4, 1e9});

@@ -174,6 +174,7 @@ private:
         o.num_virtual_stages_per_pipeline_rank = 1;
         o.recompute_num_layers = 0;
         o.zero = 1;
+        o.offload = "none";  // of_ranks() has the state; differences of small layouts must not depend on where it is
         o.rampup_batch_size.clear();
         o.global_batch_size = o.micro_batch_size * n;
         return problem_.bytes_of_stage(o, c, 3 * o.tensor_model_parallel_size, rank);
