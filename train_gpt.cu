@@ -1563,8 +1563,8 @@ static void choose_gemm_cache(Run& run, const Model& m) {
                               (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel));
         const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
-        const std::shared_ptr<SharedText> node = text_of_node(run.world);  // made by all ranks, whoever times
-        if (file != "none") be::share_gemm_choices(run.ctx, node);
+        // By all ranks, and kept until they end: allocating and freeing it are collective. Ranks without a file ignore it.
+        be::share_gemm_choices(run.ctx, text_of_node(run.world));
     }
 }
 
