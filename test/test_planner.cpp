@@ -90,6 +90,33 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
 }
 
+// Moments that are narrow already keep their type, and NorMuon keeps its exp_avg_sq in fp32.
+TEST(Remedies, NarrowOnlyMomentsInFp32) {
+    const auto bytes_of = [](const TrainOptions& p, int ranks) {
+        if (ranks > 1) throw Error("one GPU");
+        if (p.optimizer == "normuon" && p.exp_avg_sq_dtype != "fp32") throw Error("exp_avg_sq in fp32");
+        const auto bytes = [](const std::string& type) { return type == "fp32" ? 4.0 : type == "bf16" ? 2.0 : 1.0; };
+        return bytes(p.exp_avg_dtype) + bytes(p.exp_avg_sq_dtype) + bytes(p.main_grads_dtype);
+    };
+    TrainOptions o;
+    o.micro_batch_size = 1;
+    o.recompute_granularity = "full";
+    const auto words = [&](double most) {
+        std::string text;
+        for (const Remedy& r : find_remedies(o, 1, false, most, bytes_of)) text += r.options + "; ";
+        return text;
+    };
+    EXPECT_EQ(words(8), "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16; ");
+    o.exp_avg_dtype = "fp8";
+    EXPECT_EQ(words(7), "--exp-avg-sq-dtype bf16; ");
+    o.exp_avg_sq_dtype = "fp8";
+    EXPECT_EQ(words(4), "--main-grads-dtype bf16; ");
+    o.exp_avg_dtype = o.exp_avg_sq_dtype = "fp32";
+    o.optimizer = "normuon";
+    EXPECT_EQ(words(10), "--exp-avg-dtype bf16; ");
+    EXPECT_EQ(words(8), "--exp-avg-dtype bf16 --main-grads-dtype bf16; ");
+}
+
 // By the name that the driver gives; one whose peak is not known must not take a relative's.
 TEST(Hardware, PeaksByName) {
     EXPECT_EQ(gpu_tflops("NVIDIA H100 80GB HBM3"), 989);

@@ -776,9 +776,11 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     }
     if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
         smaller_micro_batch(least, words);
-    if (found.empty() && (o.exp_avg_dtype != "bf16" || o.exp_avg_sq_dtype != "bf16")) {
-        least.exp_avg_dtype = least.exp_avg_sq_dtype = "bf16";
-        words += "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 ";
+    const bool first = o.exp_avg_dtype == "fp32", second = o.exp_avg_sq_dtype == "fp32" && o.optimizer != "normuon";
+    if (found.empty() && (first || second)) {
+        if (first) least.exp_avg_dtype = "bf16";
+        if (second) least.exp_avg_sq_dtype = "bf16";
+        words += std::string(first ? "--exp-avg-dtype bf16 " : "") + (second ? "--exp-avg-sq-dtype bf16 " : "");
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (found.empty() && o.main_grads_dtype != "bf16") {
