@@ -88,7 +88,7 @@ if [[ $gpu == *emu* ]]; then
     # 48; the run needs 20.
     pair() { EMU_DEVICES=2 EMU_MEMORY_MB=$1 EMU_NCCL_MEMORY_MB=48 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --hidden-size 256 --num-attention-heads 4 "${small[@]}" --eval-iters 0 --out "pair $1" "${@:2}"; }
     expect "NCCL's memory: planned on two ranks" pair 60000 --dry-run
-    says "NCCL's memory: one communicator" "NCCL, which has it already  *48.0 MiB"
+    says "NCCL's memory: one communicator" "NCCL, already allocated  *48.0 MiB"
     expect "NCCL's memory: too little for both is refused" refused pair 90
     says "NCCL's memory: before training" "this run needs .* of GPU memory"
     # By the events on its stream, a rank knows how long it has waited.

@@ -14,13 +14,13 @@ inline void lock_memory(void* memory, size_t bytes) {
     CUDA(cudaGetDevice(&device));
     CUDA(cudaGetDeviceProperties(&p, device));
     if (!p.canUseHostPointerForRegisteredMem)
-        fail("this GPU does not reach page-locked memory at the host's addresses; HINT: leave out --offload");
+        fail("this GPU cannot access page-locked memory at host addresses; HINT: omit --offload");
     cpu::clear_in_parallel(memory, bytes);
     if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) != cudaSuccess) {
         (void)cudaGetLastError();
         fail(
-            "the system refused to page-lock %.2f GiB of memory; HINT: other programs may have locked it, or a container's "
-            "limit is lower",
+            "could not page-lock %.2f GiB of memory; HINT: other programs may have locked it, or the container has a lower "
+            "limit",
             (double)bytes / 1073741824.0);
     }
 }
@@ -48,7 +48,7 @@ public:
             for (const cudaEvent_t event : {slot.uploaded, slot.downloaded}) cudaEventDestroy(event);
     }
 
-    // What follows, up to end(), comes after the ops that are on ctx.
+    // All copies up to end() start after the ops that are now on ctx.
     void begin(Ctx& ctx) {
         if (!up_) create();
         order(up_, ctx.stream, mark_);
@@ -80,7 +80,7 @@ private:
             for (cudaEvent_t* event : {&slot.uploaded, &slot.downloaded})
                 CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
-    // What is put on `later` from now on waits for what is on `earlier` now.
+    // Makes work that is added to `later` wait for the work that is now on `earlier`.
     static void order(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event) {
         CUDA(cudaEventRecord(event, earlier));
         CUDA(cudaStreamWaitEvent(later, event, 0));

@@ -142,7 +142,7 @@ public:
 
     // The text that the ranks of this node share: their choices of this run, as lines of the file.
     void share(std::shared_ptr<SharedText> node) { node_ = std::move(node); }
-    // What another rank of this node has chosen.
+    // The choice of another rank of this node, or null.
     const GemmChoice* find_in_node(const std::string& product) {
         if (!node_) return nullptr;
         const std::lock_guard<SharedText> lock(*node_);
@@ -289,7 +289,7 @@ struct GemmPlans {
 
 // To be called before the first product: with autotune, products that the file at `path` does not have are timed when they
 // first occur, and added to it; those that it has use what it says. An empty path keeps nothing: with autotune, each run times
-// anew.
+// them again.
 inline void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune) {
     ctx.plans = std::make_shared<GemmPlans>();
     ctx.plans->tuning = {autotune, path};
@@ -376,9 +376,9 @@ __global__ void __launch_bounds__(256) fill_random(void* x, cudaDataType type, s
     }
 }
 
-// What a product is timed on: memory of its own, so that timing touches nobody's data; each pointer is aligned as the key says,
-// no better. If a model leaves no room for that, the caller's factors, which are only read, and the caller's outputs, which the
-// product sets afterwards anyway; only the outputs of a product that is added to them are its own then.
+// The memory for timing a product: its own, so that timing changes no data; each pointer is aligned exactly as the key says. If
+// a model leaves no room for that, the caller's factors, which are only read, and the caller's outputs, which the product sets
+// afterwards anyway; then only a product that is added to its outputs has outputs of its own.
 class GemmScratch {
 public:
     GemmScratch(Ctx& ctx, const GemmKey& key, const GemmPointers& callers) : callers_(callers) {

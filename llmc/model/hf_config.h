@@ -644,7 +644,7 @@ inline ModelConfig read_config_keys(const HfReader& in) {
     return canonical(c);
 }
 
-// Keys that do not change what a model computes: who wrote the file, how text is generated, and what transformers stores for
+// Keys that do not change a model's results: the file's origin, generation settings, and fields that transformers stores for
 // other kinds of models. Keys that begin with _ are private to it.
 inline bool has_no_effect(const std::string& key) {
     static const std::string keys =
@@ -674,7 +674,7 @@ inline ModelConfig from_hf_config(const nlohmann::json& file, const std::string&
     return detail::read_config_keys({j, source});
 }
 
-// Keys of a config.json that may change what another program computes, but not what this one does: it does not know them. Those
+// Unsupported keys of a config.json, which may change the results of other programs but have no effect here. Those
 // inside an object follow its name: rope_scaling.factor.
 inline std::vector<std::string> unknown_keys(const nlohmann::json& file, const std::string& source) {
     const nlohmann::json j = detail::text_config(file, source);

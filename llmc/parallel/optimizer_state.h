@@ -8,7 +8,7 @@
 //
 // Updates are elementwise, so a chunk has the bits that it has where the state stays on the device. Between begin() and end()
 // the state on the host may be in any order; later ops on ctx see all of it, and so does the host once these are finished.
-// Kernels can read the state on the host directly, at the rate of the link: what is done rarely does so (checksums, norms,
+// Kernels can also read the state on the host directly, at the rate of the link; rare operations do so (checksums, norms,
 // initial weights).
 #pragma once
 #include <algorithm>
@@ -33,10 +33,10 @@ struct OptimizerState {
     }
 };
 
-// What an update uses of the state, and which of that it changes.
+// The parts of the state that an update reads, and whether it changes them.
 struct StateUse {
     bool lower = false, exp_avg = false, exp_avg_sq = false, average = false;
-    bool changes_lower = true;  // everything else that is used is changed
+    bool changes_lower = true;  // all other parts that are used are changed
 
     static StateUse adamw() { return {true, true, true, false}; }
     static StateUse momentum() { return {false, true, false, false}; }

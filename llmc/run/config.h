@@ -299,11 +299,11 @@ inline Allowed one_of(Strings choices) {
     X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
       "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
       "parameter less")                                                                                                        \
-    X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                   \
-      "type of AdamW's exp_avg and of Muon's momentum; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per "         \
-      "parameter less")                                                                                                       \
-    X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                \
-      "type of AdamW's exp_avg_sq; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per parameter less")              \
+    X(std::string, exp_avg_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                    \
+      "type of AdamW's exp_avg and of Muon's momentum; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per "          \
+      "parameter less")                                                                                                        \
+    X(std::string, exp_avg_sq_dtype, "", "fp32", one_of({"fp32", "bf16", "fp8"}), "Optimizer",                                 \
+      "type of AdamW's exp_avg_sq; bf16 and fp8, rounded stochastically, take 2 and 3 bytes per parameter less")               \
     X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
@@ -391,7 +391,7 @@ inline Allowed one_of(Strings choices) {
       "number of layers of each pipeline stage or --vpp chunk, from its first one on, to which --recompute-granularity "       \
       "applies (Megatron: --recompute-method block); default: all")                                                            \
     X(std::string, recompute_other_layers, "", "none", one_of({"none", "selective", "mlp"}), "Memory",                         \
-      "with --recompute-num-layers: what is recomputed in the other layers, less than in these")                               \
+      "with --recompute-num-layers: a weaker policy, for the remaining layers")                                                \
     X(std::string, fp8_weight_transpose, "", "auto", one_of({"auto", "keep", "on-the-fly"}), "Memory",                         \
       "the transposed weights that FP8's backward pass multiplies by: keep: in memory, 1 byte per weight; on-the-fly: "        \
       "made before each product; auto: kept if memory suffices")                                                               \
@@ -399,7 +399,7 @@ inline Allowed one_of(Strings choices) {
       "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
     X(std::string, offload, "", "none", one_of({"none", "optimizer"}), "Memory",                                               \
       "optimizer: a GPU keeps the lower halves of the fp32 weights, the moments and the average of the weights in "            \
-      "page-locked memory of the host, from where each update takes them in chunks; the same bits")                            \
+      "page-locked host memory and streams them through the GPU at each update; results are bit-identical")                    \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
     X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches per validation; 0: no validation")  \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
@@ -435,7 +435,7 @@ inline Allowed one_of(Strings choices) {
       "parameters per message between data-parallel ranks; default: 40M, or 1M times the ranks if that is more")               \
     X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \
       "do not overlap communication with computation: data-parallel with backward and update, tensor-parallel "                \
-      "with the products of backward; to see what overlap gains")                                                              \
+      "with the products of backward; for measuring the gain of overlap")                                                      \
     X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
       "how long a rank waits for the others before it reports what each is doing and ends the run (90s, 10m, 1h)")             \
     X(int, world, "", 0, between(1, 1000000), "Plan (with --dry-run)", "number of ranks to plan for, without starting them")   \

@@ -253,7 +253,7 @@ inline void describe_memory(RunTable& t, const PlannedModel& planned) {
     memory("program, libraries, data order", resident);
     if (be::memory_is_host) memory("in all", planned.bytes + resident);
     else memory("in all on the GPU", planned.bytes);
-    if (planned.in_libraries) memory("NCCL, which has it already", planned.in_libraries);
+    if (planned.in_libraries) memory("NCCL, already allocated", planned.in_libraries);
 }
 
 inline std::string describe(const DataSummary& s) {
@@ -321,7 +321,7 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
         t.exact({{"bytes", (size_t)needed.device()}, {"of", planned_memory_bytes(o)}, {"on_host", needed.host}});
     }
     if (const NcclMemory& nccl = stages[0].nccl; nccl.bytes() > 0) {
-        t.row("of it NCCL, an estimate", format("%s: %s", human_bytes(nccl.bytes()).c_str(), nccl.in_words().c_str()));
+        t.row("including NCCL, estimated", format("%s: %s", human_bytes(nccl.bytes()).c_str(), nccl.in_words().c_str()));
         t.exact({{"bytes", (size_t)nccl.bytes()}, {"communicators", nccl.groups}, {"edges", nccl.edges}});
     }
     const std::vector<int> layers = layers_of_stages(o, run.c, mesh);

@@ -490,7 +490,7 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
         {"fp8-fast-backward", o.fp8_fast_backward},
         {"fp8-weight-transpose", o.fp8_weight_transpose != defaults.fp8_weight_transpose}};
     for (const auto& [option, given] : of_fp8)
-        if (given && !r.on) fail_usage("--%s is of FP8; HINT: --fp8-format hybrid, or leave it out", option);
+        if (given && !r.on) fail_usage("--%s requires FP8; HINT: --fp8-format hybrid, or omit it", option);
     if (o.fp8_fast_backward && o.no_fp8_fast_accumulation)
         fail_usage("--fp8-fast-backward conflicts with --no-fp8-fast-accumulation; HINT: leave one of them out");
     for (const auto& [option, given] :

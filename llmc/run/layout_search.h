@@ -378,7 +378,7 @@ private:
         }
     }
 
-    // Where not all fits with the optimizer's state on the device, also with it on the host.
+    // Tries the optimizer's state on the host, too, if layouts do not fit with it on the device.
     void try_places_of_state(Layout l) {
         l.offloads = problem_.o.offload != "none";
         if (try_recomputation(l) || l.offloads || given("offload") || !problem_.may_offload) return;

@@ -855,7 +855,7 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     traffic("tied embedding, per rank", p.embedding, "not overlapped");
     if (in.offloads)
         t.row("link to the host, per rank",
-              format("%s each way at %.4g GB/s: %s, while the GPU updates", human_bytes(p.host_bytes).c_str(), in.host_gbs,
+              format("%s each way at %.4g GB/s: %s, overlapped with the update", human_bytes(p.host_bytes).c_str(), in.host_gbs,
                      seconds(p.host_seconds).c_str()));
     if (in.pp > 1)
         t.row("bubble", format("%.1f%%; with equal stages and no messages %.1f%%", 100 * p.bubble, 100 * p.ideal_bubble));

@@ -128,8 +128,8 @@ inline void check_recomputation(const TrainOptions& o) {
                    others);
     if (recompute_policy(o.recompute_other_layers) >= recompute_policy(o.recompute_granularity))
         fail_usage(
-            "--recompute-other-layers %s recomputes no less than --recompute-granularity %s, which is for the first %s; HINT: "
-            "choose a weaker one for the others",
+            "--recompute-other-layers %s must recompute less than --recompute-granularity %s, the policy of the first %s; "
+            "HINT: choose a weaker policy",
             others, policy, counted(o.recompute_num_layers, "layer").c_str());
 }
 
@@ -182,7 +182,7 @@ inline void check_options_of_backend(const Run& run) {
         fail_usage("--nondeterministic-attention is for GPUs; on the CPU attention is deterministic");
     if (be::memory_is_host && o.offload != "none" && !run.plans_elsewhere())
         fail_usage(
-            "--offload %s is for GPUs; on the CPU everything is in the host's memory; HINT: leave it out, or plan for GPUs "
+            "--offload %s is for GPUs; on the CPU everything is in host memory; HINT: omit it, or plan for GPUs "
             "with --dry-run --world N",
             o.offload.c_str());
     if (o.nondeterministic_attention && o.detect_nondeterminism)
