@@ -70,6 +70,7 @@ refuse "FP8's transposes without FP8"        "fp8-weight-transpose.*HINT: --fp8-
 refuse "layers to recompute without a policy" "requires --recompute-granularity.*HINT" "${train[@]}" --data-path good --recompute-num-layers 1
 refuse "a policy of other layers, for all"    "requires --recompute-num-layers.*HINT" "${train[@]}" --data-path good --recompute full --recompute-other-layers mlp
 refuse "others that recompute no less"        "must recompute less than.*HINT" "${train[@]}" --data-path good --recompute mlp --recompute-num-layers 1 --recompute-other-layers mlp
+refuse "NorMuon's state on the host"         "offload optimizer does not work with --optimizer normuon.*HINT" "${train[@]}" --data-path good --offload optimizer --optimizer normuon
 refuse "fast sums backward without FP8"      "fp8-fast-backward requires FP8" "${train[@]}" --data-path good --fp8-fast-backward
 refuse "fast sums backward, exact forward"   "fp8-fast-backward conflicts with --no-fp8-fast-accumulation" "${train[@]}" --data-path good --fp8-format hybrid --fp8-fast-backward --no-fp8-fast-accumulation
 refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2

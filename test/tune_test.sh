@@ -97,6 +97,7 @@ refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trial
 refuses "a time budget" "time-budget is of one run" "${run[@]}" --time-budget 5m
 refuses "trials without data" "HINT: --data-path" "${run[@]}" --trials 2
 refuses "layers to recompute without recomputation" "requires --recompute-granularity" "${run[@]}" --world 8 --recompute-num-layers 2
+refuses "NorMuon where memory is short" "HINT: .*device-memory-gib, or --main-grads-dtype bf16 --exp-avg-dtype bf16$" "${run[@]}" --world 64 --device-memory-gib 1 --optimizer normuon
 expect "nothing was written by these" test ! -e refused
 
 # Trials, here: the ranks that a trial starts are this program's, too.

@@ -141,6 +141,7 @@ inline void adjust_options(Run& run) {
     if (!o.model.empty()) o.model = model_directory(o.model);
     if (o.optimizer == "adam") o.optimizer = "adamw";
     check_recomputation(o);
+    offloads_optimizer(o);  // refuses it with some optimizers
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())
         print_line(stderr,

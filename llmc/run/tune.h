@@ -318,16 +318,26 @@ inline std::string refused_in_words(const std::map<std::string, int64_t>& refuse
     return reasons;
 }
 
-// Nothing fits: says why, and the least that would.
-[[noreturn]] inline void refuse_all(const FoundLayouts& found, bool on_this_cpu) {
+// Options that store in bf16 what the run stores in fp32; NorMuon keeps exp_avg_sq in fp32.
+inline std::string narrower_types(const TrainOptions& o) {
+    std::string words;
+    if (o.main_grads_dtype == "fp32") words += " --main-grads-dtype bf16";
+    if (o.exp_avg_dtype == "fp32") words += " --exp-avg-dtype bf16";
+    if (o.exp_avg_sq_dtype == "fp32" && o.optimizer != "normuon") words += " --exp-avg-sq-dtype bf16";
+    return words;
+}
+
+// Nothing fits: reports the reasons, and the layout that needs the least memory.
+[[noreturn]] inline void refuse_all(const FoundLayouts& found, const TrainOptions& o, bool on_this_cpu) {
     const Layout& l = found.nearest.layout;
     std::string hint = "HINT: give fewer options of the layout, or another --world or --global-batch-size";
-    if (found.nearest.bytes > 0)
-        hint = format(
-            "the layout that comes nearest needs %s on its fullest rank, where there are %s: %s; HINT: %s, or "
-            "--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
-            human_bytes(found.nearest.bytes).c_str(), human_bytes(found.nearest.bytes - found.lacking).c_str(),
-            options_in_words(l).c_str(), on_this_cpu ? "a smaller model" : "more GPUs, a larger --device-memory-gib");
+    if (found.nearest.bytes > 0) {
+        const std::string types = narrower_types(o);
+        hint = format("the layout that comes nearest needs %s on its fullest rank, where there are %s: %s; HINT: %s%s",
+                      human_bytes(found.nearest.bytes).c_str(), human_bytes(found.nearest.bytes - found.lacking).c_str(),
+                      options_in_words(l).c_str(), on_this_cpu ? "a smaller model" : "more GPUs, a larger --device-memory-gib",
+                      types.empty() ? "" : (", or" + types).c_str());
+    }
     fail("no layout is possible; refused were%s\n%s", refused_in_words(found.refused).c_str(), hint.c_str());
 }
 
@@ -512,7 +522,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     problem.search_fp8 = o.search_fp8;
     detail::check_divided(problem, o);
     FoundLayouts found = search_layouts(problem);
-    if (found.fit.empty()) detail::refuse_all(found, be::memory_is_host && !run.plans_elsewhere());
+    if (found.fit.empty()) detail::refuse_all(found, run.o, be::memory_is_host && !run.plans_elsewhere());
     const std::string trials = o.trials ? detail::measure(run, o, found) : "";
 
     const bool here = problem.ranks.size() > 1;
