@@ -1523,7 +1523,8 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
     warm_up(run.ctx, *run.ranks, run.writes_answers || o.sample_interval > 0);
-    const size_t in_libraries = run.free_before_groups - std::min(run.free_before_groups, be::available_memory());
+    const size_t before = run.free_before_groups;  // 0: memory of a GPU that is not here
+    const size_t in_libraries = before ? before - std::min(before, be::available_memory()) : 0;
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
     choose_fp8_transposes(run, m);
     const bool changed = run.c.attention_softcap > 0 || run.c.attention_dropout > 0;

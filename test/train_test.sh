@@ -211,7 +211,7 @@ plan=("$program" train --preset llama2-7b --vocab-size 32000 --train-iters 10 --
 expect "dry run that does not fit" "${plan[@]}"
 says "it says so" "NOT ENOUGH MEMORY: a rank needs 136 GiB, there are 79.5 GiB"
 says "and what would help" "--recompute full  *77.5 GiB"
-says "or on more GPUs" "4 GPUs --tp 2  *69.3 GiB"
+says "or on more GPUs" "4 GPUs --tp 2  *69.5 GiB"
 expect "with that it fits" "${plan[@]}" --recompute full
 says "as it says" "memory of a rank  *77.5 GiB of 79.5 GiB"
 expect "nothing is missing" refused grep "NOT ENOUGH" out.txt
