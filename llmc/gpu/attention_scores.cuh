@@ -76,7 +76,7 @@ struct KeptWeights {
         if constexpr (keys_are_rows) draw_columns(a, b, h, t0, j0);
         else draw_rows(a, b, h, t0, j0);
     }
-    // Of a lane's number 4i + 2r + e.
+    // Whether the weight of a lane's number 4i + 2r + e is kept.
     __device__ __forceinline__ bool operator()(int i, int r, int e) const {
         return keys_are_rows ? word[i / 8] >> (8 * (r + 2 * e) + i % 8) & 1 : word[r] >> (8 * (i % 4) + 2 * (i / 4) + e) & 1;
     }
@@ -141,7 +141,7 @@ private:
     }
 };
 
-// Of kernels for models without dropout: nothing.
+// For kernels of models without dropout: empty.
 struct AllKept {
     __device__ AllKept(const AttentionShape&, int, int, int, int) {}
     __device__ bool operator()(int, int, int) const { return true; }

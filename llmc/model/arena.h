@@ -62,7 +62,7 @@ public:
 
     size_t bytes() const { return backend_.bytes; }
     size_t bytes_on_host() const { return be::memory_is_host ? backend_.bytes : host_.bytes + locked_.bytes; }
-    // Of regions that a GPU has in host memory, on CPUs, too.
+    // Bytes of the regions that are in host memory in a build for GPUs; on CPUs the same.
     size_t bytes_for_host() const { return for_host_; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 

@@ -36,7 +36,7 @@ inline double layer_products_flops(const FlopSizes& s) {
     return L * 2 * (qkv + proj + fc1 + fc2);
 }
 
-// Of fc1 in all layers, the product that --recompute-granularity mlp computes again.
+// FLOPs of fc1 in all layers, the product that --recompute-granularity mlp recomputes.
 inline double fc1_flops(const FlopSizes& s) { return 2.0 * (double)s.L * (double)s.C * (double)s.F * (s.gated ? 2 : 1); }
 
 // And with attention.

@@ -438,8 +438,8 @@ private:
     }
     static constexpr const char* unsupported = "sizes or options that the program does not support";
 
-    // Of a policy that fits where a weaker one does not: that for the fewest layers, with the weaker one for the others. Fewer
-    // take less time and more memory.
+    // Adds the mixture of a policy that fits and a weaker one that does not, with the fewest layers of the stronger. Fewer take
+    // less time and more memory.
     void add_fewest_layers(Layout l, const std::string& weaker) {
         l.recompute_others = weaker;
         int fewest = 1, enough = *std::max_element(layers_.begin(), layers_.end());

@@ -27,7 +27,7 @@ struct NcclMemory {
     }
 };
 
-// Of a rank that has most. generates: the run writes texts, for which stages sum logits.
+// The estimate for the rank with the most communicators. generates: the run writes texts, for which stages sum logits.
 inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates) {
     const bool stages = mesh.pp.size > 1;
     NcclMemory n;

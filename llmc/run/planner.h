@@ -248,7 +248,7 @@ struct StagePlan {
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
     double head_flops = 0;                         // the head's part of them
     double fp8 = 0;                                // the part of its layers that may be in FP8
-    double recomputed_flops = 0;                   // of them, those of recomputation
+    double recomputed_flops = 0;                   // the part of them that is recomputation
     int attention_again = 0;                       // layers whose attention is recomputed
     double recomputed_bytes = 0;                   // that recomputed norms and activation functions read and write
     double transposed_bytes = 0;                   // the same of FP8 weights that are transposed, per micro-batch
