@@ -151,7 +151,7 @@ says "and what passes through the GPU" "optimizer's state in transit"
 expect "--offload optimizer with NorMuon: refused" refused train "$gpu" llama x --offload optimizer --optimizer normuon
 says "says what there is" "HINT: --optimizer muon or adamw"
 expect "--offload optimizer on the CPU: refused" refused train "$program" llama x --offload optimizer
-says "says why" "on the CPU everything is in the host's memory"
+says "says why" "on the CPU everything is in host memory"
 if [[ $gpu == *emu* ]]; then
     halves() { EMU_DEVICES=2 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 2 "$gpu" train ${run[llama]} "${small[@]}" "${small_buckets[@]}" --check-weight-hash-across-dp-replicas-interval 1 --out "$@"; }
     rm -rf resident offloaded
@@ -159,7 +159,7 @@ if [[ $gpu == *emu* ]]; then
     expect "ZeRO-1 on 2 ranks, --offload optimizer" halves offloaded --offload optimizer
     expect "ZeRO-1 on 2 ranks, --offload optimizer: the same files" same_files resident offloaded
     EMU_LOCKABLE_MB=0 expect "memory that cannot be page-locked: refused" refused train "$gpu" llama x --offload optimizer
-    says "says what was refused" "refused to page-lock 0.00 GiB"
+    says "says what was refused" "could not page-lock 0.00 GiB"
 fi
 
 expect "generates" "$gpu" generate --model llama-128-gpu/latest --prompt "in the year" --max-new-tokens 8 --temperature 0
