@@ -107,7 +107,8 @@ private:
 
     // Whether a record has more than null or nothing under a key.
     static bool given(const nlohmann::json& record, const char* key) {
-        return record.contains(key) && !record[key].is_null() && record[key] != "" &&
+        const nlohmann::json none = "";
+        return record.contains(key) && !record[key].is_null() && record[key] != none &&
                !(record[key].is_structured() && record[key].empty());
     }
 

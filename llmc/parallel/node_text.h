@@ -36,7 +36,7 @@ public:
         }
         world.barrier();
     }
-    ~NodeText() {
+    ~NodeText() override {
         int finalized = 0;
         MPI_Finalized(&finalized);
         if (finalized || std::uncaught_exceptions() > 0) return;  // freeing is collective; the others may not take part
