@@ -12,6 +12,7 @@
 #include "../base/math.h"
 #include "../base/rng.h"
 #include "../base/types.h"
+#include "../elements.h"
 #include "ctx.h"
 
 #if CPU_FAST_PATHS && defined(__AVX2__)
