@@ -4,26 +4,14 @@
 
 #include "../../dev/kernels/gemm_hopper.cuh"
 #include "device_memory.h"
+#include "hopper_cases.h"
 
 namespace test_gpu_gemm_hopper {
 
 using namespace test;
 using namespace gpu::hopper;
 
-class GemmHopper : public testing::Test {
-protected:
-    gpu::Ctx ctx;
-    void SetUp() override {
-        if (ctx.capability != 90) GTEST_SKIP() << "these instructions exist on compute capability 9.0; this is " << ctx.name;
-    }
-};
-
-std::vector<bf16> whole_numbers(size_t n, uint64_t seed) {
-    Rng rng(seed);
-    std::vector<bf16> x(n);
-    for (bf16& value : x) value = bf16((float)(rng.below(17) - 8));
-    return x;
-}
+class GemmHopper : public OnHopper {};
 
 struct Case {
     int M, N, K;

@@ -5,27 +5,14 @@
 
 #include "../../llmc/gpu/hopper.cuh"
 #include "device_memory.h"
+#include "hopper_cases.h"
 
 namespace test_gpu_hopper {
 
 using namespace test;
 using namespace gpu::hopper;
 
-class Hopper : public testing::Test {
-protected:
-    gpu::Ctx ctx;
-    void SetUp() override {
-        if (ctx.capability != 90) GTEST_SKIP() << "these instructions exist on compute capability 9.0; this is " << ctx.name;
-    }
-};
-
-// Whole numbers from -8 to 8: products and their sums are exact, so results must be equal.
-std::vector<bf16> whole_numbers(size_t n, uint64_t seed) {
-    Rng rng(seed);
-    std::vector<bf16> x(n);
-    for (bf16& value : x) value = bf16((float)(rng.below(17) - 8));
-    return x;
-}
+class Hopper : public OnHopper {};
 
 // ---- TMA -------------------------------------------------------------------------------------------------------------------
 template <int rank>
