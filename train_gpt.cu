@@ -1478,9 +1478,8 @@ static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const M
     const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
     const size_t on_host = m->arena.bytes_for_host();
     const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();
-    const bool generates = run.writes_answers || o.sample_interval > 0;
     return {m->arena.bytes() - (be::memory_is_host && o.world ? on_host : 0), on_host,
-            elsewhere ? nccl_memory(c, mesh, generates) : NcclMemory()};
+            elsewhere ? nccl_memory(c, mesh, run.generates()) : NcclMemory()};
 }
 
 static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {
@@ -1522,7 +1521,7 @@ static double measured_step_seconds(Run& run, Recompute recompute) {
 static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
-    warm_up(run.ctx, *run.ranks, run.writes_answers || o.sample_interval > 0);
+    warm_up(run.ctx, *run.ranks, run.generates());
     const size_t before = run.free_before_groups;  // 0: memory of a GPU that is not here
     const size_t in_libraries = before ? before - std::min(before, be::available_memory()) : 0;
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
@@ -1631,7 +1630,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
     functions.tasks = task_functions(t.ctx, t.m, generator, run.tokenizer.get(), run.texts.end_ids, [&t] { return t.stop(); });
     const TrainOptions& o = run.o;
-    if (run.writes_answers || o.sample_interval > 0) generator.emplace(t.ctx, t.m);
+    if (run.generates()) generator.emplace(t.ctx, t.m);
     if (o.sample_interval == 0) return functions;
     const auto prompt = sample_prompt(run, t.m);
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {

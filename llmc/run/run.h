@@ -81,6 +81,8 @@ struct Run {
     bool writes_answers = false;  // some of --eval-tasks
     Peak peak{};
     size_t free_before_groups = 0;  // of a GPU's memory, in bytes
+    // Whether it generates text while it trains, for which the stages of a pipeline sum logits.
+    bool generates() const { return writes_answers || o.sample_interval > 0; }
     RunTable table{};
     PhaseStatus phase{};  // on rank 0
 

@@ -121,8 +121,7 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
         }
         problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
         problem.bytes_of_libraries = [&run](const ModelConfig& c, const Layout& l) {
-            const bool generates = run.writes_answers || run.o.sample_interval > 0;
-            return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp), generates).bytes();
+            return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp), run.generates()).bytes();
         };
     } else {
         const HereFigures here = measure_cpu(run);
