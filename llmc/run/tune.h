@@ -17,6 +17,7 @@
 #include "config_file.h"
 #include "layout_search.h"
 #include "machine.h"
+#include "nccl_memory.h"
 #include "run.h"
 #include "training_tasks.h"
 #include "trials.h"
