@@ -31,7 +31,7 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include <utility>
 #include <vector>
 
-// The rooms of llmc/, from the lowest up: at each header what this file takes from it.
+// The rooms of llmc/, from the lowest up; each include names the declarations used here.
 #include "llmc/base/types.h"  // floatX, real, Acc
 #include "llmc/base/check.h"  // fail, fail_usage, CHECK, format
 #include "llmc/base/math.h"   // rope_table, alibi_slope, ceil_div, round_up
@@ -105,8 +105,8 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include "llmc/run/program.h"              // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 1  The model's memory: planned by purpose, allocated at once, then pointed to. What a block keeps of a micro-batch, its
-//    matrices and its norms, and what all blocks share, are the structs of model_memory.h, with the shape of each tensor.
+// 1  The model's memory: planned by purpose, allocated at once, then pointed to. model_memory.h has the structs, with each
+//    tensor's shape: activations that a block keeps of a micro-batch, its matrices and norms, and buffers that all blocks share.
 
 // Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
 // to T. head_rows: rows of logits in memory at a time. room: of the key/value cache; by default there is none. micro_batches:
@@ -151,7 +151,7 @@ static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
 }
 
-// What would need less memory: while training, and while texts are scored or written.
+// Advice for when memory does not suffice: in training, and in scoring or generation.
 constexpr const char* advice_training =
     be::memory_is_host
         ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"
@@ -173,7 +173,8 @@ static void allocate(be::Ctx& ctx, Model& m) {
     if (m.slopes)
         for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
     send(m.slopes, slopes);
-    // Scaled for the longest sequences of this run: for all of a conversation's or a server's, however short they still are.
+    // Rotary tables cover the longest sequence that this run can reach: for a conversation or the server, the cache's whole
+    // capacity.
     const int longest = trains || !m.cache.room.sequences ? m.a.T : std::max(m.a.T, m.cache.room.tokens);
     for (real* table : {m.cos_sin, m.window_cos_sin}) {
         if (!table) continue;
@@ -199,7 +200,7 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     for (const TensorSpec& t : m.model_table().rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         InitialWeights w{seed, (uint32_t)t.id, 0, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
-        // Padded vocabulary rows are zero and stay zero: nothing uses them.
+        // Padded vocabulary rows are zero and stay zero: nothing reads them.
         w.live = t.hf.size() == 1 ? t.hf[0].rows : t.whole_rows;
         for (const RowBlock& block : t.blocks) {
             w.whole_row = block.whole_row;
@@ -218,13 +219,13 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). The norms may also stand after attention and MLP, or both before
-//    and after, or both read the same x (NormPlace).
+// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace: norms before attention and MLP, after them, both, or
+// one x normalized for both in parallel.
 
-// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). Where there is no such norm, only the sum.
+// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). If the model lacks this norm, only the sum.
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
-// dinp (+)= the gradient of the norm's input; dinp may be dout. Where there is no such norm, dinp += dout whatever acc says.
+// dinp (+)= the gradient of the norm's input; dinp may be dout. If the model lacks this norm, dinp += dout, regardless of acc.
 // columns: null, or the bias gradient to which the sums of dinp's columns are added, see summed_bias.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc, real* columns);
@@ -233,16 +234,16 @@ static real* summed_bias(const Pass& p, const Layer& l);
 // tensor and sequence parallelism.
 static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp);
 static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp);
-// The same with the op that follows or precedes the product, fused with it where possible.
+// The same products with the op that precedes or follows, fused where possible.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s);
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-// A branch is what attention or MLP adds to the residual stream. Forward: a.branch = dropout(norm(y)), where y is the output of
-// the branch's last matrix l: s.x if a norm follows, else a.branch itself. Backward takes dout, the gradient of the stream, and
-// returns that of y: in a.branch, or dout itself where there is neither norm nor dropout.
+// A branch is the term that attention or MLP adds to the residual stream. Forward: a.branch = dropout(norm(y)), where y is the
+// output of the branch's last matrix l: s.x if a norm follows, else a.branch itself. Backward takes dout, the gradient of the
+// stream, and returns the gradient of y: in a.branch, or dout itself if there is neither norm nor dropout.
 static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s);
 static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s);
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
@@ -267,8 +268,8 @@ static void block_forward(const Pass& p, int i) {
     fc2_forward(p, b, p.in.x[(size_t)i + 1], s);
 }
 
-// On entry dx is the gradient of the block's output, on return that of its input: it goes backward through each branch to its
-// norm, whose gradient is added to that of the residual stream.
+// On entry dx is the gradient of the block's output, on return of its input: each branch is differentiated back to its norm,
+// whose input gradient is added to the gradient of the residual stream.
 static void block_backward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
@@ -305,10 +306,10 @@ static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatis
     backward(p.ctx, dinp, grads, dout, inp, norm.params, stats, p.local_rows(), acc);
 }
 
-// The bias gradient of proj or fc2, if it is the column sums of the stream's gradient as a norm's backward op leaves it: that
-// op then computes it, without a pass over the gradient. Null: the layer's own backward does. Not where the branch changes the
-// gradient (a norm after it, dropout), where each rank has some of the rows, or for fc2 where the gradients of two blocks
-// share a buffer (gradients.h).
+// The bias gradient of proj or fc2 if the preceding backward norm can compute it: the column sums of the stream's gradient,
+// which saves a pass over the gradient. Null: the layer's own backward computes it. That is necessary if the branch changes the
+// gradient (a norm after it, dropout), if rows are split over ranks, and for fc2 if the gradients of two blocks share a buffer
+// (gradients.h).
 static real* summed_bias(const Pass& p, const Layer& l) {
     const bool has_same_gradient = l.row_parallel() && !l.after.exists() && p.hidden_dropout(l).rate == 0;
     if (!l.dw || !has_same_gradient || p.cut_rows() || !be::norm_sums_columns(p.m.c.C)) return nullptr;
@@ -328,8 +329,8 @@ static HeadRows heads_of(const Pass& p, bool keys) {
     const LocalSizes& n = p.m.n;
     return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
 }
-// Parameters of the norms of queries (0) and keys (1). Where one norm spans heads of several tp ranks, params[k].means are over
-// all of them: set_sums(k, sums) sets this rank's sums (N). Key heads of several ranks count once.
+// Parameters of the norms of queries (0) and keys (1). If one norm spans heads of several tp ranks, params[k].means are over
+// all of them: set_sums(k, sums) sets this rank's sums (N). Key heads held by several ranks are counted once.
 template <class SetSums>
 std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSums set_sums) {
     std::array<NormParams, 2> params = {b.head_norms[0].params, b.head_norms[1].params};
@@ -370,7 +371,7 @@ static void attention_forward(const Pass& p, const Block& b, const BlockActivati
     if (b.sinks) be::sinks_forward(p.ctx, s.att.x, s.lse, b.sinks, shape);
 }
 
-// Sets dqkv, the gradient of the product qkv: of queries and keys before rope and their norms.
+// Sets dqkv, the gradient of the qkv projection's output: queries and keys before their norms and rope.
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
     const int block = b.qkv.block;
     const AttentionActs acts = {s.qkv, s.att.x, s.lse};
@@ -390,7 +391,7 @@ static void norm2_forward(const Pass& p, const Block& b, const BlockActivations&
     norm_forward(p, b.norm2, s.stats2, out, nullptr, s.x, nullptr);
 }
 
-// Adds the gradient of the norm's input to dx; returns that of mid.
+// Adds the gradient of the norm's input to dx; returns the gradient of mid.
 static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s) {
     const bool parallel = p.m.c.parallel();
     const size_t bytes = p.stream_size() * sizeof(floatX);
@@ -418,7 +419,7 @@ static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX
     return dbranch;
 }
 
-// The activations of block i. Of an input that is kept as codes alone, the numbers are those of the shared block.
+// The activations of block i. An input that is kept only as codes has its numbers in the shared block.
 static BlockActivations block_activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[i];
     const auto share_numbers = [&](size_t, Kept kept, auto& own, auto& shared) {
@@ -441,7 +442,7 @@ static void end_block(const Pass& p, int block) {
 
 // ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
 
-// All rows of x (rows, columns), of which this rank has `rows`. They are gathered in a.full.
+// Gathers all rows of x (rows, columns) in a.full; this rank has `rows` of them.
 static const floatX* gather(const Pass& p, const floatX* x, int rows, int columns) {
     if (rows == p.N()) return x;
     be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.full, x, (size_t)rows * columns);
@@ -461,7 +462,7 @@ static void reduce(const Pass& p, floatX* out) {
     if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.full, n);
     else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
 }
-// Whether backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
+// True if backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
 static bool overlaps(const Pass& p, const Layer& l) {
     return p.m.a.full_input && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
 }
@@ -491,15 +492,15 @@ static E* once(const Pass& p, E* bias) {
 static ScaleInverse* scale_inverse(const Pass& p, const Layer& l, Operand operand) {
     return p.m.fp8.inverse + fp8_index(l.block, l.matrix, operand);
 }
-// Each micro-batch has its own inverse scales if scales come from the tensors themselves.
+// With current scaling each micro-batch has its own inverse scales.
 static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInput& inp) {
     return p.m.fp8.current ? inp.inverse : scale_inverse(p, l, Operand::input);
 }
 
-// Whether the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
+// True if the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
 // (Adapters read numbers. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and
-// fc1 if no norm stands before them; the gradient of the outputs of proj and fc2 is that of the residual stream or passes
-// through a norm.)
+// fc1 if no norm precedes them; the output gradient of proj and fc2 is the gradient of the residual stream or passes through a
+// norm.)
 static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
     if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight || l.lora) return false;
     if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
@@ -521,8 +522,8 @@ static Output gradient_for(const Pass& p, const Layer& l, floatX* dout) {
     return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
-// Codes of x (rows, columns), unless they exist already; also transposed if wanted. With scales from the tensors themselves,
-// *inverse becomes the factor of the codes.
+// Codes of x (rows, columns), unless they exist already; also transposed if requested. With current scaling, *inverse is set to
+// the inverse scale of the codes.
 static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed, ScaleInverse* inverse,
                      const floatX* x, int rows, int columns) {
     Fp8Training& f = p.m.fp8;
@@ -565,7 +566,7 @@ static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerI
     be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
 }
 
-// The codes of a weight's transpose (in, out): kept, or made in a buffer that all layers share, which takes 1 byte read and 1
+// The codes of a weight's transpose (in, out): kept, or made in a buffer that all layers share, which costs 1 byte read and 1
 // written per weight.
 static const uint8_t* transposed_codes(const Pass& p, const Layer& l) {
     if (l.codes_t) return l.codes_t;
@@ -576,16 +577,16 @@ static const uint8_t* transposed_codes(const Pass& p, const Layer& l) {
 static Elements weight_gradient(const Pass& p, const Layer& l);
 static Acc of_product(const Pass& p);
 
-// The bias gradient takes a pass of its own, over the rows that this rank has anyway: with sequence parallelism, a row-parallel
-// layer's is then a summand, and reduce_shared sums it over tp together with those of the norms. (In bf16 the product of the
-// weight gradient computes it as well, from all rows: there one rank's is the whole sum.)
+// The bias gradient needs a separate pass over this rank's rows: with sequence parallelism each rank then has a partial sum of
+// a row-parallel layer's bias gradient, and reduce_shared sums it over tp together with the norms' gradients. (In bf16 the
+// product of the weight gradient computes it as well, from all rows: one rank has the whole sum.)
 static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
     Activations& a = p.m.a;
     const int N = p.N(), rows = p.output_rows(l);
     const Fp8 format = p.m.fp8.recipe.gradient;
     ScaleInverse* inverse = scale_inverse(p, l, Operand::gradient);
     if (l.db && !summed_bias(p, l)) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
-    const bool whole = rows == N, transposes = l.dw && whole;  // then the codes are transposed as they are made
+    const bool whole = rows == N, transposes = l.dw && whole;  // then the codes are transposed when they are made
     uint8_t* mine = a.fp8_codes + (whole ? 0 : (size_t)p.m.ranks->mesh.tp.rank * rows * l.out);
     quantize(p, l, Operand::gradient, mine, transposes ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
     const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
@@ -636,12 +637,12 @@ static void linear_forward(const Pass& p, const Layer& l, floatX* out, const Lay
 static Elements weight_gradient(const Pass& p, const Layer& l) {
     return p.m.of_block.set_by_products(p.in.gradients) ? p.m.grads.from(l.offset) : Elements(l.dw);
 }
-// Whether products set a weight's gradient or add to it. Where gradients are stored in bf16, they always set a micro-batch's,
+// Whether products set a weight's gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution,
 // which end_block() adds.
 static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
 
 // Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
-// row-parallel layer's bias gradient over tp; it is that of all rows, so only one rank computes it.
+// row-parallel layer's bias gradient over tp; since it is computed from all rows, only one rank computes it.
 static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)p.output_rows(l) * l.out);
     const floatX* all_dout = gather(p, dout, p.output_rows(l), l.out);
@@ -669,7 +670,7 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
     if (overlaps(p, l)) return linear_backward_overlapped(p, l, dinp, dout, inp);
     floatX* product = l.row_parallel() ? dinp : summand(p, dinp);
     if (p.fp8(l.block)) {
-        if (l.lora) linear_backward_weight(p, l, dout, inp);  // of the adapters; the weight is frozen
+        if (l.lora) linear_backward_weight(p, l, dout, inp);  // the adapters' gradients; the weight is frozen
         fp8_backward(p, l, product, dout, inp);
     } else {
         const floatX* all_dout = linear_backward_weight(p, l, dout, inp);
@@ -679,7 +680,7 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
     if (!l.row_parallel()) reduce(p, dinp);
 }
 
-// Whether a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
+// True if a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
 static bool fuses(const Pass& p, const Layer& l) { return !p.fp8(l.block) && !l.lora; }
 
 // qkv, with queries and keys normalised if they have norms, and rotated if positions are rotary.
@@ -694,7 +695,7 @@ static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s
     if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(l.block), shape);
 }
 
-// Whether there are fused ops for this activation.
+// True if there are fused ops for this activation.
 static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
 
 // fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
@@ -758,9 +759,9 @@ static void recompute_block(const Pass& p, int i) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Uploads a batch into the micro-batch `to`; returns its pass. If sequences begin in the batch, the model's virtual tokens are
-// put before them. Parts that the batch lacks are not sent. Defaults that callers may change: no dropout, no cache, gradients
-// are added to.
+// Uploads a batch into the micro-batch `to`; returns its pass. Puts the model's virtual tokens in front of sequences that start
+// in the batch. Parts that the batch lacks are not sent. Defaults that callers may change: no dropout, no cache, gradients are
+// added.
 static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const bool begins = given.begins && m.c.virtual_tokens.on();
     const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
@@ -799,8 +800,8 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
     return sums;
 }
 
-// Clears the gradients to which a step only adds: vectors and embeddings. Those of matrices in blocks and of the head, most of
-// the memory, are set by the first micro-batch's products (MicroBatch::gradients), which saves clearing and reading them. In
+// Clears the gradients that a step only adds to: vectors and embeddings. The first micro-batch's products set the gradients of
+// the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. In
 // bf16 the first micro-batch sets all.
 static void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.of_block.used()) return;
@@ -811,7 +812,7 @@ static void begin_gradients(be::Ctx& ctx, Model& m) {
     be::clear(ctx, m.grads.from(m.table.decayed).data, (m.table.size - m.table.decayed) * sizeof(real));
 }
 
-// Each tp rank has some rows of the vocabulary, and gives zero for other tokens; the first rank adds the positions.
+// Each tp rank has some rows of the vocabulary, and outputs zero for other tokens; the first rank adds the positions.
 static void embed_forward(const Pass& p) {
     const Model& m = p.m;
     const ModelConfig& c = m.c;
@@ -840,7 +841,7 @@ static void embed_backward(const Pass& p) {
     end_block(p, TensorSpec::embedding);
 }
 
-// The loss of some rows, whose logits become their gradient with `training`; vocabulary shards first exchange their statistics.
+// The loss of some rows; with `training` their gradient replaces the logits. Vocabulary shards first exchange their statistics.
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
     const real* weight = p.in.pairs.empty() ? nullptr : a.weight + row;
@@ -868,8 +869,8 @@ static void compare_answers(const Pass& p) {
 
 // Final norm, logits of head_rows rows at a time, loss. With `training`, these logits become their gradient in place and are
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
-// output. Adds to the model's sums. Where answers are compared, a row's gradient depends on the losses of all rows, so these
-// are computed in a pass before; logits that are all in memory at a time are not computed again.
+// output. Adds to the model's sums. For pairs of answers a row's gradient depends on the losses of all rows, so a first pass
+// computes them; logits that all fit in memory at once are not computed again.
 static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
@@ -909,8 +910,8 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     be::loss_sums(p.ctx, a.sums, {a.loss, a.zloss, a.lse}, p.in.targets, N);
 }
 
-// Forward through the chunk of layers: from tokens, or the activations in x[0], to out(). Calls need(end) before matrices that
-// precede element `end` are read.
+// Forward through the chunk of layers: from tokens, or the activations in x[0], to out(). Calls need(end) before reading
+// matrices that precede element `end`.
 template <class Need>
 static void model_forward(const Pass& p, Need need) {
     need(p.m.table.begin_of_block(0));
@@ -926,9 +927,9 @@ static void model_forward(const Pass& p) {
     model_forward(p, [](size_t) {});
 }
 
-// Backward through the chunk of layers: on entry a.dx is the gradient of its output, on return that of its input; then through
-// the embedding, if the chunk begins with it and it is trained. Calls finished(block) when a block's gradients are complete for
-// this micro-batch.
+// Backward through the chunk of layers: on entry a.dx is the gradient of its output, on return of its input; then through the
+// embedding, if it is in this chunk and trained. Calls finished(block) when a block's gradients are complete for this
+// micro-batch.
 template <class Finished>
 static void model_backward(const Pass& p, Finished finished) {
     for (int i = (int)p.in.blocks.size() - 1; i >= 0; i--) {
@@ -951,14 +952,14 @@ struct Trainer : TrainerBase {
 };
 
 static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
-    std::vector<size_t> in_flight;  // micro-batches, of each chunk
+    std::vector<size_t> in_flight;  // micro-batches, by chunk
     for (const auto& chunk : m.a.micro_batches) in_flight.push_back(chunk.size());
     return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), in_flight);
 }
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
-// Calls finished(block) when a block's gradients are complete. Returns false if the run is to stop: then all started
-// micro-batches are finished, consistently on every rank, and the gradients are invalid.
+// Calls finished(block) when a block's gradients are complete. Returns false if the run is to stop: all micro-batches already
+// started are then complete, the same ones on every rank, and the gradients are invalid.
 template <class Finished>
 static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale, Finished finished) {
     Model& m = t.m;
@@ -968,7 +969,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
     PipelineLinks links = pipeline_links(t.ctx, m);
 
-    int stop_at = micro_batches;  // the first that is not done
+    int stop_at = micro_batches;  // the first micro-batch not to run
     for (const PipelineEvent& e : pipeline_schedule(mesh.pp.size, mesh.pp.rank, mesh.vpp, micro_batches)) {
         if (e.direction == Direction::forward && e.chunk == 0 && e.micro_batch < stop_at && t.stop()) stop_at = e.micro_batch;
         if (e.micro_batch >= stop_at) continue;
@@ -1005,8 +1006,8 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     return stop_at == micro_batches;
 }
 
-// Afterwards this rank's shards of grads are sums over the data-parallel ranks, and also over the tp ranks or the two ends of
-// the pipeline that each compute a part of a tensor's gradient. Returns false if the run is to stop.
+// Reduces this rank's shards of grads: sums over the data-parallel ranks, and over the tp ranks or the two ends of the pipeline
+// that each compute a part of a tensor's gradient. Returns false if the run is to stop.
 static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
@@ -1020,8 +1021,8 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     return true;
 }
 
-// The same, with each rank's own gradients computed twice, which must give the same bits: if they do not, the hardware is
-// faulty, and the run ends with the rank, its host and the first tensor.
+// The same, with each rank's own gradients computed twice. If the two results differ in any bit the hardware is faulty: the run
+// fails and names the rank, its host and the first tensor.
 static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
     GradientHashes once, again;
@@ -1037,8 +1038,8 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's shards, or Muon on those that are whole matrices of blocks. With ZeRO the new parameters are sent to the
-// data-parallel ranks, bucket by bucket as they are updated.
+// AdamW on this rank's shards, or Muon for whole matrices of blocks. With ZeRO, each bucket of new parameters is sent to the
+// data-parallel ranks as soon as it is updated.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const TrainOptions& o = t.o;
@@ -1053,7 +1054,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
 }
 
 // The size of AdamW's bias-corrected second moments in the gradient's units: the square root of the norm of exp_avg_sq over all
-// ranks. Matrices that Muon updates are left out.
+// ranks, without the matrices that Muon updates.
 static double norm_of_exp_avg_sq(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
@@ -1065,7 +1066,7 @@ static double norm_of_exp_avg_sq(Trainer& t) {
     const double squares = reduce_sums(*m.ranks, read_sums(t.ctx, m)).squares;
     return std::sqrt(std::sqrt(squares) / (1 - std::pow(t.o.adam_beta2, (double)(t.state.updates + 1))));
 }
-// After an update: sets the next step's scales from amax over all ranks, and decides when FP8 begins.
+// After an update: sets the next step's scales from amax over all ranks, and decides whether FP8 starts.
 static void end_step_in_fp8(Trainer& t, double loss, double norm) {
     Fp8Training& f = t.m.fp8;
     if (f.recipe.on && t.o.fp8_start == "auto" && t.state.fp8_start < 0 && t.state.scheduled >= t.schedule.warmup) {
@@ -1081,8 +1082,8 @@ static void end_step_in_fp8(Trainer& t, double loss, double norm) {
 // One global batch: forward and backward over its micro-batches, then norm, clipping and update. Every unmasked target of the
 // global batch, or every pair of answers, has the same weight: loss_scale is one over their number, known before the first
 // backward pass, and everything is summed. New parameters are still in flight on return: call t.gatherer.finish() before
-// anything but the next step reads them. Returns nothing, and changes nothing but the gradients, if the run is to stop before
-// the step is done.
+// anything but the next step reads them. If the run is to stop before the step is complete, returns nothing and changes only
+// the gradients.
 static std::optional<StepStats> train_step(Trainer& t) {
     const double begin = monotonic_seconds();
     const int64_t global_batch = t.schedule.global_batch(t.state.consumed);
@@ -1116,7 +1117,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
         if (examines) t.health = t.layer_health.after_update(fp8);
         end_step_in_fp8(t, loss, norm);
     }
-    fp8.on = fp8.measuring = false;  // evaluation and generation compute in bf16, as whoever loads the checkpoint does
+    fp8.on = fp8.measuring = false;  // evaluation and generation compute in bf16, like any user of the checkpoint
 
     StepStats stats = t.count_step(global_batch, sums);
     stats.grad_norm = norm;
@@ -1131,7 +1132,8 @@ class RandomStep {
 public:
     double forward = 0, backward = 0, update = 0;  // seconds of the last step
 
-    // random: initialises the weights. Without, they are zero: a step takes as long, and nothing is drawn.
+    // random: initialises the weights. Otherwise they are zero, which saves drawing them and does not change the time of a
+    // step.
     // fp8: every step is in FP8 (hybrid), the first one with current scales, later ones with delayed scales, as in training.
     RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true, bool fp8 = false)
         : ctx_(ctx), m_(c) {
@@ -1150,7 +1152,7 @@ public:
         }
     }
 
-    // A micro-batch; the first of a step sets the gradients, later ones add to them.
+    // One micro-batch; the first of a step sets the gradients, later ones add to them.
     void micro_batch(Acc gradients = Acc::Set) {
         double start = monotonic_seconds();
         const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch());
@@ -1202,7 +1204,7 @@ private:
 // ---------------------------------------------------------------------------------------------------------------------------
 // 6  Inference
 
-// The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last one.
+// The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last chunk.
 template <class Last>
 static void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Batch& batch, int i, Last last) {
     for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
@@ -1214,9 +1216,9 @@ static void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Bat
     }
 }
 
-// Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks take micro-batches in turn. stop()
-// is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs) gets those
-// of each micro-batch on the ranks that have the head.
+// Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks process micro-batches in turn.
+// stop() is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs)
+// receives the pairs of each micro-batch on the ranks that have the head.
 template <class Stop>
 static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
                                                      Stop stop,
@@ -1245,7 +1247,7 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
 }
 
 // Only the scored rows go through the head: they are gathered at the front of in.out(), head_rows at a time. `rows` must
-// ascend: then a row's destination never lies after its source, and none is overwritten before it is used.
+// ascend: then a row's destination never lies after its source, and none is overwritten before it is read.
 static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
     floatX* x = in.out();
     const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
@@ -1274,7 +1276,7 @@ static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector
     }
 }
 
-// The log-likelihoods of the requests' continuations; a progress line, if there is one, follows.
+// The log-likelihoods of the requests' continuations; updates a progress line, if there is one.
 static std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests,
                                                         Progress* progress, const std::function<bool()>& stop) {
     PipelineLinks links = pipeline_links(ctx, m);
@@ -1286,8 +1288,8 @@ static std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, 
     return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run, stop);
 }
 
-// Generates the texts of some sequences, one token of each at a time, for a Decoder. The activations of `m` serve as scratch.
-// All ranks that share a model take part and get the same logits.
+// Generates several sequences at a time, one token each per step, for a Decoder. The activations of `m` serve as scratch. All
+// ranks that share a model take part and get the same logits.
 class Generator {
 public:
     Generator(be::Ctx& ctx, Model& m)
@@ -1301,11 +1303,11 @@ public:
     int length(int sequence) const { return lengths_[(size_t)sequence]; }
 
     // Restarts a sequence with a prompt that fits the context (if it fills it, nothing can be appended): one pass over the
-    // virtual tokens and as many of the prompt's as the activations hold, then the others one by one.
+    // virtual tokens and as many prompt tokens as the activations hold, then the others one by one.
     void prompt(int sequence, const std::vector<int>& tokens) {
         const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
         int at_once = std::min(before + n, m_.a.B * m_.a.T);
-        if (m_.ranks->sequence_parallel) at_once = std::max(1, at_once - at_once % m_.n.tp_size);  // rows that can be cut
+        if (m_.ranks->sequence_parallel) at_once = std::max(1, at_once - at_once % m_.n.tp_size);  // rows that can be split
         CHECK(n >= 1 && before + n <= capacity() && at_once >= before, "a prompt of %d tokens", n);
         batch_.begins = true;
         batch_.B = 1;
@@ -1318,7 +1320,7 @@ public:
         for (int i = batch_.T; i < n; i++) append({{sequence, tokens[(size_t)i]}});
     }
 
-    // One more token of each of some sequences, in one pass.
+    // Appends one token to each of some sequences, in one pass.
     void append(const std::vector<NextToken>& next) {
         batch_.begins = false;
         batch_.B = (int)next.size();
@@ -1367,7 +1369,7 @@ public:
     }
 
 private:
-    // As long as this lives, a row of several sequences has the same bits whoever comes and goes; and products of new shapes,
+    // While this exists, a row of several sequences has the same bits regardless of the other rows; and products of new shapes,
     // which few prompts share, are not timed.
     struct SteadyRows {
         SteadyRows(be::Ctx& c, int sequences) : ctx(c) {
@@ -1420,8 +1422,8 @@ private:
     Model& m_;
     PipelineLinks links_;
     KeyValueCache& cache_;
-    std::vector<int> lengths_;  // of the sequences, in tokens
-    int rows_ = 0;              // whose logits are wanted
+    std::vector<int> lengths_;  // tokens in each sequence
+    int rows_ = 0;              // rows whose logits are wanted
     int passes_ = 0;
     Batch batch_;
     std::vector<float> logits_;
@@ -1430,7 +1432,7 @@ private:
 // ---------------------------------------------------------------------------------------------------------------------------
 // 7  Commands
 
-// Which of this rank's blocks are computed in FP8, and how.
+// Chooses this rank's blocks that are computed in FP8, and how.
 static void choose_fp8_blocks(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
     Fp8Training& f = m.fp8;
     f.recipe = fp8_recipe(o);
@@ -1470,8 +1472,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     return m;
 }
 
-// The memory of one rank of a pipeline stage, for options `o` on n ranks. A CPU build that plans for GPUs (--world) leaves out
-// what these have in host memory.
+// The memory of one rank of a pipeline stage, for options `o` on n ranks. A CPU build that plans for GPUs (--world) excludes
+// tensors that they keep in host memory.
 static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
     const Mesh mesh = make_mesh(n, 0, layout_of(o).tp, layout_of(o).pp, layout_of(o).vpp);
     const Schedule steps = make_schedule(o, mesh.dp.size);
@@ -1489,8 +1491,8 @@ static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptio
     return memory;
 }
 
-// Decides --fp8-weight-transpose auto, alike on all ranks: the transposes are kept if that fits on each. `m`: this rank's plan,
-// in which they are kept; it is made again if they are not.
+// Decides --fp8-weight-transpose auto, the same on all ranks: the transposes are kept if they fit on each. `m`: this rank's
+// plan with transposes kept; it is replaced if they are not.
 static void choose_fp8_transposes(Run& run, std::unique_ptr<Model>& m) {
     if (run.o.fp8_format.empty() || run.o.fp8_weight_transpose != "auto") return;
     bool fits = true;
@@ -1507,7 +1509,7 @@ static void choose_fp8_transposes(Run& run, std::unique_ptr<Model>& m) {
     if (!fits) m = plan_model(run, run.o, run.schedule, run.c, run.ranks);
 }
 
-// How long a step of the run takes here, by measuring one on random tokens.
+// The time of a step of this run on this machine, measured with random tokens.
 static double measured_step_seconds(Run& run, Recompute recompute) {
     const auto bytes = [&](const MicroBatchShape& part) { return RandomStep::planned_bytes(run.ctx, part, recompute); };
     const auto begin = [&](const MicroBatchShape& part) {
@@ -1522,7 +1524,7 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
     warm_up(run.ctx, *run.ranks, run.generates());
-    const size_t before = run.free_before_groups;  // 0: memory of a GPU that is not here
+    const size_t before = run.free_before_groups;  // 0: the GPU that is planned for is not this machine's
     const size_t in_libraries = before ? before - std::min(before, be::available_memory()) : 0;
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
     choose_fp8_transposes(run, m);
@@ -1549,13 +1551,13 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     return m;
 }
 
-// On GPUs: where the chosen cuBLASLt algorithms are kept, and whether they are chosen by timing.
+// On GPUs: chooses the file that keeps cuBLASLt's algorithms, and whether they are timed.
 static void choose_gemm_cache(Run& run, const Model& m) {
     if constexpr (!be::memory_is_host) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
-        // Ranks that compute the same weights must choose the same algorithms, which timing does not promise: replicas that
-        // each orthogonalise all matrices; and without a file that they share, tensor-parallel ranks where each computes
-        // the gradients of whole biases, or orthogonalises keys and values that several hold.
+        // Ranks that compute the same weights must choose the same algorithms, which timing does not guarantee: data-parallel
+        // replicas that each orthogonalise all matrices; and, if they do not share a file, tensor-parallel ranks that each
+        // compute whole bias gradients, or orthogonalise keys and values that several ranks hold.
         bool alone = kept.empty() && run.o.gemm_cache.empty();
         const Mesh& mesh = m.ranks->mesh;
         for (int i = 0; i < mesh.tp.size; i++) alone |= !run.world.is_here(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
@@ -1617,7 +1619,7 @@ static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Genera
     return functions;
 }
 
-// Of the texts that a run writes.
+// The prompt of the samples that a run generates.
 static std::vector<int> sample_prompt(const Run& run, const Model& m) {
     return prompt_tokens(*run.tokenizer, run.o.sample_prompt, std::min(m.c.room(), m.a.B * m.a.T), "--sample-prompt");
 }
@@ -1649,7 +1651,7 @@ static void train(World& world, const TrainOptions& given) {
     const TrainingTasks tasks = read_training_tasks(run.o, run.tokenizer.get(), run.o.seq_length);
     run.writes_answers = tasks.any_written();
     const std::unique_ptr<Model> m = plan_run(run);
-    if (run.o.sample_interval > 0) sample_prompt(run, *m);  // refuses what the end of hours would
+    if (run.o.sample_interval > 0) sample_prompt(run, *m);  // report errors now, not after hours of training
     Timetable timetable(run.o);
     if (run.main_rank()) run.table.print(run.o.json);
     if (run.o.dry_run) return;
@@ -1730,7 +1732,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
 }
 
 // The same for generating `texts` sequences of up to T tokens at a time; any_length: the cache takes sequences as long as the
-// model's context. Refuses more ranks than one copy of the model takes.
+// model's context. Refuses more ranks than one copy of the model needs.
 static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
     const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
     if (copies > 1 && ranks % copies == 0)
@@ -1738,7 +1740,7 @@ static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, b
     return load_weights(run, ceil_div(texts, T), T, 1, {texts, any_length ? 0 : run.c.virtual_tokens.count + T});
 }
 
-// 1, 2, 4, ... texts at a time, each number with memory of its own.
+// Generates 1, 2, 4, ... sequences at a time, each batch size with its own memory.
 static void measure_batches(InferenceRun& run, const std::vector<int>& prompt, int T, const GenerateOptions& o) {
     std::vector<BatchSpeed> speeds;
     for (int batch = 1; batch <= o.batch; batch = batch < o.batch ? std::min(2 * batch, o.batch) : batch + 1) {
@@ -1773,7 +1775,7 @@ inline int serve_command(World& world, const ServeOptions& o) {
     return 0;
 }
 
-// Lets samples be longer than the longest sequence that the model is for, where positions are computed and not learned.
+// Lets samples exceed the model's longest sequence if positions are computed, not learned.
 static void extend_to(InferenceRun& run, int T) {
     if (T <= run.c.room() || run.c.position == Position::learned) return;
     if (run.main_rank())

@@ -1,18 +1,18 @@
 // Every op of the model, declared once and included into namespace cpu (and gpu): the index of the kernels.
 // A definition whose signature differs from its declaration here does not link.
 //
-// Conventions. N = B*T rows. Shapes stand at the right, row-major, slowest first. Outputs come first after the context, then
+// Conventions. N = B*T rows. Shapes are at the right, row-major, slowest first. Outputs come first after the context, then
 // inputs, sizes, scalars; values that belong together are a struct of shapes.h. `d` prefixes a gradient. "sets" overwrites,
-// "adds" accumulates; an `acc` says which. Parameter gradients are `real` (fp32; gradients.h rounds them), and are accumulated
+// "adds" accumulates; an `acc` selects one. Parameter gradients are `real` (fp32; gradients.h rounds them), and are accumulated
 // unless there is an `acc`. A pointer marked `or null` may be null. Per-row statistics and sums are `real`.
 // Results are deterministic: the same inputs give the same bits in every run on one kind of device (model of GPU, matrix unit
-// of a CPU), on a CPU with any number of threads. Exceptions: attention_backward with dq_sums, and products whose algorithm was
-// timed anew (use_gemm_cache).
+// of a CPU), on a CPU with any number of threads. Exceptions: attention_backward with dq_sums, and products whose algorithm is
+// timed again (use_gemm_cache).
 // An `Output` is a matrix of numbers, of codes, or both (fp8.h); codes are e4m3 and not transposed unless stated otherwise.
 
 // ---- memory (memory.h) ----------------------------------------------------------------------------------------------------
 // Ops work on the backend's memory: the GPU's, or on the CPU ordinary memory.
-// Zero-filled; if there is not enough, fails with the requested and the available size.
+// Zero-filled; if memory does not suffice, fails with the requested and the available size.
 void* allocate_memory(size_t bytes);
 void release_memory(void* memory, size_t bytes);
 size_t available_memory();
@@ -23,10 +23,10 @@ size_t logits_rows(const Ctx& ctx, size_t row_bytes);
 void upload(Ctx& ctx, void* to, const void* from_host, size_t bytes);
 void download(Ctx& ctx, void* to_host, const void* from, size_t bytes);
 void clear(Ctx& ctx, void* memory, size_t bytes);
-// Copies rows of row_bytes each, which are a stride (in bytes) apart in both places.
+// Copies rows of row_bytes each; strides are in bytes.
 void copy_rows(Ctx& ctx, void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes, size_t rows);
 // Page-locks host memory and sets it to zero. Ops may then use it as the backend's memory, but at the rate of the link, and a
-// HostLink copies it. unlock_memory first waits for all that the backend does.
+// HostLink copies it. unlock_memory first waits for all ops of the backend.
 void lock_memory(void* memory, size_t bytes);
 void unlock_memory(void* memory);
 // Copies between page-locked memory and slots of the backend's memory, which overlap with ops on ctx (optimizer_state.h).
@@ -46,7 +46,7 @@ void embedding_backward(Ctx& ctx, real* dwte /*(Vp, C)*/, real* dwpe /*(P, C) or
 // If add is given, normalises and stores sum = inp + add (rounded to floatX), else normalises inp. sets out, statistics, sum.
 void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistics& statistics, floatX* sum /*(N, C) or null*/,
                        const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
-// Whether the backward ops below can also sum dinp's columns (NormGrads), of rows of C numbers.
+// True if the backward ops below can also sum dinp's columns (NormGrads), for rows of C numbers.
 bool norm_sums_columns(int C);
 // inp is the normalised input (the sum, if there was one). sets or adds dinp; adds grads.
 void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
@@ -58,14 +58,14 @@ void rmsnorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistic
 void rmsnorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
                       const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N, Acc acc);
 // RMSNorm of each of `rows` of the fused projection, in place: of every query or key head (C = HS), or of all query or all key
-// heads together (C = NH HS, NKV HS). sets these rows, kept (what they were) and rstd.
+// heads together (C = NH HS, NKV HS). sets these rows, kept (their values before) and rstd.
 void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept /*(rows, C)*/, real* rstd /*(rows)*/, const NormParams& params,
                        const HeadRows& rows);
-// dqkv: from the gradient of the norms' outputs to that of their inputs, in place; adds grads.
+// dqkv: replaces the gradient of the norms' outputs by the gradient of their inputs, in place; adds grads.
 void head_norm_backward(Ctx& ctx, floatX* dqkv, const NormGrads& grads, const floatX* kept /*(rows, C)*/,
                         const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);
-// Where one norm spans heads of several tp ranks. Both set this rank's sums; added over the ranks they are params.means.sums:
-// of x^2 for head_norm_forward, of dout (offset + weight) kept rstd for head_norm_backward.
+// For one norm that spans heads of several tp ranks. Both set this rank's sums; added over the ranks they are
+// params.means.sums: of x^2 for head_norm_forward, of dout (offset + weight) kept rstd for head_norm_backward.
 void head_norm_squares(Ctx& ctx, real* sums /*(rows)*/, const floatX* qkv, int C, const HeadRows& rows);
 void head_norm_products(Ctx& ctx, real* sums /*(rows)*/, const floatX* dqkv, const floatX* kept /*(rows, C)*/,
                         const NormParams& params, const real* rstd /*(rows)*/, const HeadRows& rows);
@@ -101,16 +101,16 @@ void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up /*(N, 2F)*/, floatX
 void linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const floatX* residual /*(N, OC)*/,
                              const floatX* inp /*(N, IC)*/, const floatX* weight /*(OC, IC)*/,
                              const floatX* bias /*(OC) or null*/, int N, int IC, int OC);
-// qkv = inp weight^T (+ bias), of which queries and keys are then rotated as by rope_forward. sets qkv.
+// qkv = inp weight^T (+ bias), then rotates queries and keys like rope_forward. sets qkv.
 void linear_rope_forward(Ctx& ctx, floatX* qkv /*(N, NH + 2*NKV, HS)*/, const floatX* inp /*(N, IC)*/, const floatX* weight,
                          const floatX* bias /*or null*/, int IC, const Rope& rope, const AttentionShape& shape);
 
 // Called before the first product. On a GPU: sets the file that keeps the algorithm of each product (path empty: none), and
-// whether products that it lacks are timed (else: the library's first suggestion). If they are timed without a file, a resumed
-// run may have other bits. Not defined on CPUs, which choose a matrix unit instead (unit_choice.h).
+// whether products missing from it are timed (else: the library's first suggestion). If they are timed without a file, a
+// resumed run may have other bits. Not defined on CPUs, which choose a matrix unit instead (unit_choice.h).
 void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune);
-// Called after it, by each rank of a node, with the text that they share: only the first of them to choose an algorithm writes
-// it to the file, and the others take it. Null: this rank has the node to itself.
+// Called after use_gemm_cache by each rank of a node, with a text that they share: the first rank to choose an algorithm writes
+// it to the file, and the others use it. Null: this is the node's only rank.
 void share_gemm_choices(Ctx& ctx, std::shared_ptr<SharedText> node);
 
 // ---- low-rank adapters (lora.h) ---------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ void quantize(Ctx& ctx, const Codes& out /*(N, C)*/, const floatX* x /*(N, C)*/,
 void absolute_max(Ctx& ctx, float* amax, const floatX* x, size_t n);
 // scale = fp8_scale(amax), inverse = 1 / scale; both 1 if amax is 0. sets both.
 void set_scale(Ctx& ctx, float* scale, float* inverse, const float* amax, Fp8 format, int margin);
-// Empty if this device supports FP8 products, else the reason: lets a run be refused before anything is allocated.
+// Empty if this device supports FP8 products, else the reason: lets a run fail before anything is allocated.
 std::string fp8_limits(const Ctx& ctx);
 void transpose_codes(Ctx& ctx, uint8_t* transposed /*(C, N)*/, const uint8_t* codes /*(N, C)*/, int N, int C);
 
@@ -160,7 +160,7 @@ void rope_backward(Ctx& ctx, floatX* dqkv /*(N, NH + 2*NKV, HS)*/, const Rope& r
 // ---- attention (attention.h) ----------------------------------------------------------------------------------------------
 // Causal flash attention with grouped queries: query head h uses key/value head h / (NH / NKV). Row t sees keys
 // doc_start[t] .. t (doc_start null: 0 .. t). score = cap(scale q.k) + slope[h] (j - t) (slopes null: no ALiBi), where cap is
-// the soft cap, if there is one. Dropout is of the attention probabilities. Soft caps and dropout use slower kernels.
+// the soft cap, if there is one. Dropout applies to the attention probabilities. Soft caps and dropout use slower kernels.
 // lse is the natural log-sum-exp of a row's scores. No T x T matrix is stored. sets out, lse.
 void attention_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/,
                        const floatX* qkv /*(B, T, NH + 2*NKV, HS)*/, const AttentionMask& mask, const AttentionShape& shape);
@@ -183,7 +183,7 @@ void attention_decode(Ctx& ctx, floatX* out /*(B, NH, HS)*/, const AttentionCach
 // of attention_forward in place, to which attention_backward is then applied.
 void sinks_forward(Ctx& ctx, floatX* out /*(B, T, NH, HS)*/, real* lse /*(B, NH, T)*/, const floatX* sinks /*(NH)*/,
                    const AttentionShape& shape);
-// adds to dsinks. acts are those with sinks.
+// adds to dsinks. acts include the sinks.
 void sinks_backward(Ctx& ctx, real* dsinks /*(NH)*/, const floatX* dout /*(B, T, NH, HS)*/, const AttentionActs& acts,
                     const floatX* sinks /*(NH)*/, const AttentionShape& shape);
 
@@ -191,23 +191,23 @@ void sinks_backward(Ctx& ctx, real* dsinks /*(NH)*/, const floatX* dout /*(B, T,
 std::string attention_limits(int HS);
 
 // ---- activations, residual, dropout (mlp.h) -------------------------------------------------------------------------------
-// out = activation(inp), elementwise; of activations that gate, inp is (N, 2F) with rows [gate | up]. sets. Codes of gradients
-// may have either format, and be transposed.
+// out = activation(inp), elementwise; for gated activations inp is (N, 2F) with rows [gate | up]. sets. Codes of gradients may
+// have either format, and be transposed.
 void activation_forward(Ctx& ctx, const Output& out /*(N, F)*/, const floatX* inp /*(N, F) or (N, 2F)*/, int N, int F,
                         Activation activation);
 void activation_backward(Ctx& ctx, const Output& dinp /*as inp*/, const floatX* dout /*(N, F)*/, const floatX* inp, int N,
                          int F, Activation activation);
 // out = a + b. sets.
 void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, size_t n);
-// out = inp / (1 - rate) where an element is kept, else 0 (dropout.h). out may be inp. Its own backward op. sets.
+// out = inp / (1 - rate) where an element is kept, else 0 (dropout.h). out may be inp. The backward op is the same. sets.
 void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout);
 
 // ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
 // write_gradient, the logits are overwritten with dlogits = loss_scale * weight * (p_i (1 + 2 z_coef logZ) - [i = target]),
 // where weight is the row's, of any sign, or 1; columns V .. Vp-1 are padding: never read, gradient 0. A target < 0 is masked:
-// loss, z and gradient 0. No softmax is stored. With a soft cap, x_i is the capped logit, and the gradient is that of the logit
-// itself.
+// loss, z and gradient 0. No softmax is stored. With a soft cap, x_i is the capped logit, and the gradient is with respect to
+// the uncapped logit.
 // sets losses, which are unscaled.
 void classifier(Ctx& ctx, floatX* logits /*(N, Vp)*/, const RowLosses& losses, const int* targets /*(N)*/, int N,
                 const VocabularyShard& shard, const LossConstants& constants);
@@ -234,14 +234,14 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // AdamW (Loshchilov & Hutter, 2019; decoupled decay, bias correction): g = grad_scale * grad;
 // m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + wd w),
 // with m = exp_avg, v = exp_avg_sq, c1 = 1 - b1^step, c2 = 1 - b2^step. In bf16 param and lower are the halves of fp32 weights
-// w (math.h); else param is w, and lower null. m and v in bf16 are rounded as in elements.h, after w has been updated; then the
-// elements belong to a single tensor, that of `rounding`.
+// w (math.h); else param is w, and lower null. m and v in bf16 are rounded as in elements.h, after w has been updated; then all
+// elements belong to one tensor, the one of `rounding`.
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements& exp_avg, const Elements& exp_avg_sq,
            const Elements& grad, size_t n, const AdamW& constants, const Rounding& rounding);
 // average += (1 - keep) (w - average) for the fp32 weights w of param and lower.
 void average_weights(Ctx& ctx, real* average /*(n)*/, const floatX* param, const LowerHalf* lower /*or null*/, size_t n,
                      real keep);
-// Exchanges the weights w of param and lower, exactly, for those in `other`.
+// Exchanges the weights w of param and lower, exactly, with `other`.
 void swap_weights(Ctx& ctx, real* other /*(n)*/, floatX* param, LowerHalf* lower /*or null*/, size_t n);
 // sum (+)= x, for elements of one tensor. sets: rounded to the nearest bf16; adds: the sum is rounded once, as in elements.h.
 void accumulate(Ctx& ctx, bf16* sum /*(n)*/, const real* x /*(n)*/, size_t n, Acc acc, const Rounding& rounding);
@@ -267,8 +267,9 @@ void initialize_weights(Ctx& ctx, floatX* param, LowerHalf* lower, const Initial
 
 // ---- communication (comm.h) -----------------------------------------------------------------------------------------------
 // All ranks of a Comm call the same operations on it in the same order. E is floatX, real, or for all_gather uint8_t. With one
-// rank, operations return at once and copy only what is not in place. Results have the same bits on all ranks and in every run.
-class Comm;     // a group of ranks for collectives or, with a Route, for messages; Comm() is one of this rank alone
+// rank, operations return at once and copy only if they are not in place. Results have the same bits on all ranks and in every
+// run.
+class Comm;     // a group of ranks for collectives or, with a Route, for messages; Comm() contains only this rank
 class Pending;  // an operation that was started; finish() must follow
 
 // Sums over the ranks, in place.
@@ -283,19 +284,19 @@ void all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*
 template <class E>
 void reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
 
-// Asynchronous collectives: after the ops that are on ctx now, overlapping with later ones. Until finish(), a buffer that is
-// set must not be used, and one that is read must not be set.
+// Asynchronous collectives: they start after the ops now on ctx and overlap with later ones. Until finish(), do not use a
+// buffer that they set, and do not write one that they read.
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* out /*(size, n)*/, const E* mine /*(n)*/, size_t n);
 template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* out /*(n)*/, const E* all /*(size, n)*/, size_t n);
-// The same in place.
+// The same, in place.
 template <class E>
 Pending start_reduce_scatter(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` becomes the sum
 template <class E>
 Pending start_all_gather(Ctx& ctx, Comm& comm, E* all /*(size, n)*/, size_t n);  // part `rank` is there already
-// To and from one rank, `root`, in the same way: its x becomes the sum over the ranks, which leaves the others' x undefined; x
-// of all ranks becomes what it is on `root`.
+// Reduce to and broadcast from one rank, `root`, also asynchronous: its x becomes the sum over the ranks, and the others' x is
+// undefined; x of all ranks becomes a copy of the root's.
 template <class E>
 Pending start_reduce(Ctx& ctx, Comm& comm, E* x, size_t n, int root);
 template <class E>
@@ -304,9 +305,8 @@ Pending start_broadcast(Ctx& ctx, Comm& comm, E* x, size_t n, int root);
 void finish(Ctx& ctx, Pending& pending);
 
 // Point-to-point messages. A send never waits for its receive; after finish(), x may be written again. recv: later ops on ctx
-// see x.
-// Messages between two ranks arrive in the order in which they were sent; tags must agree, and only serve to detect errors.
-// A rank sends to the one after it on the Comm's Route and receives from the one before it.
+// see x. Messages between two ranks arrive in the order in which they were sent; tags must agree, and only serve to detect
+// errors. A rank sends to its successor on the Comm's Route and receives from its predecessor.
 Pending start_send(Ctx& ctx, Comm& comm, const floatX* x, size_t n, int peer, int tag);
 void recv(Ctx& ctx, Comm& comm, floatX* x, size_t n, int peer, int tag);
 // Called between other work, so that sends that were started progress without waiting for finish().
