@@ -220,7 +220,7 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace: norms before attention and MLP, after them, both, or
-// one x normalized for both in parallel.
+// parallel: both norms read the same x.
 
 // out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). If the model lacks this norm, only the sum.
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,

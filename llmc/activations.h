@@ -1,5 +1,5 @@
-// The activation functions as types, for the kernels of every backend; formulas are in base/math.h. Those of one input have
-// forward(x) and gradient(x, dy); those that gate, forward(gate, up) and gradient(gate, up, dy).
+// The activation functions as types, for the kernels of every backend; formulas are in base/math.h. Plain ones have forward(x)
+// and gradient(x, dy); gated ones have forward(gate, up) and gradient(gate, up, dy).
 #pragma once
 #include "base/math.h"
 #include "shapes.h"
@@ -71,7 +71,7 @@ struct Geglu {
 
 }  // namespace activation
 
-// Calls single(an activation of one input) or gated(one that gates).
+// Calls single(plain activation) or gated(gated activation).
 template <class Single, class Gated>
 void with_activation(Activation a, Single single, Gated gated) {
     switch (a) {

@@ -1,19 +1,19 @@
 // AdamW's moments and the gradients, each in fp32 or in bf16, moments also in 8 bits (--exp-avg-dtype, --exp-avg-sq-dtype,
 // --main-grads-dtype): 4, 2 or 1 bytes per parameter.
 //
-// Rounded to the nearest bf16, a moment would stand still: a step moves exp_avg_sq by at most (1 - beta2) of the gradient's
+// Rounded to the nearest bf16, a moment would not move: a step changes exp_avg_sq by at most (1 - beta2) of the gradient's
 // square, and every change below half an ulp, 1/512 to 1/256 of the moment, would be lost. So bf16 moments are rounded
 // stochastically: to one of the two nearest bf16 numbers, with probabilities that make the expected value exact. The weights
-// are updated with the moments before rounding. Gradients to which micro-batches add are rounded in the same way (gradients.h).
+// are updated with the moments before rounding. Gradients that accumulate over micro-batches are rounded in the same way
+// (gradients.h).
 //
-// Moments in 8 bits, too, are rounded stochastically: neighbours differ by a quarter to a seventh. They need no scales: exp_avg
-// has a sign and 5 bits of exponent, up to 24 in steps of at least 2^-28; exp_avg_sq has no sign and 6 bits of exponent, up to
-// 12 in steps of at least 2^-61. Published 8-bit moments have a scale per block of 128 or 256 elements (Dettmers et al., 2021,
-// arXiv 2110.02861) and round to the nearest; here an element's code depends on nothing but the element, so that ranks may cut
+// 8-bit moments are also rounded stochastically: neighbours differ by a quarter to a seventh. They need no scales: exp_avg has
+// a sign and 5 bits of exponent, up to 24 in steps of at least 2^-28; exp_avg_sq has no sign and 6 bits of exponent, up to
+// split tensors anywhere, and any layout resumes any other. Both formats are subsets of bf16, in which checkpoints store them.
 // tensors anywhere, and any layout resumes any other. Both formats are subsets of bf16, in which checkpoints store them.
 //
-// The random numbers are functions of seed, step or sample, tensor, and the element's index in the whole tensor, whichever part
-// of it a rank holds: the bits are the same for all layouts and backends and after a resume.
+// The random numbers are functions of seed, step or sample, tensor, and the element's index in the whole tensor, not in a
+// rank's part: the bits are the same for all layouts and backends and after a resume.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +23,8 @@
 #include "base/rng.h"
 #include "base/types.h"
 
-// An 8-bit floating-point number with 2 bits of mantissa and denormals; no infinity, and the largest code is NaN, as which an
-// infinity is stored. Larger numbers become the largest one.
+// An 8-bit floating-point number with 2 bits of mantissa and denormals, without infinity. The largest code is NaN; infinities
+// are stored as NaN. Numbers above the range saturate.
 template <bool has_sign, int bias>
 struct Float8 {
     uint8_t bits;
@@ -32,7 +32,7 @@ struct Float8 {
     HD Float8(float x) : bits((uint8_t)encode(x, 0x8000u)) {}  // the nearest; ties away from zero
     HD operator float() const { return decode<float>(bits); }
 
-    // The code's exponent and mantissa are those of an fp32 number that is smaller by 2^(127 - bias).
+    // The code has the exponent and mantissa of an fp32 number that is smaller by 2^(127 - bias).
     static constexpr uint32_t nan = has_sign ? 0x7f : 0xff;
     static constexpr int dropped = 21;
     HD static constexpr float power_of_two(int exponent) {
@@ -94,8 +94,8 @@ struct Elements {
         rest.data = (char*)data + i * element_bytes();
         return rest;
     }
-    // Call f with a pointer to the elements in their own type: of gradients, which have no 8 bits; of exp_avg; of what has no
-    // sign in 8 bits: exp_avg_sq; of any.
+    // Call f with a pointer to the elements in their own type: visit for gradients, which are never 8 bits; visit_first for
+    // exp_avg; visit_second for exp_avg_sq, whose 8-bit form has no sign; visit_moment for either moment.
     template <class F>
     auto visit(F f) const {
         return is_bf16() ? f((bf16*)data) : f((real*)data);
@@ -114,8 +114,8 @@ struct Elements {
     }
 };
 
-// x rounded stochastically: the bits of one of the two neighbouring bf16 numbers. 16 random bits are added to the bits that are
-// cut off. A bf16 stays as it is, infinity too; NaN becomes 0x7fff.
+// x rounded stochastically: the bits of one of the two neighbouring bf16 numbers. Adds 16 random bits to the bits that are
+// truncated. A bf16 is unchanged, infinity too; NaN becomes 0x7fff.
 template <class F>
 HD inline typename BitsOf<F>::type round_stochastically(F x, typename BitsOf<F>::type random) {
     typename BitsOf<F>::type bits;
@@ -133,7 +133,7 @@ HD inline typename BitsOf<F>::type round_to_nearest(F x) {
 }
 HD inline uint32_t round_to_nearest(double x) { return round_to_nearest((float)x); }
 
-// The key of the random numbers: for a step's moments, or for what the micro-batch of a sample adds to the gradients.
+// The key of the random numbers: for a step's moments, or for a micro-batch's contribution to the gradients.
 inline uint64_t rounding_key(uint64_t seed, int64_t step, RngPurpose purpose = RngPurpose::rounding) {
     const auto bits = random_bits(seed, purpose, ~0u, (uint64_t)step);
     return (uint64_t)bits[0] << 32 | bits[1];

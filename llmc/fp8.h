@@ -55,7 +55,7 @@ inline float fp8_decode(uint8_t code, Fp8 format) {
     return sign * std::ldexp((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
 }
 
-// The scale by which a tensor is multiplied before it is encoded: its largest element becomes the format's largest number over
+// The scale that multiplies a tensor before it is encoded: its largest element becomes the format's largest number over
 // 2^margin. 0 if all elements were zero; the caller then keeps its old scale.
 HD inline float fp8_scale(float amax, Fp8 format, int margin) {
     if (!(amax > 0) || !(amax <= 3.402823466e38f)) return 0;
@@ -64,22 +64,22 @@ HD inline float fp8_scale(float amax, Fp8 format, int margin) {
     return scale <= 3.402823466e38f ? scale : 3.402823466e38f;
 }
 
-// What the codes of a tensor are to be multiplied by. Alone in 16 bytes, because cuBLASLt reads it at such addresses.
+// The factor that decodes a tensor's codes. Fills 16 bytes, because cuBLASLt reads it at such addresses.
 struct alignas(16) ScaleInverse {
     float value;
 };
 
-// Destination of the codes of a matrix (N, C), and of its transpose if wanted: code = fp8_encode(x * scale). amax accumulates
-// the largest finite |x|; amax and scale are single floats in the backend's memory.
+// Destination of the codes of a matrix (N, C), and of its transpose if requested: code = fp8_encode(x * scale). amax
+// accumulates the largest finite |x|; amax and scale are single floats in the backend's memory.
 struct Codes {
-    uint8_t* codes = nullptr;       // (N, C); null: no codes are wanted
+    uint8_t* codes = nullptr;       // (N, C); null: no codes
     uint8_t* transposed = nullptr;  // (C, N) or null
     float* amax = nullptr;
     const float* scale = nullptr;
     Fp8 format = Fp8::e4m3;
 };
-// What an op sets: numbers, codes of the numbers rounded to floatX, or both. An op that writes codes saves quantize()'s pass
-// over memory; one that writes no numbers saves their store as well.
+// The outputs of an op: numbers, codes of the numbers rounded to floatX, or both. An op that writes codes saves quantize()'s
+// pass over memory; one that writes no numbers saves their store as well.
 struct Output {
     floatX* x = nullptr;
     Codes codes;

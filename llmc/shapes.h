@@ -1,4 +1,4 @@
-// Arguments of ops that belong together, as plain structs: sizes and tensors. Shapes stand at the right, row-major, slowest
+// Arguments of ops that belong together, as plain structs: sizes and tensors. Shapes are at the right, row-major, slowest
 // first; a pointer marked `or null` may be null. All memory is the backend's.
 #pragma once
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "dropout.h"
 #include "fp8.h"
 
-// What lies between the two matrices of the MLP.
+// The function between the two matrices of the MLP.
 enum class Activation {
     gelu,        // by tanh
     gelu_exact,  // by erf
@@ -18,7 +18,7 @@ enum class Activation {
     swiglu,      // silu(gate) up
     geglu,       // gelu(gate) up, by tanh
 };
-// One of these gates its output: fc1 then has rows [gate | up].
+// True if it gates its output: fc1 then has rows [gate | up].
 HD constexpr bool gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 // Rows [v0, v0 + V) of a vocabulary, in matrices of Vp rows or columns: those after the first V are padding. An unsharded
@@ -28,7 +28,7 @@ struct VocabularyShard {
     real scale = 1;  // factor of the embedding's rows
 };
 
-// The means of rows of which other ranks hold parts: sums[row] * scale. Without sums each row is whole, and has its own mean.
+// Means of rows that are split over ranks: sums[row] * scale. Without sums each rank has whole rows and computes their means.
 struct RowMeans {
     const real* sums = nullptr;
     real scale = 0;
@@ -42,13 +42,13 @@ struct NormParams {
     int C;
     real eps;
     real offset = 0;      // the factor is offset + weight; Gemma: 1
-    RowMeans means = {};  // of what head_norm_squares or, backward, head_norm_products sums up
+    RowMeans means = {};  // from the sums of head_norm_squares or, backward, of head_norm_products
 };
 struct NormGrads {
     real* weight;  // (C)
     real* bias;    // (C); null for RMSNorm
-    // (C) or null: to which the sums of dinp's columns are added, as stored: the gradient of a bias whose layer's output has
-    // the gradient dinp. Only where norm_sums_columns(C).
+    // (C) or null: adds the sums of dinp's columns, as stored, here: the bias gradient of the layer whose output gradient is
+    // dinp. Only where norm_sums_columns(C).
     real* dinp_columns = nullptr;
 };
 struct NormStatistics {
@@ -56,8 +56,8 @@ struct NormStatistics {
     real* rstd;  // (N)
 };
 
-// Rows of C numbers within longer ones: `segments` of them, next to each other, begin each of N rows that are `stride` numbers
-// apart. They are the query or the key heads of the fused projection; or all query heads, or all key heads, as one.
+// Rows of C numbers within longer ones: each of N rows, which are `stride` numbers apart, starts with `segments` of them, next
+// to each other. They are the query or the key heads of the fused projection; or all query heads, or all key heads, as one.
 struct HeadRows {
     int N;
     size_t stride;
@@ -76,13 +76,13 @@ struct Fp8Matrix {
     Fp8 format = Fp8::e4m3;
 };
 
-// The columns of a linear layer's output, which are rows of its weight, to which low-rank adapters add (model/lora.h): ranges
-// of them, each of the adapter whose number is its `part`. An adapter of a whole fused projection has several: queries, keys,
-// values. The matrices B of all adapters stand one below the other, (rows of all blocks, rank).
+// The columns of a linear layer's output (rows of its weight) that low-rank adapters add to (model/lora.h): ranges, each with
+// the index of its adapter, `part`. A fused projection has several adapters: queries, keys, values. The matrices B of all
+// adapters are stacked, (rows of all blocks, rank).
 struct LoraRows {
     struct Block {
         int row, rows;  // the range: the first row of the layer's weight, and how many
-        int packed;     // the row of B that adds to the first
+        int packed;     // the row of B that adds to the first row
         int part;       // the adapter
     };
     Block block[3];
@@ -96,8 +96,8 @@ struct LoraRows {
 struct AttentionShape {
     int B, T, NH, NKV, HS;
     real scale = 0;        // scale of scores; not used by rope
-    real softcap = 0;      // scaled scores x become softcap tanh(x / softcap); 0: they stay
-    Dropout dropout = {};  // of the attention probabilities; its indices are those of `weight`
+    real softcap = 0;      // scaled scores x become softcap tanh(x / softcap); 0: no cap
+    Dropout dropout = {};  // of the attention probabilities; indexed like `weight`
     int all_heads = 0;     // query heads of the whole model, for dropout
 
     HD int N() const { return B * T; }
@@ -118,7 +118,7 @@ enum class AttentionKernels {
     mma,     // tensor cores of compute capability 8.0 and later
     hopper   // tensor cores of compute capability 9.0
 };
-// Which of them run, by head size, compute capability, and whether activations are stored in bf16.
+// Selects them by head size, compute capability, and whether activations are stored in bf16.
 inline AttentionKernels attention_kernels(int HS, int capability, bool in_bf16) {
     if (!in_bf16) return AttentionKernels::simple;
     if (capability == 90 && (HS == 64 || HS == 128)) return AttentionKernels::hopper;
@@ -126,7 +126,7 @@ inline AttentionKernels attention_kernels(int HS, int capability, bool in_bf16) 
         if (HS == size) return AttentionKernels::mma;
     return AttentionKernels::simple;
 }
-// Which keys a query sees, and what is added to its scores. Default: all keys up to its own position, and nothing.
+// Which keys a query sees, and biases of its scores. Default: all keys up to its own position, no biases.
 struct AttentionMask {
     const int* doc_start = nullptr;  // (B, T) or null: the first key that a row sees; does not decrease within a sequence
     const real* slopes = nullptr;    // (NH) or null: ALiBi
@@ -137,10 +137,10 @@ struct AttentionActs {
     const floatX* out;  // (B, T, NH, HS)
     const real* lse;    // (B, NH, T)
 };
-// What the new token of each row attends to: rows first .. t of its sequence in the cache, the last of which is its own; and
-// what is added to its scores.
+// The keys that each row's new token attends to: rows first .. t of its sequence in the cache, the last of which is its own;
+// and the bias of its scores.
 struct DecodeMask {
-    const int* sequences;           // (B) of the cache, all different
+    const int* sequences;           // (B) sequences of the cache, all different
     const int* t;                   // (B)
     int window;                     // rows that a token sees, its own included; 0: all
     const real* slopes = nullptr;   // (NH) or null: ALiBi
@@ -174,14 +174,14 @@ struct LossConstants {
     real loss_scale;  // factor of the gradients
     real z_coef;
     bool write_gradient;
-    real softcap = 0;              // logits x become softcap tanh(x / softcap); 0: they stay
+    real softcap = 0;              // logits x become softcap tanh(x / softcap); 0: no cap
     const real* weight = nullptr;  // (N) or null: a further factor of each row's gradient (DPO)
 };
 
 // Sums over pairs of answers (model/preference.h).
 struct PreferenceSums {
     double loss = 0, chosen = 0, rejected = 0;  // the pairs' losses, and the rewards of their answers
-    int64_t right = 0, n = 0;                   // pairs whose chosen answer has the higher reward, and all
+    int64_t right = 0, n = 0;                   // pairs whose chosen answer has the higher reward; all pairs
 };
 
 // Sums over the unmasked targets of one or more micro-batches, and over the squares of their gradients.
@@ -190,9 +190,9 @@ struct LossSums {
     double lse = 0, lse_max = -INFINITY;  // log Z: sum and maximum
     int64_t n = 0;                        // unmasked targets
     double squares = 0;
-    PreferenceSums pair_sums{};  // where answers are compared; counted on the host
+    PreferenceSums pair_sums{};  // for pairs of answers; computed on the host
 
-    // What is trained: the mean over the pairs of answers, if there are any, else over the targets.
+    // The training loss: the mean over the pairs of answers, if there are any, else over the targets.
     double loss() const { return pair_sums.n ? pair_sums.loss / (double)pair_sums.n : ce / (double)n; }
 };
 

@@ -1,4 +1,4 @@
-// What a run trains: the model's parameters or, while these stay as they are, adapters on it: low-rank ones on its matrices
+// The tensors that a run trains: the model's parameters or, with these frozen, adapters: low-rank ones on its matrices
 // (lora.h), or virtual tokens in front of its sequences (virtual_tokens.h).
 #pragma once
 
@@ -7,14 +7,14 @@
 #include "parameters.h"
 #include "virtual_tokens.h"
 
-// The table of what is trained.
+// The table of trained tensors.
 inline ParameterTable trained_table(const ModelConfig& c, const Part& part, size_t multiple = 64) {
     if (c.virtual_tokens.on()) return ParameterTable(part, virtual_token_tensors(c, part), multiple);
     return c.lora.on() ? ParameterTable(part, lora_tensors(c, part), multiple) : ParameterTable(c, part, multiple);
 }
 inline ParameterTable trained_table(const ModelConfig& c) { return trained_table(c, whole_model(c)); }
 
-// The configuration of the model alone.
+// The configuration of the model without its adapters.
 inline ModelConfig without_adapters(ModelConfig c) {
     c.lora = {};
     c.virtual_tokens = {};

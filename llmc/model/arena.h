@@ -1,6 +1,6 @@
-// Named regions in one allocation of the backend's memory and, where host memory is separate, in two allocations of that, of
-// which one is page-locked. A region is planned with add() and all are allocated at once; the memory table of --dry-run is
-// printed from the same plan, so the two cannot disagree.
+// Named regions in one allocation of the backend's memory and, if host memory is separate, in two allocations of host memory,
+// one of them page-locked. add() plans a region, and all are allocated at once; the memory table of --dry-run is printed from
+// the same plan, so the two cannot disagree.
 #pragma once
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -51,7 +51,7 @@ public:
     void add_on_host(const char* purpose, Elements* moment, size_t count) {
         add_on_host_bytes(host_, purpose, &moment->data, count * moment->element_bytes());
     }
-    // The same in page-locked memory, which ops can use, too.
+    // Plans a region in page-locked host memory, which ops can use, too.
     template <class E>
     void add_locked(const char* purpose, E** slot, size_t count) {
         add_on_host_bytes(locked_, purpose, slot, count * sizeof(E));
@@ -62,12 +62,12 @@ public:
 
     size_t bytes() const { return backend_.bytes; }
     size_t bytes_on_host() const { return be::memory_is_host ? backend_.bytes : host_.bytes + locked_.bytes; }
-    // Bytes of the regions that are in host memory in a build for GPUs; on CPUs the same.
+    // Bytes of the regions that are in host memory in a GPU build; the same value on CPUs.
     size_t bytes_for_host() const { return for_host_; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
-    // Allocates the memory, zero-filled, and points every slot at its region. fail()s if there is not enough, with advice what
-    // would need less; on_host: of the host's memory.
+    // Allocates the memory, zero-filled, and points every slot at its region. If memory does not suffice, fails with advice on
+    // reducing it; on_host: available host memory.
     void allocate(size_t on_host = cpu::available_memory(), const char* advice = "a smaller model") {
         if (!be::memory_is_host) check_available(backend_.bytes, be::available_memory(), "GPU memory", advice);
         check_available(bytes_on_host(), on_host, "memory", advice);
@@ -106,7 +106,7 @@ private:
         bytes = round_up(bytes + guard_bytes, 4096);
         place.bytes += bytes;
         const auto same = [&](const auto& known) { return known.first == purpose; };
-        if (last_ >= purposes_.size() || !same(purposes_[last_]))  // regions of one purpose mostly come together
+        if (last_ >= purposes_.size() || !same(purposes_[last_]))  // regions of one purpose are mostly adjacent
             last_ = (size_t)(std::find_if(purposes_.begin(), purposes_.end(), same) - purposes_.begin());
         if (last_ == purposes_.size()) purposes_.emplace_back(purpose, 0);
         purposes_[last_].second += bytes;
@@ -157,12 +157,12 @@ inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n
     });
 }
 
-// Host access to memory of the backend: the memory itself where the CPU can reach it, else a copy, which upload() sends and
-// download() fetches. The copy is zero until then, and its pages are allocated on first touch, by many threads at once.
+// Host access to memory of the backend: the memory itself if the CPU can reach it, else a copy: upload() sends it and
+// download() fetches it. The copy is zero until then, and its pages are allocated on first touch, by many threads at once.
 template <class E>
 class HostSide {
 public:
-    // on_host: the memory is in any case the host's.
+    // on_host: `memory` is host memory even on GPUs.
     HostSide(be::Ctx& ctx, E* memory, size_t n, bool on_host = false)
         : ctx_(ctx), memory_(memory), bytes_(n * sizeof(E)), on_host_(on_host) {
         if (has_copy()) data_ = (E*)cpu::allocate_memory(bytes_);

@@ -1,6 +1,6 @@
-// Writes many texts at a time (continuous batching; Yu et al., "Orca", OSDI 2022): every step adds one token to each text, in
-// one pass that reads the weights once. A text joins as soon as another has ended; its prompt is a pass of its own. Texts draw
-// from random numbers of their own, so what one says does not depend on the others, where the kernels' bits do not.
+// Generates many sequences at a time (continuous batching; Yu et al., "Orca", OSDI 2022): every step adds one token to each, in
+// one pass that reads the weights once. A request starts as soon as another one ends; its prompt is a separate pass. Each
+// request has its own random numbers, so its output does not depend on the others, provided the kernels' bits do not.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,28 +23,28 @@ struct NextToken {
 };
 
 enum class TextEnd {
-    token,      // one of its ends
+    token,      // one of `ends`
     stopped,    // by emit
-    length,     // of max_new_tokens
+    length,     // max_new_tokens reached
     context,    // that is full
-    abandoned,  // that nobody wants any more
+    abandoned,  // no longer wanted
 };
 
-// A text to write: up to max_new_tokens after `prompt`, of at least one token.
+// A generation request: up to max_new_tokens after `prompt`, which has at least one token.
 struct TextRequest {
     std::vector<int> prompt;
     int max_new_tokens = 0;
     SamplingOptions sampling{};
-    uint64_t seed = 0;  // draws are a function of seed, sample, and how many tokens came before
+    uint64_t seed = 0;  // draws are a function of seed, sample, and the number of earlier tokens
     uint32_t sample = 0;
-    std::vector<int> ends{};                // tokens that end it, and are no part of it
-    std::function<bool(int token)> emit{};  // gets each token, or is empty; false: the text ends here
-    std::function<void(TextEnd)> ended{};   // is called once, or empty
-    std::function<bool()> wanted{};         // asked before each step; empty: always
+    std::vector<int> ends{};                // tokens that end the sequence; not part of the output
+    std::function<bool(int token)> emit{};  // called with each token, unless empty; false ends the sequence
+    std::function<void(TextEnd)> ended{};   // called once, unless empty
+    std::function<bool()> wanted{};         // called before each step; empty: always wanted
 };
 
-// Generator: as in train_gpt.cu: sequences(), capacity(), length(sequence), prompt(sequence, tokens), append(next tokens), and
-// logits() of what these were about.
+// Generator, as in train_gpt.cu, provides sequences(), capacity(), length(sequence), prompt(sequence, tokens), append(next
+// tokens), and logits() for the last prompt() or append().
 template <class Generator>
 class Decoder {
 public:
@@ -52,9 +52,9 @@ public:
 
     void add(TextRequest request) { waiting_.push_back({std::move(request)}); }
     size_t waiting() const { return waiting_.size(); }
-    int64_t tokens() const { return tokens_; }  // that were emitted so far
+    int64_t tokens() const { return tokens_; }  // emitted so far
 
-    // One token of each text. False: none is left.
+    // Generates one token of each sequence. Returns false if no request is left.
     bool step() {
         drop_unwanted();
         for (size_t s = 0; s < active_.size(); s++)
@@ -71,7 +71,7 @@ public:
 private:
     struct Text {
         TextRequest request;
-        int n = 0, last = 0;  // tokens so far, the last of which
+        int n = 0, last = 0;  // tokens so far, and the last one
         bool busy = false;
     };
 
@@ -85,7 +85,7 @@ private:
         choose({{sequence, 0}});
     }
 
-    // Continues the texts of these sequences from the logits of their last tokens.
+    // Samples the next tokens of these sequences from the logits of their last tokens.
     void choose(std::vector<NextToken> next) {
         const std::vector<float>& logits = generator_.logits();
         const size_t V = logits.size() / next.size();
@@ -136,7 +136,7 @@ private:
     int64_t tokens_ = 0;
 };
 
-// Writes one text; returns how it ended.
+// Generates one sequence; returns how it ended.
 template <class Generator>
 TextEnd write_text(Generator& generator, TextRequest request) {
     TextEnd how = TextEnd::length;

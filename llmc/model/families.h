@@ -1,5 +1,5 @@
-// The families of models, one row each: what makes a model one of them, and how its tensors are named and laid out in files.
-// `train_gpt` is the form for a combination of options that no published class can hold.
+// The families of models, one row each: the structure that defines a family, and the names and layouts of its tensors in files.
+// `train_gpt` is the form for combinations of options that no published class supports.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,28 +7,28 @@
 #include "../base/check.h"
 #include "model_config.h"
 
-// Names of tensors in files. A block's follow `top`, `layer` and its number; a matrix or norm is followed by ".weight" or
-// ".bias".
+// Names of tensors in files. A block's tensors have `top`, `layer` and its number in front; ".weight" or ".bias" follows a
+// matrix or norm.
 struct TensorNames {
     const char *top, *layer;
     const char *wte, *wpe, *emb_norm, *final_norm;
     const char* head;  // without `top`
     const char *norm1, *norm1_after, *norm2, *norm2_after;
-    std::vector<const char*> qkv;  // queries, keys, values; or one for all
+    std::vector<const char*> qkv;  // queries, keys, values; or one fused
     const char* proj;
-    std::vector<const char*> fc1;  // gate and up, of which a model without a gate has the second; or one for all
+    std::vector<const char*> fc1;  // gate and up; a model without a gate has only the second; or one fused
     const char* fc2;
     const char *q_norm, *k_norm, *sinks;
     bool transposed = false;   // GPT-2's Conv1D stores matrices (in, out)
     bool interleaved = false;  // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
-    // Prefixes of published files that have another form than what transformers writes: {ours, theirs}.
+    // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
     std::vector<std::pair<const char*, const char*>> other_prefixes = {};
-    std::vector<const char*> not_ours = {};  // parts of the names of what else may be in the files: masks, a model of images
+    std::vector<const char*> not_ours = {};  // parts of names that are ignored: masks, vision towers
 };
 
 struct Family {
     const char *name, *architecture;  // config.json's model_type, and the class in transformers
-    ModelConfig structure;            // of which the sizes do not count
+    ModelConfig structure;            // its sizes are not used
     TensorNames names;
 };
 
@@ -97,8 +97,8 @@ inline ModelConfig gemma3_structure() {
     return c;
 }
 
-// Our own names: Llama's and Gemma's, and others for what neither has. The other families begin with them, so that every tensor
-// has a name.
+// Our own names: Llama's and Gemma's, and new ones for tensors that neither has. The other families start from them, so that
+// every tensor has a name.
 inline TensorNames own_names() {
     TensorNames n;
     n.top = "model.";
@@ -202,7 +202,7 @@ inline const std::vector<Family>& families() {
     return rows;
 }
 
-// The family of this name; null if there is none.
+// The family with this name; null if there is none.
 inline const Family* find_family(const std::string& name) {
     for (const Family& f : families())
         if (name == f.name) return &f;
@@ -214,7 +214,7 @@ inline const Family& family_of(const ModelConfig& c) {
     return *f;
 }
 
-// Makes c an empty model of a family: without sizes.
+// Makes c an empty model of a family, without sizes.
 inline void set_family(ModelConfig& c, const std::string& family) {
     c = find_family(family)->structure;
     c.family = family;

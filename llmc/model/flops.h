@@ -1,16 +1,16 @@
 // Floating-point operations of training, for throughput in FLOP/s and for planning. A multiply-add counts as two.
 //
-// Model FLOPs (those of the mathematics, however it is computed) per token, forward and backward:
+// Model FLOPs (of the formulas, independent of the implementation) per token, forward and backward:
 //   6 * P_matmul  +  12 * L * NH * HS * T        every token attends to all T
 //   6 * P_matmul  +   6 * L * NH * HS * T        causal: half of the scores are computed
 // P_matmul: the weights that multiply a vector per token: QKV, projection, fc1, fc2 of every layer and the LM head (even where
 // it is tied to the embedding; an embedding lookup multiplies nothing). 6 = 2 forward + 2 for the input's gradient + 2 for the
 // weight's. Attention: Q K^T and P V are 2 T HS each per head, times 3. Norms, activations and softmax are not counted. In a
-// layer with a sliding window of W < T keys, W stands for T, and where half of the scores are computed, W (2 - W / T).
+// layer with a sliding window of W < T keys, W replaces T or, where half of the scores are computed, W (2 - W / T).
 //   The full count is exactly Megatron-LM v0.6's (LLM-jp's logs),
 //     12 B s L h^2 ((1 + k/a + s/h) (d a / h) + (f/h) (3/2 if SwiGLU) + V / (2 L h)),
 //   and 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of arXiv:2205.05198 where f = 4h.
-// Hardware FLOPs with full recomputation add each layer's forward pass once more (but not the head's):
+// Hardware FLOPs with full recomputation add each layer's forward pass once more (but not the head):
 //   96 B s L h^2 (1 + s/(6h) + V/(16 L h)) of MT-NLG and BLOOM, arXiv:2104.04473.
 #pragma once
 #include <algorithm>
@@ -24,12 +24,12 @@ struct FlopSizes {
     int64_t L, C, NH, NKV, HS, F, V, T;
     bool gated;           // fc1 has two halves of F rows, gate and up
     int64_t window = 0;   // keys that a query sees in layers with a sliding window
-    double windowed = 0;  // the share of these layers
+    double windowed = 0;  // the fraction of layers with a window
 };
 
 enum class AttentionCount { full, causal };
 
-// Of all layers, per token, forward: the products with weights. Doubles: they pass 2^63 for large models and batches.
+// Products with weights in all layers, per token, forward. In double, because large models and batches exceed 2^63.
 inline double layer_products_flops(const FlopSizes& s) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.gated ? 2 : 1), fc2 = F * C;
@@ -39,7 +39,7 @@ inline double layer_products_flops(const FlopSizes& s) {
 // FLOPs of fc1 in all layers, the product that --recompute-granularity mlp recomputes.
 inline double fc1_flops(const FlopSizes& s) { return 2.0 * (double)s.L * (double)s.C * (double)s.F * (s.gated ? 2 : 1); }
 
-// And with attention.
+// The same with attention.
 inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
     const double L = s.L, NH = s.NH, HS = s.HS, T = s.T;
     const double W = s.windowed > 0 ? std::min<double>(s.window, T) : T;
@@ -56,7 +56,7 @@ inline double model_flops_per_token(const FlopSizes& s, AttentionCount attention
     return 3 * (layers_forward_flops(s, attention) + head_forward_flops(s));
 }
 
-// FLOPs per token that are computed when backward runs every layer's forward pass again.
+// FLOPs per token when backward recomputes every layer's forward pass.
 inline double full_recompute_flops_per_token(const FlopSizes& s, AttentionCount attention) {
     return model_flops_per_token(s, attention) + layers_forward_flops(s, attention);
 }
@@ -66,15 +66,15 @@ inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
     for (int layer = 0; layer < c.L; layer++) windowed += !c.sees_all(layer);
     return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
 }
-// FLOPs of training per token, causal attention counted as half. Under adapters (adapters.h) weights have no gradient; the
-// adapters' own products, some thousandths, are not counted, nor are virtual tokens, at which nothing is learned.
+// FLOPs of training per token, causal attention counted as half. Weights frozen under adapters (adapters.h) have no gradient;
+// the adapters' own products, some thousandths, are not counted, nor are virtual tokens, which have no targets.
 inline double model_flops_per_token(const ModelConfig& c, int T) {
     const FlopSizes s = flop_sizes(c, T);
     const double all = model_flops_per_token(s, AttentionCount::causal);
     return c.adapted() ? all - layer_products_flops(s) - head_forward_flops(s) : all;
 }
 
-// What an update by Muon (parallel/muon.h) computes for the matrices of a layer, and for the one that takes longest.
+// FLOPs of an update by Muon (parallel/muon.h): all matrices of a layer, and the most expensive one.
 struct MuonFlops {
     double layer = 0, largest = 0;
 };

@@ -1,6 +1,6 @@
 // Scales of FP8 training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
-// quantised tensors: its input, the weight, and the gradient of its output. A tensor is multiplied by a scale that follows from
-// the largest absolute elements (amax) of earlier steps:
+// quantised tensors: its input, the weight, and the gradient of its output. A tensor's scale follows from the largest absolute
+// elements (amax) of earlier steps:
 //   scale = largest number of the format / amax / 2^margin,   amax = the largest in the history, or its newest entry
 // An amax covers a whole step: all micro-batches, tensor- and data-parallel ranks. So the parallel layout changes nothing, and
 // a skipped step leaves no trace. (Transformer Engine and Megatron advance with every micro-batch: their history of 1024
@@ -40,10 +40,10 @@ public:
     Fp8State(const Fp8Recipe& recipe, int layers)
         : scales((size_t)layers * fp8_tensors, 1.0f), recipe_(recipe), history_(scales.size()) {}
 
-    // The number of steps whose amax is known, at most the history's length; at 0 there are no scales yet.
+    // The number of steps with a known amax, at most the history's length; at 0 there are no scales yet.
     int measured() const { return measured_; }
 
-    // After an applied step: amax of all tensors; 0 where a tensor was not quantised.
+    // After an applied step: records the amax of all tensors; 0 where a tensor was not quantised.
     void update(const std::vector<float>& amax) {
         CHECK(amax.size() == scales.size(), "%zu amax for %zu tensors", amax.size(), scales.size());
         for (size_t i = 0; i < amax.size(); i++) {
@@ -61,7 +61,7 @@ public:
         if (scales.empty()) return nullptr;
         return {{"measured", measured_}, {"scales", scales}, {"amax_history", history_}};
     }
-    // Loads a checkpoint's state; null: it has none. Entries beyond the recipe's history length are dropped.
+    // Loads a checkpoint's state; null: there is none. Drops entries beyond the recipe's history length.
     void from_json(const nlohmann::json& j, const std::string& file) {
         if (j.is_null() || scales.empty()) return;
         try {

@@ -1,6 +1,6 @@
-// FP8 training of this rank's blocks: which take part, whether FP8 is on now, and the scales of their tensors in the backend's
-// memory. Fp8State (fp8_state.h) has the scales of all layers and their history. Codes are stored beside the weights and
-// activations that they encode.
+// FP8 training of this rank's blocks: which blocks use it, whether FP8 is on now, and the scales of their tensors in the
+// backend's memory. Fp8State (fp8_state.h) has the scales of all layers and their history. Codes are stored next to the weights
+// and activations that they encode.
 #pragma once
 #include <vector>
 
@@ -11,13 +11,13 @@
 
 struct Fp8Training {
     Fp8Recipe recipe;
-    bool after_bf16 = false;        // steps in bf16 come before
+    bool after_bf16 = false;        // the run starts with steps in bf16
     bool fast_accumulation = true;  // forward; on a GPU sums then have about 14 bits
     bool fast_backward = false;
     bool keeps_transposes = true;             // of the weights' codes; else each is made before its product, in `transposed`
     uint8_t* transposed = nullptr;            // (largest weight)
-    std::vector<char> blocks;                 // of this rank: which are computed in FP8 when `on`
-    bool on = false;                          // now; what generates or evaluates is computed in bf16
+    std::vector<char> blocks;                 // by block of this rank: computed in FP8 when `on`
+    bool on = false;                          // for this step; evaluation and generation use bf16
     bool measuring = false;                   // bf16, but amax is recorded
     bool current = false;                     // scales come from the tensors themselves
     std::vector<char> prepared;               // blocks whose weights were quantised or measured in this step
@@ -27,17 +27,17 @@ struct Fp8Training {
     struct Count {
         int64_t codes = 0, zero = 0, largest = 0;
     };
-    std::vector<Count> counts;  // (blocks, 12), while every layer is examined; else empty
+    std::vector<Count> counts;  // (blocks, 12) while every layer is examined; else empty
 
     size_t tensors() const { return blocks.size() * fp8_tensors; }
 };
 
-// The index of this rank's i-th FP8 tensor among those of all layers. layers: those of this rank.
+// The index of this rank's i-th FP8 tensor among the tensors of all layers. layers: this rank's.
 inline size_t among_all_layers(const std::vector<int>& layers, size_t i) {
     return (size_t)layers[i / fp8_tensors] * fp8_tensors + i % fp8_tensors;
 }
 
-// Counts the elements that became zero, and those that became the largest number.
+// Counts the elements that became zero, and those clipped to the largest number.
 inline void count_codes(be::Ctx& ctx, Fp8Training::Count& count, const uint8_t* codes, size_t n, Fp8 format) {
     std::vector<uint8_t> host(n);
     be::download(ctx, host.data(), codes, n);
@@ -69,7 +69,7 @@ inline void begin_step_in_fp8(be::Ctx& ctx, Fp8Training& f, const Fp8State& stat
     be::upload(ctx, f.inverse, inverses.data(), inverses.size() * sizeof(ScaleInverse));
 }
 
-// amax of all layers' tensors, of which this rank knows its own; 0 where a tensor was not measured.
+// amax of all layers' tensors: this rank's entries; 0 where a tensor was not measured.
 inline std::vector<float> measured_amax(be::Ctx& ctx, const Fp8Training& f, const std::vector<int>& layers,
                                         size_t all_tensors) {
     std::vector<float> mine(f.tensors()), all(all_tensors, 0.0f);

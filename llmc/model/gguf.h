@@ -1,13 +1,13 @@
 // The GGUF format of llama.cpp, versions 2 and 3, little-endian: "GGUF", the version, the numbers of tensors and of metadata
 // values, then
-//   metadata   key, type, value, each; texts and lists begin with their length
+//   metadata   key, type, value, each; strings and lists are prefixed with their length
 //   tensors    name, sizes (the fastest dimension first), type, offset of its bytes
-//   data       the tensors' bytes, in the same order, each from a multiple of general.alignment (32) on
-// A tensor's type is one of numbers or of blocks: 32 or 256 neighbours of a row share a scale. The formulas stand at
-// dequantize(); their results equal those of llama.cpp's package gguf bit by bit, and so does quantisation to Q8_0.
-//   GgufReader   maps a file and does not trust it: counts, lengths, types and offsets are checked before use, and what does
-//                not fit is refused with its place in the file
-//   GgufHeader   all that precedes the data of a file that is to be written
+//   data       the tensors' bytes, in the same order, each aligned to general.alignment (32)
+// A tensor stores plain numbers or blocks: 32 or 256 neighbours of a row share a scale. See dequantize() for the formulas; its
+// results equal those from llama.cpp's package gguf bit by bit, and so does quantisation to Q8_0.
+//   GgufReader   maps a file and does not trust it: counts, lengths, types and offsets are checked before use; errors name the
+//                place in the file
+//   GgufHeader   everything before the data of a file to be written
 // https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 #pragma once
 #include <algorithm>
@@ -44,8 +44,8 @@ enum class GgufType : uint32_t {
 struct GgufTypeRow {
     const char* name;
     uint32_t id;
-    size_t elements, bytes;  // of a block; 0: its tensors cannot be read
-    int file_type;           // general.file_type of a file whose matrices have this type; -1: none that is written
+    size_t elements, bytes;  // of a block; 0: reading is not supported
+    int file_type;           // general.file_type of a file whose matrices have this type; -1: writing is not supported
 };
 inline const std::vector<GgufTypeRow>& gguf_types() {
     static const std::vector<GgufTypeRow> rows = {
@@ -72,19 +72,19 @@ inline float half_at(const uint8_t* bytes) {
     return half_to_float(half);
 }
 
-// Element j of a block of 32 in four bits: the first 16 are the lower halves of 16 bytes, the others their upper halves.
+// Element j of a block of 32 in four bits: the first 16 are in the lower halves of 16 bytes, the others in the upper halves.
 inline int four_bits(const uint8_t* bytes, int j) { return j < 16 ? bytes[j] & 15 : bytes[j - 16] >> 4; }
 
-// Scale and minimum of group j of 8, 6 bits each. The upper 2 bits of the last four groups stand in the bytes of the first.
+// Scale and minimum of group j of 8, 6 bits each. The upper 2 bits of the last four groups are in the bytes of the first.
 inline std::pair<int, int> scale_and_minimum(const uint8_t* s, int j) {
     if (j < 4) return {s[j] & 63, s[j + 4] & 63};
     return {(s[j + 4] & 15) | (s[j - 4] >> 6 << 4), (s[j + 4] >> 4) | (s[j] >> 6 << 4)};
 }
 
-// d, dm: fp16, q: a whole number of so many bits, s, m: of 6 bits. Products of d and a whole number are exact, so it does not
+// d, dm: fp16; q: an integer of the type's width; s, m: 6-bit integers. Products of d and an integer are exact, so it does not
 // matter whether a compiler fuses them with the sum.
 inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
-    const float d = half_at(b);  // of most types
+    const float d = half_at(b);  // for most types
     switch (type) {
         case GgufType::F32: memcpy(out, b, 4); return;
         case GgufType::F16: *out = d; return;
@@ -102,7 +102,7 @@ inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
         case GgufType::Q4_1:  // d q + dm
             for (int j = 0; j < 32; j++) out[j] = d * (float)four_bits(b + 4, j) + half_at(b + 2);
             return;
-        case GgufType::Q5_0:  // d (q - 16); the fifth bits stand together
+        case GgufType::Q5_0:  // d (q - 16); the fifth bits are stored together
             for (int j = 0; j < 32; j++) out[j] = d * (float)((four_bits(b + 6, j) | (b[2 + j / 8] >> j % 8 & 1) << 4) - 16);
             return;
         case GgufType::Q5_1:
@@ -135,7 +135,7 @@ inline void dequantize_block(GgufType type, const uint8_t* b, float* out) {
 
 }  // namespace detail
 
-// Blocks of the type, one after the other, as numbers.
+// Decodes consecutive blocks of a type to numbers.
 inline void dequantize(GgufType type, const char* blocks, size_t n_blocks, float* out) {
     const GgufTypeRow& row = gguf_type(type);
 #pragma omp parallel for schedule(static) if (n_blocks * row.elements > 1 << 15)
@@ -143,7 +143,7 @@ inline void dequantize(GgufType type, const char* blocks, size_t n_blocks, float
         detail::dequantize_block(type, (const uint8_t*)blocks + i * row.bytes, out + i * row.elements);
 }
 
-// n numbers as one of the types that are written: F32, F16, BF16, or Q8_0, whose blocks are d = max|x| / 127 in fp16, then
+// Encodes n numbers as a type that can be written: F32, F16, BF16, or Q8_0, whose blocks are d = max|x| / 127 in fp16, then
 // round(x / d). Returns false if a number is not finite, or too large for the type.
 inline bool quantize(GgufType type, const float* x, size_t n, char* out) {
     bool fits = true;
@@ -196,7 +196,7 @@ public:
         const auto version = number<uint32_t>();
         if ((version & 0xffff) == 0) refuse("a big-endian file is not supported");
         if (version != 2 && version != 3) refuse(format("version %u is not supported; 2 and 3 are", version));
-        // The smallest tensor and value take these many bytes.
+        // The smallest tensor and value occupy this many bytes.
         const uint64_t n_tensors = count(8 + 4 + 8 + 4 + 8, "tensors"), n_values = count(8 + 4 + 1, "values");
         for (uint64_t i = 0; i < n_values; i++) {
             const size_t place = at_;
@@ -266,7 +266,7 @@ private:
         }
     }
     nlohmann::json list(const std::string& key) {
-        constexpr size_t most = 20000000;  // far above any vocabulary; a value takes up to 48 bytes in memory
+        constexpr size_t most = 20000000;  // far above any vocabulary; a value needs up to 48 bytes in memory
         static constexpr size_t least_bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 1, 8, 8, 8};
         const auto type = number<uint32_t>();
         if (type == 9) refuse("lists of lists, as in '" + key + "', are not supported", at_ - 4);
@@ -286,7 +286,7 @@ private:
                 refuse("general.alignment is " + given.dump() + "; a power of two from 8 on is expected");
             alignment = given.get<uint64_t>();
         }
-        std::vector<std::pair<uint64_t, size_t>> offsets;  // with the place of the offset
+        std::vector<std::pair<uint64_t, size_t>> offsets;  // with the position of the offset in the file
         for (uint64_t i = 0; i < n_tensors; i++) {
             const size_t place = at_;
             GgufTensor t;
@@ -357,7 +357,7 @@ class GgufHeader {
 public:
     static constexpr size_t alignment = 32;
 
-    // Whole numbers are uint32, others float32.
+    // Integers are stored as uint32, other numbers as float32.
     void add(const std::string& key, const nlohmann::json& x) {
         if (x.is_boolean()) return value(key, 7, (uint8_t)x.get<bool>());
         if (x.is_number_integer()) return value(key, 4, x.get<uint32_t>());
@@ -365,7 +365,7 @@ public:
         begin(key, 8);
         put(values_, x.get<std::string>());
     }
-    // Empty lists are left out.
+    // Drops empty lists.
     void add(const std::string& key, const std::vector<std::string>& list) { add_list(key, 8, list); }
     void add(const std::string& key, const std::vector<float>& list) { add_list(key, 6, list); }
     void add(const std::string& key, const std::vector<int32_t>& list) { add_list(key, 5, list); }

@@ -1,10 +1,10 @@
-// A model's configuration and tensors as llama.cpp names them in GGUF. The tensors are those of parameters.h, whose linear
-// weights are (out, in): the fused projection as it stands there, or its three parts where transformers has three. They differ
-// in two things:
-//   pairs     llama.cpp rotates neighbours (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): the
-//             rows of queries and keys are put in the order in which both rotate the same
-//   plus one  of Gemma, whose norms multiply by 1 + w, the file holds 1 + w
-// What an architecture of llama.cpp cannot say is refused by name: a configuration is written only if it reads back as it was.
+// A model's configuration and tensors as llama.cpp names them in GGUF. The tensors are the rows of parameters.h, with linear
+// weights (out, in): the fused projection as it is, or three parts if transformers has three. They differ in two ways:
+//   pairs     llama.cpp rotates neighbours (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): rows of
+//             queries and keys are reordered so that both rotate the same
+//   plus one  Gemma's norms multiply by 1 + w, and the file stores 1 + w
+// Choices that llama.cpp's architecture does not support are refused by name: a configuration is written only if it reads back
+// unchanged.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,11 +23,11 @@ struct GgufArchitecture {
     const char *name, *family;
     bool pairs = false;         // queries and keys are ordered so that neighbours are rotated
     bool free_biases = false;   // proj and the MLP may have biases or not
-    bool needs_output = false;  // a tied head is written all the same
+    bool needs_output = false;  // a tied head is still written
     int window_interval = 0;    // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows
-    int scaled_by_width = 0;    // with so many layers, attention scores are divided by the root of C / NH instead of HS
+    int scaled_by_width = 0;    // models of this many layers divide attention scores by the root of C / NH, not HS
 };
-// Of several rows with the same name the first is read.
+// Reading uses the first of several rows with the same name.
 inline const std::vector<GgufArchitecture>& gguf_architectures() {
     static const std::vector<GgufArchitecture> rows = {
         {"gpt2", "gpt2"},
@@ -47,7 +47,7 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
 }
 
 // ---- configuration ---------------------------------------------------------------------------------------------------------
-// The values that say what a model is. A window that the architecture does not have must have been taken out.
+// The metadata that describes a model. A window that the architecture does not have must have been removed.
 inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArchitecture& a) {
     nlohmann::ordered_json m = {{"general.architecture", a.name}};
     const auto set = [&](const char* key, const nlohmann::ordered_json& value) { m[std::string(a.name) + "." + key] = value; };
@@ -90,7 +90,7 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
 
 namespace detail {
 
-// The shortest decimal number that is this one in single precision: 1e-5 is stored as 9.99999975e-06.
+// The shortest decimal number that equals this one in single precision: 1e-5 is stored as 9.99999975e-06.
 inline double shortest_decimal(double stored) {
     for (int digits = 6; digits < 9; digits++)
         if (const std::string text = format("%.*g", digits, stored); strtof(text.c_str(), nullptr) == (float)stored)
@@ -98,7 +98,7 @@ inline double shortest_decimal(double stored) {
     return stored;
 }
 
-// Refuses values of the architecture that no line of gguf_config reads, unless they are what goes without saying.
+// Rejects metadata of the architecture that gguf_config does not read, unless it holds its no-op value.
 inline void check_gguf_keys(const HfReader& in, const std::string& architecture) {
     const nlohmann::json& metadata = in.j;
     static const char* const read[] = {"vocab_size",
@@ -188,7 +188,7 @@ inline void read_gguf_scaling(const HfReader& in, const GgufArchitecture& a, Mod
 
 }  // namespace detail
 
-// Llama 3's scaling of rotary positions is a tensor there: what divides the frequency of each pair.
+// Llama 3's scaling of rotary positions is a tensor in GGUF: the divisor of each pair's frequency.
 inline constexpr const char* gguf_rope_factors = "rope_freqs.weight";
 inline std::vector<float> rope_factors(const ModelConfig& c) {
     RopeTable table = c.rope(false, c.T);
@@ -199,7 +199,7 @@ inline std::vector<float> rope_factors(const ModelConfig& c) {
     for (size_t j = 0; j < plain.size(); j++) factors.push_back((float)(plain[j] / scaled[j]));
     return factors;
 }
-// The scaling with these factors, among those that models of the Llama 3 family have.
+// The scaling with these factors, among the ones that models of the Llama 3 family use.
 inline RopeScaling scaling_of_factors(ModelConfig c, const std::vector<float>& factors, const std::string& source) {
     c.rope_scaling.type = RopeScaling::Type::llama3;
     c.rope_scaling.factor = factors.empty() ? 1 : *std::max_element(factors.begin(), factors.end());
@@ -212,12 +212,12 @@ inline RopeScaling scaling_of_factors(ModelConfig c, const std::vector<float>& f
          gguf_rope_factors);
 }
 
-// The configuration that the values and the tensors' names say. has(name): whether there is such a tensor.
+// The configuration described by the metadata and the tensors' names. has(name): whether there is such a tensor.
 inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string& source,
                                const std::function<bool(const std::string&)>& has) {
     const GgufArchitecture& a = gguf_architecture(metadata, source);
     const detail::HfReader in{metadata, source};
-    std::string key;  // of the value that was asked for last
+    std::string key;  // of the value read last
     const auto named = [&](const char* name) { return (key = std::string(a.name) + "." + name).c_str(); };
     const auto number = [&](const char* name, double otherwise) {
         return detail::shortest_decimal(in.number(named(name), otherwise));
@@ -313,7 +313,7 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
     return {part(found->theirs, 0, 0)};
 }
 
-// Rows of heads: (heads, 2, HS/2, cols) becomes (heads, HS/2, 2, cols), or back.
+// Reorders rows of heads: (heads, 2, HS/2, cols) to (heads, HS/2, 2, cols), or back.
 inline void reorder_pairs(const float* in, float* out, const GgufPart& part, int cols, bool back) {
     const int HS = part.rows / part.paired_heads;
     for (int row = 0; row < part.rows; row++) {
@@ -323,18 +323,18 @@ inline void reorder_pairs(const float* in, float* out, const GgufPart& part, int
     }
 }
 
-// Whether the file holds 1 + w: norms of the block, and of queries and keys.
+// True if the file stores 1 + w: norms of the block, and of queries and keys.
 inline bool is_one_more(const ModelConfig& c, const TensorSpec& spec) {
     return c.norm_plus_one && spec.name.find("norm") != std::string::npos;
 }
 
-// The type of a tensor in a file whose matrices have `type`: as llama.cpp's converter decides.
+// The type of a tensor in a file whose matrices have `type`, chosen like llama.cpp's converter.
 inline GgufType gguf_type_of(const TensorSpec& spec, GgufType type) {
     if (spec.vector() || spec.name == "wpe") return GgufType::F32;
     return spec.whole_cols % (int)gguf_type(type).elements == 0 ? type : GgufType::F16;
 }
 
-// Refuses a configuration that GGUF would not give back.
+// Rejects a configuration that would not survive a round trip through GGUF.
 inline void check_gguf_says(const ModelConfig& c, const GgufArchitecture& a) {
     std::vector<std::string> names;
     for (const TensorSpec& spec : ParameterTable(c).rows)

@@ -3,7 +3,7 @@
 // A step's gradients are sums over its micro-batches. Rounded to the nearest bf16, they would lose every summand below half an
 // ulp, 1/512 to 1/256 of the sum. So ops write a micro-batch's contribution to a block, the head or the embedding in fp32, into
 // a buffer that all of these share. It is then added to the stored gradients with one rounding: to the nearest where a step's
-// first micro-batch sets them, else stochastically (elements.h). With fp32 gradients, ops add to them in place, and this class
+// first micro-batch sets them, else stochastically (elements.h). With fp32 gradients, ops accumulate in place, and this class
 // does nothing.
 //
 // The random numbers are functions of the seed, the micro-batch's first sample, the tensor and the element's index in the whole
@@ -22,7 +22,7 @@
 
 class BlockGradients {
 public:
-    // The buffer begins with the vectors, which ops add to; matrices follow. Blocks share both areas in turn. Head and
+    // The buffer starts with the vectors, which ops add to; matrices follow. Blocks share both areas in turn. Head and
     // embedding share the area of the matrices (they may be one tensor), but have separate vectors.
     void plan(Arena& arena, const ParameterTable& table) {
         offsets_.resize(table.rows.size());
@@ -53,16 +53,16 @@ public:
     bool used() const { return memory_; }
     // The buffer into which ops write the gradient of a row of the table.
     real* gradient(size_t row) const { return memory_ + offsets_[row]; }
-    // Whether matrix products set the stored gradients of a block's matrices directly: same rounding, half the bytes written
-    // (those of adapters (lora.h) are not set by one product alone).
+    // True if matrix products set the stored gradients of a block's matrices directly: same rounding, half the bytes written.
+    // (Gradients of adapters (lora.h) need more than one product.)
     bool set_by_products(Acc acc) const { return of_model_ && acc == Acc::Set && be::sets_bf16_gradients; }
 
-    // Before a micro-batch's backward pass through a block: clears what ops add to, that is the vectors and the embedding's
-    // matrices. Products set the other matrices.
+    // Before a micro-batch's backward pass through a block: clears the gradients that ops add to, which are the vectors and the
+    // embedding's matrices. Products set the other matrices.
     void begin(be::Ctx& ctx, int block) const {
         if (used()) be::clear(ctx, memory_, (block == TensorSpec::embedding ? embedding_ : vectors_) * sizeof(real));
     }
-    // After the backward pass: sets `grads` or adds to them.
+    // After the backward pass: sets `grads` or adds to it.
     void end(be::Ctx& ctx, const ParameterTable& table, const Elements& grads, int block, Acc acc, uint64_t key) const {
         const bool embedding = block == TensorSpec::embedding;
         for (size_t i = 0; i < table.rows.size() && used(); i++) {
@@ -82,7 +82,7 @@ private:
     std::vector<size_t> offsets_;         // offset of each row of the table
     size_t vectors_ = 0, embedding_ = 0;  // end of the vectors, and of the embedding's matrices
     real* memory_ = nullptr;              // null where gradients are fp32
-    bool of_model_ = false;               // the table is that of the model's own matrices
+    bool of_model_ = false;               // the table has the model's own matrices
     bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };
 

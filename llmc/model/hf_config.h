@@ -1,6 +1,6 @@
 // config.json in Hugging Face's form, read and written, so that model directories work in transformers and here. A family's
-// form is a list of keys, each of which reads a part of the configuration and writes it, so the two directions cannot differ. A
-// family holds a model if its form, written and read again, says the same model: match_family asks that of one family after the
+// form is a list of keys, each of which reads and writes one part of the configuration, so the two directions cannot differ. A
+// family can hold a model if writing its form and reading it back gives the same model: match_family tries one family after the
 // other.
 #pragma once
 #include <algorithm>
@@ -22,11 +22,11 @@ namespace detail {
 
 using Json = nlohmann::ordered_json;
 
-// Reads the values of a config.json, refusing by name what has the wrong type or what is not supported.
+// Reads the values of a config.json; names the key in errors for wrong types and unsupported values.
 struct HfReader {
     const nlohmann::json& j;
     const std::string& source;              // names the file
-    std::set<std::string>* read = nullptr;  // collects the keys that are read; null: they are not collected
+    std::set<std::string>* read = nullptr;  // collects the keys that are read, unless null
 
     bool absent(const char* key) const {
         if (read) read->insert(key);
@@ -66,7 +66,7 @@ struct HfReader {
         }
         return list;
     }
-    // Refuses a feature unless it is absent, null, or has the one supported value.
+    // Rejects a feature unless it is absent, null, or has the one supported value.
     void only(const char* key, const nlohmann::json& allowed) const {
         if (!absent(key) && j[key] != allowed) unsupported(key, allowed.dump());
     }
@@ -80,7 +80,7 @@ using Keys = std::vector<Key>;
 
 // ---- kinds of keys ----------------------------------------------------------------------------------------------------------
 constexpr int required = -1;
-// older: another name of the key.
+// older: a second name of the key.
 inline Key size(const char* key, int ModelConfig::*field, int otherwise = required, const char* older = nullptr) {
     return {[=](const HfReader& in, ModelConfig& c) {
                 const char* const name = older && in.absent(key) ? older : key;
@@ -88,19 +88,19 @@ inline Key size(const char* key, int ModelConfig::*field, int otherwise = requir
             },
             [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
 }
-// A size that is null where it is 0; missing is another thing than null.
+// A size that is null if it is 0; a missing key means `missing`.
 inline Key size_or_null(const char* key, int ModelConfig::*field, int missing) {
     return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.count(key, in.j.contains(key) ? 0 : missing); },
             [=](Json& j, const ModelConfig& c) { j[key] = c.*field ? Json(c.*field) : Json(nullptr); }};
 }
-// A size that another one determines where it is not given.
+// A size whose default is a multiple of another one.
 inline Key size_or(const char* key, int ModelConfig::*field, int ModelConfig::*other, int times) {
     return {[=](const HfReader& in, ModelConfig& c) {
                 c.*field = in.absent(key) ? (int)std::min<int64_t>((int64_t)times * c.*other, INT_MAX) : in.count(key);
             },
             [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
 }
-// A size that is always determined by another one, and has no key.
+// A size without a key, always a multiple of another one.
 inline Key follows(int ModelConfig::*field, int ModelConfig::*other, int times) {
     return {[=](const HfReader&, ModelConfig& c) { c.*field = (int)std::min<int64_t>((int64_t)times * c.*other, INT_MAX); },
             [](Json&, const ModelConfig&) {}};
@@ -117,7 +117,7 @@ inline Key flag(const char* key, bool ModelConfig::*field, bool otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.*field = in.flag(key, otherwise); },
             [=](Json& j, const ModelConfig& c) { j[key] = c.*field; }};
 }
-// One of several words. The first of a value is written; a value without a word is written as nothing.
+// One of several words. Writes the first word of a value; a value without a word is not written.
 template <class E>
 Key choice(const char* key, E ModelConfig::*field, const std::vector<std::pair<const char*, E>>& words) {
     return {[=](const HfReader& in, ModelConfig& c) {
@@ -143,7 +143,7 @@ inline Key only_written(const char* key, const nlohmann::json& value) {
     return {only(key, value).read, [=](Json& j, const ModelConfig&) { j[key] = value; }};
 }
 
-// The class's own padding token may be beyond the vocabulary, and the gradient of its embedding is dropped there.
+// The class's own padding token may be beyond the vocabulary, where the gradient of its embedding is dropped.
 inline Key no_padding_token() {
     return {[](const HfReader&, ModelConfig&) {}, [](Json& j, const ModelConfig&) { j["pad_token_id"] = nullptr; }};
 }
@@ -159,7 +159,7 @@ inline Key plain_activation(const char* key) {
                       {"relu", A::relu},
                       {"relu2", A::relu2}});
 }
-// gelu: this word is known, too; files of Gemma 1 have it and mean the tanh form.
+// gelu: also accepts this word; files of Gemma 1 have it and mean the tanh form.
 inline Key gated_activation(const char* key, bool gelu = false) {
     using A = Activation;
     std::vector<std::pair<const char*, A>> words = {
@@ -176,7 +176,7 @@ inline Key attention_bias(bool otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = in.flag("attention_bias", otherwise); },
             [](Json& j, const ModelConfig& c) { j["attention_bias"] = c.qkv_bias; }};
 }
-// The factor of q.k is 1 / sqrt(the number).
+// The factor of q.k is 1 / sqrt(this number).
 inline Key query_pre_attn_scalar() {
     const char* const key = "query_pre_attn_scalar";
     return {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = 1 / std::sqrt(in.number(key, 256)); },
@@ -203,14 +203,14 @@ inline Key parallel_residual() {
             [=](Json& j, const ModelConfig& c) { j[key] = c.norm_place == NormPlace::parallel; }};
 }
 
-// Rotary positions. transformers 5 nests all of it: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}; both
-// versions read the form of version 4, which is written.
+// Rotary positions. transformers 5 nests them: {"rope_parameters": {"rope_theta": ..., "rope_type": "default"}}. We write the
+// form of version 4, which both versions read.
 struct RopeKeys {
     const char* base = "rope_theta";
     double otherwise = 10000;
     const char* fraction = nullptr;  // null: the whole head is rotated
-    double whole = 1;                // the fraction where it is not given
-    const char* local = nullptr;     // base in the layers with a window
+    double whole = 1;                // the fraction if the key is missing
+    const char* local = nullptr;     // base in layers with a window
 };
 inline const std::vector<std::pair<const char*, RopeScaling::Type>>& rope_types() {
     using Type = RopeScaling::Type;
@@ -229,9 +229,9 @@ inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
     }
     fail("%s: '%s' is '%.200s' in '%s'; supported are %s", in.source.c_str(), name, given.c_str(), key, known.c_str());
 }
-// The longest sequence, in the files that are written here, where another length would be read without it.
+// The longest sequence, in our own files, if a reader would otherwise assume another length.
 inline constexpr const char* longest_key = "max_sequence_length";
-// The keys of one type of scaling alone; those that are absent stay.
+// Keys that belong to one type of scaling; absent ones keep their defaults.
 inline void read_rope_details(const HfReader& in, RopeScaling& s) {
     using Type = RopeScaling::Type;
     if (s.type == Type::llama3) {
@@ -262,13 +262,13 @@ inline void read_rope_scaling(const HfReader& in, const HfReader& outside, const
     s.original = s.type == Type::dynamic || s.type == Type::linear ? c.T : outside.count(original, in.count(original, c.T));
     s.factor = in.number("factor", s.original > 0 ? (double)c.T / s.original : 1);
     read_rope_details(in, s);
-    // The key of the longest sequence has the length before the scaling, and nothing that after it; with YaRN it may.
+    // The longest-sequence key holds the length before scaling, and no key the length after it; with YaRN it may be the latter.
     const int longest = (int)std::min(1e8, std::max(1.0, s.factor) * s.original);
     if (s.type == Type::dynamic) c.T = outside.count(longest_key, longest);
     if (s.type == Type::yarn) c.T = outside.count(longest_key, std::max(c.T, longest));
     if (s.type == Type::linear) s.original = 0;
 }
-// The object under one of the two keys.
+// Reads the object under one of the two keys.
 inline void read_rope_object(const HfReader& in, const RopeKeys& keys, const char* key, ModelConfig& c) {
     if (!in.j[key].is_object()) in.wrong(key, "an object");
     const std::string source = in.source + ": '" + key + "'";
@@ -303,7 +303,7 @@ inline void read_rope(const HfReader& in, const RopeKeys& keys, ModelConfig& c) 
     const ModelConfig plain = c;
     read_rope_object(in, keys, given(older) ? older : newer, c);
     if (!given(older) || !given(newer)) return;
-    // transformers reads the older key alone; a file whose newer key holds something else was edited by hand.
+    // transformers reads only the older key; a file whose newer key differs was edited by hand.
     ModelConfig other = plain;
     read_rope_object(in, keys, newer, other);
     if (other.rope_scaling.type == RopeScaling::Type::none) {
@@ -361,7 +361,7 @@ inline Key rope(const RopeKeys& keys = {}) {
             [=](Json& j, const ModelConfig& c) { write_rope(j, keys, c); }};
 }
 
-// Which layers have something that every n-th of them lacks, from a list of all layers: n; 0 if none lacks it.
+// From a list of all layers: n if every n-th layer lacks the feature; 0 if none lacks it.
 inline int interval_of(const HfReader& in, const char* key, const std::vector<bool>& lacks) {
     int n = 0;
     for (int l = 0; l < (int)lacks.size(); l++) {
@@ -382,13 +382,13 @@ inline std::vector<bool> layers_with(const HfReader& in, const char* key, const 
     return lacks;
 }
 
-// Layers with a window. In all forms "layer_types" may name each layer's kind.
+// Layers with a window. Any form may list each layer's kind in "layer_types".
 struct WindowKeys {
-    int missing = 0;           // the window where the key is missing
-    bool switched = false;     // there is one only with "use_sliding_window"
-    bool after_first = false;  // "max_window_layers" layers have none, where "layer_types" does not say
-    int interval = 0;          // every n-th layer sees all keys where "layer_types" does not say
-    bool pattern = false;      // "sliding_window_pattern" says n
+    int missing = 0;           // the window if the key is missing
+    bool switched = false;     // "use_sliding_window" turns the window on
+    bool after_first = false;  // "max_window_layers" layers have none, unless "layer_types" exists
+    int interval = 0;          // every n-th layer sees all keys, unless "layer_types" exists
+    bool pattern = false;      // "sliding_window_pattern" gives n
     bool writes_types = false;
 };
 inline Key window(const WindowKeys& keys) {
@@ -422,7 +422,7 @@ inline Key window(const WindowKeys& keys) {
                 for (int l = 0; l < c.L; l++) j[types].push_back(c.sees_all(l) ? "full_attention" : "sliding_attention");
             }};
 }
-// A Llama has none; what its config.json says of one is refused unless it is switched off.
+// A Llama has no window; one in its config.json is refused unless it is switched off.
 inline Key no_window() {
     return {[](const HfReader& in, ModelConfig&) {
                 const bool off = !in.flag("use_sliding_window", true);
@@ -489,7 +489,7 @@ inline Keys gpt_neox_keys() {
             number("attention_dropout", &C::attention_dropout, 0),
             number("hidden_dropout", &C::hidden_dropout, 0)};
 }
-// What Llama and all that followed it have in common, and `further` keys. longest: the sequence where it is not given.
+// The keys that Llama and its descendants share, and `further` keys. longest: the default sequence length.
 inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 0, double eps = 1e-6,
                        const RopeKeys& rope_keys = {}, const Key& activation = gated_activation("hidden_act")) {
     Keys keys = {size("hidden_size", &C::C),
@@ -506,7 +506,7 @@ inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 
     keys.push_back(number("attention_dropout", &C::attention_dropout, 0));
     return keys;
 }
-// The form of our own, which has every choice.
+// Our own form, which supports every choice.
 inline Keys own_keys() {
     using P = Position;
     using A = Activation;
@@ -588,7 +588,7 @@ inline const Keys& keys_of(const std::string& family) {
     return found->second;
 }
 
-// What a text model's part of a multimodal Gemma 3 leaves out.
+// Defaults that the text part of a multimodal Gemma 3 omits.
 inline const nlohmann::json& gemma3_defaults() {
     static const nlohmann::json defaults = {{"vocab_size", 262208},    {"hidden_size", 2304},      {"intermediate_size", 9216},
                                             {"num_hidden_layers", 26}, {"num_attention_heads", 8}, {"num_key_value_heads", 4}};
@@ -615,7 +615,7 @@ inline nlohmann::ordered_json to_hf_config(const ModelConfig& c, const std::stri
 
 namespace detail {
 
-// The part of a config.json that describes the model of text.
+// The part of a config.json that describes the text model.
 inline nlohmann::json text_config(const nlohmann::json& file, const std::string& source) {
     if (!file.is_object()) fail("%s does not hold a JSON object", source.c_str());
     if (file.value("model_type", nlohmann::json()) != "gemma3" || !file.contains("text_config") ||
@@ -645,7 +645,7 @@ inline ModelConfig read_config_keys(const HfReader& in) {
 }
 
 // Keys that do not change a model's results: the file's origin, generation settings, and fields that transformers stores for
-// other kinds of models. Keys that begin with _ are private to it.
+// other kinds of models. Keys that start with _ are private to it.
 inline bool has_no_effect(const std::string& key) {
     static const std::string keys =
         " architectures transformers_version torch_dtype dtype use_cache auto_map cache_implementation "
@@ -674,8 +674,8 @@ inline ModelConfig from_hf_config(const nlohmann::json& file, const std::string&
     return detail::read_config_keys({j, source});
 }
 
-// Unsupported keys of a config.json, which may change the results of other programs but have no effect here. Those
-// inside an object follow its name: rope_scaling.factor.
+// Unsupported keys of a config.json, which may change the results of other programs but have no effect here. Keys inside an
+// object are listed with its name: rope_scaling.factor.
 inline std::vector<std::string> unknown_keys(const nlohmann::json& file, const std::string& source) {
     const nlohmann::json j = detail::text_config(file, source);
     std::set<std::string> read;
@@ -693,7 +693,7 @@ inline std::vector<std::string> unknown_keys(const nlohmann::json& file, const s
     return unknown;
 }
 
-// Whether both are the same model, whatever their families. Dropout is not of the model but of its training.
+// True if both are the same model, even in different families. Dropout is part of training, not of the model.
 inline bool same_model(const ModelConfig& a, const ModelConfig& b) {
     const auto all = [](ModelConfig c) {
         c = canonical(c);
@@ -704,20 +704,21 @@ inline bool same_model(const ModelConfig& a, const ModelConfig& b) {
     return all(a) == all(b);
 }
 
-// Whether files of this family can say all of c.
+// True if files of this family can represent all of c.
 inline bool holds(const Family& family, ModelConfig c) {
-    // transformers' classes check this although they have a head_dim.
+    // transformers' classes require this although they have a head_dim.
     for (const char* name : {"llama", "gemma2", "gemma3_text"})
         if (std::string(name) == family.name && c.C % c.NH) return false;
     c.family = family.name;
     try {
         return same_model(from_hf_config(to_hf_config(c, ""), family.name), c);
-    } catch (const Error&) {  // it cannot be written
+    } catch (const Error&) {  // not representable
         return false;
     }
 }
 
-// Gives c the family whose files hold it: its own, else the first of all; train_gpt, which no other program opens, holds any.
+// Sets c's family to one whose files hold it: its own, else the first that does; train_gpt holds any, but no other program
+// reads it.
 inline void match_family(ModelConfig& c) {
     if (holds(family_of(c), c)) return;
     for (const Family& f : families())

@@ -1,21 +1,21 @@
-// Low-rank adapters (LoRA; Hu et al., 2021): the model's parameters stay as they are, and beside a matrix W (out, in) two small
-// ones are trained, A (r, in) and B (out, r):
+// Low-rank adapters (LoRA; Hu et al., 2021): the model's parameters are frozen, and for a matrix W (out, in) two small ones are
+// trained, A (r, in) and B (out, r):
 //   out = x W^T + (alpha / r) (x A^T) B^T
-// B starts at zero, so the run starts from the model itself; A starts uniform within 1 / sqrt(in), as PEFT's does. Training can
-// drop a part of the adapters' x (--lora-dropout): PEFT draws a mask for each matrix, here those of one layer (below) share it.
+// B starts at zero, so the run starts from the model itself; A starts uniform within 1 / sqrt(in), as in PEFT. Training can
+// drop a fraction of the adapters' x (--lora-dropout): PEFT draws a mask for each matrix, here all matrices of one layer
+// (below) share it.
 //
-// Names and layouts are PEFT's: one A and one B for each matrix of the model's files ("module"). Ours hold several of them
-// (qkv: q_proj, k_proj, v_proj; fc1: gate_proj, up_proj). So the A of the modules on a layer stand one below the other, (parts
-// r, in): one product gives all x A^T. Their B stand one below the other too, (rows, r), and are spread into a block-diagonal
-// matrix (out, parts r) for one product that adds all of them: parts times the operations, of which a layer has a thousand
-// times more.
+// Names and layouts are PEFT's: one A and one B for each matrix of the model's files ("module"). Our matrices hold several
+// modules (qkv: q_proj, k_proj, v_proj; fc1: gate_proj, up_proj). So the A of a layer's modules are stacked, (parts r, in): one
+// product gives all x A^T. Their B are stacked too, (rows, r), and spread into a block-diagonal matrix (out, parts r) for one
+// product that adds all of them. This takes `parts` times the operations, still about a thousandth of the layer's.
 //
-// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A. With dropout D, x is
-// D(x) here, which is computed again, and D(dt A) is added.
+// Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A. With dropout D, D(x)
+// replaces x and is recomputed, and D(dt A) is added.
 //
-// Tensor parallelism cuts as the layer is cut. Column-parallel layers (qkv, fc1) cut the rows of B; A is whole. Row-parallel
-// ones (proj, fc2) cut the columns of A; B is whole, and a rank's x A^T B^T is a summand like its x W^T. Either way the whole
-// matrix's gradient is a sum over tp ranks (TensorSpec::summands).
+// Tensor parallelism shards adapters like their layer. Column-parallel layers (qkv, fc1) shard the rows of B; A is whole.
+// Row-parallel ones (proj, fc2) shard the columns of A; B is whole, and a rank's x A^T B^T is a summand like its x W^T. Either
+// way the whole matrix's gradient is a sum over tp ranks (TensorSpec::summands).
 #pragma once
 #include <algorithm>
 #include <string>
@@ -34,7 +34,7 @@
 // A matrix of the model's files that can have an adapter.
 struct LoraTarget {
     std::string module;              // "self_attn.q_proj": its name in the files, below the layer's
-    std::vector<std::string> names;  // all names that choose it: "self_attn.q_proj", "q_proj", "q", "qkv"
+    std::vector<std::string> names;  // all names that select it: "self_attn.q_proj", "q_proj", "q", "qkv"
 };
 
 namespace detail {
@@ -46,13 +46,13 @@ inline std::string module_of(const std::string& name, int layer) {
     return name.substr(begin, name.size() - end.size() - begin);
 }
 inline bool is_block_matrix(const TensorSpec& t) { return t.block >= 0 && !t.vector(); }
-// Which of a block's matrices "blocks.3.qkv_w" is.
+// The kind of a block's matrix, such as "blocks.3.qkv_w".
 inline Matrix matrix_of(const TensorSpec& t) {
     for (const Matrix matrix : all_matrices)
         if (t.name.find(format(".%s_w", matrix_names[(size_t)matrix])) != std::string::npos) return matrix;
     fail("no adapters for %s", t.name.c_str());
 }
-// The letters by which papers call the matrices that ours holds `parts` of; "" for one that has no such name.
+// The letters that papers use for the `parts` matrices inside one of ours; "" if there is no such name.
 inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
     static const char* const of_qkv[] = {"q", "k", "v"};
     static const char* const of_fc1[] = {"gate", "up"};
@@ -82,7 +82,7 @@ inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
     return targets;
 }
 
-// The modules that the given names choose ("all": every one), in the order of the layer.
+// The modules that the given names select ("all": every one), in the order of the layer.
 inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::vector<std::string>& given) {
     const std::vector<LoraTarget> targets = lora_targets(c);
     const auto chooses = [](const std::string& name, const LoraTarget& t) {
@@ -110,10 +110,10 @@ inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::ve
 struct LoraLayer {
     LoraRows rows{};
     int block = 0;  // of this rank's
-    size_t of = 0;  // row of the model's table that is adapted
+    size_t of = 0;  // row of the adapted matrix in the model's table
     Matrix matrix = Matrix::qkv;
-    int IC = 0, first_col = 0, whole_cols = 0;  // columns of A, where they begin in the whole one, and its columns
-    int a_row = 0, b_row = 0;                   // of the table of adapters
+    int IC = 0, first_col = 0, whole_cols = 0;  // columns of A, its first column in the whole matrix, and that matrix's columns
+    int a_row = 0, b_row = 0;                   // rows in the table of adapters
     const floatX* a = nullptr;                  // (parts rank, in)
     const floatX* b = nullptr;                  // (rows, rank)
     real *da = nullptr, *db = nullptr;
@@ -175,7 +175,7 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
         b.init = Init::zeros;
         TensorSpec& whole = row_parallel ? b : a;
         whole.replicated = whole.summands = part.tp.size > 1;
-        a.id = 2 * w.id;  // 0 is the token embedding's, which is no block's matrix
+        a.id = 2 * w.id;  // 0 is the token embedding, which is outside the blocks
         b.id = 2 * w.id + 1;
         visit(a, b, layer);
     }
@@ -193,7 +193,7 @@ inline std::vector<TensorSpec> lora_tensors(const ModelConfig& c, const Part& pa
     return tensors;
 }
 
-// No adapter of c needs a greater rank: the largest of the smaller sides of the matrices that are adapted.
+// The largest useful rank for any adapter of c: the largest of the smaller sides of the adapted matrices.
 inline int most_lora_rank(const ModelConfig& c) {
     int most = 0;
     detail::walk_adapters(c, whole_model(c), [&](const TensorSpec& a, const TensorSpec& b, const LoraLayer&) {
@@ -209,7 +209,7 @@ class Lora {
 public:
     std::vector<LoraLayer> layers;
 
-    // N rows at most; widest: the most numbers of a row of the layers' inputs and outputs.
+    // N: maximum number of rows; widest: maximum row length of the layers' inputs and outputs.
     void plan(Arena& arena, const ModelConfig& c, const Part& part, size_t N, size_t widest, bool training) {
         layers.clear();
         detail::walk_adapters(c, part, [&](const TensorSpec&, const TensorSpec&, LoraLayer layer) {
@@ -280,7 +280,7 @@ private:
         be::lora_spread(ctx, wide_, l.b, l.rows, l.scale);
         return inp;
     }
-    // sum += what `compute(row, n)` sets `some_` to, for some rows at a time, which stay in the cache in between.
+    // sum += the output `some_` of compute(row, n), for a few rows at a time, which stay in the cache.
     template <class Compute>
     void add_in_pieces(be::Ctx& ctx, floatX* sum, int N, int columns, Compute compute) const {
         for (size_t row = 0; row < (size_t)N; row += at_once_) {
@@ -296,5 +296,5 @@ private:
     floatX* wide_ = nullptr;               // (OC, width) block-diagonal matrix of all B
     real* dwide_ = nullptr;                // (OC, width)
     floatX* some_ = nullptr;               // (at_once, widest)
-    floatX* dropped_ = nullptr;            // (N, IC) D(x); without dropout not planned
+    floatX* dropped_ = nullptr;            // (N, IC) D(x); allocated only for dropout
 };

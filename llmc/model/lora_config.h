@@ -1,4 +1,4 @@
-// Low-rank adapters (lora.h) as the options or an adapter_config.json describe them.
+// Low-rank adapters (lora.h) as given by the options or an adapter_config.json.
 #pragma once
 #include <cmath>
 #include <string>
@@ -7,9 +7,9 @@
 struct LoraConfig {
     int rank = 0;  // 0: no adapters, all parameters are trained
     double alpha = 0;
-    double dropout = 0;                // part of the adapters' input that training sets to 0
+    double dropout = 0;                // fraction of the adapters' input that training sets to 0
     bool rank_stabilized = false;      // scale by alpha / sqrt(rank) (Kalajdzievski, 2023)
-    std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in their order
+    std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in the layer's order
 
     bool on() const { return rank > 0; }
     bool operator!=(const LoraConfig& l) const {

@@ -1,10 +1,10 @@
 // The grid of ranks (Narayanan et al., 2021): tensor parallelism innermost, so that its ranks share a machine, then data, then
 // pipeline:  rank = (pp * DP + dp) * TP + tp.
-//   tp   each matrix is cut: a rank holds some heads, some feed-forward columns, a part of the vocabulary
-//   dp   each rank processes its own samples; with ZeRO-1 it holds a part of the optimizer's state
+//   tp   shards each matrix: a rank holds some heads, some feed-forward columns, a part of the vocabulary
+//   dp   each rank processes its own samples; with ZeRO-1 it holds a shard of the optimizer's state
 //   pp   each rank holds a stage: some of the layers; with vpp > 1 several chunks of them, assigned round-robin
 // Sequence parallelism splits the activations between the matrices (norms and residual stream) by rows over the tp ranks. Part
-// and LocalSizes say what of the model a rank holds.
+// and LocalSizes describe the part of the model on a rank.
 #pragma once
 #include <numeric>
 #include <string>
@@ -48,7 +48,7 @@ private:
     }
 };
 
-// Makes the mesh; refuses sizes that do not fit the number of ranks, and shows the arithmetic.
+// Makes the mesh; fails if the sizes do not fit the number of ranks, and shows the arithmetic.
 inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     if (const int model = tp * pp, below = world / model * model; below != world)
         fail_usage(
@@ -67,8 +67,8 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
     return mesh;
 }
 
-// Refuses a model that cannot be cut into `tp` parts; rows: those of a sequence, which sequence parallelism splits:
-// whole sequences, so that a last micro-batch of fewer can be split too.
+// Rejects a model that cannot be sharded into `tp` parts. rows: of one sequence, which sequence parallelism splits: each
+// sequence must be divisible, so that a smaller last micro-batch can be split too.
 inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_parallel, int64_t rows) {
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {
@@ -93,7 +93,7 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
 // The part of the model that a rank holds.
 struct Part {
     Axis tp;
-    std::vector<int> layers;         // in the order of the model
+    std::vector<int> layers;         // in the model's order
     bool first = true, last = true;  // holds the embedding; holds the final norm and the head
 };
 inline Part whole_model(const ModelConfig& c) {

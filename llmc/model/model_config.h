@@ -41,13 +41,13 @@ struct ModelConfig {
     bool qkv_bias = false, proj_bias = false, mlp_bias = false;
     int head_size = 0;                                // 0: C / NH
     double attention_scale = 0;                       // factor of q.k; 0: 1 / sqrt(HS)
-    double attention_softcap = 0, logit_softcap = 0;  // s: x becomes s tanh(x / s); 0: it stays
+    double attention_softcap = 0, logit_softcap = 0;  // s: x becomes s tanh(x / s); 0: no cap
     bool sinks = false;                               // a learned logit per query head takes part in its softmax
-    int window = 0;                                   // a query sees this many keys, itself included; 0: all before it
-    int full_interval = 0;                            // every n-th layer (n, 2n, ...) sees all keys all the same; 0: none does
+    int window = 0;                                   // number of keys that a query sees, itself included; 0: all before it
+    int full_interval = 0;                            // every n-th layer (n, 2n, ...) ignores the window; 0: none does
     int nope_interval = 0;                            // every n-th layer has no positions; 0: all have them
-    double rotary_fraction = 1;                       // of each head, its first part, is rotated
-    double local_rope_base = 0;                       // in the layers with a window, without scaling; 0: as in the others
+    double rotary_fraction = 1;                       // fraction of each head, from its start, that is rotated
+    double local_rope_base = 0;                       // in layers with a window, without scaling; 0: as in the others
     double embedding_scale = 1;                       // factor of the token embedding
     double embedding_dropout = 0, attention_dropout = 0, hidden_dropout = 0;
     bool embedding_norm = false;  // LayerNorm right after the token embedding
@@ -56,13 +56,13 @@ struct ModelConfig {
     double rope_base = 10000.0;
     RopeScaling rope_scaling = {};
     double init_std = 0.02;
-    // How a run trains it, which is no part of the model:
+    // How a run trains it, which is not part of the model:
     Parametrization parametrization;     // muP, CompleteP: factors of each tensor
     LoraConfig lora;                     // low-rank adapters, trained while the model's parameters are frozen
     VirtualTokensConfig virtual_tokens;  // or virtual tokens, trained in the same way
 
     bool adapted() const { return lora.on() || virtual_tokens.on(); }
-    int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence, behind virtual ones
+    int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence after virtual ones
 
     int HS() const { return head_size ? head_size : C / NH; }
     int QKV() const { return (NH + 2 * NKV) * HS(); }         // rows of the fused projection: [q heads | k heads | v heads]
@@ -72,7 +72,7 @@ struct ModelConfig {
     bool norm_after() const { return norm_place == NormPlace::after || norm_place == NormPlace::both; }
     bool parallel() const { return norm_place == NormPlace::parallel; }
     bool sees_all(int layer) const { return !window || (full_interval && (layer + 1) % full_interval == 0); }
-    // The angles of a layer that sees all keys, or of one with a window, for sequences of up to `tokens`.
+    // The angles for layers without or with a window, for sequences of up to `tokens`.
     RopeTable rope(bool windowed, int tokens) const {
         if (windowed && local_rope_base > 0) return {tokens, rotated(), local_rope_base, {}};
         return {tokens, rotated(), rope_base, rope_scaling};
@@ -80,7 +80,7 @@ struct ModelConfig {
     bool has_positions(int layer) const { return !nope_interval || (layer + 1) % nope_interval != 0; }
 };
 
-// The same model, where fields that then say nothing have their defaults.
+// The same model, with unused fields at their defaults.
 inline ModelConfig canonical(ModelConfig c) {
     const ModelConfig defaults;
     if (c.NH > 0 && c.C % c.NH == 0 && c.head_size == c.C / c.NH) c.head_size = 0;
@@ -138,7 +138,7 @@ inline void check_rope(const ModelConfig& c) {
 inline void check_config(const ModelConfig& c) {
     struct Size {
         const char* name;
-        int value, most;  // far above any model; these keep all sizes within 64 bits
+        int value, most;  // far above any model; these limits keep all sizes within 64 bits
     };
     const Size sizes[] = {
         {"num-layers", c.L, 10000},           {"hidden-size", c.C, 1 << 20},     {"num-attention-heads", c.NH, 1 << 20},

@@ -3,10 +3,10 @@
 // import and export all iterate over it.
 //
 // All parameters are in one buffer, in groups, each in table order: matrices, to which weight decay applies, then biases and
-// norms, to which it does not. So what decays is one range of the buffer, which is cut into buckets (shard.h), and all norms
-// are one range, whose gradients sequence parallelism sums over ranks. Each tensor starts at a multiple of 64 elements;
-// gradients, master weights and Adam's moments use the same offsets. The gaps between tensors are zero and stay zero. Backward
-// completes the tensors of each group from its end to its front.
+// norms, to which it does not. So the decayed elements are one range of the buffer, which is split into buckets (shard.h), and
+// all norms are one range, whose gradients sequence parallelism sums over ranks. Each tensor starts at a multiple of 64
+// elements; gradients, master weights and Adam's moments use the same offsets. The gaps between tensors are zero and stay zero.
+// Backward completes the tensors of each group from its end to its front.
 //
 // Physical layouts: every linear weight is (out, in). The fused projection has rows [q heads | k heads | v heads], fc1 of a
 // SwiGLU model [gate | up]; with tensor parallelism these are a rank's own heads and columns. Files split and permute the rows
@@ -46,9 +46,9 @@ struct RowBlock {
     double fold = 1;  // a factor that is folded into these rows (parametrization.h)
 };
 
-// The groups of the buffer, in their order: matrices; vectors that tp cuts (cut); and, whole on every tp rank, biases of proj
-// and fc2 (whole), norms (norm), and norms of every query or key head (head_norm), of whose gradient each rank has the part of
-// its own heads.
+// The groups of the buffer, in their order: matrices; vectors that tp shards (cut); and, whole on every tp rank, biases of proj
+// and fc2 (whole), norms (norm), and norms of every query or key head (head_norm), where each rank has the gradient from its
+// own heads.
 enum class Group { matrix, cut, whole, norm, head_norm };
 constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::head_norm};
 
@@ -63,15 +63,15 @@ struct TensorSpec {
     Group group = Group::matrix;
     Init init = Init::zeros;
     std::vector<HfTensor> hf;
-    TensorFactors factors = {};  // by the parametrization, beside what is folded into rows
-    int id = 0;                  // index in the table of a rank that holds everything
+    TensorFactors factors = {};  // from the parametrization, excluding factors folded into rows
+    int id = 0;                  // index in the table of a rank that holds all tensors
     static constexpr int embedding = -1, head = -2;
-    int block = embedding;  // index among this rank's blocks, or one of the two above: when backward computes it
+    int block = embedding;  // index among this rank's blocks, or one of the two above; determines when backward computes it
 
-    // Shape of the whole tensor, and which part of it this is. With one rank: all of it.
+    // Shape of the whole tensor, and the position of this part in it. With one rank: all of it.
     int whole_rows = 0, whole_cols = 1, first_col = 0;
     std::vector<RowBlock> blocks = {};
-    bool replicated = false;  // the same on every tp rank
+    bool replicated = false;  // identical on every tp rank
     bool summands = false;    // each tp rank computes a summand of its gradient
     bool copy = false;        // the last stage's copy of a tied embedding: neither counted nor stored
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
@@ -125,7 +125,7 @@ struct Params {
 
 namespace detail {
 
-// Visits every tensor of the model in table order: visit_one(E*& slot, TensorSpec without offset) for those that `part` holds.
+// Visits every tensor of the model in table order: visit_one(E*& slot, TensorSpec without offset) for the tensors in `part`.
 // One function although it is longer than a screen: it is the table.
 template <class E, class Visit>
 void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit visit_one) {
@@ -140,7 +140,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const Parametrization& scale = c.parametrization;
     const TensorFactors outside = scale.outside_blocks(), inside = scale.vector(), branch_end = inside.folded(scale.branch());
     int id = 0, block_of_rank = TensorSpec::embedding;
-    bool held = part.first;  // whether this rank has the tensors of the layer in hand
+    bool held = part.first;  // whether this rank has the current layer's tensors
     const auto visit = [&](E*& slot, TensorSpec spec) {
         spec.id = id++;
         spec.block = block_of_rank;
@@ -175,7 +175,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         }
         return parts;
     };
-    // The weight's rows are cut over tp: a rank computes some columns of the output.
+    // The weight's rows are sharded over tp: a rank computes some columns of the output.
     const auto column_parallel = [&](E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
                                      const std::vector<HfTensor>& parts, int replicated_rows, bool bias) {
         const int rows = blocks.back().row + blocks.back().rows;
@@ -196,14 +196,14 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.hf = named(parts, ".bias", false);
         visit(b, t);
     };
-    // The weight's columns are cut over tp: a rank computes a summand of the output, and the bias is added once. It ends a
+    // The weight's columns are sharded over tp: a rank computes a summand of the output, and the bias is added once. It ends a
     // branch unless a norm follows.
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias) {
         TensorSpec t{name + "_w",          c.C,
                      whole_cols / tp.size, Group::matrix,
                      Init::scaled_normal,  named(plain(hf, c.C), ".weight", names.transposed)};
         t.factors = scale.matrix().folded(after ? 1 : scale.branch());
-        t.factors.init *= std::sqrt(scale.depth);  // of the base model's depth
+        t.factors.init *= std::sqrt(scale.depth);  // relative to the base model's depth
         t.whole_rows = c.C;
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
@@ -214,7 +214,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         visit(b, vector(name + "_b", Group::whole, Init::zeros, in_files, after ? inside : branch_end));
     };
 
-    // A vector of `size` numbers per head that is cut over tp with its heads.
+    // A vector of `size` numbers per head, sharded over tp with its heads.
     const auto cut_vector = [&](E*& w, const std::string& name, Init init, const std::string& hf, int size, int whole_heads,
                                 const RowBlock& heads, int replicas, const TensorFactors& factors) {
         TensorSpec t = vector(name, Group::cut, init, plain(hf, whole_heads * size), factors);
@@ -229,7 +229,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const auto top = [&](const char* name) { return std::string(names.top) + name; };
     TensorSpec wte = vocab("wte", top(names.wte) + ".weight");
     const double grown =
-        c.embedding_scale == std::sqrt((double)c.C) ? std::sqrt(scale.width) : 1;  // of the embedding's own factor
+        c.embedding_scale == std::sqrt((double)c.C) ? std::sqrt(scale.width) : 1;  // the embedding's own factor
     wte.factors = outside.folded(1 / grown);
     visit(p.wte, wte);
     if (c.position == Position::learned) {
@@ -247,7 +247,7 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
     const TensorFactors query_norm = inside.folded(queries);
     BlockParams<E> unused;
     const int id_of_first = id;
-    for (int l = 0, i = 0, tensors = 0; l < c.L; l++) {  // tensors: of each block
+    for (int l = 0, i = 0, tensors = 0; l < c.L; l++) {  // tensors: number per block
         held = i < (int)part.layers.size() && part.layers[i] == l;
         if (l == 1) tensors = id - id_of_first;
         if (l > 0 && !held) {
@@ -316,14 +316,14 @@ struct FactorRange {
 struct ParameterTable {
     Part part;
     std::vector<TensorSpec> rows;
-    std::vector<FactorRange> factors;  // of the whole buffer, in its order; in the standard parametrization a single range
-    size_t size = 0;                   // elements of the buffer, with padding between tensors
-    size_t decayed = 0;                // elements before this index are matrices, which decay
+    std::vector<FactorRange> factors;  // of the whole buffer, in order; one range in the standard parametrization
+    size_t size = 0;                   // elements of the buffer, including padding
+    size_t decayed = 0;                // elements before this index are matrices, to which weight decay applies
     size_t shared = 0;                 // elements from this index on are whole on every tp rank: row-parallel biases and norms
     size_t head_norms = 0;             // from this index on: norms of every query and key head
-    size_t trained = 0;                // parameters as in the model's files: without padding and gaps, each once
+    size_t trained = 0;                // parameters as in the model's files: each once, without padding
 
-    // The sizes of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
+    // The numbers of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
     ParameterTable(const Part& held, std::vector<TensorSpec> tensors, size_t multiple) : part(held), rows(std::move(tensors)) {
         for (const Group group : all_groups) {
             if (group == Group::head_norm) head_norms = size;
@@ -346,7 +346,7 @@ struct ParameterTable {
         : ParameterTable(held, detail::tensors_of_model(c, held), multiple) {}
     explicit ParameterTable(const ModelConfig& c) : ParameterTable(c, whole_model(c)) {}
 
-    // Where the matrices of one of this rank's blocks begin; of the block after the last: where all matrices end.
+    // The start of a block's matrices on this rank; for the block after the last: the end of all matrices.
     size_t begin_of_block(int block) const { return block_begins_[block]; }
 
 private:
@@ -379,8 +379,8 @@ void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E
     bind_parameters(c, table, p, buffer, [&](size_t row) { return table.rows[row].offset; });
 }
 
-// Where a rank's part of a tensor lies in a file: visit(ours, stride, file, n) for runs of n elements, ours[ours + k stride]
-// and file[file + k]; offsets count elements from the start of the part and of the HfTensor.
+// Maps a rank's part of a tensor to its place in a file: visit(ours, stride, file, n) for runs of n elements, ours[ours + k
+// stride] and file[file + k]; offsets count elements from the start of the part and of the HfTensor.
 template <class Visit>
 void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
     const int heads = t.interleaved ? t.rows / (3 * t.interleaved) : 0;
@@ -431,7 +431,7 @@ void for_each_rounding(const TensorSpec& t, size_t begin, size_t end, uint64_t k
         visit(first, last - first, r);
     }
 }
-// The same for all tensors. The gaps between them, which are zero, are left out.
+// The same for all tensors. Skips the gaps between them, which are zero.
 template <class Visit>
 void for_each_rounding(const ParameterTable& table, size_t begin, size_t end, uint64_t key, Visit visit) {
     for (const TensorSpec& t : table.rows) for_each_rounding(t, begin, end, key, visit);

@@ -1,12 +1,12 @@
-// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt a model learns to prefer the chosen
-// one to the rejected one. Its measure is how much likelier the model makes an answer than the reference, with which training
-// began:
+// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt, the model learns to prefer the
+// chosen one to the rejected one. The measure is the likelihood of an answer relative to the reference, the model before
+// training:
 //   ratio = log p(answer) - log p_reference(answer),  reward = beta ratio,  d = ratio(chosen) - ratio(rejected)
-//   sigmoid   loss = -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)   s: part of wrong labels (conservative DPO)
+//   sigmoid   loss = -(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)   s: fraction of wrong labels (conservative DPO)
 //   ipo       loss = (d - 1 / (2 beta))^2, with ratios per token (Azar et al., 2023)
-// Rewards and losses are those of TRL's DPOTrainer. log p is the sum over the answer's tokens, so the gradient of a pair's loss
-// is that of its tokens' cross-entropies, each times its answer's weight -dloss/dlog p: +w in the chosen, -w in the rejected
-// answer, with w = -dloss/dd, in ipo divided by the answer's number of tokens. Weights are known after a forward pass.
+// Rewards and losses match TRL's DPOTrainer. log p is the sum over the answer's tokens, so the gradient of a pair's loss is the
+// gradient of its tokens' cross-entropies, each times its answer's weight -dloss/dlog p: +w in the chosen, -w in the rejected
+// answer, with w = -dloss/dd, for ipo divided by the answer's number of tokens. Weights are known after a forward pass.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,9 +19,9 @@
 // An answer with its prompt, in the rows [row, row + rows) of a micro-batch.
 struct Answer {
     int row = 0, rows = 0;
-    int targets = 0;       // the answer's tokens, which are learned
+    int targets = 0;       // the answer's tokens in the loss
     double reference = 0;  // log-probability by the reference
-    double log_p = 0;      // and by the model, after a forward pass
+    double log_p = 0;      // log-probability by the model, after a forward pass
 
     double ratio() const { return log_p - reference; }
 };
@@ -31,7 +31,7 @@ struct AnswerPair {
 };
 
 struct Preference {
-    double beta = 0;  // 0: no answers are compared
+    double beta = 0;  // 0: no pairs of answers
     double label_smoothing = 0;
     bool ipo = false;
 
@@ -51,13 +51,13 @@ struct Preference {
         return {loss, beta * (s / (1 + std::exp(-x)) - (1 - s) / (1 + std::exp(x)))};
     }
 
-    // From the cross-entropy of each row, the weight of its gradient: sets log_p in pairs, and the weights of their rows; adds
-    // to sums.
+    // Computes the weights of the rows' gradients from the rows' cross-entropies: sets log_p in pairs, and the weights of their
+    // rows; adds to sums.
     void compare(std::vector<AnswerPair>& pairs, const real* loss /*(N)*/, real* weight /*(N)*/, PreferenceSums& sums) const {
         for (AnswerPair& pair : pairs) {
             for (Answer* a : {&pair.chosen, &pair.rejected}) {
                 a->log_p = 0;
-                for (int n = a->row; n < a->row + a->rows; n++) a->log_p -= (double)loss[n];  // 0 in rows that are not learned
+                for (int n = a->row; n < a->row + a->rows; n++) a->log_p -= (double)loss[n];  // 0 in rows outside the loss
             }
             const Answer &chosen = pair.chosen, &rejected = pair.rejected;
             const Loss of_pair = of(chosen.ratio() / per(chosen) - rejected.ratio() / per(rejected));

@@ -14,7 +14,7 @@ struct Preset {
     const char* family;
     int L, C, NH, NKV, F, T, V;
     double init_std;
-    void (*further)(ModelConfig&) = nullptr;  // what else it has
+    void (*further)(ModelConfig&) = nullptr;  // sets further fields
 };
 
 // A table: long, but without branches.

@@ -1,15 +1,15 @@
-// The prompt encoder of type LSTM, PEFT's and NeMo's: what computes virtual tokens (virtual_tokens.h) from an embedding of n
-// rows x_1 ... x_n: two layers of a bidirectional LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), then Linear,
-// ReLU, Linear. One direction of a layer, of width H, with h_0 = c_0 = 0:
+// The LSTM prompt encoder of PEFT and NeMo: computes virtual tokens (virtual_tokens.h) from an embedding of n rows x_1 ... x_n:
+// two layers of a bidirectional LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000), then Linear, ReLU, Linear. One
+// direction of a layer, of width H, with h_0 = c_0 = 0:
 //   i, f, g, o = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh      (4 H)
 //   c_t = s(f) c_(t-1) + s(i) tanh(g),   h_t = s(o) tanh(c_t)     s(x) = 1 / (1 + exp(-x))
-// The other reads the rows from the last to the first; a layer's output is (h of the one, h of the other), (n, 2 H).
-// torch.nn.LSTM has the same formulas, names and layouts.
+// The other direction reads the rows from the last to the first; a layer's output concatenates both h, (n, 2 H). torch.nn.LSTM
+// has the same formulas, names and layouts.
 //
 // Backward runs through time: with dh_t, the gradient of the output plus W_hh^T times the gates' gradient of the row after,
 //   dc_t = dh_t s(o) (1 - tanh(c_t)^2) + dc_(t+1) s(f_(t+1)),   and each gate's gradient follows from its factor in these sums.
 //
-// Tens of rows that depend on one another suit no device: plain loops in fp32 on the host, whatever the backend. The order of
+// Tens of rows that depend on one another suit no accelerator: plain loops in fp32 on the host for all backends. The order of
 // sums is fixed, so that threads change no bits.
 #pragma once
 #include <algorithm>
@@ -32,7 +32,7 @@ public:
 
     PromptLstm(int n, int C, int H) : n_(n), C_(C), H_(H) {}
 
-    // The tensors, in the order in which forward() and backward() take them.
+    // The tensors, in the order that forward() and backward() expect.
     std::vector<Shape> shapes() const {
         std::vector<Shape> all = {{"embedding.weight", n_, C_}};
         for (int layer = 0; layer < 2; layer++)
@@ -50,7 +50,7 @@ public:
         return all;
     }
 
-    // The virtual tokens (n, C). Keeps what backward() needs.
+    // The virtual tokens (n, C). Keeps activations for backward().
     std::vector<real> forward(const Tensors& w) {
         x_[0] = w[0];
         for (int layer = 0; layer < 2; layer++) {
@@ -61,7 +61,7 @@ public:
         for (real& x : hidden_) x = std::max(x, real(0));
         return linear(hidden_, w, linears + 2, 2 * H_, C_);
     }
-    // The gradients of the tensors, from that of the virtual tokens (n, C), after forward().
+    // The gradients of the tensors, from the gradient of the virtual tokens (n, C), after forward().
     Tensors backward(const Tensors& w, const std::vector<real>& drows) const {
         Tensors d;
         for (const auto& tensor : w) d.emplace_back(tensor.size(), real(0));
@@ -97,7 +97,7 @@ private:
             }
         });
     }
-    // dx (n, IC) += dy (n, OC) w, for some columns at a time, which stay in the cache
+    // dx (n, IC) += dy (n, OC) w, for a few columns at a time, which stay in the cache
     static void add_input_gradient(real* dx, const real* dy, const std::vector<real>& w, int n, int IC, int OC) {
         const auto columns = [&](size_t first, size_t last) {
             for (int o = 0; o < OC; o++)
@@ -142,7 +142,7 @@ private:
         return dx;
     }
 
-    // What a direction of a layer keeps of its rows.
+    // Activations of one direction of a layer.
     struct Direction {
         std::vector<real> gates;  // (n, 4, H) s(i), s(f), tanh(g), s(o)
         std::vector<real> c, h;   // (n, H)

@@ -1,6 +1,6 @@
-// Rotary positions beyond the length that a model was first trained with: the frequencies of its pairs, and the factor on cos
-// and sin, as transformers' ROPE_INIT_FUNCTIONS have them. Pair j of a head of which `rotated` numbers are rotated turns by
-// base^(-2j / rotated) per position; f is a frequency, T0 the length of the first training.
+// Rotary positions beyond the length of a model's first training: frequencies of the pairs, and the factor on cos and sin, as
+// in transformers' ROPE_INIT_FUNCTIONS. Pair j of a head with `rotated` rotated numbers turns by base^(-2j / rotated) per
+// position; f is a frequency, T0 the length of the first training.
 //   linear    f / factor: positions are interpolated (Chen et al., 2023)
 //   dynamic   for a sequence of T > T0 tokens the base grows by (factor T / T0 - (factor - 1))^(rotated / (rotated - 2))
 //             ("NTK-aware")
@@ -21,14 +21,14 @@ struct RopeScaling {
     double factor = 1;
     int original = 0;                                         // T0
     double low_freq_factor = 1, high_freq_factor = 4;         // llama3
-    double beta_fast = 32, beta_slow = 1;                     // yarn: turns within T0 between which the ramp lies
-    double mscale = 0, mscale_all_dim = 0;                    // yarn: both above 0: another formula of the attention factor
-    bool truncate = true;                                     // yarn: the ramp begins and ends at whole pairs
-    double attention_factor = 0;                              // yarn, longrope: of cos and sin; 0: what follows from the factor
+    double beta_fast = 32, beta_slow = 1;                     // yarn: turns within T0 at the two ends of the ramp
+    double mscale = 0, mscale_all_dim = 0;                    // yarn: if both are above 0, another attention factor
+    bool truncate = true;                                     // yarn: the ramp starts and ends at whole pairs
+    double attention_factor = 0;                              // yarn, longrope: on cos and sin; 0: derived from the factor
     std::vector<double> short_factor = {}, long_factor = {};  // (rotated / 2) longrope
 };
 
-// Cos and sin for sequences of up to T tokens: the length that a run has, which may be less than the model's longest.
+// Cos and sin for sequences of up to T tokens: the run's length, which may be less than the model's longest.
 struct RopeTable {
     int T, rotated;
     double base;
@@ -92,7 +92,7 @@ inline std::vector<double> rope_frequencies(const RopeTable& r) {
     return frequencies;
 }
 
-// What cos and sin are multiplied by.
+// The factor on cos and sin.
 inline double rope_attention_factor(const RopeScaling& s) {
     using Type = RopeScaling::Type;
     if (s.attention_factor != 0) return s.attention_factor;

@@ -14,12 +14,12 @@ struct SamplingOptions {
 };
 
 namespace detail {
-// Moves the most likely of `order` (ids of p) to its front, as many as it takes until reached(the sum of their p) holds, the
-// last of them last, and returns their number: all of them if it never does. Halves what is in question each time, so that it
-// takes a time of the order of their number, not that of a sort.
+// Partially sorts `order` (ids of p): moves the most likely ids to its front until reached(the sum of their p) holds, with the
+// last one needed at the end of them, and returns their number, or all of them if it never does. Halves the candidates each
+// time, so that the time is linear in their number, without a sort.
 template <class MoreLikely, class Reached>
 size_t select_front(std::vector<int>& order, size_t n, const std::vector<double>& p, MoreLikely more_likely, Reached reached) {
-    size_t low = 0, high = n;  // low are too few, high are enough
+    size_t low = 0, high = n;  // low ids are too few, high are enough
     for (double before = 0; high - low > 1;) {
         const size_t middle = low + (high - low) / 2;
         std::nth_element(order.begin() + low, order.begin() + middle, order.begin() + high, more_likely);
@@ -56,14 +56,14 @@ inline int sample_token(const float* logits, int V, const SamplingOptions& optio
     double total = 0;
     for (const int i : order) total += p[i] = std::exp(((double)logits[i] - top) / options.temperature);
     if (options.top_p < 1) {
-        // The smallest set, and in it the token at which the sum from the most likely on passes the random number.
+        // The smallest set, and in it the token where the cumulative sum from the most likely on exceeds the random number.
         const auto select = [&](size_t n, auto reached) { return detail::select_front(order, n, p, more_likely, reached); };
         const size_t kept = select(order.size(), [&](double sum) { return sum >= options.top_p * total; });
         total = 0;
         for (size_t i = 0; i < kept; i++) total += p[order[i]];
         return order[select(kept, [&](double sum) { return sum > uniform * total; }) - 1];
     }
-    // Otherwise ids stay in the order that they are in.
+    // Otherwise ids stay in their present order.
     double left = uniform * total;
     for (const int i : order)
         if ((left -= p[i]) < 0) return i;

@@ -1,18 +1,18 @@
-// Virtual tokens: in front of every sequence stand n rows that are no tokens' embeddings but parameters, the only ones that are
-// trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and nothing is predicted at
-// them. Conversations, several of which are in a sequence and do not see each other, have them before each.
+// Virtual tokens: n rows in front of every sequence that are parameters instead of token embeddings, and the only parameters to
+// be trained (prompt tuning; Lester et al., 2021). They count as tokens in positions and attention, and have no targets. If a
+// sequence packs several conversations, which do not see each other, each one gets them.
 //
 // With an encoder (p-tuning; Liu et al., 2021) the rows are computed: an embedding of n rows through Linear, ReLU, Linear,
-// ReLU, Linear, all trained. That is PEFT's (and NeMo's) PromptEncoder; afterwards its output alone is needed. Its other kind,
-// with an LSTM, is prompt_lstm.h's.
+// ReLU, Linear, all trained. This is PEFT's (and NeMo's) PromptEncoder; after training only its output is needed. prompt_lstm.h
+// has the other kind, an LSTM.
 //
-// The gradient of the rows is a sum over all places of a micro-batch at which they stand. For it the encoder computes the rows
-// of every place anew, so its weight gradients sum over them in fp32, as those of any layer do, and only the embedding's rows
-// are summed apart; as many places at a time as a micro-batch has sequences. Like the adapters' x A^T (lora.h), all of it is
-// computed again in the backward pass. An LSTM computes the rows once, and gets the sum of their gradients.
+// The gradient of the rows is a sum over all their places in a micro-batch. The encoder recomputes the rows for every place, so
+// its weight gradients sum over them in fp32, as in any layer, and only the embedding's rows are summed separately; as many
+// places at a time as a micro-batch has sequences. Like the adapters' x A^T (lora.h), all of it is recomputed in the backward
+// pass. An LSTM computes the rows once, and receives the sum of their gradients.
 //
-// On other ranks. The first stage of a pipeline alone has these parameters. Every tensor-parallel rank has all of them and,
-// from the gradient of all rows, their whole gradient, as of learned positions; sequence parallelism gathers these rows anyway.
+// Only the first pipeline stage has these parameters. Every tensor-parallel rank has all of them and computes their whole
+// gradient from the gradient of all rows, as for learned positions; sequence parallelism gathers these rows anyway.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -35,8 +35,8 @@ inline std::array<int, 4> encoder_sizes(const ModelConfig& c) {
 
 }  // namespace detail
 
-// The tensors that are trained: the rows, or what computes them. Biases, which have their whole gradient on each
-// tensor-parallel rank, stand with those vectors whose gradients are not summed over these ranks.
+// The trained tensors: the rows, or the encoder's. Biases, whose whole gradient each tensor-parallel rank has, are in the group
+// of vectors whose gradients are not summed over these ranks.
 inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const Part& part) {
     std::vector<TensorSpec> tensors;
     if (!part.first) return tensors;
@@ -46,7 +46,7 @@ inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const
         t.whole_cols = cols;
         t.blocks = {{0, 0, rows}};
         t.replicated = true;
-        t.id = (int)tensors.size() + 1;  // 0 is the token embedding's
+        t.id = (int)tensors.size() + 1;  // 0 is the token embedding
         tensors.push_back(t);
     };
     if (!c.virtual_tokens.encoded()) {
@@ -65,7 +65,7 @@ inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const
     add(encoder + "embedding.weight", c.virtual_tokens.count, c.C, Group::matrix, Init::standard_normal);
     const auto sizes = detail::encoder_sizes(c);
     for (size_t i = 0; i + 1 < sizes.size(); i++) {
-        const std::string layer = encoder + "mlp_head." + std::to_string(2 * i);  // between two of them PEFT counts a ReLU
+        const std::string layer = encoder + "mlp_head." + std::to_string(2 * i);  // PEFT counts the ReLU between two of them
         add(layer + ".weight", sizes[i + 1], sizes[i], Group::matrix, Init::kaiming);
         add(layer + ".bias", sizes[i + 1], 1, Group::cut, Init::zeros);
     }
@@ -75,10 +75,10 @@ inline std::vector<TensorSpec> virtual_token_tensors(const ModelConfig& c, const
 // Computes the virtual tokens from these tensors, and the tensors' gradients.
 class VirtualTokens {
 public:
-    // On a rank that holds the embedding; otherwise there is nothing to do.
+    // True on ranks that hold the embedding; others have nothing to do.
     bool on() const { return count_ > 0; }
 
-    // B: sequences of a micro-batch at most.
+    // B: maximum number of sequences in a micro-batch.
     void plan(Arena& arena, const ModelConfig& c, const Part& part, int B, bool training) {
         if (!c.virtual_tokens.on() || !part.first) return;
         count_ = c.virtual_tokens.count;
@@ -100,7 +100,7 @@ public:
         for (floatX** gradient : {&dout_, &dinp_})
             if (training) arena.add(purpose, gradient, rows * std::max(c.C, c.virtual_tokens.encoder_width));
     }
-    // After allocation: points at the parameters and where their gradients go.
+    // After allocation: sets pointers to the parameters and their gradients.
     void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& of_block) {
         if (!on()) return;
         size_t row = 0;
@@ -121,7 +121,7 @@ public:
         }
     }
 
-    // Adds the virtual tokens to the rows from each of `places` on, in which there is nothing yet but positions.
+    // Adds the virtual tokens to the rows from each of `places` on, which so far hold only positions.
     void forward(be::Ctx& ctx, floatX* x /*(N, C)*/, const std::vector<int>& places) const {
         const floatX* rows = encode(ctx, 1);
         for (const int place : places) {
@@ -129,7 +129,7 @@ public:
             be::residual_forward(ctx, first, first, rows, size());
         }
     }
-    // Adds the gradients of the tensors.
+    // Adds to the gradients of the tensors.
     void backward(be::Ctx& ctx, const floatX* dx /*(N, C)*/, const std::vector<int>& places) const {
         const size_t bytes = size() * sizeof(floatX);
         std::vector<real> sum(lstm_width_ ? size() : 0);
@@ -145,7 +145,7 @@ public:
         }
         if (lstm_width_) lstm_backward(ctx, sum);
     }
-    // The virtual tokens, for files that hold no encoder.
+    // The virtual tokens, for files without an encoder.
     std::vector<floatX> computed(be::Ctx& ctx) const {
         std::vector<floatX> rows(on() ? size() : 0);
         if (on()) be::download(ctx, rows.data(), encode(ctx, 1), rows.size() * sizeof(floatX));
@@ -157,12 +157,12 @@ private:
         int IC, OC;
         const floatX *w, *b;  // (OC, IC) (OC)
         real *dw, *db;
-        floatX *inp, *out;  // (B tokens, IC) (B tokens, OC); a ReLU makes the next layer's input of an output
+        floatX *inp, *out;  // (B tokens, IC) (B tokens, OC); a ReLU of the output is the next layer's input
     };
 
     size_t size() const { return (size_t)count_ * C_; }
 
-    // The rows, B times; without an MLP, once.
+    // The rows, repeated B times; without an MLP, once.
     const floatX* encode(be::Ctx& ctx, int B) const {
         if (lstm_width_) {
             send(ctx, rows_, PromptLstm(count_, C_, lstm_width_).forward(lstm_tensors(ctx)));
@@ -180,7 +180,7 @@ private:
         return layers_.back().out;
     }
 
-    // From the gradients of the rows at n places in dout_.
+    // Backward from dout_, the gradients of the rows at n places.
     void mlp_backward(be::Ctx& ctx, int n) const {
         floatX *dout = dout_, *dinp = dinp_;
         encode(ctx, n);
@@ -231,8 +231,8 @@ private:
 
     int count_ = 0, C_ = 0, at_once_ = 0;
     int lstm_width_ = 0;                 // 0: there is no LSTM
-    std::vector<LstmTensor> of_lstm_;    // as PromptLstm::shapes()
-    floatX* rows_ = nullptr;             // (tokens, C) that the LSTM computes
+    std::vector<LstmTensor> of_lstm_;    // in the order of PromptLstm::shapes()
+    floatX* rows_ = nullptr;             // (tokens, C) output of the LSTM
     const floatX* embedding_ = nullptr;  // (tokens, C)
     real* dembedding_ = nullptr;
     std::vector<Layer> layers_;                 // empty: there is no MLP
