@@ -1,6 +1,6 @@
-// AdamW (Loshchilov and Hutter, 2019) on this rank's shards of all parameters but whole matrices, which are Muon's (muon.h):
-// each tensor with its own factors of learning rate, epsilon and weight decay (parametrization.h), vectors without weight
-// decay.
+// AdamW (Loshchilov and Hutter, 2019) on this rank's shards of all parameters except whole matrices, which Muon updates
+// (muon.h). Each tensor has its own factors of learning rate, epsilon and weight decay (parametrization.h); vectors have no
+// weight decay.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 struct AdamWStep {
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;  // factor of the gradients
-    int64_t step;       // of the updates, from 1
+    int64_t step;       // counts updates, from 1
     uint64_t rounding_key;
 };
 
@@ -21,7 +21,7 @@ struct AdamWStep {
 template <class Updated>
 void update_by_adamw(be::Ctx& ctx, const TrainingMemory& m, const AdamWStep& s, Updated updated) {
     AdamW constants = {0, (real)s.beta1, (real)s.beta2, 0, 0, (real)s.grad_scale, s.step};
-    // Elements [begin, begin + n) of the buffer, whose state this is.
+    // `state` belongs to elements [begin, begin + n) of the buffer.
     const auto update = [&](const OptimizerState& state, size_t begin, size_t n, bool decay) {
         const auto update_part = [&](size_t first, size_t count, const Rounding& rounding) {
             const OptimizerState part = state.from(first - begin);

@@ -3,20 +3,20 @@
 // Sums. MPI's own reductions do not support bf16, and the order of their additions depends on the algorithm chosen for a size
 // and a number of ranks. Here every block of the result belongs to one rank, which receives the others' contributions, adds
 // them in the order of ranks in fp32 (`real`), and rounds once. So a result has the same bits on all ranks and in every run,
-// wherever it lies in the buffer.
+// wherever it is in the buffer.
 //   reduce_scatter   rank i sends block j to rank j, for all j; each adds up its own
 //   all_reduce       the same with blocks of nearly equal size, then each rank sends its block to all others
 //   all_gather       each rank sends its part to all others
-//   reduce, broadcast  as reduce_scatter and all_gather, where everything is one rank's part
+//   reduce, broadcast  as reduce_scatter and all_gather, with one rank owning everything
 // Cost: a rank sends (size - 1) / size of the buffer, for all_reduce twice that, which is the minimum.
 //
-// Contributions arrive in pieces, in two alternating buffers: the next piece is received while one is added. Both together take
+// Contributions arrive in pieces, in two alternating buffers: the next piece is received while one is added. Together they use
 // at most 32 MiB (up to 256 ranks). At most two started operations hold such buffers; others request their contributions in
 // finish(). Large messages progress only while a rank is inside an MPI call, so starting early gains less than on a GPU.
 //
-// Errors. A message whose size or tag is not what its receiver expects is refused. With TRAIN_GPT_CHECK_COMM=1, the ranks
-// compare before each collective which one it is and how many elements it has; a mismatch, which would otherwise be a deadlock,
-// is an error that names the ranks. TRAIN_GPT_COMM_PIECE=bytes sets the size of the pieces, for tests.
+// Errors. Messages with an unexpected size or tag are rejected. With TRAIN_GPT_CHECK_COMM=1, the ranks compare the kind and
+// element count before each collective; a mismatch, which would otherwise be a deadlock, is an error that names the ranks.
+// TRAIN_GPT_COMM_PIECE=bytes sets the size of the pieces, for tests.
 #pragma once
 #include <functional>
 #include <memory>
@@ -29,9 +29,10 @@
 #include "../cpu/parallel.h"
 
 // ---- shared by the Comms of both backends -----------------------------------------------------------------------------------
-// Who sends messages in a group: each rank to the one `step` places after it. closed: also across the ends, in a ring.
+// The direction of messages in a group: each rank sends to the one `step` places after it. closed: the ends are connected, in a
+// ring.
 struct Route {
-    int step;  // 1 or -1; 0: there are no messages
+    int step;  // 1 or -1; 0: no messages
     bool closed;
     int neighbour(int place, int size, int distance) const {  // -1: there is none
         const int to = place + distance;
@@ -41,13 +42,13 @@ struct Route {
 
 namespace comm_detail {
 
-// A description of this rank's group, which is sent to the others while groups are made.
+// A description of this rank's group, sent to the others while groups are made.
 inline std::string group_text(const std::vector<int>& ranks, const std::string& name) {
     std::string text = name + ":";
     for (const int r : ranks) text += " " + std::to_string(r);
     return text;
 }
-// This rank's index in `ranks`, or -1. said[r] is the group_text of world rank r; lists that do not agree are refused.
+// This rank's index in `ranks`, or -1. said[r] is the group_text of world rank r; fails if the lists do not agree.
 inline int place_in_group(const World& world, const std::vector<int>& ranks, const std::string& name,
                           const std::vector<std::string>& said) {
     int place = -1;
@@ -143,7 +144,7 @@ struct Group : comm_detail::Members {
     size_t most_bytes = 0;   // maximum size of other messages; MPI counts in int
 #if HAVE_MPI
     MPI_Comm collectives = MPI_COMM_NULL, messages = MPI_COMM_NULL;
-    std::vector<std::vector<char>> buffers;  // for contributions; free at the moment
+    std::vector<std::vector<char>> buffers;  // for contributions; currently free
     int buffers_started = 0;                 // buffers held by started operations
 
     Group(World& world, const std::vector<int>& r, const std::string& n, int place, Route to)
@@ -178,8 +179,8 @@ struct Group : comm_detail::Members {
 class Comm {
 public:
     Comm() = default;
-    // Called by all ranks of the World in the same order; each passes the group to which it belongs, so several groups are made
-    // at once. Ranks are numbered in the order of the list. A rank that is not in its list gets a Comm of itself alone.
+    // Called by all ranks of the World in the same order; each passes its own group, so several groups are made at once. Ranks
+    // are numbered in the order of the list. A rank that is not in its list gets a Comm of only itself.
     Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name)
         : Comm(ctx, world, ranks, std::move(name), {0, false}) {}
     Comm(Ctx&, World& world, const std::vector<int>& ranks, std::string name, Route route) : name_(std::move(name)) {
@@ -277,7 +278,7 @@ public:
     Reduction(const Reduction&) = delete;
     Reduction& operator=(const Reduction&) = delete;
 
-    // Sends everything, beginning with the next rank, so that not all ranks send to the same one at a time.
+    // Sends everything, starting with the next rank, so that the ranks do not all send to the same one at a time.
     void start() {
         if (g.buffers_started < 2) {
             g.buffers_started++;
@@ -366,7 +367,7 @@ inline std::vector<size_t> equal_blocks(int size, size_t n) {
     for (int j = 0; j <= size; j++) first.push_back((size_t)j * n);
     return first;
 }
-// The same where everything is the block of one rank.
+// The blocks if all elements belong to one rank.
 inline std::vector<size_t> one_block(int size, int root, size_t n) {
     std::vector<size_t> first((size_t)size + 1, 0);
     std::fill(first.begin() + root + 1, first.end(), n);
@@ -516,7 +517,7 @@ void reduce_scatter(Ctx& ctx, Comm& comm, E* out, const E* all, size_t n) {
 }
 
 // Lets pending messages progress for some microseconds; called between long stretches of computation. MPI has no progress
-// thread, and a large message waits for its receiver's answer that there is room.
+// thread, and a large message waits until its receiver confirms that there is room.
 inline void progress(Ctx&, Comm& comm) {
     if (comm.size() == 1) return;
 #if HAVE_MPI

@@ -1,8 +1,8 @@
 // Comm on GPUs: a group of ranks, one GPU each, that exchange tensors through NCCL. The group's first rank creates NCCL's id,
 // and the World sends it to the others.
 //
-// Streams. A collective runs on ctx.stream, in order with the ops around it; a started one runs on the Comm's own stream, after
-// what is on ctx.stream at that time, and finish() makes ctx.stream wait for it. All collectives of one Comm run one after
+// Streams. A collective runs on ctx.stream, in order with the ops around it. A started one runs on the Comm's own stream, after
+// the work currently on ctx.stream, and finish() makes ctx.stream wait for it. All collectives of one Comm run one after
 // another: an event orders the two streams.
 //
 // Messages. On a GPU a send waits for its receive, and NCCL runs all operations of a communicator one after another. If
@@ -10,12 +10,12 @@
 // of a Route, from u to v, has its own communicator: u only sends on it, from a separate stream, and v only receives, on
 // ctx.stream. Then a send waits only for its receive, and only finish() waits for a send. The first message between two ranks
 // also blocks the host while NCCL connects them; in a ring in which all ranks send first, all would block. So the edges are
-// made, with one message over each, in rounds in which a rank has at most one edge, which excludes cycles.
+// created, with one message over each, in rounds in which a rank has at most one edge, which excludes cycles.
 //
-// Communicators and streams: one communicator for each group that this run uses and each edge of this rank; one stream for
-// each group that starts collectives (data and tensor parallelism) and each edge that sends. CUDA has 8 connections to a GPU
-// by default; streams that share one wait for each other's kernels. These streams have the highest priority: the blocks of
-// NCCL's kernels are placed before those of a product that is waiting. An edge takes at most `edge_blocks` multiprocessors.
+// Communicators and streams: one communicator for each group that this run uses and each edge of this rank; one stream for each
+// group that starts collectives (data and tensor parallelism) and each edge that sends. CUDA has 8 connections to a GPU by
+// default; streams that share one wait for each other's kernels. These streams have the highest priority: the blocks of NCCL's
+// kernels are scheduled before the blocks of a waiting product. An edge uses at most `edge_blocks` multiprocessors.
 //
 // Precision: NCCL sums floatX in its own way. A ring rounds every addition of bf16 to bf16; switches that add (NVLS) use fp32.
 // cpu:: sums in fp32 and rounds once. Gradients are `real`, for which both sum in fp32, or optionally bf16: then a ring's
@@ -30,7 +30,7 @@
 // ends the process without ncclCommAbort, which could itself wait. TRAIN_GPT_CHECK_COMM=1 compares collectives as on CPUs; each
 // then waits for the device.
 // Kernels of several communicators in flight must fit on the GPU together, as they wait for other ranks: here at most the
-// started collectives of each Comm and one send per edge, which take a few of some hundred multiprocessors.
+// started collectives of each Comm and one send per edge, which use a few of some hundred multiprocessors.
 // Ranks cannot share a GPU. The same code runs on the emulator, whose NCCL (test/emu/nccl.h) is asynchronous too; not yet run
 // with NCCL on several GPUs.
 #pragma once
@@ -82,8 +82,8 @@ inline ncclDataType_t nccl_type<uint8_t>() {
     return ncclUint8;
 }
 
-// Events are used again: an operation takes up to three, and a step has thousands of operations. There are never more than
-// are in use at a time. Any thread may return one.
+// Events are reused: an operation uses up to three, and a step has thousands of operations. There are never more than are in
+// use at a time. Any thread may return one.
 class Events {
 public:
     static Events& with(unsigned flags) {
@@ -124,16 +124,17 @@ inline Event record(cudaStream_t stream, unsigned flags) {
     CUDA(cudaEventRecord(event.get(), stream));
     return event;
 }
-// Everything put on `later` from now on runs after what is on `earlier` at this time.
+// Later work on `later` runs after the work that is on `earlier` now.
 inline void order(cudaStream_t later, cudaStream_t earlier) {
     CUDA(cudaStreamWaitEvent(later, record(earlier, cudaEventDisableTiming).get(), 0));
 }
 
 // The operations of a group that are on streams and not complete. NCCL's calls return at once; the device waits for other
-// ranks, so the watchdog must look there. Each operation lies between two events. A wait is measured from when the watchdog
-// first saw the first event passed until the second one passes: neither long kernels earlier on the stream nor a host that runs
-// far ahead count as a wait. The time between the two events of what lies on the ops' stream is time that the ops wait, for
-// other ranks or for the data: once it is over, the monitor is told. So the ranks' waiting is known without a host that waits.
+// ranks, so the watchdog must look there. Each operation is between two events. A wait is measured from when the watchdog first
+// saw the first event passed until the second one passes: neither long kernels earlier on the stream nor a host that runs far
+// ahead count as a wait. For an operation on the ops' stream, the time between its two events is time that the ops wait, for
+// other ranks or for the data: it is reported to the monitor afterwards. So the ranks' waiting is known without blocking the
+// host.
 class UnderWay {
 public:
     const comm_detail::Members& group;
@@ -141,7 +142,7 @@ public:
     UnderWay(const comm_detail::Members& g, const Ctx& ctx) : group(g), device_(ctx.device), ops_stream_(ctx.stream) {
         group.monitor->add_wait_of_device(group.name, 0);
     }
-    // Lets launch() put an operation on the stream; returns the event after it.
+    // Calls launch() to put an operation on the stream; returns the event after it.
     template <class Launch>
     std::shared_ptr<Event> put(const char* operation, int64_t number, ncclComm_t comm, cudaStream_t stream, Launch launch) {
         const Activity activity = {false, operation, group.name, number};
@@ -153,7 +154,7 @@ public:
         operations_.push_back({std::move(reached), over, comm, activity, stream == ops_stream_});
         return over;
     }
-    // Lets the ops wait for an operation on another stream.
+    // Makes the ops wait for an operation on another stream.
     void wait_for(const char* operation, int64_t number, ncclComm_t comm, const Event& done) {
         put(operation, number, comm, ops_stream_, [&](ncclComm_t, cudaStream_t stream) {
             CUDA(cudaStreamWaitEvent(stream, done.get(), 0));
@@ -186,7 +187,7 @@ private:
         std::shared_ptr<Event> over;
         ncclComm_t comm;
         Activity activity;
-        bool holds_ops;  // lies on their stream
+        bool holds_ops;  // is on the ops' stream
     };
     static void check(ncclResult_t result, const Activity& activity) {
         if (result != ncclSuccess && result != ncclInProgress) nccl_failed(result, activity.name().c_str(), __FILE__, __LINE__);
@@ -213,7 +214,7 @@ private:
     std::deque<Operation> operations_;  // in call order
 };
 
-// Multiprocessors for messages over an edge: a few move the 50 GB/s between nodes, while the products need the others. Not yet
+// Multiprocessors for messages over an edge: a few reach the 50 GB/s between nodes, while the products need the others. Not yet
 // measured on a GPU.
 constexpr int edge_blocks = 4;
 
@@ -222,7 +223,7 @@ struct Channel {
     ncclComm_t comm = nullptr;
     cudaStream_t stream = nullptr;
 
-    // most_blocks: of NCCL's kernels, each on a multiprocessor; 0: as NCCL chooses.
+    // most_blocks: limit for NCCL's kernels, one block per multiprocessor; 0: NCCL's choice.
     Channel(int size, int rank, const std::string& unique_id, int most_blocks) {
         ncclUniqueId id;
         CHECK(unique_id.size() == sizeof id.internal, "an id of %zu bytes", unique_id.size());
@@ -239,7 +240,7 @@ struct Channel {
         return stream;
     }
     ~Channel() {
-        // Destroying a communicator is collective; after an error the other ranks do not take part, so it is aborted.
+        // Destroying a communicator is collective; after an error the other ranks do not participate, so it is aborted.
         if (comm && std::uncaught_exceptions() > 0) ncclCommAbort(comm);
         else if (comm) ncclCommDestroy(comm);
         if (stream) cudaStreamDestroy(stream);
@@ -257,7 +258,7 @@ struct Edge : Channel {
         else NCCL(ncclRecv(first_message, 1, nccl_type<floatX>(), 0, comm, s));
         CUDA(cudaStreamSynchronize(s));
     }
-    // The function that completes the send: afterwards the sender's stream may write x again.
+    // Returns the function that completes the send: after it the sender's stream may write x again.
     std::function<void()> send(const floatX* x, size_t n, cudaStream_t from, UnderWay& under_way, int64_t number) {
         order(stream, from);
         const auto sent = under_way.put("send", number, comm, stream, [=](ncclComm_t c, cudaStream_t s) {
@@ -271,7 +272,7 @@ struct Edge : Channel {
 struct Group : comm_detail::Members {
     std::unique_ptr<Channel> own;         // for collectives
     std::unique_ptr<Edge> to, from;       // for messages
-    bool to_first = false;                // made first; ended in the same order, as that may wait for the peer
+    bool to_first = false;                // made first; destroyed in the same order, as that may wait for the peer
     std::shared_ptr<Event> last_started;  // on own's stream; later work on other streams must wait for it
     comm_detail::Note* notes = nullptr;   // (size), on the device
     UnderWay under_way;
@@ -304,7 +305,7 @@ struct Group : comm_detail::Members {
         }
     }
 };
-// Whether the rank makes a communicator's id for the others: the first one for collectives, who sends for an edge.
+// True if the rank makes a communicator's id for the others: the first rank for collectives, the sender for an edge.
 inline bool makes_id(int place, int size, Route route) {
     return size > 1 && (route.step ? route.neighbour(place, size, route.step) >= 0 : place == 0);
 }
@@ -361,14 +362,14 @@ inline std::string device_text(const Ctx& ctx) {
 class Comm {
 public:
     Comm() = default;
-    // As cpu::Comm's constructor.
+    // Like cpu::Comm's constructor.
     Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name)
         : Comm(ctx, world, ranks, std::move(name), {0, false}) {}
     Comm(Ctx& ctx, World& world, const std::vector<int>& ranks, std::string name, Route route) : name_(std::move(name)) {
         std::string mine = comm_detail::group_text(ranks, name_);
         const size_t n = ranks.size();
 #if HAVE_NCCL
-        // group, device, and perhaps NCCL's id
+        // group, device, and possibly NCCL's id
         mine += "\n" + detail::device_text(ctx) + "\n";
         const auto here = std::find(ranks.begin(), ranks.end(), world.rank());
         if (here != ranks.end() && detail::makes_id((int)(here - ranks.begin()), (int)n, route)) {
@@ -457,7 +458,7 @@ auto scatter(E* out, const E* all, size_t n) {
         [=](ncclComm_t c, cudaStream_t stream) { return ncclReduceScatter(all, out, n, nccl_type<E>(), ncclSum, c, stream); };
 }
 #endif
-// With one rank, and nothing to do but a copy if it is not in place.
+// For one rank: at most a copy, if it is not in place.
 template <class E>
 bool copied(Ctx& ctx, const Comm& comm, E* out, const E* from, size_t n) {
     if (n == 0) return true;
@@ -543,9 +544,9 @@ Pending start_broadcast(Ctx& ctx, Comm& comm, E* x, size_t n, int root) {
 inline void progress(Ctx&, Comm&) {}  // NCCL's kernels progress on their own
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-// Runs one collective of each kind, with one element and with 64 MiB, for which NCCL may take other algorithms: so what it
-// allocates at a communicator's first use is taken before memory is planned. On the emulator, whose only algorithm is the ring,
-// the larger ones are smaller.
+// Runs one collective of each kind, with one element and with 64 MiB, for which NCCL may use other algorithms: so the memory
+// that it allocates at a communicator's first use is gone before memory is planned. On the emulator, whose only algorithm is
+// the ring, the larger ones are smaller.
 inline void warm_up(Ctx& ctx, Comm& comm) {
     constexpr bool emulated = std::string_view(backend_name) == "emu";
     if (comm.size() == 1) return;

@@ -1,10 +1,10 @@
-// The memory of a language model on one rank: what its blocks keep of a micro-batch for the backward pass, what all blocks
-// share, its matrices and norms, and the keys and values of sequences that are generated. Here each part is described, planned
-// in the arena and, once that is allocated, pointed to; plan_memory() and allocate() in train_gpt.cu are the whole.
+// The memory of a language model on one rank: activations that its blocks keep of a micro-batch for the backward pass, buffers
+// that all blocks share, its matrices and norms, and the key/value cache for generation. This header describes each part, plans
+// it in the arena and, once that is allocated, sets the pointers; plan_memory() and allocate() in train_gpt.cu do this for all.
 //   structs              tensors with their shapes; Model has all of them
-//   for_each_tensor      the one list of what a block keeps, from which planning, sharing and recomputation follow
+//   for_each_tensor      the one list of a block's activations, which determines planning, sharing and recomputation
 //   plan_...             sizes, and places in the arena by purpose
-//   bind_layers          where each layer finds its parameters, and the buffers for their gradients
+//   bind_layers          each layer's parameters, and the buffers for their gradients
 #pragma once
 #include <algorithm>
 #include <array>
@@ -35,7 +35,7 @@ struct BranchOutput {
     NormStatistics stats;  // of that norm
 };
 
-// What the norm of all query heads, or of all key heads, keeps.
+// Activations of the norm of all query heads, or of all key heads.
 struct HeadNormInput {
     floatX* x;   // (N, NHl HS) or (N, NKVl HS)
     real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
@@ -43,7 +43,7 @@ struct HeadNormInput {
 
 // The activations that a block's forward pass stores for its backward pass.
 struct BlockActivations {
-    floatX* x;                      // (Nl, C) the residual stream that enters the block
+    floatX* x;                      // (Nl, C) residual stream at the block's input
     LayerInput norm1;               // (Nl, C) input of qkv; without a norm before it x
     floatX* qkv;                    // (N, QKVl) after rope
     HeadNormInput heads[2];         // queries and keys before their norm
@@ -76,8 +76,8 @@ struct KeyValueCache {
 // per micro-batch in flight.
 struct MicroBatch {
     // Planned once.
-    int first_block = 0;             // the chunk's first block, of this rank's
-    bool first = true, last = true;  // the chunk begins with the embedding, ends with the head
+    int first_block = 0;             // the chunk's first block, counted on this rank
+    bool first = true, last = true;  // the chunk contains the embedding, the head
     std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
     std::vector<BlockActivations> blocks;
     floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
@@ -86,16 +86,16 @@ struct MicroBatch {
     int* doc_start;                       // (N) the first key that a row sees
     int* window_start;                    // (N) the same in layers with a sliding window
     // The current micro-batch.
-    std::vector<AnswerPair> pairs;  // of answers that are compared (DPO)
+    std::vector<AnswerPair> pairs;  // pairs of answers (DPO)
     int B = 0, T = 0;
-    std::vector<int> virtual_rows;   // in which virtual tokens begin
-    bool masks_documents = false;    // doc_start counts; else nothing but causality masks attention
-    KeyValueCache* cache = nullptr;  // not null: one new token a row, which attends to its sequence's cached ones
-    Acc gradients = Acc::Add;        // Set in a step's first micro-batch: products set what begin_gradients() did not clear
-    uint64_t rounding_key = 0;       // of what it adds to bf16 gradients
-    bool drops = false;              // dropout takes place
+    std::vector<int> virtual_rows;   // first rows of virtual tokens
+    bool masks_documents = false;    // use doc_start; else only causality masks attention
+    KeyValueCache* cache = nullptr;  // not null: each row is a new token that attends to its sequence's cached ones
+    Acc gradients = Acc::Add;        // Set in a step's first micro-batch, for products whose gradient is not cleared
+    uint64_t rounding_key = 0;       // of its contribution to bf16 gradients
+    bool drops = false;              // apply dropout
     uint64_t seed = 0;               // of the run, for dropout
-    int64_t sample = 0;              // index of its first one in the run, for dropout
+    int64_t sample = 0;              // index of its first sample in the run, for dropout
 
     floatX* out() const { return x.back(); }
     int N() const { return B * T; }
@@ -107,22 +107,22 @@ struct Activations {
     int B, T;                                            // the largest micro-batch that fits
     int head_rows;                                       // rows in the LM head, and of logits, at a time (--head-rows)
     std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
-    BlockActivations shared;                             // what no block keeps for itself
+    BlockActivations shared;                             // tensors that no block keeps for itself
     floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
-    floatX* full_input;  // (N, C) those of a layer's input in backward, while `full` has the gradient; null without overlap
+    floatX* full_input;  // (N, C) a layer's whole input in backward, while `full` has the gradient; null without overlap
     floatX* final_norm;  // (Nl, C)
     NormStatistics final_stats;
     floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
     real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
     real *loss, *zloss, *lse;                         // (N) each
     real* weight;                                     // (N) factor of each row's loss gradient, in DPO
-    real* head_sums;                                  // (2, N) of each row's queries and keys, where tp cuts their one norm
-    PreferenceSums pair_sums;                         // sums over pairs of answers, since they were cleared (DPO)
+    real* head_sums;                                  // (2, N) of each row's queries and keys, if tp shards their one norm
+    PreferenceSums pair_sums;                         // over pairs of answers, since the last clear (DPO)
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
-    LossSums* sums;                                   // of what the head has seen since they were cleared
-    floatX* branch;                                   // (Nl, C) what attention or MLP adds to the residual stream; its gradient
-    real* dq_sums = nullptr;                          // (dq_sums_size) attention_backward's; null: it is deterministic
+    LossSums* sums;                                   // over all rows through the head since the last clear
+    floatX* branch;                                   // (Nl, C) output of attention or MLP; its gradient
+    real* dq_sums = nullptr;                          // (dq_sums_size) for attention_backward; null: it is deterministic
     size_t dq_sums_size = 0;                          // set before memory is planned
     floatX* dx;                                       // (Nl, C) gradient of the residual stream, from head to embedding
     floatX* dnorm;                                    // (Nl, C) gradient of a norm's output
@@ -136,7 +136,7 @@ struct Activations {
 };
 
 struct NormLayer {
-    NormParams params;  // weight null: there is no such norm
+    NormParams params;  // weight null: no norm
     NormGrads grads;
     bool exists() const { return params.weight; }
 };
@@ -144,16 +144,16 @@ struct NormLayer {
 // One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
 struct Layer {
     Matrix matrix;
-    int block;                 // of this rank's
+    int block;                 // index on this rank
     int in, out;               // columns and rows of w
     size_t offset;             // of w in the buffer of parameters
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
-    real *dw, *db;             // what ops set or add to; null: frozen
+    real *dw, *db;             // gradients as ops write them; null: frozen
     LoraLayer* lora;           // null: no adapters
-    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out); null: it is made on the fly
+    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out); null: computed when needed
     NormLayer after;           // of proj and fc2: the norm of their output
-    // With tensor parallelism qkv and fc1 are split by columns of their output, proj and fc2 by rows of their input (Shoeybi et
-    // al., 2019): then each rank computes a summand of the whole output.
+    // Tensor parallelism splits qkv and fc1 by columns of their output, proj and fc2 by rows of their input (Shoeybi et al.,
+    // 2019), so that each rank of a row-parallel layer computes a summand of the whole output.
     bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
 };
 
@@ -167,19 +167,19 @@ struct Block {
 };
 
 struct Model : TrainingMemory {
-    LocalSizes n;  // what of the matrices this rank holds
+    LocalSizes n;  // this rank's part of the matrices
     Recompute recompute = Recompute::inference;
-    int recomputed = INT_MAX;  // the first blocks of each chunk, to which `recompute` applies; set before planning
-    Recompute recompute_others = Recompute::none;  // a weaker policy, of the other blocks; set before planning
+    int recomputed = INT_MAX;  // `recompute` applies to this many first blocks of each chunk; set before planning
+    Recompute recompute_others = Recompute::none;  // a weaker policy for the other blocks; set before planning
     Params<floatX> p{};                            // views of params
-    Params<real> g{};                              // views of grads, or of of_block: what ops set or add to
-    std::vector<Block> blocks;                     // the same by layer, of this rank
+    Params<real> g{};                              // views of grads, or of of_block: the gradients that ops write
+    std::vector<Block> blocks;                     // the same by layer of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
     Fp8Training fp8;
     Lora lora;
     Preference preference;
-    real* unused_gradients = nullptr;  // where norms and sinks put theirs if they are frozen; null: they are not
+    real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none
     real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none
@@ -189,9 +189,9 @@ struct Model : TrainingMemory {
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
-    // Whether tensor-parallel ranks each hold a part of the heads that one norm is of.
+    // True if the heads under one norm are spread over tensor-parallel ranks.
     bool cuts_head_norms() const { return c.qk_norm == QkNorm::whole && n.tp_size > 1; }
-    // Of a chunk's block i.
+    // The policy of a chunk's block i.
     Recompute recompute_of(int i) const {
         return i < recomputed || recompute == Recompute::inference ? recompute : recompute_others;
     }
@@ -264,7 +264,7 @@ inline void plan_layers(Model& m, bool fp8) {
         }
 }
 
-// Plans the adapters, and what is computed of them.
+// Plans the adapters and their activations.
 inline void plan_adapters(Model& m) {
     m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
     if (!m.c.lora.on()) return;
@@ -381,7 +381,7 @@ inline void plan_activation_gradients(Model& m) {
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
 
-// Plans memory for the keys and values of the sequences that are generated at a time.
+// Plans the key/value cache for concurrently generated sequences.
 inline void plan_cache(Model& m) {
     const size_t S = (size_t)m.cache.room.sequences, tokens = m.table.part.layers.size() * S * m.cache.room.tokens;
     m.arena.add("key/value cache", &m.a.next_logits, S * m.c.Vp);
@@ -391,7 +391,7 @@ inline void plan_cache(Model& m) {
 
 // ---- pointers ---------------------------------------------------------------------------------------------------------------
 
-// Points all layers at their parameters, and at the buffers into which ops write gradients.
+// Sets all layers' pointers to their parameters, and to the buffers into which ops write gradients.
 inline void bind_layers(Model& m) {
     bind_parameters(m.c, m.model_table(), m.p, m.model_params());
     m.g.blocks.assign(m.blocks.size(), {});
@@ -427,7 +427,7 @@ inline void bind_layers(Model& m) {
     m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
 }
 
-// Tensors that block i of a chunk does not keep are those of the shared block.
+// Points the tensors that block i of a chunk does not keep to the shared block.
 inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     BlockActivations& s = in.blocks[i];
     const bool fp8 = m.fp8.recipe.on && m.recompute != Recompute::inference && m.fp8.blocks[(size_t)in.first_block + i];

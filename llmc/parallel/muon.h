@@ -3,34 +3,33 @@
 // a matrix W (m, n) with gradient G (clipped), as torch.optim.Muon computes it:
 //   M <- mu M + (1 - mu) G                    the momentum, stored as exp_avg
 //   X0 = ((1 - mu) G + mu M) / norm           Nesterov; norm: the root of the sum of squares, at least 1e-7
-//   X <- a X + b (X X^T) X + c (X X^T)^2 X    five Newton-Schulz steps: singular values go to 0.7 .. 1.2, vectors stay
+//   X <- a X + b (X X^T) X + c (X X^T)^2 X    five Newton-Schulz steps: singular values become 0.7 .. 1.2, vectors are kept
 //   W <- (1 - lr wd) W - lr s X               wd: weight decay
-// s = 0.2 sqrt(max(m, n)) gives the update the root mean square of AdamW's, so that both take the same learning rate (Liu et
+// s = 0.2 sqrt(max(m, n)) gives the update the root mean square of AdamW's, so that both use the same learning rate (Liu et
 // al.; torch: match_rms_adamw; Megatron-LM: scale mode spectral with extra scale factor 0.2); or s = sqrt(max(1, m / n))
-// (Jordan; torch: original; Megatron-LM: shape_scaling).
-// NorMuon divides each row of X, a neuron, by the root of a running mean v of its mean square, then scales X to the norm of an
-// orthogonal matrix: with the first s the step is 0.2 lr sqrt(m n) X / |X|, as in the paper. v is stored in the first column of
-// exp_avg_sq, whose other columns stay zero: a checkpoint has the tensors of AdamW's, and any layout can resume it. Muon alone
-// has no exp_avg_sq of its matrices in memory, 4 bytes per parameter less than AdamW; checkpoints have zeros in their place.
+// (Jordan; torch: original; Megatron-LM: shape_scaling). NorMuon divides each row of X, a neuron, by the root of a running mean
+// v of its mean square, then scales X to the norm of an orthogonal matrix: with the first s the step is 0.2 lr sqrt(m n) X /
+// |X|, as in the paper. v is stored in the first column of exp_avg_sq, whose other columns stay zero: a checkpoint has the same
+// tensors as AdamW's, and any layout can resume it. Plain Muon needs no exp_avg_sq of its matrices, 4 bytes per parameter less
+// than AdamW; checkpoints have zeros in their place.
 //
 // With muP and CompleteP (model/parametrization.h) an update's largest singular value must stay in proportion to sqrt(m / n)
 // while the width grows, that is constant (Yang et al., 2023, "A Spectral Condition for Feature Learning", arXiv:2310.17813). X
 // has largest singular values of 1: s = sqrt(max(1, m / n)) is right for every width, s = sqrt(max(m, n)) is divided by the
-// root of the width relative to the base model's, and a factor that is folded into W multiplies both. lr wd stays. NorMuon's X
-// has no known singular values, and is refused with them.
+// root of the width relative to the base model's, and a factor that is folded into W multiplies both. lr wd is unchanged.
+// NorMuon's X has no known singular values, so NorMuon is rejected with them.
 //
-// Queries, keys, values and SwiGLU's gate and up are matrices of their own, though stored in one; with `heads` so is each head
-// of queries, keys and values. Products are those of linear layers (matmul.h), in floatX with sums in fp32. The step is one
-// product after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right where X has more rows than
-// columns.
+// Queries, keys, values and SwiGLU's gate and up are separate matrices, though stored in one; with `heads` so is each head of
+// queries, keys and values. Products are as in linear layers (matmul.h), in floatX with sums in fp32. The step is one product
+// after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right if X has more rows than columns.
 //
-// Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum, and
-// alone updates it: given the same gradients, the bits are the same for any number of data-parallel ranks, and nothing more is
-// sent than with AdamW. A matrix that tensor parallelism cuts is gathered whole on one tp rank, which sends back what it makes
-// of it: the tp ranks take turns, so that each works on another matrix. That is exact, too, and moves 4 bytes per element; to
-// sum X X^T over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order.
-// Cost per step: 5 (4 m n k + 2 k^3) FLOPs with k = min(m, n), on one rank of the data- and tensor-parallel ones. With C wide
-// blocks (F = 4 C) that is 25 C per parameter, beside 6 per parameter and token of forward and backward passes: 3% of a step
+// Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum and is
+// the only one to update it: given the same gradients, the bits are the same for any number of data-parallel ranks, and no more
+// is sent than with AdamW. A matrix sharded by tensor parallelism is gathered on one tp rank, which sends back the shards of
+// the result; the tp ranks take turns, so that each works on another matrix. This is exact, too, and moves 4 bytes per element;
+// summing X X^T over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order. Cost
+// per step: 5 (4 m n k + 2 k^3) FLOPs with k = min(m, n), on one rank of the data- and tensor-parallel ones. With blocks of
+// width C (F = 4 C) that is 25 C per parameter, against 6 per parameter and token of forward and backward passes: 3% of a step
 // for C = 4096 and half a million tokens on one rank, and divided by the ranks that share the matrices.
 #pragma once
 #include <algorithm>
@@ -50,7 +49,7 @@
 struct MuonRecipe {
     bool on = false;
     bool neurons = false;  // NorMuon
-    bool heads = false;    // heads of queries, keys and values are matrices of their own
+    bool heads = false;    // heads of queries, keys and values are separate matrices
     real momentum = real(0.95), beta2 = real(0.95);
     int iterations = 5;
     bool shape_scaling = false;  // s = factor sqrt(max(1, m / n)) instead of factor sqrt(max(m, n))
@@ -68,13 +67,13 @@ struct MuonStep {
     uint64_t rounding_key;
 };
 
-// A matrix that is orthogonalised by itself: rows of a tensor. This rank holds `rows` x `cols` of it, from (row, col) on.
+// A separately orthogonalised matrix: rows of a tensor. This rank holds `rows` x `cols` of it, from (row, col) on.
 struct MuonMatrix {
     size_t bucket;         // of the shards
     size_t tensor, first;  // row of the table, and the first element in the buffer
     int rows, cols, row, col;
     int whole_rows, whole_cols;
-    double lr;          // factor of AdamW's learning rate for it
+    double lr;          // factor of AdamW's learning rate
     bool first_holder;  // of the tp ranks that hold the same rows
 
     size_t elements() const { return (size_t)rows * (size_t)cols; }
@@ -191,7 +190,7 @@ public:
     }
 
 private:
-    // Whether the product of columns can be set in floatX at once.
+    // True if the product of columns can be set directly in floatX.
     static constexpr bool sets_gram = std::is_same_v<floatX, real> || be::sets_bf16_gradients;
 
     // gram = x^T x
@@ -259,7 +258,7 @@ private:
         apply(ctx, m, matrix, x, step);
     }
 
-    // Matrix k of `at_once` is gathered on tp rank k: all ranks' parts, beside zeros, are summed there.
+    // Matrix k of `at_once` is gathered on tp rank k, as the sum of all ranks' parts, each padded with zeros.
     template <class M>
     void update_cut(be::Ctx& ctx, const M& m, const std::vector<const MuonMatrix*>& at_once, const MuonStep& step) const {
         be::Comm& tp = m.ranks->tp;
@@ -299,7 +298,7 @@ private:
         }
     }
 
-    // Where this rank's part begins in the whole matrix.
+    // The offset of this rank's part in the whole matrix.
     static size_t place(const MuonMatrix& part) { return (size_t)part.row * (size_t)part.whole_cols + (size_t)part.col; }
     static void copy_part(be::Ctx& ctx, floatX* to, int to_cols, const floatX* from, int from_cols, const MuonMatrix& part) {
         be::copy_rows(ctx, to, (size_t)to_cols * sizeof(floatX), from, (size_t)from_cols * sizeof(floatX),
@@ -317,7 +316,7 @@ private:
     }
 
     std::vector<MuonMatrix> matrices_;
-    floatX* part_ = nullptr;              // this rank's part of a matrix that is cut
+    floatX* part_ = nullptr;              // this rank's part of a sharded matrix
     floatX *x_ = nullptr, *y_ = nullptr;  // whole matrices
     floatX *gram_ = nullptr, *square_ = nullptr;
     real* sums_ = nullptr;  // null where products can set gram_

@@ -1,5 +1,5 @@
-// Text that the ranks of one node share, in memory that MPI maps into all of them. Ranks use it in any order and number of
-// calls, unlike collectives. Whoever holds the lock must not wait for other ranks; if it dies, the lock is free again.
+// Text that the ranks of one node share, in memory that MPI maps into all of them. Unlike collectives, ranks use it in any
+// order and any number of times. A rank that holds the lock must not wait for other ranks; if it dies, the lock is released.
 #pragma once
 #include <pthread.h>
 
@@ -39,7 +39,7 @@ public:
     ~NodeText() override {
         int finalized = 0;
         MPI_Finalized(&finalized);
-        if (finalized || std::uncaught_exceptions() > 0) return;  // freeing is collective; the others may not take part
+        if (finalized || std::uncaught_exceptions() > 0) return;  // freeing is collective; the others may not participate
         MPI_Win_free(&window_);
         MPI_Comm_free(&node_);
     }
@@ -69,7 +69,7 @@ private:
 };
 #endif
 
-// Null for a run of one rank.
+// Null if the run has one rank.
 inline std::shared_ptr<SharedText> text_of_node(World& world) {
 #if HAVE_MPI
     if (world.size() > 1) return std::make_shared<NodeText>(world);

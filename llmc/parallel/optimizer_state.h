@@ -1,15 +1,14 @@
-// The optimizer's state of this rank's shards, one element for each of theirs: the lower halves of the fp32 weights, the
-// moments and the average of the weights. It is in the backend's memory, or, with --offload optimizer, in page-locked memory
-// of the host, from where updates take it through slots in the device's memory, chunk by chunk:
+// The optimizer's state of this rank's shards, one element for each parameter: the lower halves of the fp32 weights, the
+// moments and the average of the weights. It is in the backend's memory, or, with --offload optimizer, in page-locked memory of
+// the host, and updates stream it through slots in the device's memory, chunk by chunk:
 //
 //   upload     chunk k + 1            the two directions of the link, each on a stream of its own, and the ops on ctx work at
 //   update     chunk k                the same time; a slot holds a chunk from its upload to the end of its download
 //   download   chunk k - 1
 //
-// Updates are elementwise, so a chunk has the bits that it has where the state stays on the device. Between begin() and end()
-// the state on the host may be in any order; later ops on ctx see all of it, and so does the host once these are finished.
-// Kernels can also read the state on the host directly, at the rate of the link; rare operations do so (checksums, norms,
-// initial weights).
+// Updates are elementwise, so a chunk has the same bits as with resident state. Between begin() and end() the state on the host
+// may be in any order; later ops on ctx see all of it, and so does the host once these are finished. Kernels can also read the
+// state on the host directly, at the rate of the link; rare operations do so (checksums, norms, initial weights).
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -23,9 +22,9 @@
 #endif
 
 struct OptimizerState {
-    LowerHalf* lower = nullptr;  // null where params are the whole weights
+    LowerHalf* lower = nullptr;  // null if params are the whole weights
     Elements exp_avg, exp_avg_sq;
-    real* average = nullptr;  // null where no average of the weights is kept
+    real* average = nullptr;  // null without an average of the weights
 
     // The elements from index i on.
     OptimizerState from(size_t i) const {
@@ -33,10 +32,10 @@ struct OptimizerState {
     }
 };
 
-// The parts of the state that an update reads, and whether it changes them.
+// The parts of the state that an update reads, and which it changes.
 struct StateUse {
     bool lower = false, exp_avg = false, exp_avg_sq = false, average = false;
-    bool changes_lower = true;  // all other parts that are used are changed
+    bool changes_lower = true;  // all other parts in use are changed
 
     static StateUse adamw() { return {true, true, true, false}; }
     static StateUse momentum() { return {false, true, false, false}; }
@@ -49,7 +48,7 @@ class StateStream {
 public:
     static constexpr size_t most_chunk = 4 << 20;  // elements of a chunk: 40 MB with fp32 moments, 1 ms on a fast link
 
-    // Plans the slots, for state of these types, of which no more than `size` elements come together.
+    // Plans the slots, for state of these types, of which no update covers more than `size` elements.
     void plan(Arena& arena, const OptimizerState& types, bool averages, size_t size) {
         on_ = true;
         chunk_ = std::min(chunk_, round_up(size, (size_t)8));
@@ -74,8 +73,8 @@ public:
         if (on_) link_.end(ctx);
     }
     // Calls update(state, first, n) for all of elements [begin, begin + n) of `whole`, with the state of elements begin + first
-    // and later ones: in one call where it is resident, else in one for each chunk. No two calls between begin() and end() may
-    // change the same elements of the same part.
+    // and later ones: one call if it is resident, else one for each chunk. No two calls between begin() and end() may change
+    // the same elements of the same part.
     template <class Update>
     void run(be::Ctx& ctx, const OptimizerState& whole, const StateUse& use, size_t begin, size_t n, Update update) {
         if (!on_) return n > 0 ? update(whole.from(begin), (size_t)0, n) : void();

@@ -1,6 +1,6 @@
-// A micro-batch's pass through this rank's layers: what holds for its rows and for each layer, in one place: how many rows of
-// the residual stream this rank has, which positions and which mask a layer's attention has, where dropout draws. Layers and
-// blocks are those of this rank (model_memory.h); the functions of train_gpt.cu all take a pass.
+// A micro-batch's pass through this rank's layers: properties of its rows and of each layer, in one place: how many rows of the
+// residual stream this rank has, positions and mask of a layer's attention, and the random numbers of dropout. Layers and
+// blocks are this rank's (model_memory.h); the functions of train_gpt.cu all take a pass.
 #pragma once
 #include "../dropout.h"
 #include "model_memory.h"
@@ -19,7 +19,7 @@ struct Pass {
     int output_rows(const Layer& l) const { return l.row_parallel() ? local_rows() : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
-    // Layers may differ in what attention sees, and in positions.
+    // Layers may differ in their attention masks and positions.
     int layer(int block) const { return m.table.part.layers[block]; }
     bool rotates(int block) const { return m.cos_sin && m.c.has_positions(layer(block)); }
     Rope rope(int block) const {
@@ -36,10 +36,10 @@ struct Pass {
         shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
         return shape;
     }
-    // `site`: the number by which each dropout of the model has draws of its own: 0 after the embedding; in layer l 1 + 3 l of
+    // `site`: a number that gives each dropout of the model its own draws: 0 after the embedding; in layer l 1 + 3 l for
     // attention, 2 + 3 l after proj, 3 + 3 l after fc2; 1 + 3 L + 4 l + matrix before adapters. A number never changes, or
-    // resumed runs would draw others. `first`: the index of the first element in the run (dropout.h), of this rank's rows of
-    // the residual stream by default.
+    // resumed runs would draw others. `first`: the index of the first element in the run (dropout.h), by default of this rank's
+    // rows of the residual stream.
     Dropout dropout(double rate, int site, int64_t first) const {
         if (!in.drops) return {};
         return {(real)rate, {in.seed, (uint32_t)site, (uint64_t)first}};
@@ -51,7 +51,7 @@ struct Pass {
     Dropout hidden_dropout(const Layer& l) const {
         return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
     }
-    // Of the input of a layer's adapters: all rows, of which this rank may have some columns.
+    // Dropout of the input of a layer's adapters: all rows; this rank may have only some columns.
     Dropout adapter_dropout(const Layer& l) const {
         const size_t whole = (size_t)l.lora->whole_cols, first = (size_t)(in.sample * in.T) * whole + (size_t)l.lora->first_col;
         Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);

@@ -1,14 +1,14 @@
-// Pipeline schedules: which rank runs which pass of which micro-batch in what order; how many activations it must hold, which
-// layers it has, how long a step takes, and a picture of it. Pure functions of a few integers: nothing here communicates, and
-// any rank can compute any other's schedule.
+// Pipeline schedules: the order in which each rank runs the passes of its micro-batches; the activations that it must hold, its
+// layers, the duration of a step, and a picture of it. Pure functions of a few integers: nothing here communicates, and any
+// rank can compute any other's schedule.
 //
-// The model is cut into pp * vpp virtual stages of consecutive layers; stage s is chunk s / pp of rank s % pp. With vpp = 1
+// The model is split into pp * vpp virtual stages of consecutive layers; stage s is chunk s / pp of rank s % pp. With vpp = 1
 // every rank has one chunk, its stage. A step consists of m micro-batches, each forward through the stages in order, then
 // backward.
 //   1F1B (vpp 1)   rank r runs min(m, pp - r - 1) forward passes to warm up, then alternates forward and backward, then drains:
 //                  min(m, pp - r) micro-batches are in flight, where GPipe (all forward, then all backward) holds m.
-//   interleaved    (vpp > 1) the same with chunks: micro-batches advance in groups of pp, so that forward pass j is of chunk
-//                  (j mod pp vpp) / pp, backward passes take the chunks from the last to the first; the warm-up is
+//   interleaved    (vpp > 1) the same with chunks: micro-batches advance in groups of pp, so that forward pass j runs chunk
+//                  (j mod pp vpp) / pp, and backward passes run the chunks from the last to the first; the warm-up is
 //                  2 (pp - r - 1) + (vpp - 1) pp passes, or all where m = pp. Needs m % pp == 0.
 // With equal stages a step takes t_ideal + (pp - 1) (t_f + t_b), where t_f and t_b are the times of one pass of one chunk and
 // t_ideal = m vpp (t_f + t_b), so the bubble is idle / ideal = (pp - 1) / (vpp m). The price of vpp: (pp vpp - 1) / (pp - 1)
@@ -16,8 +16,8 @@
 //
 // Messages. Forward, rank r sends to r + 1, and the last rank to rank 0 between chunks; backward in the other direction. A rank
 // sends to a peer in the order in which the peer uses the messages: first in, first out, so that tags only serve to detect
-// errors. Backward has a communicator of its own (ranks.h), also at pp 2 with vpp > 1, where both directions lead to the same
-// peer. A send must not wait for its receive: a rank that sends an activation forward and its neighbour that sends a gradient
+// errors. Backward has its own communicator (ranks.h), also at pp 2 with vpp > 1, where both directions lead to the same peer.
+// A send must not wait for its receive: a rank that sends an activation forward and its neighbour that sends a gradient
 // backward would deadlock.
 //
 // GPipe: arXiv:1811.06965. 1F1B: PipeDream, arXiv:1806.03377, and its flush in arXiv:2006.09503. Interleaved: Megatron-LM,
@@ -47,7 +47,7 @@ inline bool operator==(const PipelineEvent& a, const PipelineEvent& b) {
 
 inline int virtual_stage(int pp, int rank, int chunk) { return chunk * pp + rank; }
 
-// Why these sizes have no schedule, with a hint; empty if they have one.
+// The reason why these sizes have no schedule, with a hint; empty if they have one.
 inline std::string pipeline_problem(int pp, int vpp, int micro_batches) {
     if (pp < 1) return format("the pipeline has %d ranks; it needs 1 or more", pp);
     if (vpp < 1) return format("the pipeline has %d virtual stages per rank; it needs 1 or more", vpp);
@@ -100,7 +100,7 @@ inline std::vector<PipelineEvent> pipeline_schedule(int pp, int rank, int vpp, i
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// The maximum number of passes of one chunk (or of all, chunk -1) whose forward is done and whose backward is not.
+// The maximum number of passes of one chunk (or of all, chunk -1) with forward done and backward pending.
 inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
     int now = 0, most = 0;
     for (const PipelineEvent& e : events)
@@ -111,7 +111,7 @@ inline int most_in_flight(const std::vector<PipelineEvent>& events, int chunk) {
 // The number n of micro-batches whose activations a chunk holds at a time, for steps of each of these numbers of micro-batches;
 // micro-batch i uses the memory of i % n. No two live ones collide: a chunk runs its micro-batches in order, forward and
 // backward, so the live ones are consecutive, and there are never more than n. With several chunks, fewer micro-batches may
-// need more memory: as many as there are ranks all run forward before any runs backward.
+// need more memory: if there are as many as ranks, all run forward before any runs backward.
 inline int micro_batches_in_flight(int pp, int rank, int vpp, const std::vector<int>& micro_batches, int chunk) {
     CHECK(chunk >= 0 && chunk < vpp, "chunk %d of %d", chunk, vpp);
     std::set<int> sizes;
@@ -128,7 +128,7 @@ inline int micro_batches_in_flight(int pp, int rank, int vpp, const std::vector<
 // where V C of the head is near 12 C^2 of a layer.
 //
 // Remaining layers go one each to the stages before the last, from back to front, never to the last: the longest stage sets the
-// pace, and the last one also has the head; the first ones hold the most micro-batches in flight, so a layer costs the least
+// pace, and the last one also has the head; the first stages hold the most micro-batches in flight, so a layer needs the least
 // memory at the back. (Longer stages in front fill and drain the pipeline faster, but only by a few layers' time per step.)
 // Consecutive stages are on different ranks, so with vpp > 1, too, ranks differ by at most one layer.
 inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, bool count_head,
@@ -175,7 +175,7 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------------
-// Idle time over working time, for equal stages and messages that take no time.
+// Idle time over working time, for equal stages and instant messages.
 inline double bubble_fraction(int pp, int vpp, int micro_batches) { return (double)(pp - 1) / ((double)vpp * micro_batches); }
 
 struct Timeline {
@@ -184,8 +184,8 @@ struct Timeline {
     double bubble = 0;  // idle time of all ranks over their working time
 };
 
-// Simulates schedules, one per rank: a pass starts when its rank is free and its input has arrived, p2p after the end of the
-// pass that makes it: forward of the previous stage, backward of the next one; the last stage's backward needs its own forward.
+// Simulates schedules, one per rank: a pass starts when its rank is free and its input has arrived, `p2p` after the end of the
+// producing pass: forward of the previous stage, backward of the next one; the last stage's backward needs its own forward.
 // `forward` and `backward` are the durations by virtual stage. Schedules that deadlock fail a check.
 inline Timeline simulate_schedules(const std::vector<std::vector<PipelineEvent>>& schedules, const std::vector<double>& forward,
                                    const std::vector<double>& backward, double p2p) {
@@ -243,21 +243,21 @@ inline Timeline simulate_pipeline(int pp, int vpp, int micro_batches, const std:
     return simulate_schedules(schedules, forward, backward, p2p);
 }
 
-// In steps of many micro-batches a pipeline soon comes into a steady state: what all ranks do repeats itself every few passes,
-// some seconds later. More micro-batches then only add repetitions.
+// With many micro-batches a pipeline soon reaches a steady state: all ranks repeat their schedule every few passes, some
+// seconds later. More micro-batches then only add repetitions.
 struct Repetition {
-    int passes = 0;  // in each direction; 0: none was found
+    int passes = 0;  // in each direction; 0: not found
     double seconds = 0;
 };
-// The repetition at the end of this step's steady state. A part of the step is enough to tell: a pass depends on the one before
-// it on its rank, and on one of another rank that is less than pp passes of the same direction away in that rank's order. So if
-// 3 pp vpp passes of all ranks repeat themselves, those after them do, until the drain, which begins at most 2 pp vpp passes
-// before the end.
+// The repetition at the end of this step's steady state. Part of the step is enough to detect it: a pass depends on the
+// previous one on its rank, and on one of another rank that is less than pp passes of the same direction away in that rank's
+// order. So if 3 pp vpp passes of all ranks repeat themselves, so do later ones, until the drain, which starts at most 2 pp vpp
+// passes before the end.
 inline Repetition find_repetition(int pp, int vpp, int micro_batches, const Timeline& t) {
     CHECK(micro_batches >= 16 * pp, "%d micro-batches on %d ranks are too few", micro_batches, pp);
-    const int group = pp * vpp, unit = vpp > 1 ? group : 1;  // passes after which the order of chunks begins again
+    const int group = pp * vpp, unit = vpp > 1 ? group : 1;  // passes after which the order of chunks repeats
     const int end = micro_batches * vpp - 2 * group;
-    const auto start = [&](int rank, int pass, bool of_backward) {  // and of the backward pass that follows
+    const auto start = [&](int rank, int pass, bool of_backward) {  // or start of the backward pass that follows
         const int warmup = warmup_passes(pp, rank, vpp, micro_batches);
         const int at = warmup + 2 * (pass - warmup) + of_backward;
         return t.start[(size_t)rank][(size_t)at];
@@ -277,8 +277,8 @@ inline Repetition find_repetition(int pp, int vpp, int micro_batches, const Time
     return {};
 }
 
-// How long a step takes, as simulate_pipeline says it: of many micro-batches some are simulated, more while no repetition is
-// found, and the repetitions of the others are added.
+// The duration of a step, as from simulate_pipeline: simulates some of many micro-batches, more while no repetition is found,
+// and adds the repetitions of the others.
 struct StepTime {
     double total = 0, bubble = 0;
 };
@@ -288,7 +288,7 @@ inline StepTime step_time(int pp, int vpp, int micro_batches, const std::vector<
         const Timeline some = simulate_pipeline(pp, vpp, few, forward, backward, p2p);
         const Repetition r = find_repetition(pp, vpp, few, some);
         if (!r.passes) continue;
-        const int of_each = r.passes / vpp, n = (micro_batches - few) / of_each;  // repetitions that are only counted
+        const int of_each = r.passes / vpp, n = (micro_batches - few) / of_each;  // repetitions that are not simulated
         const int others = micro_batches - n * of_each;
         const double of_others = others == few ? some.total : simulate_pipeline(pp, vpp, others, forward, backward, p2p).total;
         const double total = of_others + n * r.seconds;
@@ -302,12 +302,12 @@ inline StepTime step_time(int pp, int vpp, int micro_batches, const std::vector<
 
 // ---- picture ---------------------------------------------------------------------------------------------------------------
 // Draws the schedule as text of at most `width` columns (40 or more), one row per rank, time to the right, for equal stages; if
-// too long, its beginning and end. Widths are chosen for legibility: a backward pass is drawn longer, but not twice as long;
-// the idle share of the picture is still the bubble, which does not depend on their ratio. `simulated` is the bubble of the
-// actual stages, shown beside the formula's.
+// too long, its start and end. Widths are chosen for legibility: a backward pass is drawn longer, but not twice as long; the
+// idle share of the picture is still the bubble, which does not depend on their ratio. `simulated` is the bubble of the actual
+// stages, shown next to the formula's.
 inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simulated, int width) {
     width = std::max(width, 40);
-    // How a pass is drawn: its columns, the marks of a backward pass, whole numbers or their last digits. The first style that
+    // Style of a pass: its columns, the marks of a backward pass, whole numbers or their last digits. The first style that
     // fits is used, else the last. Letters end a name, so with chunks names may touch: "0a1a" but "0 1".
     struct Style {
         int forward, backward;
@@ -329,7 +329,7 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
     const auto found = std::find_if(styles.begin(), styles.end(), [&](const Style& s) { return columns(s) <= room; });
     const Style style = found == styles.end() ? styles.back() : *found;
 
-    const auto chunk_letter = [](int chunk) {  // a mark beyond the alphabet
+    const auto chunk_letter = [](int chunk) {  // a mark for chunks beyond the alphabet
         const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
         return std::string(1, chunk < (int)letters.size() ? letters[chunk] : '+');
     };
@@ -339,8 +339,7 @@ inline std::string draw_pipeline(int pp, int vpp, int micro_batches, double simu
         return pass == Direction::forward ? name : style.open + name + style.close;
     };
 
-    // [0, head) and [tail, total) are shown: everything, or three fifths of the width for the beginning and the rest for the
-    // end.
+    // [0, head) and [tail, total) are shown: everything, or three fifths of the width for the start and the rest for the end.
     const std::string gap = " ... ";
     const int total = columns(style), shown = room - (int)gap.size();
     const int head = total <= room ? total : shown * 3 / 5, tail = total <= room ? total : total - (shown - head);

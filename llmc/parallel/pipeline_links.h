@@ -1,7 +1,7 @@
 // Messages between neighbouring pipeline stages: activations forward and their gradients backward, for this rank's rows. A send
-// never waits: forward, the data stays where it is until backward, or until a later micro-batch has the same memory; backward,
-// the gradient replaces the stage's input, which is no longer needed. Receiving the input of that later micro-batch first
-// completes both sends: so a micro-batch's number here is the one by which it got its memory (Activations::micro_batch).
+// never waits: forward, the data is unchanged until backward, or until a later micro-batch reuses the memory; backward, the
+// gradient replaces the stage's input, which is no longer needed. Receiving the input of that later micro-batch first completes
+// both sends: so a micro-batch's number here is the one that determines its memory (Activations::micro_batch).
 #pragma once
 #include <exception>
 #include <vector>
@@ -17,7 +17,7 @@ public:
         for (const size_t n : in_flight) sent_.emplace_back(n);
     }
     ~PipelineLinks() {
-        if (std::uncaught_exceptions() == 0) finish();  // after an error nothing is waited for
+        if (std::uncaught_exceptions() == 0) finish();  // after an error, do not wait
     }
     PipelineLinks(const PipelineLinks&) = delete;
     PipelineLinks& operator=(const PipelineLinks&) = delete;
@@ -72,5 +72,5 @@ private:
     Ranks& ranks_;
     Axis pp_;
     int stages_;
-    std::vector<std::vector<Sent>> sent_;  // [chunk][micro-batch % of those in flight]
+    std::vector<std::vector<Sent>> sent_;  // [chunk][micro-batch % number in flight]
 };

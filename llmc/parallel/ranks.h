@@ -1,5 +1,5 @@
-// This rank among the others: the grid (mesh.h), the groups in which it exchanges tensors, and a step's sums over all ranks. A
-// single rank is a group of one everywhere.
+// This rank among the others: the grid (mesh.h), its groups for exchanging tensors, and a step's sums over all ranks. A single
+// rank is a group of one everywhere.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -14,14 +14,14 @@
 #include "world.h"
 #include "zero.h"
 
-// The options for the layout of a run over its ranks.
+// The options that lay out a run over its ranks.
 struct RankLayout {
     int tp = 1, pp = 1, vpp = 1;
     bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
-    bool whole_matrices = false;  // the optimizer needs the blocks' matrices whole
+    bool whole_matrices = false;  // the optimizer needs the blocks' matrices unsharded
     bool trains = false, generates = true;
-    bool overlap = true;         // tensor-parallel communication with the products of backward, which takes a buffer
+    bool overlap = true;         // tensor-parallel communication during backward's products; needs a buffer
     size_t bucket_elements = 0;  // parameters per data-parallel message; 0: default_bucket_elements
     int64_t rows = 0;            // rows of a sequence, which sequence parallelism splits
 };
@@ -30,12 +30,12 @@ struct Ranks {
     World* world = nullptr;
     Mesh mesh;
     bool sequence_parallel = false;  // norms and residual stream are split by rows over tp
-    bool overlap = false;            // gathers and reductions over tp run next to backward's products
+    bool overlap = false;            // gathers and reductions over tp overlap with backward's products
     bool zero = true;                // the optimizer's state is sharded over dp
-    bool whole_matrices = false;     // and each of the blocks' matrices belongs to one of its ranks
+    bool whole_matrices = false;     // and each of the blocks' matrices belongs to one dp rank
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
-    be::Comm pp;                 // for generating
+    be::Comm pp;                 // for generation
     be::Comm forward, backward;  // messages between neighbouring stages: activations, gradients
     be::Comm kv;                 // tp ranks that hold the same key/value heads
     be::Comm ends;               // first and last stage, which both hold a tied embedding
@@ -54,8 +54,8 @@ inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layo
     return ranks;
 }
 
-// This rank and the groups that it belongs to. Every rank makes them all, in this order; those that this run does not use are
-// left out, as each takes memory and, on GPUs, a communicator.
+// This rank and its groups. Every rank makes all groups, in this order, except those that this run does not use, since each
+// needs memory and, on GPUs, a communicator.
 inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const RankLayout& layout, const ModelConfig& c) {
     const auto ranks = place_rank(world.size(), world.rank(), layout, c);
     const Mesh& mesh = ranks->mesh;
@@ -69,7 +69,7 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
         ends = {mesh.rank_of(0, mesh.dp.rank, mesh.tp.rank)};
         if (mesh.pp.size > 1) ends.push_back(mesh.rank_of(mesh.pp.size - 1, mesh.dp.rank, mesh.tp.rank));
     }
-    const bool ring = mesh.vpp > 1;  // the last rank's chunks lead to the first one's next
+    const bool ring = mesh.vpp > 1;  // the last rank sends to the first one's next chunk
     if (mesh.tp.size > 1) ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
     if (mesh.dp.size > 1 && layout.trains) ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
     if (mesh.pp.size > 1 && layout.generates) ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "stages");
@@ -81,14 +81,14 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
     return ranks;
 }
 
-// Lets the libraries allocate what they need for the collectives of a run, before its memory is planned. generates: the run
-// writes texts, for which the stages of a pipeline sum logits.
+// Makes the libraries allocate their memory for the collectives of a run, before its memory is planned. generates: the run
+// generates text, for which pipeline stages sum logits.
 inline void warm_up(be::Ctx& ctx, Ranks& ranks, bool generates) {
     for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.kv, &ranks.ends}) be::warm_up(ctx, *comm);
     if (generates) be::warm_up(ctx, ranks.pp);
 }
 
-// ---- sums over all ranks: the same numbers on every rank, added in the same order ------------------------------------------
+// ---- sums over all ranks: identical on every rank, added in the same order --------------------------------------------------
 inline LossSums sum_of(const std::vector<LossSums>& all) {
     LossSums sums;
     for (const LossSums& s : all) {
@@ -107,7 +107,7 @@ inline LossSums sum_of(const std::vector<LossSums>& all) {
     return sums;
 }
 
-// Each target and each parameter counts once.
+// Each target and each parameter is counted once.
 inline LossSums reduce_sums(const Ranks& ranks, LossSums mine) {
     const Mesh& mesh = ranks.mesh;
     if (mesh.world.size == 1) return mine;
@@ -137,8 +137,8 @@ inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vecto
     return sums;
 }
 
-// What a host's memory has for this rank, beside what the other ranks there are to allocate; `bytes`: what this rank is to. All
-// ranks ask before the first one allocates.
+// The host memory available to this rank, after the allocations of other ranks on the same machine; `bytes`: this rank's own
+// allocation. All ranks call it before the first one allocates.
 inline size_t memory_for_rank(const Ranks& ranks, size_t bytes, size_t available) {
     if (!ranks.world || ranks.world->size() == 1) return available;
     World& world = *ranks.world;
@@ -154,7 +154,7 @@ inline size_t memory_for_rank(const Ranks& ranks, size_t bytes, size_t available
     return available - std::min(available, others);
 }
 
-// Ends the run if any rank has a problem, with the first one's message.
+// Fails on all ranks if any rank has a problem, with the first one's message.
 inline void agree_that_all_is_well(World* world, const std::string& problem) {
     const std::string first = world ? first_problem(*world, problem) : problem;
     if (!first.empty()) fail("%s", first.c_str());

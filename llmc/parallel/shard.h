@@ -1,10 +1,10 @@
-// The shards of the parameter buffer over data-parallel ranks (used by zero.h): which elements a rank owns, where they lie in
+// The shards of the parameter buffer over data-parallel ranks (used by zero.h): which elements a rank owns, their place in
 // memory that holds only its own shards, and which elements it counts in sums over all ranks.
 //
-// A bucket lies either in the range with weight decay or in the range without, and has about `bucket_elements`: large messages
-// use the network well, and several of them can start before backward ends. An optimizer that needs whole matrices (muon.h) has
-// each of the blocks' matrices in a bucket of its own, which belongs to one rank: beginning with the largest, each goes to the
-// rank that has the fewest elements. With more ranks than matrices, some ranks have none.
+// A bucket is either in the range with weight decay or in the range without, and has about `bucket_elements`: large messages
+// use the network well, and several of them can start before backward ends. For an optimizer that needs whole matrices
+// (muon.h), each of the blocks' matrices is a separate bucket that belongs to one rank: starting with the largest, each goes to
+// the rank with the fewest elements. With more ranks than matrices, some ranks have none.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -13,7 +13,7 @@
 #include "../elements.h"
 #include "../model/parameters.h"
 
-// Elements of a bucket, where no option says how many: as Megatron-LM, for dp ranks.
+// The default number of elements of a bucket for dp ranks, as in Megatron-LM.
 inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000, (size_t)1000000 * dp); }
 
 struct Bucket {
@@ -21,8 +21,8 @@ struct Bucket {
     bool decay;
     size_t mine, n;   // this rank's shard: buffer elements [mine, mine + n)
     size_t shard;     // offset of the shard in memory that holds only this rank's shards
-    int owner = -1;   // the rank whose shard is all of it; -1: ranks have equal shards
-    int matrix = -1;  // row of the table, if it is a block's matrix that must not be cut
+    int owner = -1;   // the rank that owns the whole bucket; -1: ranks have equal shards
+    int matrix = -1;  // row of the table, if it is a block's matrix that must not be split
 
     bool whole_matrix() const { return matrix >= 0; }
 };
@@ -35,12 +35,12 @@ class Shards {
 public:
     std::vector<Bucket> buckets;  // in the order of the buffer
     size_t size = 0;              // elements of all shards of this rank
-    size_t size_of_cut = 0;       // of those that are no whole matrices; in memory they come first
+    size_t size_of_cut = 0;       // of those outside whole matrices; in memory they come first
     bool cut = false;             // sharded; otherwise every rank has all elements
-    bool in_order = true;         // this rank's memory of shards is the whole buffer in its order
+    bool in_order = true;         // this rank's shards in memory are the whole buffer, in order
 
     Shards() = default;
-    // whole_matrices: those of blocks must not be cut.
+    // whole_matrices: matrices of blocks must not be split.
     Shards(const ParameterTable& table, const Axis& dp, bool zero, size_t bucket_elements, bool whole_matrices = false)
         : cut(zero && dp.size > 1), dp_(dp), unit_((size_t)dp.size * 64) {
         step_ = std::max<size_t>(1, bucket_elements / unit_) * unit_;
@@ -72,8 +72,8 @@ public:
         return n;
     }
 
-    // Calls visit(from, shard, n): elements [from, from + n) of a range that begins at `begin` are at `shard` in this rank's
-    // shards. Whole matrices are left out if so asked.
+    // Calls visit(from, shard, n): elements [from, from + n) of a range that starts at `begin` are at `shard` in this rank's
+    // shards. Optionally skips whole matrices.
     template <class Visit>
     void for_each_part(size_t begin, size_t n, Visit visit, bool with_whole_matrices = true) const {
         for (const Bucket& b : buckets) {
@@ -83,7 +83,7 @@ public:
         }
     }
 
-    // The elements of the buffer that this rank counts in sums over all ranks, so that each parameter counts once.
+    // The elements of the buffer that this rank counts in sums over all ranks, so that each parameter is counted once.
     std::vector<Range> counted(const ParameterTable& table, const Axis& dp) const {
         std::vector<Range> ranges;
         if (!cut && dp.rank > 0) return ranges;
@@ -116,7 +116,7 @@ public:
 private:
     static bool of_block(const TensorSpec& t) { return t.block >= 0 && !t.vector(); }
 
-    // For each row of the table that is a block's matrix: its rank.
+    // The owning rank for each row of the table that is a block's matrix.
     std::vector<int> balanced_owners(const ParameterTable& table) const {
         std::vector<size_t> order, elements((size_t)dp_.size);
         std::vector<int> owners(table.rows.size(), -1);
@@ -131,7 +131,7 @@ private:
         }
         return owners;
     }
-    // Buckets of equal shards. What cannot be divided at the end, less than 64 elements per rank, belongs to the first rank.
+    // Buckets of equal shards. The indivisible remainder, less than 64 elements per rank, belongs to the first rank.
     void add_cut(size_t begin, size_t end, bool decay) {
         for (; begin < end; begin += step_) {
             const size_t last = std::min(end, begin + step_), divisible = begin + (last - begin) / unit_ * unit_;
@@ -153,5 +153,5 @@ private:
     }
 
     Axis dp_;
-    size_t unit_ = 64, step_ = 64;  // of a bucket's elements: what they are multiples of, and how many there are at most
+    size_t unit_ = 64, step_ = 64;  // a bucket's elements are multiples of unit_, at most step_
 };

@@ -1,7 +1,7 @@
-// What training keeps of a model from step to step, whatever its architecture: the parameters that this rank holds, their
-// gradients, the lower halves of their fp32 weights, and AdamW's moments; how they are laid out, and cut over the ranks. Parts
-// of a run that work on all parameters alike (checkpoints, checks of memory, ZeRO) take one of these. Where adapters are
-// trained (adapters.h), they are these parameters, and the model's own are kept beside them: frozen, with nothing else.
+// The part of a model that training keeps from step to step, for any architecture: this rank's parameters, their gradients, the
+// lower halves of their fp32 weights, and AdamW's moments; their layout, and their shards over ranks. Parts of a run that treat
+// all parameters alike (checkpoints, checks of memory, ZeRO) take one of these. When training adapters (adapters.h), these are
+// the adapters' parameters, and the model's own are stored separately, frozen, without other state.
 #pragma once
 #include <memory>
 #include <optional>
@@ -22,12 +22,12 @@
 // This rank's shards (shards.size) of weights and moments.
 struct Parts {
     floatX* params = nullptr;
-    LowerHalf* lower = nullptr;  // null where params are the whole weights
+    LowerHalf* lower = nullptr;  // null if params are the whole weights
     Elements exp_avg, exp_avg_sq;
-    real* average = nullptr;  // null where no average of the weights is kept
+    real* average = nullptr;  // null without an average of the weights
 };
 
-// A model whose parameters are not trained.
+// A model with frozen parameters.
 struct FrozenModel {
     ParameterTable table;
     floatX* params = nullptr;  // (table.size)
@@ -37,26 +37,26 @@ struct TrainingMemory {
     ModelConfig c;
     std::shared_ptr<Ranks> ranks;
     std::vector<int> stages;  // layers of each stage of the pipeline
-    ParameterTable table;     // of what is trained: the model, or its adapters
+    ParameterTable table;     // of the trained tensors: the model's, or its adapters'
     std::optional<FrozenModel> frozen;
     VirtualTokens virtual_tokens;
     Shards shards;
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks: each counts once
     floatX* params = nullptr;    // (table.size)
     Elements grads;              // (table.size) summed over the micro-batches of a step
-    BlockGradients of_block;     // where these are bf16: of a micro-batch in a block
-    std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // through which updates reach the four below
-    bool offloads = false;       // whether these are in page-locked host memory; set before memory is planned
-    LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null where params are these
+    BlockGradients of_block;     // for bf16 grads: of a micro-batch in a block
+    std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the four below during updates
+    bool offloads = false;       // these four are in page-locked host memory; set before memory is planned
+    LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null if params are these
     Elements exp_avg,
-        exp_avg_sq;  // (shards.size) (size_of_exp_avg_sq()); their types, and that of grads, are set before memory is planned
-    Muon muon;       // its recipe is set before memory is planned
-    bool averages = false;    // whether an average of the weights is kept; set before memory is planned
+        exp_avg_sq;         // (shards.size) (size_of_exp_avg_sq()); their types, and the type of grads, are set before planning
+    Muon muon;              // its recipe is set before memory is planned
+    bool averages = false;  // keep an average of the weights; set before memory is planned
     real* average = nullptr;  // (shards.size) moving average of the fp32 weights (weight_average.h)
-    bool examines = false;    // whether the layers' health is logged; set before memory is planned
+    bool examines = false;    // log the layers' health; set before memory is planned
     real* before = nullptr;   // (shards.size) in host memory: the fp32 weights before an update that is examined
-    Parts copy;               // host memory from which a checkpoint is written; null: written from the tensor itself
-    bool copies = false;      // whether all of a checkpoint is written from there; else at most the parameters are
+    Parts copy;               // host memory from which a checkpoint is saved; null: saved from the tensor itself
+    bool copies = false;      // everything is saved from the copy; else at most the parameters are
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -72,13 +72,13 @@ struct TrainingMemory {
     const ParameterTable& model_table() const { return frozen ? frozen->table : table; }
     floatX* model_params() const { return frozen ? frozen->params : params; }
 
-    // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints have zeros there.
+    // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints store zeros there.
     size_t size_of_exp_avg_sq() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
 
     OptimizerState state() const { return {lower, exp_avg, exp_avg_sq, average}; }
     bool state_on_host() const { return be::memory_is_host || offloads; }
 
-    // Plans all of it, or without training the parameters alone.
+    // Plans everything, or without training only the parameters.
     void plan(Arena& arena, bool training) {
         if (frozen) arena.add("parameters (frozen)", &frozen->params, frozen->table.size);
         arena.add(frozen ? "adapters" : "parameters", &params, table.size);
@@ -98,15 +98,15 @@ struct TrainingMemory {
     }
 
     static constexpr const char* copy_purpose = "copy for checkpoints";
-    // Plans the copy, in host memory, from which a checkpoint is written while training continues. A save in the foreground
-    // needs none of what is in host memory itself, except of parameters that are not in the order of the shards.
+    // Plans the copy, in host memory, from which a checkpoint is saved while training continues. A save in the foreground needs
+    // no copy of tensors in host memory, except of parameters that are not in the order of the shards.
     void plan_copy(Arena& arena, bool foreground) {
         const bool in_place = foreground && state_on_host();
         const auto add = [&](auto* part, size_t n) { arena.add_on_host(copy_purpose, part, n); };
         copy.exp_avg.type = exp_avg.type;
         copy.exp_avg_sq.type = exp_avg_sq.type;
         if (!in_place || !shards.in_order || !be::memory_is_host || offloads) add(&copy.params, shards.size);
-        copies = !in_place;  // also where this rank trains nothing and a copy has no bytes
+        copies = !in_place;  // also if this rank trains nothing and a copy has no bytes
         if (in_place) return;
         if (has_lower_halves) add(&copy.lower, shards.size);
         add(&copy.exp_avg, shards.size);
@@ -115,7 +115,7 @@ struct TrainingMemory {
     }
 };
 
-// Copies to and from the optimizer's state, in order with the ops on ctx; the other memory is the host's.
+// Copies to and from the optimizer's state, in order with the ops on ctx; `to` and `from` on the other side are host memory.
 inline void read_state(be::Ctx& ctx, const TrainingMemory& m, void* to, const void* state, size_t bytes) {
     if (!m.offloads) return be::download(ctx, to, state, bytes);
     wait_for_device(ctx);
@@ -127,9 +127,9 @@ inline void write_state(be::Ctx& ctx, const TrainingMemory& m, void* state, cons
     cpu::copy_in_parallel(state, from, bytes);
 }
 
-// ---- gradients of parameters that several ranks hold, each with a part of the sum -------------------------------------------
+// ---- gradients of parameters that several ranks hold, each with a partial sum -----------------------------------------------
 // Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold,
-// and of adapters' matrices that are whole on each.
+// and of adapters' matrices that are replicated.
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
     for (const TensorSpec& t : m.table.rows) {
         if (t.block != block) continue;
@@ -139,8 +139,8 @@ inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
                        (size_t)t.replicated_rows * t.cols);
     }
 }
-// Sums gradients of norms of query and key heads, with sequence parallelism those of all norms and whole biases, and those of a
-// tied embedding at both ends of the pipeline.
+// Sums gradients of norms of query and key heads; with sequence parallelism, of all norms and whole biases; and of a tied
+// embedding at both ends of the pipeline.
 inline void reduce_shared(be::Ctx& ctx, const TrainingMemory& m) {
     const size_t summed = m.ranks->sequence_parallel    ? m.table.shared
                           : m.c.qk_norm == QkNorm::head ? m.table.head_norms

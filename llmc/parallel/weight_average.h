@@ -1,7 +1,7 @@
 // The average of the weights over the steps of a run (--ema-decay D): after update t, counted from 1, a = d a + (1 - d) w in
-// fp32, with d = min(D, t / (9 + t)), so that the first updates, which move fast, are soon forgotten (as TensorFlow's
-// ExponentialMovingAverage with num_updates). It begins as the initial weights. Each rank averages its shards, as it does with
-// AdamW's moments; training only is read, its bits are the same with and without.
+// fp32, with d = min(D, t / (9 + t)), so that the fast early updates are soon forgotten (as in TensorFlow's
+// ExponentialMovingAverage with num_updates). It starts as the initial weights. Each rank averages its shards, as with AdamW's
+// moments; averaging only reads the weights, so training has the same bits with and without it.
 #pragma once
 #include <algorithm>
 
@@ -21,7 +21,7 @@ inline void update_average(be::Ctx& ctx, const TrainingMemory& m, double decay, 
     m.stream->end(ctx);
 }
 
-// Exchanges the weights for the average; a second call exchanges them back, to the same bits. Called by all ranks, when all
+// Exchanges the weights for the average; a second call exchanges them back, to the same bits. All ranks call it, after all
 // parameters have been gathered.
 inline void swap_average(be::Ctx& ctx, const TrainingMemory& m, ParameterGatherer& gatherer) {
     m.stream->begin(ctx);

@@ -7,9 +7,9 @@
 //                             each would do all of the work
 //   otherwise                 a single process, also in a SLURM batch script, which is not a step of several tasks
 //
-// All ranks call each operation in the same order; each sends which one it is in, so that a mismatch is an error that names the
-// ranks. Waiting for other ranks has no time limit of its own. watch() starts a thread that reports a wait, of the host or of
-// its GPU, that exceeds a limit, with what each rank is doing, and ends the run.
+// All ranks call each operation in the same order; each message names its operation, so that a mismatch is an error that names
+// the ranks. Waiting for other ranks has no time limit of its own. watch() starts a thread that reports a wait, of the host or
+// of its GPU, that exceeds a limit, with each rank's current activity, and ends the run.
 //
 // Errors. A rank that fails must end all ranks: catch Error while the World is alive, print it, call abort(1). If the exception
 // leaves the World's scope instead, or the process is killed, the launcher ends the others after this process; mpirun names the
@@ -82,7 +82,7 @@ public:
         std::swap(next, current_);
         return next;
     }
-    // Ends the wait that set() began.
+    // Ends the wait that set() started.
     void end_wait() {
         std::lock_guard<std::mutex> lock(mutex_);
         const double now = monotonic_seconds();
@@ -90,12 +90,12 @@ public:
         current_.waiting = false;
         current_.since = now;
     }
-    // For a group whose operations a device waits in: what the host does meanwhile is no wait.
+    // For a group whose operations run on a device: work of the host in the meantime is not a wait.
     void add_wait_of_device(const std::string& group, double seconds) {
         std::lock_guard<std::mutex> lock(mutex_);
         waited_on_device_[group] += seconds;
     }
-    // Seconds that this rank has waited for others so far, by group. Of a device's waits those that are over.
+    // Seconds that this rank has waited for others so far, by group. Includes a device's waits once they are over.
     std::map<std::string, double> waited() {
         look_at_devices();
         std::lock_guard<std::mutex> lock(mutex_);
@@ -107,7 +107,8 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return current_;
     }
-    // Lets the watchdog and waited() ask for a device's waits. look() may throw an Error, which ends the run.
+    // Registers a function that returns a device's wait, for the watchdog and waited(). look() may throw an Error, which ends
+    // the run.
     void add(const void* owner, std::function<Activity()> look) {
         std::lock_guard<std::mutex> lock(looks_mutex_);
         looks_[owner] = std::move(look);
@@ -116,7 +117,7 @@ public:
         std::lock_guard<std::mutex> lock(looks_mutex_);
         looks_.erase(owner);
     }
-    // The longest current wait of the host and its device; without one, what the host computes.
+    // The longest current wait of the host and its device; without one, the host's current work.
     Activity longest_wait() {
         const Activity host = current(), device = look_at_devices();
         return device.waiting && (!host.waiting || device.since < host.since) ? device : host;
@@ -135,11 +136,11 @@ private:
     mutable std::mutex mutex_;
     Activity current_;
     std::map<std::string, double> waited_, waited_on_device_;
-    std::mutex looks_mutex_;  // a separate one: a look may take long, and the host's next wait is told meanwhile
+    std::mutex looks_mutex_;  // a separate one: a look may be slow, and the host's next wait must be recorded meanwhile
     std::map<const void*, std::function<Activity()>> looks_;
 };
 
-// Since when a thread that looks every `pause` has run without a long break: while a job is suspended nobody waits.
+// The start of the last uninterrupted run of a thread that looks every `pause`: while a job is suspended, nobody waits.
 class RunningSince {
 public:
     explicit RunningSince(std::chrono::duration<double> pause) : longest_(10 * pause.count()) {}
@@ -194,11 +195,11 @@ private:
 
 // Polls until done() returns true. Messages progress only while polling, so pauses make large ones slow (3 times with 20 us,
 // measured). MPI's own waiting does not yield the core; this does, and pauses once a wait has become long. A yield to a process
-// that only computes lasts for that one's time slice of some milliseconds: for a while after such a yield, waits sleep instead,
-// because who sleeps is woken at once. Beside one busy process on two cores a barrier of two ranks takes 0.05 ms so, not 4 ms.
-// With OMP_WAIT_POLICY=passive, for a machine that does other work as well, every wait soon sleeps, an eighth of what it has
-// lasted at a time: four ranks on two cores beside compilers take a third to half of the time (32 s for 58 to 100 s of layouts'
-// parity).
+// that only computes lasts for its time slice of some milliseconds: for a while after such a yield, waits sleep instead,
+// because a sleeper is woken at once. Next to one busy process on two cores a barrier of two ranks then takes 0.05 ms, not 4
+// ms. With OMP_WAIT_POLICY=passive, for a machine that does other work as well, every wait soon sleeps, for an eighth of its
+// duration so far at a time: four ranks on two cores next to compilers need a third to half of the time (32 s instead of 58 to 100 s
+// of layouts' parity).
 inline bool waits_asleep() {
     const char* policy = getenv("OMP_WAIT_POLICY");
     const bool passive = policy && !strcasecmp(policy, "passive");
@@ -245,7 +246,7 @@ inline const char* variable(const char* name) {
     const char* value = getenv(name);
     return value && *value ? value : nullptr;
 }
-// The value of an environment variable that is set.
+// The value of an environment variable, which must be set.
 inline int number(const char* name, long low, long high) {
     const char* text = variable(name);
     char* end;
@@ -281,7 +282,7 @@ inline std::string host_name() {
     return gethostname(name, sizeof name - 1) == 0 && *name ? name : "unknown";
 }
 
-// Tells machines apart, whatever their names: nodes made from one image have the same, and containers on one have several.
+// Identifies the machine independently of its name: nodes made from one image share a name, and containers on one have several.
 inline std::string machine_id() {
     std::string id;
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
@@ -317,10 +318,10 @@ struct WorldState {
     MPI_Comm mpi = MPI_COMM_NULL;
 #endif
     std::thread watcher, watcher_of_watcher;
-    std::mutex mutex;  // of what is between here and `asked`
+    std::mutex mutex;  // protects the members down to `asked`
     std::condition_variable wake;
     bool stop = false, watcher_ended = false;
-    double asked = 0;  // since when the watcher has been asking the device; 0: it is not
+    double asked = 0;  // when the watcher's pending question to the device started; 0: none
     int status_fd = -1;
 
     explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
@@ -359,7 +360,7 @@ struct WorldState {
 #endif
     }
 
-    // The operation behind all others: an all-gather of strings of any length.
+    // The operation on which all others are built: an all-gather of strings of any length.
     std::vector<std::string> exchange(int kind, const std::string& mine) {
         ++sequence;
         CHECK(mine.size() < (1u << 30), "%zu bytes are not a small message", mine.size());
@@ -405,7 +406,7 @@ struct WorldState {
         _exit(status);
     }
 
-    // In the normal case waits until the other ranks are done, too. After an error no one can be waited for.
+    // Normally waits until the other ranks are done, too. After an error no rank can be waited for.
     void leave() {
         const bool well = std::uncaught_exceptions() <= exceptions;
         if (well) exchange(2, "");
@@ -422,8 +423,8 @@ struct WorldState {
         if (status_fd >= 0) close(status_fd);
     }
 
-    // ---- the watchdog: one thread asks the host and the device what they wait for. The device's driver may hang together with
-    //      what it is asked about, so a second one, which asks nobody, watches the first ----
+    // ---- the watchdog: one thread asks the host and the device for their waits. The device's driver may hang together with
+    //      the operation, so a second thread, which asks nobody, watches the first ----
     void watch(double timeout, const std::string& status_file) {
         CHECK(!watcher.joinable(), "watch() is called once");
         if (!status_file.empty()) {
@@ -499,7 +500,7 @@ struct WorldState {
         // A failed write only loses this line of the report; it must not end the run.
         if (pwrite(status_fd, slot.data(), slot.size(), (off_t)(slot_bytes * (size_t)rank)) < 0) return;
     }
-    // What rank r has written, with "since T" converted to "for S s".
+    // The line written by rank r, with "since T" converted to "for S s".
     std::string read_status(int r) const {
         std::string slot(slot_bytes, '\0');
         const ssize_t n = pread(status_fd, slot.data(), slot_bytes, (off_t)(slot_bytes * (size_t)r));
@@ -547,7 +548,7 @@ public:
     const std::string& host() const { return state_->hosts[(size_t)rank()]; }
     const std::vector<std::string>& hosts() const { return state_->hosts; }
     bool on_one_machine(size_t a, size_t b) const { return state_->machines[a] == state_->machines[b]; }
-    // On this machine and in this container: it sees the same GPUs and has the same limits.
+    // True on this machine and in this container: rank r sees the same GPUs and has the same limits.
     bool is_here(int r) const { return state_->is_here(r); }
     bool has_mpi() const { return state_->has_mpi; }  // started by mpirun or srun
     // "rank 3 of 8 (host node2)"
@@ -555,7 +556,7 @@ public:
 
     // One string of any length from each rank.
     std::vector<std::string> all_gather(const std::string& mine) { return state_->exchange(0, mine); }
-    // In slices, each of which is a small message from all together.
+    // In slices, each of which is a small message per rank.
     void all_gather(const void* mine, size_t bytes, void* all /*(size, bytes)*/) {
         const size_t most = std::max<size_t>(1, (1 << 24) / (size_t)size());
         size_t from = 0;
@@ -575,8 +576,8 @@ public:
     // Ends every rank with this status (0 becomes 1). Does not return, does not wait, runs no destructors.
     [[noreturn]] void abort(int status) { state_->end_run(status); }
 
-    // From now on, a wait of more than `timeout` seconds is reported and ends the run. Called by all ranks. status_file: a file
-    // that all ranks can reach, where each writes what it is doing, in 256 bytes, at most once a second; or empty.
+    // From now on, a wait of more than `timeout` seconds is reported and ends the run. All ranks call it. status_file: a file
+    // that all ranks can reach, where each writes its current activity, in 256 bytes, at most once a second; or empty.
     void watch(double timeout, const std::string& status_file) { state_->watch(timeout, status_file); }
 
     std::shared_ptr<Monitor> monitor() const { return state_->monitor; }
@@ -593,7 +594,7 @@ private:
 
 inline Waiting::Waiting(World& world, const char* what) : Waiting(world.monitor().get(), what, "", 0) {}
 
-// The first message that a rank has, the same on all of them; empty: none has one. All ranks call it.
+// The first rank's message that is not empty, identical on all ranks; empty: there is none. All ranks call it.
 inline std::string first_problem(World& world, const std::string& mine) {
     for (const std::string& problem : world.all_gather(mine))
         if (!problem.empty()) return problem;

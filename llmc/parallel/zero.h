@@ -35,7 +35,8 @@ public:
             if (t.copy) limit_ = std::min(limit_, t.offset);
     }
 
-    // Starts all buckets of matrices from element `begin` on; their gradients must be complete. begin falls from call to call.
+    // Starts all buckets of matrices from element `begin` on; their gradients must be complete. `begin` decreases from call to
+    // call.
     void ready(size_t begin) {
         for (size_t i = shards_.buckets.size(); i-- > 0;) {
             const Bucket& b = shards_.buckets[i];
@@ -77,7 +78,7 @@ public:
     ParameterGatherer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, bool overlap)
         : ctx_(ctx), dp_(dp), shards_(shards), overlap_(overlap), pending_(shards.buckets.size()) {}
 
-    // A bucket of `params` was updated in this rank's shard.
+    // This rank's shard of a bucket of `params` was updated.
     void start(const Bucket& b, floatX* params) {
         if (!shards_.cut) return;
         be::Pending& pending = pending_[(size_t)(&b - shards_.buckets.data())];
