@@ -7,11 +7,11 @@
 // c_tj = cap tanh(scale q.k / cap) in s, and ds is multiplied by 1 - (c/cap)^2. With dropout, p v and dp are multiplied by 0 or
 // 1 / (1 - rate).
 //
-// The plain functions are the definition, row by row, the only ones in the fp64 build and the only ones with dropout;
-// flash_attention.h is the fast path.
+// The plain functions are the definition, row by row, and the only path in the fp64 build and with dropout; flash_attention.h
+// is the fast path.
 //
-// A sink is a key with a score of its own and no value: lse' = log(e^lse + e^sink), out' = out e^(lse - lse'). Backward with
-// lse' and out' is that of a softmax with one more score, and d/dsink = - sum_t e^(sink - lse'_t) (dout_t . out'_t).
+// A sink is a key with a score but no value: lse' = log(e^lse + e^sink), out' = out e^(lse - lse'). Backward with lse' and out'
+// is that for a softmax with one more score, and d/dsink = - sum_t e^(sink - lse'_t) (dout_t . out'_t).
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -14,8 +14,8 @@
 #include "../base/types.h"
 #include "threads.h"
 
-// Fast paths beside the plain loops. The fp64 build has none, and neither does code compiled by nvcc, which has no vector
-// types: there the CPU's ops only serve as reference for a GPU's.
+// Fast paths in addition to the plain loops. The fp64 build has none, and neither does code compiled by nvcc, which lacks
+// vector types: there the CPU's ops only serve as reference for a GPU's.
 #if defined(PRECISION_FP64) || defined(__CUDACC__)
 #define CPU_FAST_PATHS 0
 #else
@@ -33,10 +33,10 @@ constexpr bool sets_bf16_gradients = false;  // matrix products can set weight g
 struct Ctx {
     int threads;                   // number of threads of an op
     bool plain = !CPU_FAST_PATHS;  // true: only the plain loops (the specification); false: fast paths where they exist
-    int steady_rows = 0;           // a row of a product has the same bits however many rows there are, up to so many
+    int steady_rows = 0;           // up to this many rows, a row of a product has the same bits regardless of their number
     bool autotune = true;          // for GPUs (gpu/ctx.cuh)
 #if CPU_FAST_PATHS
-    // The matrix unit of each kind of product, and its measured speed in FLOP/s per thread (unit_choice.h), if any.
+    // The matrix unit for each kind of product, and its measured speed in FLOP/s per thread (unit_choice.h), if any.
     AnyUnit layers = default_unit<floatX>(Products::layers), attention = default_unit<floatX>(Products::attention);
     double layers_rate = 0, attention_rate = 0;
     std::vector<floatX> copies[3];  // zero-padded copies of operands that cannot be read in place
@@ -52,11 +52,11 @@ struct Ctx {
     Ctx(const Ctx&) = delete;
     Ctx& operator=(const Ctx&) = delete;
 
-    // At least `bytes` of memory, aligned to a page, or to a huge page if there is as much; contents undefined, valid until the
+    // At least `bytes` of memory, aligned to a page, or to a huge page if large enough; contents undefined, valid until the
     // next call. Grows, never shrinks.
     void* scratch(size_t bytes) {
         if (bytes > scratch_bytes_) {
-            constexpr size_t huge_page = 2 << 20;  // holds packed operands, whose rows would take a page each
+            constexpr size_t huge_page = 2 << 20;  // holds packed operands, whose rows would each occupy a page
             const size_t page = bytes < huge_page ? 4096 : huge_page;
             free(scratch_);
             scratch_bytes_ = round_up(bytes, page);
@@ -69,7 +69,7 @@ struct Ctx {
 
     bool has_device() const { return true; }
 
-    // The row of the start-up table.
+    // The text for the start-up table.
     std::string description() const {
         const std::string n = format("%d thread%s, ", threads, threads == 1 ? "" : "s");
 #if CPU_FAST_PATHS

@@ -1,7 +1,7 @@
 // Embedding: out = scale wte[token] (+ wpe[position]). Backward adds each row's gradient, times scale, to its token's row, and
 // to its position's row.
 // Several rows may have the same token, so in backward each thread owns a range of channels and visits all rows in order: no
-// two threads write to the same number, and sums are in row order for any number of threads. Bound by memory bandwidth.
+// two threads write the same number, and sums are in row order for any number of threads. Bound by memory bandwidth.
 #pragma once
 #include <algorithm>
 

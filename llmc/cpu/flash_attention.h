@@ -7,7 +7,7 @@
 //   forward   s^T = K Q^T        o^T += V^T P^T
 //   backward  s^T = K Q^T        dp^T = V dO^T        dv += P^T dO        dk += dS^T Q        dq^T += K^T dS^T
 // A query tile keeps a running maximum m and sum l per query; when a tile of keys raises m by more than a threshold, earlier
-// sums are scaled by exp(m_old - m_new). Fully masked tiles are skipped, and so is a quarter of those on the diagonal. Every
+// sums are scaled by exp(m_old - m_new). Fully masked tiles are skipped, and so is a quarter of each diagonal tile. Every
 // operand that is used more than once is packed once per head: left operands as rows of tiles of 64, right operands in the
 // unit's packed layout. Rows beyond T and elements beyond the head size are zero. For a bf16 unit, P and dS are rounded to
 // bf16, once each, as on a GPU; for an fp32 unit they stay in fp32, and other operands are widened when packed. Sums, softmax
@@ -56,13 +56,14 @@ inline int rows_at(const AttentionShape& a, int t0) { return std::min((int)tile,
 inline Prefetch prefetch_rows(const AttentionShape& a, const floatX* x, size_t stride, int t0) {
     return t0 < a.T ? Prefetch(x, stride, rows_at(a, t0), a.HS) : Prefetch();
 }
-// Whether rows of a head at `to` are written with non-temporal stores: whole cache lines, too far apart for hardware prefetch.
+// True if rows of a head at `to` are written with non-temporal stores: whole cache lines, too far apart for hardware prefetch.
 template <class E>
 bool streams(const MatrixUnit<E>& unit, const floatX* to, size_t stride, int HS) {
     return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
 }
 
-// ---- packing of a tile: 64 rows of a head, of which `rows` exist, HS elements each, a stride apart --------------------------
+// ---- packing of a tile: 64 rows of a head, of which `rows` are valid, HS elements each, a stride apart
+// -----------------------
 // Left operand (64, H) = rows.
 template <class E>
 void pack_left_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H) {
@@ -99,8 +100,7 @@ template <class E>
 void pack_rows(const MatrixUnit<E>& unit, E* to, const Rows64& rows, int H) {
     detail::pack_rows(unit, to, 16 * (size_t)tile, rows.x, rows.stride, H, tile, tile);
 }
-// The last step of a gradient's rows: inverse rotation, if there is one (rope.h), of values rounded as if they were stored
-// first.
+// The last step of a gradient's rows: inverse rotation (rope.h), if any, of values rounded as if they were stored first.
 struct Back {
     const Rope* rotation;  // or null; heads of at most most_columns
     size_t first;          // row of the batch
@@ -161,8 +161,8 @@ void sum_over_queries(const MatrixUnit<E>& unit, float* o, const E* p /*(64 keys
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------------
-// Caps s (`seen` keys, n queries), which becomes scaled. In backward, dp becomes (1 - t^2) dp + t^2 correction / scale, so that
-// scale dp - correction is multiplied by the derivative 1 - t^2, t = tanh(scale s / cap).
+// Caps s (`seen` keys, n queries) and scales it. In backward, dp becomes (1 - t^2) dp + t^2 correction / scale, so that scale
+// dp - correction is multiplied by the derivative 1 - t^2, t = tanh(scale s / cap).
 inline void cap_scores(float* s, float* dp /*or null*/, int n, int seen, const AttentionShape& a,
                        const float* correction /*(n)*/) {
     const float inner = (float)(a.scale / a.softcap), cap = (float)a.softcap, unscaled = (float)(1 / a.scale);
@@ -179,7 +179,7 @@ inline void cap_scores(float* s, float* dp /*or null*/, int n, int seen, const A
 inline float scale_after_cap(const AttentionShape& a) { return a.softcap > 0 ? 1.0f : (float)a.scale; }
 
 // Masks s (`seen` keys from j0 on, n queries from t0 on): -inf where the mask forbids or no key exists; the tile has `keys`
-// keys. With ALiBi slopes, also applies scale and slope. Returns the positive factor that remains to be applied.
+// keys. With ALiBi slopes, also applies scale and slope. Returns the positive factor that is still to be applied.
 inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, float scale, const real* slope,
                            const int* doc_start /*of t0 or null*/) {
     const floats minus_infinity = floats{} - std::numeric_limits<float>::infinity();
@@ -196,7 +196,7 @@ inline float finish_scores(float* s, int n, int t0, int j0, int keys, int seen, 
         });
     return slope ? 1.0f : scale;
 }
-// The first tile of keys that the query tile at t0 sees: documents begin at docs[t], which does not decrease within a sequence,
+// The first tile of keys that the query tile at t0 sees: documents start at docs[t], which does not decrease within a sequence,
 // so the first row sees furthest back.
 inline int first_keys(const int* docs /*of a sequence, or null*/, int t0) { return docs ? docs[t0] / tile * tile : 0; }
 // The document starts of the tile at t0; rows beyond T have none.
@@ -265,8 +265,8 @@ inline void store_two(float* to, float* to_second, floats first, floats second) 
     store(to_second, second);
 }
 
-// Exponentials of scores (`keys`, n queries), factor times s, relative to each query's `top`, are packed into p, and their sums
-// added. A maximum that rose by more than `little` becomes the new top, to which sums and o (H, n) are rescaled; otherwise
+// Packs exponentials of scores (`keys`, n queries), factor times s, relative to each query's `top`, into p, and adds their
+// sums. A maximum that rose by more than `little` becomes the new top, to which sums and o (H, n) are rescaled; otherwise
 // exponentials are at most e^8, which costs no accuracy, and the branch is well predicted. 16 queries at a time.
 constexpr float little = 8;
 template <int n, class E>
@@ -374,7 +374,7 @@ struct BackwardMemory {
         lse = correction + n;
         rows = (floatX*)(lse + n);
     }
-    // A head's operands and sums, which threads share, and this thread's memory for tiles.
+    // A head's operands and sums, shared by threads, with this thread's memory for tiles.
     BackwardMemory with_tiles_of(const BackwardMemory& mine) const {
         BackwardMemory both = *this;
         both.p = mine.p;
@@ -423,8 +423,9 @@ void score_gradients(const BackwardMemory<E>& m, int first, float factor, const 
     }
 }
 
-// Query head h of sequence b: sets its gradient, and dkv, its contribution to those of keys and values. Operands are packed
-// when first used, and query gradients are stored after their last keys, so that memory access overlaps with the matrix unit.
+// Query head h of sequence b: sets its gradient, and dkv, its contribution to the gradients of keys and values. Operands are
+// packed when first used, and query gradients are stored after their last keys, so that memory access overlaps with the matrix
+// unit.
 template <int n, class E>
 struct BackwardHead {
     const MatrixUnit<E>& unit;
@@ -517,8 +518,8 @@ struct BackwardHead {
             }
         }
     }
-    // The gradients of one tile's keys and values, then those of its queries, when all tiles are packed. Every sum has its
-    // order in run(), but scores and their gradients are computed twice: 7 products instead of 5.
+    // The gradients of one tile's keys and values, then of its queries, when all tiles are packed. Every sum has the same order
+    // as in run(), but scores and their gradients are computed twice: 7 products instead of 5.
     void run_tile(int at) {
         for (int t0 = at; t0 < a.T && first_keys(docs, t0) <= at; t0 += tile) add(at, t0, true, false);
         for (int j0 = first_keys(docs, at); j0 <= at; j0 += tile) add(j0, at, false, true);
@@ -568,7 +569,7 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
     char* memory = (char*)ctx.scratch(shared + per_thread * (size_t)ctx.threads);
     const KeysAndValues<E> kv{a, (E*)memory};
     const int tasks = a.B * a.NH * tiles;
-    // The last tile of a head, which has the most keys, comes first: a long task at the end would leave threads idle.
+    // A head's last tile, which has the most keys, comes first: a long task at the end would leave threads idle.
     const auto queries_of = [&](int task) {
         const int head = task / tiles;
         return QueryTile{head / a.NH, head % a.NH, (tiles - 1 - task % tiles) * tile};
@@ -594,20 +595,20 @@ void forward(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, real* lse, const 
 }
 
 // A task is a key/value head with its query heads, which share its operands. If these are too few for the threads, it is a
-// single query head; if those are too few as well, one tile of it: its keys meet the queries that follow and its queries the
-// keys before, so that all tiles take the same time. The contributions of query heads are added in their order, so the bits do
+// single query head; if those are too few as well, one tile of it: its keys with all later queries, and its queries with all
+// earlier keys, so that all tiles take the same time. The contributions of query heads are added in their order, so the bits do
 // not depend on this choice.
 template <class E>
 void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, const AttentionShape& a) {
     const int H = padded_size(a.HS), group = a.group(), kv_heads = a.B * a.NKV, tiles = tiles_of(a.T);
     const int heads = a.B * a.NH;
-    // Tiles take about half as much time again; as whole heads, the thread with the most tasks would take longer still.
+    // Tiles cost about half as much again; with whole heads, the busiest thread would take longer still.
     const bool by_tiles = tiles > 1 && 2 * ceil_div(heads, ctx.threads) * ctx.threads > 3 * heads;
     const bool apart = by_tiles || (group > 1 && kv_heads < 2 * ctx.threads);
     const size_t n = key_gradients(a), each = round_up(BackwardMemory<E>::bytes(a.T, H), 64);
     const size_t memories = (size_t)ctx.threads + (by_tiles ? (size_t)heads : 0);  // of threads, of heads
     char* memory = (char*)ctx.scratch(each * memories + (apart ? (size_t)heads * n * sizeof(float) : 0));
-    float* summands = (float*)(memory + each * memories);  // (B, NH, tiles, 2, 64, H), if apart
+    float* summands = (float*)(memory + each * memories);  // (B, NH, tiles, 2, 64, H), if stored separately
     Team::run(ctx.threads, [&](Team::Member& me) {
         const BackwardMemory<E> mine(memory + each * (size_t)me.number, a.T, H);
         const auto on_head = [&](const BackwardMemory<E>& m, int head, float* dkv, bool packs_keys, auto f) {
@@ -618,7 +619,7 @@ void backward(Ctx& ctx, const MatrixUnit<E>& unit, const BackwardTensors& x, con
         const auto whole_head = [&](int head, float* dkv, bool packs_keys) {
             on_head(mine, head, dkv, packs_keys, [](auto of_head) { of_head.run(); });
         };
-        // f(a head, the row at which a tile begins), for all tiles.
+        // f(a head, the first row of a tile), for all tiles.
         const auto on_tiles = [&](auto f) {
             me.share(heads * tiles, [&](int64_t task) {
                 const int head = (int)task / tiles, at = (int)task % tiles * tile;

@@ -10,7 +10,7 @@
 namespace cpu {
 namespace detail {
 
-// The bits of |x|, or 0 if x is not finite. Non-negative floats order as their bits do, and compilers vectorize a maximum of
+// The bits of |x|, or 0 if x is not finite. Non-negative floats order like their bits, and compilers vectorize a maximum of
 // integers.
 inline int32_t finite_bits(float x) {
     int32_t bits;

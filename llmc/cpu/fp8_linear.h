@@ -1,12 +1,11 @@
-// Linear layers with FP8 codes as operands (../fp8.h; derivations in matmul.h). The arithmetic is that of a GPU: codes
-// represent exact numbers, their products are summed in fp32, and the sum is multiplied by both inverse scales and rounded
-// once.
+// Linear layers with FP8 codes as operands (../fp8.h; derivations in matmul.h). The arithmetic matches a GPU's: codes represent
+// exact numbers, their products are summed in fp32, and the sum is multiplied by both inverse scales and rounded once.
 //   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T (+ bias)
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight_transposed (IC, OC)^T
 //   backward_weight  dweight (OC, IC) (+)= dout_transposed (OC, N) inp_transposed (IC, N)^T
 // All three have the form c (M, K') = a (M, K) b (K', K)^T, which GPU tensor cores require. No CPU multiplies FP8 numbers: the
-// fast path decodes them to floatX, which is exact, and multiplies those. It allows FP8 training to be studied anywhere, but
-// not faster: it costs as much as bf16 plus the conversion.
+// fast path decodes them to floatX, which is exact, and multiplies the result. This allows FP8 training to be studied anywhere,
+// but not faster: it costs as much as bf16 plus the conversion.
 #pragma once
 #include <array>
 #include <vector>

@@ -4,18 +4,19 @@
 //   rows_times      out (N, C) = a (N, K) b (K, C)     forward: inp times weight^T; backward_input: dout times weight
 //   columns_times   c (M, C) (+)= a^T b of a (N, M), b (N, C)     backward_weight: dout and inp
 // Cache blocking (Goto and van de Geijn, 2008): a packed panel of the right operand, 1024 of k by at most 256 columns (512 on
-// AMX), stays in the L2 cache (struct Blocking). In the L1 cache stay either 32 columns and 512 of k (256 in fp32) of the
-// panel, which are multiplied with 128 rows; or, on AMX, 32 rows and up to 768 of k, which are multiplied with the whole panel:
-// L2 delivers packed columns faster than scattered rows, and sums need fewer passes over k. Each number from beyond the L2
-// cache is used in at least 512 operations. Right operands are packed when needed, by the thread that uses them: weights are
-// read in place, and no packed copies are kept. Left operands are read in place, unless they are split or widened: then they
-// are packed, too.
+// AMX), stays in the L2 cache (struct Blocking). The L1 cache holds either 32 columns and 512 of k (256 in fp32) of the panel,
+// which are multiplied with 128 rows; or, on AMX, 32 rows and up to 768 of k, which are multiplied with the whole panel: L2
+// delivers packed columns faster than scattered rows, and sums need fewer passes over k. Each number from beyond the L2 cache
+// is used in at least 512 operations. Right operands are packed when needed, by the thread that uses them: weights are read in
+// place, and no packed copies are kept. Left operands are read in place, unless they are split or widened: then they are
+// packed, too.
 // rows_times: threads share columns, and also rows where that balances better. columns_times: threads pack b together, then
 // share the rows of c.
 // Epilogue: while the next strip's tiles are multiplied, the sums of a strip of 64 columns are finished row by row
-// (OverlappedWork): rounded, with bias, and with what would be a separate memory-bound op: GeLU, SwiGLU, their derivatives, a
-// residual sum, a rotation. Its inputs are prefetched during the strip's own products; its outputs use non-temporal stores
-// where the unit is faster than memory (streams()): two cache lines at once, which memory takes twice as fast as single ones.
+// (OverlappedWork): rounded, with bias, and with an op that would otherwise be separate and memory-bound: GeLU, SwiGLU, their
+// derivatives, a residual sum, a rotation. Its inputs are prefetched during the strip's own products; its outputs use
+// non-temporal stores where the unit is faster than memory (streams()): two cache lines at once, which memory accepts twice as
+// fast as single ones.
 // Results have the bits of the separate ops: sums are rounded as if they were stored first.
 // Every sum runs over k in order: the bits depend on the unit, not on threads or blocks. K not a multiple of 64 bytes, and N, M
 // or C not multiples of 16, are multiplied as zero-padded copies (in columns_times N is padded while packing).
@@ -38,7 +39,7 @@ namespace detail {
 namespace gemm {
 
 constexpr int narrow = 32;         // columns of one micro-kernel call
-constexpr int strip_rows = 32;     // its rows on a tile unit; other units take all rows of the block at once
+constexpr int strip_rows = 32;     // rows of one call on a tile unit; other units process all rows of the block at once
 constexpr int tile_depth = 32;     // of k, between two pieces of overlapped work
 constexpr int strip_columns = 64;  // finished together: two cache lines of bf16 written at once
 template <class E>
@@ -46,9 +47,9 @@ constexpr int slab = parts<E> == 1 ? 1024 : 768;
 template <class E>
 constexpr int most_rows = parts<E> == 1 ? 128 : 64;
 
-// Cache blocking of K and the columns. In the L2 cache lies a panel of the right operand: `slab` of k by `columns`. In the L1
-// cache stay, for `depth` of k, either 32 of its columns, which are multiplied with `rows` rows of the left operand; or these
-// rows, which are multiplied with all columns of the panel.
+// Cache blocking of K and the columns. The L2 cache holds a panel of the right operand: `slab` of k by `columns`. The L1 cache
+// holds, for `depth` of k, either 32 of its columns, which are multiplied with `rows` rows of the left operand; or these rows,
+// which are multiplied with all columns of the panel.
 // In BLIS's terms for rows_times (b is its B): `slab` is KC, `columns` NC, `rows` MC, and a call of the micro-kernel has up to
 // `narrow` columns. But BLIS keeps its panel of B in the L3 cache; here it stays in L2, and `depth` cuts KC once more for L1.
 template <class E>
@@ -58,8 +59,7 @@ struct Blocking {
     Streamed streamed = Streamed::left;
     static bool in_tiles(const MatrixUnit<E>& unit) { return unit.tiles && parts<E> == 1; }
     bool keeps_left() const { return streamed == Streamed::right; }
-    // Where there are tiles, the L2 cache has 2 MiB: up to `most` of k are one slab, with fewer columns, so that sums need no
-    // second pass.
+    // With tiles, the L2 cache has 2 MiB: up to `most` of k are one slab, with fewer columns, so that sums need no second pass.
     Blocking(const MatrixUnit<E>& unit, int K, int most) {
         if (!in_tiles(unit)) return;
         columns = 512;
@@ -104,8 +104,8 @@ struct Left : Operand<E> {
 };
 
 // Divides a result (N, C) among threads into panels of columns, and panels into blocks of rows where that minimizes the time of
-// the busiest thread, which packs its panels and reads its rows for each of them. A thread's first tasks follow each other
-// (team.h): they are those of its block of rows, of which each thread has one, so that a narrow last panel falls on all alike.
+// the busiest thread, which packs its panels and reads its rows for each of them. A thread's first tasks are consecutive
+// (team.h): they are the panels of its block of rows. Each thread has one block, so a narrow last panel affects all alike.
 struct Partition {
     int columns = 0, panels = 0, rows = 0, parts = 0;
     int panel(int task) const { return task % panels; }
@@ -118,7 +118,7 @@ struct Partition {
             const int across = threads / down, share = ceil_div(C, across);
             const int wide = round_up(ceil_div(share, ceil_div(share, widest)), strip), count = ceil_div(C, wide);
             const int high = round_up(ceil_div(N, down), strip_rows), each = ceil_div(count, across);
-            const int own = across == 1 ? C : each * wide;  // columns, of all panels where a thread has all
+            const int own = across == 1 ? C : each * wide;  // columns, of all panels if a thread has all
             const double time = (double)own * high + (double)each * (packed * wide + read * high);
             if (time < least) {
                 least = time;
@@ -131,7 +131,7 @@ struct Partition {
     }
 };
 
-// What is done to each row of a strip of sums: a function object behind pointers, so that products are compiled once for all
+// Processes each row of a strip of sums: a function object behind pointers, so that products are compiled once for all
 // epilogues.
 struct Epilogue {
     int strip;                            // columns finished together
@@ -166,7 +166,7 @@ struct PendingEpilogue : OverlappedWork {
     }
 };
 
-// An epilogue that calls f, which outlives it.
+// An epilogue that calls f; f must outlive it.
 template <int strip = strip_columns, class F>
 Epilogue finished_by(const F& f) {
     return {strip, &f, PendingEpilogue::finish_row<strip, F>};
@@ -249,9 +249,8 @@ struct EpilogueInput {
     int rows = 1;
 };
 
-// out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. The epilogue receives each part of a row, which
-// it may modify. If given, lines of `out` (N, C), which the result needs in cache, and of `read`, the
-// epilogue's input, are prefetched.
+// out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. The epilogue receives each part of a row, which it
+// may modify. Prefetches lines of `out` (N, C), if given and the result needs it in cache, and of `read`, the epilogue's input.
 template <class E>
 void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput read, const floatX* a, int N, int K_there,
                 int C, const RightOperand& b, const Epilogue& epilogue) {
@@ -261,7 +260,7 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
     if (Blocking<E>::in_tiles(unit)) blocking.keep_left(K);
     const int deepest = std::min(K, blocking.slab), pass = blocking.keeps_left() ? blocking.depth : deepest;
     const Partition shares(tall, wide, blocking.columns, ctx.threads, unit.tiles, strip);
-    // Sums of two alternating strips of columns; if they take several passes, of all strips; and with several slabs, of all
+    // Sums of two alternating strips of columns; if they need several passes, of all strips; and with several slabs, of all
     // rows.
     const bool in_turn = K <= pass;
     const int kept = K > blocking.slab ? shares.rows : std::min(blocking.rows, shares.rows);
@@ -390,7 +389,7 @@ template <class F>
 auto on_unit(const Ctx& ctx, F f) {
     return std::visit([&](const auto* unit) { return f(*unit); }, ctx.layers);
 }
-// Whether results, rows of `columns` numbers from y on, use non-temporal stores.
+// True if results, rows of `columns` numbers from y on, use non-temporal stores.
 inline bool streams_rows(const Ctx& ctx, const floatX* y, int columns) {
     return on_unit(ctx, [=](const auto& unit) { return streams(unit, y, (size_t)columns * sizeof(floatX)); });
 }
@@ -409,8 +408,7 @@ struct Layer {
     int N, IC, OC;
 };
 
-// out = inp weight^T, stored by the epilogue. Lines of `out`, if given, and of `read` are
-// prefetched.
+// out = inp weight^T, stored by the epilogue. Prefetches lines of `out`, if given, and of `read`.
 inline void forward(Ctx& ctx, floatX* out, EpilogueInput read, const Layer& l, const Epilogue& epilogue) {
     on_unit(ctx, [&](const auto& unit) {
         const int K = round_up(l.IC, k_multiple_of(unit));
@@ -479,7 +477,7 @@ inline void residual_forward(Ctx& ctx, floatX* out, const floatX* residual, cons
     forward(ctx, streamed ? nullptr : out, {residual}, l, finished_by(epilogue));
 }
 
-// Rotates the first heads of each row of out, those in the first `turned` columns; a strip holds whole heads.
+// Rotates the first heads of each row of out, in the first `turned` columns; a strip holds whole heads.
 template <int strip>
 void rope_forward(Ctx& ctx, floatX* out, const Layer& l, const Rope& rope, int HS, int turned) {
     const bool streamed = streams_rows(ctx, out, l.OC);

@@ -1,5 +1,5 @@
-// Low-rank adapters: between the matrices B of the adapters on a layer and the block-diagonal matrix of all of them
-// (model/lora.h). The products themselves are those of matmul.h.
+// Low-rank adapters: conversion between the matrices B of a layer's adapters and the block-diagonal matrix of all of them
+// (model/lora.h). The products themselves are in matmul.h.
 #pragma once
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace cpu {
 namespace detail {
 
-// visit(block, row of the layer's weight, the same row in B) for every row to which an adapter adds, in parallel.
+// visit(block, row of the layer's weight, the same row in B) for every row that an adapter adds to, in parallel.
 template <class Visit>
 void for_each_lora_row(const LoraRows& rows, Visit visit) {
     for (int i = 0; i < rows.blocks; i++) {

@@ -38,7 +38,7 @@ inline real highest_of(const floatX* x, int n, real start) {
     return start;
 }
 
-// Soft caps of logits. Both keep their order.
+// Soft caps of logits. Both preserve their order.
 struct NoCap {
     template <class F>
     F operator()(F x) const {
@@ -74,7 +74,7 @@ real exponentials(real* e, const floatX* x, int n, real shift, Cap cap) {
     return sum;
 }
 
-// A row's exponentials; those of a chunk are relative to the maximum so far.
+// A row's exponentials, each chunk's relative to the maximum so far.
 struct Exponentials {
     real *e, *tops;  // (V) (chunks)
     static size_t bytes(int V) { return ((size_t)V + ceil_div(V, chunk)) * sizeof(real); }

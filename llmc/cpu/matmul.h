@@ -4,7 +4,7 @@
 //   backward_weight  dweight (OC, IC) (+)= dout^T inp,  dbias (OC) (+)= column sums of dout
 // From out_no = sum_i inp_ni w_oi + b_o follow  d/dinp_ni = sum_o dout_no w_oi,  d/dw_oi = sum_n dout_no inp_ni,
 // d/db_o = sum_n dout_no.
-// Sums are in fp32 and rounded to floatX once. The plain loops are the specification, and the only ones in the fp64 build. Fast
+// Sums are in fp32 and rounded to floatX once. The plain loops are the specification, and the only path in the fp64 build. Fast
 // paths:
 //   a few rows (generation)   bound by reading the weight once: few_rows_forward
 //   gemm.h                    everything else, on the CPU's matrix unit
@@ -70,7 +70,7 @@ constexpr int few_rows = 8;
 template <int N>
 void dot_products(float* out, const floatX* x, const float* wide, const floatX* w, int IC) {
     constexpr int chains = 4, step = lanes * of_word<floatX>,
-                  ahead = 32 * k_step<floatX>;  // 2 KiB: the rows of w lie one after another
+                  ahead = 32 * k_step<floatX>;  // 2 KiB: the rows of w are contiguous
     floats sum[N][chains] = {};
     int i = 0;
     for (; i + chains * step <= IC; i += chains * step)
@@ -83,7 +83,7 @@ void dot_products(float* out, const floatX* x, const float* wide, const floatX* 
     for (int n = 0; n < N; n++) out[n] = total((sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]));
 }
 
-// x (N, IC) as products() wants it beside bf16, as far as rows fill registers: widened once, not with every row of a weight.
+// x (N, IC) in the form that products() expects with bf16, up to whole registers: widened once, not with every row of a weight.
 inline const float* widened(Ctx&, const float* x, int, int) { return x; }
 inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
     float* wide = (float*)ctx.scratch((size_t)N * IC * sizeof(float));
@@ -122,7 +122,7 @@ inline real* in_fp32(const Elements& dweight) {
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 #if CPU_FAST_PATHS
 namespace detail {
-// Whether N rows are few. A tile unit multiplies 16 rows in little more than the time of one.
+// True if N rows are few. A tile unit multiplies 16 rows in little more than the time of one.
 inline bool takes_few_rows(const Ctx& ctx, int N) {
     const bool tiles = gemm::on_unit(ctx, [](const auto& unit) { return unit.tiles; });
     return tiles ? N <= few_rows / 2 && !ctx.steady_rows : N <= few_rows && ctx.steady_rows <= few_rows;

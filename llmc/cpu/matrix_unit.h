@@ -1,6 +1,6 @@
-// Matrix products with fp32 sums (micro-kernels), on the fastest instructions that this CPU has, as detected at run time: of
-// bf16 by AMX tiles or AVX-512's bf16 dot product; of fp32 (bf16 is widened when packed) by multiply-adds of AVX-512, AVX2, or
-// what the program was compiled for, such as NEON.
+// Matrix products with fp32 sums (micro-kernels), on the fastest instructions of this CPU, detected at run time: for bf16, AMX
+// tiles or AVX-512's bf16 dot product; for fp32 (bf16 is widened when packed), multiply-adds of AVX-512, AVX2, or the target of
+// the compilation, such as NEON.
 //   c (M, N) = a (M, K) b (K, N), or c += a b;   M and N multiples of 16, K of 64 bytes: 32 in bf16, 16 in fp32
 //   left     a, row-major, rows lda elements apart
 //   right    b packed in the layout of all units: blocks of 16 columns one after another; within a block, row by row, the 16
@@ -54,7 +54,7 @@ constexpr int of_word = (int)(4 / sizeof(E));  // elements per word
 template <class E>
 constexpr int k_step = (int)(64 / sizeof(E));
 
-// Prefetch of the cache lines of `rows` rows, a few at a time between other work.
+// Prefetches the cache lines of `rows` rows, a few at a time between other work.
 class Prefetch {
     const char* row = nullptr;
     size_t stride = 0;
@@ -78,9 +78,9 @@ public:
     }
 };
 
-// Other work in small pieces, some of which are done with every few tiles that are multiplied: the tile unit works
-// asynchronously, so other instructions overlap with it and cost little time. Other units leave all pieces to finish().
-// `later`: prefetch for a later product, `lines` cache lines at a time.
+// Other work in small pieces, a few per step of tiles: the tile unit works asynchronously, so other instructions overlap with
+// it and cost little time. Other units leave all pieces to finish(). `later`: prefetch for a later product, `lines` cache lines
+// at a time.
 struct OverlappedWork {
     void (*piece)(OverlappedWork&);
     int left = 0, per_step = 1;  // pieces left; pieces per step
@@ -119,7 +119,7 @@ struct MatrixUnit {
     using Element = E;
     const char* name;
     bool tiles;       // a tile unit: 16 rows at a time, and outputs faster than their cache lines can be fetched
-    void (*begin)();  // called by a thread before its products, and end() after them
+    void (*begin)();  // called by a thread before its products; end() after them
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
                     Streamed streamed, OverlappedWork* overlapped /*or null*/);
@@ -139,8 +139,8 @@ constexpr size_t right_index(int k, int n, int K) {
 namespace detail {
 
 // ---- AMX -------------------------------------------------------------------------------------------------------------------
-// Tiles 0 to 3 hold c, 4 and 5 a, 6 and 7 b. The kernel is written once, for the unit and for its emulation in plain C++, with
-// which tests run on any machine.
+// Tiles 0 to 3 hold c, 4 and 5 a, 6 and 7 b. The same kernel runs on the unit and on its emulation in plain C++, which lets
+// tests run on any machine.
 struct EmulatedTiles {
     struct Tile {
         uint32_t words[16][16];
@@ -188,7 +188,7 @@ struct EmulatedTiles {
 };
 
 #if X86_UNITS
-// The AMX instructions. GCC 12's intrinsic for ldtilecfg declares only 8 of the 64 bytes that are read, so the rest would not
+// The AMX instructions. GCC 12's intrinsic for ldtilecfg declares only 8 of the 64 bytes that are read, so the others would not
 // be stored, and its load intrinsics do not declare their memory reads.
 struct AmxTiles {
     static void begin() {
@@ -249,7 +249,7 @@ inline void tiles_block(float* c, int ldc, const bf16* a, size_t a_part, int lda
         if constexpr (streamed == Streamed::right) Tiles::template load_once<tile>(from, 64);
         else Tiles::template load<tile>(from, 64);
     };
-    // Part i of a times part j of b; loads the tiles that are flagged.
+    // Part i of a times part j of b; loads the flagged tiles.
     const auto multiply = [&](int k, size_t i, bool load_a, size_t j, bool load_b) {
         if (load_b) load_right(std::integral_constant<int, 6>(), b + j * b_part + (size_t)k * 16);
         if (load_a) load_left(std::integral_constant<int, 4>(), a + i * a_part + k);
@@ -293,7 +293,7 @@ void tiles_product_of(float* c, int ldc, const bf16* a, size_t a_part, int lda, 
             blocks[M - m > 16][N - n > 16](c + (size_t)m * ldc + n, ldc, a + (size_t)m * lda, a_part, lda,
                                            b + (size_t)n * b_rows, b_part, b_rows, K, add, overlapped);
 }
-// c (M, 16) for K of at most 64: the tiles of b stay in registers, and each sum is complete before the next one, so that it is
+// c (M, 16) for K of at most 64: the tiles of b stay in registers, and each sum is completed before the next one, so that it is
 // stored while others are computed.
 template <class Tiles, bool two>
 inline void tiles_column(float* c, int ldc, const bf16* a, int lda, const bf16* b, int M, bool add) {
@@ -336,7 +336,7 @@ void tiles_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int
 #else
 #define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, type{__VA_ARGS__})
 #endif
-// In pieces of 16 bytes, which every CPU interleaves in two instructions; where vectors have 64 bytes, in those.
+// In pieces of 16 bytes, which every CPU interleaves in two instructions; with 64-byte vectors, in pieces of 64.
 inline void join_8(bf16* to, const bf16* rows, size_t stride) {
     typedef uint16_t halves_t __attribute__((vector_size(16)));
     halves_t a, b;
@@ -371,7 +371,7 @@ inline void join_plain(float* to, size_t block, const float* rows, size_t, int c
 template <class X>
 void transpose_plain(X* to, size_t to_stride, const X* rows, size_t stride, int columns) {
     for (size_t c = 0; c < (size_t)columns; c++)
-        for (size_t r = 0; r < k_step<X>; r++)  // X may stand for words of another type
+        for (size_t r = 0; r < k_step<X>; r++)  // X may be a word type
             memcpy((void*)(to + c * to_stride + r), (const void*)(rows + r * stride + c), sizeof(X));
 }
 template <class E>
@@ -408,7 +408,7 @@ __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const f
         }
     }
 }
-// Blocks of R rows; if 16 is not a multiple of R, of R - 1 as well.
+// Blocks of R rows; if 16 is not a multiple of R, also of R - 1.
 template <int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const float* a, int lda, const float* b, int b_rows,
                                                        int M, int N, int K, bool add) {
@@ -644,7 +644,7 @@ inline const MatrixUnit<float>* avx512() { return nullptr; }
 inline const MatrixUnit<float>* avx2() { return nullptr; }
 #endif
 
-// A unit of either type. Operands of another storage type are converted when packed (packing.h).
+// A unit for either type. Operands of another storage type are converted when packed (packing.h).
 using AnyUnit = std::variant<const MatrixUnit<bf16>*, const MatrixUnit<float>*>;
 inline const char* name_of(AnyUnit unit) {
     return std::visit([](const auto* u) { return u->name; }, unit);
@@ -681,7 +681,7 @@ std::string unit_names() {
         names += (names.empty() ? "" : ", ") + std::string(name_of(unit));
     return names;
 }
-// For tests: the unit of all programs that are not given another one.
+// For tests: the unit of every program that is not given one.
 inline std::string unit_of_environment() {
     const char* name = getenv("TRAIN_GPT_MATRIX_UNIT");
     return name ? name : "";

@@ -11,7 +11,7 @@
 
 namespace cpu {
 
-// The cache of files in a cgroup's memory, which the system gives back when it is needed.
+// The page cache in a cgroup's memory, which the system reclaims when needed.
 inline size_t file_cache_of(const char* memory_stat) {
     size_t sum = 0, bytes;
     if (FILE* f = fopen(memory_stat, "r")) {
@@ -23,8 +23,8 @@ inline size_t file_cache_of(const char* memory_stat) {
     return sum;
 }
 
-// Bytes that this process can still allocate: the machine's available memory or, in a container with a cgroup v2 of its own,
-// that limit less what it holds without the cache of files. Limits of other cgroups (SLURM, systemd, v1) are not seen.
+// Bytes that this process can still allocate: the machine's available memory or, in a container with its own cgroup v2, that
+// limit minus the cgroup's memory without page cache. Limits of other cgroups (SLURM, systemd, v1) are not detected.
 inline size_t available_memory() {
     size_t available = SIZE_MAX;
     if (FILE* f = fopen("/proc/meminfo", "r")) {
@@ -48,8 +48,7 @@ inline size_t available_memory() {
     return available;
 }
 
-// Of a GPU's memory what no plan may take: scratch memory of ops, NCCL's buffers, and code that is loaded when it is first
-// used.
+// GPU memory that plans must leave free: scratch memory of ops, NCCL's buffers, and lazily loaded code.
 inline size_t reserve_on_gpu(size_t bytes) { return std::min((size_t)512 << 20, bytes / 64); }
 
 inline size_t logits_rows(const Ctx&, size_t) { return 1024; }  // more would not fit in the caches, fewer make products slow
@@ -84,11 +83,11 @@ inline void copy_rows(Ctx&, void* to, size_t to_stride, const void* from, size_t
     for (size_t i = 0; i < rows; i++) memcpy((char*)to + i * to_stride, (const char*)from + i * from_stride, row_bytes);
 }
 
-// Here the host's memory is the backend's.
+// On CPUs the host's memory is the backend's.
 inline void lock_memory(void* memory, size_t bytes) { clear_in_parallel(memory, bytes); }
 inline void unlock_memory(void*) {}
 
-// Copies at once. Ops, too, are complete when they return, so that there is nothing to wait for.
+// Copies immediately. Ops are also complete when they return, so there is nothing to wait for.
 class HostLink {
 public:
     static constexpr int n_slots = 3;

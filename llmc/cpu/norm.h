@@ -4,10 +4,10 @@
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat))      RMSNorm: without mean(g)
 //             dw = sum over rows of dy xhat,  db = sum over rows of dy
 // (dx: d xhat_j / d x_i = rstd (delta_ij - 1/C - xhat_i xhat_j / C); the middle term comes from the mean, the last from rstd.)
-// Both norms are one loop with a compile-time switch. The plain loops are the definition, with sums in double, and all that the
-// fp64 build has. The fast path sums in fp32. For gradients of w and b it divides rows into blocks of fixed size, each block is
-// summed by one task, and the blocks are added in order: the same bits for any number of threads. Bound by memory bandwidth:
-// forward reads x once (it stays in cache for the second pass) and writes y.
+// Both norms are one loop with a compile-time switch. The plain loops are the definition, with sums in double, and the only
+// path in the fp64 build. The fast path sums in fp32. For gradients of w and b it divides rows into blocks of fixed size, each
+// block is summed by one task, and the blocks are added in order: the same bits for any number of threads. Bound by memory
+// bandwidth: forward reads x once (it stays in cache for the second pass) and writes y.
 // The norms of query and key heads are RMSNorm with rows inside longer ones (HeadRows).
 #pragma once
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace cpu {
 // ---- plain loops -----------------------------------------------------------------------------------------------------------
 namespace plain {
 
-// y = the norm of row n, which is x.
+// y = the norm of x, row n.
 template <bool centred>
 void normalise(int n, floatX* y, const floatX* x, const NormParams& params, const NormStatistics& statistics) {
     const int C = params.C;
@@ -82,7 +82,7 @@ void norm_backward(floatX* dinp, const NormGrads& grads, const floatX* dout, con
 // ---- the fast path ---------------------------------------------------------------------------------------------------------
 namespace detail {
 
-constexpr int prefetch_ahead = 4096 / sizeof(floatX);  // elements by which a row is prefetched
+constexpr int prefetch_ahead = 4096 / sizeof(floatX);  // prefetch distance, in elements
 
 // Sets factors (C) to offset + weight, for all rows.
 inline const real* widen_weight(real* factors, const NormParams& params) {
@@ -90,7 +90,7 @@ inline const real* widen_weight(real* factors, const NormParams& params) {
     return factors;
 }
 
-// y = the norm of row n, which is x; true: LayerNorm, false: RMSNorm.
+// y = the norm of x, row n; true: LayerNorm, false: RMSNorm.
 template <bool centred>
 void normalise(int n, floatX* y, const floatX* x, const real* factors, const NormParams& params,
                const NormStatistics& statistics) {

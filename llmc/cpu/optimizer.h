@@ -1,7 +1,7 @@
 // AdamW (Loshchilov & Hutter, 2019): a single pass that reads gradient, weight and both moments once and writes weight and
-// moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 16 in 8 bits, 2 less with
-// bf16 gradients. A bf16 parameter is the upper half of its fp32 weight. Below it: Muon's elementwise operations, and
-// sums in bf16.
+// moments. Bound by memory bandwidth: 28 bytes per parameter, 20 with both moments in bf16, 16 in 8 bits, 2 less with bf16
+// gradients. A bf16 parameter is the upper half of its fp32 weight. Also in this file: Muon's elementwise operations, and sums
+// in bf16.
 #pragma once
 #include <cmath>
 #include <vector>
@@ -29,7 +29,7 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
     // Bias corrections in double: beta^step loses digits in fp32.
     const real correct1 = (real)(1 / (1 - std::pow((double)beta1, (double)step)));
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));
-    constexpr size_t ahead = 256;  // numbers: what the CPU itself asks for in advance is too little for so many streams
+    constexpr size_t ahead = 256;  // elements; hardware prefetch is not enough for so many streams
     constexpr bool rounded = !std::is_same_v<M, real> || !std::is_same_v<V, real>;
     constexpr int drawn = 64;  // random numbers at a time: few, so that drawing overlaps with memory access
     parallel_ranges(n, [=](size_t first, size_t last) {
@@ -90,7 +90,7 @@ inline void adamw(Ctx&, floatX* param, LowerHalf* lower, const Elements& exp_avg
     });
 }
 
-// Both bound by memory bandwidth: 12 bytes per parameter, and 16.
+// Both are bound by memory bandwidth: 12 bytes per parameter, and 16.
 inline void average_weights(Ctx&, real* average, const floatX* param, const LowerHalf* lower, size_t n, real keep) {
     parallel_ranges(n, [=](size_t first, size_t last) {
         for_vectors((int)(last - first), [=](int k, auto there) {

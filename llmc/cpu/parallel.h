@@ -1,4 +1,4 @@
-// Parallel loops. For loops over many elements, the body gets a range and contains a plain inner loop that the compiler
+// Parallel loops. For loops over many elements, the body receives a range and contains a plain inner loop that the compiler
 // vectorizes; `#pragma omp simd` is not used, since with it GCC 12 refuses loops that store bf16.
 #pragma once
 #include <algorithm>

@@ -1,6 +1,6 @@
-// The peak FLOP/s of this CPU: multiply-adds on registers, in enough independent chains to hide latency. It is the bound
-// against which a training step is measured (MFU), and used by the bench. Each function is compiled for the instructions it
-// measures and called only where the CPU has them, so the bound does not depend on -march.
+// The peak FLOP/s of this CPU: multiply-adds on registers, in enough independent chains to hide latency. MFU is relative to
+// this bound, and so are the benchmarks. Each function is compiled for the instructions it measures and called only where the
+// CPU has them, so the bound does not depend on -march.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -18,7 +18,7 @@
 
 namespace cpu {
 
-// FLOP/s of all threads together; 0: not known, or no such instructions.
+// Total FLOP/s of all threads; 0: not known, or no such instructions.
 struct RegisterRates {
     double fp32 = 0, bf16 = 0;
     const char *fp32_name = "fp32 FMA", *bf16_name = "no bf16";
@@ -53,7 +53,7 @@ FOR_AVX2 inline float fma_rounds_avx2(long rounds) { return fma_rounds<8>(rounds
 #endif
 
 // The sum over threads of each one's best rate, in windows so short that no other process interrupts some of them: even on a
-// busy machine this is the rate of the registers, not the share left over.
+// busy machine this is the rate of the registers, not the remaining share.
 template <class F>
 double register_rate(int threads, double seconds, F work, double flops_of_a_round) {
     constexpr double window = 200e-6;
@@ -137,7 +137,7 @@ inline RegisterRates measure_registers([[maybe_unused]] int threads, [[maybe_unu
         rates.bf16 = detail::register_rate(threads, seconds, detail::dot_rounds, detail::dot_flops);
         rates.bf16_name = "AVX-512 bf16";
     }
-    // fp32 on a bf16 unit takes six bf16 products.
+    // An fp32 product on a bf16 unit needs six bf16 products.
     if (may_use(amx()) && rates.bf16 / 6 > rates.fp32) {
         rates.fp32 = rates.bf16 / 6;
         rates.fp32_name = "fp32 by AMX";

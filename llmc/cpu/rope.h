@@ -1,7 +1,7 @@
-// Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/rotated), elements j and
-// j + rotated/2 of a query or key head rotate as a 2-D vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a); elements
-// from `rotated` on stay. The transpose of a rotation is the rotation by -a, so backward is forward with the sine negated. In
-// place; values are unchanged; fp32 arithmetic.
+// Rotary positions (Su et al., 2021), rotate-half pairing: with angle a = position * base^(-2j/rotated), elements j and j +
+// rotated/2 of a query or key head rotate as a 2-D vector: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1 sin a); elements
+// from `rotated` on are unchanged. The transpose of a rotation is the rotation by -a, so backward is forward with the sine
+// negated. In place; values are unchanged; fp32 arithmetic.
 #pragma once
 #include "../ops.h"
 #include "parallel.h"

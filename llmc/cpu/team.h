@@ -1,14 +1,14 @@
 // The threads that share an op, and how they wait.
 //
-// An op consists of one or more loops over independent tasks; the tasks of a loop begin when the previous loop is complete.
-// Each thread has its own part of a loop, the same one every time, so that its data is likely in its caches; when that is done
-// it takes remaining tasks of the other parts (work stealing). No one waits for a thread without a task in progress, whether
-// another process occupies its CPU or it is still waking up: the others do its tasks. Tasks write to disjoint memory, and no
-// sum spans several tasks, so results have the same bits whichever thread runs what.
+// An op consists of one or more loops over independent tasks; the tasks of a loop start when the previous loop is complete.
+// Each thread has its own part of a loop, the same one every time, so that its data is likely in its caches; when that is
+// finished it steals remaining tasks from the other parts. No thread waits for a thread without a task in progress, whether
+// another process occupies its CPU or it is still waking up: the others run its tasks. Tasks write to disjoint memory, and no
+// sum spans several tasks, so results have the same bits whichever thread runs a task.
 //
 // A waiting thread spins for a while before it sleeps: a step has hundreds of loops, and sleeping and waking takes longer than
 // most of these waits. But if two threads of a team are on one CPU because another process occupies the other one, a spinning
-// thread keeps the one it waits for from running: it then sleeps at once. Figures: dev/bench/README.md.
+// thread keeps the one it waits for from running; in this case it sleeps at once. Figures: dev/bench/README.md.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
@@ -39,7 +39,7 @@ public:
     class Member {
     public:
         const int number;
-        // f(task) for tasks below n, shared by all members. They are complete when the next loop begins, and when the op ends.
+        // f(task) for tasks below n, shared by all members. They are complete when the next loop starts, and when the op ends.
         template <class F>
         void share(int64_t n, F f) {
             if (!team_) {
@@ -146,8 +146,7 @@ private:
         return within;
     }
     explicit Team(int threads) : seats_((size_t)threads) {
-        omp_pause_resource_all(
-            omp_pause_soft);  // OpenMP's threads, which load, else spin for ever where OMP_WAIT_POLICY=active
+        omp_pause_resource_all(omp_pause_soft);  // OpenMP's threads would otherwise spin for ever with OMP_WAIT_POLICY=active
         try {
             for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { follow(i); });
         } catch (const std::system_error&) {  // no more threads: the existing ones do the work

@@ -1,4 +1,4 @@
-// How many threads the CPU's ops use, and on which CPUs.
+// The number of threads for the CPU's ops, and their CPUs.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -42,7 +42,7 @@ inline std::vector<int> usable_cpus() {
     return cpus.empty() ? detail::affinity() : cpus;
 }
 
-// The CPUs on which it could run if nobody, such as mpirun, had bound it.
+// The CPUs on which it could run without a binding, such as mpirun's.
 inline std::vector<int> possible_cpus() {
 #ifdef __linux__
     cpu_set_t before, all;
@@ -85,7 +85,7 @@ inline int cpu_quota(const char* path = "/sys/fs/cgroup/cpu.max") {
 }
 
 // A rank's share of its machine's cores, given the cores that each rank there may use, including its own: the cores that only
-// it may use, and an equal part of those it shares with others.
+// it may use, and an equal part of the cores it shares with others.
 inline int share_of_cores(const std::vector<int>& mine, const std::vector<std::vector<int>>& ranks, int quota) {
     double share = 0;
     for (const int core : mine) {
@@ -97,7 +97,7 @@ inline int share_of_cores(const std::vector<int>& mine, const std::vector<std::v
     return std::max(1, (int)(share + 1e-6));
 }
 
-// The number of threads that the user asks OpenMP for, or one per core that this process may use.
+// The number of threads requested from OpenMP by the user, or one per core that this process may use.
 inline int default_threads() {
     if (getenv("OMP_NUM_THREADS")) return omp_get_max_threads();
     const std::vector<int> cores = cores_of(usable_cpus());
@@ -110,8 +110,8 @@ inline int& op_threads() {
     return threads;
 }
 
-// Binds this thread, number i of an op, as OpenMP's variables ask (OMP_PROC_BIND, OMP_PLACES); otherwise it may run wherever
-// the process may. OpenMP itself binds the first thread.
+// Binds this thread, number i of an op, according to OpenMP's variables (OMP_PROC_BIND, OMP_PLACES); otherwise it may run
+// wherever the process may. OpenMP itself binds the first thread.
 inline void bind_as_asked([[maybe_unused]] int i, [[maybe_unused]] int threads) {
 #ifdef __linux__
     const int places = omp_get_num_places();

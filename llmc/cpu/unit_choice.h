@@ -1,8 +1,8 @@
-// Chooses the matrix unit (matrix_unit.h): the one the user asks for, else that of the checkpoint if it was written on such a
-// CPU, else the fastest. All units of the CPU are measured once, for layers and for attention, on one thread with operands in
-// its caches, which takes some ten milliseconds. The rates are cached in the user's cache folder for this CPU, its microcode
-// and this build, so that the next run makes the same choice: another unit may round differently. Ranks on CPUs of the same
-// model use the first rank's rates.
+// Chooses the matrix unit (matrix_unit.h): the one that the user requests, else the checkpoint's if it was saved on the same
+// kind of CPU, else the fastest. All units of the CPU are measured once, for layers and for attention, on one thread with
+// operands in its caches, which takes some ten milliseconds. The rates are cached in the user's cache folder for this CPU, its
+// microcode and this build, so that the next run makes the same choice: another unit may round differently. Ranks on CPUs of
+// the same model use the first rank's rates.
 #pragma once
 #include <time.h>
 
@@ -29,7 +29,7 @@ namespace detail {
 
 using UnitRates = std::map<std::string, double>;  // FLOP/s per thread, by the unit's name
 
-// CPU seconds of this thread: other threads on its core do not count.
+// CPU seconds of this thread, so that other threads on its core do not count.
 inline double thread_seconds() {
     timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -78,7 +78,7 @@ inline UnitRates measure_units(Ctx& ctx, Products kind) {
     return rates;
 }
 
-// 0: not measured, if the rates are those of a rank whose virtual machine hides this unit.
+// 0 if the unit was not measured: the virtual machine of the rank that measured may hide it.
 inline double rate_of(AnyUnit unit, const UnitRates& rates) {
     const auto rate = rates.find(name_of(unit));
     return rate == rates.end() ? 0 : rate->second;
@@ -138,7 +138,7 @@ inline UnitRates rates_of(Ctx& ctx, Products kind, const std::string& file) {
 }  // namespace detail
 #endif
 
-// What a checkpoint records: the CPU, and the units of layers and of attention.
+// The record in a checkpoint: the CPU, and the units for layers and attention.
 using UnitRecord = std::vector<std::string>;
 // Gathers a string from every rank.
 using AllGather = std::function<std::vector<std::string>(const std::string&)>;

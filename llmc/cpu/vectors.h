@@ -1,7 +1,7 @@
 // SIMD vectors of one register, for loops that the compiler does not vectorize well itself: GCC's and clang's vector types, and
 // intrinsics where these do not generate good code. A longer vector type would work on every CPU, but GCC 12 keeps it in memory
-// and compares and selects element by element. Without fast paths a vector is a single number, so that the same loops are plain
-// ones.
+// and compares and selects element by element. Without fast paths a vector is a single number, which turns the same loops into
+// plain ones.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -85,7 +85,7 @@ inline floats lane_numbers() {
     return load(numbers);
 }
 #if defined(__AVX512F__)
-// The masked forms: GCC 12 warns about the undefined lanes of the others.
+// The masked forms: GCC 12 warns about undefined lanes of the others.
 inline words widen(halves h) { return (words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h); }
 inline halves narrow(words w) { return (halves)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)w); }
 inline float total(floats x) {
@@ -184,7 +184,7 @@ inline void stream(bf16* line, floats first, floats second) {
 #if defined(__AVX512BF16__)
     const __m512i both = (__m512i)_mm512_maskz_cvtne2ps_pbh(~0u, (__m512)second, (__m512)first);
 #else
-    // With a full mask: GCC 12 warns about what _mm512_inserti64x4 itself leaves undefined.
+    // With a full mask: GCC 12 warns about the part that _mm512_inserti64x4 itself leaves undefined.
     const __m512i both = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512((__m256i)rounded_halves(first)),
                                                   (__m256i)rounded_halves(second), 1);
 #endif
@@ -329,10 +329,10 @@ __attribute__((always_inline)) inline void for_vectors(int count, F f) {
     if (i < count) f(i, count - i);
 }
 
-inline bool fills_lines(const void* p) { return (uintptr_t)p % 64 == 0; }  // p begins a cache line
+inline bool fills_lines(const void* p) { return (uintptr_t)p % 64 == 0; }  // p is at the start of a cache line
 
-// y[i] = value(i, number of valid lanes) for i below `count`; with `streamed`, full lines use non-temporal stores if y begins a
-// line and a register holds a line.
+// y[i] = value(i, number of valid lanes) for i below `count`; with `streamed`, full lines use non-temporal stores if y is
+// aligned to a line and a register holds a line.
 template <class E, class F>
 void put([[maybe_unused]] bool streamed, E* y, int count, F value) {
     int whole = 0;
@@ -349,7 +349,7 @@ void put([[maybe_unused]] bool streamed, E* y, int count, F value) {
     for_vectors(count - whole, [=](int i, auto there) { store(y + whole + i, value(whole + i, there), there); });
 }
 
-// x . y: as many sums as there are lanes, then these.
+// x . y: one sum per lane, then the sum of these.
 inline real inner_product(const floatX* x, const floatX* y, int n) {
     floats sum = {};
     for_vectors(n, [&](int i, auto there) { sum += load(x + i, there) * load(y + i, there); });

@@ -61,7 +61,8 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 
-// ---- what a rank is doing --------------------------------------------------------------------------------------------------
+// ---- the activity of a rank
+// --------------------------------------------------------------------------------------------------
 struct Activity {
     bool waiting = false;  // waiting in this operation, or computing since its end
     const char* operation = nullptr;
@@ -198,8 +199,8 @@ private:
 // that only computes lasts for its time slice of some milliseconds: for a while after such a yield, waits sleep instead,
 // because a sleeper is woken at once. Next to one busy process on two cores a barrier of two ranks then takes 0.05 ms, not 4
 // ms. With OMP_WAIT_POLICY=passive, for a machine that does other work as well, every wait soon sleeps, for an eighth of its
-// duration so far at a time: four ranks on two cores next to compilers need a third to half of the time (32 s instead of 58 to 100 s
-// of layouts' parity).
+// duration so far at a time: four ranks on two cores next to compilers need a third to half of the time (32 s instead of 58 to
+// 100 s of layouts' parity).
 inline bool waits_asleep() {
     const char* policy = getenv("OMP_WAIT_POLICY");
     const bool passive = policy && !strcasecmp(policy, "passive");
