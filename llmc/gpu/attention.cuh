@@ -4,7 +4,7 @@
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
 //   attention_mma.cuh      bf16, head sizes 32, 64, 80, 96, 128, 256; tensor cores of capability 8.0 and later
 //   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
-// Each knows soft caps and dropout. attention_kernels (shapes.h) chooses.
+// Each supports soft caps and dropout. attention_kernels (shapes.h) chooses.
 // Scratch: backward keeps 16 bytes per row and head, Hopper's 12.
 //
 // Decoding attends from one new token per sequence. A block computes one query head; groups of lanes, just enough to hold a row

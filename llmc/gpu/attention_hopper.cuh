@@ -11,12 +11,12 @@
 //   includes scale and bias), and are the left operand of O += P V.
 //   Overlap: the softmax of a tile of keys is computed while P V of the previous tile runs; and the consumers alternate in
 //   issuing products (ping-pong), so that one's softmax overlaps with the other's products. The kernel is persistent: the grid
-//   fills the GPU, and a block that has finished a work item (a tile of queries of one head) takes the next one from a common
+//   fills the GPU, and a block that has finished a work item (a tile of queries of one head) draws the next one from a common
 //   counter, long ones first, heads whose keys and values fit in the L2 cache together; if items are short and many, blocks
-//   take them with a fixed stride. The assignment does not change results.
-// Backward: attention_hopper_backward.cuh, which uses the device code that stands first here.
+//   use a fixed stride. The assignment does not change results.
+// Backward: attention_hopper_backward.cuh, which uses the device code at the start of this file.
 //
-// Soft caps and dropout: attention_scores.cuh. Their version has two consumers for heads of 64, too, for more registers.
+// Soft caps and dropout: attention_scores.cuh. That version uses two consumers for heads of 64, too, for more registers.
 //
 // Precision: bf16 products with fp32 sums; P is rounded to bf16 as an operand. Deterministic. Documents: doc_start must not
 // decrease within a sequence. Fully masked tiles are skipped, and only tiles at the border of the mask are masked.
@@ -32,7 +32,7 @@ namespace gpu::hopper {
 
 constexpr int slab = 64;  // columns of 128 bytes
 
-// Of an L2 cache of 50 MB; other data uses the rest.
+// A part of an L2 cache of 50 MB; other data uses the remainder.
 constexpr size_t section_bytes = 32 << 20;
 
 template <int rows, int HS>
@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(Forward<HS, capped_or_dropped>::threads, 1)
         mbarrier_fence();
     }
     __syncthreads();
-    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // tells the compiler that it is uniform in a warp
+    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // declares it uniform in a warp
     if (warpgroup == 0) {
         registers_decrease<F::producer_registers>();
         if (threadIdx.x == 0) forward_producer<HS, capped_or_dropped>(*shared, q_map, kv_map, in, order, counter);

@@ -5,7 +5,7 @@
 //           transposes S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T are in registers as left operands of
 //           dV += P^T dout and dK += dS^T Q.
 //   dq      a block owns 128 queries and loops over keys: S, dP, then dS, the left operand of dQ += dS K.
-//   Seven products of T^2/2 HS multiply-adds per head instead of the five that one kernel needs; in exchange there are no
+//   Seven products of T^2/2 HS multiply-adds per head, where a single kernel needs five; in exchange there are no
 //   atomic adds, and neither P nor dS leaves the registers.
 // With dq_sums: one kernel. The first of the two also writes dS^T to shared memory, where, read by columns, it is the
 // left operand of a tile's contribution to dQ = dS K; TMA adds that to fp32 sums in global memory while the product for dK
@@ -91,7 +91,7 @@ constexpr int backward_threads = 384, backward_producer_registers = 24, backward
 #ifdef HOPPER_CODE
 
 // The tiles of queries that see any of the keys j0 .. j0 + n - 1: first .. end - 1. As doc_start does not decrease, the end is
-// the first tile whose documents begin after these keys.
+// the first tile whose documents start after these keys.
 struct QueryTiles {
     int first, end;
     __device__ QueryTiles(const AttentionInputs& in, int b, int j0, int n, int queries)
@@ -130,9 +130,9 @@ __device__ void keys_producer(typename BackwardKeys<HS, with_queries>::Shared& s
         }
 }
 
-// With a cap or dropout: s turns from products into P times the derivative of the cap, and p takes P where it is kept. In one
-// loop, as there are no registers for P and for the derivative until dP is there. log_sum, hidden and kept are functions of a
-// number's place 4i + 2r + e.
+// With a cap or dropout: s becomes P times the derivative of the cap, and p becomes the kept P. This is one loop, because
+// registers do not suffice for both P and the derivative until dP arrives. log_sum, hidden and kept are functions of a number's
+// place 4i + 2r + e.
 template <int N, class LogSum, class Hidden, class Kept>
 __device__ __forceinline__ void capped_weights(float (&s)[N / 2], uint32_t (&p)[N / 16][4], const CapAndDropout& cap,
                                                float slope, int distance, const Place& me, LogSum log_sum, Hidden hidden,
@@ -258,7 +258,7 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
             if constexpr (with_queries) {
                 stage_rows(shared.ds[n % 2], 64 * w, dp, one, me);
                 fence_proxy_async();
-                if (first_thread) tma_store_wait<0>();  // the previous dq has left
+                if (first_thread) tma_store_wait<0>();  // the previous dq has been read
                 both_barrier();
                 wgmma_fence();
                 multiply_columns(dq, shared.ds[n % 2].data[HS == 64 ? w : 0], shared.k.data[HS == 64 ? 0 : w]);

@@ -3,15 +3,15 @@
 //
 // Three kernels of the same form: a block keeps a tile of rows in shared memory, of which each warp owns 16 M, and loops over
 // tiles of N rows of the other operands, double-buffered: cp.async fills one buffer while the other is multiplied.
-//   forward   queries stay, loop over keys and values     S = Q K^T, P = exp(S - max), O += P V
-//   dq        queries and dout stay, loop over k and v    S, dP = dO V^T, dS = P (dP - D), dQ += dS K
-//   dk, dv    keys and values stay, loop over q and dout  S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
+//   forward   queries are resident, loop over k and v     S = Q K^T, P = exp(S - max), O += P V
+//   dq        queries and dout resident, loop over k, v   S, dP = dO V^T, dS = P (dP - D), dQ += dS K
+//   dk, dv    keys and values resident, loop over q, dout S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q
 // Each kernel computes A B^T (operands as they are in memory), then weights, then weights times B. The accumulators of the
-// first product have the register layout of the second one's left operand, so weights stay in registers; since dk and dv work
-// with S^T, theirs do, too. A block of the last kernel loops over the queries of all heads of its group.
+// first product have the register layout of the second one's left operand, so weights stay in registers, also for dk and dv,
+// which use S^T. A block of the last kernel loops over the queries of all heads of its group.
 //
-// Soft caps and dropout: attention_scores.cuh. Heads of 256: dk and dv in a launch each, as together they exceed the registers;
-// the weights are computed twice, so that backward has 8 products.
+// Soft caps and dropout: attention_scores.cuh. Heads of 256: dk and dv in separate launches, as together they exceed the
+// registers; the weights are computed twice, so that backward has 8 products.
 //
 // Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special function unit,
 // on scores scaled by log2(e): a relative error of 2^-22, plus 2^-24 per unit of |score|.
@@ -48,7 +48,7 @@ struct BackwardKeys {  // small heads leave registers and shared memory for thre
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N) + 2 * N * sizeof(RowInfo);
 };
 
-// What a block may have on the GPUs with the least shared memory, of capability 8.6, 8.9 and 12.0.
+// The limit per block on the GPUs with the least shared memory, of capability 8.6, 8.9 and 12.0.
 template <int HS>
 constexpr bool fits_in_shared_memory =
     Forward<HS>::bytes <= 99 << 10 && BackwardQueries<HS>::bytes <= 99 << 10 && BackwardKeys<HS>::bytes <= 99 << 10;
@@ -73,7 +73,7 @@ HD constexpr int tile_offset(int row, int chunk) {
 }
 
 // tile_offset(row + 16 i, chunk + c) for a lane's own row and chunk (0 or 1), with compile-time i and even c: the lane's part
-// is computed once, the rest becomes an immediate offset.
+// is computed once, the remainder becomes an immediate offset.
 template <int HS>
 struct LaneOffset {
     int row_offset, exchange;
@@ -188,7 +188,7 @@ __device__ __forceinline__ void mask(float (&s)[M][N][4], Hidden hidden) {
                 if (hidden(lane_row(m, i), lane_column(n, i))) s[m][n][i] = -INFINITY;
 }
 
-// dp becomes (dp where kept - correction) times the derivative of the cap; s, the products, capped scores, if there is a cap.
+// dp becomes (dp where kept - correction) times the derivative of the cap; with a cap, the products s become capped scores.
 // correction: a function of a number's place.
 template <int N, class Kept, class Correction>
 __device__ __forceinline__ void cap_and_drop(float (&s)[N / 8][4], float (&dp)[N / 8][4], const CapAndDropout& cap, Kept kept,
@@ -418,7 +418,7 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     store_rows<HS, M>(dqkv + a.query(b, 0, h), a.row(), t_first, a.T, dq, factors, queries + warp * 16 * M * HS);
 }
 
-// with_keys, with_values: which gradients. Those of heads of 256 do not fit into registers together.
+// with_keys, with_values: which gradients to compute. Both together do not fit into registers for heads of 256.
 template <int HS, bool capped_or_dropped, bool with_keys, bool with_values>
 __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>::blocks)
     attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,

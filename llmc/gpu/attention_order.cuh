@@ -1,4 +1,4 @@
-// What all attention kernels share: exponentials to base 2, the order of work items, and the search for the end of a document.
+// Shared by all attention kernels: exponentials to base 2, the order of work items, and the search for the end of a document.
 #pragma once
 #include <algorithm>
 
@@ -44,8 +44,8 @@ inline WorkOrder work_order(int tiles, size_t heads, int group, size_t shared_by
     const size_t section = std::max<size_t>(1, cache_bytes / shared_bytes) * (size_t)group;
     return {tiles, (int)heads, (int)std::min(section, heads)};
 }
-// Tiles of so many rows of E. The query heads of a group read the same keys and values; a key/value head reads the queries and
-// output gradients of its group.
+// For tiles of this many rows of E. The query heads of a group read the same keys and values; a key/value head reads the
+// queries and output gradients of its group.
 template <class E>
 WorkOrder queries_order(const AttentionShape& a, int rows, size_t cache_bytes) {
     const size_t shared_bytes = 2 * sizeof(E) * a.T * a.HS;
@@ -57,7 +57,7 @@ WorkOrder keys_order(const AttentionShape& a, int rows, size_t cache_bytes) {
     return work_order(ceil_div(a.T, rows), (size_t)a.B * a.NKV, 1, shared_bytes, cache_bytes);
 }
 
-// The first of the rows [from, T) whose document begins at `key` or later, so that it sees no key before it; T if none.
+// The first of the rows [from, T) whose document starts at `key` or later, so that it sees no key before it; T if none.
 __device__ inline int first_row_past(const int* doc_start /*(T)*/, int from, int T, int key) {
     int end = T;
     while (from < end) {

@@ -4,13 +4,13 @@
 // Layout: of a warp's 16 rows of N columns, lane (g, q) = (lane / 4, lane % 4) holds at 4i + 2r + e row g + 8r and column
 // 8i + 2q + e.
 //
-// Cap: tanh x = 1 - 2 / (1 + e^2x) by two operations of the special function unit. Its absolute error is at most 11 x 2^-24,
-// that of a capped score cap times as much.
+// Cap: tanh x = 1 - 2 / (1 + e^2x) by two operations of the special function unit. Its absolute error is at most 11 x 2^-24, a
+// capped score's cap times as much.
 //
 // Dropout: whether a weight is kept is a function of its index ((sample heads + head) T + t) T + j (dropout.h), the same in
 // every kernel and on the CPU. Four keys share a draw of Philox, which takes about 90 instructions. So lanes divide the draws
-// of a tile, and exchange their results as bits: a draw is made once per tile, or, where T is no multiple of 4 so that tiles
-// begin within a draw, at most 5 are made for 4.
+// of a tile, and exchange their results as bits: a draw is made once per tile or, if T is not a multiple of 4 so that tiles
+// start within a draw, at most 5 are made for 4.
 #pragma once
 #include "attention_order.cuh"
 #include "device.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ float tanh_approx(float x) {
     return fmaf(-2.0f, reciprocal_approx(1.0f + exp2_approx(x * (2 * log2_e))), 1.0f);
 }
 
-// Factors that the host computes: as kernel parameters they take no registers. Scores are in units of log2(e).
+// Factors that the host computes: kernel parameters need no registers. Scores are in units of log2(e).
 struct CapAndDropout {
     bool capped;
     float argument;  // of tanh, per product
@@ -54,14 +54,14 @@ __device__ __forceinline__ void tanh_of_scores(float* s, const CapAndDropout& ca
 #pragma unroll
         for (int i = 0; i < n; i++) s[i] = tanh_approx(s[i] * cap.argument);
 }
-// And capped scores.
+// The same, and the capped scores.
 template <int n>
 __device__ __forceinline__ void cap_scores(float* s, const CapAndDropout& cap) {
 #pragma unroll
     for (int i = 0; i < n; i++) s[i] = cap.scale * tanh_approx(s[i] * cap.argument);
 }
 
-// Which weights of a warp's tile of N columns are kept, and the factor of those.
+// Which weights of a warp's tile of N columns are kept, and the factor of kept weights.
 template <int N, bool keys_are_rows>
 struct KeptWeights {
     uint32_t word[2];
@@ -76,7 +76,7 @@ struct KeptWeights {
         if constexpr (keys_are_rows) draw_columns(a, b, h, t0, j0);
         else draw_rows(a, b, h, t0, j0);
     }
-    // Whether the weight of a lane's number 4i + 2r + e is kept.
+    // True if the weight of a lane's number 4i + 2r + e is kept.
     __device__ __forceinline__ bool operator()(int i, int r, int e) const {
         return keys_are_rows ? word[i / 8] >> (8 * (r + 2 * e) + i % 8) & 1 : word[r] >> (8 * (i % 4) + 2 * (i / 4) + e) & 1;
     }
@@ -141,7 +141,7 @@ private:
     }
 };
 
-// For kernels of models without dropout: empty.
+// For kernels of models without dropout.
 struct AllKept {
     __device__ AllKept(const AttentionShape&, int, int, int, int) {}
     __device__ bool operator()(int, int, int) const { return true; }

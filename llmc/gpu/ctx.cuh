@@ -51,7 +51,7 @@ class TensorMaps;  // hopper.cuh
 class Staging {
 public:
     static constexpr size_t slot_bytes = 1 << 20;
-    static constexpr int n_slots = 16;  // more than a micro-batch uploads, so that the host need not wait for the one before
+    static constexpr int n_slots = 16;  // more than a micro-batch uploads, so that the host need not wait for the previous one
     struct Slot {
         void* memory = nullptr;
         cudaEvent_t sent = nullptr;
@@ -93,7 +93,7 @@ struct Ctx {
     std::string name;
     bool plain = false;    // true: attention's simple kernel instead of the tensor-core ones
     int steady_rows = 0;   // for CPUs (cpu/ctx.h)
-    bool autotune = true;  // false: new products are not timed, even after use_gemm_cache(); their shape hardly returns
+    bool autotune = true;  // false: do not time new products, even after use_gemm_cache(); their shapes rarely recur
 
     cublasLtHandle_t cublas = nullptr;
     static constexpr size_t workspace_bytes = 32 << 20;
@@ -149,7 +149,7 @@ struct Ctx {
 
     bool has_device() const { return stream != nullptr; }
 
-    // The row of the start-up table.
+    // The text for the start-up table.
     std::string description() const {
         if (!has_device()) return name;
         return format("%s (sm_%d, %d multiprocessors), %d host threads", name.c_str(), capability, multiprocessors, threads);

@@ -38,8 +38,8 @@ __device__ __forceinline__ void store(T* p, const Pack<T>& pack) {
     *reinterpret_cast<int4*>(p) = bits;
 }
 
-// Part of a row of any length C: elements beyond its end are read as zero and not written. `packed` promises that the row
-// begins at a multiple of 16 bytes and that C is a multiple of the pack's size; otherwise elements are moved one by one.
+// Part of a row of any length C: elements beyond its end are read as zero and not written. `packed` guarantees that the row
+// starts at a multiple of 16 bytes and that C is a multiple of the pack's size; otherwise elements are moved one by one.
 template <bool packed, class T>
 __device__ __forceinline__ Pack<T> load_part(const T* row, int first, int C) {
     if constexpr (packed)
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_part(T* row, int first, int C, const Pack<
     }
 }
 
-// Whether memory at these addresses can be moved in packs (null: not used).
+// True if memory at these addresses can be moved in packs (null: not used).
 template <class... T>
 bool aligned_16(const T*... p) {
     return (... && ((uintptr_t)p % 16 == 0));

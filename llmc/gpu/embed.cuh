@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(256) merge_runs_kernel(uint64_t* to, const uin
 constexpr int piece = 32;        // sorted pairs per warp: one per lane
 constexpr int pieces_warps = 8;  // warps that add the sums of a token's pieces
 
-// Blocks (pieces, channels / those per block). sums (pieces, 2, C): for the token that extends into the piece from the previous
-// one, and for the token that begins in it and extends into the next.
+// Blocks (pieces, channels / channels per block). sums (pieces, 2, C): for the token that extends into the piece from the
+// previous one, and for the token that starts in it and extends into the next.
 template <bool packed>
 __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __restrict__ sums, const floatX* __restrict__ dout,
                                                          const uint64_t* __restrict__ pairs, int N, int C, float scale) {
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
     }
 }
 
-// Blocks as above, of 8 warps and 32 packs: if a token begins in this piece and extends into the next, adds its pieces' sums.
+// Blocks as above, of 8 warps and 32 packs: if a token starts in this piece and extends into the next, adds its pieces' sums.
 template <bool packed>
 __global__ void __launch_bounds__(32 * pieces_warps)
     join_pieces_kernel(real* table, const real* __restrict__ sums, const uint64_t* __restrict__ pairs, int N, int C) {
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(32 * pieces_warps)
     if (end >= N) return;
     const uint32_t id = id_of(pairs[end - 1]);
     if (id == nothing || id_of(pairs[end]) != id) return;
-    if (begin > 0 && id_of(pairs[begin - 1]) == id) return;  // began in an earlier piece
+    if (begin > 0 && id_of(pairs[begin - 1]) == id) return;  // started in an earlier piece
     const int last = (end + count_below(pairs + end, N - end, (uint64_t)(id + 1) << 32) - 1) / piece,
               c = (blockIdx.y * 32 + lane) * size;
     Pack<real> sum{};
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32 * pieces_warps)
     store_part<packed>(table + (size_t)id * C, c, C, total);
 }
 
-// table (rows.V, C): row ids[n] - rows.v0 += rows.scale times row n of dout, where it is one of these rows.
+// table (rows.V, C): row ids[n] - rows.v0 += rows.scale times row n of dout, if it is one of these rows.
 inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int* ids, int N, int C,
                            const VocabularyShard& rows) {
     const int pieces = ceil_div(N, piece);

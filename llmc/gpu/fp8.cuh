@@ -1,14 +1,14 @@
 // Encodes matrices as FP8 codes (../fp8.h), from memory or in the op that computes them, with the same bits as cpu::.
 //
-// One kernel makes the codes for all elementwise ops, which it gets as a `Source`: a block computes a tile of 128 x 128
-// numbers, rounds them to floatX and encodes them in shared memory, from where rows and columns are written. quantize() uses a
+// One kernel makes the codes for all elementwise ops, each given as a `Source`: a block computes a tile of 128 x 128 numbers,
+// rounds them to floatX and encodes them in shared memory, and writes rows and columns from there. quantize() uses a
 // source that only loads. amax is the maximum over the tile, then over all tiles by atomicMax on the float's bits, which for
 // non-negative numbers order like the numbers. A maximum does not depend on the order, so it has the same bits in every run.
 //
 // Bound by memory bandwidth, with 16-byte accesses throughout. Bytes per element, from bf16 and with the transpose: quantize()
 // 2 + 2; a source that computes the numbers saves the first 2 twice, as they are neither written nor read again.
 //
-// Limits: C a multiple of 16, and N too if a transpose is wanted; all pointers multiples of 16 bytes.
+// Limits: C a multiple of 16, for transposes N too; all pointers multiples of 16 bytes.
 #pragma once
 
 #include "../ops.h"

@@ -1,5 +1,5 @@
-// Linear layers with FP8 codes as operands (../fp8.h): products by cuBLASLt, from codes that fp8.cuh makes. The mathematics is
-// in ../cpu/fp8_linear.h and ../cpu/matmul.h.
+// Linear layers with FP8 codes as operands (../fp8.h): products by cuBLASLt, from codes made by fp8.cuh. The mathematics is in
+// ../cpu/fp8_linear.h and ../cpu/matmul.h.
 //
 // Products. FP8 tensor cores of Ada and Hopper need both operands contiguous along k, which cuBLASLt calls TN: A transposed, B
 // not (as matmul.cuh reads row-major matrices). So each product needs its operands in one particular order, and tensors that
@@ -8,18 +8,18 @@
 //   backward_input   m = IC, n = N,  k = OC    A = weight_transposed (IC, OC)    B = dout (N, OC)
 //   backward_weight  m = IC, n = OC, k = N     A = inp_transposed (IC, N)        B = dout_transposed (OC, N)
 // e4m3 x e5m2 is supported, e5m2 x e5m2 is not; D is bf16 or fp32. The library reads the inverse scales from device memory, so
-// no op waits for them. Plans, autotuning and the cache file are those of matmul.cuh.
+// no op waits for them. Plans, autotuning and the cache file are in matmul.cuh.
 //
 // Precision: Hopper's tensor cores keep about 14 bits of a sum of FP8 products. So cuBLASLt adds partial sums in fp32 registers
-// at intervals, unless it is told to be `fast`: then the whole sum stays in the tensor cores. The forward pass tolerates that;
-// gradients are sums over tens of thousands of tokens, so backward does it only on request (--fp8-fast-backward). Everything
-// else is fp32, rounded once.
+// at intervals, unless `fast` is set: then the whole sum stays in the tensor cores. The forward pass tolerates that; gradients
+// are sums over tens of thousands of tokens, so backward does it only on request (--fp8-fast-backward). Everything else is
+// fp32, rounded once.
 //
-// Cost. Besides a product of N x IC x OC, its input is moved as codes (3 N IC bytes: written, then read and written to be
-// transposed for backward), and, unless the previous op makes the codes, written and read as bf16 (4 N IC more). At 4.3 TB/s
+// Cost. Besides a product of N x IC x OC, its input is moved as codes (3 N IC bytes: written, then read and written by the
+// transposition for backward), and, unless the previous op makes the codes, written and read as bf16 (4 N IC more). At 4.3 TB/s
 // and 1400 TFLOP/s that is 490 or 1140 / OC of the product's time: 12% or 28% at OC = 4096 (not yet measured on a GPU).
 //
-// Limits: compute capability 8.9; all sizes and pointers multiples of 16, including those of the scales (required by cuBLASLt
+// Limits: compute capability 8.9; all sizes and pointers, the scales' too, multiples of 16 (required by cuBLASLt
 // 12.9 to 13.1).
 #pragma once
 #include "../ops.h"

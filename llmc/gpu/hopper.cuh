@@ -2,7 +2,7 @@
 // CPU in test/emu/hopper.h. Source: NVIDIA's PTX ISA (mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg).
 //
 // mbarrier. 8 bytes of shared memory that count arrivals and bytes. A phase completes after `count` arrivals, when TMA has
-// written all bytes that were announced; then the next phase begins. mbarrier_wait(b, parity) returns once the phase of that
+// written all bytes that were announced; then the next phase starts. mbarrier_wait(b, parity) returns once the phase of that
 // parity is complete: a new barrier is in phase 0, so waiting for parity 0 waits for its first completion, and for parity 1
 // returns at once.
 //
@@ -164,8 +164,8 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* fr
                "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
-// Adds fp32 numbers from shared memory to those at `to`, in no fixed order among such adds; a store like those above. Addresses
-// and sizes are multiples of 16.
+// Adds fp32 numbers from shared memory to the numbers at `to`, in no fixed order among such adds; grouped like the stores
+// above. Addresses and sizes are multiples of 16.
 __device__ __forceinline__ void bulk_add(float* to, const float* from, unsigned bytes) {
     HOPPER_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
@@ -253,7 +253,7 @@ __device__ __forceinline__ void end_of_basic_block(bool never) {
     ", 0;\n"                                       \
     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "
 
-// d = a b, whatever d holds: unlike with accumulate = false below, the compiler need not keep any earlier value of d.
+// d = a b, ignoring d's value: unlike with accumulate = false below, the compiler need not keep any earlier value of d.
 template <int N, Major b_major, Major a_major = Major::rows>
 __device__ __forceinline__ void wgmma_set(float (&d)[N / 2], uint64_t a, uint64_t b) {
     static_assert(N == 64 || N == 128, "the supported widths");
@@ -327,7 +327,7 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4]) {
                "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
-// Barriers 1 .. 15 (0 is __syncthreads): of `threads` threads that sync or arrive; those that arrive do not wait.
+// Barriers 1 .. 15 (0 is __syncthreads) for `threads` threads that sync or arrive; arriving threads do not wait.
 __device__ __forceinline__ void named_barrier_sync(unsigned number, unsigned threads) {
     HOPPER_ASM("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }

@@ -25,13 +25,13 @@ inline void lock_memory(void* memory, size_t bytes) {
     }
 }
 inline void unlock_memory(void* memory) {
-    cudaDeviceSynchronize();  // copies may be under way
+    cudaDeviceSynchronize();  // copies may be in flight
     cudaHostUnregister(memory);
 }
 
 class HostLink {
 public:
-    // One is uploaded, one used by ops, one downloaded.
+    // One for the upload, one for ops, one for the download.
     static constexpr int n_slots = 3;
 
     HostLink() = default;
@@ -80,7 +80,7 @@ private:
             for (cudaEvent_t* event : {&slot.uploaded, &slot.downloaded})
                 CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
-    // Makes work that is added to `later` wait for the work that is now on `earlier`.
+    // Makes later work on `later` wait for the work that is now on `earlier`.
     static void order(cudaStream_t later, cudaStream_t earlier, cudaEvent_t event) {
         CUDA(cudaEventRecord(event, earlier));
         CUDA(cudaStreamWaitEvent(later, event, 0));

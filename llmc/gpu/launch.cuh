@@ -2,7 +2,7 @@
 // source runs under the emulator (test/emu).
 //   CUDA(cudaMalloc(&p, n));                                       a failed call throws Error with call, code, file:line
 //   LAUNCH(kernel, grid, block, shared_bytes, ctx, arguments...);  on ctx.stream; (kernel<A, B>) in parentheses
-//   LAUNCH_CLUSTERS(kernel, cluster, grid, ...);                   the same in clusters of so many blocks; grid is a multiple
+//   LAUNCH_CLUSTERS(kernel, cluster, grid, ...);                   the same in clusters of `cluster` blocks; grid is a multiple
 //   DYNAMIC_SHARED(float, tile);                                   in a kernel: float* tile, aligned to 1024 bytes
 #pragma once
 #include <cuda_runtime.h>
@@ -60,7 +60,7 @@ void start_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, dim3 
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);  // LAUNCH_CLUSTERS asks for errors
+    (void)cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);  // LAUNCH_CLUSTERS checks for errors
 }
 #else
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block().shared)

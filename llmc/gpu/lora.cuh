@@ -1,5 +1,5 @@
-// Low-rank adapters: between the matrices B of the adapters on a layer and the block-diagonal matrix of all of them
-// (model/lora.h): a thread per element of the latter, which is a thousandth of what the layer itself moves.
+// Low-rank adapters: conversion between the matrices B of a layer's adapters and the block-diagonal matrix of all of them
+// (model/lora.h): a thread per element of the latter, a thousandth of the layer's own memory traffic.
 #pragma once
 #include "../ops.h"
 #include "device.cuh"
@@ -7,7 +7,7 @@
 namespace gpu {
 namespace detail {
 
-// Where element i of the block-diagonal matrix stands in B; -1: nowhere.
+// The index in B of element i of the block-diagonal matrix; -1: none.
 __device__ inline int64_t lora_place(const LoraRows& rows, size_t i) {
     const int width = rows.width(), row = (int)(i / width), column = (int)(i % width);
     int64_t place = -1;

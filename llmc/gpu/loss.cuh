@@ -34,7 +34,7 @@ struct LogSum {
     }
 };
 
-// Soft caps of logits. -infinity, which stands for what is beyond a row's end, stays.
+// Soft caps of logits. -infinity, used beyond a row's end, is unchanged.
 struct NoCap {
     __device__ float operator()(float x) const { return x; }
     __device__ float derivative(float) const { return 1; }
@@ -103,7 +103,7 @@ __device__ __forceinline__ float keep_and_sum(floatX* kept, const floatX* x, int
     return highest + logf(block_sum(s.sum));
 }
 
-// With own_statistics, only those are computed; with statistics, nothing is summed, and n_kept is 0.
+// With own_statistics, computes only those; with statistics, sums nothing, and n_kept is 0.
 template <class Cap>
 __global__ void __launch_bounds__(1024)
     classifier_kernel(floatX* logits, real* loss, real* zloss, real* lse, const int* targets, const real* statistics,
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(1024)
     else if (highest > sums->lse_max) sums->lse_max = highest;  // false if lse_max is NaN: it stays NaN
 }
 
-// statistics: of all shards, or null; own_statistics: where this shard's go, or null.
+// statistics: of all shards, or null; own_statistics: output for this shard's, or null.
 inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses, const int* targets, const real* statistics,
                               int shards, real* own_statistics, int N, const VocabularyShard& shard,
                               const LossConstants& constants) {
@@ -208,7 +208,7 @@ inline void launch_classifier(Ctx& ctx, floatX* logits, const RowLosses& losses,
     const int V = shard.V, Vp = shard.Vp;
     constexpr int size = Pack<floatX>::size;
     const int n_packs = Vp % size == 0 && aligned_16(logits) ? V / size : 0;
-    // Static shared memory takes 1 KB of a block's, the system's reservation another, of which `most` already is without one.
+    // Per block, static shared memory uses 1 KB and the system reserves another, which shared_bytes excludes for one block.
     const size_t most = ctx.shared_bytes - 1024, half = ctx.shared_bytes / 2 - 1536, row = (size_t)n_packs * 16;
     const size_t kept = constants.write_gradient && !statistics ? std::min(row, most) : 0;
     const int wanted = std::max(32, ceil_div(ceil_div(V, size), 32) * 32);

@@ -2,33 +2,32 @@
 //   forward          out  (N, OC)  = inp (N, IC) weight (OC, IC)^T (+ bias)
 //   backward_input   dinp (N, IC)  = dout (N, OC) weight (OC, IC)
 //   backward_weight  dweight (OC, IC) (+)= dout^T inp,  dbias (OC) (+)= column sums of dout
-// cuBLASLt is column-major: a row-major (R, C) matrix is to it a (C, R) one whose columns lie C apart. Read so, each product
-// D (m, n) = op(A) op(B) has its factors swapped, and D's rows run along our last dimension:
+// cuBLASLt is column-major: to it a row-major (R, C) matrix is a (C, R) one with columns C apart. In this view each product D
+// (m, n) = op(A) op(B) has its factors swapped, and D's rows run along our last dimension:
 //   forward          m = OC, n = N,  k = IC    A = weight, transposed    B = inp     bias: one value per row of D (epilogue)
 //   backward_input   m = IC, n = N,  k = OC    A = weight                B = dout
 //   backward_weight  m = IC, n = OC, k = N     A = inp                   B = dout, transposed
 //
 // Precision: factors are floatX, sums fp32. out and dinp are rounded to floatX once; dweight is fp32 and is added to in fp32
 // (beta = 1, in place), or it is bf16 and set, rounded once. In the fp32 build the products are fp32 too, never TF32. Split-K
-// keeps its partial sums in fp32: sums in D's type are masked out, for in bf16 they would be rounded again and again.
+// keeps its partial sums in fp32: sums in D's type are masked out, since in bf16 they would be rounded repeatedly.
 //
-// Epilogues: what the library can do with a product before it is stored, or with a factor as it is read, spares a kernel's pass
-// over memory: the bias; GeLU, which also keeps what it was given (bf16 only: its tanh has 11 bits); the product with GeLU's
-// derivative (likewise); the sums of dout's columns.
-// The last three are taken where they are faster than a kernel of their own (fuses() below): not all GPUs have them fused, they
-// narrow the choice of algorithms, and the bias gradient is only set, never added to.
+// Epilogues: operations that the library fuses with a product save a kernel's pass over memory: the bias; GeLU, which also
+// stores its input (bf16 only: its tanh has 11 bits); the product with GeLU's derivative (likewise); the sums of dout's
+// columns. The last three are used where they are faster than a separate kernel (fuses() below): not all GPUs have them fused,
+// they narrow the choice of algorithms, and the bias gradient is only set, never added to.
 //
-// Plans: descriptors and algorithm of a product are made once and kept, for asking the library costs tens of microseconds.
-// Without use_gemm_cache() the library's first suggestion is taken. It can have all suggestions timed, and keeps the winners in
-// a file if it is given one.
+// Plans: descriptors and algorithm of a product are made once and kept, since a query to the library costs tens of
+// microseconds. Without use_gemm_cache() the library's first suggestion is used. With it, all suggestions can be timed, and the
+// winners are kept in a file if one is given.
 //
 // Determinism: one algorithm, one GPU model, one workspace per stream give the same bits in every run. Timing may choose
-// differently from run to run, so what was chosen is written to the file and then no longer timed. Without a file each run
-// times anew, and a resumed one may have other bits. The trainer times nothing where data-parallel ranks each compute the whole
-// update of Muon: they must choose alike.
+// differently from run to run, so choices are written to the file and not timed again. Without a file each run times again, and
+// a resumed one may have other bits. The trainer times nothing if data-parallel ranks each compute the whole update of Muon:
+// they must make the same choice.
 //
-// Cost: 2 N IC OC FLOPs each; bound by the tensor cores for N above a few hundred, below by reading the weight. A few rows
-// (generation) go the same way.
+// Cost: 2 N IC OC FLOPs each; bound by the tensor cores for N above a few hundred, below by reading the weight. Generation with
+// a few rows uses the same path.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -67,12 +66,12 @@ struct GemmPointers {
     void* d;
     const void *a, *b;
     const void* bias = nullptr;                          // BIAS: read, one value per row of D; BGRADB: set, one per column
-    const void* aux = nullptr;                           // like D; GELU_AUX: set, what GeLU is given; DGELU: read
+    const void* aux = nullptr;                           // like D; GELU_AUX: set to GeLU's input; DGELU: read
     const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: the product is multiplied by both
-    const void* c = nullptr;                             // like D; what is added to; null: D itself
+    const void* c = nullptr;                             // like D; the addend; null: D itself
 };
 
-// The largest power of two, at most 16, that each address is a multiple of: no algorithm asks for more. Null counts as 16.
+// The largest power of two, at most 16, that each address is a multiple of: no algorithm requires more. Null counts as 16.
 struct GemmAlignment {
     int d, a, b, bias, aux;
 
@@ -85,7 +84,7 @@ struct GemmAlignment {
     auto fields() const { return std::make_tuple(d, a, b, bias, aux); }
 };
 
-// All that an algorithm may depend on. D (m, n) = op(A) op(B) [+ C], column-major and packed.
+// Everything that an algorithm may depend on. D (m, n) = op(A) op(B) [+ C], column-major and packed.
 struct GemmKey {
     int m, n, k;
     bool a_t, b_t;
@@ -93,7 +92,7 @@ struct GemmKey {
     cublasLtEpilogue_t epilogue;
     bool add;
     GemmAlignment alignment;
-    bool fast = false;  // fp8: sums in the tensor cores' own registers all along, of fewer bits than fp32
+    bool fast = false;  // fp8: sums in the tensor cores' own registers throughout, with fewer bits than fp32
 
     auto fields() const {
         return std::make_tuple(m, n, k, a_t, b_t, (int)a, (int)b, (int)d, (int)epilogue, add, alignment.fields(), fast);
@@ -107,12 +106,12 @@ struct GemmKey {
     }
 };
 
-// ---- algorithms that were chosen by time, and their file -------------------------------------------------------------------
+// ---- algorithms chosen by timing, and their file ---------------------------------------------------------------------------
 // A text file, one line per product: GPU, version of cuBLASLt, product, microseconds of the winner and of the library's first
-// suggestion, the algorithm as cuBLASLt stores it (good for the same version only), CRC-32C of what stands before. Lines of
-// other GPUs and versions are kept. A damaged line, or a file that is something else, costs a warning, not the run; a file
-// that is something else is not overwritten either. An algorithm of zeros says that an epilogue was slower than a kernel apart,
-// whose time comes first then.
+// suggestion, the algorithm as cuBLASLt stores it (valid for the same version only), CRC-32C of the preceding fields. Lines of
+// other GPUs and versions are kept. A damaged line, or a file of another kind, causes a warning, not an error; a file of
+// another kind is not overwritten either. An algorithm of zeros means that an epilogue was slower than a separate kernel, whose
+// time is then the first.
 struct GemmChoice {
     cublasLtMatmulAlgo_t algo = {};
     double us = 0, first_us = 0;
@@ -123,7 +122,7 @@ struct GemmChoice {
 };
 
 struct GemmTuning {
-    bool on = false;   // time the products that `file` does not have
+    bool on = false;   // time products missing from `file`
     std::string file;  // empty: none
 };
 
@@ -140,7 +139,7 @@ public:
         return found == choices_.end() ? nullptr : &found->second;
     }
 
-    // The text that the ranks of this node share: their choices of this run, as lines of the file.
+    // The text that the ranks of this node share: their choices in this run, as lines of the file.
     void share(std::shared_ptr<SharedText> node) { node_ = std::move(node); }
     // The choice of another rank of this node, or null.
     const GemmChoice* find_in_node(const std::string& product) {
@@ -149,9 +148,9 @@ public:
         return read_node(product);
     }
 
-    // The choice for the product from now on: this one, or what another rank has chosen meanwhile, so that all take the same
-    // and find it again after a resume. It replaces one that the library has refused. Only one rank of a node writes the file;
-    // it holds the node's lock, and waits for nobody but the file.
+    // The choice for the product from now on: this one, or another rank's if it was first, so that all use the same and find it
+    // again after a resume. It replaces one that the library has refused. Only one rank of a node writes the file; it holds the
+    // node's lock, and waits for nobody but the file.
     const GemmChoice& add(const std::string& product, const GemmChoice& choice) {
         if (!node_) return add_to_file(product, choice);
         const std::lock_guard<SharedText> lock(*node_);
@@ -160,7 +159,7 @@ public:
         node_->append(line_of(product, chosen));
         return chosen;
     }
-    int writes() const { return writes_; }  // of the file, by this rank
+    int writes() const { return writes_; }  // to the file, by this rank
 
     static void warn(const std::string& what) { print_line(stderr, "warning: " + what); }
 
@@ -223,7 +222,7 @@ private:
         return all;
     }
 
-    // Adds the lines from byte `at` on; returns how many are damaged.
+    // Adds the lines from byte `at` on; returns the number of damaged ones.
     static size_t read_lines(std::map<std::string, GemmChoice>& all, const std::string& text, size_t at) {
         size_t damaged = 0;
         while (at < text.size()) {
@@ -274,7 +273,7 @@ struct GemmPlan {
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     float beta;
-    bool apart = false;  // its epilogue is left to a kernel of its own: this plan is not to be used
+    bool apart = false;  // a separate kernel is faster than its epilogue: do not use this plan
 };
 
 enum class Fusion { if_faster, never, always };  // always: if the library can
@@ -284,12 +283,11 @@ struct GemmPlans {
     Fusion fusion = Fusion::if_faster;
     GemmChoices choices;
     std::map<GemmKey, std::unique_ptr<GemmPlan>> plans;
-    int timed = 0, timed_in_place = 0;  // plans whose algorithm was chosen by time in this run; those with the caller's data
+    int timed = 0, timed_in_place = 0;  // plans timed in this run; the ones timed with the caller's data
 };
 
-// To be called before the first product: with autotune, products that the file at `path` does not have are timed when they
-// first occur, and added to it; those that it has use what it says. An empty path keeps nothing: with autotune, each run times
-// them again.
+// Call before the first product. With autotune, products missing from the file at `path` are timed when they first occur, and
+// added to it; the others use the file's choice. An empty path keeps nothing: with autotune, each run times them again.
 inline void use_gemm_cache(Ctx& ctx, const std::string& path, bool autotune) {
     ctx.plans = std::make_shared<GemmPlans>();
     ctx.plans->tuning = {autotune, path};
@@ -309,7 +307,7 @@ void set_attribute(GemmPlan& plan, cublasLtMatmulDescAttributes_t attribute, T v
 }
 
 inline void describe(GemmPlan& plan, const GemmKey& key) {
-    CUBLAS(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // TF32 has a compute type of its own
+    CUBLAS(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // TF32 has its own compute type
     set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, key.a_t ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSB, key.b_t ? CUBLAS_OP_T : CUBLAS_OP_N);
     set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
@@ -333,7 +331,7 @@ inline cublasStatus_t start(Ctx& ctx, GemmPlan& plan, const cublasLtMatmulAlgo_t
                           p.d, &plan.d, &algo, ctx.workspace, Ctx::workspace_bytes, ctx.stream);
 }
 
-// The library's suggestions, those that it believes to be fastest first; none if it cannot do the product.
+// The library's suggestions, fastest first by its estimate; none if it cannot compute the product.
 inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, const GemmKey& key, int most) {
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS(cublasLtMatmulPreferenceInit(&preference));
@@ -346,7 +344,7 @@ inline std::vector<cublasLtMatmulAlgo_t> suggestions(Ctx& ctx, GemmPlan& plan, c
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)key.alignment.b);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)key.alignment.d);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)key.alignment.d);
-    // An epilogue's pointers have no preference; they say themselves how they are aligned, and nobody follows them here.
+    // An epilogue's pointers have no preference; they imply their own alignment, and are not dereferenced here.
     const auto aligned = [&](int bytes) { return (const void*)((const char*)ctx.workspace + bytes); };
     if (has_bias(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned(key.alignment.bias));
     if (has_aux(key.epilogue)) set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aligned(key.alignment.aux));
@@ -376,9 +374,9 @@ __global__ void __launch_bounds__(256) fill_random(void* x, cudaDataType type, s
     }
 }
 
-// The memory for timing a product: its own, so that timing changes no data; each pointer is aligned exactly as the key says. If
-// a model leaves no room for that, the caller's factors, which are only read, and the caller's outputs, which the product sets
-// afterwards anyway; then only a product that is added to its outputs has outputs of its own.
+// The memory for timing a product, separate so that timing changes no data; each pointer is aligned exactly as the key says. If
+// a model leaves no room for that, uses the caller's inputs, which are only read, and the caller's outputs, which the product
+// sets afterwards anyway; then only a product that is added to its outputs has separate ones.
 class GemmScratch {
 public:
     GemmScratch(Ctx& ctx, const GemmKey& key, const GemmPointers& callers) : callers_(callers) {
@@ -413,7 +411,7 @@ private:
     void* memory_ = nullptr;
     void* matrices_[n_matrices] = {};
 
-    // False: there is not enough memory.
+    // Returns false if memory does not suffice.
     template <class Wanted>
     bool allocate(Ctx& ctx, const GemmKey& key, Wanted wanted) {
         const size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
@@ -465,7 +463,7 @@ public:
     Stopwatch(const Stopwatch&) = delete;
     Stopwatch& operator=(const Stopwatch&) = delete;
 
-    // Microseconds of one of `runs` calls in a row.
+    // Microseconds per call, for `runs` consecutive calls.
     template <class F>
     double time(int runs, F&& call) {
         CUDA(cudaEventRecord(before_, ctx_.stream));
@@ -476,7 +474,7 @@ public:
         CUDA(cudaEventElapsedTime(&ms, before_, after_));
         return (double)ms * 1000 / runs;
     }
-    // Of what takes about `us`: the median of five times, each over at least 0.2 ms.
+    // Microseconds of something that takes about `us`: the median of five measurements, each over at least 0.2 ms.
     template <class F>
     double median(double us, F&& call) {
         const int runs = std::max(1, std::min(20, (int)(200 / std::max(us, 1.0))));
@@ -491,9 +489,8 @@ private:
     cudaEvent_t before_ = nullptr, after_ = nullptr;
 };
 
-// The fastest of the suggestions. Each runs once for nothing (its code is loaded then) and once to see how long it takes; what
-// is not far behind the best is measured five times for at least 0.2 ms, and the median counts. At equal times the library's
-// order decides.
+// The fastest of the suggestions. Each runs once to load its code and once for a first estimate; the ones close to the best are
+// measured five times for at least 0.2 ms, and the median counts. At equal times the library's order decides.
 inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmScratch& scratch, const GemmKey& key,
                     const std::vector<cublasLtMatmulAlgo_t>& algorithms, GemmChoice& best) {
     const GemmPointers pointers = scratch.pointers(key.epilogue);
@@ -516,7 +513,7 @@ inline bool fastest(Ctx& ctx, GemmPlan& plan, const GemmScratch& scratch, const 
 }
 
 // Chooses plan.algo. Without `apart` the product must be possible; with it, plan.apart may be the answer: if the library cannot
-// do the epilogue, or if apart(pointers), which does the same in more than one launch, takes less time. Without tuning,
+// fuse the epilogue, or if apart(pointers), which computes the same in several launches, takes less time. Without tuning,
 // `preferred` decides.
 template <class Apart>
 void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const GemmPointers& callers, bool may_be_apart,
@@ -593,8 +590,9 @@ GemmPlan& plan_of(Ctx& ctx, const GemmKey& key, const GemmPointers& callers, boo
     return *ctx.plans->plans.emplace(key, std::move(plan)).first->second;
 }
 
-// Whether to take the product with the epilogue of `key`, and not apart(pointers). `preferred` decides without tuning. The
-// library's GeLU has the GPU's tanh of 11 bits (measured on an H100), which bf16 hides and fp32 does not: there it stays apart.
+// True if the product should use the epilogue of `key` instead of apart(pointers). `preferred` decides without tuning. The
+// library's GeLU has the GPU's tanh of 11 bits (measured on an H100), which bf16 hides and fp32 does not: in fp32 it is
+// separate.
 template <class Apart>
 bool fuses(Ctx& ctx, const GemmKey& key, const GemmPointers& callers, bool preferred, const Apart& apart) {
     const Fusion fusion = ctx.plans ? ctx.plans->fusion : Fusion::if_faster;
@@ -612,13 +610,14 @@ inline void gemm(Ctx& ctx, const GemmPointers& p, const GemmKey& key) {
 }
 
 // ---- bias gradient ---------------------------------------------------------------------------------------------------------
-// The kernel apart from the product: it adds as well as sets, and is bound by reading dout once: N OC sizeof(floatX) bytes. At
+// The kernel separate from the product: it adds as well as sets, and is bound by reading dout once: N OC sizeof(floatX) bytes.
+// At
 // 700 TFLOP/s and 4.3 TB/s that is 163/IC of the product's time in bf16: 21% at IC = 768, 4% at 4096 (not yet measured on a
 // GPU).
 //
-// A block of 16 warps takes 32 packs of columns (blockIdx.x) of one part of the rows (blockIdx.y): each lane adds one pack's
-// columns over every 16th row, then the warps' sums are added, warp by warp. out (gridDim.y, columns) is summed by a second
-// launch with one block per column tile, unless there is only one part.
+// A block of 16 warps processes 32 packs of columns (blockIdx.x) of one part of the rows (blockIdx.y): each lane adds one
+// pack's columns over every 16th row, then the warps' sums are added, warp by warp. out (gridDim.y, columns) is summed by a
+// second launch with one block per column tile, unless there is only one part.
 constexpr int sums_warps = 16, sums_blocks = 3;  // of a block; of a multiprocessor
 
 template <class T>
@@ -655,7 +654,7 @@ __global__ void __launch_bounds__(32 * sums_warps, sums_blocks)
                 if (column + i < columns) sum[i] += (float)x[(size_t)row * columns + column + i];
     }
 #pragma unroll
-    for (int i = 0; i < width; i++) sums[warp][i][lane] = sum[i];  // this way round: a warp's 32 stores hit 32 banks
+    for (int i = 0; i < width; i++) sums[warp][i][lane] = sum[i];  // in this order a warp's 32 stores hit 32 banks
     __syncthreads();
     if (warp >= width) return;
     const int i = warp;  // each warp finishes one column of each pack
@@ -710,7 +709,7 @@ inline cudaDataType gradient_type(const Elements& dweight, Acc acc) {
     return dweight.is_bf16() ? CUDA_R_16BF : cublas_type<real>();
 }
 
-// From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a kernel behind it.
+// From Hopper on the library computes GeLU and its derivative in the product itself; on other GPUs in a second kernel.
 inline bool fuses_gelu(const Ctx& ctx) { return ctx.capability >= 90; }
 
 }  // namespace detail
@@ -751,7 +750,7 @@ inline void linear_gelu_backward_input(Ctx& ctx, floatX* dpre, const floatX* dou
     else apart(pointers);
 }
 
-// The residual stream is what the product is added to.
+// The product is added to the residual stream.
 inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residual, const floatX* inp, const floatX* weight,
                                     const floatX* bias, int N, int IC, int OC) {
     GemmPointers pointers = {out, weight, inp, bias};
@@ -766,7 +765,7 @@ inline void linear_residual_forward(Ctx& ctx, floatX* out, const floatX* residua
     else apart(pointers);
 }
 
-// What the library cannot fuse: kernels after the product.
+// The library cannot fuse these: kernels after the product.
 inline void linear_swiglu_forward(Ctx& ctx, floatX* out, floatX* gate_up, const floatX* inp, const floatX* weight,
                                   const floatX* bias, int N, int IC, int F) {
     linear_forward(ctx, gate_up, inp, weight, bias, N, IC, 2 * F);

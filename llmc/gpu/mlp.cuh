@@ -1,5 +1,5 @@
 // Activations, dropout and the residual sum: elementwise, bound by memory bandwidth. Formulas and derivatives are in math.h.
-// Outputs may alias inputs: a thread has read what it overwrites.
+// Outputs may alias inputs: each thread reads an element before it overwrites it.
 #pragma once
 #include "../activations.h"
 #include "../ops.h"
@@ -141,7 +141,7 @@ void rows_of(Ctx& ctx, const Output& out, const Source& source, int N, int F, bo
     LAUNCH(kernel, dim3(N, ceil_div(packs, threads * mlp_packs)), threads, 0, ctx, out.x, source, F);
 }
 
-// out = kept ? inp / (1 - rate) : 0. `in_fours`: packs begin draws.
+// out = kept ? inp / (1 - rate) : 0. `in_fours`: packs start at the first number of a draw.
 template <bool in_fours>
 __global__ void __launch_bounds__(mlp_threads)
     dropout_kernel(floatX* out, const floatX* inp, size_t n, size_t n_packs, Dropout dropout) {

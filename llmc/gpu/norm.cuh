@@ -1,7 +1,7 @@
 // LayerNorm and RMSNorm with the residual sum fused in front; formulas and the derivation of gradients are in cpu/norm.h.
 //   forward   xhat = (x - mean) rstd,  y = w xhat + b          RMSNorm: mean = 0, no b
 //   backward  with g = w dy:  dx = rstd (g - mean(g) - xhat mean(g xhat)),  dw += sum dy xhat,  db += sum dy
-//             and, if wanted, sums of the columns of dinp as it is stored: a bias's gradient without a pass of its own
+//             and optionally sums of the columns of dinp as stored: a bias's gradient without a separate pass
 //
 // A row is processed by as many warps as hold it in registers: it is read once, with all loads in flight together, and the
 // variance is the mean of (x - mean)^2 as on the CPU, not a difference of squares. Rows of a single warp need no barrier. Rows
@@ -12,7 +12,7 @@
 // atomics: the same bits in every run on one kind of device (the number of groups depends on its multiprocessors).
 //
 // Bound by memory bandwidth. Bytes per element, for bf16: forward 4 (8 with the residual sum), backward 6 (8 if it adds to
-// dinp); the parts of dw and db are a few MB per call, which stay in the L2 cache. Sums are fp32.
+// dinp); the partial sums of dw and db are a few MB per call, which stay in the L2 cache. Sums are fp32.
 #pragma once
 #include "../ops.h"
 #include "device.cuh"
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(256)
     const floatX* x = add ? sum + row : inp + row;
     if (add)
         for (int c = threadIdx.x; c < C; c += 256) sum[row + c] = (floatX)((float)inp[row + c] + (float)add[row + c]);
-    float total = 0, squares = 0;  // a thread reads what it wrote
+    float total = 0, squares = 0;  // a thread reads its own writes
     for (int c = threadIdx.x; c < C; c += 256) total += (float)x[c];
     const float m = centred ? block_sum(total) / C : 0.0f;
     for (int c = threadIdx.x; c < C; c += 256) squares += ((float)x[c] - m) * ((float)x[c] - m);
@@ -154,7 +154,7 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
-// Rows that follow each other.
+// Consecutive rows.
 struct WholeRows {
     int N;
     HD int count() const { return N; }
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(columns                         ? threads_with
                 const float xhat = ((float)x[k][j] - m) * r, g = (offset + (float)w[j]) * (float)dy[k][j];
                 const float d = r * (g - mean_g - xhat * mean_gx);
                 dx[j] = (floatX)(add ? (float)dx[j] + d : d);
-                if (columns) dx_sum[k][j] += (float)dx[j];  // 0 in rows that are not there
+                if (columns) dx_sum[k][j] += (float)dx[j];  // 0 in missing rows
             }
             store_part<true>(dinp + strided, first(k), length, dx);
         }
@@ -334,8 +334,7 @@ void norm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX*
 }
 
 // ---- query and key heads ---------------------------------------------------------------------------------------------------
-// As many threads as hold a row in packs process it; all of the block, which then loop, if the row is longer than a warp's
-// packs.
+// As many threads as hold a row in packs process it, or the whole block in a loop if the row is longer than a warp's packs.
 template <bool packed>
 __global__ void __launch_bounds__(256)
     head_norm_kernel(floatX* qkv, floatX* kept, real* rstd, const floatX* __restrict__ weight, HeadRows rows, int C, real eps,
@@ -365,7 +364,7 @@ __global__ void __launch_bounds__(256)
     if (thread == 0 && length) rstd[row] = r;
 }
 
-// A block per row: its part of the sum of x^2 or, backward, of dout (offset + weight) xhat.
+// A block per row: this rank's part of the sum of x^2 or, backward, of dout (offset + weight) xhat.
 template <bool backward>
 __global__ void __launch_bounds__(256)
     head_norm_sums_kernel(real* sums, const floatX* x, const floatX* kept, const floatX* weight, const real* rstd,
@@ -382,7 +381,7 @@ __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) sums[row] = sum;
 }
 
-// A block per row, whose mean of squares is given.
+// A block per row; the mean of squares is an input.
 __global__ void __launch_bounds__(256) head_norm_part_kernel(floatX* qkv, floatX* kept, real* rstd, const floatX* weight,
                                                              HeadRows rows, int C, real eps, real offset, RowMeans squares) {
     const int row = blockIdx.x;

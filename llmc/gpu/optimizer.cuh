@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(adamw_threads)
         square[i] = value(i % (n + 1) == 0, (float)gram[i], (float)square[i]);
 }
 
-// A block updates the second moment of one row. factors: (rows) of the rows; squares: (rows) of the rows times their factors.
+// A block updates the second moment of one row. factors: (rows); squares: (rows) of the rows times their factors.
 __global__ void __launch_bounds__(256) neuron_factors_kernel(float* factors, float* squares, real* second_moment,
                                                              const floatX* __restrict__ x, int cols, float beta2) {
     const size_t row = blockIdx.x;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(256) neuron_factors_kernel(float* factors, flo
     factors[row] = factor;
     squares[row] = sum * factor * factor;
 }
-// One block. *scale makes the norm that of an orthogonal matrix.
+// One block. *scale makes the norm equal to an orthogonal matrix's.
 __global__ void __launch_bounds__(256) neuron_scale_kernel(float* scale, const float* squares, int rows, int smaller) {
     float sum = 0;
     for (int k = threadIdx.x; k < rows; k += 256) sum += squares[k];
@@ -302,7 +302,7 @@ void average_or_swap(Ctx& ctx, real* average, floatX* param, LowerHalf* lower, s
 
 }  // namespace detail
 
-// Both bound by memory bandwidth: 12 bytes per parameter, and 16.
+// Both are bound by memory bandwidth: 12 bytes per parameter, and 16.
 inline void average_weights(Ctx& ctx, real* average, const floatX* param, const LowerHalf* lower, size_t n, real keep) {
     detail::average_or_swap<false>(ctx, average, const_cast<floatX*>(param), const_cast<LowerHalf*>(lower), n, 1 - keep);
 }

@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(1024)
     (blockIdx.y == 0 ? total : blockIdx.y == 1 ? second : third)[c] += sum;
 }
 
-// The last step of gradients that are summed over rows in parts: total (C) += the sum of `rows` (n, C). With `second`, and with
-// `third`, rows are (n, 2, C) or (n, 3, C), and these get the sums of the second and third C of each.
+// The last step of gradients summed over rows in parts: total (C) += the sum of `rows` (n, C). With `second`, and with `third`,
+// rows are (n, 2, C) or (n, 3, C), and these get the sums of the second and third C of each.
 inline void add_rows(Ctx& ctx, real* total, real* second, real* third, const real* rows, int n, int C) {
     const int sums = third ? 3 : second ? 2 : 1;
     LAUNCH(add_rows_kernel, dim3(ceil_div(C, 32), sums), dim3(32, 32), 0, ctx, total, second, third, rows, n, C,

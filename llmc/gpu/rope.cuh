@@ -7,7 +7,7 @@
 namespace gpu {
 namespace detail {
 
-// One block per row n: x runs over packs of half of what is rotated of a head, y over heads.
+// One block per row n: x runs over packs of half of a head's rotated numbers, y over heads.
 template <bool packed>
 __global__ void __launch_bounds__(1024)
     rotate_kernel(floatX* qkv, const int* __restrict__ positions, const real* __restrict__ cos_sin, int rotated, int NH,
