@@ -10,7 +10,7 @@ inline std::string build_compiler() {
 #endif
 }
 
-// The checks that make this build slower; each name begins with a comma.
+// The checks that make this build slower; each name starts with a comma.
 inline std::string build_checks() {
     std::string checks;
 #if defined(__SANITIZE_ADDRESS__)
@@ -25,7 +25,7 @@ inline std::string build_checks() {
     return checks;
 }
 
-// The CPU that the compiler was told to build for.
+// The compiler's target CPU.
 inline std::string build_cpu() {
 #if defined(__AVX512F__)
     return "AVX-512";

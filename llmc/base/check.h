@@ -1,10 +1,10 @@
-// Errors. Three kinds, kept apart:
-//   fail(...)         a fault of the user or the environment: a wrong file, a mismatch, no memory. The message says what was
-//                     given, what is allowed and what to do. Thrown as Error, printed once by main(), exit status 1.
-//   fail_usage(...)   a command line that cannot work as it is given: the same, with exit status 2.
+// Errors, of three separate kinds:
+//   fail(...)         a fault of the user or the environment: a wrong file, a mismatch, no memory. The message has the given
+//                     value, the allowed ones, and the fix. Thrown as Error, printed once by main(), exit status 1.
+//   fail_usage(...)   an invalid command line: the same, with exit status 2.
 //   CHECK(cond, ...)  a fault of the program: a broken assumption. On in release builds; prints file:line and aborts.
 // Errors are exceptions rather than exit() calls: destructors run, so that temporary files are removed and no half-written file
-// stays. Never call fail() inside an OpenMP region or a task of cpu::Team (parallel_for, parallel_tasks), which an exception
+// remains. Never call fail() inside an OpenMP region or a task of cpu::Team (parallel_for, parallel_tasks), which an exception
 // must not leave: record the error there and call fail() after it.
 #pragma once
 #include <cstdarg>
@@ -54,7 +54,7 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
     throw UsageError(s);
 }
 
-// The exit status of a process that this error ends.
+// The exit status of a process after this error.
 inline int exit_status(const std::exception& e) { return dynamic_cast<const UsageError*>(&e) ? 2 : 1; }
 
 #define CHECK(cond, ...)                                                                                                       \

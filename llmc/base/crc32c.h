@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the checksum of checkpoint manifests. It uses the CPU's
-// CRC instruction where there is one, else a table. crc32c("123456789") = 0xE3069283.
+// CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the checksum of checkpoint manifests. Uses the CPU's CRC
+// instruction if there is one, else a table. crc32c("123456789") = 0xE3069283.
 #pragma once
 #include <array>
 #include <cstddef>

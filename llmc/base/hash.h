@@ -1,10 +1,10 @@
 // Hashes of bytes and of numbers, the same on every machine.
 //   mix64        the finaliser of MurmurHash3 (Appleby, 2011): a bijection in which each bit of the input flips each bit of the
 //                result with probability 1/2
-//   murmur3_128  MurmurHash3_x64_128: 128 bits of any bytes, at several GB/s. It is no cryptographic hash: someone who wants
-//                two texts with one hash can make them
-// n different inputs have one hash in common with probability n^2 / 2^(bits + 1): 1.5e-15 for a trillion and 128 bits, 3% for a
-// billion and 64 bits.
+//   murmur3_128  MurmurHash3_x64_128: 128 bits of any bytes, at several GB/s. It is not a cryptographic hash: an adversary can
+//                construct two texts with the same hash
+// The probability that any two of n different inputs share a hash is n^2 / 2^(bits + 1): 1.5e-15 for a trillion and 128 bits,
+// 3% for a billion and 64 bits.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,8 +1,8 @@
-// Reading JSON that others wrote, with bounds on what a small file can cost:
+// Reading JSON from untrusted files, with bounds on the cost of a small file:
 //   nesting   nlohmann::json parses without recursion, but copies, compares and prints values recursively: a file of a million
 //             brackets would overflow the stack
-//   size      a value of two bytes in a file takes up to 70 in memory
-// and writing JSON that may hold what a user gave, which can be any bytes.
+//   size      a value of two bytes in a file needs up to 70 in memory
+// and writing JSON with a user's text, which can be any bytes.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -21,8 +21,8 @@ bool nested_deeper_than(const Json& j, int levels) {
            std::any_of(j.begin(), j.end(), [&](const auto& child) { return nested_deeper_than(child, levels - 1); });
 }
 
-// What is wrong with a text or with the values in it, in words and with the place: "at line 3, column 7: invalid literal; last
-// read: '{x'; expected string literal", "key 'scales' not found". Of the library's text, without its numbers of errors.
+// The error in a text or its values, in words and with the place: "at line 3, column 7: invalid literal; last read: '{x';
+// expected string literal", "key 'scales' not found". Strips the error numbers from the library's message.
 inline std::string json_problem(const nlohmann::json::exception& e) {
     std::string reason = e.what();
     const auto drop = [&](const std::string& from, const std::string& to, const std::string& instead) {
@@ -36,7 +36,7 @@ inline std::string json_problem(const nlohmann::json::exception& e) {
     drop("cannot use ", "() with ", "an object is expected, not ");
     return reason.substr(0, 300);
 }
-// What an exception says; of the library's, which no reader of a file has put into words, the same.
+// An exception's message; the library's own exceptions, if no reader has translated them, go through json_problem().
 inline std::string in_words(const std::exception& e) {
     const auto* json = dynamic_cast<const nlohmann::json::exception*>(&e);
     return json ? "a file of JSON does not hold what is expected: " + json_problem(*json) : e.what();
@@ -60,12 +60,12 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& what)
     return j;
 }
 
-// Bytes that are not UTF-8 become U+FFFD, where dump() alone would throw: a name or a path may be any bytes.
+// Bytes that are not UTF-8 become U+FFFD, where plain dump() would throw: a name or a path may be any bytes.
 template <class Json>
 std::string json_text(const Json& j, int indent = -1) {
     return j.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
-// The text as a JSON string, as json_text writes it, but eight bytes at a time: for whole documents.
+// The text as a JSON string, like json_text, but eight bytes at a time: for whole documents.
 inline void append_json_string(std::string& out, std::string_view text) {
     if (!is_utf8(text)) {
         out += json_text(nlohmann::json(text));
@@ -92,7 +92,7 @@ inline void append_json_string(std::string& out, std::string_view text) {
     }
     out += '"';
 }
-// The value as it reads back from a file that holds it, for comparison with a value that was read.
+// The value after a round trip through a file, for comparison with a value that was read.
 template <class Json>
 Json as_written(const Json& j) {
     return Json::parse(json_text(j));

@@ -19,7 +19,7 @@ HD constexpr auto round_up(A a, B to) {
     return ceil_div(a, to) * to;
 }
 
-// Whether none of n numbers is infinite or NaN.
+// True if all n numbers are finite.
 template <class E>
 bool all_finite(const E* x, size_t n) {
     bool finite = true;
@@ -37,7 +37,7 @@ inline double median(std::vector<double> x) {
     return below + (*middle - below) / 2;
 }
 
-// Mean of at least one value, and its standard error: NaN of a single one.
+// Mean of at least one value, and its standard error, which is NaN for a single value.
 struct MeanWithError {
     double mean, error;
 };
@@ -56,9 +56,9 @@ struct BitsOf {
 };
 
 // ---- fp32 weights in two halves --------------------------------------------------------------------------------------------
-// `upper` is the nearest bf16, ties away from zero, so that the lower 16 bits tell whether it was rounded up (Apex's
+// `upper` is the nearest bf16, ties away from zero, so that the lower 16 bits show whether it was rounded up (Apex's
 // DistributedFusedAdam stores remainders this way). Together they restore the weight bit for bit, with two exceptions: numbers
-// below 2^-126 become zero, as bf16 instructions treat them, and all NaNs become the same one.
+// below 2^-126 become zero, as in bf16 instructions, and all NaNs become the same one.
 template <class F>
 struct WeightHalves {
     F upper;
@@ -130,7 +130,7 @@ HD inline F exp_of(F x) {
     p = p * r + 2.0f;
     typename BitsOf<F>::type bits;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 126u) << 23;  // the high bits of `shift` fall off
+    bits = (bits + 126u) << 23;  // the high bits of `shift` are lost
     F scale;
     memcpy(&scale, &bits, sizeof scale);
     const F y = x > 88.722835f ? F{} + INFINITY : p * scale;  // NaN: both comparisons are false
@@ -138,7 +138,7 @@ HD inline F exp_of(F x) {
 }
 
 // On a GPU the special function unit computes 2^x: two instructions instead of sixteen, which would bound elementwise kernels.
-// Its error is 2 + 1.2 |x| ulp, as that of an exponential whose argument was rounded once more.
+// Its error is 2 + 1.2 |x| ulp, as for an exponential with an argument rounded once more.
 template <class F>
 HD inline F exp_real(F x) {
 #ifdef __CUDA_ARCH__

@@ -1,7 +1,6 @@
-// Stateless random numbers: every draw is a function of (seed, purpose, stream, index) and of nothing drawn before, so it does
-// not change on resuming, in other parallel layouts or with other thread counts. Philox4x32-10 (Salmon et al., SC'11): ten
-// rounds of multiply and xor turn a 128-bit counter under a 64-bit key into 128 random bits. They are the same on every
-// machine: see normal_at.
+// Stateless random numbers: every draw is a function of only (seed, purpose, stream, index), so it does not change on resuming,
+// in other parallel layouts or with other thread counts. Philox4x32-10 (Salmon et al., SC'11): ten rounds of multiply and xor
+// turn a 128-bit counter under a 64-bit key into 128 random bits. They are the same on every machine: see normal_at.
 #pragma once
 #include <array>
 #include <cmath>
@@ -10,7 +9,7 @@
 
 #include "types.h"
 
-// What a draw is for; part of the counter, so that no two purposes share numbers.
+// The purpose of a draw; part of the counter, so that no two purposes share numbers.
 enum class RngPurpose : uint32_t {
     init = 1,
     sampling = 2,
@@ -51,7 +50,7 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::arra
     return {c[0], c[1], c[2], c[3]};
 }
 
-// index takes two words of the counter; stream (a tensor, a sample) and purpose take one each, so all counters differ.
+// index occupies two words of the counter; stream (a tensor, a sample) and purpose one each, so all counters differ.
 inline std::array<uint32_t, 4> random_bits(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
     return philox({(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose},
                   {(uint32_t)seed, (uint32_t)(seed >> 32)});
@@ -66,7 +65,7 @@ inline double uniform_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uin
 // Standard normal by Box and Muller (1958): sqrt(-2 ln u) cos(theta), u in (0, 1], theta in [-pi, pi). Largest |value|: 6.66.
 // Math libraries differ in their last bits, and compilers in whether they fuse a multiply and an add. So ln and cos are written
 // as series in double with explicit fused multiply-adds, and no other product feeds a sum: IEEE 754 leaves no choice, and every
-// compiler and machine gives the same bits. The series' errors (below 1e-13) are far below that of a float.
+// compiler and machine gives the same bits. The series' errors (below 1e-13) are far below the precision of a float.
 HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, uint64_t index) {
     uint32_t r[4] = {(uint32_t)index, (uint32_t)(index >> 32), stream, (uint32_t)purpose};
     philox_rounds(r, (uint32_t)seed, (uint32_t)(seed >> 32));
@@ -97,19 +96,19 @@ HD inline float normal_at(uint64_t seed, RngPurpose purpose, uint32_t stream, ui
 template <RngPurpose purpose>
 struct Draws {
     uint64_t key = 0;
-    uint32_t tensor = 0;  // a number of its own for each tensor
-    // The elements begin at element `first` of the whole tensor. If `cols` is 0, they are consecutive. Else they are a slice of
-    // columns: rows of `cols` elements, each part of a row of whole_cols; the first row begins at `first`, and the elements
-    // at element `at` of the slice.
+    uint32_t tensor = 0;  // unique for each tensor
+    // The elements start at element `first` of the whole tensor. If `cols` is 0, they are consecutive. Else they are a slice of
+    // columns: rows of `cols` elements, each part of a row of whole_cols; the first row starts at `first`, and the elements at
+    // element `at` of the slice.
     uint64_t first = 0;
     size_t cols = 0, whole_cols = 0, at = 0;
 
     HD uint64_t number(size_t i) const {
         return cols == 0 ? first + i : first + (at + i) / cols * whole_cols + (at + i) % cols;
     }
-    // How many elements from i on are consecutive in the whole tensor.
+    // The number of elements from i on that are consecutive in the whole tensor.
     size_t run(size_t i) const { return cols == 0 ? SIZE_MAX : cols - (at + i) % cols; }
-    // Whether every eighth element begins two draws that cover exactly it and the next seven.
+    // True if every eighth element starts two draws that cover exactly it and the next seven.
     bool in_eights() const { return first % 4 == 0 && cols % 8 == 0 && whole_cols % 4 == 0 && at % 8 == 0; }
 
     // Draws for the elements 4 group to 4 group + 3.
@@ -130,7 +129,7 @@ struct Draws {
     }
 };
 
-// The initial weights of a block of a tensor: rows whole_row and on, columns first_col and on.
+// The initial weights of a block of a tensor: rows from whole_row on, columns from first_col on.
 struct InitialWeights {
     uint64_t seed;
     uint32_t tensor;  // TensorSpec::id

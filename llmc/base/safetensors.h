@@ -1,8 +1,8 @@
 // The safetensors format: 8 bytes little-endian header length, a JSON header
 //   {"name": {"dtype": "BF16", "shape": [r, c], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
-// then the tensors' bytes. A model may be split into several files, listed in model.safetensors.index.json.
-// The reader maps files and does not trust them: lengths, offsets and shapes are checked before use, and an inconsistent file
-// is refused by name. checkpoint.h writes such files; each rank writes its own part.
+// then the tensors' bytes. A model may be split into several files, listed in model.safetensors.index.json. The reader maps
+// files and does not trust them: lengths, offsets and shapes are checked before use; errors name the file. checkpoint.h writes
+// such files; each rank writes its own part.
 // https://huggingface.co/docs/safetensors
 #pragma once
 #include <cstdint>
@@ -42,7 +42,7 @@ inline float half_to_float(uint16_t h) {
     return x;
 }
 
-// Float to IEEE half, to the nearest, ties to even; what is too large becomes infinite.
+// Float to IEEE half, to the nearest, ties to even; numbers above the range become infinite.
 inline uint16_t float_to_half(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -55,7 +55,7 @@ inline uint16_t float_to_half(float x) {
     if (shift > 24) return (uint16_t)sign;
     const uint32_t kept = mantissa >> shift, lost = mantissa & ((1u << shift) - 1), half = 1u << (shift - 1);
     const uint32_t rounded = kept + (lost > half || (lost == half && (kept & 1)));
-    // The mantissa's leading one, where it is kept, counts as one in the exponent.
+    // The mantissa's leading one, if it is kept, adds one to the exponent.
     return (uint16_t)(sign | (((exponent - 113) << 10) + rounded));
 }
 
@@ -69,8 +69,8 @@ struct TensorView {
 
 class SafetensorsReader {
 public:
-    // Opens a .safetensors file, or all its shards if there is an index beside it; or a directory with model.safetensors or,
-    // without that, its index.
+    // Opens a .safetensors file, or all its shards if there is an index next to it; or a directory with model.safetensors or
+    // else its index.
     static SafetensorsReader open(const std::string& path) {
         namespace fs = std::filesystem;
         SafetensorsReader reader;
@@ -95,8 +95,7 @@ public:
     }
     const std::unordered_map<std::string, TensorView>& tensors() const { return tensors_; }
 
-    // dst[i] = element first + i, converted, for i < n_elements. Tensors may lie at unaligned addresses, so elements are copied
-    // out.
+    // dst[i] = element first + i, converted, for i < n_elements. Tensors may be at unaligned addresses, so elements are copied.
     template <class E>
     void read_as(const TensorView& t, size_t first, size_t n_elements, E* dst) const {
         CHECK(first + n_elements <= t.elements(), "elements %zu to %zu of %zu", first, first + n_elements, t.elements());
@@ -160,7 +159,7 @@ private:
         try {
             const auto header = parse_json({file.data() + 8, length}, path + ": the header");
             if (!header.is_object()) fail("%s: the header is not a JSON object", name);
-            std::map<uint64_t, std::pair<uint64_t, std::string>> ranges;  // begin -> end, name: to find gaps and overlaps
+            std::map<uint64_t, std::pair<uint64_t, std::string>> ranges;  // start -> end, name: to find gaps and overlaps
             for (const auto& [key, entry] : header.items()) {
                 if (key == "__metadata__") continue;
                 TensorView t;
@@ -215,7 +214,7 @@ private:
     std::unordered_map<std::string, TensorView> tensors_;
 };
 
-// The bytes of a file with this header that precede its data.
+// The bytes before the data of a file with this header.
 inline std::string safetensors_start(const nlohmann::ordered_json& header) {
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data starts at a multiple of 8

@@ -7,8 +7,8 @@ public:
     virtual ~SharedText() = default;
     virtual void lock() = 0;
     virtual void unlock() = 0;
-    // What has been appended from byte `from` on.
+    // The text from byte `from` on.
     virtual std::string text(size_t from) = 0;
-    // Whole, or if there is no room not at all.
+    // All or nothing, if there is no room.
     virtual void append(const std::string& more) = 0;
 };

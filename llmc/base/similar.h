@@ -1,4 +1,4 @@
-// "Did you mean": the existing names closest to one that does not exist.
+// "Did you mean": the existing names closest to an unknown one.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -37,7 +37,7 @@ inline std::vector<std::string> similar_names(const std::string& given, const st
         if (("-" + name + "-").find("-" + given + "-") != std::string::npos) found.push_back(name);
     return found;
 }
-// The part of a refusal that suggests names: "; did you mean a, b or c?", or ";" if there are none.
+// The part of an error message that suggests names: "; did you mean a, b or c?", or ";" if there are none.
 inline std::string did_you_mean(const std::string& given, const std::vector<std::string>& names,
                                 const std::string& dashes = "") {
     const std::vector<std::string> found = similar_names(given, names);

@@ -30,7 +30,7 @@
 using Strings = std::vector<std::string>;
 
 // ---- the terminal ----------------------------------------------------------------------------------------------------------
-// Open MPI's mpirun gives its ranks a pseudo-terminal and forwards what they write: the launcher's own output decides.
+// Open MPI's mpirun gives its ranks a pseudo-terminal and forwards their output: the launcher's own output decides.
 inline bool launcher_has_terminal(int fd) {
     if (!getenv("OMPI_COMM_WORLD_RANK")) return true;
     char target[256] = "";
@@ -42,7 +42,7 @@ inline bool is_terminal(FILE* f) {
     return isatty(fileno(f)) && launcher_has_terminal(fileno(f)) && !(term && std::string(term) == "dumb");
 }
 
-// Columns of the terminal behind f at this moment; $COLUMNS or 100 where there is no terminal or its width is not known.
+// Current width of the terminal behind f, in columns; $COLUMNS or 100 if there is no terminal or its width is unknown.
 inline int terminal_width(FILE* f) {
     winsize size{};
     if (ioctl(fileno(f), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
@@ -50,7 +50,7 @@ inline int terminal_width(FILE* f) {
     return columns && atoi(columns) > 0 ? atoi(columns) : 100;
 }
 
-// Whether the locale's encoding is UTF-8; if not, lines are drawn in ASCII.
+// True if the locale's encoding is UTF-8; if not, lines are drawn in ASCII.
 inline bool utf8_locale() {
     for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
         const char* value = getenv(name);
@@ -66,7 +66,7 @@ inline double monotonic_seconds() {
 }
 inline const double program_start = monotonic_seconds();
 
-// Colours, named by their meaning. When off, the text stays as it is.
+// Colours, named by their meaning. When off, text is unchanged.
 struct Paint {
     bool on = false;
     // Colours on for a terminal, unless NO_COLOR (no-color.org) is set.
@@ -101,7 +101,7 @@ inline std::string three_digits(double x, double base, const std::vector<const c
     return format("%.*f%s", decimals, x, units[u]);
 }
 
-// x with this many decimals; in scientific notation where that would be long: 1.23e+45.
+// x with this many decimals; in scientific notation if that would be long: 1.23e+45.
 inline std::string with_decimals(double x, int decimals) { return format(std::fabs(x) < 1e9 ? "%.*f" : "%.*e", decimals, x); }
 
 inline std::string human_count(double n) { return three_digits(n, 1000, {"", "K", "M", "B", "T", "Q"}); }
@@ -117,7 +117,7 @@ inline std::string with_commas(int64_t n) {
     return s;
 }
 
-// "a, b, c": what name_of gives for each row; of names, themselves
+// "a, b, c": name_of(row) for each row; names are listed as they are
 template <class Rows, class F>
 std::string joined(const Rows& rows, F name_of) {
     std::string text;
@@ -127,12 +127,12 @@ std::string joined(const Rows& rows, F name_of) {
 inline std::string joined(const std::vector<std::string>& names) {
     return joined(names, [](const std::string& name) { return name; });
 }
-// "1 document", "12,000 documents"; `several`: the plural that is not noun + s
+// "1 document", "12,000 documents"; `several`: a plural other than noun + s
 inline std::string counted(int64_t n, const std::string& noun, const std::string& several = "") {
     return with_commas(n) + " " + (n == 1 ? noun : several.empty() ? noun + "s" : several);
 }
 
-// "12 ms", "4.2s", "42s", "12m 05s", "1h 02m", "3d 04h"; "-" for what is not known
+// "12 ms", "4.2s", "42s", "12m 05s", "1h 02m", "3d 04h"; "-" for an unknown duration
 inline std::string human_duration(double seconds) {
     if (!(seconds >= 0 && seconds < 1e15)) return "-";
     if (seconds < 0.0005) return "0s";
@@ -146,14 +146,14 @@ inline std::string human_duration(double seconds) {
 }
 
 // ---- characters ------------------------------------------------------------------------------------------------------------
-// The UTF-8 character at s[i], which moves past it. A byte that begins no character gives U+FFFD and moves by one.
+// The UTF-8 character at s[i], which moves past it. An invalid byte gives U+FFFD and moves by one.
 inline uint32_t next_codepoint(const std::string& s, size_t& i) {
     const Utf8Character c = first_character(std::string_view(s).substr(i));
     i += c.length;
     return c.code < 0 ? 0xfffd : (uint32_t)c.code;
 }
 
-// Columns that a character takes on a terminal: 0 for combining marks, 2 for East Asian wide characters and emoji.
+// Width of a character on a terminal, in columns: 0 for combining marks, 2 for East Asian wide characters and emoji.
 inline int columns_of(uint32_t c) {
     struct Range {
         uint32_t first, last;
@@ -174,8 +174,7 @@ inline int display_width(const std::string& s) {
 }
 
 // Untrusted text (from a model, a file name) made safe to show: valid UTF-8 without control characters except newline (a
-// terminal would obey them), without those that change the writing direction or that XML forbids. Each one replaced becomes
-// U+FFFD.
+// terminal would obey them), without characters that change the writing direction or that XML forbids. Each one becomes U+FFFD.
 inline std::string printable(const std::string& text) {
     std::string out;
     for (size_t i = 0; i < text.size();) {
@@ -200,7 +199,7 @@ inline std::string shell_word(const std::string& word) {
     return quoted + "'";
 }
 
-// Length of the text in bytes without the incomplete character at its end, if there is one.
+// Length of the text in bytes without an incomplete character at its end.
 inline size_t whole_characters(const std::string& text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); back++) {
         const unsigned char c = (unsigned char)text[text.size() - back];
@@ -211,7 +210,7 @@ inline size_t whole_characters(const std::string& text) {
     return text.size();
 }
 
-// Text that arrives in pieces which may end within a character, as tokens do. A terminal gets safe text as soon as a character
+// Text that arrives in pieces which may end within a character, like tokens. A terminal gets safe text as soon as a character
 // is complete; a file or pipe gets the bytes unchanged.
 class TextOutput {
 public:
@@ -231,7 +230,7 @@ private:
     std::string pending_;
 };
 
-// Lines of at most `width` columns, broken at spaces where there are any, else between characters (Japanese has no spaces).
+// Lines of at most `width` columns, broken at spaces if there are any, else between characters (Japanese has no spaces).
 inline std::vector<std::string> wrap_text(const std::string& text, int width) {
     std::vector<std::string> lines(1);
     int columns = 0;
@@ -285,7 +284,7 @@ inline std::string cut_text(const std::string& text, int width) {
 
 // ---- lines -----------------------------------------------------------------------------------------------------------------
 // The last line of a terminal, rewritten in place until it is kept or cleared. The process has at most one: other output clears
-// it first, so that it begins at the left. Any thread may call.
+// it first, so that it starts at the left. Any thread may call.
 class StatusLine {
 public:
     explicit StatusLine(FILE* f) : f_(f) {}
@@ -340,7 +339,8 @@ inline void print_line(FILE* f, const std::string& line) {
     fflush(f);
 }
 
-// print_line for signal handlers, where POSIX allows little: one write(2) of all pieces, so that lines of two ranks do not mix.
+// print_line for signal handlers, with one write(2) of all pieces, since POSIX allows little there; lines of two ranks do not
+// mix.
 inline void print_in_signal_handler(std::initializer_list<const char*> pieces) {
     char line[4096];
     size_t length = 0;
@@ -386,9 +386,9 @@ public:
         return all;
     }
 
-    // Lines are at most `width` columns wide, as far as there are spaces to break them at.
+    // Lines are at most `width` columns wide if they have spaces to break at.
     std::string str(const Paint& paint, int width) const {
-        int label_width = 0;  // a label that takes half of the line stands alone above its value
+        int label_width = 0;  // a label wider than half of the line gets its own line
         for (const Section& s : sections_)
             for (const Row& r : s.rows)
                 if (const int w = display_width(r.label); w <= width / 2) label_width = std::max(label_width, w);
@@ -446,7 +446,7 @@ private:
 };
 
 // At the end of a command: fails if part of its output could not be written, as on a full disk. A reader that closed the pipe
-// early, as head does, has what it wanted and is no error.
+// early, like head, is not an error.
 inline void check_output() {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
@@ -454,13 +454,13 @@ inline void check_output() {
     fail("standard output could not be written: what was printed is not complete; HINT: is the disk full?");
 }
 
-// The only output to standard output where --json is given.
+// With --json, the only text on standard output.
 inline void print_json(const nlohmann::ordered_json& j) { puts(json_text(j, 2).c_str()); }
 
 // ---- progress --------------------------------------------------------------------------------------------------------------
 // Progress of one long job. On a terminal it is one line, rewritten at most ten times a second; elsewhere a plain line now and
 // then (none for short jobs). finish() leaves a one-line summary. A job that fails leaves its line and a newline, so that the
-// error begins a line. The unit "B" counts bytes. For one thread only.
+// error starts a new line. The unit "B" counts bytes. For one thread only.
 class Progress {
 public:
     // total = 0: not known

@@ -1,6 +1,6 @@
 // Storage and accumulation types, fixed when the program is built (PRECISION=bf16|fp32; the tests also build fp64).
 //   floatX  storage of parameters and activations: bf16 | float | double
-//   real    everything that accumulates (gradients, norms, softmax, losses, statistics, optimizer state): float
+//   real    all accumulators (gradients, norms, softmax, losses, statistics, optimizer state): float
 //           (double in the fp64 build, which exists for finite differences)
 // bf16 is our own type, so that all builds behave alike: round to nearest even, NaN becomes 0x7fff (as in CUDA).
 #pragma once
@@ -60,5 +60,5 @@ inline constexpr const char* precision_name = "bf16";
 using LowerHalf = uint16_t;
 inline constexpr bool has_lower_halves = sizeof(floatX) < sizeof(real);
 
-// What an op does with its output: overwrite it, or add to it.
+// Whether an op overwrites its output or adds to it.
 enum class Acc { Set, Add };

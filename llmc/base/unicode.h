@@ -1,9 +1,9 @@
 // Unicode: classes of characters, graphemes, lower case, and the four normal forms (UAX 15) of text in UTF-8 (utf8.h).
 //
-// The tables of Unicode are those of libutf8proc (2.8: Unicode 15), which need not be there when the program is built: what
-// depends on them then refuses, and says which package to install. Bytes that are not UTF-8 are never changed.
+// The tables of Unicode come from libutf8proc (2.8: Unicode 15), which is optional at build time: without it, functions that
+// need the tables fail with the name of the package to install. Bytes that are not UTF-8 are never changed.
 //
-//   nfc, nfd     "é" is one character, or the letter and its accent; what looks alike becomes the same bytes
+//   nfc, nfd     "é" is one character, or the letter and its accent; characters that look alike become the same bytes
 //   nfkc, nfkd   also without differences of form: "ﬁ" becomes "fi", "Ａ" becomes "A", "½" becomes "1⁄2"
 #pragma once
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<utf8proc.h>)
@@ -29,9 +29,9 @@ inline bool is_space(int32_t c) {
            c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-// Python's str.isspace(): four separators of ASCII besides.
+// Python's str.isspace(): also four ASCII separators.
 inline bool is_python_space(int32_t c) { return is_space(c) || (c >= 0x1c && c <= 0x1f); }
-// `s` without the characters at its ends that are blank.
+// `s` without the blank characters at its ends.
 template <class Blank>
 std::string_view stripped(std::string_view s, Blank is_blank, bool left = true, bool right = true) {
     size_t begin = s.size(), end = 0, at = 0;
@@ -46,7 +46,7 @@ std::string_view stripped(std::string_view s, Blank is_blank, bool left = true, 
     if (!right) end = s.size();
     return begin < end ? s.substr(begin, end - begin) : std::string_view();
 }
-// As Python's str.rstrip.
+// Like Python's str.rstrip.
 inline std::string_view without_trailing_space(std::string_view s) { return stripped(s, is_python_space, false); }
 
 #if HAVE_UTF8PROC
@@ -60,7 +60,7 @@ inline void need_unicode(const char*) {}
 }
 #endif
 
-// The general category by its two letters ("Lu", "Nd", "Po"); "Cn" for what is not assigned and for -1.
+// The general category by its two letters ("Lu", "Nd", "Po"); "Cn" for unassigned characters and for -1.
 inline const char* general_category([[maybe_unused]] int32_t c) {
     need_unicode("the category of a character");
 #if HAVE_UTF8PROC
@@ -72,7 +72,7 @@ inline bool is_mark(int32_t c) { return general_category(c)[0] == 'M'; }
 inline bool is_number(int32_t c) { return general_category(c)[0] == 'N'; }  // digits, fractions, Roman numerals, circled ones
 inline bool is_punctuation(int32_t c) { return general_category(c)[0] == 'P'; }
 
-// The lower case of one character, itself a single one.
+// The lower case of a character, as a single character.
 inline int32_t lower(int32_t c) {
     if (c >= 0 && c < 0x80) return c >= 'A' && c <= 'Z' ? c + 32 : c;
     need_unicode("lower case");
@@ -92,7 +92,7 @@ inline std::string lowercase(std::string_view text) {
     return out;
 }
 
-// Calls each(grapheme) for what a reader sees as one character (UAX 29): a letter with its accents, an emoji of several parts.
+// Calls each(grapheme) for each user-perceived character (UAX 29): a letter with its accents, an emoji of several parts.
 template <class F>
 void each_grapheme(std::string_view text, F each) {
     need_unicode("a grapheme");
@@ -100,7 +100,7 @@ void each_grapheme(std::string_view text, F each) {
     size_t begin = 0, at = 0;
     int32_t before = -1, state = 0;
     each_character(text, [&](int32_t c, std::string_view bytes) {
-        if (before < 0 || c < 0) state = 0;  // it knows the character before
+        if (before < 0 || c < 0) state = 0;  // state of the previous character
         if (at > begin && (before < 0 || c < 0 || utf8proc_grapheme_break_stateful(before, c, &state))) {
             each(text.substr(begin, at - begin));
             begin = at;
@@ -118,8 +118,8 @@ void each_grapheme(std::string_view text, F each) {
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 
 #if HAVE_UTF8PROC
-// Unicode's canonical order: accents on the same letter by their combining class. (utf8proc_decompose() also does it, in a time
-// that grows with the square of their number: 29 seconds for 100,000 accents.)
+// Unicode's canonical order: accents on the same letter by their combining class. (utf8proc_decompose() also does it, in
+// quadratic time: 29 seconds for 100,000 accents.)
 inline void order_marks(utf8proc_int32_t* begin, utf8proc_int32_t* end) {
     const auto mark_class = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
     const auto before = [&](utf8proc_int32_t a, utf8proc_int32_t b) { return mark_class(a) < mark_class(b); };
@@ -132,8 +132,8 @@ inline void order_marks(utf8proc_int32_t* begin, utf8proc_int32_t* end) {
 }
 #endif
 
-// Only what is not ASCII takes the long way, together with the ASCII character before it, which an accent may belong to: no
-// form changes ASCII, and nothing composes with an ASCII character that follows it.
+// Only non-ASCII characters take the slow path, together with the ASCII character before them, which an accent may belong to:
+// no form changes ASCII, and nothing composes with an ASCII character that follows it.
 inline std::string normalize_unicode(std::string_view text, NormalForm form) {
     need_unicode("a normal form of Unicode");
     std::string out;
@@ -162,7 +162,7 @@ inline std::string normalize_unicode(std::string_view text, NormalForm form) {
         out += text.substr(begin, from - begin);
         codes.resize(4 * (end - from) + 4);
         utf8proc_ssize_t n = 0;
-        int boundary = 0;  // for graphemes, which are not asked for
+        int boundary = 0;  // graphemes are not needed
         each_character(text.substr(from, end - from), [&](int32_t c, std::string_view) {
             if (codes.size() < (size_t)n + 32) codes.resize(2 * codes.size() + 32);  // a character becomes at most 18
             const auto made = utf8proc_decompose_char(c, codes.data() + n, (utf8proc_ssize_t)codes.size() - 1 - n,
@@ -171,7 +171,7 @@ inline std::string normalize_unicode(std::string_view text, NormalForm form) {
             n += made;
         });
         order_marks(codes.data(), codes.data() + n);
-        // The result is written over the codes: 4 bytes hold each of them, and a NUL behind the last has its place.
+        // The result is written over the codes: 4 bytes hold each of them, and there is room for the NUL after the last.
         n = utf8proc_reencode(codes.data(), n, (utf8proc_option_t)options);
         CHECK(n >= 0, "%s", utf8proc_errmsg(n));
         out.append((const char*)codes.data(), (size_t)n);

@@ -1,4 +1,4 @@
-// UTF-8 (RFC 3629): characters to bytes and back. Overlong forms, surrogates and what is above U+10FFFF are not valid.
+// UTF-8 (RFC 3629): characters to bytes and back. Overlong forms, surrogates and codes above U+10FFFF are invalid.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-// Length of the valid UTF-8 sequence at the start of s; 0 if it does not begin with one.
+// Length of the valid UTF-8 sequence at the start of s; 0 if there is none.
 inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
     const auto follows = [&](size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
         return i < n && s[i] >= low && s[i] <= high;
@@ -21,7 +21,7 @@ inline size_t valid_utf8_length(const unsigned char* s, size_t n) {
     return 0;
 }
 
-// Whether the byte begins a character of UTF-8, or stands alone; else it continues one.
+// True if the byte starts a UTF-8 character or is one; else it continues one.
 inline bool begins_character(char c) { return ((unsigned char)c & 0xc0) != 0x80; }
 inline int64_t count_characters(std::string_view text) { return std::count_if(text.begin(), text.end(), begins_character); }
 
@@ -40,7 +40,7 @@ inline bool is_utf8(std::string_view text) {
     return true;
 }
 
-// ASCII letters in lower case; all other bytes as they are.
+// ASCII letters in lower case; all other bytes unchanged.
 inline std::string lower_ascii(std::string_view text) {
     std::string s(text);
     for (char& c : s) c = (char)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -56,8 +56,8 @@ inline std::string utf8(uint32_t c) {
     return {byte(c >> 18, 0xf0), tail(12), tail(6), tail(0)};
 }
 
-// The character at the start of `text`, which is not empty, and its length in bytes; a byte that begins no character has the
-// code -1 and the length 1.
+// The character at the start of `text`, which is not empty, and its length in bytes; an invalid byte has the code -1 and the
+// length 1.
 struct Utf8Character {
     int32_t code;
     size_t length;
@@ -84,7 +84,7 @@ void each_character(std::string_view text, F each) {
     }
 }
 
-// Calls each(part, whether it is UTF-8) for the longest parts of text that are all UTF-8, and for the bytes between them.
+// Calls each(part, whether it is UTF-8) for the longest parts of text that are entirely UTF-8, and for the bytes between them.
 template <class F>
 void each_valid_part(std::string_view text, F each) {
     const auto* bytes = (const unsigned char*)text.data();
@@ -109,7 +109,7 @@ inline bool begins_with(std::string_view text, std::string_view with) { return t
 inline bool ends_with(std::string_view text, std::string_view with) {
     return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
 }
-// What editors on Windows put before a text in UTF-8; it is no part of it.
+// Editors on Windows put it before a text in UTF-8; it is not part of the text.
 inline constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
 inline std::string_view without_byte_order_mark(std::string_view text) {
     return text.substr(begins_with(text, byte_order_mark) ? byte_order_mark.size() : 0);

@@ -1,7 +1,7 @@
 // Curves of any length in little memory, and line charts as SVG.
 //   Curve   at most 750 buckets of neighbouring points; a bucket keeps their mean, minimum and maximum, so no spike is lost
-//   Chart   series on nice axes (1-2-5 ticks; logarithmic if wanted), drawn by draw_chart(); a style sheet has the colours
-// These SVGs are the loss curve's own file, and the page's charts where scripts are disabled. Otherwise the page's script
+//   Chart   series on nice axes (1-2-5 ticks; optionally logarithmic), drawn by draw_chart(); a style sheet has the colours
+// These SVGs are the loss curve's own file, and the page's charts if scripts are disabled. Otherwise the page's script
 // (report_style.h) draws the same series at the width of the window. Any data can be drawn: non-finite values are left out,
 // values beyond +-largest_drawn are drawn there, and axes never have length zero.
 #pragma once
@@ -29,7 +29,7 @@ class Curve {
 public:
     static constexpr size_t max_parts = 750;
 
-    // Adds a point; a non-finite one is ignored. Where x goes back, the points that follow replace the later ones.
+    // Adds a point; a non-finite one is ignored. If x decreases, later points are discarded first.
     void add(int64_t x, double y) {
         if (!std::isfinite(y)) return;
         if (!buckets_.empty() && x < last_x_) cut_after(x - 1);
@@ -49,7 +49,7 @@ public:
     bool empty() const { return buckets_.empty(); }
     double last() const { return last_; }
 
-    // Removes the points after x, so that they can be added anew; returns them.
+    // Removes and returns the points after x, so that they can be added again.
     std::vector<CurvePart> cut_after(int64_t x) {
         Curve tail;
         const auto kept = [&](const Bucket& b) { return b.sum_x / (double)b.n <= (double)x; };
@@ -138,7 +138,7 @@ inline std::vector<CurvePart> smoothed(std::vector<CurvePart> parts) {
 // ---- axes ------------------------------------------------------------------------------------------------------------------
 // Valid ends for an axis, whatever the data: finite, in order, and far enough apart that tick labels differ.
 inline std::pair<double, double> axis_ends(double lo, double hi) {
-    if (!(lo <= hi)) return {0, 1};  // there are no data, or an end is not a number
+    if (!(lo <= hi)) return {0, 1};  // no data, or an end is not a number
     lo = drawable(lo);
     hi = drawable(hi);
     if (hi - lo < 1e-100 || hi - lo < 1e-9 * std::max(std::fabs(lo), std::fabs(hi)))
@@ -168,7 +168,7 @@ inline std::vector<double> linear_ticks(double lo, double hi, int n, double leas
     return ticks;
 }
 
-// Powers of ten, with 2 and 5 between them where the range is short, every k-th power where it is long.
+// Powers of ten, with 2 and 5 between them if the range is short, every k-th power if it is long.
 inline std::vector<double> log_ticks(double lo, double hi, int n) {
     std::tie(lo, hi) = log_axis_ends(lo, hi);
     const int first = (int)std::floor(std::log10(lo)), last = (int)std::ceil(std::log10(hi)),
@@ -219,7 +219,7 @@ struct Series {
     bool steps = false;    // a step function
     bool pale = false;     // only the range from minimum to maximum
     int run = 0;           // index of the run in a comparison
-    bool scatter = false;  // points alone, without a line between them
+    bool scatter = false;  // points without a line
 
     std::vector<CurvePart> line() const { return smooth ? smoothed(parts) : parts; }
 };
@@ -233,11 +233,11 @@ struct Chart {
     double baseline = NAN;  // a dashed horizontal line ...
     std::string baseline_name;
     std::vector<int64_t> marks;                          // x of ticks at the upper edge: steps whose value is not finite
-    std::vector<std::pair<int64_t, std::string>> notes;  // vertical lines with a word: what happened at this step
+    std::vector<std::pair<int64_t, std::string>> notes;  // vertical lines with a word: an event at this step
     int decimals = -1;                                   // decimals of the caption's values; negative: as short_number()
-    bool direct_labels = false;                          // names and last values beside the ends of the lines
+    bool direct_labels = false;                          // names and last values next to the ends of the lines
     int width = 560, height = 230;
-    double x_step = 1;   // least distance of its ticks, if it is linear: steps are whole
+    double x_step = 1;   // minimum distance of its ticks, if it is linear: steps are whole
     bool log_x = false;  // a logarithmic x axis
 };
 
@@ -335,7 +335,7 @@ inline std::string svg_axes(const Chart& c, const Frame& f) {
     return out + format("<path class=\"axis\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.bottom, f.right);
 }
 
-// Names and last values at the right ends of the lines, moved apart where they would overlap. Points alone have no last value.
+// Names and last values at the right ends of the lines, moved apart if they would overlap. Plain points have no last value.
 inline std::string svg_end_labels(const Chart& c, const Frame& f) {
     struct Label {
         double y;

@@ -2,32 +2,32 @@
 //
 // log.jsonl: one JSON object per line, written with one write(), so that a reader never sees half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
-//   change  step, and those fields of the first record that a resumed run has changed: name, total_steps, options, ...
-//   step    the fields of StepStats by their names; seconds since the start, including those of a resumed run's earlier
-//           parts; eta_s
+//   change  step, and the fields of the first record that a resumed run has changed: name, total_steps, options, ...
+//   step    the fields of StepStats by their names; seconds since the start, including earlier parts of a resumed
+//           run; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
-//   ranks   where there are several: step, steps, ranks: [{rank, host, worked_ms, waited_ms}], means of so many steps up to
-//           this one, slowest: the rank for which the others wait, if there is one (run/stragglers.h)
-//   valid   step, loss, perplexity (of pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss of the
+//   ranks   if there are several: step, steps, ranks: [{rank, host, worked_ms, waited_ms}], means over that number of steps
+//           up to this one, slowest: the rank for which the others wait, if there is one (run/stragglers.h)
+//   valid   step, loss, perplexity (for pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss with the
 //           weights' EMA; with several datasets also sets: {name: loss}
 //   sample  step, prompt, text              text that the model generated
-//   tasks   step, tasks: {task: {metric: value}}, stderr: the same of standard errors, ms
+//   tasks   step, tasks: {task: {metric: value}}, stderr: the same for standard errors, ms
 //   event   step, level, event, message     level: info | warning | error; event: one word
-//   end     step, status (finished | stopped | failed), seconds, message; of a finished run also result: parameters, tokens,
-//           valid_loss, bits_per_byte (of the last validation, where the tokenizer is known), energy_joules,
-//           grams_of_co2 (where the machine and --carbon-intensity tell)
+//   end     step, status (finished | stopped | failed), seconds, message; for a finished run also result: parameters, tokens,
+//           valid_loss, bits_per_byte (of the last validation, if the tokenizer is known), energy_joules,
+//           grams_of_co2 (if the machine and --carbon-intensity provide them)
 // JSON has no NaN: such a value is null, and "nonfinite" names it, {"loss":null,"nonfinite":{"loss":"nan"}}.
 // Bytes that are not UTF-8 become U+FFFD.
 //
-// Console: on a terminal, the newest step is a line rewritten in place; every 10 s or log_interval steps a line stays, aligned
-// under a header that is repeated every 30 lines. Elsewhere only the lines that stay are printed, as plain text. `quiet` leaves
-// warnings, errors and the last line.
+// Console: on a terminal, the newest step is a line rewritten in place; every 10 s or log_interval steps a line is kept,
+// aligned under a header that is repeated every 30 lines. Elsewhere only the kept lines are printed, as plain text. `quiet`
+// prints only warnings, errors and the last line.
 //
-// An output directory that cannot be written is an Error at the start. Later, no failure here ends training, for the model is
-// worth more than its log: a failure (disk full, no memory) is reported once, loudly, and the write is tried again. A log that
-// was deleted or replaced, alone or with its directory, is written again in full with the next report: its records are still in
-// the open file.
+// An output directory that cannot be written is an Error at the start. Later, no failure here ends training, because the model
+// is worth more than its log: a failure (disk full, no memory) is reported once, loudly, and the write is tried again. A log
+// that was deleted or replaced, by itself or with its directory, is written again in full with the next report: its records are
+// still in the open file.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -57,9 +57,9 @@ struct RunInfo {
     using json = nlohmann::ordered_json;
     std::string name;               // the run's name on console, in log and report
     int64_t total_steps = 0;        // 0: not known
-    int64_t total_samples = 0;      // of the whole run where the batch size ramps up; 0: the ETA uses steps
+    int64_t total_samples = 0;      // of the whole run if the batch size ramps up; 0: the ETA uses steps
     double ends_at = INFINITY;      // monotonic_seconds() at which a run of unknown length ends
-    double unigram_loss = NAN;      // cross-entropy of a model that knows only the tokens' frequencies
+    double unigram_loss = NAN;      // cross-entropy of a model that only knows token frequencies
     bool z_loss = false;            // z-loss is on and has a column
     bool batch_ramp = false;        // the batch size ramps up and has a column
     json summary = json::object();  // rows of the report: label -> text
@@ -67,20 +67,20 @@ struct RunInfo {
     json options = json::object();
 };
 
-// Means over pairs of answers that are compared (model/preference.h).
+// Means over pairs of answers (model/preference.h).
 struct Rewards {
     double chosen, rejected;  // of the answers
-    double accuracy;          // part of the pairs whose chosen answer has the higher one
+    double accuracy;          // fraction of pairs whose chosen answer has the higher reward
     double margin() const { return chosen - rejected; }
 };
 
-// Where the time of a rank's step goes: its own work, and waiting for others.
+// The time of a rank's step: its own work, and waiting for others.
 struct RankTime {
     double worked_ms = 0, waited_ms = 0;
 };
 
 struct StepStats {
-    int64_t step = 0;              // global batches done, including this one
+    int64_t step = 0;              // completed global batches, including this one
     int64_t consumed_samples = 0;  // sequences so far
     int64_t tokens = 0;            // tokens so far
     double loss = NAN;             // cross-entropy per token, without z-loss
@@ -93,16 +93,16 @@ struct StepStats {
     double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
     int64_t skipped = 0;                       // steps so far whose update was skipped
     bool applied = true;                       // whether this step's update was applied
-    std::optional<Rewards> rewards;            // where answers are compared; then `loss` is that of the pairs
-    double energy_joules = NAN;                // of rank 0's machine since the program started; NaN: it does not tell
-    std::map<std::string, double> waiting_ms;  // part of step_ms in which this rank waited, by group of ranks
+    std::optional<Rewards> rewards;            // for pairs of answers; then `loss` is theirs
+    double energy_joules = NAN;                // of rank 0's machine since the program started; NaN: unknown
+    std::map<std::string, double> waiting_ms;  // share of step_ms that this rank waited, by group of ranks
 
-    // on_device: in the world's messages ("world", and "" for the vote) the host waits, while the device waits in the groups'.
+    // on_device: the host waits in the world's messages ("world", and "" for the vote), the device in the groups'.
     RankTime rank_time(bool on_device) const {
         double of_host = 0, of_groups = 0;
         for (const auto& [group, ms] : waiting_ms)
             (on_device && (group.empty() || group == "world") ? of_host : of_groups) += ms;
-        const double waited = std::min(std::max(of_host, of_groups), step_ms);  // a device's may have begun before the step
+        const double waited = std::min(std::max(of_host, of_groups), step_ms);  // may include time before the step
         return {step_ms - waited, waited};
     }
 };
@@ -112,7 +112,7 @@ struct RankTimes {
     int64_t steps = 0;
     std::vector<std::string> hosts;
     std::vector<RankTime> ranks;
-    int slowest = -1;  // the one for which the others wait; -1: there is none
+    int slowest = -1;  // the rank for which the others wait; -1: none
 };
 
 // ---- JSON ------------------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ inline nlohmann::ordered_json to_json(const RankTimes& times) {
     return j;
 }
 
-// A file that grows by whole lines, which are kept even if the file is deleted meanwhile.
+// A file that grows by whole lines, which are kept even if the file is deleted in the meantime.
 class JsonLines {
 public:
     explicit JsonLines(const std::string& path) : path_(path) {
@@ -180,7 +180,7 @@ public:
             close(fd_);
             fail("%s is not a regular file; HINT: give another --out", path.c_str());
         }
-        // A killed run may have left half a line: the next record begins a new line.
+        // A killed run may have left half a line: start the next record on a new line.
         const off_t size = lseek(fd_, 0, SEEK_END);
         char last = '\n';
         if (size > 0 && pread(fd_, &last, 1, size - 1) == 1 && last != '\n') (void)!::write(fd_, "\n", 1);
@@ -194,13 +194,13 @@ public:
         append_whole(fd_, path_, line);
     }
 
-    // Whether the open file still is the one under its name.
+    // True if the open file still is the one under its name.
     bool in_place() const {
         struct stat mine, there;
         if (fstat(fd_, &mine) != 0) fail("cannot read %s: %s", path_.c_str(), strerror(errno));
         return stat(path_.c_str(), &there) == 0 && there.st_dev == mine.st_dev && there.st_ino == mine.st_ino;
     }
-    // Copies the open file to its name again. A file that has the name meanwhile is renamed.
+    // Copies the open file to its name again. Renames a file that now has the name.
     void restore() {
         make_directory(std::filesystem::path(path_).parent_path().string());
         FileWriter copy(path_);
@@ -251,7 +251,7 @@ struct StepColumn {
 };
 
 // The columns that this run needs, the most important first: a narrow terminal shows as many as fit. `first`, the first step,
-// tells which throughput unit is known.
+// determines which throughput unit is known.
 inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats& first) {
     using S = const StepStats&;
     const std::string total = run.total_steps > 0 ? "/" + std::to_string(run.total_steps) : "";
@@ -291,9 +291,9 @@ inline std::vector<StepColumn> columns_that_fit(const std::vector<StepColumn>& c
 
 class Logger {
 public:
-    // terminal: whether the console is a terminal. log_interval: steps between lines that stay; 0: one every 10 s (no others in
-    // a pipe). console: where lines are printed. hold: called before a file in out_dir is replaced; throws if the directory
-    // belongs to another run by now.
+    // terminal: whether the console is a terminal. log_interval: steps between kept lines; 0: one every 10 s (no others in a
+    // pipe). console: where lines are printed. hold: called before a file in out_dir is replaced; throws if the directory now
+    // belongs to another run.
     Logger(const std::string& out_dir, bool quiet, bool terminal, int64_t log_interval = 0, FILE* console = stdout,
            std::function<void()> hold = {})
         : out_dir_(out_dir),
@@ -313,7 +313,7 @@ public:
         if (started_ && !ended_) end("failed", "the run ended by an error");
     }
 
-    // Writes the numbers of the following records to event files in `dir` as well; `step`: the last step that is done.
+    // Also writes the numbers of the following records to event files in `dir`; `step`: the last completed step.
     void also_tensorboard(const std::string& dir, int64_t step) { tensorboard_ = std::make_unique<TensorBoard>(dir, step); }
 
     // resumed_at: the step whose checkpoint is resumed. If a log of the earlier part exists, its records up to that step are
@@ -359,7 +359,7 @@ public:
         refresh_report(false);
     }
 
-    // The length of a run that did not know it.
+    // The length of a run, once it is known.
     void length(int64_t step, int64_t total_steps) {
         info_.total_steps = total_steps;
         columns_.clear();
@@ -380,8 +380,8 @@ public:
         });
     }
 
-    // sets: names and losses of the datasets, if there are several; ema_loss: of the weights' moving average, if there is one;
-    // rewards: of answers that are compared, whose loss has no perplexity
+    // sets: names and losses of the datasets, if there are several; ema_loss: with the weights' moving average, if there is
+    // one; rewards: for pairs of answers, whose loss has no perplexity
     void valid(int64_t step, double loss, int64_t tokens, double ms,
                const std::vector<std::pair<std::string, double>>& sets = {}, double ema_loss = NAN,
                const std::optional<Rewards>& rewards = {}) {
@@ -404,7 +404,7 @@ public:
         });
     }
 
-    // values, errors: {task: {metric: number}}, the latter standard errors.
+    // values, errors: {task: {metric: number}}; errors are standard errors.
     void tasks(int64_t step, const nlohmann::ordered_json& values, const nlohmann::ordered_json& errors, double ms) {
         attempt("the log", [&] {
             record(
@@ -442,8 +442,8 @@ public:
         });
     }
 
-    // status: finished, stopped (by the user) or failed. reason: why. command: the command that resumes the run. result: what a
-    // finished run has come to; may be null. Also draws OUT/loss.svg.
+    // status: finished, stopped (by the user) or failed. reason: why. command: the command that resumes the run. result: final
+    // figures of a finished run; may be null. Also draws OUT/loss.svg.
     void end(const std::string& status, const std::string& reason = "", const std::string& command = "",
              const nlohmann::ordered_json& result = {}) {
         if (std::exchange(ended_, true)) return;
@@ -483,7 +483,7 @@ private:
         fprintf(console_, "%s\n", line.c_str());
         fflush(console_);
     }
-    // On a terminal: wrapped and indented by so many columns; `head` takes the indent's place on the first line.
+    // On a terminal: wrapped, and indented by `indent` columns; `head` replaces the indent on the first line.
     void print(const std::string& text, Style style, int indent = 0, const std::string& head = "") {
         const std::vector<std::string> lines =
             terminal_ ? wrap_text(text, std::max(10, width_() - indent)) : std::vector<std::string>{text};
@@ -495,7 +495,7 @@ private:
     int indent_() const { return columns_.empty() ? 2 : columns_[0].width + 2; }
     static const char* bar_() { return utf8_locale() ? "  │ " : "  | "; }
 
-    // Runs what training can do without: a failure, whatever its reason, is reported the first time.
+    // Runs something that training can do without: any failure is reported the first time.
     template <class F>
     void attempt(const char* what, F&& f) {
         try {
@@ -607,7 +607,7 @@ private:
         if (!quiet_) print("report: " + printable(out_dir_) + "/report.html", &Paint::dim);
     }
 
-    // Wraps a command so that it can be copied: lines end with a backslash; a command with quotes is left as it is.
+    // Wraps a command so that it can be copied: lines end with a backslash; a command with quotes is unchanged.
     void print_command(const std::string& command) {
         print("to go on:");
         std::string text;
@@ -648,8 +648,8 @@ private:
         lines_++;
     }
 
-    // Often while the run is young, later every 10 s, and for no more than half a percent of the run's time, of which a single
-    // stall of the disk does not count.
+    // Often in a young run, later every 10 s, and for at most half a percent of the run's time, not counting a single stall of
+    // the disk.
     void refresh_report(bool now) {
         const double begin = monotonic_seconds();
         if (!now && begin < report_due_) return;

@@ -5,7 +5,8 @@
 //
 // A page has bounded size: a curve has at most 750 buckets, however long the run; in a comparison, all runs share the buckets
 // of four curves. Buckets keep the minimum and maximum values, so no spike is lost. Without samples, events and options, a
-// run's page is below 400 KB and a comparison below 1.5 MB; below 2.5 MB if the runs compare answers, which four charts show.
+// run's page is below 400 KB and a comparison below 1.5 MB; below 2.5 MB for runs with pairs of answers, which have four more
+// charts.
 #pragma once
 #include <algorithm>
 #include <charconv>
@@ -124,7 +125,7 @@ private:
         }
         return out + "]";
     }
-    // The steps of a curve, which many curves share, are written once.
+    // Writes the steps of a curve once, since many curves share them.
     size_t place(const std::vector<CurvePart>& parts) {
         std::string x = list(
             parts, [](const CurvePart& p) { return p.x; }, 10);
@@ -191,7 +192,7 @@ inline std::string report_tiles(const RunLog& log) {
     const StepNumbers& s = log.newest;
     std::string out = "<section class=\"tiles\">\n";
     const double loss = last_smoothed(log, "loss"), speed = last_smoothed(log, "tokens_per_s");
-    const bool compares = !std::isnan(log.newest["reward_margin"]);  // the loss of pairs of answers is no cross-entropy
+    const bool compares = !std::isnan(log.newest["reward_margin"]);  // pairs of answers: the loss is no cross-entropy
     const auto perplexity = [&](double loss) { return compares ? "" : "perplexity " + human_count(std::exp(loss)); };
     if (!std::isnan(loss)) out += tile("Training loss (smoothed)", with_decimals(loss, 3), perplexity(loss));
     if (!log.valid.empty())
@@ -237,7 +238,7 @@ inline std::string report_header(const RunLog& log, time_t now) {
     std::string progress = "step " + progress_of(log);
     if (log.end.is_null() && left > 0 && left < 1e10)
         progress += format(", done about %s", local_time(now + (time_t)left).substr(0, 16).c_str());
-    // Why the run has ended, and what goes on with it.
+    // Why the run has ended, and the command that resumes it.
     const std::string message = RunLog::text(log.end, "message");
     const std::string why = message.empty() ? "" : "<p class=\"why\">" + xml_escape(message) + "</p>";
     return format(
@@ -378,7 +379,7 @@ inline std::string report_summary(const RunLog& log) {
     return out;
 }
 
-// The beginning of every page, including those of older versions.
+// The start of every page, including pages of older versions.
 inline const std::string page_start =
     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
     "content=\"width=device-width\">\n";

@@ -3,11 +3,11 @@
 // pictures.
 //
 // Why the script is our own: every report contains it, is rewritten every few seconds, and must open from a disk without a
-// network, so its size is paid each time. Of the chart libraries that Debian packages, dygraphs 2.2 (MIT) fits best: 131 KB,
+// network, so its size is paid each time. Among the chart libraries that Debian packages, dygraphs 2.2 (MIT) fits best: 131 KB,
 // with zoom, logarithmic axes and a moving average; Chart.js 3.9 (MIT) is 200 KB and needs a plugin for zoom that is not
 // packaged; Flot 4.2 (MIT) is 168 KB and needs jQuery; D3 5 (BSD) is 258 KB of parts to build charts from. uPlot (50 KB) is not
-// packaged. All but D3 draw on a canvas: the pictures for readers without scripts, and their axes, would still be ours
-// (chart.h), and so would runs overlaid on an x axis in tokens or seconds, envelopes that keep spikes, CSV, keyboard and
+// packaged. All but D3 draw on a canvas: we would still need our own pictures for readers without scripts, with their axes
+// (chart.h), and our own runs overlaid on an x axis in tokens or seconds, envelopes that keep spikes, CSV, keyboard and
 // captions. dygraphs would save about 100 of the lines below; these are 19 KB.
 #pragma once
 #include <string>

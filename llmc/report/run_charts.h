@@ -1,5 +1,5 @@
-// Charts of a run, or of several in comparison, from their records (run_log.h): the loss, what is measured now and then, and
-// the quantities of a step; and the loss curve alone as an .svg file (write_loss_svg). In a comparison, all runs share the
+// Charts of a run, or of several in comparison, from their records (run_log.h): the loss, periodic measurements, and the
+// quantities of a step; and the loss curve as a separate .svg file (write_loss_svg). In a comparison, all runs share the
 // buckets of four curves.
 #pragma once
 #include <algorithm>
@@ -20,8 +20,8 @@ struct NamedRun {
     const RunLog* log;
 };
 
-// Sets the y range to that of the curves without their start: the first fall of the loss, or the first steps with cold caches,
-// would flatten everything else. A short curve, or one whose start is no higher, is shown whole.
+// Sets the y range from the curves without their start: the first fall of the loss, or the first steps with cold caches, would
+// flatten everything else. A short curve, or one whose start is no higher, is shown whole.
 inline void set_range(Chart& c, double below, double above) {
     const auto range = [&](double skip) {
         double lo = INFINITY, hi = -INFINITY;
@@ -132,8 +132,7 @@ inline void add_comparisons_by_name(std::vector<Chart>& charts, const std::vecto
             return found == (log.*curves).end() ? nullptr : &found->second;
         });
 }
-// What is measured now and then has charts of its own: the validation loss, that of each dataset if there are several, and
-// tasks.
+// Periodic measurements have separate charts: the validation loss, each dataset's loss if there are several, and tasks.
 inline std::vector<Chart> validation_charts(const std::vector<NamedRun>& runs) {
     std::vector<Chart> charts;
     if (runs.size() > 1) {

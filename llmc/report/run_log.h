@@ -1,5 +1,5 @@
-// What report.html needs of a run: the records of log.jsonl (logger.h), taken in one by one while the run writes them, or read
-// back.
+// The records of log.jsonl (logger.h) that report.html needs, added one by one while the run writes them, or read back from the
+// file.
 //   RunLog            a few MB whatever the run's length: curves in buckets, thinned samples, and the last events
 //   read_log          log.jsonl -> RunLog: the last run in the file
 //   cut_log           removes the records after a step from log.jsonl
@@ -23,8 +23,8 @@
 #include "chart.h"
 
 // ---- records ---------------------------------------------------------------------------------------------------------------
-// The numbers of a step that the page shows. The first `curves` of them are kept as curves, the others from the newest step
-// only. NaN: not known.
+// The numbers of a step that the page shows. The first `curves` of them are kept as curves, the others only from the newest
+// step. NaN: unknown.
 struct StepNumbers {
     static constexpr size_t curves = 15, count = 21;
     static constexpr std::string_view names[count] = {"loss",
@@ -58,8 +58,8 @@ struct StepNumbers {
     }
 };
 
-// Parses the line of a step whose values are numbers, nulls, and objects of these, as JsonLines writes nearly all of them, ten
-// times as fast as a JSON parser. Returns false and reads nothing for any other line, JSON or not.
+// Parses a step's line whose values are numbers, nulls, and objects of these, as JsonLines writes nearly all of them, ten times
+// as fast as a JSON parser. Returns false and reads nothing for any other line, JSON or not.
 inline bool scan_step(std::string_view line, StepNumbers& step) {
     constexpr std::string_view start = "{\"kind\":\"step\",";
     if (line.substr(0, start.size()) != start) return false;
@@ -109,8 +109,8 @@ struct RunLog {
     std::array<Curve, StepNumbers::curves> curves;
     Curve valid, valid_ema;  // of the weights, and of their EMA
     using NamedCurves = std::vector<std::pair<std::string, Curve>>;
-    NamedCurves valid_sets;  // of each dataset if there are several, in the log's order
-    NamedCurves tasks;       // the accuracy on each, or its first metric; BLEU as a share
+    NamedCurves valid_sets;  // by dataset if there are several, in the log's order
+    NamedCurves tasks;       // the accuracy on each task, or its first metric; BLEU as a fraction
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
     bool batch_varies = false;
@@ -119,8 +119,8 @@ struct RunLog {
     std::vector<std::vector<CurvePart>> abandoned;       // losses of steps that a rollback discarded
     std::vector<std::pair<int64_t, std::string>> notes;  // step and text of notable events
 
-    // Adds one record; returns false if it is not one. Fields that are missing or of another type are ignored: a log may be
-    // older than the program.
+    // Adds one record; returns false if it is not one. Ignores missing fields and fields of other types: a log may be older
+    // than the program.
     bool add(const json& j) {
         const std::string kind = text(j, "kind");
         if (!is_record(j)) return false;
@@ -144,7 +144,7 @@ struct RunLog {
         add_step(step);
         return true;
     }
-    // Adds a line of log.jsonl, whatever it holds.
+    // Adds any line of log.jsonl.
     bool add_line(std::string_view line) {
         StepNumbers step;
         return scan_step(line, step) ? add_numbers(step) : add(parse(line));
@@ -218,7 +218,7 @@ private:
                 curve->add(whole(j, "step"), number(metrics, metric.c_str()) / (metric == "bleu" ? 100 : 1));
             }
     }
-    // When there are too many, every second sample is dropped, so that those left cover the whole run.
+    // When there are too many, drops every second sample, so that the others cover the whole run.
     void add_sample(const json& j) {
         samples.push_back(j);
         if (samples.size() <= max_samples) return;
@@ -304,13 +304,14 @@ inline RunLog read_log(const std::string& path, int64_t* passed_over = nullptr) 
 
 struct LogCut {
     int64_t others;      // removed lines that were not records
-    double end_seconds;  // duration of a run that ended at this step; NaN: none did
-    std::string kept;    // a copy of the whole log, where a later checkpoint was behind the cut; empty: none was
+    double end_seconds;  // duration of a run that ended at this step; NaN: none
+    std::string kept;    // a copy of the whole log, if the cut is before a later checkpoint; empty: no copy
 };
 
 // Removes the records after `step` from a log: a run that resumes there writes them again. This truncates the file after the
 // line of that step; late records of earlier steps in the removed part, such as a checkpoint's, are kept. Everything before is
-// left alone, including steps that a rollback discarded. Behind a later checkpoint it may be cut by mistake: then it is copied.
+// unchanged, including steps that a rollback discarded. A cut before a later checkpoint may be a mistake: the log is copied
+// first.
 inline LogCut cut_log(const std::string& path, int64_t step) {
     int64_t cut = -1, others = 0;
     bool saved_later = false;
@@ -345,7 +346,7 @@ inline LogCut cut_log(const std::string& path, int64_t step) {
     if (cut < 0) return {0, end_seconds, ""};
     const std::string kept = saved_later ? free_name_beside(path) : "";
     if (saved_later) std::filesystem::copy_file(path, kept);
-    // First what is kept, over what goes: killed in between, the log has lost nothing, but may have part of a line.
+    // Writes the kept records over the removed part first: a kill in between loses nothing, but may leave part of a line.
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     if (!(file.seekp((std::streamoff)cut) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
     std::filesystem::resize_file(path, (uintmax_t)cut + late.size());

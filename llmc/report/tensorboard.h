@@ -4,7 +4,7 @@
 // masked CRC-32C (4). The data is a protobuf message, of which these fields are written (field number, type):
 //   Event    1 double wall_time | 2 int64 step | one of: 3 string file_version, 5 Summary, 7 SessionLog
 //   Summary  1 repeated Value: 1 string tag, 2 float simple_value
-//   SessionLog  1 enum status: 1 START, from whose step on TensorBoard discards what it has read, so that steps repeated after
+//   SessionLog  1 enum status: 1 START: TensorBoard discards events it has read from this step on, so that steps repeated after
 //               a resume or a rollback do not appear twice
 // (tensorflow/core/lib/io/record_writer.cc; tensorboard/compat/proto/event.proto, summary.proto)
 #pragma once
@@ -61,14 +61,13 @@ inline void add_scalar(std::string& summary, const std::string& tag, const nlohm
 
 }  // namespace tensorboard_detail
 
-// An event file in `dir`, created if missing, for the steps after `step`; what other files there hold of later steps is
-// discarded.
+// An event file in `dir`, created if missing, for the steps after `step`; discards later steps in the directory's other files.
 class TensorBoard {
 public:
     TensorBoard(const std::string& dir, int64_t step) {
         using namespace tensorboard_detail;
         make_directory(dir);
-        // TensorBoard reads files in the order of their names: this one must sort last, even if two runs begin in the same
+        // TensorBoard reads files in the order of their names: this one must sort last, even if two runs start in the same
         // second.
         const std::string start = "events.out.tfevents.";
         long long number = (long long)time(nullptr);
