@@ -1,4 +1,4 @@
-// Added tokens: texts that are one token wherever they occur, found before everything else that a tokenizer does.
+// Added tokens: strings that are one token wherever they occur, found before all other steps of a tokenizer.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ struct AddedToken {
     bool special, single_word, lstrip, rstrip;
 };
 
-// Finds tokens in text as Hugging Face's library does: the leftmost one, and of those that begin there the longest.
+// Finds tokens in text like Hugging Face's library: the leftmost one, and the longest of those that start there.
 class AddedTokenFinder {
 public:
     bool empty() const { return tokens_.empty(); }
@@ -38,7 +38,7 @@ public:
         one_first_byte_ &= token.content[0] == tokens_[0].content[0];
     }
 
-    // Of the tokens those whose ids are below the limit.
+    // The same finder for only the tokens with ids below the limit.
     AddedTokenFinder below(int limit) const {
         AddedTokenFinder kept;
         for (const AddedToken& token : tokens_)
@@ -46,7 +46,7 @@ public:
         return kept;
     }
 
-    // Calls on_text(part) and on_token(token) for all of text in order. Special tokens count as text unless asked for.
+    // Calls on_text(part) and on_token(token) for all of text in order. Special tokens count as text unless requested.
     template <class Text, class Token>
     void split(std::string_view text, bool special, Text on_text, Token on_token) const {
         size_t done = 0;
@@ -69,7 +69,7 @@ public:
     }
 
 private:
-    // The next byte from i on that begins a token. All tokens mostly begin with the same one.
+    // The next byte from i on that starts a token. Usually all tokens start with the same byte.
     size_t begin_of_any(std::string_view text, size_t i) const {
         const char byte = tokens_[0].content[0];
         if (one_first_byte_) return std::min(text.find(byte, i), text.size());
@@ -89,7 +89,7 @@ private:
         return found;
     }
 
-    // Length in bytes of the Unicode white space that begins s; 0 if there is none.
+    // Length in bytes of the Unicode white space at the start of s; 0 if there is none.
     static size_t white_space_at(std::string_view s) {
         if (s.empty()) return 0;
         const Utf8Character c = first_character(s);
@@ -126,7 +126,7 @@ private:
     }
 
     std::vector<AddedToken> tokens_;
-    std::array<bool, 256> first_{};                        // bytes that begin a token
+    std::array<bool, 256> first_{};                        // first bytes of tokens
     std::unordered_map<uint64_t, int> edges_;              // a trie of the tokens' bytes: node and byte -> node
     std::vector<int> token_at_ = std::vector<int>(1, -1);  // node -> the token that ends there
     bool only_special_ = true, one_first_byte_ = true;

@@ -1,4 +1,4 @@
-// Several datasets as one, as Megatron-Core blends them. Weights w are normalised; dataset j is asked for ceil(ceil(N w_j)
+// Several datasets as one, blended like Megatron-Core. Weights w are normalised; dataset j must provide ceil(ceil(N w_j)
 // 1.005) samples; sample i of the blend is the next one of the dataset with the largest w_j max(i, 1) - (samples taken from j);
 // ties go to the first. Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as
 // long as all together suffice.
@@ -46,8 +46,8 @@ inline Blend parse_data_path(const std::vector<std::string>& words) {
     return blend;
 }
 
-// Sample i of the blend is sample `index` of dataset `dataset`; dataset j has available[j] samples. Greedy: each sample comes
-// from the dataset that lags most behind its share.
+// Sample i of the blend is sample `index` of dataset `dataset`; dataset j has available[j] samples. Greedy: each sample is
+// drawn from the dataset that lags most behind its share.
 struct BlendEntry {
     uint32_t dataset, index;
 };
@@ -61,8 +61,8 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
         size_t best = 0;
         double most = -INFINITY;
         for (size_t j = 0; j < weights.size(); j++) {
-            // Rounded before the subtraction, as Megatron does (volatile: no fused multiply-add): lags often differ only by
-            // this rounding.
+            // Rounded before the subtraction, as in Megatron (volatile: no fused multiply-add): lags often differ only by this
+            // rounding.
             const volatile double due = weights[j] * i_or_1;
             const double lag = due - (double)taken[j];
             if (lag > most && taken[j] < available[j]) {

@@ -1,6 +1,6 @@
-// The byte-pair engine of the tokenizer (tokenizer.h): from a piece of text to tokens. A piece starts as the tokens of its
-// bytes; of the adjacent pairs for which there is a merge, the one learned first is merged, again and again, until none is
-// left. The same tokens are found several times as fast from left to right, without any merging (LeftToRight).
+// The byte-pair engine of the tokenizer (tokenizer.h): encodes a piece of text. A piece starts as the tokens of its bytes; of
+// the adjacent pairs that have a merge, the one learned first is merged, repeatedly, until none is left. Finding the same
+// tokens from left to right, without any merging, is several times as fast (LeftToRight).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -17,15 +17,15 @@
 #include "byte_trie.h"
 #include "merge_by_rank.h"
 
-// The merges: pair of tokens -> rank, the order in which training learned them. A flat table of 8 bytes an entry, at most half
-// full, in which an entry stands at the first free place from its hash on.
+// The merges: pair of tokens -> rank, the order in which training learned them. A flat table of 8 bytes per entry, at most half
+// full; an entry is at the first free place from its hash on.
 class MergeTable {
 public:
     static constexpr uint32_t none = UINT32_MAX;
     static constexpr int most_tokens = (1 << 21) - 1;  // ids below, and ranks, so that an entry fits into 64 bits
     static constexpr uint32_t most_merges = 1 << 22;
 
-    // Merges are added in order. If a pair is added twice, the later merge counts.
+    // Merges are added in order. If a pair is added twice, the later merge wins.
     void add(int left, int right, int merged) {
         for (int id : {left, right})
             if (id >= most_tokens) fail("the token %d is in a merge; at most %d tokens are supported", id, most_tokens);
@@ -69,8 +69,8 @@ private:
     std::vector<int> merged_;  // by rank: the token that the pair becomes
 };
 
-// The tokens of short pieces that came before, for one thread: most of a text is words that came before. Two entries share a
-// line of memory, and of the two the older one is replaced: a bounded table, without allocations.
+// The tokens of recent short pieces, for one thread: most words of a text have occurred before. Two entries share a cache line,
+// and the older one of the two is replaced: a bounded table, without allocations.
 class WordCache {
 public:
     // The bytes of a piece and, in the last byte, their number. A piece that is too long has none.
@@ -92,7 +92,7 @@ public:
     };
     static constexpr size_t longest = 15, most_tokens = 3, bytes = 1 << 22;
 
-    // end: where the memory that may be read ends.
+    // end: end of the readable memory.
     static Key key_of(std::string_view piece, const char* end) {
         if (piece.size() > longest) return {};
         uint64_t words[2] = {};
@@ -111,7 +111,7 @@ public:
         Entry entries[2];
     };
 
-    // Empties the cache unless it was this owner's.
+    // Empties the cache if it belongs to another owner.
     void begin(uint64_t owner) {
         if (owner == owner_) return;
         owner_ = owner;
@@ -142,28 +142,28 @@ private:
     std::vector<Line> lines_;
 };
 
-// What merging would leave of a piece, from left to right. (GitHub's rust-gems has this method as its crate bpe.)
+// Computes the result of merging a piece, from left to right. (GitHub's rust-gems has this method as its crate bpe.)
 //
-// Merges within a stretch of text do not depend on what is around it until one crosses its ends. So each token of a piece is
-// what merging its bytes alone leaves, and each two neighbours are what merging their bytes leaves. The converse holds as
-// well: of tokens that were not merged in this way, take the first merge across a boundary; up to then both sides became what
-// they become alone, so that it would have happened between these two alone. Hence any sequence of tokens in which all
-// neighbours stay apart is the piece's only one: at each place the longest token that stays apart from the one before is
-// taken, and where there is none, the one before was wrong and a shorter one takes its place. A place from which this failed
-// is not tried again: linear.
+// Merges within a stretch of text do not depend on its surroundings until a merge crosses its ends. So each token of a piece is
+// the result of merging only its own bytes, and each two neighbours are the result of merging only their bytes. The converse
+// holds too: if tokens were not the result of merging, consider the first merge across one of their boundaries; until then both
+// sides developed as if separate, so the merge would also happen between these two tokens in isolation. Hence any sequence of
+// tokens in which all neighbours stay separate is the piece's only encoding. At each place the longest token that stays
+// separate from the previous one is used; if there is none, the previous token was wrong and a shorter one replaces it. A place
+// from which this failed is not tried again: linear time.
 //
-// Whether two tokens stay apart is seen by undoing the merges of both, the latest first, down to bytes: they do not if the
-// symbols on both sides of the boundary have a merge that comes before those which took these symbols in. Of equal ranks, the
+// To decide whether two tokens stay separate, their merges are undone, the latest first, down to bytes: they do not if the
+// symbols on both sides of the boundary have a merge that precedes the merges which consumed these symbols. At equal ranks, the
 // left one comes first.
 class LeftToRight {
 public:
     struct Made {
-        int rank = -1, left = -1, right = -1;  // the last merge by which the token is made; a byte: none
+        int rank = -1, left = -1, right = -1;  // the last merge that makes the token; none for a byte
     };
 
     bool knows_tokens() const { return !tokens_.empty(); }
 
-    // Tokens that merging makes of their own bytes, and how. Returns false if a token could be made before its parts.
+    // Tokens that result from merging their own bytes, and how. Returns false if a token could be made before its parts.
     bool learn(const std::vector<std::pair<std::string, int>>& reached, const std::vector<Made>& made) {
         std::vector<Token> tokens(made.size());
         for (const auto& [bytes, id] : reached) {
@@ -190,11 +190,11 @@ public:
 private:
     struct Token {
         Made made;
-        int shorter = -1;  // the longest token that it begins with
+        int shorter = -1;  // the longest token that is its prefix
         uint32_t length = 0;
     };
 
-    // fails: a bit for each place, which is set where no tokens lead from there to the end.
+    // fails: a bit for each place, set if no tokens lead from there to the end.
     void encode(std::string_view piece, const MergeTable& merges, uint64_t* fails, std::vector<int>& tokens) const {
         const size_t first = tokens.size();
         int token = longest(piece);
@@ -224,7 +224,7 @@ private:
         return token;
     }
     bool stay_apart(int left, int right, const MergeTable& merges) const {
-        uint32_t left_until = MergeTable::none, right_until = MergeTable::none;  // ranks of the merges that take them in
+        uint32_t left_until = MergeTable::none, right_until = MergeTable::none;  // ranks of the merges that consume them
         while (true) {
             const uint32_t rank = merges.rank(left, right);
             if (rank < left_until && rank <= right_until && rank != MergeTable::none) return false;
@@ -263,8 +263,8 @@ public:
         if (bytes.size() == 1) byte_id_[(unsigned char)bytes[0]] = id;
     }
     void add_merge(int left, int right, int merged) { merges_.add(left, right, merged); }
-    // To be called after the last merge. Pieces are encoded from left to right if every byte has a token and no merge comes
-    // before those of its parts, as training leaves them; else by merging. Returns whether they are.
+    // To be called after the last merge. Pieces are encoded from left to right if every byte has a token and no merge precedes
+    // its parts' merges, which training guarantees; else by merging. Returns true for left to right.
     bool finish() {
         if (!knows_every_byte()) return false;
         std::vector<std::pair<std::string, int>> reached;
@@ -285,13 +285,13 @@ public:
     int byte_id(unsigned char byte) const { return byte_id_[byte]; }  // -1: the byte has no token
     bool knows_every_byte() const { return std::find(byte_id_.begin(), byte_id_.end(), -1) == byte_id_.end(); }
 
-    // Encodes the pieces of a text, which are given in order, and appends their tokens. finish() must be called after the last.
+    // Encodes the pieces of a text, in order, and appends their tokens. finish() must be called after the last.
     class Run {
     public:
         Run(const BytePairEncoder& encoder, std::string_view text, std::vector<int>& tokens)
             : encoder_(encoder), end_(text.data() + text.size()), cache_(encoder.cache_of_this_thread()), tokens_(tokens) {}
 
-        // A few pieces wait while their entries of the cache come from memory.
+        // A few pieces wait while their cache entries are fetched from memory.
         void operator()(std::string_view piece) {
             const WordCache::Key key = WordCache::key_of(piece, end_);
             WordCache::Line& line = cache_.line(key);
@@ -382,8 +382,8 @@ private:
         }
     }
 
-    // Every symbol has a number that orders the pair of it and the next: the rank of their merge and then the position. The
-    // smallest is searched for after every merge: quadratic, but 16 at a time, and fastest for words.
+    // Every symbol has a number that orders its pair with the next one: the merge's rank and then the position. The smallest is
+    // searched after every merge: quadratic, but 16 at a time, and fastest for words.
     static constexpr int position_bits = 7, most_short = 1 << position_bits;
     template <class F>
     void merge_short(std::string_view piece, std::vector<int>& tokens, F merged) const {

@@ -1,7 +1,7 @@
-// Compressed files, read as if they were not: gzip (RFC 1952; files of several members, as in WARC) and zstd (RFC 8878; several
-// frames, skippable ones). What a file is, its first bytes say. Memory does not depend on the file: a window of 32 KiB, or of
-// at most 128 MiB in zstd. A file that is damaged or cut off is refused with its name and the member that is bad; all bytes
-// before that were already passed on, so that the caller must not keep what it made of them.
+// Compressed files, read transparently: gzip (RFC 1952; files of several members, as in WARC) and zstd (RFC 8878; several
+// frames, skippable ones). The first bytes determine the format. Memory does not depend on the file: a window of 32 KiB, or of
+// at most 128 MiB for zstd. A damaged or truncated file is an error that names it and the bad member; all bytes before that
+// were already passed on, so the caller must discard results made from them.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,7 @@
 #include "../base/terminal.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<zlib.h>)
-#define ZLIB_CONST  // it does not write to its input
+#define ZLIB_CONST  // zlib does not write to its input
 #include <zlib.h>
 #define HAVE_ZLIB 1
 #endif
@@ -24,7 +24,7 @@
 #define HAVE_ZSTD 1
 #endif
 
-// Where decompression stands: the member or frame, where it begins in the file, and how far the file was consumed.
+// Position of the decompression: the member or frame, its start in the file, and the bytes of the file consumed.
 class CompressedInput {
 public:
     explicit CompressedInput(std::unique_ptr<InputStream> in) : in_(std::move(in)) {}
@@ -86,7 +86,7 @@ public:
 
 private:
     [[noreturn]] void refuse(const std::string& what) const { in_.refuse("gzip", "member", what); }
-    // False at the end of the file. Zeros behind the last member are padding, as gzip(1) takes them.
+    // Returns false at the end of the file. Zeros after the last member are padding, as in gzip(1).
     bool next_member() {
         std::string_view next = in_.stream().peek(2);
         while (!in_.first() && !next.empty() && next[0] == 0) {
@@ -147,7 +147,7 @@ private:
 };
 #endif
 
-// Opens a file, a pipe or standard input, decompressed if this build can. If it cannot, the bytes stay as they are, and
+// Opens a file, a pipe or standard input, decompressed if this build can. If it cannot, the bytes are unchanged, and
 // text_format.h refuses them with the command that helps.
 inline std::unique_ptr<InputStream> open_input(const std::string& name) {
     auto in = std::make_unique<InputStream>(name);

@@ -1,6 +1,7 @@
-// Strings as a tree of their bytes: finds all of them that a text begins with, in one step per byte of the longest one. A node
-// is a place in an array. Its children lie at its offset + their byte, those of all nodes interleaved (a double array; Aoe,
-// 1989): a place names its parent.
+// Strings as a tree of their bytes: finds all of them that are prefixes of a text, in one step per byte of the longest one. A
+// node is a place in an array. Its children are at its offset + their byte; all nodes' children are interleaved (a double
+// array; Aoe,
+// 1989), and a place names its parent.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,19 +15,19 @@
 class ByteTrie {
 public:
     ByteTrie() = default;
-    // Strings, none of them empty or there twice, and their values, which are not negative.
+    // Strings, non-empty and distinct, and their values, which are not negative.
     explicit ByteTrie(std::vector<std::pair<std::string, int>> strings) {
         std::sort(strings.begin(), strings.end());
         places_.resize(512);
         add_children(strings, 0, strings.size(), 0, root);
-        places_.resize(places_.size() + 256);  // whatever byte is looked up from a node's offset on, it is a place
+        places_.resize(places_.size() + 256);  // any byte added to a node's offset is a valid place
         places_.shrink_to_fit();
         empty_ = strings.empty();
     }
 
     bool empty() const { return empty_; }
 
-    // Calls found(value, length) for each string that the text begins with, the shortest first.
+    // Calls found(value, length) for each string that is a prefix of the text, the shortest first.
     template <class F>
     void prefixes(std::string_view text, F found) const {
         if (places_.empty()) return;
@@ -40,7 +41,7 @@ public:
             if (place.value >= 0) found(place.value, i + 1);
         }
     }
-    // The value of a string; -1 if it is not there.
+    // The value of a string; -1 if it is missing.
     int find(std::string_view text) const {
         int result = -1;
         prefixes(text, [&](int value, size_t length) {
@@ -55,7 +56,7 @@ private:
         int32_t parent = no_node, offset = 0, value = -1;
     };
 
-    // The strings begin .. end-1 agree in their first `depth` bytes, which lead to `node`.
+    // The strings begin .. end-1 share their first `depth` bytes, which lead to `node`.
     void add_children(const std::vector<std::pair<std::string, int>>& strings, size_t begin, size_t end, size_t depth,
                       int32_t node) {
         if (begin < end && strings[begin].first.size() == depth) {
@@ -76,7 +77,7 @@ private:
                          (int32_t)(offset + children[c].first));
     }
 
-    // The first offset at which all children have free places. Where the array is nearly full, it is not searched again.
+    // The first offset at which all children have free places. Nearly full parts of the array are not searched again.
     size_t free_offset(const std::vector<std::pair<unsigned char, size_t>>& children) {
         while (places_[first_free_].parent != no_node) grow(++first_free_);
         const size_t lowest = children.front().first;

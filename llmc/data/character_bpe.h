@@ -1,8 +1,8 @@
 // Byte-pair encoding whose first symbols are characters instead of bytes (Llama 2, Mistral). A character without a token
 // becomes the tokens of its bytes (byte fallback), or the unknown token.
 //
-// Many of these tokenizers have no pre-tokenizer: a text is one piece. Where no merge joins what ends before a space (U+2581)
-// with that space, merges never cross that place, and the text can be cut there into words, whose tokens are remembered.
+// Many of these tokenizers have no pre-tokenizer: a text is one piece. If no merge joins a space (U+2581) to the text before
+// it, merges never cross that boundary, and the text can be split there into words, whose tokens are cached.
 #pragma once
 #include <climits>
 #include <string>
@@ -22,7 +22,7 @@ class CharacterBpe {
 public:
     bool whole_tokens = false;  // ignore_merges: a piece that is a token is not divided
     bool fuse_unknown = false;  // neighbouring unknown characters are one token
-    // What a character without a token is while merges go on: SentencePiece decides only then what becomes of it.
+    // The state of a character without a token during merges: SentencePiece resolves it only afterwards.
     bool late_unknown = false;
     UnknownCharacters unknown;
 
@@ -30,14 +30,14 @@ public:
         ids_[text] = id;
         space_ |= text == "\u2581";
     }
-    // Merges of equal rank happen from left to right; of a lower rank first.
+    // Merges of lower rank happen first; of equal rank, from left to right.
     void add_merge(const std::string& left, const std::string& right, int rank) {
         const int a = symbol(left), b = symbol(right), merged = symbol(left + right);
         merges_[pair_key(a, b)] = {rank, merged};
         crosses_spaces_ |=
             right.compare(0, 3, "\u2581") == 0 && (left.size() < 3 || left.compare(left.size() - 3, 3, "\u2581") != 0);
     }
-    // Pieces that are found before all else and never merged.
+    // Pieces that are found before everything else and never merged.
     void set_user_defined(std::vector<std::pair<std::string, int>> pieces) { frozen_ = ByteTrie(std::move(pieces)); }
 
     void encode_append(std::string_view text, std::vector<int>& tokens) const {
@@ -57,7 +57,7 @@ public:
 private:
     static uint64_t pair_key(int a, int b) { return (uint64_t)(uint32_t)a << 32 | (uint32_t)b; }
 
-    // Tokens are symbols, and what is no token but occurs in merges (or is unknown) has a number below -1.
+    // Symbols with a token have its id; others that occur in merges (or are unknown) have a number below -1.
     int symbol(const std::string& text) {
         const auto found = ids_.find(text);
         return found != ids_.end() ? found->second : unnamed_.emplace(text, -2 - (int)unnamed_.size()).first->second;
@@ -74,7 +74,7 @@ private:
 
     void merge(std::string_view word, std::vector<int>& tokens) const {
         if (word.size() > INT_MAX) fail("a text of %zu bytes is too long to merge; at most %d are", word.size(), INT_MAX);
-        std::vector<int> ids;  // of tokens; below -1: it has none
+        std::vector<int> ids;  // of tokens; below -1: no token
         std::vector<Symbol> symbols;
         ids.reserve(word.size());
         symbols.reserve(word.size());

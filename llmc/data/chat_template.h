@@ -1,12 +1,12 @@
-// How a conversation becomes text, and its text tokens: chatml, llama-2, llama-3, llama-3.1, mistral, gemma, gemma-3, qwen3,
-// olmo-2 and plain, as transformers' apply_chat_template writes them. A model's own template is a program (Jinja) in
-// tokenizer_config.json; none is run here. It is compared with the known spellings of these templates, and refused if it is
-// none of them.
+// Renders a conversation as text and encodes it: chatml, llama-2, llama-3, llama-3.1, mistral, gemma, gemma-3, qwen3, olmo-2
+// and plain, as transformers' apply_chat_template writes them. A model's own template is a program (Jinja) in
+// tokenizer_config.json; none is run here. It is compared with the known spellings of these templates, and refused if it
+// matches none of them.
 //
-// Learned is what the model has to write after the prompt that `generate --chat` gives it: the answer and the token that ends
-// it. The text between two special tokens is encoded as a whole, as transformers does. Where a token would hold both the end of
-// what is given and the beginning of what is learned, the text is cut there instead: in generation, too, an answer begins with
-// a token of its own. In messages, text that spells a special token stays text.
+// The tokens in the loss are those that the model generates after the prompt of `generate --chat`: the answer and the token
+// that ends it. The text between two special tokens is encoded as a whole, as in transformers. If a token would span the
+// boundary between prompt and answer, the text is split there instead: in generation, too, an answer starts with a separate
+// token. In messages, text that spells a special token stays text.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -25,28 +25,28 @@
 #include "jinja_spelling.h"
 #include "tokenizer.h"
 
-// {bos} and {eos} stand for the tokenizer's tokens.
+// {bos} and {eos} are replaced by the tokenizer's tokens.
 struct ChatTemplate {
-    enum class System { turn, before_user, before_trimmed_user, refused };  // a turn of its own, or within the first user's
+    enum class System { turn, before_user, before_trimmed_user, refused };  // a separate turn, or within the first user's
     std::string name, about;
     Strings tokens;                           // special tokens that it needs
-    std::string begin;                        // of a conversation
+    std::string begin;                        // at the start of a conversation
     std::string system_before, system_after;  // around the system's text
     std::string user_before, user_after;
     std::string answer_before;             // the prompt for an answer
-    std::string answer_start, answer_end;  // around its text, learned; ends with the token that ends the turn
+    std::string answer_start, answer_end;  // around its text, in the loss; ends with the token that ends the turn
     std::string answer_after;              // not learned
-    bool nothing_after_last = false;       // answer_after is between turns alone
-    bool thinks = false;                   // thoughts stand before the last answer, and are dropped from earlier ones
+    bool nothing_after_last = false;       // answer_after only between turns
+    bool thinks = false;                   // thoughts precede the last answer, and are dropped from earlier ones
     System system = System::turn;
     bool trims = false;          // white space around a message is dropped
-    bool alternates = false;     // user and assistant take turns; the user begins
+    bool alternates = false;     // user and assistant alternate; the user starts
     bool system_always = false;  // a system turn is written even if there is no message for it
     std::string default_system;  // its text, if there is no message for it and this is not empty
     Strings spellings;           // in Jinja
 };
 
-// Spellings of the templates in Jinja. @SYSTEM@ stands for the default text of the system, @ANY@ for whatever only tools need.
+// Spellings of the templates in Jinja. @SYSTEM@ is the default text of the system, @ANY@ any text that only tools need.
 namespace chat_spellings {
 inline const std::string chatml_turn = "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}",
                          chatml_prompt = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
@@ -84,7 +84,7 @@ inline const Strings chatml = {
         chatml_prompt,
     qwen3_begin + qwen3_turns + "{{- '<|im_start|>' + message.role + '\\n' + content }}" + qwen3_end + chatml_prompt};
 
-// After the last question an answer has its thoughts, even none, if it is the last message.
+// After the last question an answer has its thoughts, even empty ones, if it is the last message.
 inline const Strings qwen3 = {qwen3_begin +
                               R"({%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
@@ -346,7 +346,7 @@ inline const ChatTemplate* chat_template_called(const std::string& name) {
     return nullptr;
 }
 
-// The template that a model's Jinja spells; empty name: none that is known.
+// The template that matches a model's Jinja; empty name: none known.
 inline ChatTemplate recognised_template(const std::string& jinja) {
     static const std::vector<std::pair<const ChatTemplate*, std::string>> known = [] {
         std::vector<std::pair<const ChatTemplate*, std::string>> all;
@@ -385,7 +385,7 @@ inline std::string jinja_template_of(const std::filesystem::path& dir) {
     return jinja_template_in(files);
 }
 
-// The template of this name, or, without one, that of the adapters in a directory (empty: none) or of the tokenizer's model.
+// The template of this name or, without a name, of the adapters in a directory (empty: none) or of the tokenizer's model.
 inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::string& name, const std::string& adapter) {
     const std::string names = chat_template_names();
     if (!name.empty()) {
@@ -409,7 +409,7 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
     return found;
 }
 
-// A conversation's tokens, and which of them are learned.
+// A conversation's tokens, and which of them are in the loss.
 struct ChatTokens {
     std::vector<int> tokens;
     std::vector<uint8_t> learned;  // 0 or 1
@@ -442,14 +442,14 @@ public:
 
     const std::string& name() const { return t_.name; }
     int end_token() const { return end_; }  // of an answer
-    // The number of special tokens that a message spells, without those that the template puts around thoughts.
+    // The number of special tokens that a message spells, except the template's own around thoughts.
     int64_t count_special(const ChatMessage& m) const {
         if (!t_.thinks || m.role != "assistant") return tokenizer_.count_special(m.text);
         const Thoughts parts = divide(m.text);
         return tokenizer_.count_special(parts.thoughts) + tokenizer_.count_special(parts.answer);
     }
 
-    // Why the template cannot write the messages; empty if it can.
+    // The reason why the template cannot render the messages; empty if it can.
     std::string problem(const std::vector<ChatMessage>& messages) const {
         size_t turn = 0;
         for (size_t i = 0; i < messages.size(); i++) {
@@ -466,7 +466,7 @@ public:
         return "";
     }
 
-    // asks: the prompt for an answer follows. parse_special: messages may spell special tokens.
+    // asks: append the prompt for an answer. parse_special: messages may spell special tokens.
     ChatTokens encode(const std::vector<ChatMessage>& messages, bool asks, bool parse_special = false) const {
         ChatTokens out;
         Run run(tokenizer_, out);
@@ -479,7 +479,7 @@ public:
         if (turn && !begins_with_system && (t_.system_always || !t_.default_system.empty()))
             run.literal(t_.system_before + t_.default_system + t_.system_after, false);
         const size_t question = last_question(messages);
-        std::string system;  // that stands within the next message
+        std::string system;  // inserted within the next message
         for (size_t i = 0; i < messages.size(); i++) {
             const ChatMessage& m = messages[i];
             const std::string trimmed = t_.trims ? trim(m.text) : m.text;
@@ -510,7 +510,7 @@ public:
                 run.literal(t_.system_before, false);
                 text(system, false);
                 run.literal(t_.system_after, false);
-                const bool inside = t_.system == ChatTemplate::System::before_user;  // then the whole is trimmed
+                const bool inside = t_.system == ChatTemplate::System::before_user;  // then the whole text is trimmed
                 text(inside && t_.trims ? trim(m.text, false) : trimmed, false);
             } else text(trimmed, false);
             run.literal(user ? t_.user_after : t_.system_after, false);
@@ -532,7 +532,7 @@ private:
             if (parts_.empty() || parts_.back().end) parts_.push_back({0, learned});
             text_ += s;
         }
-        // In which special tokens are recognised.
+        // Text in which special tokens are recognised.
         void literal(std::string_view s, bool learned) {
             tokenizer_.split_at_added(
                 s, [&](std::string_view part) { text(part, learned); },
@@ -550,7 +550,7 @@ private:
             TextPlace place = out_.tokens.empty() ? TextPlace::begins : TextPlace::behind_token;
             std::string_view rest = text_;
             std::vector<int> whole = encode(rest, place);
-            size_t at = 0, used = 0;  // where `rest` begins in the text; tokens of it that were taken
+            size_t at = 0, used = 0;  // start of `rest` in the text; tokens of it that were used
             for (const Part& part : parts_) {
                 const bool last = &part == &parts_.back();
                 const std::vector<int> head = last ? std::vector<int>() : encode(rest.substr(0, part.end - at), place);
@@ -559,7 +559,7 @@ private:
                 const size_t end = last ? whole.size() : head.size();
                 for (; used < end; used++) add(from[used], part.learned);
                 if (fits) continue;
-                // A token reaches over the border: what follows is encoded apart.
+                // A token spans the boundary: the text after it is encoded separately.
                 rest.remove_prefix(part.end - at);
                 at = part.end;
                 place = TextPlace::continues;
@@ -594,7 +594,7 @@ private:
         std::vector<Part> parts_;
     };
 
-    // An answer, and what was thought before it: the text up to </think>, of which both are without the line ends in between.
+    // An answer, and the thoughts before it: the text up to </think>. Both are without the line ends in between.
     struct Thoughts {
         std::string thoughts, answer;
     };
@@ -608,7 +608,7 @@ private:
         thoughts.erase(thoughts.find_last_not_of('\n') + 1);
         return {thoughts, answer};
     }
-    // The last message of a user that is no tool's, or the last message.
+    // The last message of a user that is not a tool's, or the last message.
     static size_t last_question(const std::vector<ChatMessage>& messages) {
         const std::string begin = "<tool_response>", end = "</tool_response>";
         for (size_t i = messages.size(); i-- > 0;) {
@@ -618,7 +618,7 @@ private:
         return messages.empty() ? 0 : messages.size() - 1;
     }
 
-    // As Python's str.strip().
+    // Like Python's str.strip().
     static std::string trim(std::string_view s, bool left = true) { return std::string(stripped(s, is_python_space, left)); }
 
     void put_token(std::string& text, const std::string& mark, int id, const char* role) const {

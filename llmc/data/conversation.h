@@ -2,14 +2,14 @@
 // Parquet) in any of these forms:
 //   {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}    OpenAI, transformers
 //   {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}        ShareGPT
-//   {"prompt": "...", "completion": "..."}    each a text or a list of messages; of the prompt's, none is learned (TRL)
+//   {"prompt": "...", "completion": "..."}    each a text or a list of messages; the prompt's are not in the loss (TRL)
 //   {"instruction": "...", "input": "...", "output": "..."}    input may be missing or empty (Alpaca); with
-//       "history": [["...", "..."], ...]    earlier questions with their answers, which are learned (LLaMA-Factory)
-// Each may have "system": "...", the first message. An assistant's message with "weight": 0 is not learned (OpenAI).
-// And pairs of answers for preference training (TRL), of which two conversations are made:
+//       "history": [["...", "..."], ...]    earlier questions with their answers, which are in the loss (LLaMA-Factory)
+// Each may have "system": "...", the first message. An assistant's message with "weight": 0 is not in the loss (OpenAI).
+// And pairs of answers for preference training (TRL), each of which makes two conversations:
 //   {"prompt": "...", "chosen": "...", "rejected": "..."}    each a text or a list of messages
-//   {"chosen": [...], "rejected": [...]}    two whole conversations; the messages with which both begin are the prompt (a
-//                                           prompt that is a text beside them says the same once more)
+//   {"chosen": [...], "rejected": [...]}    two whole conversations; their common first messages are the prompt (a separate
+//                                           prompt that is a text repeats it)
 #pragma once
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -21,20 +21,20 @@
 
 struct ChatMessage {
     std::string role, text;  // role: system, user or assistant
-    bool learned = false;    // its tokens count in the loss
+    bool learned = false;    // its tokens are in the loss
 };
 
 class ConversationReader {
 public:
-    // The messages of a record. Otherwise returns why there is no conversation in it. key: that of the list of messages; empty:
-    // the forms above.
+    // Reads the messages of a record; otherwise returns the reason why it contains no conversation. key: of the list of
+    // messages; empty: the forms above.
     static std::string read(const nlohmann::json& record, const std::string& key, std::vector<ChatMessage>& messages) {
         ConversationReader reader{messages};
         reader.record(record, key);
         return reader.problem_;
     }
 
-    // The two conversations of a pair of answers. Otherwise returns why there is no pair in the record.
+    // Reads the two conversations of a pair of answers; otherwise returns the reason why the record contains no pair.
     static std::string read_pair(const nlohmann::json& record, std::vector<ChatMessage>& chosen,
                                  std::vector<ChatMessage>& rejected) {
         const std::pair<const char*, std::vector<ChatMessage>*> answers[] = {{"chosen", &chosen}, {"rejected", &rejected}};
@@ -105,14 +105,14 @@ private:
         add_system(record);
     }
 
-    // Whether a record has more than null or nothing under a key.
+    // True if a record has a value other than null or an empty one under a key.
     static bool given(const nlohmann::json& record, const char* key) {
         const nlohmann::json none = "";
         return record.contains(key) && !record[key].is_null() && record[key] != none &&
                !(record[key].is_structured() && record[key].empty());
     }
 
-    // The system's message under a key of its own. Refuses tools under such a key: no template here writes them.
+    // The system's message under a separate key. Refuses tools under such a key, which no template here supports.
     void add_system(const nlohmann::json& record) {
         if (given(record, "tools")) return refuse("it has 'tools', which no template here writes");
         if (!given(record, "system") || !problem_.empty()) return;

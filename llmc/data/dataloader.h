@@ -1,15 +1,15 @@
 // Makes batches from token datasets, in exactly the order of Megatron-Core's GPT dataset, blend and sequential sampler, so that
-// runs here and there with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are built
-// in memory at the start, and sample k is a function of the options and k alone, so a resume needs only a number.
+// runs in both programs with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
+// built in memory at the start, and sample k is a function of only the options and k, so a resume needs only a number.
 //
 //   split.h          which documents are for training, validation and test
 //   sample_order.h   the order of one dataset's samples
 //   blend.h          several datasets as one
-//   packing.h        conversations (data with a mask): a sample has whole ones, always masked as documents; of pairs of answers
-//                    (model/preference.h) whole pairs
+//   packing.h        conversations (data with a mask): a sample has whole ones, always masked as documents; for pairs
+//                    of answers (model/preference.h) whole pairs
 // Masks     reset_position_ids: positions restart at 0 after each end-of-document token (EOD). reset_attention_mask: a row
-//           sees no key before its document. eod_mask_loss: no loss where the input is EOD, which would train guessing how the
-//           next document begins. The target EOD is always trained.
+//           sees no key before its document. eod_mask_loss: no loss where the input is EOD, since the start of the
+//           next document is unpredictable. The target EOD is always trained.
 #pragma once
 #include <algorithm>
 #include <climits>
@@ -36,12 +36,12 @@ struct Batch {
     std::vector<int> targets;       // (B, T) the next token; -1: masked
     std::vector<int> positions;     // (B, T)
     std::vector<int> doc_start;     // (B, T) the first key that a row sees; empty if attention is not reset at documents
-    std::vector<AnswerPair> pairs;  // in their rows, where answers are compared
+    std::vector<AnswerPair> pairs;  // pairs of answers, in their rows
     int B = 0, T = 0;
-    bool begins = true;  // sequences begin here: virtual tokens, where a model has them, come before
+    bool begins = true;  // sequences start here, and get the model's virtual tokens
 
-    // The same sequences behind n virtual tokens each: places without a token (-1) and without a target. Documents that are
-    // masked from each other begin with virtual tokens of their own: their positions and doc_start count from them, from -n on.
+    // The same sequences, each after n virtual tokens: places without a token (-1) and without a target. Documents that are
+    // masked from each other each get their own virtual tokens: their positions and doc_start count from them, from -n on.
     Batch behind(int n) const {
         const auto longer = [&](const std::vector<int>& x, int in_front, int moved) {
             std::vector<int> all((size_t)B * (n + T), in_front);
@@ -58,7 +58,7 @@ struct Batch {
         for (int b = 0; b < B; b++) std::iota(&all.positions[(size_t)b * all.T], &all.positions[(size_t)b * all.T] + n, 0);
         return all;
     }
-    // The rows of it in which virtual tokens begin.
+    // The rows at which virtual tokens start.
     std::vector<int> virtual_rows() const {
         std::vector<int> rows;
         for (int i = 0; i < B * T; i++)
@@ -66,7 +66,7 @@ struct Batch {
         return rows;
     }
 
-    // (B, T) the first key that a row sees where a query sees no more than `window` keys, itself included.
+    // (B, T) the first key that a row sees if a query sees at most `window` keys, itself included.
     std::vector<int> first_keys(int window) const {
         std::vector<int> first = doc_start;
         first.resize(tokens.size());
@@ -82,26 +82,26 @@ struct DataOptions {
     bool validates = true;              // the run needs validation data
     int T = 0;
     uint32_t seed = 1234;
-    int64_t n_samples = 0;  // how many will be read; 0: one pass over the data, each sample once, whatever the weights
+    int64_t n_samples = 0;  // number of samples that will be read; 0: one pass over the data, each sample once, for any weights
     bool reshuffle_each_epoch = false;
     bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
-    bool pairs = false;           // answers are compared: the data must hold pairs of them, and must not otherwise
+    bool pairs = false;           // compare answers: the data must hold pairs of answers, and otherwise must not
     int eod = -1;                 // needed by the three above
     int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
-    int virtual_tokens = 0;       // that will stand before each sample, for all of it, and before each conversation
-    TokenizerIdentity tokenizer;  // the run's, or else that of the first dataset where it is known
+    int virtual_tokens = 0;       // number in front of each sample, outside its T tokens, and of each conversation
+    TokenizerIdentity tokenizer;  // the run's, or else the first dataset's if known
 };
 
 // One row of the start-up table.
 struct DataSummary {
     std::string name;
-    std::string note;           // how it was split, if that is noteworthy
+    std::string note;           // how it was split, if noteworthy
     double share;               // fraction of all samples
     int64_t documents, tokens;  // in this part of the split
     int64_t samples;            // to be read
     double epochs;              // passes over the tokens
     std::string packing;        // of conversations: how they were packed
-    int64_t learned = 0;        // and how many of an epoch's tokens are targets
+    int64_t learned = 0;        // targets in an epoch
 };
 
 class DataLoader {
@@ -127,8 +127,7 @@ public:
         order(o_.n_samples);
     }
 
-    // Orders n samples (0: one epoch), more or fewer than before, where the order does not depend on their number
-    // (order_problem).
+    // Orders n samples (0: one epoch), more or fewer than before, if the order does not depend on their number (order_problem).
     void order(int64_t n) {
         o_.n_samples = n;
         const std::vector<int64_t> wanted = samples_wanted(n);
@@ -147,14 +146,14 @@ public:
         return (int64_t)std::accumulate(one_epoch.begin(), one_epoch.end(), 0.0);
     }
     const TokenizerIdentity& tokenizer() const { return o_.tokenizer; }
-    // Whether the split was by tokens, unlike Megatron's, because a split by documents was not possible.
+    // True if the split was by tokens, unlike Megatron's, because a split by documents was not possible.
     bool split_by_tokens() const {
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return !s.note.empty(); });
     }
     int T() const { return o_.T; }
-    // Pairs of answers in all data, whichever part of the split they are in.
+    // The number of pairs of answers in the whole data, before any split.
     int64_t n_pairs() const { return n_pairs_; }
-    // Log-probabilities of their chosen and rejected answers by the reference, which batches then have; NaN: not known.
+    // The reference's log-probabilities of chosen and rejected answers, which batches then have; NaN: unknown.
     void set_reference(std::vector<double> log_p /*(n_pairs, 2)*/) {
         CHECK(log_p.size() == 2 * (size_t)n_pairs_, "%zu log-probabilities of %lld pairs", log_p.size(), (long long)n_pairs_);
         reference_ = std::move(log_p);
@@ -171,7 +170,7 @@ public:
             }
         return sum;
     }
-    // That of the first conversations, as far as known.
+    // The template of the first conversations, if known.
     std::string chat_template() const {
         for (const Source& s : sources_)
             if (!s.data.chat_template().empty()) return s.data.chat_template();
@@ -181,7 +180,7 @@ public:
         return std::any_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.packing.has_value(); });
     }
 
-    // The name of each dataset in logs: the last component of its path where these differ, else the path.
+    // The name of each dataset in logs: the last component of its path if these differ, else the path.
     std::vector<std::string> set_names() const {
         std::vector<std::string> paths, names;
         for (const Source& s : sources_) {
@@ -245,7 +244,7 @@ public:
         return count;
     }
 
-    // What the loss of the samples [first, first + n) is a mean of: pairs of answers, if they are compared, else targets.
+    // Terms of the loss in samples [first, first + n): pairs of answers, if compared, else targets.
     int64_t terms(int64_t first, int64_t n) const {
         if (!o_.pairs) return unmasked(first, n);
         int64_t pairs = 0;
@@ -256,13 +255,13 @@ public:
         return pairs;
     }
 
-    // Why the order of the samples differs from that of a run planned for n samples; empty if it does not. Megatron's order
+    // The reason why the order of the samples differs from a run planned for n samples; empty if it does not. Megatron's order
     // depends on how often each dataset is read over the whole run, so extending a run may change it.
     std::string order_problem(int64_t n) const {
         const std::vector<Epochs> before = epochs(n), now = epochs(o_.n_samples);
         for (size_t j = 0; j < sources_.size(); j++) {
             if (before[j] == now[j]) continue;
-            int64_t kept = n, lost = o_.n_samples;  // the order is kept up (or down) to a number between them
+            int64_t kept = n, lost = o_.n_samples;  // the order is preserved up (or down) to a number between them
             while (std::abs(lost - kept) > 1) {
                 const int64_t middle = kept + (lost - kept) / 2;
                 (epochs(middle) == before ? kept : lost) = middle;
@@ -276,7 +275,7 @@ public:
         return "";
     }
 
-    // Of the first and last tokens of a dataset, by its row in summary(), whatever the split.
+    // Checksum of the first and last tokens of a dataset, by its row in summary(), for any split.
     uint32_t checksum(size_t row) const { return sources_[row].data.checksum_of_ends(); }
     std::vector<DataSummary> summary() const {
         std::vector<int64_t> used(sources_.size(), 0);
@@ -339,8 +338,8 @@ private:
         else sources_.push_back({std::move(data)});
     }
 
-    // Selects this part of the split in every source. A source that gives no sample is refused; one with too few tokens for
-    // training and validation is left out of validation.
+    // Selects this part of the split in every source. A source without samples is refused; one with too few tokens for training
+    // and validation is left out of validation.
     void take_split() {
         for (Source& s : sources_) {
             const char* name = s.data.name().c_str();
@@ -391,10 +390,10 @@ private:
         }
         return samples;
     }
-    // The sources' parts of n samples. Megatron normalises given weights twice; the second time can change the last bit.
+    // The sources' shares of n samples. Megatron normalises given weights twice; the second time can change the last bit.
     std::vector<double> shares(int64_t n) const { return normalized(weighted(n) ? o_.blend.weights : samples_of_one_epoch()); }
 
-    // The number of samples to plan from each source, for n samples in all (0: one epoch).
+    // The number of samples to plan from each source, for a total of n samples (0: one epoch).
     std::vector<int64_t> samples_wanted(int64_t n) const {
         if (single()) return {n};
         const std::vector<double> one_epoch = samples_of_one_epoch(), share = shares(n);
@@ -409,7 +408,7 @@ private:
         const std::vector<int64_t> wanted = samples_wanted(n);
         for (size_t j = 0; j < sources_.size(); j++)
             epochs.push_back(sources_[j].packing || o_.reshuffle_each_epoch
-                                 ? Epochs()  // their order does not depend on how often they are read
+                                 ? Epochs()  // their order does not depend on the number of epochs
                                  : epochs_for(sources_[j].tokens, o_.T, wanted[j], sources_[j].data.name()));
         return epochs;
     }
@@ -430,10 +429,10 @@ private:
                 (long long)sample, (long long)n_samples_);
         return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
     }
-    // The conversations of a sample, each from position 0, and behind them padding, which is no target.
+    // The conversations of a sample, each from position 0, followed by padding, which is no target.
     void read_conversations(const Source& source, int64_t sample, Batch& out, size_t row) const {
         std::vector<int> text;
-        // A conversation begins with the virtual tokens before it; those of the sample's first one are not in the batch yet.
+        // A conversation starts with the virtual tokens before it; the sample's first conversation's are not in the batch yet.
         const auto fill = [&](int place, int places, int before) {
             for (int t = std::max(0, place - before); t < place + places; t++) {
                 out.positions[row + t] = t - place;
@@ -458,7 +457,7 @@ private:
         std::fill_n(out.targets.begin() + (std::ptrdiff_t)(row + used), o_.T - used, -1);
     }
 
-    // Of a pair's two documents the first is the chosen answer with its prompt.
+    // The first of a pair's two documents is the chosen answer with its prompt.
     void add_answer(const Source& source, int64_t document, int row, int rows, std::vector<AnswerPair>& pairs) const {
         const bool chosen = document % 2 == 0;
         if (chosen) pairs.push_back({source.first_pair + document / 2, {}, {}});
@@ -484,14 +483,14 @@ private:
                         text.begin());
     }
     unsigned limit() const { return o_.vocab_size > 0 ? (unsigned)o_.vocab_size : (unsigned)INT_MAX; }
-    // Of `text`, which begins with this token of the document.
+    // Checks `text`, which starts with this token of the document.
     void check_tokens(const Source& source, int64_t document, int64_t token, const std::vector<int>& text) const {
         const size_t i = find_foreign(text);
         if (i == text.size()) return;
         fail("%s is %d, outside the vocabulary of %u tokens; HINT: the data must be prepared with the model's own tokenizer",
              source.data.describe_position(document, token + (int64_t)i).c_str(), text[i], limit());
     }
-    // Of a sample's text, which crosses documents.
+    // Checks a sample's text, which crosses documents.
     void check_tokens(const Source& source, int64_t sample, const std::vector<int>& text) const {
         const size_t i = find_foreign(text);
         if (i == text.size()) return;
@@ -521,8 +520,8 @@ private:
     std::vector<double> reference_;  // (n_pairs, 2), or empty
 };
 
-// Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): what can be known
-// without any context. Reads at most 2000 samples of each, spread evenly.
+// Cross-entropy of the validation tokens under the frequencies of the training tokens (each count plus one): the loss of a
+// model without any context. Reads at most 2000 samples of each, spread evenly.
 inline double unigram_loss(const DataLoader& train, const DataLoader& valid, int64_t valid_samples, int V) {
     std::vector<double> count(V, 1.0);
     double total = V;

@@ -1,23 +1,23 @@
 // Tokenised text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
-//   TokenDataset          reads either format below, told apart by magic number and by which files exist
-//   TokenDatasetWriter    writes Megatron's, PREFIX.meta.json beside it (see tokenizer_identity.h), and of conversations a mask
+//   TokenDataset          reads either format below, distinguished by magic number and by which files exist
+//   TokenDatasetWriter    writes Megatron's, with PREFIX.meta.json (see tokenizer_identity.h) and, for conversations, a mask
 //
 // Megatron's indexed dataset, PREFIX.bin and PREFIX.idx, little endian:
 //   .bin  the tokens of all sequences back to back
 //   .idx  "MMIDIDX\0\0" (9 bytes) | u64 version = 1 | u8 type | u64 S | u64 D | i32 lengths[S] | i64 byte offsets in .bin [S]
-//         | i64 doc_idx[D], the sequences at which documents begin, and S at the end | optional: i8 mode[S]
+//         | i64 doc_idx[D], the first sequence of each document, and S at the end | optional: i8 mode[S]
 //   type  1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16; tokens are u16 if the vocabulary is below 65500, else i32.
 //   A GPT corpus has one sequence per document. Like Megatron's GPT dataset, the reader treats every sequence as a document.
 // llm.c's shards: 256 x i32 {magic, version, number of tokens, 0 ...}, then the tokens.
 //   magic 20240520, version 1: u16 (GPT-2); magic 20240801, version 7: u32 (Llama 3). Documents in a shard are separated by a
 //   token (GPT-2: 50256); here the whole shard counts as one document.
 //
-// Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is learned (an answer), 0 if it is
-// only read. Megatron does not see it. Of a pair of answers, two documents follow each other: the prompt with the chosen
-// answer, then with the rejected one.
+// Conversations have a mask, PREFIX.mask: one byte for each token of PREFIX.bin, 1 if it is in the loss (an answer), 0 if it is
+// only read. Megatron does not see it. A pair of answers is two consecutive documents: the prompt with the chosen answer, then
+// with the rejected one.
 //
 // Every count and offset is checked against the sizes of the files before it is used, so that a truncated, foreign or hostile
-// file gives an Error that names it. Numbers are loaded with memcpy, as those in the .idx are not aligned.
+// file gives an Error that names it. Numbers are loaded with memcpy, because the .idx does not align them.
 #pragma once
 #include <glob.h>
 
@@ -62,7 +62,7 @@ inline size_t bytes_per_token(TokenType type) {
     return 0;  // not a type of tokens
 }
 
-// out[i] = stored[i] as int. Numbers outside int become -1 or INT_MAX, which are tokens of no vocabulary.
+// out[i] = stored[i] as int. Numbers outside int become -1 or INT_MAX, which are outside any vocabulary.
 template <class Stored>
 void widen_tokens(const char* stored, size_t n, int* out) {
     for (size_t i = 0; i < n; i++) {
@@ -88,10 +88,10 @@ inline void read_tokens(TokenType type, const char* stored, size_t n, int* out) 
 constexpr char megatron_magic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
 constexpr size_t megatron_header_bytes = 9 + 8 + 1 + 8 + 8;
 
-// A checked .idx: the token type, and where sequence i lies in the .bin.
+// A checked .idx: the token type, and the position of sequence i in the .bin.
 class MegatronIndex {
 public:
-    // bin_path and bin_bytes: the file that the sequences must lie in.
+    // bin_path and bin_bytes: the file that must contain the sequences.
     MegatronIndex(const std::string& path, const std::string& bin_path, size_t bin_bytes) : file_(path) {
         check_header();
         check_sequences(bin_path, bin_bytes);
@@ -139,7 +139,7 @@ private:
         offsets_ = lengths_ + 4 * n_;
     }
 
-    // Sequences must lie in order without overlap, all inside the .bin, and end where it ends.
+    // Sequences must be in order without overlap, inside the .bin, and end where it ends.
     void check_sequences(const std::string& bin_path, size_t bin_bytes) {
         const uint64_t width = bytes_per_token(type_);
         const auto end = [&](int64_t i) { return offset(i) + width * (uint64_t)(int64_t)length(i); };
@@ -211,15 +211,14 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
 }
 
 inline const char* const mask_ending = ".mask";
-// Of a data set that is being written by `prepare --resume`: how far it is, and what is added to its files' names.
+// For a data set that `prepare --resume` is writing: its progress file, and the ending of its unfinished files.
 inline const char* const resume_ending = ".resume.json";
 inline const char* const partial_ending = ".partial";
 
 // ---- either format ---------------------------------------------------------------------------------------------------------
 class TokenDataset {
 public:
-    // Opens the dataset that a user's path names: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of
-    // shards.
+    // Opens the dataset at a user's path: a prefix (x for x.bin and x.idx), x.bin or x.idx, a shard, or a pattern of shards.
     static TokenDataset open(const std::string& path) {
         TokenDataset d;
         d.name_ = path;
@@ -262,7 +261,7 @@ public:
         read_tokens(file.type, file.map.data() + start + first * bytes_per_token(file.type), n, out);
     }
 
-    // CRC-32C of the first and of the last 65,536 tokens, by which data of the same size is told apart.
+    // CRC-32C of the first and of the last 65,536 tokens, which distinguishes data of the same size.
     uint32_t checksum_of_ends() const {
         constexpr int64_t most = 1 << 16;
         uint32_t sum = 0;
@@ -283,11 +282,10 @@ public:
         return sum;
     }
 
-    // The tokenizer that made the data, as far as known.
+    // The tokenizer that made the data, if known.
     const TokenizerIdentity& tokenizer() const { return tokenizer_; }
 
-    // Of conversations: the name of their template, as far as known, and of a document's tokens which are learned (1), which
-    // not (0).
+    // For conversations: the name of their template, if known, and for each token of a document 1 if it is in the loss, else 0.
     bool has_mask() const { return mask_ != nullptr; }
     const std::string& chat_template() const { return chat_template_; }
     bool has_pairs() const { return pairs_; }                      // of answers
@@ -410,12 +408,12 @@ private:
 // the .idx last: a dataset whose .idx exists is complete.
 class TokenDatasetWriter {
 public:
-    // Where a run that may be interrupted stands, at the end of a document: a writer that is made with it goes on there.
+    // The position of an interruptible run, at the end of a document; a writer constructed with it resumes there.
     struct Kept {
         int64_t documents = 0, tokens = 0, bin_bytes = 0, idx_bytes = 0;
     };
-    // chat_template: that of conversations, which are added with a mask. pairs: they are pairs of answers, each chosen one
-    // followed by the rejected one.
+    // chat_template: of conversations, which are added with a mask. pairs: they are pairs of answers, each chosen one followed
+    // by the rejected one.
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
                        const std::string& chat_template = "", bool pairs = false)
         : bin_(writer(unclaimed(prefix, tokenizer.known()) + ".bin", kept, kept ? kept->bin_bytes : 0)),
@@ -439,10 +437,10 @@ public:
         const char header[megatron_header_bytes] = {};  // written by commit()
         if (idx_.written() == 0) idx_.write(header, sizeof header);
     }
-    // Without a known tokenizer.
+    // For an unknown tokenizer.
     TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
 
-    // Appends tokens to the current document. learned: their mask, of conversations.
+    // Appends tokens to the current document. learned: their mask, for conversations.
     void add(const int* tokens, size_t n, const uint8_t* learned = nullptr) {
         CHECK((learned != nullptr) == mask_.has_value(), "a mask belongs to conversations, and to each of them");
         if (learned) mask_->write(learned, n);
@@ -469,7 +467,7 @@ public:
     int64_t n_documents() const { return n_documents_; }
     int64_t n_tokens() const { return n_tokens_ + length_; }
 
-    // Where it stands, at the end of a document; keep() puts that on the disk.
+    // The current position, at the end of a document; keep() puts everything before it on the disk.
     Kept place() const { return {n_documents_, n_tokens_, (int64_t)bin_.written(), (int64_t)idx_.written()}; }
     void keep() {
         bin_.keep();
@@ -513,7 +511,7 @@ private:
     static FileWriter writer(const std::string& path, const std::optional<Kept>& kept, int64_t bytes) {
         return kept ? FileWriter(path, path + partial_ending, (size_t)bytes) : FileWriter(path);
     }
-    // The prefix, if no file there is another program's. known: whether the tokenizer is.
+    // The prefix; fails if one of its files belongs to another program. known: whether the tokenizer is known.
     static const std::string& unclaimed(const std::string& prefix, bool known) {
         const std::string idx = prefix + ".idx", origin = prefix + origin_ending, mask = prefix + mask_ending;
         std::error_code none;

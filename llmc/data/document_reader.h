@@ -1,11 +1,11 @@
-// The documents of an input, file by file, in order. They are read in batches of bounded size, and each batch is worked on by
-// all threads: memory does not grow with the corpus, and what comes out does not depend on the number of threads. The next
-// files are read and decompressed ahead, each in a thread of its own.
+// The documents of an input, file by file, in order. They are read in batches of bounded size, and all threads work on each
+// batch: memory does not grow with the corpus, and the output does not depend on the number of threads. The next files are read
+// and decompressed ahead, each in a separate thread.
 //   input_files     folders and patterns become files
-//   DocumentReader  the documents of all files (document_source.h: those of one)
+//   DocumentReader  the documents of all files (document_source.h: of one file)
 //   open_chunk      the document in a line of JSON or a response of a WARC file
-//   InputJudge      NUL and invalid UTF-8 are kept, counted and reported; a line that cannot be used is skipped, counted and
-//                   shown; too many of either, and the input is refused
+//   InputJudge      NUL and invalid UTF-8 are kept, counted and reported; an unusable line is skipped, counted and
+//                   shown; with too many of either, the input is refused
 //   for_each_chunk  reads, opens, judges, and calls the work on each batch
 // text_format.h detects the format and refuses all others.
 #pragma once
@@ -41,17 +41,17 @@
 // ---- files -----------------------------------------------------------------------------------------------------------------
 struct InputFile {
     std::string path;
-    bool from_folder = false;  // found there, not named by the user
+    bool from_folder = false;  // found in a folder, not named by the user
 };
 
-// What folders hold that is not read, by its name for one and for several.
+// Unread files of folders, counted by kind; the key has the kind's name in singular and plural.
 using LeftOut = std::map<std::pair<std::string, std::string>, int64_t>;
 
 inline std::string in_words(const LeftOut& left_out) {
     return joined(left_out, [](const auto& row) { return counted(row.second, row.first.first, row.first.second); });
 }
 
-// A file that several names stand for is read as often as it is named: that may be meant, and may be a pattern too many.
+// A file matched by several names is read once per name: that may be intended, or a pattern may match too much.
 inline void note_repeated(const std::vector<InputFile>& files) {
     std::set<std::string> seen;
     Strings repeated;
@@ -65,7 +65,7 @@ inline void note_repeated(const std::vector<InputFile>& files) {
                               counted((int64_t)repeated.size(), "file").c_str(), repeated[0].c_str()));
 }
 
-// The data set that a command writes, whose files it does not read: at a prefix, complete or not.
+// The data set that a command writes at a prefix, complete or not; the command does not read its files.
 class OwnDataSet {
 public:
     explicit OwnDataSet(const std::string& prefix) : prefix_(prefix.empty() ? "" : whole(prefix)) {}
@@ -88,9 +88,9 @@ private:
     std::string prefix_;
 };
 
-// The files that the names stand for, in order. A folder stands for all files in it and below, by their names' bytes; a pattern
-// (*.jsonl, quoted from the shell) for what it matches; in neither are the files of the data set `writes`. Whatever else is in
-// a folder is counted in `left_out`; a folder that cannot be read to its end is refused.
+// The files that the names match, in order. A folder matches all files in it and below, sorted by their names' bytes; a pattern
+// (*.jsonl, quoted from the shell) is expanded; both exclude the files of the data set `writes`. Other contents of a folder are
+// counted in `left_out`; a folder that cannot be read to its end is refused.
 inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_out, const std::string& writes = "") {
     namespace fs = std::filesystem;
     const std::pair<std::string, std::string> written = {"file of the data that are written",
@@ -149,11 +149,11 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
     return files;
 }
 
-// Judges the input in order, file by file, and refuses it when too much of a file cannot be used. Odd bytes and bad lines are
-// judged at the end of a file; in a long file, also after every megabyte or hundred bad lines.
+// Judges the input in order, file by file, and refuses it if too much of a file is unusable. Odd bytes and bad lines are judged
+// at the end of a file; in a long file, also after every megabyte or hundred bad lines.
 class InputJudge {
 public:
-    // before: what was counted up to where the input begins.
+    // before: counts up to the start of the input.
     explicit InputJudge(const TextInput& input, size_t first_file = 0, const JudgedLines& before = {})
         : input_(input), file_(first_file), now_(before), some_good_(first_file > 0 || before.lines > before.bad) {
         size_t used = 0;
@@ -179,13 +179,13 @@ public:
         some_good_ |= good;
         return good;
     }
-    // At the end of the input, of which something must be good.
+    // At the end of the input, which must contain something usable.
     void end() {
         check_bytes();
         if (!some_good_ && now_.bad_of_all > 0) refuse_lines();
         end_file();
     }
-    // Of a number of lines that the user gives, any may be bad.
+    // If the user gives an absolute number of lines, all of them may be bad.
     void end_file() {
         check_bytes();
         if (share_ && limit_ < 100) {
@@ -202,7 +202,7 @@ public:
         const std::string name = input_name(input_.files[chunk.file]);
         return chunk.line > 0 ? name + ":" + std::to_string(chunk.line) : name;
     }
-    // What was accepted with a note, as lines for people.
+    // Notes about accepted input, as lines for people.
     Strings notes() const {
         Strings lines;
         if (odd_.nul || odd_.invalid)
@@ -268,7 +268,7 @@ private:
     bool share_ = false;
     size_t file_;
     JudgedLines now_;
-    bool some_good_;  // something can be used
+    bool some_good_;  // something is usable
     OddBytes odd_;    // of all earlier files
     Strings shown_;
     std::map<std::string, int64_t> left_out_;
@@ -396,15 +396,15 @@ public:
             fail("%s holds no text: %s", named[0].c_str(), (not_text_.empty() ? in_words(left_out_) : not_text_).c_str());
     }
 
-    // With folders and patterns replaced by the files that they stand for.
+    // With folders and patterns replaced by their files.
     const TextInput& input() const { return input_; }
     int64_t total_bytes() const {
         return only_files_ ? total_bytes_ : 0;
-    }  // of the files as they are, compressed or not; 0: not known
+    }  // of the files on disk, compressed or not; 0: not known
     int64_t bytes_read() const { return bytes_of_read_files_ + (open_.empty() ? 0 : open_.front().source->position()); }
     bool only_files() const { return only_files_; }  // no pipes: the input can be read again
 
-    // Before the first next(): begins with this chunk of this file; before: what an InputJudge had counted then.
+    // Call before the first next(): starts with this chunk of this file; before: an InputJudge's counts at that point.
     void begin_at(size_t file, int64_t chunk, const JudgedLines& before = {}) {
         next_file_ = file;
         begin_file_ = file;
@@ -434,7 +434,7 @@ public:
         }
     }
 
-    // What was read so far, for people: "a.txt as text, 2 files as JSON lines (the text under 'text')".
+    // The input read so far, for people: "a.txt as text, 2 files as JSON lines (the text under 'text')".
     std::string taken() const {
         std::string text;
         for (const auto& [format_found, files] : taken_) {
@@ -453,7 +453,7 @@ public:
         }
         return text;
     }
-    // What folders hold that was left out.
+    // The contents of folders that were left out.
     Strings notes() const {
         Strings lines;
         if (!left_out_.empty()) lines.push_back("note: left out of folders: " + in_words(left_out_));
@@ -462,14 +462,14 @@ public:
     }
 
 private:
-    static constexpr size_t most_open = 4;  // files that are read at once, those ahead included
+    static constexpr size_t most_open = 4;  // files read at the same time, including those ahead
     struct OpenFile {
         size_t file;
         std::unique_ptr<DocumentSource> source;
         int64_t n_chunks = 0;
     };
 
-    // Whether a file of a folder is not text; notes it.
+    // True if a file of a folder is not text; notes it.
     bool leaves_out(InputStream& in) {
         const FileSignature* found =
             input_.allow_binary ? nullptr : find_signature(in.peek(first_bytes).substr(0, first_bytes));
@@ -519,7 +519,7 @@ private:
 
     TextInput input_;
     std::vector<int64_t> sizes_;  // of each file; -1: a pipe
-    std::deque<OpenFile> open_;   // the file in hand, and those ahead
+    std::deque<OpenFile> open_;   // the current file, and the ones ahead
     size_t next_file_ = 0, begin_file_ = 0, shown_length_ = 0;
     int64_t begin_chunk_ = 0;
     JudgedLines before_;
@@ -578,7 +578,7 @@ inline void open_json(Chunk& chunk, const TextInput& input) {
     }
 }
 
-// Replaces a record, of JSON or a row of Parquet, by its conversation, or sets `problem`.
+// Replaces a record, from JSON or a row of Parquet, by its conversation, or sets `problem`.
 inline void open_record(Chunk& chunk, const TextInput& input) {
     nlohmann::json record;
     if (chunk.is_json) try {
@@ -589,13 +589,13 @@ inline void open_record(Chunk& chunk, const TextInput& input) {
             chunk.problem = why_invalid(e);
         }
     else {
-        chunk.is_json = true;  // judged as a line of JSON is
+        chunk.is_json = true;  // judged like a line of JSON
         for (const auto& [name, value] : chunk.fields.members()) record[name] = nlohmann::json::parse(value);
     }
     if (chunk.problem.empty()) input.open_record(record, chunk);
 }
 
-// Replaces what a source passed on by the document in it, or sets `problem` or `left_out`.
+// Replaces a chunk from a source by the document in it, or sets `problem` or `left_out`.
 inline void open_chunk(Chunk& chunk, const TextInput& input) {
     if (!chunk.problem.empty() || !chunk.left_out.empty()) return;
     if (input.open_record) open_record(chunk, input);
@@ -604,7 +604,7 @@ inline void open_chunk(Chunk& chunk, const TextInput& input) {
 }
 
 // Calls work(chunk, index) for all chunks of a batch in parallel, then finish(chunk, index) in order, batch by batch. tells:
-// prints at the end what was read and what was skipped.
+// print a summary of the read and skipped input at the end.
 inline void for_each_chunk(DocumentReader& reader, int threads, const std::string& label,
                            const std::function<void(const Chunk&, size_t)>& work,
                            const std::function<void(const Chunk&, size_t)>& finish, const std::function<void(size_t)>& resize,
@@ -632,7 +632,7 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         batch.clear();
         size_t bytes = 0;
         Chunk chunk;
-        std::exception_ptr failure;  // of reading: what was read before is worked on first
+        std::exception_ptr failure;  // of reading: earlier chunks are processed first
         try {
             while (bytes < reader.input().batch_bytes && (more = reader.next(chunk))) {
                 bytes += chunk.bytes();

@@ -1,9 +1,9 @@
 // The documents of one file, in order, by its format:
 //   TextDocuments       the file, its parts between blank lines, or its lines
 //   JsonLineDocuments   one JSON object per line
-//   JsonValueDocuments  one array of JSON objects, or objects over several lines; only the object in hand is held
-// A source passes JSON on as it stands: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet and
-// WARC have headers of their own.
+//   JsonValueDocuments  one array of JSON objects, or objects over several lines; only the current object is in memory
+// A source passes JSON on unparsed: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet and
+// WARC have separate headers.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,31 +23,31 @@
 #include "json_scan.h"
 #include "text_format.h"
 
-// The longest document that is held as a whole. A small compressed file can hold gigabytes.
+// The longest document that is kept whole in memory. A small compressed file can hold gigabytes.
 inline constexpr size_t most_document_bytes = 64 << 20;
 inline constexpr const char* most_document_name = "64 MiB";
 
 struct Chunk;
 
-// What is read, and how.
+// Which files are read, and how.
 struct TextInput {
     Strings files;
     std::string reading = "prepare --input";  // the command and its option that name the files, for messages
     std::string json_key = "text", split = "file", format = "";
     std::string max_bad_lines = "1%";
     bool allow_binary = false;
-    std::string writes = "";                  // a data set that the command writes: in folders its files are left out
-    bool keep_fields = false;                 // Chunk::fields gets what else stands beside the text
-    bool whole_documents = false;             // a long document does not come in parts
-    size_t batch_bytes = 16 << 20;            // of text that is worked on at once
-    size_t most_bytes = most_document_bytes;  // of a line of JSON
+    std::string writes = "";                  // a data set that the command writes: its files in folders are ignored
+    bool keep_fields = false;                 // put the record's other keys into Chunk::fields
+    bool whole_documents = false;             // do not split a long document into parts
+    size_t batch_bytes = 16 << 20;            // of text per batch
+    size_t most_bytes = most_document_bytes;  // maximum size of a line of JSON
     std::string invalid_bytes_become = "were kept unchanged";
-    // Instead of a text, a record holds a conversation or a pair of them: replaces it, or sets `problem`. It is given the
-    // record as JSON.
+    // For records that hold a conversation or a pair of them instead of a text: replaces the chunk, or sets `problem`. Its
+    // argument is the record as JSON.
     std::function<void(const nlohmann::json&, Chunk&)> open_record{};
 };
 
-// What is counted of an input, to judge it: of the file in hand, and of all files.
+// Statistics for judging an input: of the current file, and of all files.
 struct JudgedLines {
     OddBytes odd;
     int64_t lines = 0, bad = 0;  // of JSON
@@ -58,18 +58,18 @@ struct JudgedLines {
 struct Chunk {
     std::string text;
     bool ends_document = true;
-    bool continues = false;  // what came before in the same document was another part
+    bool continues = false;  // the previous chunk was an earlier part of the same document
     size_t file = 0;
-    int64_t line = 0;                       // line (or row) of its beginning; 0: (part of) a file that is one document
-    int64_t number = 0;                     // among the file's chunks
+    int64_t line = 0;                       // line (or row) of its start; 0: (part of) a file that is one document
+    int64_t number = 0;                     // index among the file's chunks
     bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
     JsonFields fields;
     std::vector<ChatMessage> conversation;
-    std::vector<ChatMessage> rejected;  // of a pair of answers; `conversation` has the chosen one
-    std::string problem;                // why a line cannot be used
-    std::string left_out;               // why there is no document here, though nothing is wrong: "rows without text"
+    std::vector<ChatMessage> rejected;  // for a pair of answers; `conversation` has the chosen one
+    std::string problem;                // why a line is unusable
+    std::string left_out;               // why there is no document here, although nothing is wrong: "rows without text"
     OddBytes odd;
-    JudgedLines before;  // counted before this chunk
+    JudgedLines before;  // counts before this chunk
 
     size_t bytes() const {
         size_t sum = sizeof(Chunk) + text.capacity();
@@ -86,8 +86,8 @@ struct Chunk {
 class DocumentSource {
 public:
     virtual ~DocumentSource() = default;
-    virtual bool next(Chunk& chunk) = 0;   // false at the end of the file; the chunk is a fresh one
-    virtual int64_t position() const = 0;  // bytes of the file that were read
+    virtual bool next(Chunk& chunk) = 0;   // returns false at the end of the file; the chunk must be new
+    virtual int64_t position() const = 0;  // bytes of the file read so far
 };
 
 // A source over a stream of bytes.
@@ -117,8 +117,8 @@ public:
 
 private:
     // The maximum size of a part of a document that is encoded at once. A part ends before a newline that follows an ASCII
-    // letter or digit: every pre-tokenizer splits there anyway, so the tokens are those of the whole. Text without such a place
-    // is split at any newline, or anywhere, once it is much longer.
+    // letter or digit: every pre-tokenizer splits there anyway, so the tokens are the same as for the whole text. Text without
+    // such a place is split at any newline, or anywhere, once it is much longer.
     static constexpr size_t part_bytes = 1 << 20, longest_part_bytes = 16 << 20;
 
     bool next_part(Chunk& chunk) {
@@ -240,7 +240,7 @@ private:
              input_name(in_->name()).c_str(), (long long)line_, what, shell_word(in_->name()).c_str());
     }
 
-    // The next byte that is not blank, not consumed; 0 at the end.
+    // The next byte that is not blank, without consuming it; 0 at the end.
     char skip_blanks() {
         for (std::string_view next = in_->peek(1); !next.empty(); next = in_->peek(1)) {
             size_t n = 0;
@@ -252,7 +252,7 @@ private:
         return 0;
     }
 
-    // Up to the bracket that closes the value, or in an array up to what follows a value without brackets.
+    // Reads up to the closing bracket of the value or, for a value without brackets in an array, up to the following delimiter.
     void read_value(Chunk& chunk) {
         int64_t depth = 0;
         bool in_string = false, escaped = false, done = false;

@@ -1,6 +1,6 @@
-// Documents as JSON lines, one object each: .jsonl, and .jsonl.gz or .jsonl.zst by the name. Lines are made by many threads
-// (document_line) and written by one. The file has a temporary name until finish(): nothing half-written ever has the final
-// one. The same documents give the same bytes.
+// Documents as JSON lines, one object each: .jsonl, and .jsonl.gz or .jsonl.zst by the name. Many threads make lines
+// (document_line) and one writes them. The file has a temporary name until finish(): an incomplete file never has the final
+// name. The same documents give the same bytes.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,7 +13,7 @@
 #include "byte_source.h"
 #include "json_scan.h"
 
-// The line of a document: the text, and behind it the fields as they are; one called "text" becomes "other_text". Bytes of the
+// The line of a document: the text, followed by the fields unchanged; a field called "text" becomes "other_text". Bytes of the
 // text that are not UTF-8 become U+FFFD.
 inline std::string document_line(std::string_view text, const JsonFields& fields = {}) {
     std::string line = R"({"text":)";
@@ -83,7 +83,7 @@ private:
         return coding;
     }
 
-    // Passes what is pending on to the file; `last` ends the compressed stream.
+    // Passes pending data on to the file; `last` ends the compressed stream.
     void flush([[maybe_unused]] bool last) {
         if (coding_ == Coding::none) file_.write(pending_);
 #ifdef HAVE_ZLIB

@@ -1,10 +1,10 @@
-// Tokenizers as llama.cpp keeps them in GGUF, from Hugging Face's files and back:
-//   gpt2    byte-level BPE: tokens in GPT-2's characters, merges, and how text is cut into words, by a name of llama.cpp
-//   llama   BPE of characters as SentencePiece does it: of neighbours that together are a token, the one with the highest
+// Tokenizers in llama.cpp's GGUF form, converted from Hugging Face's files and back:
+//   gpt2    byte-level BPE: tokens in GPT-2's characters, merges, and llama.cpp's name of the pre-tokenizer
+//   llama   character BPE like SentencePiece's: of neighbours that together are a token, the pair with the highest
 //           score is merged first. tokenizer.json has merges instead, whose order gives the scores
 //   t5      unigram models: scores are logarithms of probabilities
-// What llama.cpp would encode otherwise is refused by name, except for two things that its own converter leaves out as well:
-// the normalisation of text (NFC of Qwen), and the byte fallback of unigram models.
+// A tokenizer that llama.cpp would apply differently is refused by name, except for two things that its own converter leaves
+// out too: the normalisation of text (NFC of Qwen), and the byte fallback of unigram models.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -26,8 +26,8 @@
 
 struct GgufTokenizer {
     using Kind = SentencePieceModel::Kind;  // of tokens; GGUF has SentencePiece's numbers
-    std::string model;                      // empty: there is none
-    std::string pre;                        // gpt2: how text is cut
+    std::string model;                      // empty: no tokenizer
+    std::string pre;                        // gpt2: the pre-tokenizer
     std::vector<std::string> tokens, merges;
     std::vector<float> scores;
     std::vector<int32_t> kinds;
@@ -41,13 +41,13 @@ struct GgufTokenizer {
 
 namespace detail {
 
-// How llama.cpp's pre-tokenizers cut text: one regular expression after the other. The first name of equal rows is written.
+// llama.cpp's pre-tokenizers: regular expressions, applied in turn. Among equal rows the first name is written.
 struct GgufPreTokenizer {
     const char* name;
     std::vector<std::string> patterns;
-    bool whole_tokens = false;  // a word that is a token is not divided (ignore_merges)
-    bool nfc = false;           // the models that use it normalise text, which llama.cpp leaves out
-    bool adds_bos = false;      // without add_bos_token in the file
+    bool whole_tokens = false;  // a word that is a token is not split (ignore_merges)
+    bool nfc = false;           // the models that use it normalise text, which llama.cpp does not
+    bool adds_bos = false;      // also without add_bos_token in the file
 };
 inline const std::vector<GgufPreTokenizer>& gguf_pre_tokenizers() {
     static const std::string gpt2 = pretokenizer_pattern("gpt2"), llama3 = pretokenizer_pattern("llama3"), digit = "\\p{N}";
@@ -111,7 +111,7 @@ inline std::string gguf_pre_tokenizer_of(const nlohmann::json& file) {
          joined(gguf_pre_tokenizers(), [](const GgufPreTokenizer& row) { return row.name; }).c_str());
 }
 
-// Scores that make llama.cpp merge as these merges do: each token's is minus the number of tokens that are made before it.
+// Scores that make llama.cpp merge like these merges: each token's is minus the number of tokens made before it.
 inline std::vector<float> scores_of_merges(const nlohmann::json& merges, const std::unordered_map<std::string, int>& ids,
                                            const GgufTokenizer& t) {
     std::vector<float> scores(t.tokens.size(), 0.0f);
@@ -171,7 +171,7 @@ inline void place_token(GgufTokenizer& t, size_t id, const std::string& text, in
     t.scores[id] = score;
 }
 
-// The tokenizer.json was found valid.
+// The tokenizer.json is known to be valid.
 inline void read_vocabulary(GgufTokenizer& t, const nlohmann::json& file, bool of_bytes) {
     using Kind = GgufTokenizer::Kind;
     const nlohmann::json& model = file.at("model");
@@ -207,14 +207,14 @@ inline void read_vocabulary(GgufTokenizer& t, const nlohmann::json& file, bool o
 
 }  // namespace detail
 
-// The tokenizer in the directory of a model with this vocabulary; its model is empty where there is none.
+// The tokenizer in the directory of a model with this vocabulary; its `model` is empty if there is none.
 inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
     using Kind = GgufTokenizer::Kind;
     GgufTokenizer t;
     const std::string file = tokenizer_file_in(dir), pieces = dir + "/tokenizer.model",
                       settings_file = dir + "/tokenizer_config.json";
     if (file.empty()) return t;
-    Tokenizer tokenizer = Tokenizer::load(dir);  // refuses what is damaged
+    Tokenizer tokenizer = Tokenizer::load(dir);  // fails if it is damaged
     tokenizer.fit(vocabulary, true);
     try {
         const nlohmann::json j = file == pieces ? nlohmann::json::object() : parse_json(MappedFile(file).text(), file);
@@ -225,11 +225,11 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
             detail::place_token(t, added.at("id").get<size_t>(), added.at("content").get<std::string>(),
                                 special ? Kind::control : Kind::user_defined, 0);
         }
-        for (int id = (int)t.tokens.size(); id < tokenizer.vocab_size(); id++)  // added beside a SentencePiece model
+        for (int id = (int)t.tokens.size(); id < tokenizer.vocab_size(); id++)  // added next to a SentencePiece model
             detail::place_token(t, (size_t)id, tokenizer.token_bytes(id),
                                 tokenizer.is_special(id) ? Kind::control : Kind::user_defined, 0);
         if (t.unknown >= 0 && t.model != "gpt2") t.kinds[(size_t)t.unknown] = Kind::unknown;
-        t.tokens.resize(std::min(t.tokens.size(), (size_t)vocabulary));  // without what the model lacks
+        t.tokens.resize(std::min(t.tokens.size(), (size_t)vocabulary));  // drop tokens that the model lacks
         t.kinds.resize(t.tokens.size());
         t.scores.resize(t.tokens.size());
         for (int id = (int)t.tokens.size(); id < vocabulary; id++)
@@ -315,7 +315,7 @@ inline GgufTokenizer read_gguf_tokenizer(const nlohmann::json& metadata, const s
             for (const auto& byte : map) t.charsmap.push_back((uint8_t)byte.get<int>());
         if (t.kinds.size() != t.tokens.size() || (t.model != "gpt2" && t.scores.size() != t.tokens.size()))
             fail("it has %zu tokens, %zu types and %zu scores", t.tokens.size(), t.kinds.size(), t.scores.size());
-        // Placeholders at the end fill the model's vocabulary.
+        // Placeholders at the end pad to the model's vocabulary.
         while (!t.tokens.empty() && t.kinds.back() == Kind::unused && t.tokens.back().compare(0, 4, "[PAD") == 0) {
             t.tokens.pop_back();
             t.kinds.pop_back();

@@ -1,11 +1,11 @@
-// From a web page to its text.
-//   to_utf8              by the charset that a byte order mark, HTTP or the page's <meta> names, through iconv
-//   page_paragraphs      libgumbo parses the page as HTML5 says; the text of block elements becomes paragraphs, with how much
-//                        of each is in links; script, style, navigation, forms and what is hidden are dropped
+// Extracts the text of a web page.
+//   to_utf8              by the charset from a byte order mark, HTTP or the page's <meta>, through iconv
+//   page_paragraphs      libgumbo parses the page as HTML5; the text of block elements becomes paragraphs, with the share
+//                        of each inside links; script, style, navigation, forms and hidden elements are dropped
 //   without_boilerplate  jusText (Pomikalek, "Removing Boilerplate and Duplicate Content from Web Corpora", Masaryk University,
 //                        2011, chapter 3) in its mode without lists of stop words: short paragraphs and those full of links are
-//                        bad, long ones good; what is between takes after its neighbours
-// A page cannot take more than its share of memory, however its tags are nested.
+//                        bad, long ones good; others are classified by their neighbours
+// The memory for a page is bounded, however its tags are nested.
 #pragma once
 #include <iconv.h>
 
@@ -32,7 +32,7 @@
 namespace html {
 
 // ---- characters -------------------------------------------------------------------------------------------------------------
-// The name after "charset=" in what HTTP's Content-Type or a <meta> says; "" if there is none.
+// The name after "charset=" in HTTP's Content-Type or a <meta>; "" if there is none.
 inline std::string charset_in(std::string_view text) {
     const std::string all = lower_ascii(text);
     size_t at = all.find("charset");
@@ -44,7 +44,7 @@ inline std::string charset_in(std::string_view text) {
     return all.substr(at, std::min<size_t>(40, all.find_first_of(" \t\"';/>\r\n", at) - at));
 }
 
-// The page in UTF-8. `from_http` is the charset that HTTP named, or "". Bytes that the charset does not have become U+FFFD.
+// The page in UTF-8. `from_http` is the charset from HTTP, or "". Bytes outside the charset become U+FFFD.
 inline std::string to_utf8(std::string_view page, const std::string& from_http) {
     constexpr std::string_view replacement = "\xef\xbf\xbd";
     std::string charset = from_http;
@@ -58,7 +58,7 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
             if (lower_ascii(head.substr(at, 5)) == "<meta") charset = charset_in(head.substr(at, head.find('>', at) - at));
     }
     if ((charset.empty() || charset == "utf-8" || charset == "utf8") && is_utf8(page)) return std::string(page);
-    // As browsers do: what is said to be Latin-1 or nothing is Windows'.
+    // As in browsers: Latin-1, or no charset, means Windows-1252.
     if (charset.empty() || charset == "iso-8859-1" || charset == "latin1" || charset == "us-ascii") charset = "windows-1252";
     if (charset == "shift_jis" || charset == "x-sjis") charset = "cp932";
     if (charset == "gb2312" || charset == "gbk") charset = "gb18030";
@@ -76,7 +76,7 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
         text.append(part.data(), part.size() - room);
         if (result != (size_t)-1 || errno == E2BIG) continue;
         text += replacement;
-        if (errno == EINVAL || left == 0) break;  // a character that is cut off at the end
+        if (errno == EINVAL || left == 0) break;  // a truncated character at the end
         in++;
         left--;
     }
@@ -87,11 +87,11 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
 // ---- paragraphs -------------------------------------------------------------------------------------------------------------
 struct Paragraph {
     std::string text;
-    size_t width = 0, in_links = 0;  // columns on a terminal: a character of Chinese or Japanese says as much as two letters
+    size_t width = 0, in_links = 0;  // columns on a terminal: a character of Chinese or Japanese is worth two letters
     bool heading = false;
 };
 
-// Takes characters, makes all white space one space.
+// Collects characters, merging white space into one space.
 class ParagraphMaker {
 public:
     void add(std::string_view text, bool in_link) {
@@ -130,11 +130,11 @@ private:
 };
 
 #ifdef HAVE_GUMBO
-// All memory of one parse, freed at once: gumbo's own way to free is recursive, and a page may be nested a million deep.
+// All memory of one parse, freed at once: gumbo's own function to free is recursive, and a page may be nested a million deep.
 class Arena {
 public:
     explicit Arena(size_t limit) : limit_(limit) {}
-    std::jmp_buf full;  // where the parse ends when the page has taken its share
+    std::jmp_buf full;  // jump target when the page exceeds its memory limit
 
     static void* allocate(void* arena, size_t bytes) { return ((Arena*)arena)->take(bytes); }
     static void free(void*, void*) {}
@@ -186,7 +186,7 @@ inline bool is_heading(GumboTag tag) {
     return tag == GUMBO_TAG_H1 || tag == GUMBO_TAG_H2 || tag == GUMBO_TAG_H3 || tag == GUMBO_TAG_H4 || tag == GUMBO_TAG_H5 ||
            tag == GUMBO_TAG_H6;
 }
-// Elements within a line of text; all others begin a paragraph.
+// Elements within a line of text; all others start a paragraph.
 inline bool is_inline(GumboTag tag) {
     static constexpr GumboTag tags[] = {
         GUMBO_TAG_A,      GUMBO_TAG_ABBR, GUMBO_TAG_B,   GUMBO_TAG_BDI,  GUMBO_TAG_BDO,   GUMBO_TAG_BIG,  GUMBO_TAG_CITE,
@@ -242,7 +242,7 @@ inline std::vector<Paragraph> paragraphs_of(const GumboNode* root) {
     return std::move(out.all);
 }
 
-// The most tags that are open at once, roughly: those that need no end tag do not count, nor ends of what is not open.
+// The maximum number of tags open at once, roughly: excludes tags without end tags, and end tags without a start.
 inline int64_t open_tags(std::string_view page) {
     static constexpr std::string_view endless[] = {"area",   "base",  "br", "col",  "dd",    "dt",     "embed", "hr",
                                                    "img",    "input", "li", "link", "meta",  "option", "p",     "param",
@@ -264,7 +264,7 @@ inline int64_t open_tags(std::string_view page) {
     return most;
 }
 
-// The most attributes in a tag, roughly.
+// The maximum number of attributes in a tag, roughly.
 inline int64_t most_attributes(std::string_view page) {
     int64_t most = 0;
     for (size_t at = page.find('<'); at != std::string_view::npos; at = page.find('<', at)) {
@@ -287,8 +287,8 @@ inline int64_t most_attributes(std::string_view page) {
     return most;
 }
 
-// False if the page is nested too deep, has a tag of too many attributes, or takes too much memory. The time of the parse grows
-// with the depth, and with the square of the attributes.
+// Returns false if the page is nested too deep, has a tag of too many attributes, or needs too much memory. The time of the
+// parse grows with the depth, and with the square of the number of attributes.
 inline bool page_paragraphs(const std::string& page, std::vector<Paragraph>& paragraphs) {
     if (open_tags(page) > 1000 || most_attributes(page) > 2000) return false;
     Arena arena(std::min<size_t>(512 << 20, (16 << 20) + 64 * page.size()));
@@ -305,7 +305,7 @@ inline bool page_paragraphs(const std::string& page, std::vector<Paragraph>& par
 #endif
 
 // ---- boilerplate ------------------------------------------------------------------------------------------------------------
-// jusText's defaults: link density 0.2, length 70 and 200, headings at most 200 before what they head.
+// jusText's defaults: link density 0.2, length 70 and 200, headings at most 200 before their text.
 inline constexpr double most_in_links = 0.2;
 inline constexpr size_t length_low = 70, length_high = 200, heading_distance = 200;
 
@@ -321,7 +321,7 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
         else if (p.width < length_low) alone[i] = p.in_links > 0 ? Kind::bad : Kind::short_one;
         else alone[i] = p.width > length_high ? Kind::good : Kind::near_good;
     }
-    // A heading of what is good within a short distance: `from` becomes `to`.
+    // Headings within a short distance before good text: `from` becomes `to`.
     const auto headings = [&](Kind from, Kind to) {
         for (size_t i = 0; i < n; i++) {
             if (!paragraphs[i].heading || kinds[i] != from || alone[i] == Kind::bad) continue;
@@ -335,7 +335,7 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
     };
     kinds = alone;
     headings(Kind::short_one, Kind::near_good);
-    // For each paragraph the next one that is good or bad (or near good) on a side; beyond the ends all is bad.
+    // For each paragraph the nearest good or bad (or near good) one on a side; beyond the ends everything is bad.
     const auto neighbours = [n](const std::vector<Kind>& all, bool to_the_left, bool near_good) {
         std::vector<Kind> next(n);
         Kind last = Kind::bad;
@@ -356,7 +356,7 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
         if (left[i] == right[i]) kinds[i] = left[i];
         else kinds[i] = near ? Kind::good : Kind::bad;
     }
-    // In order: what is decided for one counts for the next ones.
+    // In order: each decision affects the next ones.
     const std::vector<Kind> after = neighbours(kinds, false, false);
     Kind last = Kind::bad;
     for (size_t i = 0; i < n; i++) {

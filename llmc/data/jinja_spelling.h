@@ -1,6 +1,6 @@
-// Jinja templates that say the same, written alike: without comments and white-space control, message.role for message['role'],
-// one kind of quotes, and what is put out piece by piece as one sum. Nothing is evaluated: two templates with the same spelling
-// render alike (with transformers' trim_blocks and lstrip_blocks), others may too.
+// Normalises the spelling of Jinja templates, so that equivalent ones compare equal: without comments and white-space control,
+// message.role for message['role'], one kind of quotes, and consecutive outputs as one sum. Nothing is evaluated: two templates
+// with the same spelling render alike (with transformers' trim_blocks and lstrip_blocks), others may too.
 #pragma once
 #include <algorithm>
 #include <cctype>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-// What stands in the spellings that a given one is compared with: a text without quotes, and anything at all.
+// Placeholders in the known spellings: a text without quotes, and anything at all.
 inline constexpr std::string_view text_part = "@SYSTEM@", any_part = "@ANY@";
 
 class JinjaSpelling {
@@ -23,7 +23,7 @@ public:
             if (at_ < s_.size()) tag();
         }
     }
-    // Tokens, separated by blanks; strings stand in single quotes.
+    // Tokens, separated by blanks; strings are in single quotes.
     std::string text() const {
         std::vector<std::string> tokens = tokens_;
         drop(tokens, {"{%", "generation", "%}"});
@@ -45,7 +45,7 @@ private:
     }
     static constexpr const char* blanks = " \t\r\n";
 
-    // What stands between tags, up to `open`.
+    // The text between tags, up to `open`.
     void text(std::string_view t, size_t open) {
         const char kind = open + 1 < s_.size() ? s_[open + 1] : 0, control = open + 2 < s_.size() ? s_[open + 2] : 0;
         bool line_begins = at_ == 0;
@@ -145,7 +145,7 @@ private:
 
 inline std::string jinja_spelling(const std::string& source) { return JinjaSpelling(source).text(); }
 
-// Whether `given` is `known` with something in its parts; `taken`: the text.
+// True if `given` matches `known` with its placeholders filled; `taken`: the text in text_part.
 inline bool matches_spelling(std::string_view known, std::string_view given, std::string& taken) {
     const size_t at = std::min(known.find(text_part), known.find(any_part));
     if (at == std::string_view::npos) return known == given;

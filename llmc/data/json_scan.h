@@ -1,6 +1,6 @@
-// The text under one key of a JSON object, without making values of the rest: a line of a corpus is read once, 16 bytes at a
-// time. What is accepted is valid JSON (RFC 8259) as nlohmann::json accepts it; whatever is unusual is left to that parser: no
-// such key, no string under it, the key twice, deep nesting, invalid text.
+// Extracts the text under one key of a JSON object, without making values of the others: a line of a corpus is read once, 16
+// bytes at a time. Accepts valid JSON (RFC 8259) like nlohmann::json; unusual cases are left to that parser: no such key, no
+// string under it, the key twice, deep nesting, invalid text.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -18,8 +18,8 @@
 #include <emmintrin.h>
 #endif
 
-// What stands in an object beside its text. Values are kept as they are written: a number of thirty digits stays what it is,
-// and so do the order of keys and keys that stand there twice.
+// The other members of an object. Values are kept as they are written: a number of thirty digits is unchanged, and so are the
+// order of keys and repeated keys.
 class JsonFields {
 public:
     const std::vector<std::pair<std::string, std::string>>& members() const { return members_; }  // names, and values as JSON
@@ -29,19 +29,19 @@ public:
             if (other == name) return value;
         return {};
     }
-    // Line ends between the parts of a value are removed: the fields stand in one line.
+    // Removes line ends between the parts of a value: the fields are in one line.
     void add(std::string name, std::string_view value) {
         std::string line(value);
         line.erase(std::remove_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }), line.end());
         members_.emplace_back(std::move(name), std::move(line));
     }
-    // Replaces what stands under this name.
+    // Replaces the value under this name.
     void set(const std::string& name, const nlohmann::ordered_json& value) {
         const auto same = [&](const auto& member) { return member.first == name; };
         members_.erase(std::remove_if(members_.begin(), members_.end(), same), members_.end());
         members_.emplace_back(name, json_text(value));
     }
-    // The value of the first one, which is removed.
+    // Removes the first member and returns its value.
     std::string take_first() {
         std::string value = std::move(members_.at(0).second);
         members_.erase(members_.begin());
@@ -61,7 +61,7 @@ private:
 class JsonScan {
 public:
     // True if the line is an object that has a string under `key`, which is appended to `text`; the other members are added to
-    // `fields`, if it is there. If false, nothing is known.
+    // `fields`, unless null. If false, the outputs are undefined.
     static bool find(std::string_view line, std::string_view key, std::string& text, JsonFields* fields = nullptr) {
         JsonScan scan{line.data(), line.data() + line.size()};
         return scan.object(key, text, fields);
@@ -102,7 +102,7 @@ private:
         p_++;
         return true;
     }
-    // A view of the line; if there are escapes in it, of what they mean.
+    // A view of the line or, if there are escapes in it, of the unescaped text.
     bool read_name(std::string_view& name, std::string& unescaped) {
         const char* begin = p_;
         if (!string(nullptr)) return false;
@@ -115,7 +115,7 @@ private:
         return true;
     }
 
-    // Whatever stands here, up to value_end_, without recursion: closers has a bit for each open bracket, set for an object's.
+    // Any value, up to value_end_, without recursion: `closers` has a bit for each open bracket, set for an object's.
     bool skip_value() {
         uint64_t closers = 0;
         int depth = 0;
@@ -184,24 +184,24 @@ private:
         return p_ - begin < 300;  // no overflow
     }
 
-    // From behind the opening quote to behind the closing one. What it means is appended to `out`, if there is one.
+    // From after the opening quote to after the closing one. Appends the unescaped text to `out`, unless null.
     bool string(std::string* out) {
         while (true) {
             const char* begin = p_;
             if (!plain_run()) return false;
             if (out) out->append(begin, (size_t)(p_ - begin));
             if (*p_++ == '"') return true;
-            if (!escape(out)) return false;  // behind a backslash
+            if (!escape(out)) return false;  // after a backslash
         }
     }
-    // To the next quote or backslash; false if the string is cut off, or has control characters or invalid UTF-8 before.
+    // Up to the next quote or backslash; false if the string is truncated, or has control characters or invalid UTF-8 before.
     bool plain_run() {
         while (true) {
 #if defined(__SSE2__)
             const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\'), space = _mm_set1_epi8(0x20);
             while (end_ - p_ >= 16) {
                 const __m128i bytes = _mm_loadu_si128((const __m128i*)p_);
-                // Compared as signed numbers, what is not ASCII is below the space, too.
+                // Compared as signed numbers, non-ASCII bytes are below the space, too.
                 const __m128i special = _mm_or_si128(
                     _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash)), _mm_cmplt_epi8(bytes, space));
                 const int mask = _mm_movemask_epi8(special);
@@ -252,7 +252,7 @@ private:
         }
         return true;
     }
-    // Behind \u: four hexadecimal digits, or a pair of surrogates.
+    // After \u: four hexadecimal digits, or a pair of surrogates.
     bool character(std::string* out) {
         uint32_t c = 0, low = 0;
         if (!hex(c)) return false;

@@ -6,14 +6,14 @@
 #include <queue>
 #include <vector>
 
-// A merge of two neighbours: of all that are possible the one of least rank comes first, of equal ranks the leftmost.
+// A merge of two neighbours: among all possible ones the one of lowest rank comes first, at equal ranks the leftmost.
 struct Merge {
     int rank = -1, symbol = 0;  // rank -1: these two do not merge
 };
 
-// Merges `symbols` until no pair is left that find(i, j), the Merge of the symbols at i and j, allows. merged(rank, i, j) is
-// called before the symbol at i becomes the pair's. Returns where the symbol after each of those that are left is; the first is
-// at 0, and after the last comes their number at the beginning.
+// Merges `symbols` until no pair is left for which find(i, j) returns a Merge of the symbols at i and j. Calls merged(rank, i,
+// j) before the symbol at i becomes the pair's. Returns for each remaining symbol the position of the next one; the first is at
+// 0, and after the last comes the initial number of symbols.
 template <class Find, class Merged>
 std::vector<int> merge_by_rank(std::vector<int>& symbols, Find find, Merged merged) {
     const int n = (int)symbols.size();

@@ -1,14 +1,14 @@
-// What a tokenizer does to a text before it is cut: the normalizers of Hugging Face's tokenizer.json, and that of a
-// SentencePiece model, each with the same result as in its library. Whatever is unknown is refused by name.
+// Normalisation of a text before a tokenizer splits it: the normalizers of Hugging Face's tokenizer.json, and a SentencePiece
+// model's, each with the same result as in its library. Anything unknown is refused by name.
 //
 //   NFC NFD NFKC NFKD   Unicode's normal forms (unicode.h)
 //   Lowercase, Strip    lower case; white space at the ends dropped
-//   Prepend, Replace    text at the beginning; one text, or what a regular expression matches, by another
-//   Precompiled         SentencePiece's table of replacements, found for each character as a reader sees it (grapheme)
+//   Prepend, Replace    text at the start; a text, or the matches of a regular expression, replaced
+//   Precompiled         SentencePiece's table of replacements, looked up for each user-perceived character (grapheme)
 //   Sequence            one after the other
 //
 // SentencePiece's own: at each place the longest entry of the table is replaced, malformed bytes become U+FFFD, runs of spaces
-// become one, spaces become U+2581, and one stands before the text.
+// become one, spaces become U+2581, and one is put before the text.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -28,7 +28,7 @@
 
 inline constexpr std::string_view space_symbol = "\u2581", replacement_character = "\ufffd";
 
-// SentencePiece's table: a double array (Darts) whose values are places in a list of texts, each of which a NUL ends.
+// SentencePiece's table: a double array (Darts) whose values are offsets in a list of texts, each terminated by a NUL.
 class CharsMap {
 public:
     CharsMap() = default;
@@ -42,7 +42,7 @@ public:
         texts_ = bytes.substr(4 + size);
     }
 
-    // The shortest and the longest entry that the text begins with; their lengths are 0 if there is none.
+    // The shortest and the longest entry that are prefixes of the text; their lengths are 0 if there is none.
     struct Entry {
         size_t length = 0;
         std::string_view replacement;
@@ -78,7 +78,7 @@ private:
     std::string texts_;
 };
 
-// The bytes that a text in base 64 stands for.
+// Decodes base 64.
 inline std::string from_base64(std::string_view text) {
     static constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     std::string out;
@@ -96,10 +96,10 @@ inline std::string from_base64(std::string_view text) {
     return out;
 }
 
-// What SentencePiece's normalizer_spec says.
+// The fields of SentencePiece's normalizer_spec.
 struct SentencePieceRules {
     CharsMap map;
-    ByteTrie kept;  // user defined pieces, which are not touched
+    ByteTrie kept;  // user-defined pieces, which are unchanged
     bool dummy_prefix = true, drops_extra_spaces = true, escapes_spaces = true;
 };
 
@@ -116,7 +116,7 @@ public:
 
     bool does_nothing() const { return steps_.empty(); }
 
-    // continues: the text is a later part of a document, before which nothing is to be put.
+    // continues: the text is a later part of a document; nothing is put before it.
     std::string normalize(std::string_view text, bool continues) const {
         std::string out(text);
         for (const Step& step : steps_) out = step(out, continues);
@@ -169,8 +169,8 @@ private:
         }
     }
 
-    // Hugging Face's library has the tables of Unicode 9, for which these characters, which later versions compose, decompose
-    // or put in order, are nothing of the kind: what stands on both sides of one is normalised apart.
+    // Hugging Face's library has the tables of Unicode 9, which lack these characters: later versions compose, decompose or
+    // reorder them. The text on both sides of one is normalised separately.
     static std::string of_unicode_9(std::string_view text, NormalForm form) {
         static constexpr std::pair<int32_t, int32_t> later[] = {
             {0x7fd, 0x7fd},     {0x898, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},     {0xd3b, 0xd3c},
@@ -200,7 +200,7 @@ private:
     }
 
 public:
-    // A few replacements can make any amount of text out of a word.
+    // A few replacements can turn a word into any amount of text.
     static void append(std::string& out, std::string_view part) {
         constexpr size_t most = 1 << 30;
         if (out.size() + part.size() > most)
@@ -243,8 +243,8 @@ public:
     }
 
 private:
-    // As Hugging Face's library does: graphemes of up to 5 bytes are looked up whole, and what is found for the first bytes of
-    // one replaces all of it; of longer ones each character.
+    // Like Hugging Face's library: graphemes of up to 5 bytes are looked up whole, and an entry for the first bytes of one
+    // replaces all of it; in longer ones each character is looked up.
     static std::string by_graphemes(const CharsMap& map, std::string_view text) {
         std::string out;
         const auto add = [&](std::string_view part) {
@@ -261,7 +261,7 @@ private:
     }
 
     static std::string sentencepiece(const SentencePieceRules& rules, std::string_view text, bool continues) {
-        const auto next = [&](std::string_view rest) -> CharsMap::Entry {  // how much is taken, and what becomes of it
+        const auto next = [&](std::string_view rest) -> CharsMap::Entry {  // length consumed, and its replacement
             CharsMap::Entry kept;
             rules.kept.prefixes(rest, [&](int, size_t length) { kept = {length, rest.substr(0, length)}; });
             if (kept.length) return kept;

@@ -1,4 +1,4 @@
-// NumPy's RandomState, whose order of documents and samples Megatron-LM's is.
+// NumPy's RandomState, which Megatron-LM uses for the order of documents and samples.
 #pragma once
 #include <cstdint>
 #include <random>

@@ -1,14 +1,14 @@
-// Conversations in samples of T tokens. A sample holds whole conversations, as many as fit, and padding behind them; none sees
-// another, positions begin at 0 in each, and only the tokens of answers are targets.
+// Conversations in samples of T tokens. A sample holds whole conversations, as many as fit, followed by padding; none sees
+// another, positions start at 0 in each, and only the tokens of answers are targets.
 //
-// A conversation of n tokens takes n - 1 places: its last token is only a target. One that is longer than a sample keeps its
-// first T + 1 tokens; if no answer begins in these, it is left out. The others are packed by best fit, the longest first: each
-// goes where the least room is left that holds it, else into a new sample. Two conversations that are a pair of answers are
-// packed as one, so that a sample has both; a pair that is longer than a sample is left out. Where virtual tokens stand before
-// every conversation, the first one's are not of the T (Batch::behind), the others have places between conversations.
+// A conversation of n tokens occupies n - 1 places: its last token is only a target. One that is longer than a sample keeps its
+// first T + 1 tokens; if no answer starts in these, it is skipped. The others are packed by best fit, the longest first: each
+// goes where it leaves the least room, else into a new sample. Two conversations that are a pair of answers are packed as one,
+// so that a sample has both; a pair that is longer than a sample is skipped. With virtual tokens in front of every
+// conversation, the first one's are outside the T tokens (Batch::behind), the others have places between conversations.
 //
-// Conversations are shuffled before they are packed, and samples in each epoch anew, all by one MT19937 (NumPy's rules), so
-// that sample k of a run does not depend on how long the run is.
+// Conversations are shuffled before they are packed, and samples are shuffled in each epoch, all by one MT19937 (NumPy's
+// rules), so that sample k of a run does not depend on the length of the run.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 class Packing {
 public:
-    // Of the documents [begin, end) of a dataset with a mask.
+    // Packs the documents [begin, end) of a dataset with a mask.
     Packing(const TokenDataset& data, int64_t begin, int64_t end, int T, int virtual_tokens, uint32_t seed)
         : T_(T), before_(virtual_tokens), random_(seed) {
         if (end > INT32_MAX) fail("%s: %lld conversations are too many", data.name().c_str(), (long long)end);
@@ -52,9 +52,9 @@ public:
         count(data);
     }
 
-    // Samples in an epoch, and what they hold.
+    // Samples in an epoch, and their contents.
     int64_t n_samples() const { return (int64_t)rows_.size(); }
-    int64_t longest() const { return longest_; }  // places of the longest conversation or pair, uncut
+    int64_t longest() const { return longest_; }  // places of the longest conversation or pair, untruncated
     int64_t learned_of_epoch() const { return std::accumulate(learned_.begin(), learned_.end(), (int64_t)0); }
     std::string text() const {
         const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * (T_ + before_));
@@ -74,7 +74,7 @@ public:
         return text;
     }
 
-    // Determines the order of n samples (0: of one epoch).
+    // Determines the order of n samples (0: one epoch).
     void order(int64_t n) {
         const int64_t before = n_ordered() / n_samples(), epochs = n == 0 ? 1 : (n + n_samples() - 1) / n_samples();
         if (epochs <= before) return;
@@ -89,8 +89,8 @@ public:
     int64_t learned(int64_t sample) const { return learned_[order_[(size_t)sample]]; }
     int64_t pieces(int64_t sample) const { return rows_[order_[(size_t)sample]].second; }  // conversations, or pairs of them
 
-    // Calls each(document, first place in the sample, number of places) for the conversations of a sample; returns how many
-    // places they take.
+    // Calls each(document, first place in the sample, number of places) for the conversations of a sample; returns the total
+    // number of places.
     template <class F>
     int each_conversation(int64_t sample, F each) const {
         int place = 0;
@@ -105,21 +105,21 @@ public:
 private:
     struct Piece {
         int32_t document, places;
-        int32_t first;  // places of the first document; those of a pair's second one follow
+        int32_t first;  // places of the first document; a pair's second one follows
     };
     template <class F>
     static void each_document(const Piece& piece, F each) {
         each((int64_t)piece.document, 0, (int)piece.first);
         if (piece.first < piece.places) each((int64_t)piece.document + 1, (int)piece.first, (int)(piece.places - piece.first));
     }
-    // Whether one of the first n tokens of a document is a target.
+    // True if one of the first n tokens of a document is a target.
     static bool has_answer(const TokenDataset& data, int64_t document, int n) {
         return std::count(data.learned(document) + std::min(n, 1), data.learned(document) + n, 1) > 0;
     }
 
     void pack(const std::vector<Piece>& found) {
         std::vector<uint32_t> row_of;                    // of each piece
-        std::map<int, std::vector<uint32_t>> with_room;  // rows by the places that are left
+        std::map<int, std::vector<uint32_t>> with_room;  // rows by remaining places
         for (const Piece& piece : found) {
             const int places = before_ + piece.places;
             const auto best = with_room.lower_bound(places);
@@ -164,7 +164,7 @@ private:
     bool pairs_ = false;
     NumpyRandom random_;
     std::vector<Piece> pieces_;                        // by row
-    std::vector<std::pair<uint32_t, uint32_t>> rows_;  // the first piece of each sample, and how many
+    std::vector<std::pair<uint32_t, uint32_t>> rows_;  // the first piece of each sample, and their number
     std::vector<int32_t> learned_;                     // targets of each row
     std::vector<uint32_t> order_;                      // rows in the order of samples
     int64_t places_ = 0, cut_ = 0, left_out_ = 0, longest_ = 0;

@@ -1,11 +1,11 @@
-// Parquet files (https://github.com/apache/parquet-format): the texts of one column of strings, row by row. No library is
-// needed, but zlib, libzstd and libsnappy for pages that they compressed.
-//   Thrift          the compact protocol, in which the footer and the headers of pages are written
+// Parquet files (https://github.com/apache/parquet-format): the texts of one column of strings, row by row. Needs no library
+// except zlib, libzstd and libsnappy for pages that they compressed.
+//   Thrift          the compact protocol of the footer and the headers of pages
 //   RunReader       RLE/bit-packed hybrid: definition levels and indices into the dictionary
 //   DeltaReader     DELTA_BINARY_PACKED: whole numbers, lengths of strings
-//   ParquetColumn   the values of one column of a row group, page by page; only the page in hand and the dictionary are held
-//   ParquetFile     the footer: which columns there are and where
-// Read are columns at the top level (required or optional) in pages v1 and v2, plain, by dictionary, DELTA_BINARY_PACKED,
+//   ParquetColumn   the values of one column of a row group, page by page; only the current page and the dictionary are held
+//   ParquetFile     the footer: the columns and their positions
+// Supports columns at the top level (required or optional) in pages v1 and v2, plain, by dictionary, DELTA_BINARY_PACKED,
 // DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY. All else is refused by name. Every length is checked against the file.
 #pragma once
 #include <cstdint>
@@ -30,7 +30,7 @@
 
 namespace parquet {
 
-// Thrown where the bytes cannot be what they should be; the file's reader adds its name.
+// Thrown if the bytes are invalid; the file's reader adds its name.
 struct Damage : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -76,13 +76,13 @@ inline uint64_t bits_at(std::string_view bytes, uint64_t at, int width) {
 }
 
 // ---- Thrift's compact protocol ----------------------------------------------------------------------------------------------
-// Walks structures: fields() calls what is given for each field's number, and skips those that it does not take.
+// Walks structures: fields() calls its argument with each field's number, and skips fields that it does not read.
 class Thrift {
 public:
     explicit Thrift(std::string_view bytes) : bytes_(bytes) {}
     std::string_view rest() const { return bytes_; }
 
-    // field(number, type) returns whether it took the field's value.
+    // field(number, type) returns true if it has read the field's value.
     template <class F>
     void fields(F field) {
         const Level level(*this);
@@ -96,7 +96,7 @@ public:
             if (!field(number, type)) skip(type);
         }
     }
-    // each() takes one element.
+    // each() reads one element.
     template <class F>
     void list(F each) {
         for (uint64_t n = list_size().first; n > 0; n--) each();
@@ -120,7 +120,7 @@ private:
         ~Level() { thrift.depth_--; }
         Thrift& thrift;
     };
-    // Number and type of a list's elements, of which each has at least one byte.
+    // Number and type of a list's elements; each element has at least one byte.
     std::pair<uint64_t, int> list_size() {
         const uint8_t head = (uint8_t)take(bytes_, 1)[0];
         const uint64_t n = head >> 4 == 15 ? take_varint(bytes_) : head >> 4;
@@ -129,7 +129,7 @@ private:
     }
     void skip(int type) {
         const Level level(*this);
-        if (type == 1 || type == 2) return;  // a truth value is its type
+        if (type == 1 || type == 2) return;  // a truth value is encoded in its type
         if (type == 3) take(bytes_, 1);
         else if (type >= 4 && type <= 6) take_varint(bytes_);
         else if (type == 7) take(bytes_, 8);
@@ -169,7 +169,7 @@ public:
             left_ = packed_ ? (head >> 1) * 8 : head >> 1;
             at_ = 0;
             if (packed_) {
-                // A file may end where its last values do.
+                // A file may end right after its last values.
                 if (head >> 1 > std::numeric_limits<uint32_t>::max()) damaged("a run is too long");
                 group_ = take(bytes_, std::min<uint64_t>((head >> 1) * (uint64_t)width_, bytes_.size()));
             } else {
@@ -217,7 +217,7 @@ public:
         last_ = (int64_t)((uint64_t)last_ + (uint64_t)min_delta_ + delta);
         return last_;
     }
-    // The bytes behind the last number.
+    // The bytes after the last number.
     std::string_view behind() const {
         DeltaReader walk = *this;
         for (uint64_t left = count_ > 0 ? count_ - 1 : 0; left > 0; left -= std::min(left, part_values_)) walk.begin_part();
@@ -245,7 +245,8 @@ private:
     int width_ = 0;
 };
 
-// ---- what the footer says ---------------------------------------------------------------------------------------------------
+// ---- contents of the footer
+// --------------------------------------------------------------------------------------------------
 enum Type { boolean, int32, int64, int96, float32, float64, byte_array, fixed_bytes, group };
 inline const char* type_name(int type) {
     static constexpr const char* names[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
@@ -256,7 +257,7 @@ struct Column {
     std::string name;
     int type = group;
     bool optional = false, repeated = false;
-    bool no_sign = false, decimal = false;  // its integers are unsigned; are to be divided by a power of ten
+    bool no_sign = false, decimal = false;  // integers are unsigned; or must be divided by a power of ten
     int64_t children = 0;
 };
 // A column within a row group.
@@ -274,7 +275,7 @@ struct PageHeader {
     int64_t type = -1, bytes = -1, packed_bytes = -1, values = -1, encoding = -1, level_encoding = 3;
     int64_t definition_bytes = 0, repetition_bytes = 0;
     std::optional<uint32_t> crc;
-    bool packed = true;  // pages v2 may be stored as they are
+    bool packed = true;  // pages v2 may be uncompressed
 };
 
 inline ColumnChunk read_chunk(Thrift& t) {
@@ -363,7 +364,7 @@ inline bool reads_codec(int64_t codec) {
 #endif
     return reads;
 }
-// What the codec packed, which must be `size` bytes. What cannot be is refused before so much memory is taken.
+// Decompresses to exactly `size` bytes. Impossible sizes are refused before memory is allocated.
 inline void unpack(int64_t codec, std::string_view packed, size_t size, std::string& out) {
     bool whole = false;
     if (codec == 0) {
@@ -424,10 +425,10 @@ public:
         file_ = file;
         bytes_ = file.substr((size_t)begin, (size_t)chunk.bytes);
     }
-    // Where in the file the pages that are not read yet begin.
+    // The position in the file of the first unread page.
     int64_t position() const { return bytes_.data() - file_.data(); }
 
-    // The next row's value, which stays until the next call.
+    // The next row's value, valid until the next call.
     Value next() {
         while (left_ == 0) next_page();
         left_--;
@@ -478,7 +479,7 @@ private:
                 levels = take(values_, take_number<uint32_t>(values_));
             }
         }
-        // Levels of pages v2 stand in the file, those of v1 in page_: both stay while the page is read.
+        // Levels of pages v2 are in the file, those of v1 in page_: both are valid while the page is read.
         levels_ = RunReader(levels, 1);
         left_ = (uint64_t)h.values;
         begin_values(h.encoding);
@@ -495,7 +496,7 @@ private:
         encoding_ = Plain;
         for (int64_t i = 0; i < h.values; i++) {
             Value v;
-            read_plain(v);  // which ends where the bytes do
+            read_plain(v);  // ends where the bytes end
             dictionary_.push_back(v);
         }
     }
@@ -505,7 +506,7 @@ private:
         if (encoding == 0) encoding_ = Plain;
         else if (encoding == 2 || encoding == 8) {
             encoding_ = Indices;
-            // A page of nulls alone has no width.
+            // A page that contains only nulls has no width.
             indices_ = values_.empty() ? RunReader() : RunReader(values_.substr(1), (uint8_t)values_[0]);
         } else if (encoding == 3 && column_.type == boolean) {
             encoding_ = Runs;
@@ -573,9 +574,9 @@ private:
     enum Encoding { Plain, Indices, Runs, Deltas, Lengths, Prefixes };
     Column column_;
     ColumnChunk chunk_;
-    std::string_view file_, bytes_;        // the file, and the pages that are not read yet
+    std::string_view file_, bytes_;        // the file, and its unread pages
     std::string page_, dictionary_bytes_;  // unpacked
-    std::string_view values_;              // of the page, those that are not read yet
+    std::string_view values_;              // the page's unread values
     std::vector<Value> dictionary_;
     Encoding encoding_ = Plain;
     RunReader levels_, indices_;
@@ -649,7 +650,7 @@ private:
 
 }  // namespace parquet
 
-// The rows of a Parquet file as documents: the text in the column that --json-keys names, the other columns as fields.
+// The rows of a Parquet file as documents: the text in the column selected by --json-keys, the other columns as fields.
 class ParquetDocuments : public DocumentSource {
 public:
     ParquetDocuments(const std::string& path, const TextInput& input) : path_(path), mapping_(path), input_(input) {
@@ -758,7 +759,7 @@ private:
     TextInput input_;
     std::optional<parquet::ParquetFile> file_;
     std::vector<const parquet::Column*> columns_;  // the text's, and those of fields
-    std::vector<parquet::ParquetColumn> readers_;  // in the row group in hand
+    std::vector<parquet::ParquetColumn> readers_;  // in the current row group
     size_t group_ = 0;
     int64_t row_ = 0, rows_ = 0, row_of_file_ = 0, end_ = 0;
 };

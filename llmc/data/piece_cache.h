@@ -1,5 +1,5 @@
-// Remembers the tokens of short pieces of text: most of a text is words that came before. Each thread has a table of its own,
-// of a bounded size, for the tokenizer that it used last.
+// Caches the tokens of short pieces of text: most words of a text have occurred before. Each thread has its own table, of
+// bounded size, for the last tokenizer that it used.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -15,7 +15,7 @@ public:
         instance_ = ++instances;
     }
 
-    // Appends to tokens what encode(piece, tokens) does.
+    // Appends the same tokens as encode(piece, tokens).
     template <class F>
     void encode_append(std::string_view piece, std::vector<int>& tokens, F encode) const {
         constexpr size_t longest = 48, most = 1 << 18;

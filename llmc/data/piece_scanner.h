@@ -1,7 +1,7 @@
 // The pre-tokenisation patterns that most tokenizers share, written by hand: the same pieces as PCRE2's (test_piece_scanner.cpp
-// compares them), many times as fast. A text's characters are sorted into the classes that a pattern names (letters, numbers,
-// white space, all others), a bit for each byte and class, 64 bytes at a time by vectors. The end of a run of letters is then
-// the first clear bit.
+// compares them), many times as fast. A text's characters are sorted into the classes of a pattern (letters, numbers, white
+// space, all others), a bit for each byte and class, 64 bytes at a time by vectors. The end of a run of letters is then the
+// first clear bit.
 #pragma once
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -22,8 +22,8 @@
 #include "../base/utf8.h"
 
 // ---- classes of characters -------------------------------------------------------------------------------------------------
-// Of every code point, the first class that holds it, or `other`. Two levels, as blocks of 256 code points are mostly alike.
-// PCRE2 is asked for the classes, so that both ways of splitting know the same Unicode.
+// For every code point, the first class that holds it, or `other`. Two levels, as blocks of 256 code points are mostly alike.
+// PCRE2 provides the classes, so that both ways of splitting use the same Unicode.
 class CharacterClasses {
 public:
     enum Class : uint8_t { other, first, second, third };
@@ -59,7 +59,7 @@ public:
 
     Class of(uint32_t code_point) const { return (Class)blocks_[block_[code_point / 256]][code_point % 256]; }
     Class of_ascii(unsigned char c) const { return (Class)ascii_class_[c]; }
-    // What ASCII has of the classes but `other`.
+    // The ASCII characters of the classes except `other`.
     struct Range {
         Class of;
         uint8_t first, last;
@@ -156,7 +156,7 @@ private:
 
 // ---- runs of a class -------------------------------------------------------------------------------------------------------
 // A text, valid UTF-8, whose characters are sorted into classes: all bytes of a character have a bit set in the map of its
-// class. The maps are made for a stretch of text at a time; positions asked for only go forward.
+// class. The maps are made for a stretch of text at a time; queried positions must not decrease.
 class ClassifiedText {
 public:
     using Class = CharacterClasses::Class;
@@ -169,7 +169,7 @@ public:
     bool is_newline(size_t i) const { return is(i, '\n') || is(i, '\r'); }
     unsigned char operator[](size_t i) const { return (unsigned char)text_[i]; }
 
-    // The class of the character at i, and where the next character begins.
+    // The class of the character at i, and the start of the next character.
     Class at(size_t i) const { return (*this)[i] < 0x80 ? classes_.of_ascii((*this)[i]) : classes_.of(code_point(i)); }
     size_t after(size_t i) const { return i + length(i); }
     size_t before(size_t i) const { return begin_of_character(i - 1); }
@@ -177,7 +177,7 @@ public:
     // The end of the run of characters of class c from i on.
     size_t end_of_run(Class c, size_t i) {
         if (i >= end_) classify(i);
-        constexpr size_t most = 57;  // bits of a word that begins at any bit of its first byte
+        constexpr size_t most = 57;  // bits of a word that starts at any bit of its first byte
         const size_t bit = i - begin_;
         uint64_t run;
         memcpy(&run, (const char*)maps_[c].data() + bit / 8, sizeof run);
@@ -243,7 +243,7 @@ private:
 
     std::string_view text_;
     const CharacterClasses& classes_;
-    size_t begin_ = 0, end_ = 0;  // the stretch whose maps are made
+    size_t begin_ = 0, end_ = 0;  // the stretch with maps
     std::array<std::array<uint64_t, stretch / 64 + 2>, 4> maps_;
 };
 
@@ -258,14 +258,14 @@ inline std::string pretokenizer_pattern(const std::string& name) {
     fail("pre-tokenizer '%s' is unknown; one of gpt2, llama3, bloom", name.c_str());
 }
 inline constexpr const char* bloom_pattern_in_files = " ?[^(\\s|[.,!?…。，、।۔،])]+";
-// Qwen's: Llama 3's with every digit by itself.
+// Qwen's: Llama 3's, but every digit is a separate piece.
 inline constexpr const char* qwen2_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Splits text as a known pattern does. Every part is a piece: the matches and, of BLOOM's, the text between them.
+// Splits text like a known pattern. Every part is a piece: the matches and, for BLOOM, the text between them.
 class PieceScanner {
 public:
-    // Whether there is a scanner for this pattern, as it stands in files.
+    // True if there is a scanner for this pattern, spelled as in files.
     static bool knows(const std::string& pattern) { return kind_of(pattern) != Kind::none; }
     explicit PieceScanner(const std::string& pattern)
         : kind_(kind_of(pattern)), classes_(kind_ == Kind::bloom ? of_bloom() : of_letters()) {}
@@ -313,7 +313,7 @@ private:
         return Kind::none;
     }
 
-    // 's|'t|'re|'ve|'m|'ll|'d: the end of what matches from the apostrophe at i, or i.
+    // 's|'t|'re|'ve|'m|'ll|'d: the end of the match from the apostrophe at i, or i.
     static size_t contraction(const ClassifiedText& t, size_t i, bool ignore_case) {
         const auto is = [&](size_t at, char c) { return t.is(at, c) || (ignore_case && t.is(at, (char)(c - 'a' + 'A'))); };
         for (char c : {'s', 't', 'm', 'd'})

@@ -1,5 +1,5 @@
-// Porter's stemmer ("An algorithm for suffix stripping", Program 14.3, 1980), which takes the endings off English words so that
-// their forms compare equal, with the extensions of NLTK, as the package rouge-score uses it. Words are of a-z and 0-9.
+// Porter's stemmer ("An algorithm for suffix stripping", Program 14.3, 1980), which strips endings of English words so that
+// their forms compare equal, with the extensions of NLTK, as in the package rouge-score. Words consist of a-z and 0-9.
 //   consonants and vowels   y is a vowel after a consonant; digits are consonants
 //   m, the measure          how many times a consonant follows a vowel: tree 0, oats 1, private 2
 #pragma once
@@ -34,7 +34,7 @@ inline bool ends_in_double_consonant(std::string_view word) {
     const size_t n = word.size();
     return n >= 2 && word[n - 1] == word[n - 2] && consonants(word)[n - 1];
 }
-// Consonant, vowel, consonant other than w, x, y; of two letters, vowel and consonant (NLTK).
+// Consonant, vowel, consonant other than w, x, y; for two letters, vowel and consonant (NLTK).
 inline bool ends_in_short_syllable(std::string_view word) {
     const std::vector<bool> c = consonants(word);
     const size_t n = word.size();
@@ -45,7 +45,7 @@ inline bool ends_in_short_syllable(std::string_view word) {
 struct Rule {
     std::string_view suffix, replacement;
 };
-// The first rule whose suffix the word has decides: it is applied if condition(stem, suffix) holds.
+// Finds the first rule whose suffix matches, and applies it if condition(stem, suffix) holds.
 template <class Condition>
 std::string apply(const std::string& word, std::initializer_list<Rule> rules, Condition condition) {
     for (const Rule& rule : rules) {
@@ -101,7 +101,7 @@ inline std::string step_3(const std::string& word) {
                  {{"icate", "ic"}, {"ative", ""}, {"alize", "al"}, {"iciti", "ic"}, {"ical", "ic"}, {"ful", ""}, {"ness", ""}},
                  [](const std::string& stem, auto) { return measure(stem) > 0; });
 }
-// What is left of suffixes.
+// Removes remaining suffixes.
 inline std::string step_4(const std::string& word) {
     return apply(word,
                  {{"al", ""},
