@@ -56,7 +56,7 @@ private:
         int32_t parent = no_node, offset = 0, value = -1;
     };
 
-    // The strings begin .. end-1 share their first `depth` bytes, which lead to `node`.
+    // Adds the strings [begin, end), which share their first `depth` bytes; these lead to `node`.
     void add_children(const std::vector<std::pair<std::string, int>>& strings, size_t begin, size_t end, size_t depth,
                       int32_t node) {
         if (begin < end && strings[begin].first.size() == depth) {

@@ -479,7 +479,7 @@ private:
                 levels = take(values_, take_number<uint32_t>(values_));
             }
         }
-        // Levels of pages v2 are in the file, those of v1 in page_: both are valid while the page is read.
+        // Levels of pages v2 are in the file, levels of v1 in page_: both are valid while the page is read.
         levels_ = RunReader(levels, 1);
         left_ = (uint64_t)h.values;
         begin_values(h.encoding);
@@ -758,7 +758,7 @@ private:
     MappedFile mapping_;
     TextInput input_;
     std::optional<parquet::ParquetFile> file_;
-    std::vector<const parquet::Column*> columns_;  // the text's, and those of fields
+    std::vector<const parquet::Column*> columns_;  // the text's column, and the fields'
     std::vector<parquet::ParquetColumn> readers_;  // in the current row group
     size_t group_ = 0;
     int64_t row_ = 0, rows_ = 0, row_of_file_ = 0, end_ = 0;

@@ -19,14 +19,14 @@
 #include "piece_scanner.h"
 
 // ---- patterns, translated ---------------------------------------------------------------------------------------------------
-// Translates an Oniguruma pattern, as tokenizer.json files hold it, to PCRE2. Where the two differ:
+// Translates an Oniguruma pattern, as in tokenizer.json files, to PCRE2. The two differ in:
 //   \s \w \b [[:alpha:]] \p{Han}   other characters
 //   ^ $                            match at ends of lines (PCRE2_MULTILINE)
 //   a{1,3}+  a{2}?                 repeated again, optional; in PCRE2 possessive, lazy
 //   [a[bc]]                        a class within a class
 //   (?m)                           the dot matches a newline: (?s)
 //   (?i:ss)                        several letters that match a single one
-// What PCRE2 cannot express is refused.
+// Patterns that PCRE2 cannot express are refused.
 class PatternTranslator {
 public:
     explicit PatternTranslator(const std::string& pattern) : in_(pattern) {}
@@ -104,7 +104,7 @@ private:
         if (q.compare(0, 2, "{,") == 0) q.insert(1, "0");
         out_ += q;
         repeated_ = true;
-        if (next(0) == '?' && interval && q.find(',') == std::string::npos) return;  // handled as a quantifier of its own
+        if (next(0) == '?' && interval && q.find(',') == std::string::npos) return;  // handled as a separate quantifier
         if (next(0) == '?' || (next(0) == '+' && !interval)) out_ += in_[i_++];
     }
 
@@ -211,8 +211,8 @@ private:
         refuse(same, in_class ? "within a class" : "");
     }
 
-    // General categories have the same names in both, except the long ones. PCRE2 widens the meaning of scripts unless told not
-    // to.
+    // General categories have the same names in both, except the long ones. PCRE2 widens the meaning of scripts unless
+    // disabled.
     std::string property(char c) {
         const size_t end = in_.find('}', i_);
         if (next(2) != '{' || end == std::string::npos) refuse(in_.substr(i_, 2));
@@ -269,18 +269,18 @@ inline std::string literal_pattern(const std::string& text) {
 
 // Splits text into pieces: the matches of a pattern and the text between them.
 //
-// Patterns come from files, and some would take years on a text. So the next match is first searched for nearby and in few
-// steps, which suffices for almost every piece if the pattern is good. Where it does not (a long piece, a long run of spaces),
-// the same pattern, compiled with a callout before each item, searches the whole text and counts its steps; their number per
-// text is limited, far above what a good pattern takes. Both searches find the same match.
+// Patterns come from files, and some would take years on a text. So the next match is first searched nearby and in few steps,
+// which suffices for almost every piece if the pattern is good. If not (a long piece, a long run of spaces), the same pattern,
+// compiled with a callout before each item, searches the whole text and counts its steps; their number per text is limited, far
+// above the needs of a good pattern. Both searches find the same match.
 //
-// Behaviours by Hugging Face's names, for the matches: isolated: pieces of their own. removed: dropped. contiguous: adjacent
+// Behaviours by Hugging Face's names, for the matches: isolated: separate pieces. removed: dropped. contiguous: adjacent
 // matches form one piece. merged_with_previous, merged_with_next: joined to the text before or after.
 enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
 
 class Splitter {
 public:
-    // invert: swaps matches and the text between them. by_hand: uses a scanner where there is one for the pattern.
+    // invert: swaps matches and the text between them. by_hand: uses a scanner if the pattern has one.
     explicit Splitter(const std::string& pattern, SplitBehavior behavior = SplitBehavior::isolated, bool invert = false,
                       bool by_hand = true)
         : pattern_(pattern), behavior_(behavior), invert_(invert) {
@@ -320,7 +320,7 @@ public:
         for (std::string_view part : merged) piece(part);
     }
 
-    // Calls each(part, whether the pattern matches it) for all parts of text in order, whatever the behavior.
+    // Calls each(part, whether the pattern matches it) for all parts of text in order, for any behavior.
     template <class F>
     void ranges(std::string_view text, F each) const {
         each_range(text, each);
@@ -355,7 +355,7 @@ private:
         return {std::shared_ptr<pcre2_code>(code, pcre2_code_free), jit};
     }
 
-    // The steps spent on a text: pattern items that were tried, and characters skipped between the tries.
+    // The steps spent on a text: pattern items tried, and characters skipped between the tries.
     struct Work {
         uint64_t done, most;
         size_t at;
@@ -399,7 +399,7 @@ private:
         size_t end = std::min(text.size(), done + nearby);
         while (end < text.size() && ((unsigned char)text[end] & 0xc0) == 0x80) end--;  // do not cut a character
         const bool all = end == text.size();
-        // A match counts only if it does not depend on what comes after `end`.
+        // A match is valid only if it does not depend on the text after `end`.
         const int near = quick_.match(text.substr(0, end), done, all ? 0 : PCRE2_PARTIAL_HARD, m.data, m.quick);
         const PCRE2_SIZE* range = pcre2_get_ovector_pointer(m.data);
         if ((near >= 0 && range[1] > range[0]) || (near == PCRE2_ERROR_NOMATCH && all)) return near;
@@ -441,7 +441,7 @@ private:
     Code quick_, counting_;  // without a scanner
 };
 
-// A chain of Splitters: each splits the pieces of the one before. An empty chain leaves the text as one piece.
+// A chain of Splitters: each splits the previous one's pieces. An empty chain leaves the text as one piece.
 class PreTokenizer {
 public:
     explicit PreTokenizer(std::vector<Splitter> steps) : steps_(std::move(steps)) {}

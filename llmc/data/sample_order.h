@@ -1,15 +1,15 @@
-// The order of one dataset's samples, exactly that of Megatron-Core's GPT dataset:
+// The order of one dataset's samples, exactly as in Megatron-Core's GPT dataset:
 //
-// Epochs    With n tokens per epoch and N samples wanted, E = the least number of epochs with E n >= N T + 1.
+// Epochs    With n tokens per epoch and N samples needed, E = the least number of epochs with E n >= N T + 1.
 // Documents E copies of the document indices, shuffled together. If the last epoch would give less than 80% of an epoch's
 //           samples, it is shuffled separately: E-1 copies are shuffled, then one copy is shuffled and appended.
 // Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
-//           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, in an order shuffled likewise
-//           (those of a separate last epoch separately). The document in which sample s begins is found by binary search in
+//           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, shuffled in the same way
+//           (a separate last epoch's separately). The document in which sample s starts is found by binary search in
 //           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
-//           With reshuffle_each_epoch, which Megatron has not, documents and samples of every epoch are shuffled separately,
+//           With reshuffle_each_epoch, which Megatron lacks, documents and samples of every epoch are shuffled separately,
 //           one epoch after another: each text is seen once before any is seen again, and a longer run has the order of a
-//           shorter one. Of a single epoch the order is Megatron's.
+//           shorter one. For a single epoch the order is Megatron's.
 // Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
 #pragma once
 #include <algorithm>
@@ -23,7 +23,7 @@
 #include "numpy_random.h"
 #include "split.h"
 
-// How often a dataset is read. With the seed and the data, this determines the order of its samples.
+// The number of epochs. With the seed and the data, it determines the order of samples.
 struct Epochs {
     int64_t n = 1;
     bool last_apart = false;  // the last epoch is shuffled separately
@@ -45,7 +45,7 @@ inline Epochs epochs_for(int64_t tokens, int T, int64_t n_wanted, const std::str
 
 class SampleOrder {
 public:
-    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: each by itself.
+    // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: shuffle each epoch separately.
     SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed,
                 bool each_epoch = false)
         : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
@@ -82,7 +82,7 @@ public:
     int64_t n_epochs() const { return n_epochs_; }
     int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
 
-    // A position in the stream: entry e of the document order, and an offset into the part of that document that is read.
+    // A position in the stream: entry e of the document order, and an offset into the part of that document in use.
     struct Place {
         int64_t entry, token;
     };
@@ -106,7 +106,7 @@ public:
     }
 
 private:
-    // Those of epochs [first, last).
+    // Shuffles the documents of epochs [first, last).
     void shuffle_documents(int64_t first, int64_t last, NumpyRandom& random) {
         const int64_t n = part_.end - part_.begin;
         random.shuffle(documents_.data() + first * n, (last - first) * n);

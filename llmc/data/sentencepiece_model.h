@@ -1,6 +1,6 @@
 // SentencePiece's .model files (Kudo and Richardson, 2018): a protobuf message with the pieces, their scores and kinds, the
-// table of the normalizer, and what training was told. Only the few fields that encoding and decoding depend on are read, by
-// number, from sentencepiece_model.proto.
+// table of the normalizer, and the training options. Reads only the few fields that encoding and decoding depend on, by number,
+// from sentencepiece_model.proto.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -27,7 +27,7 @@ struct SentencePieceModel {
     bool denormalizes = false;
 };
 
-// The fields of a protobuf message, one after the other.
+// The fields of a protobuf message, in order.
 class ProtobufFields {
 public:
     ProtobufFields(std::string_view bytes, const std::string& file) : rest_(bytes), file_(file) {}

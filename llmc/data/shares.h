@@ -1,4 +1,4 @@
-// Shares that a user gives, of splits and blends: as numbers, and normalised to a sum of 1 with Megatron-LM's bits.
+// A user's shares, for splits and blends: as numbers, and normalised to a sum of 1 with Megatron-LM's bits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,14 +9,14 @@
 
 #include "../base/check.h"
 
-// The number that `s` spells as a whole; NaN if it does not.
+// The number spelled by the whole of `s`; NaN if it is not a number.
 inline double parse_number(const std::string& s) {
     char* end = nullptr;
     const double x = s.empty() ? NAN : strtod(s.c_str(), &end);
     return !s.empty() && *end == '\0' ? x : NAN;
 }
 
-// The sum in the order in which numpy.sum adds, so that normalised weights have the same bits as Megatron's.
+// The sum in numpy.sum's order, so that normalised weights have the same bits as Megatron's.
 inline double numpy_sum(const double* x, size_t n) {
     if (n < 8) return std::accumulate(x, x + n, 0.0);
     if (n > 128) {

@@ -1,7 +1,7 @@
-// Which documents of a dataset are for training, validation and test (--split "969, 30, 1"), as Megatron-LM cuts them: in
-// order, at round(share * documents). Where that leaves training or validation less than one sample, the tokens are cut in
-// these shares instead (Megatron fails there), and where they do not suffice for both, training gets all of them. Conversations
-// are never cut; training and validation get at least one each where there are two.
+// The split of a dataset's documents into training, validation and test (--split "969, 30, 1"), as in Megatron-LM: in order, at
+// round(share * documents). If this leaves training or validation less than one sample, the tokens are split in these shares
+// instead (Megatron fails there), and if they do not suffice for both, training gets all of them. Conversations are never
+// split; training and validation get at least one each if there are two.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -50,7 +50,7 @@ inline std::pair<int64_t, int64_t> split_range(const std::string& split, DataSpl
     for (int i = 0; i < 3; i++) border[i + 1] = border[i] + shares[i];
     const int i = (int)part;
     if (border[i + 1] <= border[i]) return {0, 0};
-    // Python rounds halves to even, as nearbyint does.
+    // Python rounds halves to even, like nearbyint.
     return {(int64_t)std::nearbyint(border[i] * (double)n), (int64_t)std::nearbyint(border[i + 1] * (double)n)};
 }
 
@@ -59,7 +59,7 @@ inline bool has_share(const std::string& split, DataSplit part) { return split_r
 // Documents [begin, end) of a dataset. The first may lack tokens at its start, the last at its end.
 struct DocumentRange {
     int64_t begin = 0, end = 0;
-    int64_t skipped = 0, cut = 0;  // tokens left out of the first and of the last document
+    int64_t skipped = 0, cut = 0;  // tokens dropped from the first and from the last document
 
     bool empty() const { return begin == end; }
     int64_t first_token(int64_t d) const { return d == begin ? skipped : 0; }
@@ -88,13 +88,13 @@ inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int
     return p;
 }
 
-// The documents for training, validation and test in a dataset, and a note about how they were cut.
+// The documents for training, validation and test in a dataset, and a note about the split.
 struct SplitParts {
     DocumentRange parts[3];
     std::string note;
 };
 
-// Of conversations or pairs of them, none of which is cut.
+// For conversations or pairs of them, which are never split.
 inline SplitParts split_conversations(const TokenDataset& data, const std::string& split, bool validates) {
     const int64_t together = data.documents_together(), n = data.n_documents() / together;
     const auto range = [&](int64_t begin, int64_t end) { return DocumentRange{together * begin, together * end}; };
@@ -123,7 +123,7 @@ inline SplitParts split_conversations(const TokenDataset& data, const std::strin
     return s;
 }
 
-// For samples of T+1 tokens. validates: validation data is wanted, if the split gives it a share.
+// For samples of T+1 tokens. validates: validation data is needed, if the split gives it a share.
 inline SplitParts split_data(const TokenDataset& data, const std::string& split, int T, bool validates) {
     const auto documents = [&](DataSplit p) {
         const auto [begin, end] = split_range(split, p, data.n_documents());

@@ -7,12 +7,12 @@
 
 #include "../base/terminal.h"
 
-// Gives what can be told for certain: no part of a character, and nothing that may be the beginning of a stop.
+// Outputs only final text: no partial character, and no possible start of a stop.
 class StoppingText {
 public:
     explicit StoppingText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-    // Whether the text has come to a stop.
+    // Returns true if the text has reached a stop.
     bool add(const std::string& bytes) {
         pending_ += bytes;
         size_t stop = std::string::npos;
@@ -23,7 +23,7 @@ public:
         return true;
     }
     void end() { ended_ = true; }
-    // What came since the last call.
+    // The text since the last call.
     std::string take() {
         size_t certain = pending_.size();
         if (!ended_) {

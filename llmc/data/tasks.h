@@ -1,32 +1,32 @@
-// Tasks: questions with known answers, scored as EleutherAI's lm-evaluation-harness scores them, so that numbers can be
-// compared. A task is a .jsonl file, one example per line, all of one kind; other keys are ignored (dev/data makes such files):
+// Tasks: questions with known answers, scored like EleutherAI's lm-evaluation-harness, so that numbers can be compared. A task
+// is a .jsonl file, one example per line, all of one kind; other keys are ignored (dev/data makes such files):
 //   {"context": str, "choices": [str, ...], "gold": int}   multiple choice: which choice continues the context?
 //   {"contexts": [str, ...], "target": str, "gold": int}   the choice is inside the context (WinoGrande): after which
 //                                                          context is the target most likely?
-//   {"context": str, "target": str}                        last word (LAMBADA): would the model write the target?
-//   {"context": str, "references": [str, ...]}             a written answer: what the model writes is compared (text_metrics.h)
+//   {"context": str, "target": str}                        last word (LAMBADA): would the model generate the target?
+//   {"context": str, "references": [str, ...]}             generative: the model's output is compared (text_metrics.h)
 // Choices and targets are scored as given, usually with a leading space; gold counts from 0, and is a list if several choices
-// are right. A line's "target_delimiter" is the harness's setting of that name, which is put before its choices or target.
+// are right. A line's "target_delimiter" is the harness's setting of that name, inserted before its choices or target.
 //
 //   log p(continuation | context) = sum over the continuation's tokens of log p(token | all tokens before it)
-//   acc          share of examples in which a gold choice has the largest log p; last word: whose every token is the most
-//                likely
+//   acc          fraction of examples in which a gold choice has the largest log p; last word: in which every token of the
+//                target is the most likely
 //   acc_norm     like acc, by log p / characters of the choice without its delimiter: "target_delimiter", or else the
 //                leading space
 //   acc_bytes    like acc, by log p / bytes of the choice
 //   perplexity   exp(-mean log p) over examples, last word only
-// "group" in a line: acc_GROUP is that of its group, acc_gap the largest of them minus the smallest. "share_of": "X" in all
-// lines says that gold choices are not right but X: the share is called X and is the only one.
-// Standard errors: sqrt(sample variance / n) for a mean; for the perplexity, exp(-mean) times that of the mean, to first order
-// (the harness resamples instead); for BLEU, of all texts together, the jackknife's. Ties go to the first choice.
+// "group" in a line: acc_GROUP is the group's acc, acc_gap the largest of them minus the smallest. "share_of": "X" in all lines
+// means that gold choices are not right but X: the fraction is called X and is the only metric. Standard errors: sqrt(sample
+// variance / n) for a mean; for the perplexity, exp(-mean) times the mean's, to first order (the harness resamples instead);
+// for BLEU over all texts together, the jackknife's. Ties go to the first choice.
 //
-// A written answer is greedy and ends before any of "until" (default: the end of the line), at the model's end of a text, or
-// after "max_new_tokens" (default: 64). "metrics" (default: exact_match, f1) and "stemmer" (ROUGE's, default: false) are the
-// same in all lines. A solved example is the context, a space unless white space or "target_delimiter" is there, and the first
-// reference.
+// Generation is greedy and ends before any of "until" (default: the end of the line), at the model's end-of-text token, or
+// after "max_new_tokens" (default: 64). "metrics" (default: exact_match, f1) and "stemmer" (ROUGE's, default: false) must be
+// the same in every line. A solved example is the context, a space unless white space or "target_delimiter" is there, and the
+// first reference.
 //
-// Few-shot: K solved examples and the question, joined by blank lines. The choice of examples is a function of seed and example
-// alone. Errors in a task file name FILE:LINE.
+// Few-shot: K solved examples and the question, joined by blank lines. The choice of examples is a function of only seed and
+// example. Errors in a task file name FILE:LINE.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -51,11 +51,11 @@
 
 enum class TaskKind { choices, contexts, last_word, written };
 
-// What all examples of a task have in common.
+// Properties shared by all examples of a task.
 struct TaskForm {
     TaskKind kind = TaskKind::choices;
-    std::string share_of{};              // what gold choices are if they are not right
-    std::vector<std::string> metrics{};  // of written answers
+    std::string share_of{};              // the property of gold choices, if they are not right answers
+    std::vector<std::string> metrics{};  // for generative tasks
     bool stemmer = false;
 
     bool operator==(const TaskForm& other) const {
@@ -63,16 +63,16 @@ struct TaskForm {
     }
 };
 
-// One of contexts and continuations has an entry per choice, the other a single one; of a written answer, continuations are the
-// references.
+// One of contexts and continuations has an entry per choice, the other a single one; for a generative task, continuations are
+// the references.
 struct TaskExample {
     std::vector<std::string> contexts, continuations;
-    std::optional<size_t> delimiter;  // leading bytes of each continuation that its length leaves out
+    std::optional<size_t> delimiter;  // leading bytes of each continuation excluded from its length
     std::vector<int> golds = {0};
     std::string group{};
-    std::vector<std::string> stops{};  // of a written answer
+    std::vector<std::string> stops{};  // for generative tasks
     int max_new_tokens = 0;
-    std::string joint{};  // between context and continuation, where they do not follow each other as they are
+    std::string joint{};  // between context and continuation, if they are not adjacent
     int64_t line = 0;
 
     int n_choices() const { return (int)std::max(contexts.size(), continuations.size()); }
@@ -83,7 +83,7 @@ struct TaskExample {
         return text.substr(delimiter.value_or(!text.empty() && text[0] == ' '));
     }
     bool is_gold(int k) const { return std::find(golds.begin(), golds.end(), k) != golds.end(); }
-    double chance() const { return (double)golds.size() / n_choices(); }  // that a guess is right
+    double chance() const { return (double)golds.size() / n_choices(); }  // of a correct guess
     std::string solved() const { return context(golds[0]) + joint + continuation(golds[0]); }
 };
 
@@ -227,7 +227,7 @@ inline Task read_task(const std::string& file) {
 
 // ---- prompts ---------------------------------------------------------------------------------------------------------------
 // K different solved examples of the pool, each followed by a blank line. `number` is the index of the question in its task;
-// `same`: the pool is that task, and the question itself is not drawn.
+// `same`: the pool is that task, and excludes the question itself.
 inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64_t number, bool same) {
     if (K > pool.size() - same)
         fail("%d examples before each question were asked for, %s has %lld%s", K, pool.file.c_str(),
@@ -248,8 +248,8 @@ inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64
 struct Request {
     std::vector<int> tokens;
     int n_scored = 0;
-    bool truncated = false;                                  // the beginning of the context was cut off
-    std::string problem;                                     // why nothing can be scored
+    bool truncated = false;                                  // the start of the context was dropped
+    std::string problem;                                     // the reason why nothing can be scored
     int n_inputs() const { return (int)tokens.size() - 1; }  // the last token is only predicted
 };
 
@@ -262,7 +262,7 @@ inline std::vector<int> encode_context(const Tokenizer& tokenizer, const std::st
     tokenizer.encode_append(text, tokens, true);
     return tokens;
 }
-// Makes a request of no more than `most` tokens by cutting off its beginning.
+// Limits a request to `most` tokens by dropping its start.
 inline void cut_beginning(Request& r, int most) {
     if ((int)r.tokens.size() <= most) return;
     r.tokens.erase(r.tokens.begin(), r.tokens.end() - most);
@@ -271,9 +271,9 @@ inline void cut_beginning(Request& r, int most) {
 const char* const no_first_token = "the context is empty and the tokenizer has no token to begin with";
 
 // Context and continuation as tokens, with special tokens and the tokenizer's template. White space at the end of the context
-// goes to the continuation, since tokenizers attach it to the word that follows; the continuation's tokens are those of the
-// whole text minus the number that the context alone has. An empty context becomes the token that begins a document. A sequence
-// longer than the model's T loses its beginning.
+// moves to the continuation, since tokenizers attach it to the next word; the continuation's tokens are the whole text's minus
+// the number for only the context. An empty context becomes the token that starts a document. A sequence longer than the
+// model's T loses its start.
 inline Request make_request(const Tokenizer& tokenizer, const std::string& context, const std::string& continuation, int T) {
     const int first = tokenizer.bos_id();
     Request r;
@@ -297,7 +297,7 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
     return r;
 }
 
-// The prompt of a written answer, as it stands, in sequences of T tokens with the answer.
+// The prompt of a generative task, unchanged, in sequences of T tokens including the answer.
 inline Request make_prompt(const Tokenizer& tokenizer, const std::string& context, int max_new_tokens, int T) {
     Request r;
     r.tokens = encode_context(tokenizer, context);
@@ -309,7 +309,7 @@ inline Request make_prompt(const Tokenizer& tokenizer, const std::string& contex
     return r;
 }
 
-// All choices of the examples that can be scored, in order, or the prompts of those whose answers are written.
+// All choices of the examples that can be scored, in order, or the prompts of generative examples.
 struct TaskRequests {
     std::vector<Request> requests;
     std::vector<int64_t> examples;  // their indices in the task
@@ -343,8 +343,8 @@ inline TaskRequests make_requests(const Tokenizer& tokenizer, const Task& task, 
     return all;
 }
 
-// Splits a text into sequences of T predicted tokens, each predicted from those before it in its sequence; the last is shorter
-// if need be.
+// Splits a text into sequences of T predicted tokens, each predicted from the earlier ones in its sequence; the last may be
+// shorter.
 inline std::vector<Request> text_requests(const std::vector<int>& tokens, int T) {
     std::vector<Request> requests;
     for (size_t begin = 0; begin + 1 < tokens.size(); begin += (size_t)T) {
@@ -373,7 +373,7 @@ inline Metric mean_metric(const std::string& name, const std::vector<double>& x)
     return {name, mean, error};
 }
 
-// The share in each group of examples, and the gap between them, if there are several.
+// The fraction in each group of examples, and the gap between them, if there are several.
 inline void add_groups(const Task& task, const std::vector<int64_t>& examples, const std::vector<double>& correct,
                        const std::string& share, std::vector<Metric>& metrics) {
     std::map<std::string, std::vector<double>> groups;
@@ -397,7 +397,7 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
     size_t first = 0;
     for (int64_t i : examples) {
         const TaskExample& e = task.examples[i];
-        // Whether a gold choice has the largest log p / size.
+        // True if a gold choice has the largest log p / size.
         const auto gold_is_best = [&](auto size) {
             int best = 0;
             double highest = 0;
@@ -436,7 +436,7 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
     return metrics;
 }
 
-// Of all texts together; the standard error is the jackknife's, from the values without one text each.
+// Over all texts together; the standard error is the jackknife's, from the values without one text each.
 inline Metric bleu_metric(const std::vector<BleuCounts>& counts) {
     BleuCounts all;
     for (const BleuCounts& c : counts) all += c;
@@ -445,7 +445,7 @@ inline Metric bleu_metric(const std::vector<BleuCounts>& counts) {
     return {"bleu", bleu(all), mean_metric("", without).error * (double)(counts.size() - 1)};
 }
 
-// answers: what was written for each of these examples.
+// answers: the model's output for each of these examples.
 inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<int64_t>& examples,
                                           const std::vector<std::string>& answers) {
     CHECK(answers.size() == examples.size(), "%zu answers to %zu questions", answers.size(), examples.size());
@@ -476,8 +476,8 @@ inline std::vector<Metric> answer_metrics(const Task& task, const std::vector<in
 }
 
 // ---- several tasks ---------------------------------------------------------------------------------------------------------
-// Accuracy above chance, as DCLM's CORE averages it over tasks (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
-// for guesses and 1 for all right. chance: 0 for a last word and for exact matches of written answers. Nothing for tasks
+// Accuracy above chance, as averaged over tasks in DCLM's CORE (Li et al., arXiv:2406.11794): (acc - chance) / (1 - chance), 0
+// for guesses and 1 for all right. chance: 0 for a last word and for exact matches of generative tasks. Nothing for tasks
 // without an accuracy.
 inline std::optional<double> centred_accuracy(const Task& task, const std::vector<int64_t>& examples,
                                               const std::vector<Metric>& metrics) {

@@ -1,11 +1,10 @@
-// From tokens back to text, where tokens are not simply bytes: the decoders of Hugging Face's tokenizer.json, and
-// SentencePiece's.
+// Decodes tokens to text if tokens are not simply bytes: the decoders of Hugging Face's tokenizer.json, and SentencePiece's.
 //
 //   Replace            one text by another, in each token
-//   ByteFallback       <0x0A> is a byte. Bytes that together are not UTF-8 stay as they are (the library has U+FFFD for each)
+//   ByteFallback       <0x0A> is a byte. Byte sequences that are not UTF-8 are unchanged (the library has U+FFFD for each)
 //   Fuse               all tokens become one
 //   Strip              characters dropped from both ends of each token
-//   Metaspace          U+2581 is a space, and the one that was put before the text is dropped
+//   Metaspace          U+2581 is a space, and the one inserted before the text is dropped
 //   Sequence           one after the other
 #pragma once
 #include <functional>
@@ -44,7 +43,7 @@ public:
         return d;
     }
 
-    // begins: the first token begins a text, before which a space may have been put.
+    // begins: the first token starts a text, before which a space may have been inserted.
     std::string decode(std::vector<std::string> tokens, bool begins) const {
         for (const Step& step : steps_) step(tokens, begins);
         std::string text;
@@ -59,7 +58,7 @@ private:
     void add_bytes() {
         steps_.emplace_back([](Strings& tokens, bool) {
             Strings out;
-            bool bytes = false;  // the last token is bytes
+            bool bytes = false;  // the last token consists of bytes
             for (std::string& t : tokens) {
                 const int byte = byte_of_token(t);
                 if (byte >= 0 && bytes) out.back() += (char)byte;
@@ -118,8 +117,8 @@ private:
     }
 
 public:
-    // Whether Metaspace puts a space before a text: always, first (where it begins the whole), never. Old files say
-    // add_prefix_space.
+    // Whether Metaspace inserts a space before a text: always, first (only at the start of the whole text), never. Old files
+    // have add_prefix_space.
     static std::string metaspace_scheme(const nlohmann::json& j) {
         const std::string scheme = j.value("prepend_scheme", j.value("add_prefix_space", true) ? "always" : "never");
         if (scheme != "always" && scheme != "first" && scheme != "never")

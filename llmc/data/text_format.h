@@ -1,7 +1,7 @@
-// Detects the format of an input by its first bytes, so that nothing is learned from files that are not text.
+// Detects the format of an input by its first bytes, so that no model is trained on files that are not text.
 //   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that converts it
 //   find_text_format       text, JSON lines, other JSON, or WARC
-//   OddBytes               the share of NUL and of invalid UTF-8, which gives away binary data without a signature
+//   OddBytes               the fraction of NUL and of invalid UTF-8, which reveals binary data without a signature
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -27,7 +27,7 @@ inline constexpr std::string_view parquet_magic = "PAR1";
 inline constexpr FileSignature file_signatures[] = {
     {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
-    {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // begins with a skippable frame
+    {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // starts with a skippable frame
     {0, "BZh"sv, "bzip2-compressed", "bzcat FILE"},            // and more, checked in find_signature
     {0, "\xfd\x37zXZ\0"sv, "xz-compressed", "xzcat FILE"},
     {0, "\x04\x22\x4d\x18"sv, "lz4-compressed", "lz4cat FILE"},
@@ -62,7 +62,7 @@ inline constexpr FileSignature file_signatures[] = {
 inline const FileSignature* find_signature(std::string_view first) {
     for (const FileSignature& s : file_signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
-        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may begin with "BZh"
+        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may start with "BZh"
         return &s;
     }
     // UTF-16 without a byte order mark: in Latin text every second byte is NUL, and hardly any other.
@@ -77,7 +77,7 @@ inline const FileSignature* find_signature(std::string_view first) {
 }
 
 // "zcat FILE" with the input's name, piped into the command that reads it. `reading` is that command up to the file's name, as
-// in "prepare --input"; "" if it takes files only. Data from a pipe has no name.
+// in "prepare --input"; "" if it reads only files. Data from a pipe has no name.
 inline std::string as_pipe(std::string command, const std::string& path, const std::string& reading) {
     const bool piped = path == "-" || path.rfind("/dev/", 0) == 0;
     if (const size_t at = command.find(piped ? " FILE" : "FILE"); at != std::string::npos)
@@ -97,7 +97,7 @@ inline void refuse_other_formats(std::string_view first, const std::string& path
     fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
 }
 
-// Counts bytes that text should not have. An input with more than 1 in 200 is not taken for text: real corpora have one in
+// Counts bytes that text should not have. An input with more than 1 in 200 is rejected as binary: real corpora have one in
 // thousands, German in Latin-1 one in 75.
 struct OddBytes {
     int64_t bytes = 0, nul = 0, invalid = 0;  // total; NUL; not part of valid UTF-8
@@ -142,7 +142,7 @@ inline OddBytes count_odd_bytes(std::string_view text) {
 // ---- text or JSON ----------------------------------------------------------------------------------------------------------
 enum class TextFormat { text, json_lines, json_objects, json_array, parquet, warc };
 
-// By the name, without what names the compression.
+// By the name, without the ending of a compression.
 inline bool named_as_json(std::string path) {
     for (char& c : path) c = (char)tolower((unsigned char)c);
     for (const std::string_view ending : {".gz", ".zst"})
@@ -151,8 +151,8 @@ inline bool named_as_json(std::string path) {
     return is_named(".jsonl") || is_named(".ndjson") || is_named(".jsonlines") || is_named(".json");
 }
 
-// JSON if `asked` or the name says so, or if the input begins as JSON does: an array of objects, objects over several lines
-// (only where the name says JSON), or else one object per line. Text otherwise.
+// JSON if `asked` or the name says so, or if the input starts like JSON: an array of objects, objects over several lines (only
+// if the name says JSON), or else one object per line. Text otherwise.
 inline TextFormat find_text_format(InputStream& in, const std::string& asked) {
     if (asked == "text") return TextFormat::text;
     std::string_view first = in.peek(first_bytes).substr(0, first_bytes);
@@ -166,13 +166,13 @@ inline TextFormat find_text_format(InputStream& in, const std::string& asked) {
     const std::string_view opening = skip(" \t\r\n", 0);
     if (opening == "[" && (json || (skip(" \t\r\n", 1) == "{" && skip(" \t\r\n", 1) == "\""))) return TextFormat::json_array;
     if (opening != "{") return json ? TextFormat::json_lines : TextFormat::text;
-    // A first line that does not end an object, and the next does not begin one.
+    // A first line that does not end an object, and a second one that does not start one.
     const size_t newline = first.find('\n');
     if (json && newline != std::string_view::npos) {
         const size_t end = first.find_last_not_of(" \t\r", newline - 1), next = first.find_first_not_of(" \t\r\n", newline);
         if (first[end] != '}' && next != std::string_view::npos && first[next] != '{') return TextFormat::json_objects;
     }
-    // {' begins a dictionary printed by Python, which is not JSON: treated as JSON it is refused, instead of being learned as
+    // {' starts a dictionary printed by Python, which is not JSON: treated as JSON it is refused, instead of being used as
     // text.
     const std::string_view next = skip(" \t\r", 1);
     return json || next == "\"" || next == "'" || next == "}" ? TextFormat::json_lines : TextFormat::text;

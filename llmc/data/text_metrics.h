@@ -1,15 +1,15 @@
-// How near a written text is to references that people wrote, by the definitions whose numbers are published:
+// Compares generated text with human references, by the definitions of published numbers:
 //   exact match, F1   SQuAD's (Rajpurkar et al., 2016; the official script of 2.0): texts in lower case, without ASCII
 //                     punctuation and articles; equal, or the harmonic mean of precision and recall of their words
-//   BLEU              Papineni et al. (2002) as sacrebleu computes it (Post, 2018): case, tokens of mteval-v13a, 1- to 4-grams,
+//   BLEU              Papineni et al. (2002) as computed by sacrebleu (Post, 2018): case, tokens of mteval-v13a, 1- to 4-grams,
 //                     exponential smoothing, brevity penalty by the nearest reference; of all texts together, 0 to 100
 //                       BLEU = BP exp(1/4 sum log p_n),  p_n = clipped matches / n-grams,  BP = min(1, exp(1 - r / c))
 //   ROUGE-N, -L, -Lsum   F of n-grams, of the longest common subsequence, and of the lines' union of these (Lin, 2004) as
-//                     rouge-score computes them: words of a-z and 0-9 in lower case, with or without Porter's stemmer
-// Of several references the best counts; BLEU takes an n-gram as often as one of them has it.
+//                     computed by rouge-score: words of a-z and 0-9 in lower case, with or without Porter's stemmer
+// With several references the best score counts; BLEU clips an n-gram at the maximum of its counts in the references.
 // Other languages: SQuAD's words and BLEU's tokens are separated by white space, and ROUGE knows letters a-z only. A Japanese
-// text is one token for the first two and none for ROUGE; put spaces between its words, or characters, on both sides.
-// Bytes that are not UTF-8 are compared as they are.
+// text is one token for the first two and none for ROUGE; put spaces between its words, or characters, on both sides. Bytes
+// that are not UTF-8 are compared unchanged.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@
 using Words = std::vector<std::string>;
 using NgramCounts = std::map<std::vector<std::string_view>, int64_t>;
 
-// At white space as Python's str.split() knows it.
+// Splits at white space like Python's str.split().
 inline Words split_words(std::string_view text) {
     Words words;
     bool inside = false;
@@ -68,7 +68,7 @@ double best_of(const std::vector<std::string>& references, F measure) {
 }
 
 // ---- SQuAD -----------------------------------------------------------------------------------------------------------------
-// The words that count of an answer. (Of Python's lower() this lacks that a Greek sigma has another form at a word's end.)
+// The words of an answer that are compared. (Unlike Python's lower(), this ignores the final form of a Greek sigma.)
 inline Words answer_words(std::string_view text) {
     std::string plain, word;
     const auto end_word = [&] {
@@ -103,8 +103,8 @@ inline double word_f1(const std::string& text, const std::vector<std::string>& r
 }
 
 // ---- BLEU ------------------------------------------------------------------------------------------------------------------
-// A text with spaces between its tokens, by the rules of NIST's mteval-v13a.pl. Bytes of characters beyond ASCII are no digits,
-// and are left together.
+// A text with spaces between its tokens, by the rules of NIST's mteval-v13a.pl. Bytes of characters beyond ASCII are not
+// digits, and stay together.
 inline std::string separate_tokens_13a(std::string text) {
     const auto replace_all = [&](std::string_view from, std::string_view to) {
         for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
@@ -115,7 +115,7 @@ inline std::string separate_tokens_13a(std::string text) {
         return (c >= ' ' && c <= '&') || (c >= '(' && c <= '+') || c == '/' || (c >= ':' && c <= '@') ||
                (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
     };
-    // Pairs of characters that match first and second, none of them part of two, with spaces around one of them.
+    // Pairs of characters that match first and second, without overlaps, get spaces around one of them.
     const auto separate = [&](auto first, auto second, const char* before, const char* between, const char* after) {
         std::string out;
         for (size_t i = 0; i < text.size(); i++)
@@ -144,7 +144,7 @@ inline Words tokens_13a(const std::string& text) {
     return split_words(separate_tokens_13a(std::string(without_trailing_space(text))));
 }
 
-// What BLEU needs to know of a text; those of several add up.
+// The counts of a text for BLEU; counts of several texts add up.
 struct BleuCounts {
     static constexpr size_t orders = 4;
     int64_t length = 0, reference_length = 0;         // in tokens
@@ -231,7 +231,7 @@ inline double rouge_n(const std::string& text, const std::vector<std::string>& r
     });
 }
 
-// The indices of `expected` that are in one of the longest common subsequences, marked; that which rouge-score finds.
+// Marks the indices of `expected` that are in one of the longest common subsequences: the one that rouge-score finds.
 inline std::vector<bool> longest_common_subsequence(const Words& expected, const Words& words) {
     const size_t columns = words.size() + 1;
     std::vector<int> length((expected.size() + 1) * columns);  // of the first i and j words

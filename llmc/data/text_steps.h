@@ -1,11 +1,11 @@
-// The pre-tokenizers of Hugging Face's tokenizer.json, as a list of steps, each of which divides the pieces of the one before.
-// Whatever is unknown is refused by name.
+// The pre-tokenizers of Hugging Face's tokenizer.json, as a list of steps, each of which splits the previous step's pieces.
+// Anything unknown is refused by name.
 //
 //   ByteLevel                   the last step: GPT-2's words, whose characters become bytes (tokenizer.h)
-//   Metaspace                   spaces become U+2581, one is put before the text, and each begins a piece
-//   Split, CharDelimiterSplit   at what a regular expression, or a text, matches
+//   Metaspace                   spaces become U+2581, one is put before the text, and each starts a piece
+//   Split, CharDelimiterSplit   at matches of a regular expression, or of a text
 //   Digits, Punctuation         at numbers, at punctuation
-//   Whitespace, WhitespaceSplit at what is no word, at white space, which is dropped
+//   Whitespace, WhitespaceSplit at non-words, at white space, which is dropped
 //   Sequence                    one after the other
 #pragma once
 #include <nlohmann/json.hpp>
@@ -26,7 +26,7 @@ public:
     explicit TextSteps(const nlohmann::json& j) { add(j); }
 
     bool byte_level = false;  // the last step is ByteLevel
-    bool drops_text = false;  // some step drops what it matches
+    bool drops_text = false;  // some step drops its matches
     bool only_splits() const {
         return std::all_of(steps_.begin(), steps_.end(), [](const Step& s) { return std::holds_alternative<Splitter>(s); });
     }
@@ -36,8 +36,8 @@ public:
         return all;
     }
 
-    // Calls piece(string_view) for each piece of text. Bytes that are not UTF-8 are pieces of their own.
-    // begins: the text begins a document; continues: it is a later part of a text, before which nothing is put.
+    // Calls piece(string_view) for each piece of text. Bytes that are not UTF-8 are separate pieces. begins: the text starts a
+    // document; continues: it is a later part of a text, before which nothing is put.
     template <class F>
     void split(std::string_view text, bool begins, bool continues, F piece) const {
         Splitter::begin_text(text.size());

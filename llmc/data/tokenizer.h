@@ -1,22 +1,22 @@
-// Tokenizers, from Hugging Face's tokenizer.json or a SentencePiece model. A file is encoded exactly as by its library, or
-// refused with the name of the unsupported feature. Two kinds:
+// Tokenizers, from Hugging Face's tokenizer.json or a SentencePiece model. A file is either encoded exactly as by its library,
+// or refused with the name of the unsupported feature. Two kinds:
 //   of bytes        byte-level BPE (Sennrich et al., 2016; Radford et al., 2019): GPT-2, Llama-3, BLOOM, Qwen. bpe.h
 //   of characters   BPE (Llama-2, Mistral: character_bpe.h) or a unigram model (LLM-jp, T5: unigram.h), in which a character
 //                   without a token falls back to its bytes
 //
-// Text becomes tokens in these steps (and before them, where the file says so, it is normalised: normalizer.h).
+// Text becomes tokens in these steps (after normalisation, if the file requires it: normalizer.h).
 //   1. Pre-tokenisation: a regular expression splits the text into pieces (a word with the space before it, a run of digits).
 //      Merges never cross a piece, so " the" is learned once rather than together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
-//   3. Merges: training learned an ordered list of pairs of tokens. Of the adjacent pairs in a piece, the one learned first is
-//      merged, again and again, until none is left.
-// tokenizer.json writes bytes as characters (GPT-2's table: printable bytes stand for themselves, the others for U+0100 and
-// up), so that " the" reads "Ġthe". In tokenizers of characters a space is U+2581: "▁the". Only loading and saving use that
-// table; everything else works on raw bytes. Bytes that are not valid UTF-8 are pieces of their own: encode() takes any bytes,
-// and with a tokenizer of bytes decode(encode(x)) == x (unless the file says otherwise: keeps_every_byte).
-// Added tokens are found in the text before these steps. Special ones ("<|endoftext|>") control the model. In training data,
-// text that spells a special token stays text: a web page must not end a document. In a prompt it becomes the token, and the
-// tokens that the file's template puts around a text (Llama 3's "<|begin_of_text|>") are added, as in transformers.
+//   3. Merges: training learned an ordered list of pairs of tokens. Among the adjacent pairs in a piece, the one learned first
+//      is merged, repeatedly, until none is left.
+// tokenizer.json writes bytes as characters (GPT-2's table: printable bytes as themselves, the others as U+0100 and up), so
+// that " the" reads "Ġthe". In tokenizers of characters a space is U+2581: "▁the". Only loading and saving use that table;
+// everything else works on raw bytes. Bytes that are not valid UTF-8 are separate pieces: encode() accepts any bytes, and with
+// a tokenizer of bytes decode(encode(x)) == x (unless the file prevents it: keeps_every_byte). Added tokens are found in the
+// text before these steps. Special ones ("<|endoftext|>") control the model. In training data, text that spells a special token
+// stays text: a web page must not end a document. In a prompt it becomes the token, and the file's template tokens around a
+// text (Llama 3's "<|begin_of_text|>") are added, as in transformers.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -52,7 +52,7 @@
 #include "unigram.h"
 
 // ---- bytes as characters ---------------------------------------------------------------------------------------------------
-// The code point that stands for each byte in GPT-2's table.
+// The code point of each byte in GPT-2's table.
 inline const std::array<uint32_t, 256>& byte_characters() {
     static const std::array<uint32_t, 256> table = [] {
         std::array<uint32_t, 256> t{};
@@ -84,8 +84,8 @@ inline bool characters_to_bytes(std::string_view characters, std::string& bytes)
     return true;
 }
 
-// Where a text stands in its document: at its beginning, behind an earlier part of the text, or behind a special token. A
-// tokenizer may put a space before a text that begins.
+// Position of a text in its document: at its start, after an earlier part of the text, or after a special token. A tokenizer
+// may put a space before a text at the start of a document.
 enum class TextPlace { begins, continues, behind_token };
 
 // ---- the tokenizer ---------------------------------------------------------------------------------------------------------
@@ -97,14 +97,14 @@ public:
     static std::string file_of(const std::string& path) {
         if (!std::filesystem::is_directory(path)) return path;
         const std::string file = tokenizer_file_in(path);
-        return file.empty() ? path + "/tokenizer.json" : file;  // whose absence is told
+        return file.empty() ? path + "/tokenizer.json" : file;  // reported as missing
     }
     static Tokenizer load(const std::string& path) {
         const std::string file = file_of(path);
         const MappedFile mapped(file);
         const std::string_view bytes = mapped.text();
         try {
-            // A model begins with a field 1, within which is a field 1.
+            // A model starts with a field 1, within which is a field 1.
             if (bytes.size() > 2 && bytes[0] == '\n' && bytes[2] == '\n') return Tokenizer(sentencepiece, bytes, file);
             return Tokenizer(parse_json(bytes, file), file);
         } catch (const nlohmann::json::exception& e) {
@@ -115,7 +115,7 @@ public:
     int vocab_size() const { return (int)bytes_.size(); }
     int eod_id() const { return eod_; }  // end of document; -1: none
     int bos_id() const { return bos_; }
-    // Says so if the settings beside it name an end of a text that is no token.
+    // Prints a note if the settings next to it name an end-of-text token that does not exist.
     void tell_missing_end() const {
         if (!missing_end_.empty())
             print_line(stderr, format("note: the eos_token beside %s is '%s', which is no token of it: %s ends documents",
@@ -123,16 +123,16 @@ public:
                                       eod_ >= 0 ? ("'" + token_bytes(eod_) + "'").c_str() : "none"));
     }
     const std::string& source() const { return source_; }
-    // What the file is called in the directory of a model.
+    // The file's name in the directory of a model.
     const char* file_name() const { return is_sentencepiece_ ? "tokenizer.model" : "tokenizer.json"; }
     TokenizerIdentity identity() const { return {hash_, std::filesystem::absolute(source_).string(), vocab_size()}; }
-    // The raw bytes of a token; for an added token, its name. Models have more ids than their tokenizers where the vocabulary
-    // was padded (BLOOM's by 200).
+    // The raw bytes of a token; for an added token, its name. Models have more ids than their tokenizers if the vocabulary was
+    // padded (BLOOM's by 200).
     std::string token_bytes(int id) const { return has_text(id) ? bytes_[(size_t)id] : format("<|id %d|>", id); }
     bool has_text(int id) const { return id >= 0 && id < vocab_size(); }
     bool is_special(int id) const { return !has_text(id) || special_[(size_t)id]; }
     bool of_bytes() const { return pre_tokenizer_ != nullptr; }  // else of characters
-    // Whether decode(encode(x)) is x for every x.
+    // True if decode(encode(x)) is x for every x.
     bool keeps_every_byte() const { return keeps_every_byte_; }
     int token_to_id(const std::string& name) const {
         const auto found = added_.find(name);
@@ -175,8 +175,8 @@ public:
     }
     const std::vector<int>& template_before() const { return template_before_; }
     const std::vector<int>& template_after() const { return template_after_; }
-    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order, in which special tokens are recognised.
-    // (Those that the normalizer would change stay text.)
+    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order; special tokens are recognised, except
+    // ones that the normalizer would change, which stay text.
     template <class Text, class Token>
     void split_at_added(std::string_view text, Text on_text, Token on_token) const {
         const auto rest = [&](std::string_view part) {
@@ -194,7 +194,7 @@ public:
             [&](const AddedToken& t) { count += t.special; });
         return count;
     }
-    // What has no token in a text that became these tokens: bytes, or of a tokenizer of characters places in the text.
+    // Number of bytes without a token in a text with these tokens or, for a tokenizer of characters, of places in the text.
     int64_t count_lost(std::string_view text, const std::vector<int>& tokens) const {
         if (!pre_tokenizer_) return std::count(tokens.begin(), tokens.end(), unknown_);
         if (bpe_.knows_every_byte() && !steps_.drops_text) return 0;  // a normalizer changes bytes and loses none
@@ -216,8 +216,8 @@ public:
     void check_fits(int model_vocabulary) const {
         if (vocab_size() > model_vocabulary) refuse_model(model_vocabulary, model_vocabulary);
     }
-    // The same, but added tokens beyond the vocabulary are left out, and told if `says`: Gemma 3's tokenizer has one for
-    // images, which its models of text lack. Pieces of text beyond it, and tokens that begin or end one, are refused.
+    // The same, but drops added tokens beyond the vocabulary, with a note if `says`: Gemma 3's tokenizer has one for images,
+    // which its text models lack. Pieces of text beyond it, and tokens that start or end a text, are refused.
     void fit(int model_vocabulary, bool says) {
         const int before = vocab_size();
         if (before <= model_vocabulary) return;
@@ -251,8 +251,8 @@ public:
     }
 
 private:
-    // Tokens that are not to be normalised are found first, then the text between is normalised, then the others are found in
-    // it. on_text(part, whether it begins the document, whether it continues an earlier text), on_token(token).
+    // Tokens that must not be normalised are found first, then the text between them is normalised, then the others are found
+    // in it. on_text(part, whether it starts the document, whether it continues an earlier text), on_token(token).
     template <class Text, class Token>
     void find_added(std::string_view text, bool special, TextPlace place, Text on_text, Token on_token) const {
         const auto looked_for = [&](const AddedTokenFinder& f) { return !f.empty() && (special || !f.only_special()); };
@@ -270,7 +270,7 @@ private:
             if (normalizer_.does_nothing()) return normal(part, opens, goes_on);
             const std::string normalized = normalizer_.normalize(part, goes_on);
             if (normalized.empty()) return;
-            // What a normaliser has dropped was the beginning.
+            // False if the normaliser has dropped the start.
             const bool begins = opens && !normalizer_.normalize(part.substr(0, first_character(part).length), false).empty();
             normal(normalized, begins, goes_on);
         };
@@ -336,7 +336,7 @@ private:
     }
     [[noreturn]] void refuse(const std::string& what) const { fail("%s: %s is not supported", source_.c_str(), what.c_str()); }
 
-    // Takes the place `id` for a token; ids are 0 .. limit-1.
+    // Reserves the index `id` for a token; ids are 0 .. limit-1.
     size_t place(const nlohmann::json& number, const std::string& token, size_t limit) {
         if (!number.is_number_integer()) fail("%s: the id of token '%s' is not a whole number", source_.c_str(), token.c_str());
         const int64_t id = number.get<int64_t>();
@@ -366,7 +366,7 @@ private:
         if (found != by_characters_.end()) unknown_ = found->second;
     }
 
-    // A vocabulary of bytes: GPT-2's characters stand for them.
+    // A vocabulary of bytes, as GPT-2's characters.
     void load_bytes(const nlohmann::json& j) {
         const char* name = source_.c_str();
         for (const auto& [characters, value] : j["model"].at("vocab").items()) {
@@ -432,10 +432,10 @@ private:
             fail("%s: unk_id is %s; it must be the id of a token", source_.c_str(), unknown.dump().c_str());
         unknown_ = unknown.get<int>();
         load_added(j);
-        // Text that spells a special token stays text, so it is no piece. (In the library it is, once a normaliser has made
+        // Text that spells a special token stays text, so it is no piece. (In the library it is one if a normaliser has made
         // it.)
         std::vector<UnigramEncoder<double>::Piece> pieces;
-        std::set<std::string> seen = {""};  // what a normaliser made of an added token may be another one, or nothing
+        std::set<std::string> seen = {""};  // normalised added tokens may coincide, or be empty
         for (size_t id = 0; id < scores.size(); id++)
             if (!special_[id] && seen.insert(checked_piece(pieces_[id])).second)
                 pieces.push_back({pieces_[id], scores[id], (int)id});
@@ -443,7 +443,7 @@ private:
         encodes_by(UnigramEncoder<double>(pieces, unknown_characters(byte_fallback), *low, *high));
     }
 
-    // A trie of tokens is as deep as the longest, and what merges them takes the square of its length.
+    // A trie of tokens is as deep as the longest, and merging takes quadratic time in its length.
     const std::string& checked_piece(const std::string& text) const {
         constexpr size_t most = 4096;
         if (text.size() > most)
@@ -480,7 +480,7 @@ private:
         const char* name = source_.c_str();
         const nlohmann::json tokens = j.value("added_tokens", nlohmann::json::array());
         const size_t limit = bytes_.size() + tokens.size();
-        std::map<size_t, std::string> contents;  // what the decoder takes for a token that is normalised
+        std::map<size_t, std::string> contents;  // the decoder's text for normalised tokens
         for (const auto& token : tokens.is_null() ? nlohmann::json::array() : tokens) {
             const std::string content = token.at("content").get<std::string>();
             const auto known = by_characters_.find(content);
@@ -500,7 +500,7 @@ private:
             special_[id] = special;
             taken_[id] = true;
             added_[content] = (int)id;
-            // A token of the vocabulary may be listed under another text ("é" is a byte, too): it stands for those bytes still.
+            // A token of the vocabulary may be listed under another text ("é" is a byte, too): it still means those bytes.
             keeps_every_byte_ &= !added.lstrip && !added.rstrip && bytes_[id] == content;
             const bool normalized = flag("normalized", !special);
             if (normalized) added.content = normalizer_.normalize(content, false);
@@ -511,7 +511,7 @@ private:
         check_all_taken();
         for (const auto& [id, content] : contents) pieces_[id] = content;
     }
-    // Every id has its token. Tokens of characters are kept as the decoder wants them, and as what they are within a text.
+    // Checks that every id has its token. Tokens of characters are stored as the decoder needs them, and as text pieces.
     void check_all_taken() {
         for (size_t id = 0; id < taken_.size(); id++)
             if (!taken_[id]) fail("%s: no token has the id %zu", source_.c_str(), id);
@@ -583,9 +583,9 @@ private:
         load_roles({m.eos}, {m.bos});
     }
 
-    // The tokens that transformers' tokenizer in Python has added to a model, as tokenizer.json lists them: those of
-    // added_tokens_decoder in tokenizer_config.json, else (before transformers 4.34) those of added_tokens.json, of which those
-    // are special that have a role. All are found in the text as it is.
+    // The tokens that transformers' Python tokenizer has added to a model, in tokenizer.json's form: from added_tokens_decoder
+    // in tokenizer_config.json, else (before transformers 4.34) from added_tokens.json, where the ones with a role are special.
+    // All are found in the unnormalised text.
     nlohmann::json added_beside() const {
         using nlohmann::json;
         std::vector<json> all;
@@ -629,12 +629,12 @@ private:
         encodes_by(UnigramEncoder<float>(pieces, unknown_characters(m.byte_fallback), (double)low, (double)high));
     }
 
-    // Any two neighbours that together are a piece are merged, those of the highest score first.
+    // Any two neighbours that together are a piece are merged, the pair with the highest score first.
     void load_pieces_of_bpe(const SentencePieceModel& m, std::vector<std::pair<std::string, int>> user_defined) {
         CharacterBpe bpe;
         bpe.late_unknown = bpe.fuse_unknown = true;
         std::vector<size_t> by_score;
-        std::unordered_set<std::string> symbols;  // what can be half of a merge
+        std::unordered_set<std::string> symbols;  // possible halves of a merge
         for (size_t id = 0; id < m.pieces.size(); id++) {
             const SentencePieceModel::Piece& p = m.pieces[id];
             if (p.kind == SentencePieceModel::unused) refuse("the unused piece '" + p.text + "'");
@@ -689,7 +689,7 @@ private:
         if (!text) refuse("a template without the text");
     }
 
-    // The files beside it are read if it has its usual name: other files of a directory are not known to be its own.
+    // The settings next to it are read only if it has its usual name: other files of a directory may not belong to it.
     bool is_named_as_usual() const { return std::filesystem::path(source_).filename() == file_name(); }
     nlohmann::json object_beside(const char* name) const {
         const auto path = std::filesystem::path(source_).parent_path() / name;
@@ -709,10 +709,10 @@ private:
         return name.is_string() ? name.get<std::string>() : "";
     }
 
-    // Finds the tokens that begin and end a text: from tokenizer_config.json beside the file, else special ones by the usual
-    // names. Its add_bos_token and add_eos_token decide what is put around a text with a SentencePiece model, which has no
-    // template, and in those classes of transformers that replace the template of tokenizer.json by them, of Llama, Gemma and
-    // Code Llama. (Other classes, some of which do so in transformers 4 and all in 5, keep the template.)
+    // Finds the tokens at the start and end of a text: from tokenizer_config.json next to the file, else special ones by the
+    // usual names. Its add_bos_token and add_eos_token decide the tokens around a text for a SentencePiece model, which has no
+    // template, and for the classes of transformers in which they replace the template of tokenizer.json: Llama, Gemma and Code
+    // Llama. (Other classes, some of which do so in transformers 4 and all in 5, keep the template.)
     void load_roles(const Strings& eos = {"<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"},
                     const Strings& bos = {"<|begin_of_text|>", "<bos>", "<s>"}) {
         const nlohmann::json settings = settings_beside();
@@ -769,16 +769,16 @@ private:
     int eod_ = -1, bos_ = -1, unknown_ = -1;
     std::vector<int> template_before_, template_after_;
     AddedTokenFinder added_plain_, added_normalized_;
-    AddedTokenFinder added_unchanged_;  // special ones of the latter that the normalizer leaves as they are
+    AddedTokenFinder added_unchanged_;  // special ones of the latter that the normalizer leaves unchanged
     Normalizer normalizer_;
     std::vector<std::string> bytes_;  // id -> raw bytes
     std::vector<bool> special_, taken_;
     std::unordered_map<std::string, int> by_characters_, added_;
 
-    // Of bytes ...
+    // For tokens of bytes.
     std::shared_ptr<PreTokenizer> pre_tokenizer_;
     BytePairEncoder bpe_;
-    // ... or, where there is no pre_tokenizer_, of characters.
+    // For tokens of characters, if pre_tokenizer_ is null.
     TextSteps steps_;
     std::function<void(std::string_view, std::vector<int>&)> encode_piece_;
     TextDecoder decoder_;

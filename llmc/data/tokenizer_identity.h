@@ -1,9 +1,10 @@
 // Identifies a tokenizer. Token ids mean nothing without their tokenizer, and another one's ids often fit the same model:
-// training would run and learn nonsense. So a dataset records the tokenizer that made it, in PREFIX.meta.json beside PREFIX.bin
-// and PREFIX.idx (which stay as Megatron writes them; data without that file can still be read), and every reader compares.
+// training would run and learn nonsense. So a dataset records the tokenizer that made it, in PREFIX.meta.json next to
+// PREFIX.bin and PREFIX.idx (which are as Megatron writes them; data without that file can still be read), and every reader
+// compares.
 //
 // Tokenizers are the same if they encode every text alike: the hash covers the vocabulary, the merges in their order, the steps
-// before them and the added tokens, independent of how a tokenizer.json spells them. It is FNV-1a with 64 bits, which protects
+// before them and the added tokens, independent of their spelling in tokenizer.json. It is FNV-1a with 64 bits, which protects
 // against mistakes, not against attacks.
 #pragma once
 #include <cstdint>
@@ -41,7 +42,7 @@ inline uint64_t add_to_hash(uint64_t hash, std::string_view bytes) {
 inline constexpr uint64_t empty_hash = 0xcbf29ce484222325;
 inline std::string hash_text(uint64_t hash) { return format("%016llx", (unsigned long long)hash); }
 
-// The hash of a tokenizer.json that was found valid. (A SentencePiece model's is that of the file.)
+// The hash of a valid tokenizer.json. (For a SentencePiece model, the file is hashed.)
 inline std::string tokenizer_hash(const nlohmann::json& file) {
     using nlohmann::json;
     uint64_t hash = empty_hash;
@@ -54,7 +55,7 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
     for (const json& merge : field(model, "merges", json::array()))  // "a b" or ["a", "b"]
         add(merge.is_string() ? merge : json(merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>()));
     add(field(model, "ignore_merges", false));
-    // What tokenizers of bytes have no use for.
+    // Fields that tokenizers of bytes do not use.
     for (const char* key : {"byte_fallback", "unk_id"})
         if (const json value = field(model, key, false); value != false) add({key, value});
 
@@ -93,12 +94,13 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
     return hash_text(hash);
 }
 
-// ---- the file beside a data set --------------------------------------------------------------------------------------------
+// ---- the file next to a data set
+// ---------------------------------------------------------------------------------------------
 struct DataOrigin {
     TokenizerIdentity tokenizer;
     int64_t documents = 0, tokens = 0;
-    std::string chat_template{};  // of conversations, which have a mask beside them (dataset.h); empty: text
-    bool pairs = false;           // of conversations: they are pairs of answers, the chosen one before the rejected one
+    std::string chat_template{};  // for conversations, which have a mask file (dataset.h); empty: text
+    bool pairs = false;           // conversations are pairs of answers, the chosen one before the rejected one
 };
 
 inline const char* const origin_ending = ".meta.json";
@@ -114,7 +116,7 @@ inline std::string origin_text(const DataOrigin& o) {
     return json_text(j, 1) + "\n";
 }
 
-// Reads the file; used before it is overwritten, too, to refuse files of other programs.
+// Reads the file; also used before overwriting it, to refuse files of other programs.
 inline DataOrigin read_origin(const std::string& path) {
     const nlohmann::json j = parse_json(read_whole_file(path), path);
     try {

@@ -1,6 +1,6 @@
 // Learns a byte-level BPE vocabulary (see tokenizer.h): counts the pieces of a text, then merges the most frequent pair of
-// tokens, again and again, until the vocabulary is full. Ids are assigned as Hugging Face's BpeTrainer does: special tokens,
-// the 256 bytes in the order of their characters, then merges; among equally frequent pairs the one with smaller ids wins.
+// tokens, repeatedly, until the vocabulary is full. Ids are assigned like in Hugging Face's BpeTrainer: special tokens, the 256
+// bytes in the order of their characters, then merges; among equally frequent pairs the one with smaller ids wins.
 //
 // A merge changes only the words that contain its pair. So each pair remembers its words, counts are updated as merges happen,
 // and the priority queue may hold outdated counts: an entry that no longer agrees is corrected when it reaches the top.
@@ -23,10 +23,10 @@
 // Distinct pieces and how often each occurs.
 using PieceCounts = std::unordered_map<std::string, int64_t>;
 
-// Counts pieces: short ones in a small flat table, in which a piece takes the place of another with the same hash.
+// Counts pieces: short ones in a small flat table, where a piece replaces another with the same hash.
 class PieceCounter {
 public:
-    // end: where the memory that may be read ends.
+    // end: end of the readable memory.
     void add(std::string_view piece, const char* end) {
         const auto key = WordCache::key_of(piece, end);
         if (!key.exists()) {
@@ -40,9 +40,9 @@ public:
         }
         place.count++;
     }
-    // Of the pieces that have no place in the table.
+    // Number of distinct pieces outside the table.
     size_t others() const { return others_.size(); }
-    // Adds all counts to `counts` and begins anew.
+    // Adds all counts to `counts` and clears them here.
     void move_to(PieceCounts& counts) {
         for (Place& place : places_) empty(place);
         for (const auto& [piece, count] : others_) counts[piece] += count;
@@ -63,14 +63,14 @@ private:
     PieceCounts others_;
 };
 
-// A special token, as tokenizer.json lists it.
+// A special token, as listed in tokenizer.json.
 inline nlohmann::ordered_json added_token(size_t id, const std::string& content) {
     return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
             {"rstrip", false}, {"normalized", false}, {"special", true}};
 }
 
-// Appends placeholders for special tokens of later, so that the size of the vocabulary need not change then: `reserved` of
-// them, and as many more as make it a multiple of `multiple`. Returns the new size.
+// Appends placeholders for later special tokens, so that the size of the vocabulary need not change then: `reserved` of them,
+// and as many more as make it a multiple of `multiple`. Returns the new size.
 inline int reserve_tokens(nlohmann::ordered_json& tokenizer, int size, int reserved, int multiple) {
     const int all = (size + reserved + multiple - 1) / multiple * multiple;
     std::set<std::string> taken;
@@ -197,7 +197,7 @@ private:
         return found->second;
     }
 
-    // No text is merged into a special token: it would end documents, say.
+    // Text is never merged into a special token, which might end documents, for example.
     bool is_special(const std::string& bytes) const {
         const auto found = ids_.find(bytes);
         return found != ids_.end() && found->second < (int)special_.size();

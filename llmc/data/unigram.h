@@ -1,13 +1,13 @@
 // The unigram language model as a tokenizer (Kudo, 2018): every piece has a score, the logarithm of its probability, and a text
-// becomes those pieces whose scores have the largest sum. Found from left to right (Viterbi): the best way to end at a place is
-// the best way to end where the last piece begins, and that piece. The cost is the text's length times that of the longest
-// piece.
+// is encoded as the pieces with the largest sum of scores. Found from left to right (Viterbi): the best way to end at a place
+// is the best way to end at the start of the last piece, plus that piece. The cost is the text's length times the longest
+// piece's.
 //
-// A character that no piece of its own covers is unknown, at 10 below the lowest score; neighbouring ones become one unknown
-// token, or with byte fallback the tokens of their bytes, <0x00> .. <0xFF>.
+// A character that is not a piece is unknown, at 10 below the lowest score; neighbouring ones become one unknown token, or with
+// byte fallback the tokens of their bytes, <0x00> .. <0xFF>.
 //
 // Equal sums: the longer last piece wins. Hugging Face's library keeps sums in double precision, SentencePiece in single, which
-// decides between ways that are nearly as good: `Score` is the one or the other.
+// decides between nearly equal encodings: `Score` is one or the other.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -23,9 +23,9 @@
 #include "byte_trie.h"
 #include "piece_cache.h"
 
-// The token that stands for a byte: "<0x0A>".
+// The token for a byte: "<0x0A>".
 inline std::string byte_token(unsigned char byte) { return format("<0x%02X>", byte); }
-// The byte that a token of this text stands for; -1: none.
+// The byte that this token represents; -1: none.
 inline int byte_of_token(std::string_view token) {
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
     int value = 0;
@@ -40,11 +40,11 @@ inline int byte_of_token(std::string_view token) {
     return value;
 }
 
-// What becomes of characters without a token: shared by the tokenizers whose symbols are characters.
+// Handling of characters without a token, shared by the tokenizers whose symbols are characters.
 struct UnknownCharacters {
     int id = -1;                  // -1: there is no unknown token
     std::array<int, 256> byte{};  // the tokens of bytes
-    bool falls_back = false;      // all of them are there and used
+    bool falls_back = false;      // all of them exist and are used
 
     UnknownCharacters() { byte.fill(-1); }
 };
@@ -56,10 +56,10 @@ public:
         std::string text;
         double score;
         int id;
-        bool user_defined = false;  // worth more than any way to divide it, by SentencePiece's formula
+        bool user_defined = false;  // preferred to any way to split it, by SentencePiece's formula
     };
 
-    // min_score: the lowest score of a piece, max_score: the highest; those that are not in the list count as well.
+    // min_score: the lowest score of a piece, max_score: the highest; both include pieces outside the list.
     UnigramEncoder(const std::vector<Piece>& pieces, UnknownCharacters unknown, double min_score, double max_score)
         : unknown_(unknown), unknown_score_((Score)min_score - (Score)10) {
         std::vector<std::pair<std::string, int>> strings;
@@ -78,7 +78,7 @@ public:
 
 private:
     static constexpr int no_way = -1, unknown_way = -2;
-    struct Node {  // the best way to end here: its sum, its last token, and where that begins
+    struct Node {  // the best way to end here: its sum, its last token, and that token's start
         Score score;
         int32_t id, begin;
     };
@@ -117,8 +117,8 @@ private:
         std::reverse(tokens.begin() + (std::ptrdiff_t)first, tokens.end());
     }
 
-    // From the last token to the first. Characters that are unknown one by one may be a token together, and then are (in
-    // Hugging Face's library, too).
+    // From the last token to the first. Adjacent unknown characters may form a token, which is then used (as in Hugging Face's
+    // library).
     void add_unknown(std::string_view text, std::vector<int>& tokens) const {
         if (const int id = std::is_same_v<Score, double> ? trie_.find(text) : -1; id >= 0) tokens.push_back(id);
         else if (unknown_.falls_back)

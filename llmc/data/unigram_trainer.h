@@ -1,20 +1,20 @@
 // Learns the vocabulary of a unigram model (unigram.h; Kudo, 2018), as SentencePiece's trainer does.
 //
-//   1. Seeds: the parts of words that occur at least twice, those with the largest (occurrences x characters) first, and all
-//      characters but the rarest, which fall back to bytes. They are found in a sorted list of all ends of words: a part that
-//      occurs again is what neighbours in this list have in common.
-//   2. EM, twice: the expected number of times that each piece is used, over all ways to divide the words (forward-backward);
-//      the score of a piece is then digamma(its number) - digamma(the sum), which favours few pieces. Those below 0.5 are
+//   1. Seeds: the parts of words that occur at least twice, the largest (occurrences x characters) first, and all
+//      characters but the rarest, which fall back to bytes. They are found in a sorted list of all suffixes of words: a part
+//      that occurs again is a common prefix of neighbours in this list.
+//   2. EM, twice: the expected number of times that each piece is used, over all ways to split the words (forward-backward);
+//      the score of a piece is then digamma(its number) - digamma(the sum), which favours few pieces. Pieces below 0.5 are
 //      dropped.
-//   3. Pruning: what the likelihood loses without a piece, which the best other way to divide it replaces. The pieces that
-//      matter least are dropped, a quarter of all; 2 and 3 again until there are twice as many as asked for. Then those of the
-//      highest scores are taken, every character among them.
+//   3. Pruning: the loss of likelihood without a piece, when the best other way to split it replaces it. The least important
+//      pieces are dropped, a quarter of all; 2 and 3 repeat until there are twice as many as requested. Then the highest
+//      scores are selected, including every character.
 //
-// (SentencePiece prunes to 1.1 times as many, by likelihood. Choosing more of them by their scores, which is by how often they
-// are used, takes fewer tokens, above all where many scripts share a small vocabulary: dev/data/README.md.)
+// (SentencePiece prunes to 1.1 times as many, by likelihood. Selecting more of them by score, that is by how often they are
+// used, needs fewer tokens, above all if many scripts share a small vocabulary: dev/data/README.md.)
 //
-// The result does not depend on the number of threads: words are dealt to a fixed number of parts, whose sums are added in
-// order.
+// The result does not depend on the number of threads: words are distributed over a fixed number of parts, whose sums are added
+// in order.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -36,8 +36,8 @@
 #include "tokenizer_trainer.h"
 #include "unigram.h"
 
-// How text is cut into the words that pieces never cross: letters, up to three digits, other characters, each with a space
-// before them; further spaces; line ends. (The regular expression of GPT-2 with U+2581 for the space.)
+// Splits text into the words that pieces never cross: letters, up to three digits, other characters, each with a space before
+// them; further spaces; line ends. (The regular expression of GPT-2 with U+2581 for the space.)
 inline nlohmann::ordered_json unigram_pre_tokenizer() {
     const std::string words =
         "\u2581?[\\p{L}\\p{M}]+|\u2581?\\p{N}{1,3}|\u2581?[^\u2581\\s\\p{L}\\p{M}\\p{N}]+|\u2581+(?=\u2581)|\\s+|\u2581";
@@ -57,7 +57,7 @@ public:
         words_.push_back({text_.size(), 0});
     }
 
-    // Learns `size` pieces or fewer.
+    // Learns at most `size` pieces.
     void train(int size, Progress* progress) {
         size_ = std::max<int>(size, (int)characters_.size());
         find_seeds();
@@ -83,7 +83,7 @@ public:
         double score;
     };
     const std::vector<Piece>& pieces() const { return pieces_; }
-    // Special tokens, which no piece may equal. Called before train().
+    // Special tokens, which no piece may equal. Call before train().
     void leave_out(const std::vector<std::string>& special) { left_out_.insert(special.begin(), special.end()); }
 
     // special: the first tokens. The unknown token follows, then the 256 bytes, then the pieces.
@@ -154,7 +154,7 @@ private:
         }
     }
 
-    // A word without its rare characters, at which it is cut.
+    // A word without its rare characters, where it is split.
     void add_word(std::string_view word, int64_t count) {
         bool inside = false;
         each_character(word, [&](int32_t c, std::string_view bytes) {
@@ -176,7 +176,7 @@ private:
         struct End {
             const char* text;
             uint32_t word;
-            uint16_t length;  // of the longest piece that begins here
+            uint16_t length;  // of the longest piece that starts here
         };
         std::vector<End> ends;
         for (size_t w = 0; w + 1 < words_.size(); w++)
@@ -191,7 +191,7 @@ private:
             const int order = view(a).compare(view(b));
             return order != 0 ? order < 0 : a.text < b.text;
         });
-        // A stack of what the ends before have in common, from short to long, and how often that occurred.
+        // A stack of prefixes shared with the previous suffixes, from short to long, and their counts.
         struct Common {
             size_t length;
             int64_t count;
@@ -212,7 +212,7 @@ private:
                 else stack.push_back({length, count});
             }
         };
-        // What two have in common, in whole characters.
+        // The common prefix of two suffixes, in whole characters.
         const auto common = [&](const End& left, const End& right) {
             const std::string_view a = view(left), b = view(right);
             size_t n = 0;
@@ -222,8 +222,8 @@ private:
         };
         size_t with_last = 0;
         for (size_t i = 0; i < ends.size(); i++) {
-            // An end counts for the longest part that it has in common with a neighbour, or as a whole if its word occurs
-            // again, and, when that is closed, for shorter ones.
+            // A suffix counts toward its longest prefix shared with a neighbour, or as a whole if its word occurs again, and,
+            // when that is closed, toward shorter ones.
             const size_t with_next = i + 1 < ends.size() ? common(ends[i], ends[i + 1]) : 0;
             const int64_t count = words_[ends[i].word].count;
             const size_t length = count > 1 ? ends[i].length : std::max(with_last, with_next);
@@ -244,7 +244,7 @@ private:
         build();
     }
 
-    // ---- the ways to divide a word ----
+    // ---- the ways to split a word ----
     void build() {
         std::vector<std::pair<std::string, int>> strings;
         lowest_ = 0;
@@ -256,7 +256,7 @@ private:
     }
     double score(int id) const { return id < 0 ? lowest_ - 10 : pieces_[(size_t)id].score; }
 
-    // All pieces in a word, by where they begin. Without `left_out`, which is a piece.
+    // All pieces in a word, by their start, except `left_out`.
     void find_edges(std::string_view word, std::vector<Edge>& edges, int left_out = -1) const {
         edges.clear();
         for (size_t begin = 0; begin < word.size();) {
@@ -286,7 +286,7 @@ private:
         return best[word.size()].first;
     }
 
-    // Runs work(part, word) for all words; words of one part come in order, in one thread.
+    // Runs work(part, word) for all words; words of one part are in order, in one thread.
     template <class F>
     void for_each_word(F work) const {
         const size_t n = words_.size() - 1;
@@ -298,7 +298,7 @@ private:
         std::vector<std::thread> others;
         try {
             for (int t = 1; t < std::min(threads_, (int)parts); t++) others.emplace_back(run);
-        } catch (const std::system_error&) {  // no more threads can be made: those that there are do it
+        } catch (const std::system_error&) {  // no more threads: the existing ones do the work
         }
         run();
         for (std::thread& t : others) t.join();
@@ -371,7 +371,7 @@ private:
         const std::vector<double> used = added_up(of_parts);
         double sum = 0;
         for (const double n : used) sum += n;
-        std::vector<std::pair<double, size_t>> losses;  // what is lost without a piece
+        std::vector<std::pair<double, size_t>> losses;  // loss without each piece
         std::vector<Edge> edges;
         for (size_t i = 0; i < pieces_.size(); i++) {
             if (used[i] == 0) continue;
@@ -397,7 +397,7 @@ private:
         build();
     }
 
-    // All characters, then the pieces of the highest scores; in the order of their scores.
+    // Keeps all characters, then the pieces with the highest scores; sorted by score.
     void choose() {
         const auto better = [](const Piece& a, const Piece& b) {
             return a.score != b.score ? a.score > b.score : a.text < b.text;
@@ -422,9 +422,9 @@ private:
     }
 
     int threads_, size_ = 0;
-    std::unordered_map<int32_t, int64_t> characters_;  // that have tokens, and how often they occur
+    std::unordered_map<int32_t, int64_t> characters_;  // characters with tokens, and their counts
     std::string text_;                                 // all words
-    std::vector<Word> words_;                          // and where the last one ends
+    std::vector<Word> words_;                          // and the end of the last one
     std::vector<Piece> pieces_;
     std::unordered_set<std::string> left_out_;
     double lowest_ = 0;

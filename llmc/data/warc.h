@@ -1,7 +1,7 @@
 // Web archives: WARC (ISO 28500) and Common Crawl's WET.
-//   WarcDocuments   the records of a file, in order. Conversions (WET) are texts as they stand; responses of HTTP are passed on
+//   WarcDocuments   the records of a file, in order. Conversions (WET) are plain texts; HTTP responses are passed on
 //                   with their headers, for open_page(); all others are left out and counted
-//   open_page       from such a response to its text, in many threads: what it is, chunks and gzip undone, HTML by html.h
+//   open_page       extracts the text of such a response, in many threads: by its type, after chunks and gzip, HTML by html.h
 #pragma once
 #include <cctype>
 #include <cstdint>
@@ -18,7 +18,7 @@
 #include "document_source.h"
 #include "html.h"
 
-// "Name: value" lines, as WARC and HTTP have them.
+// "Name: value" lines, as in WARC and HTTP.
 class HeaderLines {
 public:
     void add(std::string_view line) {
@@ -88,7 +88,7 @@ public:
 private:
     static constexpr size_t most_line = 1 << 16;
 
-    // Of the types that there are; what else a file says is not repeated.
+    // One of the known types; other names from a file are not repeated.
     static std::string of_type(const std::string& type) {
         for (const char* known : {"warcinfo", "request", "metadata", "revisit", "resource", "response", "continuation"})
             if (type == known) return type;
@@ -111,7 +111,7 @@ private:
     int64_t record_ = 0;
 };
 
-// Undoes HTTP's transfer in chunks; false if there are none.
+// Decodes HTTP's chunked transfer; false if there are no chunks.
 inline bool join_http_chunks(std::string_view body, std::string& joined) {
     while (true) {
         size_t digits = 0;
@@ -122,14 +122,14 @@ inline bool join_http_chunks(std::string_view body, std::string& joined) {
         body.remove_prefix(newline + 1);
         if (bytes == 0) return true;
         joined += body.substr(0, bytes);
-        if (bytes >= body.size()) return true;  // the record was cut, as crawlers do with long pages
+        if (bytes >= body.size()) return true;  // the record was truncated, as crawlers do with long pages
         body.remove_prefix(bytes);
         body.remove_prefix(std::min(body.size(), body.find_first_not_of("\r\n")));
     }
 }
 
 #ifdef HAVE_ZLIB
-// As much of a gzip body as there is, up to the limit; false if it is none.
+// Decompresses a gzip body as far as possible, up to the limit; false if it is not gzip.
 inline bool unpack_http_body(std::string_view packed, size_t limit, std::string& body) {
     z_stream z{};
     CHECK(inflateInit2(&z, 15 + 32) == Z_OK, "no memory for zlib");
@@ -149,7 +149,7 @@ inline bool unpack_http_body(std::string_view packed, size_t limit, std::string&
 }
 #endif
 
-// Replaces a response of HTTP by its text, or says why it is left out.
+// Replaces an HTTP response by its text, or reports why it is left out.
 inline void open_page(Chunk& chunk, const std::string& file) {
     constexpr size_t most_page_bytes = 8 << 20;
     const std::string whole = std::move(chunk.text);
@@ -183,7 +183,7 @@ inline void open_page(Chunk& chunk, const std::string& file) {
     if (lower_ascii(headers.get("transfer-encoding")) == "chunked" && join_http_chunks(rest, joined)) rest = joined;
     const std::string packed = lower_ascii(headers.get("content-encoding"));
     if (!packed.empty() && packed != "identity") {
-        bool undone = rest.substr(0, 2) != "\x1f\x8b" && packed == "gzip";  // crawlers undo it and leave the header
+        bool undone = rest.substr(0, 2) != "\x1f\x8b" && packed == "gzip";  // crawlers decompress it and keep the header
 #ifdef HAVE_ZLIB
         if (!undone && (packed == "gzip" || packed == "x-gzip" || packed == "deflate") &&
             unpack_http_body(rest, most_page_bytes, unpacked)) {
