@@ -1,5 +1,5 @@
-// How often a classifier is right on texts whose labels are known: precision, recall and F1 of each label, accuracy by the
-// texts' lengths, the labels most often confused and, for good and bad texts, the area under the ROC curve.
+// Accuracy of a classifier on labelled texts: precision, recall and F1 of each label, accuracy by the texts' lengths, the
+// labels most often confused and, for good and bad texts, the area under the ROC curve.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ public:
         if (labels_.back() == "good") positive_ = labels_.size() - 1;
     }
 
-    // label: the right one. probabilities: the classifier's
+    // label: the correct one. probabilities: the classifier's
     void add(std::string_view text, size_t label, const std::vector<float>& probabilities) {
         const size_t guess = (size_t)(std::max_element(probabilities.begin(), probabilities.end()) - probabilities.begin());
         confusion_[label][guess]++;
@@ -121,8 +121,8 @@ private:
     int64_t total() const { return by_length_[0].second + by_length_[1].second + by_length_[2].second; }
 
     std::vector<std::string> labels_;
-    size_t positive_ = 0;                                     // of two labels, that whose score is ranked
+    size_t positive_ = 0;                                     // of two labels, the one whose score is ranked
     std::vector<std::vector<int64_t>> confusion_;             // (right label, guess)
-    std::array<std::pair<int64_t, int64_t>, 3> by_length_{};  // short, medium, long: right, all
-    std::vector<std::pair<float, bool>> scores_;              // of two labels: score of one; whether it is the right one
+    std::array<std::pair<int64_t, int64_t>, 3> by_length_{};  // short, medium, long: right, total
+    std::vector<std::pair<float, bool>> scores_;              // for two labels: score; whether it is the right one
 };

@@ -1,5 +1,6 @@
-// report.html of a curation: what came in, what each stage kept, what each rule dropped or changed, samples of what was dropped
-// and why, and the documents' lengths before and after. One file without scripts, in the colours of a training run's report.
+// report.html of a curation: the input, the output of each stage, the documents that each rule dropped or changed, samples of
+// them with reasons, and document lengths before and after. One file without scripts, in the colours of a training run's
+// report.
 #pragma once
 #include <string>
 
@@ -26,7 +27,7 @@ inline std::string percent(int64_t part, int64_t whole) {
 }
 inline std::string cell(const std::string& text) { return "<td>" + xml_escape(text) + "</td>"; }
 
-// What a rule is about, where it is one of the published ones.
+// Describes a rule, if it is a published one.
 inline std::string explained(const std::string& rule) {
     std::string measured;
     for (const HeuristicRule& r : heuristic_rules()) {

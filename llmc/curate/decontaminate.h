@@ -1,12 +1,12 @@
-// Decontamination: questions and answers of evaluation tasks are cut out of a corpus, by the rule of GPT-3 (Brown et al., 2020,
-// appendix C) as MT-NLG applies it (Smith et al., 2022; Megatron-LM, tools/openwebtext/filter_ngrams.py):
-//   - A task's texts, each with its right answer, are taken apart into n-grams of 13 words in lower case. A text of 8 to 12
-//     words is one n-gram; a shorter one is left out.
-//   - N-grams that 10 or more documents of the corpus have are common phrases, and are left alone.
-//   - Where a document has one of the others, it is cut out together with 200 characters on both sides, and with the sentences
-//     that these cut into. The pieces left become documents; of 200 characters or less, they are dropped.
+// Decontamination: removes the questions and answers of evaluation tasks from a corpus, by the rule of GPT-3 (Brown et al.,
+// 2020, appendix C) as applied for MT-NLG (Smith et al., 2022; Megatron-LM, tools/openwebtext/filter_ngrams.py):
+//   - A task's texts, each with its right answer, are split into n-grams of 13 words in lower case. A text of 8 to 12
+//     words is one n-gram; a shorter one is skipped.
+//   - N-grams in 10 or more documents of the corpus are common phrases, and are ignored.
+//   - Each match of the others is removed from a document together with 200 characters on both sides, and with the sentences
+//     that these cut into. The remaining pieces become documents; pieces of 200 characters or less are dropped.
 //   - A document that would become more than 10 pieces is dropped.
-// Words are those of \w+; Chinese and Japanese characters and those of other scripts without spaces are words of their own
+// Words are the matches of \w+; Chinese and Japanese characters and characters of other scripts without spaces are single words
 // (words.h). N-grams are compared by hashes of 64 bits: in a trillion words, a million n-grams of tasks are found by chance
 // once in 20 such corpora.
 //
@@ -31,18 +31,18 @@ struct DecontaminationOptions {
     int window = 200;                    // characters cut out on each side
     int shortest_piece = 200;            // characters; pieces must have more
     int most_pieces = 10;
-    int common = 10;  // documents from which on an n-gram is a common phrase
+    int common = 10;  // an n-gram in this many documents is a common phrase
 };
 
 struct DecontaminationCounts {
     struct Example {
         size_t task;
-        std::string ngram;  // as the document has it
+        std::string ngram;  // as in the document
     };
     int64_t documents = 0;         // with a match
     int64_t pieces = 0;            // left of them
     int64_t dropped = 0;           // of them, for too many pieces or none
-    int64_t characters = 0;        // cut out or dropped
+    int64_t characters = 0;        // removed or dropped
     std::vector<int64_t> matches;  // by task
     std::vector<Example> examples;
 
@@ -89,7 +89,7 @@ public:
         return n;
     }
 
-    // The n-grams of tasks that a document has, each once. As in the reference, the search goes on behind each one found.
+    // The n-grams of tasks in a document, each once. As in the reference, the search continues after each match.
     std::vector<uint32_t> matches(std::string_view text) const {
         std::vector<uint32_t> found;
         for_each_match(text, [&](size_t, size_t end, uint32_t ngram) {
@@ -103,15 +103,15 @@ public:
     void add(const std::vector<uint32_t>& matches) {
         for (const uint32_t ngram : matches) seen_[ngram]++;
     }
-    // From now on, common phrases are left alone.
+    // From now on, common phrases are ignored.
     void solve() {
         for (size_t i = 0; i < ngrams_.size(); i++) ngrams_[i].common = seen_[i] >= options_.common;
     }
 
-    // What is left of a document; the document itself if it has no match.
+    // The remaining pieces of a document; the document itself if it has no match.
     std::vector<std::string> apply(std::string_view text, DecontaminationCounts& counts) const {
         std::vector<std::string> pieces;
-        size_t piece = 0;  // where the current one begins
+        size_t piece = 0;  // start of the current one
         bool any = false;
         const auto keep = [&](std::string_view s) {
             if (characters_exceed(s, options_.shortest_piece)) pieces.emplace_back(s);
@@ -156,7 +156,7 @@ private:
         const auto number = (uint32_t)tasks_.size();
         tasks_.push_back(task.file);
         for (const TaskExample& example : task.examples) {
-            std::vector<uint64_t> sums = {0};  // of the words so far
+            std::vector<uint64_t> sums = {0};  // prefix sums over the words
             for_each_word<Punctuation::separates, Digits::kept>(
                 example.solved(), [&](uint64_t word, size_t, size_t) { sums.push_back(sums.back() * factor + word); });
             const size_t n = std::min(sums.size() - 1, (size_t)options_.ngram);
@@ -181,7 +181,7 @@ private:
             table_[slot] = {hash, i};
         }
     }
-    // UINT32_MAX if it is none of the tasks', or a common phrase. A filter of 512 KiB, which stays in the CPU's caches, answers
+    // UINT32_MAX if no task has it, or if it is a common phrase. A filter of 512 KiB, which stays in the CPU's caches, decides
     // for most words.
     uint32_t find(uint64_t hash) const {
         if (!(filter_[hash % filter_bits / 64] >> hash % 64 & 1)) return UINT32_MAX;
@@ -192,8 +192,8 @@ private:
     }
 
     // ---- the document's ----
-    // Calls f(begin, end, n-gram) for matches in order, of those that begin at one word the longest, then the shortest; f
-    // returns where the search goes on.
+    // Calls f(begin, end, n-gram) for matches in order; among matches that start at one word the longest comes first. f returns
+    // where the search continues.
     template <class F>
     void for_each_match(std::string_view text, F f) const {
         if (ngrams_.empty()) return;
@@ -201,11 +201,11 @@ private:
             size_t begin, end;
             uint64_t before, sum;
         };
-        std::array<Word, ring> words;  // those that begin no n-gram that was looked up yet
+        std::array<Word, ring> words;  // the first words of n-grams that are not looked up yet
         size_t first = 0, n = 0, resume = 0;
         uint64_t sum = 0;
         const auto at = [&](size_t i) -> const Word& { return words[(first + i) % ring]; };
-        // N-grams that begin with the first word, which then leaves; false if it was the last.
+        // Looks up n-grams that start with the first word, then removes that word; false if it was the last.
         const auto look_up = [&] {
             const auto matched = [&](size_t length) {
                 const uint32_t ngram = find(mix64(at(length - 1).sum - at(0).before * powers_[length]));
@@ -241,14 +241,14 @@ private:
             if (text.substr(at, 3) == mark) return 3;
         return 0;
     }
-    // The end of the last sentence that ends `window` characters before `at`; `least` if there is none behind that.
+    // The end of the last sentence that ends at least `window` characters before `at`; `least` if there is none after that.
     size_t end_of_sentence_before(std::string_view text, size_t at, size_t least) const {
         for (int left = options_.window; left > 0 && at > least;) left -= begins_character(text[--at]);
         for (; at > least; at--)
             if (const size_t length = sentence_mark(text, at)) return at + length;
         return least;
     }
-    // The end of the first sentence that ends `window` characters behind `at`.
+    // The end of the first sentence that ends at least `window` characters after `at`.
     size_t end_of_sentence_behind(std::string_view text, size_t at) const {
         for (int left = options_.window; at < text.size(); at++)
             if (begins_character(text[at]) && left-- == 0) break;
@@ -263,7 +263,7 @@ private:
     std::vector<int64_t> seen_;           // documents with each of them
     std::set<size_t> lengths_;            // in words
     std::vector<uint64_t> powers_;        // of the factor
-    std::unordered_set<uint64_t> known_;  // while the table is made
+    std::unordered_set<uint64_t> known_;  // while the table is built
     std::vector<Slot> table_;             // open addressing, at most half full
     std::vector<uint64_t> filter_;
 };

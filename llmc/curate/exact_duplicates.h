@@ -1,14 +1,15 @@
 // Documents, paragraphs or lines that occurred before, in a corpus of any size: the first one in order is kept.
 //
-// A unit is known by a hash of 128 bits (MurmurHash3): of a trillion different units two have the same hash with probability
-// 1.5e-15. Units are compared by their bytes, or folded: by their words in lower case, so that white space and punctuation make
-// no difference (words.h; a word is a hash of 64 bits, so that two different words are the same one in 2^64 times). A paragraph
-// is a run of lines that are not blank. Units without a word or, unfolded, without a character but white space are never
-// duplicates: they are left where they are.
+// A unit is identified by a hash of 128 bits (MurmurHash3): two of a trillion different units have the same hash with
+// probability
+// 1.5e-15. Units are compared by their bytes, or folded: by their words in lower case, so that white space and punctuation are
+// ignored (words.h; a word is a hash of 64 bits, so that two different words collide once in 2^64 times). A paragraph is a run
+// of lines that are not blank. Units without a word or, unfolded, with only white space are never duplicates: they are
+// unchanged.
 //
 // Three steps. sign: a pure function, on many threads. add: in the documents' order, on one thread. solve: sorts (hash,
-// position), where equal units become neighbours, and then the positions of all but the first of them. Memory: `memory_bytes`,
-// the rest is on the disk: 24 bytes per unit, and 8 per duplicate.
+// position), where equal units become neighbours, and then the positions of all but the first of them. Uses `memory_bytes` of
+// memory; the remainder is on the disk: 24 bytes per unit, and 8 per duplicate.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +26,7 @@
 struct ExactDuplicateOptions {
     std::string unit = "documents";  // or "paragraphs", "lines"
     bool folded = false;
-    int64_t shortest_bytes = 0;  // units that are shorter are never duplicates: braces, headings
+    int64_t shortest_bytes = 0;  // shorter units are never duplicates: braces, headings
 };
 
 class ExactDuplicates {
@@ -49,7 +50,7 @@ public:
         Signature signature;
         uint32_t index = 0;
         for_each_unit(text, [&](std::string_view unit, size_t, size_t) {
-            if (index == most_units) return;  // of one document; what follows is kept
+            if (index == most_units) return;  // per document; further units are kept
             if (Hash128 hash; (int64_t)unit.size() >= options_.shortest_bytes && hash_of(unit, hash))
                 signature.push_back({index, hash});
             index++;
@@ -93,7 +94,7 @@ public:
         return units;
     }
 
-    // The text without these units and the blank lines behind them.
+    // The text without these units and the blank lines after them.
     std::string without(std::string_view text, const std::vector<uint32_t>& units) const {
         std::string left;
         uint32_t index = 0;
@@ -126,7 +127,7 @@ private:
         }
         return true;
     }
-    // False if the unit has nothing to compare.
+    // Returns false if the unit has nothing to compare.
     bool hash_of(std::string_view unit, Hash128& hash) const {
         if (!options_.folded) {
             hash = murmur3_128(unit);
@@ -137,13 +138,13 @@ private:
         hash = murmur3_128({(const char*)words.data(), words.size() * sizeof(uint64_t)});
         return !words.empty();
     }
-    // f(unit, begin, end): without the line ends around it; and its bytes together with what separates it from the next one.
+    // f(unit, begin, end): the unit without line ends around it; and its bytes including the separator from the next one.
     template <class F>
     void for_each_unit(std::string_view text, F f) const {
         if (options_.unit == "documents") return f(text, 0, text.size());
         const bool lines = options_.unit == "lines";
         size_t begin = 0, content_end = 0;
-        bool within = false, after_blank = false;  // of a unit; of its last line
+        bool within = false, after_blank = false;  // inside a unit; after a blank line
         const auto finish = [&](size_t end) {
             if (within) f(text.substr(begin, content_end - begin), begin, end);
             within = false;

@@ -1,8 +1,9 @@
-// More records than memory holds: sorted, kept in order, or looked up by number, in files of a work directory.
-//   WorkFile       bytes in a file without a name: it is unlinked as soon as it is made, so that nothing is left behind,
+// More records than fit in memory: sorted, kept in order, or looked up by number, in files of a work directory.
+//   WorkFile       bytes in a file without a name: it is unlinked when it is created, so that nothing is left behind,
 //                  however the process ends, and no other file is touched
-//   ExternalSort   records in ascending order: sorted runs of as many records as memory takes, then merges. Each pass reads and
-//                  writes everything once; one merge is enough for memory^2 / 64 KiB bytes (16 GB for 32 MiB, 1 TB for 256 MiB)
+//   ExternalSort   records in ascending order: sorted runs of as many records as fit in memory, then merges. Each pass
+//                  reads and writes everything once; one merge suffices for memory^2 / 64 KiB bytes (16 GB for 32 MiB, 1 TB
+//                  for 256 MiB)
 //   Spool          records in the order in which they were added
 //   DiskArray      an array of zeros that grows; the kernel keeps the pages in memory that are in use
 // A full disk is an error that names the directory. Records are copied as bytes.
@@ -26,7 +27,7 @@
 
 class WorkFile {
 public:
-    explicit WorkFile(std::string directory) : directory_(std::move(directory)) {}  // made when something is written
+    explicit WorkFile(std::string directory) : directory_(std::move(directory)) {}  // created on the first write
     WorkFile(WorkFile&& other) noexcept
         : directory_(std::move(other.directory_)), fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
     WorkFile& operator=(WorkFile&& other) noexcept {
@@ -55,7 +56,7 @@ public:
         const auto some = [&](size_t done) { return pread(fd_, (char*)data + done, bytes - done, (off_t)(offset + done)); };
         if (!move_all(bytes, some)) stop("read from", errno == ENOSPC ? EIO : errno);
     }
-    // Makes sure of the space on the disk, so that writing through a mapping cannot fail.
+    // Reserves space on the disk, so that writes through a mapping cannot fail.
     void reserve(size_t bytes) {
         if (bytes <= size_) return;
         make();
@@ -127,7 +128,7 @@ public:
     ExternalSort(const std::string& directory, size_t memory_bytes)
         : directory_(directory), most_(std::max<size_t>(memory_bytes / sizeof(Record), 2 * reading)) {}
     void add(const Record& record) {
-        if (size_ == 0) records_.reserve(most_);  // takes memory only where it is written
+        if (size_ == 0) records_.reserve(most_);  // uses memory only where it is written
         if (records_.size() == most_) write_run();
         records_.push_back(record);
         size_++;

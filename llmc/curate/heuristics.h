@@ -1,18 +1,18 @@
-// Rules that tell running text from menus, lists, logs, code and spam, as published by the makers of three corpora:
+// Rules that distinguish running text from menus, lists, logs, code and spam, as published by the makers of three corpora:
 //   gopher    Rae et al. 2021 (arXiv:2112.11446), appendix A.1.1: quality, and repetition (table A1)
 //   c4        Raffel et al. 2020 (JMLR 21:140), section 2.2, and the code they released (TensorFlow Datasets, c4_utils.py)
 //   fineweb   Penedo et al. 2024 (arXiv:2406.17557), section 3.5, and the code they released (datatrove)
-// Every rule is a row of one table: name, where it is from, what is measured, threshold. A document is dropped by the first
-// rule that it breaks; C4's rules for lines remove lines instead. Measured as in datatrove 0.10 (compared rule by rule in
-// test-interop), but for two things that need a language's own tokenizer there: a word is what stands between white space (as
-// in RedPajama and Dolma), and a sentence ends with . ? ! before white space.
+// Every rule is a row of one table: name, source, measure, threshold. A document is dropped by the first rule that it breaks;
+// C4's rules for lines remove lines instead. Measured as in datatrove 0.10 (compared rule by rule in test-interop), except for
+// two things that need a language's own tokenizer there: words are separated by white space (as in RedPajama and Dolma), and a
+// sentence ends with . ? ! before white space.
 //
-// Languages. Where most letters are of a script without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese,
+// Languages. If most letters belong to a script without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese,
 // Tibetan), the rules that count words or letters of a line do not apply (`spaced` below). gopher-stop-words is for English:
-// without words of one's own (--stop-words) it does not apply to a document whose key `language`, of the stage or of the input,
-// is another than en.
+// without a list of words (--stop-words) it does not apply to a document whose key `language`, from the stage or the input, is
+// not en.
 //
-// N-grams are compared by 64-bit hashes: two different ones of a document of 100,000 words are taken for one with probability
+// N-grams are compared by 64-bit hashes: in a document of 100,000 words two different ones collide with probability
 // 3e-10.
 #pragma once
 #include <algorithm>
@@ -34,8 +34,8 @@
 #include "document.h"
 #include "words.h"
 
-// ---- what is measured ------------------------------------------------------------------------------------------------------
-// 64 bits of a word; well mixed, so that sums of them with weights tell n-grams apart.
+// ---- measures -------------------------------------------------------------------------------------------------------------
+// 64 bits of a word; well mixed, so that weighted sums of them distinguish n-grams.
 inline uint64_t hash_text(std::string_view text) {
     uint64_t h = text.size() * 0x9e3779b97f4a7c15u;
     for (; text.size() >= 8; text.remove_prefix(8)) {
@@ -60,7 +60,7 @@ inline int64_t count_places(std::string_view text, std::string_view word) {
     return n;
 }
 
-// Length in bytes of the white space at the start of a text; 0: it begins with something else.
+// Length in bytes of the white space at the start of a text; 0: none.
 inline size_t space_length(std::string_view text) {
     const auto c = (unsigned char)text[0];
     if (c < 0x80) return is_python_space(c);
@@ -83,7 +83,7 @@ inline std::string_view without_spaces_around(std::string_view text) {
     return text;
 }
 
-// Calls each(word) for what stands between white space.
+// Calls each(word) for the words between white space.
 template <class F>
 void each_word(std::string_view text, F each) {
     size_t begin = 0;
@@ -99,7 +99,7 @@ void each_word(std::string_view text, F each) {
     }
     if (begin < text.size()) each(text.substr(begin));
 }
-// Calls each(part) for what stands between the separators.
+// Calls each(part) for the parts between the separators.
 template <class F>
 void each_part(std::string_view text, char separator, F each) {
     for (;;) {
@@ -117,8 +117,8 @@ inline bool is_unspaced(int32_t c) {
            (c >= 0xf900 && c <= 0xfaff) || (c >= 0xff66 && c <= 0xff9f) || (c >= 0x20000 && c <= 0x3134f);
 }
 
-// Unicode's property Sentence_Terminal (Unicode 14) and the Khmer signs of the same use, as ranges: the ends of sentences in
-// any script.
+// Unicode's property Sentence_Terminal (Unicode 14) and the equivalent Khmer signs, as ranges: the ends of sentences in any
+// script.
 inline bool ends_sentence(int32_t c) {
     static constexpr std::array<std::array<int32_t, 2>, 79> ranges = {
         {{0x589, 0x589},     {0x61d, 0x61f},     {0x6d4, 0x6d4},     {0x700, 0x702},     {0x7f9, 0x7f9},     {0x837, 0x837},
@@ -148,7 +148,7 @@ struct Word {
     bool letter;   // at least one letter
 };
 
-// A set of hashes with a count each, cleared in no time: entries of earlier texts are told by their generation.
+// A set of hashes with a count each, cleared in constant time: entries of earlier texts have another generation.
 class HashCounts {
 public:
     void clear(size_t entries) {
@@ -160,12 +160,12 @@ public:
         }
         mask_ = size - 1;
     }
-    // Counts one more of `hash`, which stands at `place`.
+    // Increments the count of `hash`, found at `place`.
     struct Slot {
         uint64_t hash = 0;
         uint32_t generation = 0;
         int32_t count = 0;
-        int64_t first = 0;  // the place where it was added first
+        int64_t first = 0;  // the place of its first occurrence
     };
     const Slot& add(uint64_t hash, size_t place) {
         for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
@@ -183,7 +183,7 @@ private:
     uint32_t generation_ = 0;
 };
 
-// A text's words, lines and paragraphs, each found when a rule first asks.
+// A text's words, lines and paragraphs, each computed when a rule first needs it.
 class TextMeasures {
 public:
     explicit TextMeasures(std::string_view text) : text_(text), characters_((double)count_characters(text)) {}
@@ -191,7 +191,7 @@ public:
     std::string_view text() const { return text_; }
     double characters() const { return characters_; }
 
-    // Most letters are of scripts that have spaces between words.
+    // Most letters belong to scripts with spaces between words.
     bool spaced() {
         if (spaced_ < 0) {
             int64_t without = 0, others = 0;
@@ -263,7 +263,7 @@ public:
         return (double)std::count_if(lines().begin(), lines().end(), with) / (double)lines().size();
     }
 
-    // Shares of parts that stood before in the text: of their number, and of the text's characters.
+    // Fractions of repeated parts: of their number, and of the text's characters.
     struct Repeated {
         double parts = 0, characters = 0;
     };
@@ -296,7 +296,7 @@ public:
         return r;
     }
 
-    // The share of characters in the most frequent n-gram of words; among equally frequent ones the first counts.
+    // The fraction of characters in the most frequent n-gram of words; among equally frequent ones the first counts.
     double top_n_gram(int n) {
         const size_t count = n_grams(n);
         if (count == 0) return 0;
@@ -308,7 +308,7 @@ public:
         }
         return (double)(length_of((size_t)top.first, n) + n - 1) * top.count / characters_;
     }
-    // The share of characters in n-grams of words that stood before; what is counted once is not counted again.
+    // The fraction of characters in repeated n-grams of words; characters are counted at most once.
     double repeated_n_grams(int n) {
         const size_t count = n_grams(n);
         if (count == 0) return 0;
@@ -504,7 +504,7 @@ public:
                 if (rules[i].set() == set) order_.push_back(i);
     }
 
-    // The first rule that the document breaks, if any. C4's rules may remove lines of it.
+    // The first rule that the document breaks, if any. C4's rules may remove lines.
     DocumentVerdict apply(Document& d, Changes& changes) const {
         const std::string_view language = d.fields.get("language");
         const bool english = language.empty() || language == "\"en\"";
@@ -512,7 +512,7 @@ public:
         for (const size_t i : order_) {
             const HeuristicRule& rule = heuristic_rules()[i];
             const std::string_view name = rule.name;
-            if (begins_with(name, "c4-")) {  // one function has them all, called at the first of them
+            if (begins_with(name, "c4-")) {  // one function applies all of them, at the first one
                 if (name != "c4-word-length") continue;
                 const DocumentVerdict v = c4_text(d, measures.spaced(), changes);
                 if (!v.keep) return v;
@@ -527,7 +527,7 @@ public:
         return {};
     }
 
-    // What a rule measures in a text: for tests and for people who choose thresholds.
+    // A rule's measure of a text: for tests and for people who choose thresholds.
     double measured(const HeuristicRule& rule, TextMeasures& m) const {
         const std::string_view name = rule.name;
         if (rule.measure) return rule.measure(m);
@@ -567,14 +567,14 @@ private:
         const HeuristicRule& rule = heuristic_rules()[i];
         const bool low = rule.kind == HeuristicRule::Kind::at_least,
                    good = low ? value >= thresholds_[i] : value <= thresholds_[i];
-        if (good) return {};  // not a number: not good
+        if (good) return {};  // false for NaN
         return {false, rule.name, format("%.4g; %s %.4g is kept", value, low ? "at least" : "at most", thresholds_[i])};
     }
     double threshold(const char* name) const { return thresholds_[index_of(name)]; }
-    bool on(const char* name) const { return threshold(name) > 0; }  // off is not a number
+    bool on(const char* name) const { return threshold(name) > 0; }  // off is NaN
 
-    // Lower case words of letters and digits with single spaces between and around them: what bad words are looked for in.
-    // Where words are written without spaces, each character stands alone, so that these are found anywhere, as C4 does.
+    // Lower case words of letters and digits with single spaces between and around them, in which bad words are searched. In
+    // scripts without spaces each character is a word, so that bad words are found anywhere, as in C4.
     static std::string simple_words(std::string_view text) {
         const std::string lower = lowercase(text);
         std::string out;
@@ -690,7 +690,7 @@ private:
         d.text = without_spaces_around(kept);
         return verdict;
     }
-    // C4's marks, and those of scripts that have their own.
+    // C4's marks, and other scripts' own marks.
     static bool c4_line_end(std::string_view line) {
         if (line.empty()) return false;
         if (strchr(".?!\"'", line.back())) return true;
@@ -699,7 +699,7 @@ private:
     }
 
     std::vector<std::string> stop_words_, bad_words_;
-    bool own_stop_words_;  // which are of any language
+    bool own_stop_words_;  // these apply to any language
     std::vector<double> thresholds_;
     std::vector<size_t> order_;
 };

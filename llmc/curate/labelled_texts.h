@@ -1,8 +1,8 @@
-// Texts whose labels are known, for training and measuring a classifier. An item of the command line is
+// Labelled texts, for training and measuring a classifier. An item of the command line is
 //   LABEL:FILE     or a folder or a pattern, whose files all have this label: en:news/*.jsonl
 //   FILE           labelled by its name up to the first dot: en.txt, ja.jsonl.gz
-//   FOLDER         its files so, and each folder in it labelled by its own name: texts/en/news.txt
-// Memory is bounded: of each label at most `most_bytes` are kept, drawn evenly from all of its documents; of a long document,
+//   FOLDER         its files in the same way, and each folder in it labelled by its own name: texts/en/news.txt
+// Memory is bounded: at most `most_bytes` are kept per label, drawn evenly from all of its documents; from a long document,
 // pieces spread evenly over it.
 #pragma once
 #include <algorithm>
@@ -54,11 +54,11 @@ struct LabelledTexts {
     struct Item {
         std::string text;
         int label;
-        uint64_t key;  // drawn; decides what is kept where there is too much, and what is held out
+        uint64_t key;  // random; decides which texts are kept if there are too many, and which are held out
     };
     std::vector<Item> items;  // in the order of the files
 
-    // split: what a document of a text file is (document_reader.h). labels: those of a model to be measured; none: the files'
+    // split: how a text file is split into documents (document_reader.h). labels: of a model to be measured; none: the files'
     // own
     static LabelledTexts read(const std::vector<LabelledFile>& files, TextInput input, std::vector<std::string> labels,
                               uint64_t seed, int threads) {
@@ -103,7 +103,7 @@ struct LabelledTexts {
     }
 
 private:
-    // Keeps the documents of a label with the smallest keys, up to so many bytes; returns these.
+    // Keeps the documents of a label with the smallest keys, up to `most_bytes`; returns their bytes.
     size_t thin_out(int label, size_t most_bytes) {
         std::vector<std::pair<uint64_t, size_t>> sizes;
         for (const Item& item : items)

@@ -1,6 +1,6 @@
-// The language of a document, by a text classifier whose labels are languages, and whether it is one to keep. FineWeb keeps
-// what fastText's classifier calls English with a probability of at least 0.65 (arXiv 2406.17557). A long document is judged
-// by 4 KiB of it, in pieces spread evenly: all of it would give no other answer.
+// The language of a document, by a text classifier whose labels are languages, and whether to keep it. FineWeb keeps documents
+// that fastText's classifier labels English with a probability of at least 0.65 (arXiv 2406.17557). A long document is judged
+// by 4 KiB of it, in pieces spread evenly: the whole would give the same answer.
 #pragma once
 #include <string>
 #include <string_view>

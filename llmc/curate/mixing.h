@@ -1,9 +1,9 @@
-// How much of each source training gets. Shares of the output are given (--weights), or made from the sizes n of the sources by
-// a temperature T: n^(1/T) / sum n^(1/T), as in multilingual models (Conneau et al. 2020, Raffel et al. 2020): 1 keeps the
-// sizes, larger ones lift small sources. With a budget of B bytes or tokens, source s is passed through
+// Weights of sources in the training data. Shares of the output are given (--weights), or derived from the sizes n of the
+// sources and a temperature T: n^(1/T) / sum n^(1/T), as in multilingual models (Conneau et al. 2020, Raffel et al. 2020): 1
+// keeps the sizes, larger ones upweight small sources. With a budget of B bytes or tokens, source s is repeated
 //     epochs = share * B / n
-// times: each document floor(epochs) times, and once more with the probability of the rest, by a draw that depends on the seed
-// and the document's number alone.
+// times: each document floor(epochs) times, and once more with the remaining probability, by a draw that depends only on the
+// seed and the document's number.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -24,14 +24,14 @@ struct MixedSource {
 struct MixingOptions {
     std::vector<std::string> weights;  // SOURCE=W, for every source; empty: by temperature
     double temperature = 1;
-    double budget = 0;  // 0: as much as the sources have
+    double budget = 0;  // 0: all of the sources
     uint64_t seed = 0;
 
     bool wanted() const { return !weights.empty() || temperature != 1 || budget > 0; }
 };
 
-// "web=0.7" as the index of the source and its weight. A source is named as --input names it, or by the last part of that,
-// without endings, where only one has it.
+// Parses "web=0.7" into the index of the source and its weight. A source is named as in --input, or by the last part of that,
+// without endings, if that is unique.
 inline std::pair<size_t, double> parse_weight(const std::string& text, const std::vector<std::string>& sources) {
     const size_t equals = text.rfind('=');
     if (equals == std::string::npos) fail_usage("--weights has '%s'; it must be SOURCE=WEIGHT", text.c_str());

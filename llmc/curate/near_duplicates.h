@@ -1,33 +1,33 @@
 // Documents that are nearly the same, in a corpus of any size: one document of each cluster is kept.
 //
-// A document is the set of its shingles: all n-grams of words or of characters, as hashes (words.h). Two documents resemble
-// each other by the Jaccard index J of their sets, shared shingles / all shingles.
+// A document is the set of its shingles: all n-grams of words or of characters, as hashes (words.h). The similarity of two
+// documents is the Jaccard index J of their sets, shared shingles / all shingles.
 //
 // MinHash (Broder, 1997). A random permutation of all hashes has the same minimum on two sets with probability J. A signature
 // is the minima of bands x rows permutations h(x) = a x + b modulo 2^64 or 2^32, a odd. With locality-sensitive hashing (Indyk
 // and Motwani, 1998), documents are candidates if all rows of some band are equal:
 //     P(candidates) = 1 - (1 - J^rows)^bands,
-// a step near J = (1 / bands)^(1 / rows). Bands are compared by hashes of 64 bits: of a billion documents and 14 bands about
+// a step near J = (1 / bands)^(1 / rows). Bands are compared by hashes of 64 bits: among a billion documents and 14 bands about
 // five pairs are candidates by chance.
 //
 // SimHash (Charikar, 2002). Bit i of a signature of 64 bits is 1 if it is 1 in more than half of the shingles' hashes;
-// documents are duplicates if at most k bits differ. Those are found without exception (Manku, Jain, Das Sarma, 2007): of d
-// blocks of bits, k differing bits leave d - k equal. Each choice of d - k blocks is sorted, and neighbours with these blocks
-// equal are compared. A bit differs with probability arccos(c) / pi, c being the cosine of the counts of shingles: about 2 J /
-// (1 + J). Of a text of which 1% of the words are replaced, 2% of the shingles of 6 characters are, and 4 bits are expected to
-// differ; so a limit of 4 misses many. A wider one finds them, and documents besides that are only of the same kind, so that
-// its candidates are verified.
+// documents are duplicates if at most k bits differ. All of them are found (Manku, Jain, Das Sarma, 2007): with d blocks of
+// bits, k differing bits leave d - k equal. Each choice of d - k blocks is sorted, and neighbours with these blocks equal are
+// compared. A bit differs with probability arccos(c) / pi, c being the cosine of the counts of shingles: about 2 J /
+// (1 + J). If 1% of a text's words are replaced, 2% of its shingles of 6 characters change, and 4 bits are expected to
+// differ; so a limit of 4 misses many. A wider limit finds them, and also documents that are only of the same kind, so its
+// candidates are verified.
 //
 // Duplicates of duplicates are in one cluster: connected components by union-find. A cluster's representative is its document
-// with the lowest priority number, and among those the first.
+// with the lowest priority number, and among equals the first.
 //
 // Three steps. sign: a pure function, on many threads. add: in the documents' order, on one thread. solve: sorts (band hash,
 // document), where equal bands become neighbours, and unites each with the first of its run, so that a million equal documents
 // cost a million steps per band. The result does not depend on threads.
 //
 // Memory: `memory_bytes` for sorting, 8 bytes per document for the clusters in pages of a file, and with verification at most
-// five sets of 16 MB and what a batch of candidates needs. On the disk: 16 bytes per document and band, with verification 4 per
-// distinct shingle.
+// five sets of 16 MB plus a batch of candidates. On the disk: 16 bytes per document and band, with verification 4 per distinct
+// shingle.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -53,10 +53,10 @@ struct NearDuplicateOptions {
     std::string shingle = "words";   // or "characters"
     int shingle_size = 5;            // n of the n-grams
     int hash_bits = 64;              // 32 or 64: of the permutations
-    double verify_jaccard = 0;       // candidates are duplicates only if J is larger; 0: all candidates are
+    double verify_jaccard = 0;       // candidates are duplicates only if J is larger; 0: all are
     bool folded = true;              // characters in lower case, without punctuation; words always are
     int hamming = 4;                 // SimHash: differing bits allowed
-    int64_t longest_characters = 0;  // documents that are longer are no duplicates; 0: any length
+    int64_t longest_characters = 0;  // longer documents are never duplicates; 0: any length
 
     static const std::vector<std::pair<std::string, NearDuplicateOptions>>& presets() {
         static const std::vector<std::pair<std::string, NearDuplicateOptions>> all = [] {
@@ -77,7 +77,7 @@ struct NearDuplicateOptions {
             roots.method = "simhash";
             roots.shingle = "characters";
             roots.shingle_size = 6;
-            roots.longest_characters = 6000;  // beyond, SimHash found too many documents alike
+            roots.longest_characters = 6000;  // above this, SimHash found too many documents alike
             roots_verified = roots;
             roots_verified.hamming = 6;
             roots_verified.verify_jaccard = 0.7;
@@ -95,7 +95,7 @@ struct NearDuplicateOptions {
         }
         fail_usage("there is no preset '%s' for near duplicates; HINT: the presets are %s", name.c_str(), names.c_str());
     }
-    // {"fineweb", "bands=20", "jaccard=0.8"}: a preset with other values.
+    // {"fineweb", "bands=20", "jaccard=0.8"}: a preset with changed values.
     static NearDuplicateOptions parse(const std::vector<std::string>& words) {
         CHECK(!words.empty(), "no preset");
         NearDuplicateOptions o = preset(words[0]);
@@ -180,7 +180,7 @@ public:
     size_t padded() const { return multiplier_.size(); }  // to whole registers
     size_t size() const { return n_; }
 
-    // minima[i] = min(minima[i], h_i(x)) over the hashes, as it is defined.
+    // minima[i] = min(minima[i], h_i(x)) over the hashes, by definition.
     void lower_plain(const H* hashes, size_t n, H* minima) const {
         for (size_t i = 0; i < padded(); i++)
             for (size_t k = 0; k < n; k++) minima[i] = std::min<H>(minima[i], hashes[k] * multiplier_[i] + addend_[i]);
@@ -231,9 +231,9 @@ private:
 };
 
 // ---- counts of bits --------------------------------------------------------------------------------------------------------
-// How often each of 64 bits was 1. Plane k holds bit k of all 64 counters; a number waits at its level until a second one
-// comes, and a carry-save adder turns both and the plane into the plane and one number of the next level (Harley and Seal): one
-// adder of five operations per number.
+// Counts how often each of 64 bits was 1. Plane k holds bit k of all 64 counters; a number waits at its level until a second
+// one arrives, and a carry-save adder turns both and the plane into the plane and one number of the next level (Harley and
+// Seal): one adder of five operations per number.
 class BitCounts {
 public:
     void add(uint64_t x) {
@@ -284,8 +284,8 @@ inline void sort_hashes(std::vector<uint32_t>& hashes) {
     }
 }
 
-// Sorted hashes of 32 bits: of 400,000 shingles one in 10,000 is taken for another by chance. Of sets above `most`, the
-// smallest hashes: a sketch (Broder's bottom-k) whose Jaccard index has a standard error of at most 0.0003.
+// Sorted hashes of 32 bits: among 400,000 shingles one in 10,000 collides. Sets above `most` keep the smallest hashes: a sketch
+// (Broder's bottom-k) whose Jaccard index has a standard error of at most 0.0003.
 class ShingleSet {
 public:
     static constexpr size_t most = 4 << 20;
@@ -311,7 +311,7 @@ private:
     uint32_t largest_ = UINT32_MAX;
 };
 
-// Of the `most` smallest elements of the union.
+// Over the `most` smallest elements of the union.
 inline double jaccard_index(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b, size_t most = ShingleSet::most) {
     size_t i = 0, k = 0, all = 0, shared = 0;
     while (all < most && (i < a.size() || k < b.size())) {
@@ -338,7 +338,7 @@ class Clusters {
 public:
     explicit Clusters(const std::string& directory) : parents_(directory) {}
 
-    // The number of the document that is kept in place of this one; itself if it is kept.
+    // The number of the document that is kept instead of this one; itself if it is kept.
     int64_t representative(int64_t number) const {
         if ((size_t)number >= parents_.size() || parents_[(size_t)number] == 0) return number;
         return (int64_t)DocumentRank::number(parents_[(size_t)number] - 1);
@@ -355,7 +355,7 @@ private:
         for (uint64_t above; (above = parent(rank)) != rank;) rank = above;
         return rank;
     }
-    // The same; it halves the path.
+    // The same; halves the path.
     uint64_t find(uint64_t rank) {
         for (uint64_t above; (above = parent(rank)) != rank;) {
             const uint64_t next = parent(above);
@@ -377,7 +377,7 @@ private:
         for (size_t i = 0; i < parents_.size(); i++)
             if (parents_[i] != 0) parents_[i] = find(parents_[i] - 1) + 1;
     }
-    DiskArray<uint64_t> parents_;  // by document: 0 for one alone, else its parent's rank + 1; a root is its own parent
+    DiskArray<uint64_t> parents_;  // by document: 0 if single, else its parent's rank + 1; a root is its own parent
     int64_t n_dropped_ = 0, n_clusters_ = 0;
 };
 
@@ -499,7 +499,7 @@ private:
         });
     }
 
-    // ---- candidates that are verified ----
+    // ---- verified candidates ----
     std::vector<uint32_t> shingles_of(uint64_t rank) const {
         const size_t place = places_[DocumentRank::number(rank)];
         uint64_t n;
@@ -511,8 +511,8 @@ private:
     bool resemble(const std::vector<uint32_t>& a, uint64_t b) const {
         return jaccard_index(a, shingles_of(b)) > options_.verify_jaccard;
     }
-    // Each document is compared with the first of its band, and where it does not resemble that, with up to three others that
-    // did not either: linear in the size of a band. Comparisons with the first are made in batches, which threads share.
+    // Each document is compared with the first of its band and, if it is not similar to that, with up to three others that were
+    // not either: linear in the size of a band. Comparisons with the first are made in batches, which threads share.
     void solve_verified(Clusters& clusters, int threads) {
         constexpr size_t batch = 1 << 14, most_leaders = 4;
         std::vector<Record> some;
@@ -597,7 +597,7 @@ private:
             clusters.unite(a, b);
             return true;
         };
-        // Of equal fingerprints one goes on, or as many as do not resemble each other, up to a limit: time stays linear.
+        // Keeps one of several equal fingerprints, or as many as are not similar to each other, up to a limit, for linear time.
         constexpr size_t most_equal = 64;
         Spool<Record> different(directory_);
         std::vector<Record> equal;
@@ -611,7 +611,7 @@ private:
         });
         const int k = options_.hamming;
         if (k == 0) return;
-        int blocks = k + 2;  // more of them where so many documents would share the bits of two
+        int blocks = k + 2;  // more if too many documents would share the bits of two
         while (blocks < k + 6 && 64 * (blocks - k) / blocks < 62 &&
                (size_t)1 << (64 * (blocks - k) / blocks) < different.size())
             blocks++;
@@ -620,7 +620,8 @@ private:
             int key_bits = 0;
             ExternalSort<Record> sorted(directory_, memory_bytes_);
             different.for_each([&](const Record& r) { sorted.add({permuted(r.hash, blocks, chosen, key_bits), r.rank}); });
-            // A pair with more equal blocks is met again: it is compared at the first choice, that of its lowest equal blocks.
+            // A pair with more equal blocks occurs several times: it is compared at the first choice, with its lowest equal
+            // blocks.
             std::vector<uint64_t> lower;
             for (int block = 0, ignored; chosen >> block != 0; block++)
                 if (!(chosen >> block & 1)) lower.push_back(permuted(block_bits(block, blocks), blocks, chosen, ignored));

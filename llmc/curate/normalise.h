@@ -1,19 +1,19 @@
-// Text as it was meant: what encodings, files and screens have added is taken out again. In this order:
-//   invalid-utf8         bytes that are not UTF-8 are read as Windows-1252, which most of them are
+// Restores text as it was meant, by removing the traces of encodings, files and screens. In this order:
+//   invalid-utf8         bytes that are not UTF-8 are read as Windows-1252, the most likely encoding
 //   encoding-repair      mojibake: UTF-8 that was read as Windows-1252 or Latin-1 ("cafÃ©"), once or several times
 //   control-characters   C0, C1, DEL, byte-order marks, noncharacters and terminal colours (ESC [ ... m) are removed
 //   line-ends            CR LF, CR, NEL, U+2028 and U+2029 become newlines; blanks before a newline are removed
-//   blank-lines          several blank lines become one; none at the text's beginning and end
+//   blank-lines          several blank lines become one; none at the text's start and end
 //   nfc                  Unicode's normal form C (UAX 15): é is one character, not e and an accent
 //
-// Encoding repair. The idea is ftfy's (Speer 2019): what looks like mojibake is read as the bytes that it was, and as UTF-8
-// again. A place is a run of characters whose Windows-1252 bytes are whole UTF-8 sequences. Such runs occur in sound text too
-// ("Spaß“", "perché»…"), so a run must be bad enough:
-//   strong   two sequences or more; or one that begins with â (the quotes and dashes of â€™ â€“), of four bytes (ðŸ˜€), or
-//            with Ã or Â, unless sound text may have it: after a capital letter (AMANHÃ”), or before a closing quote, dash or
+// Encoding repair. The idea is ftfy's (Speer 2019): text that looks like mojibake is converted back to its bytes, and read as
+// UTF-8 again. A place is a run of characters whose Windows-1252 bytes are whole UTF-8 sequences. Such runs occur in correct
+// text too ("Spaß“", "perché»…"), so a run must be bad enough:
+//   strong   two sequences or more; or one that starts with â (the quotes and dashes of â€™ â€“), of four bytes (ðŸ˜€), or
+//            with Ã or Â, unless correct text may have it: after a capital letter (AMANHÃ”), or before a closing quote, dash or
 //            ellipsis
-//   weak     any other; repaired only where the same document has a strong one that begins with the same letter
-// Repair is repeated while it finds something, at most four times: that many wrong readings in a row.
+//   weak     any other; repaired only if the same document has a strong one that starts with the same letter
+// Repair is repeated while it finds something, at most four times, for as many consecutive wrong readings.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -27,12 +27,12 @@
 
 namespace normalising {
 
-// The characters of Windows-1252 for the bytes 0x80 to 0x9f; the five that it leaves out are those of Latin-1.
+// The characters of Windows-1252 for the bytes 0x80 to 0x9f; its five undefined ones are Latin-1's.
 inline constexpr std::array<int32_t, 32> windows_1252 = {
     0x20ac, 0x81,   0x201a, 0x192,  0x201e, 0x2026, 0x2020, 0x2021, 0x2c6, 0x2030, 0x160, 0x2039, 0x152, 0x8d, 0x17d, 0x8f,
     0x90,   0x2018, 0x2019, 0x201c, 0x201d, 0x2022, 0x2013, 0x2014, 0x2dc, 0x2122, 0x161, 0x203a, 0x153, 0x9d, 0x17e, 0x178};
 
-// The byte that was read as this character; -1: none above ASCII.
+// The byte that was misread as this character; -1: none above ASCII.
 inline int byte_of(int32_t c) {
     if (c < 0x80) return -1;
     if (c < 0x100) return c;
@@ -48,7 +48,7 @@ inline bool is_ascii(std::string_view text) {
     return all < 0x80;
 }
 
-// Bytes that are not UTF-8, as characters. Returns their number.
+// Converts bytes that are not UTF-8 to characters. Returns their number.
 inline int64_t repair_bytes(std::string& text) {
     std::string out;
     int64_t repaired = 0;
@@ -64,7 +64,7 @@ inline int64_t repair_bytes(std::string& text) {
     return repaired;
 }
 
-// A run of mojibake: its bytes in the text, and what it was.
+// A run of mojibake: its bytes in the text, and the original.
 struct Run {
     size_t begin, end;
     std::string meant;
@@ -73,7 +73,7 @@ struct Run {
     bool strong = false;
 };
 
-// The sequence of UTF-8 whose bytes were read as the characters at `at`. Returns its end in the text, or `at` if there is
+// The sequence of UTF-8 whose bytes were misread as the characters at `at`. Returns its end in the text, or `at` if there is
 // none.
 inline size_t misread_sequence(std::string_view text, size_t at, std::string& bytes) {
     const size_t begin = bytes.size();
@@ -95,7 +95,7 @@ inline size_t misread_sequence(std::string_view text, size_t at, std::string& by
 inline std::vector<Run> misread_runs(std::string_view text) {
     std::vector<Run> runs;
     for (size_t at = 0; at < text.size();) {
-        if ((unsigned char)text[at] != 0xc3) {  // all of Â to ô, the bytes that begin a sequence, begin so
+        if ((unsigned char)text[at] != 0xc3) {  // common first byte of all of Â to ô, the lead bytes of sequences
             at++;
             continue;
         }
@@ -167,7 +167,7 @@ inline LineCounts clean_lines(std::string& text) {
     for (size_t i = 0; i < text.size();) {
         const auto c = (unsigned char)text[i];
         if (c >= 0x20 && c < 0x7f) {
-            // what needs no look is copied as a whole
+            // plain stretches are copied as a whole
             size_t end = i + 1;
             while (end < text.size() && (unsigned char)text[end] >= 0x20 && (unsigned char)text[end] < 0x7f) end++;
             const bool blank = text.find_first_not_of(' ', i) >= end;
@@ -212,7 +212,7 @@ inline LineCounts clean_lines(std::string& text) {
     return n;
 }
 
-// Characters below U+0300, and of the large scripts those that neither decompose nor compose: a text of these alone is in
+// Characters below U+0300, and characters of the large scripts that neither decompose nor compose: a text of only these is in
 // NFC.
 inline bool is_surely_nfc(std::string_view text) {
     for (size_t i = 0; i < text.size();) {
@@ -234,7 +234,7 @@ inline bool is_surely_nfc(std::string_view text) {
 
 }  // namespace normalising
 
-// The stage: changes the text and says how often each rule did. A document of which nothing is left is dropped.
+// The stage: changes the text and reports the number of changes by each rule. Drops a document that becomes empty.
 inline DocumentVerdict normalise(Document& d, Changes& changes) {
     using namespace normalising;
     const auto note = [&](const char* rule, int64_t times) {

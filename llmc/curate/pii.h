@@ -1,14 +1,14 @@
-// What identifies or reaches a person: e-mail addresses, phone numbers, payment cards, IP addresses. Each is masked by a
-// placeholder (<EMAIL>, <PHONE>, <CARD>, <IP>), or its document is dropped. ROOTS (Laurençon et al. 2022, section 3.3) masked
-// the same kinds by regular expressions; what is added here is what tells them from other numbers:
+// Personal information: e-mail addresses, phone numbers, payment cards, IP addresses. Each is masked by a placeholder (<EMAIL>,
+// <PHONE>, <CARD>, <IP>), or its document is dropped. ROOTS (Laurençon et al. 2022, section 3.3) masked the same kinds by
+// regular expressions; this adds checks that distinguish them from other numbers:
 //   email   local part, @, a domain with a top level of letters; not image@2x.png
 //   card    13 to 19 digits of an issuer's range and length, with Luhn's checksum (ISO/IEC 7812)
-//   ip      v4: four numbers up to 255 without leading zeros; not four single digits or what follows "version" (1.2.3.4).
-//           v6: what inet_pton() reads, of three groups or more with a digit in them. Addresses that are not of the Internet
-//           (private, loopback, link-local, documentation, multicast: RFC 6890) are kept unless asked otherwise
-//   phone   +, then 8 to 15 digits (E.164); North American 3-3-4 digits; national numbers that begin with 0, of 10 or 11
-//           digits in groups. Not what follows "ISBN" or "ISSN", not dates, not groups of thousands
-// Names and postal addresses are not found: rules cannot.
+//   ip      v4: four numbers up to 255 without leading zeros; not four single digits or numbers after "version" (1.2.3.4).
+//           v6: accepted by inet_pton(), with three groups or more and a digit. Addresses outside the Internet
+//           (private, loopback, link-local, documentation, multicast: RFC 6890) are kept by default
+//   phone   +, then 8 to 15 digits (E.164); North American 3-3-4 digits; national numbers that start with 0, of 10 or 11
+//           digits in groups. Not numbers after "ISBN" or "ISSN", dates, or groups of thousands
+// Names and postal addresses are not found: rules cannot find them.
 #pragma once
 #include <arpa/inet.h>
 
@@ -23,7 +23,7 @@
 struct PiiOptions {
     bool email = true, phone = true, card = true, ip = true;
     bool private_addresses = false;  // those too
-    bool drop = false;               // the document, instead of masking
+    bool drop = false;               // drop the document instead of masking
 };
 
 namespace pii {
@@ -34,7 +34,7 @@ inline bool is_word(char c) {
 }
 inline bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// A text that is looked at around a place; 0 outside.
+// A text with access around a place; 0 outside.
 struct Text {
     std::string_view s;
     char operator[](size_t i) const { return i < s.size() ? s[i] : '\0'; }
@@ -59,7 +59,7 @@ inline bool find_email(const Text& t, size_t at, Found& found) {
     const auto local = [](char c) { return is_word(c) ? !(c & 0x80) : c && strchr(".!#$%&'*+/=?^`{|}~-", c); };
     size_t begin = at;
     while (begin > 0 && at - begin < 64 && local(t[begin - 1])) begin--;
-    while (begin < at && strchr(".'/=`{|?&*#$-", t[begin])) begin++;  // what stands before it: mailto=x@y.z, 'x@y.z'
+    while (begin < at && strchr(".'/=`{|?&*#$-", t[begin])) begin++;  // text before it: mailto=x@y.z, 'x@y.z'
     if (begin == at || t[at - 1] == '.') return false;
     size_t end = at + 1, label = end, top = 0;
     int labels = 0;
@@ -86,7 +86,7 @@ inline bool find_email(const Text& t, size_t at, Found& found) {
 }
 
 // ---- IP addresses ----------------------------------------------------------------------------------------------------------
-// Whether the address is one of the Internet (RFC 6890).
+// True if the address is public on the Internet (RFC 6890).
 inline bool is_public(const std::array<int, 4>& a) {
     return !(a[0] == 0 || a[0] == 10 || a[0] == 127 || a[0] >= 224 || (a[0] == 100 && a[1] >= 64 && a[1] < 128) ||
              (a[0] == 169 && a[1] == 254) || (a[0] == 172 && a[1] >= 16 && a[1] < 32) ||
@@ -153,7 +153,7 @@ struct Number {
     std::vector<size_t> ends;  // and ends
     std::string separators;    // between them, one each; ')' for ") "
 };
-// From `begin` on, of at most 19 digits: the longest such number.
+// The longest such number from `begin` on, of at most 19 digits.
 inline Number read_number(const Text& t, size_t begin) {
     Number n = {begin, begin, {}, {}, {}, {}};
     size_t at = begin;
@@ -219,7 +219,7 @@ inline bool is_phone(const Number& n, bool plus) {
     const size_t digits = n.digits.size();
     const auto& g = n.groups;
     if (plus) return digits >= 8 && digits <= 15 && n.digits[0] != '0';
-    // 1-555-010-9999, (555) 010-9999, 555.010.9999: neither area nor exchange begins with 0 or 1
+    // 1-555-010-9999, (555) 010-9999, 555.010.9999: neither area nor exchange starts with 0 or 1
     const size_t country = g.size() == 4 && g[0] == 1 && n.digits[0] == '1';
     if (g.size() == 3 + country && g[country] == 3 && g[country + 1] == 3 && g[country + 2] == 4) {
         const bool bracket = n.separators[country] == ')';
@@ -244,7 +244,7 @@ inline std::vector<pii::Found> find_pii(std::string_view text, const PiiOptions&
     using namespace pii;
     const Text t = {text};
     std::vector<Found> all;
-    size_t done = 0;  // end of what was found last
+    size_t done = 0;  // end of the last match
     static const auto interesting = [] {
         std::array<bool, 256> is{};
         for (const char c : {'@', ':', '+', '('}) is[(unsigned char)c] = true;
@@ -287,7 +287,7 @@ inline std::vector<pii::Found> find_pii(std::string_view text, const PiiOptions&
                         }
                     if (!found.kind && o.phone && bounded(n.end) && is_phone(n, plus)) found = {"phone", i, n.end};
                 }
-                // Nothing in the middle of a number is one.
+                // The middle of a number is not a number.
                 if (!found.kind && n.end > i + 1 && digit) {
                     size_t end = i;
                     while (is_digit_character(t[end])) end++;

@@ -3,9 +3,9 @@
 //
 //   read -> stage, stage, ..., lines of JSON on all threads -> counts, in the documents' order -> part-00000.jsonl.zst, ...
 //
-// State. Whenever a shard is complete, a state file says what was read up to its last document, how much came out, and all
-// counts. A pass that finds such a file reads on from there: earlier files are skipped, the documents of the current one are
-// read and skipped. The shard that was being written is written again, to the same bytes.
+// State. Whenever a shard is complete, a state file records the input position after its last document, the output so far, and
+// all counts. A pass that finds such a file resumes from there: earlier files are skipped, and so are the completed documents
+// of the current one. The incomplete shard is written again, to the same bytes.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -26,25 +26,25 @@
 
 struct Stage {
     std::string name;                                           // as in the summary: "heuristics"
-    std::function<DocumentVerdict(Document&, Changes&)> apply;  // what it does to a document; a pure function
+    std::function<DocumentVerdict(Document&, Changes&)> apply;  // a pure function of the document
 };
 
 // ---- counts ----------------------------------------------------------------------------------------------------------------
 // A dropped document, as the report shows it.
 struct DroppedSample {
-    uint64_t lot = 0;  // those with the lowest lots are shown: a fixed choice from the whole corpus
+    uint64_t lot = 0;  // samples with the lowest lots are shown: a fixed choice from the whole corpus
     int64_t number = 0;
     std::string source, detail, text;
 };
 
-// What one rule did.
+// The counts of one rule.
 struct RuleCount {
     int64_t dropped = 0, dropped_bytes = 0;  // documents
-    int64_t changed = 0, places = 0;         // documents that it changed, and where
+    int64_t changed = 0, places = 0;         // documents that it changed, and places
     std::vector<DroppedSample> samples;
 };
 
-// Documents by their length: bucket k has those of 2^k to 2^(k+1) - 1 bytes.
+// Documents by their length: bucket k counts lengths of 2^k to 2^(k+1) - 1 bytes.
 using LengthCounts = std::array<int64_t, 40>;
 
 struct StageCounts {
@@ -106,12 +106,12 @@ inline Counts counts_from_json(const nlohmann::json& j) {
 // ---- the state of a pass ---------------------------------------------------------------------------------------------------
 struct PassState {
     size_t file = 0;        // the file of the next document
-    int64_t in_file = 0;    // documents of it that are done
-    int64_t documents = 0;  // documents done in all
+    int64_t in_file = 0;    // completed documents of it
+    int64_t documents = 0;  // completed documents, total
     int shards = 0;
     bool finished = false;
     Counts counts;
-    int64_t bad_lines = 0;  // of the files before
+    int64_t bad_lines = 0;  // of earlier files
 };
 
 inline nlohmann::ordered_json to_json(const PassState& s) {
@@ -139,8 +139,8 @@ public:
     ShardWriter(std::string dir, std::string ending, int64_t shard_bytes, int shards)
         : dir_(std::move(dir)), ending_(std::move(ending)), shard_bytes_(shard_bytes), shards_(shards) {}
 
-    // The lines of a document, so many times, and the bytes of all these texts. Completes a shard that is long enough: it ends
-    // behind a document, never among its texts.
+    // Writes the lines of a document `times` times, and counts the bytes of all these texts. Completes a shard that is long
+    // enough: it ends after a document, never between its texts.
     void write(const std::vector<std::string>& lines, int times, int64_t text_bytes) {
         if (!file_) file_ = std::make_unique<DocumentWriter>(dir_ + "/" + shard_name(shards_, ending_));
         for (int i = 0; i < times; i++)
@@ -169,15 +169,15 @@ struct PassInput {
     TextInput text;
     std::vector<std::string> sources;    // names
     std::vector<size_t> source_of_file;  // of text.files
-    bool intermediate = false;           // what an earlier pass left for this one
+    bool intermediate = false;           // output of an earlier pass
 
-    // The shards of an earlier pass, which has the same sources.
+    // The shards of an earlier pass with the same sources.
     PassInput shards_of(const std::string& dir, const std::string& ending, int n) const {
         PassInput input = {{}, sources, {}, true};
         input.text.keep_fields = input.text.whole_documents = input.text.allow_binary = true;
         input.text.batch_bytes = text.batch_bytes;
         input.text.max_bad_lines = "0";
-        input.text.most_bytes = 8 * most_document_bytes;  // a byte takes up to six in JSON
+        input.text.most_bytes = 8 * most_document_bytes;  // a byte needs up to six in JSON
         for (int i = 0; i < n; i++) input.text.files.push_back(dir + "/" + shard_name(i, ending));
         return input;
     }
@@ -187,10 +187,10 @@ struct PassOutput {
     std::string dir, ending;
     int64_t shard_bytes = 256 << 20;
     bool intermediate = false;                   // for another pass: with number and source
-    std::function<void(const PassState&)> save;  // writes the state; empty: this pass begins anew when it is interrupted
+    std::function<void(const PassState&)> save;  // saves the state; empty: an interrupted pass starts over
 };
 
-// A document as an intermediate set has it.
+// A document's fields in an intermediate set.
 inline JsonFields intermediate_fields(const Document& d) {
     JsonFields fields;
     fields.add("number", std::to_string(d.number));
@@ -239,7 +239,7 @@ public:
     CurationPass(PassInput input, PassOutput output, std::vector<Stage> stages, int samples, uint64_t seed)
         : input_(std::move(input)), output_(std::move(output)), stages_(std::move(stages)), samples_(samples), seed_(seed) {}
 
-    // From the state, which is a new one or that of an interrupted pass, to the end of the input.
+    // From the state, new or of an interrupted pass, to the end of the input.
     void run(PassState& state, int threads, const std::string& label) {
         if (state.counts.stages.empty())
             for (const Stage& s : stages_) state.counts.stages.push_back({s.name, 0, 0, 0, 0, {}});
@@ -251,7 +251,7 @@ public:
             const int64_t passed_over = state.in_file, first_number = state.documents;
             int64_t batch_begin = 0;  // chunks of all earlier batches
             std::vector<Worked> batch;
-            const auto n_of = [&](size_t i) { return batch_begin + (int64_t)i - passed_over; };  // negative: done before
+            const auto n_of = [&](size_t i) { return batch_begin + (int64_t)i - passed_over; };  // negative: already done
             for_each_chunk(
                 reader, threads, label,
                 [&](const Chunk& chunk, size_t i) {
@@ -286,7 +286,7 @@ public:
     }
 
 private:
-    // A document and what each stage said of it.
+    // A document and each stage's verdict.
     struct Worked {
         struct Step {
             int64_t bytes_in;
@@ -297,7 +297,7 @@ private:
         size_t bytes_before = 0;
         std::vector<Step> steps;
         bool keep = true;
-        std::vector<std::string> lines;  // as they are written, if it is kept
+        std::vector<std::string> lines;  // as written, if the document is kept
     };
 
     static int64_t bytes_of(const Document& d) {
@@ -322,7 +322,7 @@ private:
         w.lines.push_back(document_line(d.text, fields));
         for (const std::string& text : d.more) w.lines.push_back(document_line(text, fields));
     }
-    // Counts what the stages said. Returns whether the document is kept.
+    // Adds the stages' verdicts to the counts. Returns whether the document is kept.
     bool take(const Worked& w, Counts& counts) const {
         counts.before[Counts::bucket(w.bytes_before)]++;
         if (w.keep) {

@@ -1,11 +1,11 @@
 // The quality of a document: the probability of the label "good" by a text classifier trained on good and bad documents, and
-// whether a document with that score is kept.
+// whether to keep a document with that score.
 //   threshold   keep if score >= threshold
 //   pareto      keep if a draw from Pareto(alpha) exceeds 1 - score (GPT-3: arXiv 2005.14165, appendix A, alpha 9; MT-NLG:
-//               alpha 3): nearly all good documents stay, and some bad ones, so that the corpus does not only resemble the good
-//               examples. numpy's pareto draws u^(-1/alpha) - 1, u uniform in (0, 1], so a document stays with probability
-//               (2 - score)^-alpha
-// The draw is a function of the seed and of the document's number alone (base/rng.h).
+//               alpha 3): keeps nearly all good documents, and some bad ones, so that the corpus does not only resemble the
+//               good examples. numpy's pareto draws u^(-1/alpha) - 1, u uniform in (0, 1], so a document is kept with
+//               probability (2 - score)^-alpha
+// The draw is a function of only the seed and the document's number (base/rng.h).
 #pragma once
 #include <cmath>
 #include <string>
@@ -26,7 +26,7 @@ public:
                 model.c_str(), classifier_.label_list().c_str());
     }
 
-    // Pure, as is judge().
+    // Pure, like judge().
     float score(std::string_view text) const {
         std::string buffer;
         return classifier_.probability_of("good", sample_text(text, sample_bytes, buffer));
@@ -47,7 +47,7 @@ public:
     }
 
 private:
-    static constexpr size_t sample_bytes = 64 << 10;  // quality differs within a document more than its language does
+    static constexpr size_t sample_bytes = 64 << 10;  // quality varies within a document more than its language does
     TextClassifier classifier_;
     bool pareto_;
     double limit_;

@@ -1,15 +1,14 @@
-// A classifier of texts: softmax regression on hashed n-grams (text_features.h), trained here and fast enough to be asked about
-// every document of a corpus.
+// A text classifier: softmax regression on hashed n-grams (text_features.h), trained here and fast enough to judge every
+// document of a corpus.
 //
 //   score_k = sum over the n features i of the text of W[bucket_i, k] / sqrt(n)      p = softmax(score)
 //
-// The root lets longer texts give surer answers, without each n-gram counting as independent evidence.
+// The root makes longer texts give more confident answers, without counting each n-gram as independent evidence.
 //
 // Training minimises the cross-entropy by AdaGrad (Duchi et al., JMLR 2011): W -= rate * g / sqrt(sum of g^2), where a
-// feature's g is (p - label) / sqrt(n). Texts are read in an order drawn anew in each epoch and, for languages, in pieces of
-// lengths drawn anew, so that short texts are learned as well as long ones. Gradients of a batch are taken at the weights
-// before it and applied in the texts' order, each thread to the buckets that are its own: the model's bits do not depend on
-// the number of threads.
+// feature's g is (p - label) / sqrt(n). In each epoch the order of texts is drawn and, for languages, the lengths of their
+// pieces, so that short texts are learned as well as long ones. A batch's gradients use the weights before it and are applied
+// in the texts' order, each thread to its own buckets: the model's bits do not depend on the number of threads.
 //
 // The weights are kept and stored as 8 bits each with one scale for all. File:
 //   8 bytes "TGPTCLS1", uint32 CRC-32C of all that follows, uint32 length of the header, header, weights int8 (2^bits, labels)
@@ -41,7 +40,7 @@ struct LabelledText {
     int label;
 };
 
-// What a model sees of a text.
+// The input features of a model.
 struct ClassifierShape {
     std::string features = "characters";  // or words
     int shortest = 1, longest = 4;        // n-grams
@@ -57,7 +56,7 @@ struct ClassifierTraining {
 
 class TextClassifier {
 public:
-    static constexpr std::string_view magic = "TGPTCLS1";  // with which a file begins
+    static constexpr std::string_view magic = "TGPTCLS1";  // at the start of a file
 
     struct Guess {
         std::string label;
@@ -89,7 +88,7 @@ public:
         const nlohmann::json header = parse_json(bytes.substr(fixed, header_bytes), name);
         TextClassifier c;
         try {
-            // A number that no int holds is refused by check().
+            // A number outside int is refused by check().
             const auto number = [&](const char* key) {
                 const double x = header.at(key).get<double>();
                 return x >= 0 && x < 1e6 ? (int)x : -1;
@@ -132,11 +131,11 @@ public:
     const std::vector<std::string>& labels() const { return labels_; }
     const ClassifierShape& shape() const { return shape_; }
 
-    // The probability of each label. An empty text has all the same.
+    // The probability of each label, all equal for an empty text.
     std::vector<float> probabilities(std::string_view text) const {
         std::vector<int64_t> sums(stride_);
         int64_t n = 0;
-        constexpr size_t block = 128;  // so many weights of 8 bits add up to at most 16
+        constexpr size_t block = 128;  // the sum of this many 8-bit weights fits in 16 bits
         uint32_t rows[block];
         size_t waiting = 0;
         const auto flush = [&] {
@@ -167,7 +166,7 @@ public:
     }
     std::string label_list() const { return joined(labels_); }
 
-    // progress(texts read, counted in each epoch) is called now and then.
+    // Occasionally calls progress(texts read, counted in each epoch).
     static TextClassifier train(std::vector<std::string> labels, const ClassifierShape& shape, const ClassifierTraining& how,
                                 const std::vector<LabelledText>& texts, const std::function<void(int64_t)>& progress = nullptr);
 
@@ -196,7 +195,7 @@ private:
         for (size_t row = 0; row < buckets(); row++) std::copy_n(from + row * n, n, &weights_[row * stride_]);
     }
 
-    // Adds columns of the rows, in vectors of 16: compilers do not make them of the plain loop.
+    // Adds columns of the rows, in vectors of 16, which compilers do not generate from the plain loop.
     typedef int8_t Codes __attribute__((vector_size(16)));
     typedef int16_t Sums __attribute__((vector_size(32)));
     template <size_t vectors>
@@ -233,7 +232,7 @@ private:
 };
 
 // ---- training --------------------------------------------------------------------------------------------------------------
-// A list in the order of the training: weights; what a batch changes of them; epochs of shuffled pieces; rounding to codes.
+// The steps of training: weights; a batch's changes; epochs of shuffled pieces; rounding to codes.
 inline TextClassifier TextClassifier::train(std::vector<std::string> labels, const ClassifierShape& shape,
                                             const ClassifierTraining& how, const std::vector<LabelledText>& texts,
                                             const std::function<void(int64_t)>& progress) {

@@ -1,13 +1,13 @@
-// What a text classifier sees of a text: its n-grams, each hashed to one of 2^bits buckets (feature hashing: Weinberger et al.,
-// arXiv 0902.2206). Nothing is stored for an n-gram but its bucket; n-grams that share one are told apart by the others of the
-// text.
-//   characters   n-grams of letters, which are made lower case; whatever lies between words counts as one space. They tell
-//                languages apart (Cavnar and Trenkle 1994). Longer n-grams than 2 do not reach into Chinese, Japanese or Korean
-//                characters, which say enough alone; a character beyond ASCII also stands for its script
-//   words        n-grams of words, of single punctuation marks and of ends of lines; digits are alike. They tell good prose
-//                from bad (fastText: Joulin et al., arXiv 1607.01759). Where no spaces are written, each character is a word
-// Lower case is by a table of our own for Latin, Greek and Cyrillic: a model must see the same features on every machine,
-// whatever its locale and libraries. Bytes that are not UTF-8 count as spaces. A text's features depend on nothing else.
+// The features of a text for a classifier: its n-grams, each hashed to one of 2^bits buckets (feature hashing: Weinberger et
+// al., arXiv 0902.2206). Only the bucket of an n-gram is stored; n-grams that share one are distinguished by the text's other
+// n-grams.
+//   characters   n-grams of letters in lower case; any text between words counts as one space. They identify
+//                languages (Cavnar and Trenkle 1994). N-grams longer than 2 do not reach into Chinese, Japanese or Korean
+//                characters, which are informative by themselves; a character beyond ASCII also adds its script
+//   words        n-grams of words, of single punctuation marks and of ends of lines; digits are alike. They distinguish good
+//                prose from bad (fastText: Joulin et al., arXiv 1607.01759). Without spaces, each character is a word
+// Lower case uses our own table for Latin, Greek and Cyrillic: a model must see the same features on every machine, for any
+// locale and libraries. Bytes that are not UTF-8 count as spaces. A text's features depend on nothing else.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ enum class Kind : uint32_t { space, letter, digit, mark };
 struct Character {
     uint32_t code;  // of the letter in lower case; of a space: ' '; of a digit: '0'
     Kind kind;
-    bool is_wide() const { return code >= 0x2e80; }  // CJK, kana, Hangul and what follows: written without spaces, mostly
+    bool is_wide() const { return code >= 0x2e80; }  // CJK, kana, Hangul and further scripts: mostly written without spaces
 };
 
 inline uint32_t lower_case(uint32_t c) {
@@ -60,7 +60,7 @@ inline Character character(uint32_t c) {
 // Calls use(Character) for each character of a text.
 template <class Use>
 void for_each_character(std::string_view text, const Use& use) {
-    static const std::array<Character, 0x800> table = [] {  // what takes one or two bytes
+    static const std::array<Character, 0x800> table = [] {  // codes of one or two bytes
         std::array<Character, 0x800> t;
         for (uint32_t c = 0; c < t.size(); c++) t[c] = character(c);
         return t;
@@ -88,7 +88,7 @@ void for_each_character(std::string_view text, const Use& use) {
     }
 }
 
-// The bucket of what `key` stands for; n keeps n-grams of different lengths apart.
+// The bucket of `key`; n separates n-grams of different lengths.
 inline uint32_t bucket(uint64_t key, uint32_t n, int bits) {
     uint64_t h = (key + n * 0x9E3779B97F4A7C15ull) * 0xBF58476D1CE4E5B9ull;
     h ^= h >> 31;
@@ -113,7 +113,7 @@ void of_characters(std::string_view text, int shortest, int longest, int bits, c
             if (before[n - 2] >= 0x2e80 && n > 2) break;
             key = n <= 3 ? key | before[n - 2] << 21 * (n - 1) : key * 0xD6E8FEB86659FD93ull + before[n - 2];
             if (n >= shortest) add(bucket(key, (uint32_t)n, bits));
-            if (before[n - 2] == ' ') break;  // an n-gram begins with at most one space
+            if (before[n - 2] == ' ') break;  // an n-gram starts with at most one space
         }
         for (int k = 3; k > 0; k--) before[k] = before[k - 1];
         before[0] = c.code;
@@ -123,7 +123,7 @@ void of_characters(std::string_view text, int shortest, int longest, int bits, c
 // Calls add(bucket) for each n-gram of n in [shortest, longest] words, longest at most 3.
 template <class Add>
 void of_words(std::string_view text, int shortest, int longest, int bits, const Add& add) {
-    uint64_t before[2] = {0, 0}, word = 0;  // keys of the words before, newest first, and of the one that is being read
+    uint64_t before[2] = {0, 0}, word = 0;  // keys of the previous words, newest first, and of the current one
     const auto end_word = [&](uint64_t next) {
         if (word != 0) {
             uint64_t key = word;
@@ -149,7 +149,7 @@ void of_words(std::string_view text, int shortest, int longest, int bits, const 
 }  // namespace features
 
 // At most about `bytes` of a text, for a guess about the whole: all of a short one, else eight pieces spread evenly over it,
-// cut between characters. `buffer` holds the pieces.
+// split between characters. `buffer` holds the pieces.
 inline std::string_view sample_text(std::string_view text, size_t bytes, std::string& buffer) {
     constexpr size_t pieces = 8;
     if (bytes == 0 || text.size() <= bytes) return text;

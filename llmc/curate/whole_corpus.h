@@ -1,9 +1,9 @@
 // The stages that look at the whole corpus before they judge a document: exact and near duplicates, decontamination. Documents
-// that the other stages have kept lie in an intermediate set of shards, which is read up to three times:
+// kept by the other stages are in an intermediate set of shards, which is read up to three times:
 //   1  exact duplicates sign documents, and paragraphs or lines
-//   2  near duplicates sign, and decontamination counts, what will be left of each document after 1
-//   3  each stage says what is left (pipeline.h writes it)
-// Near duplicates do not see exact ones, so that of equal documents of two sources never both are dropped.
+//   2  near duplicates sign, and decontamination counts, the text that remains of each document after 1
+//   3  each stage returns the remaining text (pipeline.h writes it)
+// Near duplicates do not see exact ones, so that two sources' equal documents are never both dropped.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -44,7 +44,7 @@ public:
         if (!o.task_files.empty()) tasks_ = std::make_unique<Decontaminator>(o.task_files, o.decontamination);
     }
 
-    // Reads the intermediate set as often as it takes. A document's source is its priority: the first one is kept.
+    // Reads the intermediate set as often as needed. A document's source is its priority: the first one is kept.
     void learn(const PassInput& input, int threads) {
         const int passes = !exact_.empty() + (o_.near || tasks_);
         int pass = 0;
@@ -92,7 +92,7 @@ public:
         if (tasks_) tasks_->solve();
     }
 
-    // What each stage does, once learned. They point to this object.
+    // The stages, after learning. They point to this object.
     std::vector<Stage> stages() {
         std::vector<Stage> stages;
         if (!exact_.empty())

@@ -1,12 +1,12 @@
-// Words and characters of a text as hashes, for comparing texts: the same on every machine, whatever its locale and libraries.
+// Words and characters of a text as hashes, for comparing texts: the same on every machine, for any locale and libraries.
 //
-// A word is a run of letters and digits in lower case. Characters of scripts that are written without spaces (Chinese and
-// Japanese, Thai, Lao, Khmer, Burmese, Tibetan) are words of their own; Korean has spaces. Accents that are characters of their
-// own are left out. Punctuation and symbols are
-//   Punctuation::removed     left out, as if they were not there: "don't" is "dont" (datatrove, FineWeb)
+// A word is a run of letters and digits in lower case. Characters of scripts without spaces between words (Chinese and
+// Japanese, Thai, Lao, Khmer, Burmese, Tibetan) are single words; Korean has spaces. Accents that are separate characters are
+// dropped. Punctuation and symbols are
+//   Punctuation::removed     dropped, as if they were not there: "don't" is "dont" (datatrove, FineWeb)
 //   Punctuation::separates   between words, and _ is a letter: the words of the regular expression \w+ (MT-NLG)
-// Lower case is that of Latin, Greek, Cyrillic and Armenian letters in one character each. Bytes that are not UTF-8 count as
-// letters.
+// Lower case covers Latin, Greek, Cyrillic and Armenian letters with a lower case of one character. Bytes that are not UTF-8
+// count as letters.
 #pragma once
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -21,7 +21,7 @@
 #include "../base/unicode.h"
 
 enum class Punctuation { removed, separates };
-enum class Digits { kept, as_zero };  // as_zero: a run of digits is "0", so that dates and counters do not tell texts apart
+enum class Digits { kept, as_zero };  // as_zero: a run of digits is "0", so that dates and counters make no difference
 
 // ---- characters ------------------------------------------------------------------------------------------------------------
 enum class CharacterKind : uint8_t { letter, digit, ideograph, space, punctuation, underscore, mark };
@@ -74,7 +74,7 @@ inline uint32_t lower_by_ranges(uint32_t c) {
         return c + 32;
     if (c == 0x130) return 'i';
     if (c == 0x178) return 0xff;
-    if (in(0x139, 0x148) || in(0x179, 0x17e)) return c % 2 ? c + 1 : c;  // pairs that begin with an odd code
+    if (in(0x139, 0x148) || in(0x179, 0x17e)) return c % 2 ? c + 1 : c;  // pairs that start with an odd code
     if (in(0x100, 0x137) || in(0x14a, 0x177) || in(0x1de, 0x1ef) || in(0x1f8, 0x21f) || in(0x222, 0x233) || in(0x460, 0x481) ||
         in(0x48a, 0x4bf) || in(0x4d0, 0x52f) || in(0x1e00, 0x1e95) || in(0x1ea0, 0x1eff))
         return c % 2 ? c : c + 1;
@@ -113,7 +113,7 @@ public:
         if (c.code < 1 << 16) return {entries_[(size_t)c.code].lower, entries_[(size_t)c.code].kind, c.length};
         return {(uint32_t)c.code, detail::kind_by_ranges((uint32_t)c.code), c.length};
     }
-    // Of an ASCII letter, in lower case; 0 for all other bytes.
+    // An ASCII letter in lower case; 0 for all other bytes.
     unsigned char letter(char c) const { return letters_[(unsigned char)c]; }
 
 private:
@@ -145,7 +145,7 @@ public:
         flush();
         hash_ = (hash_ ^ (code | (uint64_t)1 << 63)) * factor;  // unlike any eight letters
     }
-    // The first n letters of a word, below 16; the bytes behind them are zero.
+    // The first n letters of a word, below 16; the bytes after them are zero.
     void begin(const uint64_t (&letters)[2], size_t n) {
         eight_ = letters[0];
         bits_ = 8 * (int)n;
@@ -154,7 +154,7 @@ public:
         eight_ = letters[1];
         bits_ = 8 * ((int)n - 8);
     }
-    // And begins the next word.
+    // Also starts the next word.
     uint64_t finish() {
         flush();
         const uint64_t hash = mix64(hash_);
@@ -175,7 +175,7 @@ private:
     int bits_ = 0;  // of eight_ that are in use
 };
 
-// How many of the 16 bytes at p begin a word of ASCII letters, and these in lower case; 16 and nothing if all do.
+// The number of ASCII letters at the start of the 16 bytes at p, and these in lower case; 16 and nothing if all are letters.
 #if defined(__SSE2__)
 inline size_t leading_letters(const char* p, uint64_t (&letters)[2]) {
     const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
@@ -190,8 +190,8 @@ inline size_t leading_letters(const char* p, uint64_t (&letters)[2]) {
 }
 #endif
 
-// Calls f(hash of 64 bits, begin, end) for each word; begin and end are its bytes in the text. Without `fast`, as it is
-// defined, character by character.
+// Calls f(hash of 64 bits, first, end) for each word, whose bytes in the text are [first, end). Without `fast`, by the
+// definition, character by character.
 template <Punctuation punctuation, Digits digits, bool fast = true, class F>
 void for_each_word(std::string_view text, F f) {
     const FoldingTable& table = FoldingTable::instance();
