@@ -1,10 +1,10 @@
-// Directories of adapters (model/adapters.h) in PEFT's format, which PEFT opens and writes:
+// Directories of adapters (model/adapters.h) in PEFT's format, which PEFT reads and writes:
 //   adapter_config.json           their kind; rank, alpha and matrices, or the number of virtual tokens; and the path of the
-//                                 model that they adapt (the base)
+//                                 adapted model (the base)
 //   adapter_model.safetensors     A and B of each matrix, or the virtual tokens
-//   base.json                     this program's: sizes and checksums of the base's weights
-// Adapters are only right on the weights that they were trained on: base.json lets others be refused. PEFT's own directories
-// have none; of those only names and shapes can be compared.
+//   base.json                     our own: sizes and checksums of the base's weights
+// Adapters are only valid with the weights that they were trained on: base.json lets others be rejected. PEFT's own directories
+// have none; for them only names and shapes can be compared.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@
 
 // ---- the base ---------------------------------------------------------------------------------------------------------------
 
-// Size and CRC-32C of each of a model's weight files; every rank reads its share of them.
+// Size and CRC-32C of each of a model's weight files; each rank reads a share of them.
 inline nlohmann::ordered_json identity_of_base(World& world, const std::string& dir) {
     Strings names;
     for (const auto& entry : std::filesystem::directory_iterator(dir))
@@ -37,7 +37,7 @@ inline nlohmann::ordered_json identity_of_base(World& world, const std::string& 
     return files_of_sums(all);
 }
 
-// Refuses a base whose weights are not those that the adapters were trained on.
+// Rejects a base whose weights differ from the ones that the adapters were trained on.
 inline void check_base(World& world, const std::string& adapter, const std::string& base) try {
     const std::string path = adapter + "/base.json";
     if (!std::filesystem::exists(path)) return;
@@ -53,7 +53,7 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
 
 // ---- adapter_config.json ----------------------------------------------------------------------------------------------------
 
-// The directory of the base that the adapters name, by its path or by its name in Hugging Face's cache.
+// The directory of the adapters' base, by its path or by its name in Hugging Face's cache.
 inline std::string base_of_adapter(const std::string& dir) {
     const nlohmann::json j = read_json(dir + adapter_config_file);
     const nlohmann::json name = j.is_object() ? j.value("base_model_name_or_path", nlohmann::json()) : nlohmann::json();
@@ -77,7 +77,7 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
         if (!in.absent(key) && !j[key].empty())
             fail("%s: '%s' is %.200s; it is not supported", path.c_str(), key, j[key].dump().c_str());
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
-        for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these change the base as well
+        for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
             if (start.get<std::string>().find(changes) == 0)
                 fail("%s: 'init_lora_weights' is \"%s\", which changes the model that is adapted; it is not supported",
                      path.c_str(), start.get<std::string>().c_str());
@@ -121,8 +121,7 @@ inline VirtualTokensConfig read_virtual_tokens(const HfReader& in, bool encoded,
 
 }  // namespace detail
 
-// Reads into c the adapters of a directory for this model. What would compute something else than the adapters here is refused
-// by name.
+// Reads the adapters of a directory for this model into c. Rejects by name any setting that would compute something else here.
 inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
     const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
     const nlohmann::json j = read_json(path);
@@ -136,7 +135,8 @@ inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
     else fail("%s: peft_type is '%s'; LORA, PROMPT_TUNING and P_TUNING are supported", path.c_str(), type.c_str());
 }
 
-// PEFT finds matrices by the ends of their names: the last word of a module unless that is also the end of one without adapter.
+// PEFT finds matrices by the ends of their names: uses the last word of a module unless a matrix without adapter also ends in
+// it.
 inline std::vector<std::string> peft_modules(const ModelConfig& c) {
     std::vector<std::string> names;
     for (const std::string& module : c.lora.modules) {
@@ -183,7 +183,7 @@ inline nlohmann::ordered_json virtual_tokens_json(const ModelConfig& c, const st
     if (config.encoded()) {
         j["encoder_reparameterization_type"] = config.lstm ? "LSTM" : "MLP";
         j["encoder_hidden_size"] = config.encoder_width;
-        j["encoder_num_layers"] = 2;  // of the LSTM; PEFT writes it for its MLP, too, whose layers it does not count
+        j["encoder_num_layers"] = 2;  // of the LSTM; PEFT also writes it for its MLP, regardless of the number of layers
         j["encoder_dropout"] = 0.0;
     } else if (config.text.empty()) j["prompt_tuning_init"] = "SAMPLE_VOCAB";
     else {
@@ -195,7 +195,7 @@ inline nlohmann::ordered_json virtual_tokens_json(const ModelConfig& c, const st
     return j;
 }
 
-// The files of an adapter directory besides the tensors: the base's tokenizer stays beside them.
+// The files of an adapter directory besides the tensors: includes the base's tokenizer.
 inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig& c, const std::string& base) {
     const std::string path = std::filesystem::weakly_canonical(base).string();
     texts.files.erase("generation_config.json");
@@ -204,8 +204,8 @@ inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig
     texts.files["base.json"] = identity.dump(2) + "\n";
 }
 
-// New adapters on the model in `base`. Virtual tokens begin as a text's tokens, again and again, or as tokens drawn from the
-// vocabulary.
+// Initializes adapters on the model in `base`. Virtual tokens start as a text's token embeddings, repeated as needed, or as
+// tokens drawn from the vocabulary.
 inline void begin_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::string& base, const Tokenizer* tokenizer,
                            uint64_t seed) {
     const VirtualTokensConfig& config = m.c.virtual_tokens;
@@ -220,10 +220,10 @@ inline void begin_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::str
 
 // The model of --model and --adapter, for commands that do not train.
 struct AdaptedModel {
-    std::string dir{}, adapter{};  // adapter: empty without one
+    std::string dir{}, adapter{};  // adapter: empty if there is none
     ModelConfig c{};
 };
-// Reads which model that is; of --model and --adapter either may be missing.
+// Resolves the model; either of --model and --adapter may be missing.
 template <class Options>
 AdaptedModel find_model(World& world, const Options& o) {
     AdaptedModel found;

@@ -1,6 +1,6 @@
-// train_gpt curate --train-language and --train-quality train a classifier for curation; --measure-on alone measures one.
-// Languages are told apart by n-grams of 1 to 4 characters in 2^16 buckets: 2^18 were no better, 2^14 worse; quality by words
-// and pairs of words in 2^20.
+// train_gpt curate --train-language and --train-quality train a classifier for curation; with only --measure-on, measures one.
+// Languages use n-grams of 1 to 4 characters in 2^16 buckets: 2^18 were no better, 2^14 worse; quality uses words and pairs of
+// words in 2^20.
 #pragma once
 
 #include <algorithm>
@@ -38,12 +38,12 @@ inline void measure_classifier(const TextClassifier& classifier, const LabelledT
 
 }  // namespace detail
 
-// Whether the options ask for a classifier to be trained or measured, and not for a corpus.
+// True if the options train or measure a classifier instead of curating a corpus.
 inline bool wants_classifier(const CurateOptions& o) {
     return !o.train_language.empty() || !o.train_quality.empty() || !o.measure_on.empty();
 }
 
-// A list in the order of the command: refusals; a model that is measured; or texts, training, the new model, its measure.
+// A list in the command's order: checks; then measuring a given model, or reading texts, training, the new model, its measures.
 inline int classifier_command(const CurateOptions& o) {
     const int threads = thread_count(o.threads);
     const bool trains = !o.train_language.empty() || !o.train_quality.empty();

@@ -1,10 +1,10 @@
 // The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of config.h.
-//   --name value, --name=value, --list a b c; a flag stands alone or with =true or =false; _ in a name counts as -
+//   --name value, --name=value, --list a b c; a flag has no value, or =true or =false; _ in a name is equivalent to -
 //   given twice: the later value wins; the config file comes first
-//   --no-name revokes an earlier --name, and a flag --name an earlier --no-name; a flag that is revoked counts as given, so
-//   that it is off where a preset has it, and --no-name that revokes no value is refused
-// A config file has lines in TOML's form `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and
-// # comments. Every refusal says what was given and what is allowed; for an unknown name it suggests what it is called here.
+//   --no-name revokes an earlier --name, and a flag --name an earlier --no-name; a revoked flag counts as given, so
+//   that it is off even if a preset has it; --no-name without a value to revoke is an error
+// A config file has lines in TOML's form `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and #
+// comments. Every error contains the given value and the allowed ones; for an unknown name it suggests our name.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -103,7 +103,7 @@ struct Slot {
     std::function<bool()> unset;
 };
 
-// An option as it was typed or stands in a config file.
+// An option from the command line or a config file.
 struct Given {
     std::string name, where;  // where: the config file's line, or empty
     Strings values;
@@ -131,7 +131,7 @@ inline std::vector<Given> read_config_file(const std::string& file) {
         fail_usage("%s:%zu %s; lines are NAME = VALUE, as in micro-batch-size = 4, out = \"run\", data-path = [\"a\", \"b\"]",
                    file.c_str(), line, what);
     };
-    const auto skip = [&](bool lines) {  // skips blanks and a comment; lines: several of them
+    const auto skip = [&](bool lines) {  // skips blanks and a comment, over several lines if `lines`
         for (; i < text.size() && (lines || text[i] != '\n'); i++) {
             if (text[i] == '#') i = std::min(text.find('\n', i), text.size()) - 1;
             else if (text[i] == '\n') line++;
@@ -312,7 +312,7 @@ inline int help_command(const Strings& words, bool asked) {
     return asked ? 0 : 2;
 }
 
-// Fills `options` from the arguments after the command's name. Prints help and returns false if help was asked for.
+// Fills `options` from the arguments after the command's name. For --help, prints it and returns false.
 template <class Options>
 bool parse(const std::string& command, Options& options, const Strings& arguments) {
     Parser parser = {command, {}, {}, {}};

@@ -1,6 +1,6 @@
-// Requests and answers of `train_gpt serve`, in the form of OpenAI's API (platform.openai.com/docs/api-reference: completions,
-// chat completions, models): from JSON to what a Decoder writes, and back. What cannot be done is refused by name, never
-// ignored.
+// Requests and responses of `train_gpt serve`, in the form of OpenAI's API (platform.openai.com/docs/api-reference:
+// completions, chat completions, models): converts JSON to generation requests for a Decoder, and results back. Unsupported
+// features are rejected by name, never ignored.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@
 #include "../model/decoder.h"
 #include "model_texts.h"
 
-// An error as the API answers it.
+// An error as returned by the API.
 struct ApiError {
     int status;
     std::string message, param = "", code = "";
@@ -33,15 +33,15 @@ struct ApiError {
     }
 };
 
-// The texts of a model, of which requests may ask.
+// The model's properties that requests depend on.
 struct ServedModel {
     std::string name;
     const Tokenizer& tokenizer;
     int room;            // tokens of a prompt and its answer
-    int max_new_tokens;  // that a request may ask for
+    int max_new_tokens;  // limit for a request
     std::vector<int> ends;
     std::optional<ChatEncoder> chat;
-    std::string no_chat;  // why there are no conversations
+    std::string no_chat;  // why conversations are not available; empty if they are
 };
 
 // A request of /v1/completions or /v1/chat/completions.
@@ -59,7 +59,7 @@ constexpr int most_choices = 128, most_stops = 16;
 
 namespace detail {
 
-// Reads the members of a request; one that is null is as good as absent.
+// Reads the fields of a request; null is equivalent to absent.
 class RequestReader {
 public:
     RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : model_(model), r_(r) {
@@ -94,17 +94,17 @@ private:
         else if (key == "stop") stops(value);
         else if (key == "stream") r_.streams = flag(key, value);
         else if (key == "stream_options") stream_options(value);
-        else if (key == "user" || key == "metadata") return;  // about who asks
+        else if (key == "user" || key == "metadata") return;  // information about the client
         else unsupported(key, value);
     }
-    // Known members may have the value that changes nothing.
+    // Accepts unsupported fields if they hold their no-op value.
     void unsupported(const std::string& key, const nlohmann::json& value) {
         using nlohmann::json;
         const std::pair<const char*, json> neutral[] = {{"logprobs", false},
                                                         {"top_logprobs", 0},
                                                         {"echo", false},
                                                         {"suffix", ""},
-                                                        {"best_of", value},  // compared with n when that is known
+                                                        {"best_of", value},  // compared with n once that is known
                                                         {"logit_bias", json::object()},
                                                         {"presence_penalty", 0},
                                                         {"frequency_penalty", 0},
@@ -156,7 +156,7 @@ private:
             std::vector<int> tokens = model_.tokenizer.encode_prompt(text("prompt", one));
             if (tokens.empty()) {
                 if (model_.tokenizer.eod_id() < 0) throw ApiError{400, "the prompt is empty", "prompt"};
-                tokens.push_back(model_.tokenizer.eod_id());  // what comes before a fresh document
+                tokens.push_back(model_.tokenizer.eod_id());  // precedes a new document
             }
             add_prompt(std::move(tokens), "prompt");
         };
@@ -241,13 +241,13 @@ inline CompletionRequest read_completion_request(const std::string& body, bool c
     return r;
 }
 
-// The objects of an answer.
+// Builds the objects of a response.
 struct CompletionAnswer {
     std::string id, model;
-    int64_t created;  // in seconds of Unix time
+    int64_t created;  // Unix time in seconds
     bool chat;
 
-    // choices: made by choice() or part(). usage: null if it is not told.
+    // choices: made by choice() or part(). usage: null if not requested.
     nlohmann::ordered_json object(bool streamed, nlohmann::ordered_json choices, const nlohmann::ordered_json& usage) const {
         nlohmann::ordered_json j = {{"id", id},
                                     {"object", !chat      ? "text_completion"
@@ -259,7 +259,7 @@ struct CompletionAnswer {
         if (!usage.is_null()) j["usage"] = usage;
         return j;
     }
-    // end: "stop" or "length"; empty in a part of a stream that is not the last.
+    // end: "stop" or "length"; empty in all parts of a stream but the last.
     nlohmann::ordered_json choice(int index, const std::string& text, const std::string& end) const {
         nlohmann::ordered_json j = {{"index", index}};
         if (chat) j["message"] = {{"role", "assistant"}, {"content", text}};

@@ -1,4 +1,4 @@
-// Options as a file for `train --config`, as tune and sweep write them.
+// Options as a file for `train --config`, written by tune and sweep.
 #pragma once
 #include <filesystem>
 #include <fstream>
@@ -16,7 +16,7 @@ inline std::string toml_value(const std::string& text) {
     return out + "\"";
 }
 inline std::string toml_value(bool value) { return value ? "true" : "false"; }
-// In as few digits as give the same number again.
+// The shortest decimal that parses to the same number.
 inline std::string toml_value(double value) {
     const std::string few = format("%.15g", value);
     return strtod(few.c_str(), nullptr) == value ? few : format("%.17g", value);
@@ -29,7 +29,7 @@ inline std::string toml_value(const Strings& values) {
     return "[" + joined(values, [](const std::string& value) { return toml_value(value); }) + "]";
 }
 
-// The options that are given in `o`, as lines of a config file; those of plans and of the search itself are left out.
+// The options given in `o`, as lines of a config file, except options of plans and of the search itself.
 inline std::string config_text(TrainOptions o) {
     const std::set<std::string> left_out = {"out", "dry-run", "json"};
     std::string text;
@@ -41,12 +41,12 @@ inline std::string config_text(TrainOptions o) {
     return text;
 }
 
-// Leaves out what is of a run as a whole and not of a part of it that is trained to try options, of which nothing is saved.
+// Removes options that apply to a whole run and not to a short trial, which saves nothing.
 inline void leave_out_of_trials(TrainOptions& o) {
     for (const char* name : {"resume", "name", "tensorboard", "tensorboard-dir", "exit-after", "keep-every", "sample-interval",
                              "eval-tasks", "eval-tasks-interval", "eval-tasks-samples"})
         o.given.erase(name);
     o.save_every = "never";
     o.given.insert("save-every");
-    if (o.on_spike == "rollback") o.on_spike = "skip";  // there is no checkpoint to go back to
+    if (o.on_spike == "rollback") o.on_spike = "skip";  // trials have no checkpoint to roll back to
 }

@@ -1,9 +1,9 @@
-// train_gpt curate: from raw text to training data. The stages are in llmc/curate/; here they are made from the options, run,
-// and told about.
+// train_gpt curate: converts raw text to training data. The stages are in llmc/curate/; this file builds them from the options,
+// runs them, and reports.
 //
-// The output directory holds data/part-00000.jsonl.zst and so on, curate.json (options, input, state, counts) and report.html:
-// other commands read the folder data as it is. The same command continues an interrupted curation; other options or another
-// input are refused, a finished output is never written again, and nothing is removed but what this program left unfinished.
+// The output directory holds data/part-00000.jsonl.zst and so on, curate.json (options, input, state, counts) and report.html;
+// other commands can read the folder data. The same command resumes an interrupted curation; with other options or another
+// input it fails, a finished output is never overwritten, and only this program's incomplete files are removed.
 #pragma once
 #include <fnmatch.h>
 
@@ -35,7 +35,7 @@ namespace curation {
 
 namespace fs = std::filesystem;
 
-// Refuses an output in a folder that one of the input's names stands for, or matches as a pattern.
+// Rejects an output in a folder that one of the input's names contains, or matches as a pattern.
 inline void check_not_read(const std::string& output, const std::string& name) {
     std::error_code error;
     const fs::path place = fs::weakly_canonical(output, error), pattern = fs::absolute(name, error).lexically_normal();
@@ -50,7 +50,7 @@ inline void check_not_read(const std::string& output, const std::string& name) {
             output.c_str(), name.c_str());
 }
 
-// The files of --input with the source that each belongs to: what one of its names stands for.
+// The files of --input, each with the source whose name matches it.
 inline PassInput find_input(const CurateOptions& o) {
     PassInput input;
     input.text = text_input(o, "curate --input", o.split_documents);
@@ -99,7 +99,7 @@ inline MixingOptions mixing_options(const CurateOptions& o) {
     return mixing;
 }
 
-// Options that count for one set of rules, or for a model, that is not given.
+// Rejects options that only affect a rule set or model that was not requested.
 inline void check_options_without_effect(const CurateOptions& o) {
     const auto rules = [&](const char* set) { return std::count(o.heuristics.begin(), o.heuristics.end(), set) > 0; };
     const struct {
@@ -182,8 +182,8 @@ inline nlohmann::ordered_json describe_files(const std::vector<std::string>& nam
     return files;
 }
 
-// What must be the same when a curation goes on: all options but those that do not change the output, the files that they name,
-// and the input's files.
+// The conditions for resuming a curation: all options except those that do not change the output, the files that they name, and
+// the input's files must be unchanged.
 inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input) {
     nlohmann::ordered_json options = options_to_json(o);
     for (const char* free : {"threads", "output", "memory-limit"}) options.erase(free);
@@ -200,14 +200,14 @@ inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input
 inline void remove_work(const std::string& work) {
     std::error_code error;
     for (const char* folder : {"/documents", "/kept"}) {
-        for (const auto& entry : fs::directory_iterator(work + folder, error))  // one that is not there has no entries
+        for (const auto& entry : fs::directory_iterator(work + folder, error))  // a missing folder has no entries
             if (entry.path().filename().string().rfind("part-", 0) == 0) fs::remove(entry.path(), error);
         fs::remove(work + folder, error);
     }
     fs::remove(work, error);
 }
 
-// Refuses an input that is not the one that a curation has begun with. A file that it has not come to yet may have been mended.
+// Rejects an input that differs from when the curation started. Files not reached yet may have been fixed.
 inline void check_same_input(const nlohmann::json& record, const nlohmann::json& now, const std::string& dir) {
     const nlohmann::json &before = record["input"], state = record.value("state", nlohmann::json::object());
     const size_t reached = state.value("file", (size_t)0);
@@ -224,12 +224,12 @@ inline void check_same_input(const nlohmann::json& record, const nlohmann::json&
              changed.c_str());
 }
 
-// The record in OUTPUT/curate.json, or null where nothing has begun. Refuses what cannot be continued.
+// The record in OUTPUT/curate.json, or null before the start. Fails if it cannot be resumed.
 inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& identity) {
     const std::string path = dir + "/curate.json";
     std::error_code error;
     if (!fs::exists(path, error)) {
-        for (const auto& entry : fs::directory_iterator(dir, error))  // a folder that is not there has none
+        for (const auto& entry : fs::directory_iterator(dir, error))  // a missing folder has no entries
             if (!is_unfinished(entry.path().filename().string()))
                 fail("%s is not empty and holds no curation; HINT: give another --output", dir.c_str());
         return nullptr;
@@ -239,7 +239,7 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
         fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
     if (const auto state = record.find("state"); state != record.end() && state->is_object() &&
                                                  !record.value("finished", false) && state->value("documents", (int64_t)0) == 0)
-        return nullptr;  // nothing is kept
+        return nullptr;  // empty
     if (record.value("finished", false)) {
         remove_work(dir + "/.work");  // if it was killed at its very end
         fail("the curation in %s is finished; it is not written again; HINT: give another --output", dir.c_str());
@@ -268,7 +268,7 @@ inline void print_mixing(const std::vector<MixedSource>& sources, const char* un
     table.print();
 }
 
-// What is left of documents and bytes after each stage, and what each rule did.
+// The remaining documents and bytes after each stage, and each rule's counts.
 inline void print_summary(const Counts& counts) {
     const auto share = [](int64_t part, int64_t whole) {
         return format("%.1f%%", whole > 0 ? 100.0 * (double)part / (double)whole : 0.0);
@@ -305,7 +305,7 @@ public:
           identity_(identity_of(o, input_)),
           data_(o.output + "/data"),
           work_(o.output + "/.work") {
-        // What later passes would refuse after hours.
+        // Detects errors that later passes would otherwise report after hours.
         if (mixing_.wanted()) mix_sources(input_.sources, std::vector<double>(input_.sources.size(), 1), mixing_);
         if (!o.tokenizer.empty()) tokenizer_.emplace(Tokenizer::load(local_path(o.tokenizer)));
         for (const std::string& file : whole_.task_files) read_task(file);
@@ -314,8 +314,8 @@ public:
     int run() {
         PassState state = begin();
         const int threads = thread_count(o_.threads);
-        // Each pass but the last writes an intermediate set, which the next one reads. The first one is continued after an
-        // interruption; the others begin anew.
+        // Each pass but the last writes an intermediate set, which the next one reads. After an interruption the first one
+        // resumes; the others start over.
         int passes_left = 1 + whole_.wanted() + mixing_.wanted();
         const auto output = [&](const std::string& name) {
             const bool last = --passes_left == 0;
@@ -350,7 +350,7 @@ public:
     }
 
 private:
-    // zstd where it was built in: the intermediate set is read up to three times.
+    // zstd if available in this build: the intermediate set is read up to three times.
     static std::string intermediate_ending() {
 #ifdef HAVE_ZSTD
         return "jsonl.zst";
@@ -358,7 +358,7 @@ private:
         return "jsonl";
 #endif
     }
-    // Measures the sources in what is left, and says how often each document is passed through.
+    // Measures the remaining text of each source, and sets how often each document is repeated.
     Stage mixing_stage(const PassInput& from, int threads) {
         std::vector<double> sizes(from.sources.size());
         std::vector<int64_t> batch;
@@ -422,7 +422,7 @@ private:
     const CurateOptions& o_;
     std::vector<Stage> stages_;
     WholeCorpusOptions whole_;
-    std::optional<const Tokenizer> tokenizer_;  // that counts for mixing_
+    std::optional<const Tokenizer> tokenizer_;  // counts tokens for mixing_
     MixingOptions mixing_;
     PassInput input_;
     nlohmann::json identity_;

@@ -1,4 +1,4 @@
-// The table that a run prints before it begins, and with which --dry-run ends: model, batch, ranks, memory, and for a plan also
+// The table that a run prints before it starts, and that --dry-run ends with: model, batch, ranks, memory, and for a plan also
 // the time.
 #pragma once
 #include <algorithm>
@@ -22,7 +22,7 @@
 #include "run.h"
 #include "run_directory.h"
 
-// The end of the table's row on precision: what is stored in fewer bits than fp32.
+// The end of the table's row on precision: tensors stored in fewer bits than fp32.
 inline std::string what_is_narrow(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {
     std::string text;
     for (const size_t bytes : {2, 1}) {
@@ -37,7 +37,7 @@ inline std::string what_is_narrow(const Elements& gradients, const Elements& exp
     return text;
 }
 
-// Facts about the planned memory of this rank's model.
+// The planned memory of this rank's model.
 struct PlannedModel {
     size_t messages;     // data-parallel messages for all parameters
     std::string narrow;  // what_is_narrow of gradients and moments
@@ -49,10 +49,10 @@ struct PlannedModel {
 
 namespace detail {
 
-// A row where the checkpoints to come do not fit on the disk.
+// Adds a row if future checkpoints do not fit on the disk.
 inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint_bytes) {
     const KeptCheckpoints kept = {o.keep, o.keep_every, Guard(guard_options(o)).way_back()};
-    const int64_t most = (o.keep == 0 ? 0 : kept.most()) + 1;  // one is written before others are removed
+    const int64_t most = (o.keep == 0 ? 0 : kept.most()) + 1;  // a new one is saved before others are removed
     const int64_t more = most - std::min<int64_t>(most - 1, (int64_t)find_checkpoints(o.out).size());
     const double free = free_space(o.out);
     if (free >= (double)more * (double)checkpoint_bytes) return;
@@ -122,7 +122,7 @@ inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig
     t.exact(model_flops_per_token(c, o.seq_length));
 }
 
-// The factors of a block's tensors and of those outside, where the options are those of another size of model.
+// The factors of tensors inside and outside blocks, if the options are for another model size.
 inline void describe_parametrization(RunTable& t, const TrainOptions& o, const ModelConfig& c) {
     if (o.parametrization == "standard") return;
     const Parametrization& p = c.parametrization;
@@ -137,7 +137,7 @@ inline void describe_parametrization(RunTable& t, const TrainOptions& o, const M
         const bool by_muon = muon.on && row.block == 0 && !row.vector();
         for (const RowBlock& rows : row.blocks) {
             TensorFactors f = row.factors.folded(rows.fold);
-            if (row.init == Init::scaled_normal) f.init /= std::sqrt(p.depth);  // to be compared with the base model's
+            if (row.init == Init::scaled_normal) f.init /= std::sqrt(p.depth);  // for comparison with the base model's
             if (const double lr = muon.learning_rate(f.lr, p); by_muon) f = {f.init, lr, 1 / lr, 0};
             if (row.vector()) f.weight_decay = 0;
             const std::string name = row.name.substr(row.name.rfind('.') + 1) + (rows.fold != 1 ? " (queries)" : "");
@@ -298,13 +298,13 @@ inline void describe_data(Run& run) {
 // The memory that a rank needs on its device, and on the host of a GPU.
 struct RankMemory {
     size_t bytes, host;
-    NcclMemory nccl{};  // on GPUs that are not here
+    NcclMemory nccl{};  // on GPUs that are planned for
     double device() const { return (double)bytes + nccl.bytes(); }
 };
 // For one rank of each pipeline stage, with these options and number of ranks.
 using MemoryOfStages = std::function<std::vector<RankMemory>(const TrainOptions&, int ranks)>;
 
-// Predicts the time of a run on GPUs that are not here, and the memory that it needs on each.
+// Predicts the time of a run on other machines' GPUs, and the memory that it needs on each.
 inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
     RunTable& t = run.table;
     const TrainOptions& o = run.o;
@@ -349,12 +349,12 @@ inline void describe_time_here(Run& run, double step_seconds) {
     t.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});
 }
 
-// If the plan needs more memory than there is, says so and lists what would help.
+// If the plan exceeds the available memory, prints this and lists remedies.
 inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) {
     const TrainOptions& o = run.o;
     Table& table = run.table.table;
     const bool host = be::memory_is_host && !o.world;
-    int sharing = 0;  // ranks on this machine, which share its memory
+    int sharing = 0;  // ranks that share this machine's memory
     for (int r = 0; r < run.world.size(); r++) sharing += host && run.world.is_here(r);
     const int ranks = o.world ? o.world : run.world.size();
     const double resident = host ? (double)resident_memory_bytes() : 0;

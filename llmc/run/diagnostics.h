@@ -1,5 +1,5 @@
 // Checks that examine a run while it trains:
-//   PlantedFaults     injects the faults that TRAIN_GPT_FAULTS asks for (faults.h) into tokens, memory and gradients
+//   PlantedFaults     injects the faults requested by TRAIN_GPT_FAULTS (faults.h) into tokens, memory and gradients
 //   GradientHashes    gradients that are computed twice must have the same bits (--detect-nondeterminism)
 //   LayerHealth       norms of every layer's weights, gradients and update (--log-health-interval)
 // memory_check.h checks memory between two steps.
@@ -30,7 +30,7 @@ class PlantedFaults {
 public:
     PlantedFaults(be::Ctx& ctx, const TrainingMemory& m) : ctx_(ctx), m_(m), rank_(m.ranks->mesh.world.rank) {}
 
-    // A rank that is slower than the others.
+    // Simulates a rank that is slower than the others.
     void in_time(int64_t batch) {
         if (faults_.slow(batch, rank_)) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     }
@@ -67,7 +67,7 @@ public:
         if (!once("flip-weight", batch)) return;
         floatX value;
         be::download(ctx_, &value, weight, sizeof value);
-        value = (real)value * real(0x1p64);  // the exponent's highest bit but one
+        value = (real)value * real(0x1p64);  // flips the exponent's highest bit but one
         be::upload(ctx_, weight, &value, sizeof value);
     }
     // Before the gradients are summed over the ranks.
@@ -144,7 +144,7 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
 }
 
 // ---- health of the layers ---------------------------------------------------------------------------------------------------
-// n of the fp32 weights: from `first` on in the parameters, from `shard` on in this rank's shards.
+// n of the fp32 weights: starting at `first` in the parameters, at `shard` in this rank's shards.
 inline std::vector<real> weights_at(be::Ctx& ctx, const TrainingMemory& m, size_t first, size_t shard, size_t n) {
     std::vector<floatX> params(n);
     be::download(ctx, params.data(), m.params + first, n * sizeof(floatX));
@@ -152,7 +152,7 @@ inline std::vector<real> weights_at(be::Ctx& ctx, const TrainingMemory& m, size_
     if (m.lower) read_state(ctx, m, lower.data(), m.lower + shard, n * sizeof(LowerHalf));
     return whole_weights(params, lower);
 }
-// This rank's shards of them (shards.size), part by part.
+// Copies the weights of this rank's shards (shards.size), part by part.
 inline void copy_weights(be::Ctx& ctx, const TrainingMemory& m, real* to) {
     constexpr size_t most = 1 << 20;
     for (const Bucket& b : m.shards.buckets)
@@ -221,7 +221,7 @@ private:
             }
         return squares;
     }
-    // (layers, 12): of those of a tensor's codes that were counted.
+    // (layers, 12): fractions of a tensor's counted codes.
     std::vector<float> shares(const Fp8Training& fp8, int64_t Fp8Training::Count::*counted) const {
         std::vector<float> all((size_t)layers_ * fp8_tensors);
         for (size_t i = 0; i < fp8.counts.size(); i++) {

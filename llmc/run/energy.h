@@ -1,6 +1,6 @@
-// The energy that this machine has used since a run was started, where the machine tells: processors by RAPL (Linux' powercap
-// files, which since 2020 only root reads unless they are opened to all), NVIDIA's GPUs by NVML. Everything that runs on the
-// machine is counted, and nothing else of it: no memory, disks, fans. Where neither tells, there is no number.
+// The energy that this machine has used since a run was started, if the machine reports it: processors by RAPL (Linux' powercap
+// files, which since 2020 are readable only by root by default), NVIDIA's GPUs by NVML. Includes all processes on the machine,
+// but no memory, disks or fans. Without either source there is no number.
 #pragma once
 #include <dlfcn.h>
 
@@ -29,7 +29,7 @@ public:
     EnergyMeter(const EnergyMeter&) = delete;
     EnergyMeter& operator=(const EnergyMeter&) = delete;
 
-    // Since the meter was made, as of the last second; NaN: the machine does not tell.
+    // Since the meter was created, as of the last second; NaN: the machine does not report it.
     double joules() {
         if (counters_.empty() && gpus_.empty()) return NAN;
         if (const double now = monotonic_seconds(); now - looked_ >= 1) {
@@ -38,14 +38,14 @@ public:
         }
         return joules_;
     }
-    // The same now.
+    // The same, at this moment.
     double joules_now() {
         looked_ = -INFINITY;
         return joules();
     }
 
 private:
-    // A counter that begins again at 0 after `range`.
+    // A counter that wraps to 0 after `range`.
     struct Counter {
         std::string file;
         double range = 0, last = NAN;  // microjoules
@@ -62,7 +62,7 @@ private:
         for (const auto& zone : std::filesystem::directory_iterator(powercap, none)) {
             std::string name;
             std::ifstream(zone.path() / "name") >> name;
-            if (name.rfind("package", 0) != 0) continue;  // its parts and the whole platform would count twice
+            if (name.rfind("package", 0) != 0) continue;  // its parts and the whole platform would be counted twice
             Counter c = {zone.path() / "energy_uj", number_in_file(zone.path() / "max_energy_range_uj")};
             c.last = number_in_file(c.file);
             if (std::isfinite(c.last) && std::isfinite(c.range)) counters_.push_back(c);

@@ -25,7 +25,7 @@
 #include "config.h"
 #include "text_commands.h"
 
-// The name and loss of each dataset that gave samples; empty if there is only one dataset.
+// The name and loss of each dataset that has samples; empty if there is only one dataset.
 inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
     std::vector<std::pair<std::string, double>> losses;
     const std::vector<std::string> names = data.set_names();
@@ -47,9 +47,9 @@ struct ScoringPass {
     int64_t inputs = 0;  // tokens that are not padding
 };
 
-// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each behind the model's virtual tokens.
-// Shorter ones are padded at the right, where causal attention never looks; the length is rounded up, so that few different
-// shapes of matrix products occur.
+// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each after the model's virtual tokens.
+// Shorter ones are padded at the right, where causal attention never looks; the length is rounded up, so that there are few
+// different shapes of matrix products.
 inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
                                      int B, int T, int virtual_tokens) {
     ScoringPass pass;
@@ -73,7 +73,7 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
 
 // Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
 // among data-parallel ranks; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
-// scores of its rows. stop is asked before each pass, by all ranks equally often; if it says so, there are no scores.
+// scores of its rows. All ranks call stop before each pass, equally often; if it returns true, there are no scores.
 template <class Run, class Stop>
 std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens,
                                                  const std::vector<Request>& requests, Progress* progress, Run run, Stop stop) {
@@ -179,14 +179,14 @@ struct Evaluation {
     std::vector<std::pair<std::string, double>> sets;  // the loss on each of several datasets
 };
 
-// Bytes of text in tokens: special ones are none, and masked ones (-1) do not count.
+// Bytes of text in tokens: special and masked (-1) tokens have none.
 inline int64_t bytes_of(const Tokenizer& tokenizer, const std::vector<int>& tokens) {
     int64_t bytes = 0;
     for (const int token : tokens)
         if (token >= 0 && !tokenizer.is_special(token)) bytes += (int64_t)tokenizer.token_bytes(token).size();
     return bytes;
 }
-// The same of what is predicted in samples [first, first + n).
+// Bytes of the targets in samples [first, first + n).
 inline int64_t bytes_of_targets(const Tokenizer& tokenizer, const DataLoader& data, int64_t first, int64_t n) {
     int64_t bytes = 0;
     Batch batch;
@@ -248,7 +248,7 @@ inline int64_t limited(int64_t samples, const EvalOptions& o) {
     return o.max_samples ? std::min(o.max_samples, samples) : samples;
 }
 
-// A task, and where its solved examples are drawn from, if that is another one.
+// A task, and the source of its solved examples, if it is another file.
 struct TaskFile {
     Task task;
     std::optional<Task> pool;
@@ -276,13 +276,13 @@ inline std::string answer_lines(const Task& task, const TaskRequests& all, const
     return lines;
 }
 
-// What evaluates tasks: the scores of requests, and the answers to a task; on all ranks, the progress may be null. Nothing if
-// it was stopped.
+// Evaluates tasks: scores of requests, and answers to a task; on all ranks; the progress may be null. Nothing if it was
+// stopped.
 struct TaskFunctions {
     std::function<std::optional<std::vector<Score>>(const std::vector<Request>&, Progress*)> score;
     std::function<std::optional<std::vector<std::string>>(const Task&, const TaskRequests&, Progress*)> answer;
 
-    // on_answers: gets them, if there are any.
+    // on_answers: called with the answers, if there are any.
     template <class F>
     std::optional<std::vector<Metric>> measure(const Task& task, const TaskRequests& all, Progress* progress,
                                                F on_answers) const {
@@ -304,7 +304,7 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     nlohmann::ordered_json results;
     std::vector<double> centred;
     std::string answers;
-    if (main_rank && !o.answers.empty()) write_file_atomically(o.answers, answers);  // or fails before all the work
+    if (main_rank && !o.answers.empty()) write_file_atomically(o.answers, answers);  // fails here, before all the work
     for (const TaskFile& file : files) {
         const Task& task = file.task;
         const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, o.num_fewshot,
@@ -342,7 +342,7 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     if (o.json) print_json(json);
 }
 
-// The tokens of all of a text, which may be shorter than a sequence of the model's.
+// The tokens of a whole text, which may be shorter than the model's sequence.
 inline std::vector<int> text_to_evaluate(const EvalOptions& o, const Tokenizer& tokenizer) {
     const std::vector<int> text = encode_file(o.text, tokenizer, o.threads);
     if (text.size() < 2)
@@ -367,7 +367,7 @@ Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int
     return e;
 }
 
-// losses(data, samples): of each data set, over the first so many samples, on all ranks. tokenizer: may be null.
+// losses(data, samples): of each data set, over the first `samples` samples, on all ranks. tokenizer: may be null.
 template <class Losses>
 Evaluation evaluate_data(const EvalOptions& o, const ModelConfig& c, int T, const Tokenizer* tokenizer, bool main_rank,
                          Losses losses) {

@@ -1,14 +1,14 @@
-// Injects faults, to test what a run does about them: TRAIN_GPT_FAULTS="KIND=BATCH[-LAST][:RANK] ..."
+// Injects faults, to test a run's reactions: TRAIN_GPT_FAULTS="KIND=BATCH[-LAST][:RANK] ..."
 //   noise=100-102      the batches 100 to 102 are random tokens, on all ranks
 //   nan-gradient=50:1  on rank 1, an element of batch 50's gradient is NaN (default: rank 0)
 //   flip-weight=80     before batch 80 the highest exponent bit of an fp32 weight flips; once, as a cosmic ray would
 //   flip-norm, flip-lower, flip-exp-avg, flip-exp-avg-sq=80    flips the last bit of a norm's weight, of the lower half of an
 //                      fp32 weight, or of a moment, before batch 80; once
-//   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Found only where another
-//                      rank holds that moment as well (--zero 0, or a norm's under tensor parallelism)
+//   wrong-update=80    batch 80's update stores a moment that is off by up to one hundredth; once. Detected only if another
+//                      rank also holds that moment (--zero 0, or a norm's under tensor parallelism)
 //   flaky-gradient=70  flips the last bit of an element when batch 70's gradient is computed; once
 //   slow=1-40:1        rank 1 sleeps for half a second in each of the batches 1 to 40
-// A batch that training repeats after a rollback is as bad as before, unless it is skipped.
+// A batch that training repeats after a rollback has the same fault, unless it is skipped.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -50,7 +50,7 @@ public:
     bool noise(int64_t batch) { return find("noise", batch, -1); }
     bool nan_gradient(int64_t batch, int rank) { return find("nan-gradient", batch, rank); }
     bool slow(int64_t batch, int rank) { return find("slow", batch, rank); }
-    // For the other kinds: true once.
+    // For the other kinds: returns true once.
     bool once(const char* kind, int64_t batch, int rank) {
         Fault* f = find(kind, batch, rank);
         if (f) f->last = f->first - 1;

@@ -1,6 +1,6 @@
-// train_gpt export --gguf FILE: a model as one file for llama.cpp; train_gpt import --gguf FILE: a model directory of such a
-// file. Tensor by tensor, in single precision between the two: nothing is lost but what the file's type cannot hold.
-//   gguf_model.h        what configuration and tensors are called there
+// train_gpt export --gguf FILE: saves a model as one file for llama.cpp; train_gpt import --gguf FILE: converts such a file to
+// a model directory. Tensor by tensor, in single precision in between: only the file's type loses precision.
+//   gguf_model.h        names of the configuration and tensors
 //   gguf_tokenizer.h    the tokenizer
 #pragma once
 #include <algorithm>
@@ -23,7 +23,7 @@
 
 namespace detail {
 
-// The configuration as GGUF can hold it. A window that the architecture does not have is left out, and texts end at its length.
+// The configuration in GGUF's form. A window that the architecture lacks is dropped, and sequences are limited to its length.
 inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
     if (c.window != 0 && a.window_interval == 0) {
         if (c.window < c.T) {
@@ -39,7 +39,7 @@ inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
     return c;
 }
 
-// The type of the model's own files, of which the matrices lose nothing.
+// The type of the model's own files, which loses nothing of the matrices.
 inline GgufType type_of_files(const TensorSource& source, const ParameterTable& table) {
     const std::string dtype = source.get(table.rows[0], table.rows[0].hf[0]).dtype;
     return dtype == "BF16" ? GgufType::BF16 : dtype == "F16" ? GgufType::F16 : GgufType::F32;
@@ -56,8 +56,8 @@ inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& 
     return rows;
 }
 
-// Which tokens end a turn and a message: what ends an answer by the model's chat template, if that is known, and the first
-// other one of config.json and generation_config.json, which llama.cpp also ends a text with.
+// Finds the tokens that end a turn and a message: the end of an answer in the model's chat template, if known, and the first
+// other end token in config.json and generation_config.json, which also ends a text in llama.cpp.
 inline void find_ends(GgufTokenizer& t, const std::string& dir) {
     const auto tokenizer = usable_tokenizer(dir);
     if (!tokenizer) return;
@@ -134,7 +134,7 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
     progress.finish();
 }
 
-// Our tensor, put together from the file's; as the file's configuration says it.
+// Assembles our tensor from the file's, as the file's configuration describes.
 inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchitecture& a, const GgufReader& file,
                                          const TensorSpec& spec) {
     std::vector<float> ours(spec.size()), rows;
@@ -173,7 +173,7 @@ std::string in_file_layout(const TensorSpec& spec, const HfTensor& t, const std:
     return bytes;
 }
 
-// Whether BF16 loses nothing.
+// True if BF16 loses nothing.
 inline bool fits_bf16(const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a) {
     for (const TensorSpec& spec : ParameterTable(c).rows) {
         bool is_bf16 = true;
@@ -213,7 +213,7 @@ void write_weights_of_gguf(const std::string& dir, const GgufReader& file, const
     progress.finish();
 }
 
-// Refuses tensors that the model does not have: the file is another model's.
+// Rejects tensors that the model does not have: the file is for another model.
 inline void check_no_other_tensors(const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a) {
     std::set<std::string> known;
     for (const TensorSpec& spec : ParameterTable(c).rows)
@@ -223,7 +223,7 @@ inline void check_no_other_tensors(const GgufReader& file, const ModelConfig& c,
             fail("%s holds the tensor '%s', which a %s model does not have", file.path().c_str(), t.name.c_str(), a.name);
 }
 
-// Architectures that cannot tie the head hold the embedding twice.
+// Architectures that cannot tie the head store the embedding twice.
 inline bool same_head(const GgufReader& file) {
     const GgufTensor *head = file.find("output.weight"), *embedding = file.find("token_embd.weight");
     return head && embedding && head->type == embedding->type && head->shape == embedding->shape &&

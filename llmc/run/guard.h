@@ -1,24 +1,23 @@
-// Detects outliers of loss and gradient norm before the update, so that a bad one need not be applied, and whether a run is
-// steady.
+// Detects outliers of loss and gradient norm before the update, so that it can be skipped, and whether a run is steady.
 //   Guard guard(options);
 //   const Verdict v = guard.judge(step, batch, loss, grad_norm);    // every step, before its update
 //   if (v.apply) update();
 //   if (v.give_up) fail("%s", v.reason.c_str());
 //   if (v.rollback) ...   // load the checkpoint of plan_rollback(), skip rollback_range(), then guard.rolled_back()
-// Its inputs are reduced over all ranks, and its computations have a fixed order: every rank decides the same.
+// Its inputs are reduced over all ranks, and its computations have a fixed order: every rank makes the same decision.
 //
 // A non-finite loss or norm is always an outlier. A spike is a loss above median + k x 1.4826 x MAD, or a norm above f x
 // median, over a window of the latest normal steps. MAD, the median of |x - median|, times 1.4826 is the standard deviation of
-// normal noise (Hampel 1974); unlike mean and variance, medians barely move until half of the window is bad, and outliers do
-// not enter it anyway. Only values above count. MAD is taken as at least 0.5% of the median loss, so that a very quiet window
-// gives no false alarms. Until the window holds `least` steps, only non-finite values are detected.
+// normal noise (Hampel 1974); unlike mean and variance, medians barely move until half of the window is bad, and outliers are
+// excluded from it anyway. Only high values count. MAD is at least 0.5% of the median loss, so that a very quiet window gives
+// no false alarms. Until the window holds `least` steps, only non-finite values are detected.
 //   policy      spike                        `patience` outliers in a row
 //   warn        applied, not in the window   spikes: a new level, at which the window restarts; non-finite: the run ends
 //   skip        not applied                  the run ends
 //   rollback    not applied                  back to an older checkpoint, without the batches around the first of them (PaLM,
 //                                            Chowdhery et al. 2022, section 5.1); after `max_rollbacks` the run ends
-// A non-finite step is never applied. Under warn, outliers in a row are consecutive steps. Otherwise a row ends after 4 x
-// `patience` normal steps, as not every batch uses a weight that has become bad.
+// A non-finite step is never applied. Under warn, a row of outliers is consecutive steps. Otherwise a row ends after 4 x
+// `patience` normal steps, because not every batch uses a corrupted weight.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -37,10 +36,10 @@ struct GuardOptions {           // their defaults are in config.h
     int window;                 // normal steps over which medians are taken
     double loss_deviations;     // k: robust standard deviations above the median that make a spike
     double norm_factor;         // f: multiple of the median gradient norm that makes a spike
-    int patience;               // outliers in a row before more is done than skipping them
+    int patience;               // outliers in a row that are skipped before a stronger action
     int max_rollbacks;          // in the whole run
     int64_t rollback_distance;  // minimum steps from that checkpoint to the first outlier
-    int64_t rollback_batches;   // skipped, centred on that of the first outlier
+    int64_t rollback_batches;   // skipped, centred on the first outlier's
     int least = 32;             // normal steps before spikes are detected (or a full window)
 };
 
@@ -50,7 +49,7 @@ struct Verdict {
     bool apply = true;                                        // do the update
     bool rollback = false;                                    // go back to an older checkpoint
     bool give_up = false;                                     // end the run with `reason`
-    std::string reason;                                       // for people; empty if all is well
+    std::string reason;                                       // for people; empty for a normal step
     int64_t first_outlier_step = 0, first_outlier_batch = 0;  // of this row of outliers; 0 if normal
 };
 
@@ -78,7 +77,7 @@ struct LossesAndNorms {
     nlohmann::ordered_json state() const { return {{"losses", losses}, {"grad_norms", norms}}; }
 };
 
-// Reads a saved state; refuses one that state() cannot have written. `where` names its origin in messages.
+// Reads a saved state; rejects one that state() cannot have written. `where` names its origin in messages.
 class GuardStateReader {
 public:
     GuardStateReader(const nlohmann::json& state, std::string where) : state_(state), where_(std::move(where)) {
@@ -178,8 +177,8 @@ public:
     }
 
     // ---- going back -----------------------------------------------------------------------------------------------------
-    // Of checkpoints at these steps, the one to roll back to: the newest that is more than rollback_distance steps before the
-    // first outlier; else the oldest before it, if any.
+    // The checkpoint to roll back to, from these steps: the newest that is more than rollback_distance steps before the first
+    // outlier; else the oldest before it, if any.
     std::optional<int64_t> plan_rollback(const std::vector<int64_t>& checkpoints, int64_t first_outlier_step) const {
         std::optional<int64_t> far, oldest;
         for (const int64_t step : checkpoints) {
@@ -189,8 +188,8 @@ public:
         return far ? far : oldest;
     }
 
-    // The most steps between a checkpoint that a rollback goes to, as planned, and the last outlier of the row; -1: none is
-    // planned.
+    // The maximum number of steps between a rollback's checkpoint, as planned, and the last outlier of the row; -1: no rollback
+    // is planned.
     int64_t way_back() const {
         const int64_t longest_row = (o_.patience - 1) * int64_t{4} * o_.patience;
         return o_.policy == "rollback" ? longest_row + 1 + o_.rollback_distance : -1;
@@ -202,8 +201,8 @@ public:
         return {std::max<int64_t>(first, 1), first + o_.rollback_batches - 1};
     }
 
-    // After a rollback: the window is restored from the guard saved with the checkpoint (else empty), as losses were higher
-    // then; the row of outliers is cleared; the counts continue and include the retry.
+    // After a rollback: the window is restored from the guard saved with the checkpoint (else empty), because losses were
+    // higher then; the row of outliers is cleared; the counts continue and include the retry.
     void rolled_back(const Guard& saved) {
         window_ = saved.window_;
         window_.keep_latest((size_t)o_.window);
@@ -212,12 +211,12 @@ public:
     }
 
     // ---- counts of the whole run, state ---------------------------------------------------------------------------------
-    int64_t spikes() const { return spikes_; }  // whether applied or not
+    int64_t spikes() const { return spikes_; }  // applied or not
     int64_t nonfinite() const { return nonfinite_; }
     int64_t skipped() const { return skipped_; }  // outliers that were not applied
     int64_t rollbacks() const { return rollbacks_; }
 
-    // The state as JSON; every number is restored with the same bits, also by way of text.
+    // The state as JSON; every number is restored with the same bits, also from text.
     nlohmann::ordered_json state() const {
         return {{"window", window_.state()},
                 {"row",
@@ -268,7 +267,7 @@ private:
     Row row_;
     int64_t spikes_ = 0, nonfinite_ = 0, skipped_ = 0, rollbacks_ = 0;
 
-    // Why this is a spike; empty if it is not.
+    // The reason why this is a spike; empty if it is not.
     std::string spike(double loss, double grad_norm) const {
         const double level = median(window_.losses);
         const double mad = std::max({median_deviation(window_.losses, level), least_relative_mad * std::abs(level), least_mad});
@@ -310,10 +309,10 @@ private:
     }
 };
 
-// Whether a run has become steady: the medians of two successive windows of 64 steps are close to each other: of the loss
-// within 2% of the older one, of the optimizer's second moments (any measure of their size) within 10%, of the gradient norm
-// between 0.5 and 1.5 times the older one. It then stays steady. observe() is called after the warm-up, for each normal step; a
-// gap in the step numbers means that there was an outlier, and both windows restart.
+// Detects when a run has become steady: the medians of two successive windows of 64 steps are close to each other: the loss
+// within 2% of the older one, the optimizer's second moments (any measure of their size) within 10%, the gradient norm between
+// 0.5 and 1.5 times the older one. It then stays steady. observe() is called after the warm-up, for each normal step; a gap in
+// the step numbers means that there was an outlier, and both windows restart.
 class Steadiness {
 public:
     static constexpr size_t window = 64;

@@ -1,13 +1,13 @@
 // Successive halving (Karnin et al., 2013; Jamieson & Talwalkar, 2016): many configurations are tried for a short time, the
-// best of them for longer, and so on, until few are left that are tried for as long as can be afforded.
-//   Dimension        one thing that is searched: a range of numbers, or a list of values
+// best of them for longer, and so on, until few are left, which are tried for as long as the budget allows.
+//   Dimension        one searched option: a range of numbers, or a list of values
 //   sample_configs   points that cover all dimensions evenly: the whole grid of lists, or a Latin hypercube (McKay et al.,
 //                    1979)
 //   plan_rungs       N, N/eta, N/eta^2, ... configurations, down to the last that are 2 or more; a rung's runs are eta times as
-//                    long as those before. Runs of the last rung are repeated with several seeds
-//   standings         mean and standard error of each configuration in a rung, from the best on
+//                    long as the previous ones. Runs of the last rung are repeated with several seeds
+//   standings        mean and standard error of each configuration in a rung, best first
 //   fit_power_law    L = a C^-b by least squares of log L over log C, with standard errors of both
-// What a configuration is, and how a run is made, is not known here (sweep.h).
+// Configurations and runs are opaque here (sweep.h).
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@
 #include "../base/math.h"
 #include "../base/rng.h"
 
-// ---- what is searched ------------------------------------------------------------------------------------------------------
+// ---- the search space ------------------------------------------------------------------------------------------------------
 struct Dimension {
     std::string option;
     std::vector<std::string> values;  // of a list; empty: a range
@@ -31,14 +31,14 @@ struct Dimension {
     bool whole = false;  // numbers are rounded to whole ones
 
     bool range() const { return values.empty(); }
-    // A range that spans a factor of 4 or more is one of magnitudes, as of learning rates.
+    // A range that spans a factor of 4 or more is searched logarithmically, such as learning rates.
     bool logarithmic() const { return range() && low > 0 && high >= 4 * low; }
     // The value at u, in [0, 1).
     std::string at(double u) const {
         if (!range()) return values[(size_t)(u * (double)values.size())];
         const double x = logarithmic() ? low * std::pow(high / low, u) : low + u * (high - low);
         if (whole) return std::to_string(std::llround(x));
-        int digits = 3;  // of where it is in the range: more of the number where the range is narrow
+        int digits = 3;  // of its position in the range: more of the number if the range is narrow
         if (!logarithmic())
             for (double width = high - low; width > 0 && width < std::abs(high) && digits < 15; width *= 10) digits++;
         const std::string text = format("%.*g", digits, x);
@@ -63,8 +63,8 @@ inline std::vector<size_t> shuffled(size_t n, uint64_t seed, uint32_t stream) {
 
 }  // namespace detail
 
-// At most n configurations, all different. Lists alone give their grid, or n points of it if it has more. Otherwise each range
-// is cut into n parts, and each part has one configuration; so have the values of a list about equally many.
+// At most n different configurations. For only lists, their grid, or n points of it if it has more. Otherwise each range is
+// split into n parts, each used by one configuration; each value of a list is used about equally often.
 inline std::vector<Choices> sample_configs(const std::vector<Dimension>& dimensions, size_t n, uint64_t seed) {
     constexpr size_t largest_grid = 1000000;
     size_t grid = 1;
@@ -135,10 +135,10 @@ using TrialResults = std::map<TrialKey, TrialResult>;
 
 struct Standing {
     int config = 0, runs = 0, failed = 0;
-    double mean = INFINITY, error = NAN;  // standard error of the mean; NaN: of one run
+    double mean = INFINITY, error = NAN;  // standard error of the mean; NaN for a single run
 };
 
-// The configurations of a rung from the best on: those with fewer failures first, then by the mean of their losses.
+// The configurations of a rung, best first: by fewer failures, then by the mean of their losses.
 inline std::vector<Standing> standings(const TrialResults& results, int rung) {
     std::map<int, std::vector<double>> losses;
     std::map<int, int> failed;
@@ -163,7 +163,7 @@ inline std::vector<Standing> standings(const TrialResults& results, int rung) {
     });
     return all;
 }
-// The configurations that go on from a rung, in their own order; those of which no run has ended well do not.
+// The configurations that continue from a rung, in their own order; ones without a successful run do not.
 inline std::vector<int> survivors(const TrialResults& results, int rung, int most) {
     std::vector<int> best;
     for (const Standing& s : standings(results, rung))
@@ -176,7 +176,7 @@ inline std::vector<int> survivors(const TrialResults& results, int rung, int mos
 struct ComputePoint {
     double compute = 0, loss = 0;
 };
-// The best run at each compute, from the least on. Computes within 5% of each other count as one: steps are whole.
+// The best run at each compute, in ascending order. Computes within 5% of each other are merged: steps are whole.
 inline std::vector<ComputePoint> best_at_each_compute(std::vector<ComputePoint> all) {
     std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.compute < b.compute; });
     std::vector<ComputePoint> best;
@@ -195,7 +195,7 @@ struct PowerLaw {
     double a = 0, b = 0, a_error = 0, b_error = 0;
     double at(double compute) const { return a * std::pow(compute, -b); }
 };
-constexpr size_t least_computes = 3;  // two points have a line, but nothing says how far it errs
+constexpr size_t least_computes = 3;  // a line through two points has no error estimate
 
 inline PowerLaw fit_power_law(const std::vector<ComputePoint>& points) {
     if (points.size() < least_computes)

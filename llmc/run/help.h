@@ -1,5 +1,5 @@
-// Help on commands and options: on the console, as manual page, as bash completion. All of it comes from the rows of config.h
-// and the commands below.
+// Help on commands and options: on the console, as manual page, as bash completion. Everything is generated from the rows of
+// config.h and the commands below.
 #pragma once
 #include <cstdlib>
 #include <string>
@@ -160,11 +160,11 @@ std::vector<OptionRow> option_rows() {
     for_each_option(defaults, [&](const Option& option, auto& value) { rows.push_back(option_row(option, value)); });
     return rows;
 }
-// Commands whose options are those of train, and more.
+// Commands that accept all options of train, and more.
 inline bool takes_options_of_train(const std::string& command) {
     return command == "train" || command == "tune" || command == "sweep";
 }
-// Every option of a command; those common to all commands come last.
+// Every option of a command; options common to all commands come last.
 inline std::vector<OptionRow> options_of(const std::string& command) {
     std::vector<OptionRow> rows = command == "train"       ? option_rows<TrainOptions>()
                                   : command == "tune"      ? option_rows<TuneOptions>()
@@ -248,7 +248,7 @@ inline std::string indented(const std::string& text, int indent, int width) {
     for (const std::string& line : wrap_text(text, width - indent)) out += std::string((size_t)indent, ' ') + line + "\n";
     return out;
 }
-// A label and its text, beside it or, if the label is long, below.
+// A label and its text, next to it or, if the label is long, below.
 inline std::string entry(const std::string& label, const std::string& text, int column, int width) {
     const std::string left = "  " + label;
     const std::string right = indented(text, column, width);
@@ -302,7 +302,7 @@ inline std::string help_overview(int width) {
 }
 
 inline std::string help_presets(int width) {
-    const int vocabulary = 4096;  // assumed where the tokenizer determines it
+    const int vocabulary = 4096;  // assumed if the tokenizer determines it
     std::string out = "Shapes of models, for --preset:\n";
     for (const Preset& p : presets()) {
         ModelConfig c = config_from_preset(p.name);

@@ -1,5 +1,5 @@
-// Models, adapters and tokenizers in Hugging Face's cache, by their names (ORG/NAME): the directory that `hf download ORG/NAME`
-// filled. Nothing is downloaded here.
+// Models, adapters and tokenizers in Hugging Face's cache, by name (ORG/NAME): the directory filled by `hf download ORG/NAME`.
+// Nothing is downloaded here.
 #pragma once
 #include <cstdlib>
 #include <filesystem>
@@ -20,7 +20,7 @@ inline std::string hub_cache() {
     return (set("XDG_CACHE_HOME").empty() ? set("HOME") + "/.cache" : set("XDG_CACHE_HOME")) + "/huggingface/hub";
 }
 
-// Whether it may be the name of a model: ORG/NAME, or NAME alone of the first models.
+// True if it may be the name of a model: ORG/NAME, or just NAME as for the first models.
 inline bool is_hub_name(const std::string& name) {
     const char* const allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/";
     const size_t slash = name.find('/');
@@ -43,7 +43,7 @@ inline std::string hub_snapshot(const std::string& name) {
     return "";
 }
 
-// A path as it is, and the name of a downloaded model as its directory. Refuses a name that is neither.
+// Returns a path unchanged, and the directory for the name of a downloaded model. Fails for anything else.
 inline std::string local_path(const std::string& given) {
     if (std::filesystem::exists(given) || !is_hub_name(given)) return given;
     const std::string snapshot = hub_snapshot(given);

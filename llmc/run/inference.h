@@ -1,5 +1,5 @@
-// Running a model without training it (train_gpt generate, eval and serve), except for the model itself: what they prepare
-// before its weights are loaded, and the texts that generate writes.
+// Running a model without training it (train_gpt generate, eval and serve), except the model itself: the preparation before its
+// weights are loaded, and the output of generate.
 #pragma once
 #include <unistd.h>
 
@@ -43,7 +43,7 @@ struct InferenceRun : AdaptedModel {
     InferenceRun(World& w, int threads) : world(w), ctx(make_ctx(w, threads)) {}
     bool main_rank() const { return world.rank() == 0; }  // prints; the others hold their parts of the model
 };
-// Reads what the model is. Refuses models that are not supported.
+// Reads the model's configuration. Rejects unsupported models.
 template <class Options>
 void open_model(InferenceRun& run, const Options& o, bool needs_tokenizer, int tp = 1, int pp = 1) {
     run.ctx.plain = o.plain;
@@ -64,7 +64,7 @@ struct Prompts {
     std::vector<Prompt> all;
     std::vector<int> ends;              // tokens that end a text
     std::optional<ChatEncoder> chat{};  // prompts are users' messages
-    bool converses = false;             // each line of standard input is one; all[0] is an empty one
+    bool converses = false;             // each line of standard input is a message; all[0] is an empty one
 
     int longest() const {
         size_t most = 0;
@@ -86,7 +86,7 @@ inline std::vector<int> chat_prompt(const ModelConfig& c, const ChatEncoder& cha
     return tokens;
 }
 
-// The prompts in a file's content: the lines that are not empty, or of .jsonl the text under "prompt" in each.
+// The prompts in a file's content: the non-empty lines or, for .jsonl, the text under "prompt" in each.
 inline std::vector<std::string> prompts_in(const std::string& file, const std::string& content) {
     const bool json = std::filesystem::path(file).extension() == ".jsonl";
     std::vector<std::string> texts;
@@ -108,7 +108,7 @@ inline std::vector<std::string> prompts_in(const std::string& file, const std::s
     return texts;
 }
 
-// The prompts of the options, which rank 0 reads from a file or, for "-", from standard input.
+// The prompts of the options; rank 0 reads them from a file or, for "-", from standard input.
 inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     if (!o.chat && !(o.chat_template + o.system).empty())
         fail_usage("--chat-template and --system are for conversations; HINT: add --chat");
@@ -145,8 +145,8 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     return prompts;
 }
 
-// Texts that are written at the same time, one after another in their order: the first that has not ended as it comes, the
-// others when it is their turn.
+// Prints texts that are generated concurrently, in their order: the first unfinished one immediately, the others when the
+// earlier ones have ended.
 class OrderedOutput {
 public:
     explicit OrderedOutput(bool prints) : prints_(prints), output_(stdout) {}
@@ -175,10 +175,10 @@ private:
     int64_t now_ = 0;
 };
 
-// How long the tokens of texts took that were written together.
+// Measures token times of concurrent generation.
 class WritingSpeed {
 public:
-    // A step of the decoder. Returns whether texts are left.
+    // Runs one step of the decoder. Returns whether texts are left.
     template <class Generator>
     bool step(Decoder<Generator>& decoder) {
         const double start = monotonic_seconds();
@@ -193,7 +193,7 @@ public:
     }
     double seconds() const { return seconds_; }
     double tokens_per_second() const { return seconds_ > 0 ? (double)tokens_ / seconds_ : 0; }
-    // In seconds: a token's share of them comes sooner than this.
+    // In seconds: this fraction of tokens takes less time.
     double percentile(double share) {
         std::sort(steps_.begin(), steps_.end());
         double before = 0;
@@ -208,21 +208,21 @@ public:
     }
 
 private:
-    std::vector<std::pair<double, int64_t>> steps_;  // seconds, and tokens that came at their end
+    std::vector<std::pair<double, int64_t>> steps_;  // seconds, and tokens completed in them
     double seconds_ = 0;
     int64_t tokens_ = 0;
 };
 
-// How fast texts are written that are written together (generate --measure-batches).
+// The speed of generation in batches (generate --measure-batches).
 struct BatchSpeed {
     int batch;
-    double first_ms, p50_ms, p99_ms;  // until all texts have their first tokens; of a text's later tokens
-    double tokens_per_second;         // of the later ones
-    size_t bytes;                     // memory of a rank
+    double first_ms, p50_ms, p99_ms;  // until all texts have their first tokens; time of a text's later tokens
+    double tokens_per_second;         // excluding the first ones
+    size_t bytes;                     // per rank
 };
 
-// Writes as many texts at a time as the generator (as for a Decoder, on all ranks) has room for, of max_new_tokens each
-// wherever they would end.
+// Generates as many texts at a time as fit in the generator (as for a Decoder, on all ranks), each with exactly max_new_tokens,
+// ignoring their ends.
 template <class Generator>
 BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, size_t bytes, const GenerateOptions& o) {
     Decoder<Generator> decoder(generator);
@@ -237,7 +237,7 @@ BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, s
             bytes};
 }
 
-// The table of them, and which is the fastest within the bound.
+// Prints their table, and the fastest within the bound.
 inline void print_batches(const std::vector<BatchSpeed>& all, const GenerateOptions& o) {
     print_line(stdout, "batch  first tokens  ms a token: p50      p99  tokens/s  memory of a rank");
     const BatchSpeed *best = nullptr, *soonest = all.data();
@@ -255,18 +255,18 @@ inline void print_batches(const std::vector<BatchSpeed>& all, const GenerateOpti
                               best->batch, best->tokens_per_second));
 }
 
-// Continues prompts, prints the texts as they come, and at the end their speed. generator: as for a Decoder, on all ranks.
+// Continues prompts, prints the texts as they arrive, and the speed at the end. generator: as for a Decoder, on all ranks.
 template <class Generator>
 class TextWriter {
 public:
     TextWriter(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o)
         : run_(run), generator_(generator), prompts_(prompts), o_(o), decoder_(generator), output_(run.main_rank()) {}
 
-    // Every sample of every prompt.
+    // Generates every sample of every prompt.
     void write_all() {
         const int64_t all = (int64_t)prompts_.all.size() * o_.num_samples;
         for (int64_t next = 0;;) {
-            // No more wait than can join in a step, since there may be many.
+            // Queue no more than can start in one step, since there may be many.
             for (; next < all && (int)decoder_.waiting() < generator_.sequences(); next++) add_sample(next);
             if (!speed_.step(decoder_)) break;
         }

@@ -1,18 +1,19 @@
-// Predicts how fast a model writes on ranks that do not exist here, for `tune --inference`: the time to the first token of a
+// Predicts the speed of generation on ranks that do not exist here, for `tune --inference`: the time to the first token of a
 // batch of texts, and the time of each later one, by tensor and pipeline parallelism. Pure functions.
 //
-// Decoding. Each pass makes one token for each of `batch` texts, at the end of a context of T tokens, through all pipeline
-// stages one after another, as the program does. A stage reads its weights once and computes their products with all rows,
-// whichever takes longer (the roofline); then attention reads the keys and values of all texts, which no two texts share.
+// Decoding. Each pass generates one token for each of `batch` texts, at the end of a context of T tokens, through all pipeline
+// stages one after another, as in the program. A stage reads its weights once and multiplies them with all rows, whichever
+// takes longer (the roofline); then attention reads the keys and values of each text.
 //   layer    max(weight bytes / memory, FLOPs / rate) + key/value bytes / memory + two all-reduces of (batch, C)
 //   token    the layers of all stages, the messages between them, the logits gathered over tp and passed on over pp
 // Prefill. Prompts are read one after another, each in one pass: max(weight bytes / memory, FLOPs / rate) and all-reduces of
 // (T, C).
 //
-// A collective of n ranks takes its bytes at the bandwidth of the slowest link and its latency (planner.h). FLOPs run at the
+// A collective of n ranks takes the time of its bytes at the bandwidth of the slowest link plus its latency (planner.h). FLOPs
+// use the
 // planner's efficiency, memory at 0.8 of its rate:
-// `bench --generate` reads 80 to 83% of what this program can read on a CPU (dev/bench/README.md).
-// Left out: the time to launch kernels, which bounds small models on a GPU; sampling; joining and leaving texts.
+// `bench --generate` reads 80 to 83% of the rate that this program can read on a CPU (dev/bench/README.md). Not included: the
+// time to launch kernels, which bounds small models on a GPU; sampling; texts that start or end.
 #pragma once
 #include <algorithm>
 
@@ -31,7 +32,7 @@ namespace detail {
 
 constexpr double share_of_memory_rate = 0.8;
 
-// Seconds of a ring's steps, each of a part of `bytes`: n - 1 in a gather, twice that in an all-reduce.
+// Seconds of a ring's steps, each with a part of `bytes`: n - 1 for a gather, twice that for an all-reduce.
 inline double collective_seconds(const PlanInput& in, int n, int stride, int steps, double bytes) {
     if (n == 1) return 0;
     const Link link = slowest_link(in, n, stride);
@@ -40,7 +41,7 @@ inline double collective_seconds(const PlanInput& in, int n, int stride, int ste
 
 }  // namespace detail
 
-// `in`: tp x pp ranks, T the context, of which `prompt` tokens are read before the first one is written.
+// `in`: tp x pp ranks, T the context, of which `prompt` tokens are read before the first one is generated.
 inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) {
     detail::check_plan(in);
     const ModelConfig& c = in.c;
@@ -64,7 +65,7 @@ inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) 
     const auto reduce = [&](int n, int stride, double elements) {
         return detail::collective_seconds(in, n, stride, 2 * (n - 1), elements * element);
     };
-    // Beside the layers: the embedding, the messages between stages, the head with its logits of some of the rows.
+    // In addition to the layers: the embedding, the messages between stages, the head with its logits of some of the rows.
     const auto ends = [&](double rows, double with_logits) {
         const double message = in.pp == 1 ? 0 : detail::collective_seconds(in, 2, in.tp, 1, 2 * rows * C * element);
         return reduce(in.tp, 1, rows * C) + (in.pp - 1) * message + multiply(C * Vp / in.tp, with_logits) +

@@ -30,7 +30,7 @@ inline void describe_tensors(Table& table, const SafetensorsReader& file, bool e
     for (const auto& [name, t] : sorted) table.row(name, t->dtype + " " + shape_string(t->shape));
 }
 
-// Returns true if all files match the manifest; `intact`: they are known to.
+// Returns true if all files match the manifest; `intact`: they are known to match.
 inline bool describe_files(Table& table, const std::string& dir, bool intact) {
     table.section("Files");
     const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
@@ -161,7 +161,7 @@ inline bool inspect_run(Table& table, const std::string& out) {
     return first.empty() ? intact : inspect_model(table, first, true) && intact;
 }
 
-// The beginnings of the first documents as text, decoded with the given tokenizer or the one that made the data.
+// The starts of the first documents as text, decoded with the given tokenizer or the one that made the data.
 inline void describe_texts(Table& table, const TokenDataset& data, const std::string& given) {
     constexpr int64_t most_documents = 3, most_tokens = 40;
     const TokenizerIdentity& made = data.tokenizer();

@@ -1,18 +1,17 @@
-// The search for a layout: every way to divide a training step over the ranks, of which the fastest are found, and those that
-// no other one beats in both time and memory. Time is the planner's (planner.h), memory that of the functions that allocate it.
+// The search for a layout: among all ways to divide a training step over the ranks, finds the fastest ones, and the Pareto
+// front of time and memory. Time comes from the planner (planner.h), memory from the functions that allocate it.
 //
-// Searched: ranks (where several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
-// sequence parallelism, ZeRO, and recomputation: none, selective, mlp or full, of all layers or of as few as fit; where a
-// layout does not fit, as many rows of logits at a time as fit; and FP8 where that is asked for, as it changes the numbers of a
-// training, with the weights' transposes in memory and without.
-// What the user gives stays. What makes no difference is not tried twice: sequence parallelism without tensor parallelism, ZeRO
-// without data parallelism.
+// Searched: ranks (if several numbers are possible), tensor and pipeline parallelism, chunks per pipeline rank, micro-batch,
+// sequence parallelism, ZeRO, and recomputation: none, selective, mlp or full, of all layers or of as few as fit; if a layout
+// does not fit, as many rows of logits at a time as fit; and FP8 if requested, since it changes the numbers of a training, with
+// the weights' transposes in memory and without. Given options are fixed. Equivalent layouts are not tried twice: sequence
+// parallelism without tensor parallelism, ZeRO without data parallelism.
 //
-// Simulating a pipeline takes longest, so a layout is simulated only if it can matter. A rank runs its passes one after
-// another, which bounds the time of its step from below (least_step_seconds, most often within a few percent). Layouts are
-// taken in the order of their bounds. One is left out if one before it needs no more memory and takes no longer than this
-// bound, unless the bound is below the time of the fastest few: then it may be one of these. What is found is exactly what
-// trying all finds.
+// Simulating a pipeline is the most expensive part, so a layout is simulated only if it can matter. A rank runs its passes one
+// after another, which gives a lower bound for the time of its step (least_step_seconds, usually within a few percent). Layouts
+// are considered in the order of their bounds. One is skipped if an earlier one needs no more memory and takes no longer than
+// this bound, unless the bound is below the time of the fastest few: then it may be one of these. The result is exactly the
+// same as for trying all layouts.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -35,11 +34,11 @@ struct Layout {
     int ranks = 1, tp = 1, pp = 1, vpp = 1, micro_batch = 1, zero = 1;
     bool sequence_parallel = true;
     std::string recompute = "none";
-    int recompute_layers = 0;               // first layers of each stage, to which `recompute` applies; 0: all
-    int head_rows = 0;                      // whose logits are in memory at a time; 0: as the device has them
+    int recompute_layers = 0;               // first layers of each stage with `recompute`; 0: all
+    int head_rows = 0;                      // rows of logits in memory at a time; 0: the device's number
     std::string fp8;                        // --fp8-format; empty: bf16
     std::string transposes = "auto";        // --fp8-weight-transpose: in FP8 keep or on-the-fly
-    std::string recompute_others = "none";  // a weaker policy, of the other layers
+    std::string recompute_others = "none";  // a weaker policy for the other layers
     bool offloads = false;                  // the optimizer's state is in the host's memory
 
     int dp() const { return ranks / (tp * pp); }
@@ -66,39 +65,39 @@ struct Layout {
 
 struct Candidate {
     Layout layout;
-    double bytes = 0;            // of the fullest rank
-    double least_seconds = 0;    // the step takes no less
-    double seconds = NAN;        // the step's, where it is known
-    std::shared_ptr<Plan> plan;  // of those that were simulated
-    double measured = NAN;       // seconds of a step, by a trial
+    double bytes = 0;            // on the fullest rank
+    double least_seconds = 0;    // lower bound of the step time
+    double seconds = NAN;        // step time, if known
+    std::shared_ptr<Plan> plan;  // if simulated
+    double measured = NAN;       // seconds of a step in a trial
 };
 
-// What is searched for.
+// The search problem.
 struct LayoutProblem {
-    TrainOptions o;          // all that a layout does not determine; and by o.given, what the user has fixed
+    TrainOptions o;          // everything that a layout does not determine; o.given: options fixed by the user
     std::vector<int> ranks;  // numbers of ranks to choose from
-    size_t best = 5;         // how many of the fastest are wanted
+    size_t best = 5;         // number of fastest layouts to find
     bool search_fp8 = false;
-    bool may_offload = false;  // whether layouts that do not fit may keep the optimizer's state on the host
+    bool may_offload = false;  // layouts that do not fit may keep the optimizer's state on the host
     // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; sets the
     // options' hardware for a number of ranks.
     std::function<ModelConfig(int tp)> model;
     std::function<double(int ranks)> memory;
     std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
-    // Bytes that libraries take of a rank's memory in addition.
+    // Additional bytes that libraries use on a rank.
     std::function<double(const ModelConfig&, const Layout&)> bytes_of_libraries = [](auto&, auto&) { return 0; };
     std::function<void(TrainOptions&, int ranks)> set_hardware = [](TrainOptions&, int) {};
 };
 
 struct FoundLayouts {
     std::vector<Candidate> best;             // the fastest, with their plans
-    std::vector<Candidate> front;            // those that no other one beats in both, from the fastest to the smallest
+    std::vector<Candidate> front;            // the Pareto front, from the fastest to the smallest
     std::vector<Candidate> fit;              // all that fit
     std::map<std::string, int64_t> refused;  // by reason
     int64_t tried = 0, simulated = 0;
-    Candidate nearest;          // of all: that which comes nearest to fitting; bytes 0: there is none
+    Candidate nearest;          // the layout closest to fitting; bytes 0: none
     double lacking = INFINITY;  // bytes by which it is too large
-    double seconds = 0;         // that the search took
+    double seconds = 0;         // duration of the search
 };
 
 namespace detail {
@@ -118,9 +117,9 @@ struct FullRank {
     int rank;
     std::vector<int> layers, in_flight;  // of its chunks
 };
-// Of several ranks of a pipeline, those of which one needs the most memory. Ranks with the same layers and ends differ by the
-// micro-batches that they hold: one that holds no more than another in any chunk needs no more memory.
-// all: every rank, as layers differ.
+// The ranks of a pipeline that may need the most memory. Ranks with the same layers and ends differ by the micro-batches that
+// they hold: one that holds no more than another in any chunk needs no more memory. all: return every rank, since layers
+// differ.
 inline std::vector<FullRank> fullest_ranks(int pp, int vpp, const std::vector<int>& layers,
                                            const std::vector<int>& micro_batches, bool all) {
     std::vector<FullRank> fullest;
@@ -139,21 +138,21 @@ inline std::vector<FullRank> fullest_ranks(int pp, int vpp, const std::vector<in
     return fullest;
 }
 
-// The memory of a pipeline's rank, from that of a few small layouts. It is a sum of what depends on the ranks and layers alone
-// (parameters, gradients, moments), on the micro-batch and recomputation alone (shared buffers, logits), and of what each
-// micro-batch in flight keeps, per layer and beside them. Regions begin at whole pages, so the sum is exact. Each summand is a
-// difference of what the function that plans memory says of two layouts; it is remembered by what it depends on.
+// The memory of a pipeline rank, derived from a few small layouts. It is a sum of terms that depend only on the ranks and
+// layers (parameters, gradients, moments), only on the micro-batch and recomputation (shared buffers, logits), and on each
+// micro-batch in flight, per layer and per rank. Regions start at whole pages, so the sum is exact. Each term is a difference
+// between two layouts in the function that plans memory; it is cached by its dependencies.
 class StageMemory {
 public:
     explicit StageMemory(const LayoutProblem& problem) : problem_(problem) {}
 
-    // Whether the summands are as described: not where layers differ, adapters keep activations of their own, or answers to
-    // tasks are written, whose keys and values depend on the micro-batch and the rank's layers together.
+    // True if the sum has this form: not if layers differ, if adapters have their own activations, or for generative tasks,
+    // whose keys and values depend on the micro-batch and the rank's layers together.
     static bool can_add_up(const TrainOptions& o, const ModelConfig& c) {
         return c.L > 1 && !c.adapted() && !o.first_last_layers_bf16 && o.eval_tasks.empty();
     }
 
-    // That of the rank which needs most. `o`: the options with the layout l; layers: of all stages.
+    // The memory of the rank that needs the most. `o`: the options with the layout l; layers: of all stages.
     double most_bytes(const TrainOptions& o, const ModelConfig& c, const Layout& l, const std::vector<int>& layers,
                       const std::vector<FullRank>& ranks) {
         const Work& again = work(o, c, l.recompute);
@@ -174,12 +173,12 @@ private:
         o.num_virtual_stages_per_pipeline_rank = 1;
         o.recompute_num_layers = 0;
         o.zero = 1;
-        o.offload = "none";  // of_ranks() has the state; differences of small layouts must not depend on where it is
+        o.offload = "none";  // of_ranks() adds it; differences between small layouts must not depend on its place
         o.rampup_batch_size.clear();
         o.global_batch_size = o.micro_batch_size * n;
         return problem_.bytes_of_stage(o, c, 3 * o.tensor_model_parallel_size, rank);
     }
-    // That of the second of two micro-batches in flight.
+    // The memory of the second of two micro-batches in flight.
     double of_micro_batch(const TrainOptions& o, const ModelConfig& c, int a, int b, int rank) {
         return small(o, c, a, b, 2, rank) - small(o, c, a, b, 1, rank);
     }
@@ -190,9 +189,9 @@ private:
     }
 
     struct Work {
-        double shared, layer, beside[2];  // shared: without the head; beside layers: without and with the embedding
+        double shared, layer, beside[2];  // shared: without the head; beside: outside layers, without and with the embedding
     };
-    // What a map has under a key, which is made where it has nothing; if that throws, nothing is remembered.
+    // The map's value for a key, computed if it is missing; if that throws, nothing is cached.
     template <class Map, class Make>
     static const typename Map::mapped_type& remembered(Map& map, const typename Map::key_type& key, Make make) {
         const auto found = map.find(key);
@@ -216,7 +215,7 @@ private:
         if (!head) return w.shared;
         return remembered(with_head_, {&w, o.head_rows}, [&] { return small(o, c, 0, c.L - 1, 1, 2) - w.layer - w.beside[0]; });
     }
-    // again: of layers that are recomputed as the layout says; once: of the others.
+    // again: of layers recomputed as in the layout; once: of the others.
     static double kept(const Work& again, const Work& once, const Layout& l, int rank, const std::vector<int>& layers,
                        const std::vector<int>& in_flight) {
         double bytes = 0;
@@ -228,7 +227,7 @@ private:
         }
         return bytes;
     }
-    // The rest, of any micro-batch and recomputation.
+    // The remaining terms, independent of micro-batch and recomputation.
     double of_ranks(const TrainOptions& of, const ModelConfig& c, const Layout& of_rank, int rank,
                     const std::vector<int>& layers) {
         Layout l = of_rank;
@@ -280,12 +279,12 @@ public:
 
 private:
     bool given(const char* option) const { return problem_.o.given.count(option) > 0; }
-    // Whether a value may be tried: the option is not given, or has this value.
+    // True if a value may be tried: the option is not given, or has this value.
     template <class Value>
     bool is_free(const char* option, const Value& value, const Value& of_user) const {
         return !given(option) || value == of_user;
     }
-    // Counts a reason why layouts are refused, if `check` fails.
+    // Counts a reason why layouts are rejected, if `check` fails.
     template <class Check>
     bool passes(const char* reason, Check check) {
         try {
@@ -378,7 +377,7 @@ private:
         }
     }
 
-    // Tries the optimizer's state on the host, too, if layouts do not fit with it on the device.
+    // Also tries the optimizer's state on the host, if layouts do not fit with it on the device.
     void try_places_of_state(Layout l) {
         l.offloads = problem_.o.offload != "none";
         if (try_recomputation(l) || l.offloads || given("offload") || !problem_.may_offload) return;
@@ -386,7 +385,7 @@ private:
         try_recomputation(l);
     }
 
-    // Returns whether the layout fits without recomputation, or with that which is given.
+    // Returns true if the layout fits without recomputation, or with the given one.
     bool try_recomputation(Layout l) {
         if (given("recompute-granularity")) {
             l.recompute = problem_.o.recompute_granularity;
@@ -394,8 +393,8 @@ private:
             l.recompute_others = problem_.o.recompute_other_layers;
             return add_largest_head(l);
         }
-        // Each policy costs more time for a byte that it saves than the weaker one before it, so that of all mixtures of
-        // policies those of two neighbours are the fastest.
+        // Each policy costs more time per saved byte than the weaker one before it, so the fastest mixtures of policies combine
+        // two neighbours.
         bool weaker_fits = true, first_fits = false;
         std::string weaker;
         for (const char* policy : {"none", "selective", "mlp", "full"}) {
@@ -409,8 +408,8 @@ private:
         return first_fits;
     }
 
-    // Adds a layout with as many rows of logits as the device has or, where it does not fit, with the most that fit, a power of
-    // 2 from 256 on, which l then has.
+    // Adds a layout with the device's number of rows of logits or, if that does not fit, with the largest power of
+    // 2 from 256 on that fits; l is set to it.
     bool add_largest_head(Layout& l) {
         l.head_rows = problem_.o.head_rows;
         const int fewest = 256;  // fewer take longer to read the head's weights than to multiply by them
@@ -438,8 +437,8 @@ private:
     }
     static constexpr const char* unsupported = "sizes or options that the program does not support";
 
-    // Adds the mixture of a policy that fits and a weaker one that does not, with the fewest layers of the stronger. Fewer take
-    // less time and more memory.
+    // Adds the mixture of a policy that fits and a weaker one that does not, with the fewest layers of the stronger one. Fewer
+    // take less time and more memory.
     void add_fewest_layers(Layout l, const std::string& weaker) {
         l.recompute_others = weaker;
         int fewest = 1, enough = *std::max_element(layers_.begin(), layers_.end());
@@ -453,7 +452,7 @@ private:
         if (enough < all) add(with_bytes(l));
     }
 
-    // Of the fullest rank.
+    // On the fullest rank.
     double bytes_of(const Layout& l) {
         l.apply(o_);
         if (StageMemory::can_add_up(o_, c_)) return memory_.most_bytes(o_, c_, l, layers_, fullest_);
@@ -491,7 +490,7 @@ private:
         return in;
     }
 
-    // The same of a layout that was added before, in another state of this search.
+    // The same for a layout that was added earlier, in another state of this search.
     PlanInput input_again(const Layout& l) {
         o_ = problem_.o;
         problem_.set_hardware(o_, l.ranks);
@@ -501,7 +500,7 @@ private:
         return input_of(l);
     }
 
-    // Simulates what can be among the fastest or on the front, and chooses these.
+    // Simulates layouts that may be among the fastest or on the front, and selects these.
     void choose() {
         std::vector<Candidate>& fit = found_.fit;
         std::stable_sort(fit.begin(), fit.end(), [](const Candidate& a, const Candidate& b) {
@@ -542,7 +541,7 @@ private:
 
     const LayoutProblem& problem_;
     FoundLayouts found_;
-    TrainOptions o_;           // with the layout in hand
+    TrainOptions o_;           // with the current layout
     ModelConfig c_;            // for its tp
     std::vector<int> layers_;  // of its stages
     std::vector<FullRank> fullest_;
