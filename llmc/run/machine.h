@@ -1,4 +1,4 @@
-// The machine of a run as log and report describe it: processor, host, memory, and the peak against which MFU is measured.
+// The machine of a run, as log and report describe it: processor, host, memory, and the peak that MFU is relative to.
 #pragma once
 #include <sys/resource.h>
 #include <unistd.h>
@@ -57,7 +57,7 @@ inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, c
     if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU, use --gemm-cache");
     return {};
 }
-// Without a GPU, plans are for --device.
+// Without a GPU, plans use --device.
 inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     if (ctx.has_device()) return;
     std::string name = o.device;
@@ -67,15 +67,15 @@ inline void plan_for(gpu::Ctx& ctx, const TrainOptions& o) {
     ctx.memory_bytes = (size_t)planned_memory_bytes(o);
 }
 #else
-// Chooses the matrix unit of this rank. Returns what a checkpoint records; `before` is what the resumed checkpoint recorded.
+// Chooses the matrix unit of this rank. Returns the record for a checkpoint; `before`: the resumed checkpoint's record.
 inline Strings choose_matrix_unit(World& world, cpu::Ctx& ctx, const std::string& asked, const Strings& before) {
     const auto all_gather = [&](const std::string& mine) { return world.all_gather(mine); };
     return cpu::choose_matrix_unit(ctx, asked, before, world.rank(), all_gather);
 }
 #endif
 
-// The peak of all ranks. Where a host has more CPU threads in its ranks than cores, each counts for its share of a core.
-// tflops: of one GPU, if the user gives it.
+// The peak of all ranks. If a host's ranks have more CPU threads than cores, each counts as its share of a core. tflops: of one
+// GPU, if given by the user.
 inline Peak peak_of_all(World& world, const be::Ctx& ctx, std::optional<double> tflops) {
     Peak peak = peak_of(ctx);
     if (tflops && !be::memory_is_host)
@@ -152,7 +152,7 @@ inline nlohmann::ordered_json describe_machine(const World& world, const be::Ctx
             {"peak", peak.text()}};
 }
 
-// Threads of this rank, as ranks of one machine share its cores; 0 where the user has said it to OpenMP.
+// Threads of this rank, as ranks of one machine share its cores; 0 if the user has set OpenMP's.
 inline int share_of_machine(World& world) {
     const std::vector<int> mine = cpu::cores_of(cpu::usable_cpus());
     const std::vector<std::string> all = world.all_gather(std::string((const char*)mine.data(), mine.size() * sizeof(int)));
@@ -172,7 +172,7 @@ inline int share_of_machine(World& world) {
                           here.size(), here.size() == 1 ? "" : "s", world.host().c_str(), used.size(), possible));
     return cpu::share_of_cores(mine, here, cpu::cpu_quota());
 }
-// Each rank has a GPU. plans: one process that only plans needs none.
+// Each rank has a GPU. plans: a single process that only plans needs none.
 inline be::Ctx make_ctx(World& world, int threads, bool plans = false) {
     if (!threads && (world.size() > 1 || world.has_mpi())) threads = share_of_machine(world);
     return be::Ctx(threads, world.local_rank(), plans && world.size() == 1);

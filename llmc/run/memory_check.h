@@ -1,27 +1,26 @@
-// Detects memory corruption: bits of the weights and the optimizer's state that flip between steps. --check-replicas N turns on
-// two checks.
+// Detects memory corruption: bit flips in the weights and the optimizer's state between steps. --check-replicas N enables two
+// checks.
 //
-// 1. Ranks are compared after every Nth step. Whatever several ranks hold must have the same bits on each: weights over
+// 1. Ranks are compared after every Nth step. Data held by several ranks must have the same bits on each: weights over
 //    data-parallel ranks; norms, biases and shared key/value heads over tensor-parallel ranks; a tied embedding at both ends of
-//    the pipeline; and those parts of the optimizer's state that several ranks hold. This finds a rank whose results differ. It
+//    the pipeline; and the replicated parts of the optimizer's state. This finds a rank whose results differ. It
 //    misses most flipped bits:
 //   - With ZeRO-1, only one data-parallel rank has the fp32 weights and moments of its shard. A flipped bit there is updated
 //     like any other, and the new weight goes to all ranks, which then agree on it.
-//   - A weight that flips where another rank updates it is used once, then overwritten by what that rank sends.
-//   - What tensor parallelism splits, without ZeRO and other replicas, is on one rank only. With one rank, everything is.
+//   - A weight that flips on a rank that does not update it is used once, then overwritten by the owner's.
+//   - Data sharded by tensor parallelism, without ZeRO and other replicas, is on one rank only. With one rank, everything is.
 //
-// 2. Therefore checksums are taken over memory. Nothing writes to it between two updates: what an update has stored must still
-//    be there when the next one begins, before it is applied, and when a checkpoint is written. And all weights that a rank
-//    holds must be what their owners have stored. This is done at every step: an update rewrites everything, so checksums
-//    around every Nth update only would find one of N flips. A flipped bit can then only have spoiled a gradient, which is not
+// 2. Therefore memory is checksummed. Nothing writes to it between two updates: the result of an update must be unchanged
+//    before the next one is applied, and when a checkpoint is saved. And all weights on a rank
+//    must equal their owners'. This is done at every step: an update rewrites everything, so checksums
+//    around only every Nth update would find one of N flips. A flipped bit can then only have spoiled a gradient, which is not
 //    applied.
 //
 // The checksum is the sum of 32-bit words, each times an odd number that depends on its index, modulo 2^64. One or two flipped
-// bits always change it (unless 8 GiB lie between them), more do except once in 2^32; and it does not depend on the order of
-// addition.
-// Cost per step, whatever the number of micro-batches: 12 bytes per parameter of this rank's shard are read twice (8 with both
-// moments in bf16), and with ZeRO 2 bytes of every weight; AdamW moves 28 (20). Two small messages per rank.
-// Not found: changes between a store and its checksum, and in memory that is not kept from step to step. For gradients there is
+// bits always change it (unless 8 GiB are between them), more do except once in 2^32; and it does not depend on the order of
+// addition. Cost per step, for any number of micro-batches: 12 bytes per parameter of this rank's shard are read twice (8 with
+// both moments in bf16), and with ZeRO 2 bytes of every weight; AdamW moves 28 (20). Two small messages per rank. Not detected:
+// changes between a store and its checksum, and in memory that is not kept from step to step. For gradients there is
 // --detect-nondeterminism.
 #pragma once
 #include <map>
@@ -45,8 +44,8 @@ public:
         if (on_) stored_ = sums();
     }
 
-    // Returns what has changed since it was stored, and where; empty if nothing. Called by all ranks, when all parameters have
-    // been gathered.
+    // Returns the changes since memory was stored, and where; empty if there are none. Called by all ranks, when all parameters
+    // have been gathered.
     std::string change() {
         if (!on_) return "";
         struct {
@@ -77,8 +76,8 @@ public:
         return "";
     }
 
-    // Returns what differs between two ranks that hold it; empty if nothing. Called by all ranks, when all parameters have been
-    // gathered.
+    // Returns the differences between two ranks' copies; empty if there are none. Called by all ranks, when all parameters have
+    // been gathered.
     std::string difference() const {
         if (!world_) return "";
         struct Seen {
@@ -98,7 +97,7 @@ public:
         return "";
     }
 
-    // Both end the run if something is wrong; `step`: the last one.
+    // Both end the run on a mismatch; `step`: the last one.
     void require_unchanged(int64_t step) {
         if (const std::string what = change(); !what.empty())
             fail(
@@ -112,7 +111,7 @@ public:
     }
 
 private:
-    // Checksums of this rank's shards; copies: of all weights that it holds.
+    // Checksums of this rank's shards; copies: of all weights on this rank.
     struct Sums {
         uint64_t weights = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, average = 0, copies = 0;
     };
@@ -146,7 +145,7 @@ private:
         }
         return text;
     }
-    // Adds elements [begin, begin + n) of a tensor, held by the ranks that give the same `holders`.
+    // Adds elements [begin, begin + n) of a tensor, held by all ranks with the same `holders`.
     void add_hashes(std::string& text, const TensorSpec& t, size_t begin, size_t n, const std::string& holders) const {
         const auto add = [&](const char* what, const auto* x, size_t from, size_t count, bool of_state = true) {
             std::vector<std::decay_t<decltype(*x)>> values(count);

@@ -1,5 +1,5 @@
-// Adapters merged into the matrices that they adapt: W + (alpha / r) B A (lora.h), for models that are to be used without
-// adapters (train_gpt export --merge).
+// Adapters merged into their matrices: W + (alpha / r) B A (lora.h), for models to be used without adapters (train_gpt export
+// --merge).
 #pragma once
 #include <vector>
 
@@ -37,8 +37,8 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
 }
 
 // train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by
-// layer, so that the memory is that of the largest one in fp32. Of a model in fp32 or fp16, whose weights bf16 would round, it
-// is in fp32.
+// layer, so that the memory is the largest layer's in fp32. A model in fp32 or fp16, whose weights bf16 would round, is
+// exported in fp32.
 inline int export_merged(World& world, const ExportOptions& o) {
     if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");

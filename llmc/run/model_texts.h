@@ -1,5 +1,5 @@
-// The text files of a model directory: config.json, generation_config.json, and those of the tokenizer. A run that starts from
-// a model keeps the model's own: the ids that begin, end and pad a text, its chat template, every file of its tokenizer.
+// The text files of a model directory: config.json, generation_config.json, and the tokenizer's. A run that starts from a model
+// keeps the model's own: the ids of the start, end and padding tokens, its chat template, every file of its tokenizer.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -19,13 +19,13 @@
 #include "../base/types.h"
 
 struct ModelTexts {
-    std::map<std::string, std::string> files;                       // name -> text; in memory, as a file may be gone later
+    std::map<std::string, std::string> files;                       // name -> text; in memory, as a file may be removed later
     nlohmann::ordered_json ids = nlohmann::ordered_json::object();  // bos_token_id, ... for config.json
     std::vector<int> end_ids;                                       // tokens that end generated text
     std::string bos_token, eos_token;                               // as text
     bool has_tokenizer = false;                                     // one that this program can read
     std::string dtype = sizeof(floatX) == 2 ? "bfloat16" : "float32";
-    int turn_end = -1;  // ends an answer, too, in generation_config.json
+    int turn_end = -1;  // also ends an answer in generation_config.json
 
     size_t bytes() const {
         size_t sum = 0;
@@ -53,7 +53,7 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
     return ids;
 }
 
-// The tokenizer beside a model; null if there is none that this program can read.
+// The tokenizer of a model's directory; null if there is none that this program can read.
 inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir) {
     try {
         if (!tokenizer_file_in(model_dir).empty()) return std::make_unique<Tokenizer>(Tokenizer::load(model_dir));
@@ -62,18 +62,18 @@ inline std::unique_ptr<Tokenizer> usable_tokenizer(const std::string& model_dir)
     return nullptr;
 }
 
-// Whether a tokenizer equals the one beside a model, however its file is written.
+// True if a tokenizer equals the one in a model's directory, however its file is written.
 inline bool is_tokenizer_of(const std::string& model_dir, const Tokenizer& given) {
     const std::string beside = tokenizer_file_in(model_dir);
     if (beside.empty()) return false;
-    const bool whole = given.file_name() == std::string("tokenizer.json");  // to a SentencePiece model others may add tokens
+    const bool whole = given.file_name() == std::string("tokenizer.json");  // a SentencePiece model may get tokens elsewhere
     if (whole && read_whole_file(beside) == read_whole_file(given.source())) return true;
     const auto own = usable_tokenizer(model_dir);
     return own && own->identity().hash == given.identity().hash;
 }
 
-// A model's token ids have the meaning that its own tokenizer gives them. Refuses another tokenizer in which one of them has
-// another text; it may have more tokens. If the model's tokenizer cannot be read, nothing is compared.
+// A model's token ids have the meaning of its own tokenizer. Rejects another tokenizer that gives one of them another text; it
+// may have more tokens. If the model's tokenizer cannot be read, nothing is compared.
 inline void check_tokenizer_of_model(const std::string& model_dir, const Tokenizer& given) {
     if (model_dir.empty() || is_tokenizer_of(model_dir, given)) return;
     const auto own = usable_tokenizer(model_dir);
@@ -102,7 +102,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
         if (own) add(model_dir, name);
     }
     if (tokenizer) {
-        t.files.erase("tokenizer.json");  // read before any other, so it must not be another one's
+        t.files.erase("tokenizer.json");  // read before any other, so it must be the right one
         t.files[tokenizer->file_name()] = file;
         t.has_tokenizer = true;
         if (tokenizer->bos_id() >= 0) t.bos_token = tokenizer->token_bytes(tokenizer->bos_id());
@@ -130,8 +130,8 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     return t;
 }
 
-// A model that is trained on conversations, and has no template for them, gets theirs, so that it can be talked to. `tells`:
-// warns if it has another one.
+// Gives a model trained on conversations their chat template if it has none, so that it can be used for chat. tells: warns if
+// it has a different one.
 inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& name, bool tells) {
     const ChatTemplate* learned = chat_template_called(name);
     const std::string own = jinja_template_in(t.files);
@@ -148,7 +148,7 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
                           name.c_str()));
 }
 
-// The token that ends an answer in this Jinja template; -1: it is none that is known, or the tokenizer lacks its tokens.
+// The token that ends an answer in this Jinja template; -1: unknown template, or the tokenizer lacks its tokens.
 inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     const ChatTemplate known = recognised_template(jinja);
     if (known.name.empty()) return -1;
@@ -159,7 +159,7 @@ inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
     }
 }
 
-// The texts of a model with the adapters in a directory (empty: none), whose template comes before its own.
+// The texts of a model with the adapters in a directory (empty: none), whose template takes precedence.
 inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* tokenizer, const std::string& adapter) {
     ModelTexts t = model_texts(model_dir, tokenizer);
     const std::string learned = adapter.empty() ? "" : jinja_template_of(adapter);
@@ -170,8 +170,8 @@ inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* t
     return t;
 }
 
-// Writes all files of a model directory except the weights into `dir`, which exists. The model's own are not those of adapters
-// on it (adapter.h).
+// Writes all files of a model directory except the weights into `dir`, which exists. For adapters, their own files replace the
+// model's (adapter.h).
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
     using json = nlohmann::ordered_json;
     const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
@@ -204,8 +204,8 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
     }
 }
 
-// The tokenizer beside a model with this vocabulary; null if there is none that can be used. Tokenized data needs none, so
-// unless it is `needed`, a tokenizer that this program cannot read is ignored, with a warning if `says`.
+// The tokenizer of a model's directory with this vocabulary; null if there is none that can be used. Tokenized data needs none,
+// so unless it is `needed`, a tokenizer that this program cannot read is ignored, with a warning if `says`.
 inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int vocabulary, bool needed, bool says) {
     if (tokenizer_file_in(dir).empty()) {
         if (needed) fail("%s has no tokenizer.json or tokenizer.model; HINT: --model DIR of a model with one", dir.c_str());
@@ -228,8 +228,8 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
     return tokenizer;
 }
 
-// The tokens to start from: the prompt's, or the end-of-document token, which is what comes before a fresh document. option:
-// which gives the prompt.
+// The tokens to start from: the prompt's, or the end-of-document token, which precedes a new document. option: the option that
+// has the prompt.
 inline std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt, int capacity,
                                       const char* option = "--prompt") {
     std::vector<int> tokens = tokenizer.encode_prompt(prompt);

@@ -1,10 +1,10 @@
-// An estimate of what NCCL allocates on a GPU, for plans of GPUs that are not here; a run on GPUs lets NCCL allocate first
-// (warm_up) and then plans with what is left.
+// An estimate of NCCL's memory on a GPU, for plans of other machines; a run on GPUs lets NCCL allocate first (warm_up) and then
+// plans with the remaining memory.
 //
 // A connection to a neighbour has buffers on each of NCCL's channels: 10 MiB at its receiving end (0.5 MiB for the protocol LL,
 // 4.7 for LL128, 4 for Simple, in whole pages of 2 MiB), 2 MiB at the sending one (sizes in NCCL's src/init.cc; allocations
 // counted on 8 H100 in NVIDIA/nccl issue 1685). An H100 on NVSwitch has 24 channels for collectives, which use a ring and a
-// tree: about three neighbours; and 32 for messages. So a communicator for collectives takes 864 MiB, and one that carries
+// tree: about three neighbours; and 32 for messages. So a communicator for collectives uses 864 MiB, and one that carries
 // messages one way 320 MiB or 64 MiB. For comparison: NVIDIA/nccl issue 864 reports 1.6 GB for one communicator with the CUDA
 // context, and 6 GB for three and more. Not yet measured here.
 #pragma once
@@ -18,7 +18,7 @@ struct NcclMemory {
     static constexpr double mib = 1048576, received = 10 * mib, sent = 2 * mib;
     static constexpr double of_group = 24 * 3 * (received + sent), of_edge = 32 * (received + sent) / 2;
     int groups = 0;  // communicators for collectives
-    int edges = 0;   // communicators for messages one way, half of which this rank receives
+    int edges = 0;   // communicators for messages one way; this rank receives on half of them
     double bytes() const { return groups * of_group + edges * of_edge; }
     std::string in_words() const {
         std::string words = format("%s of %s", counted(groups, "communicator").c_str(), human_bytes(of_group).c_str());
@@ -27,13 +27,13 @@ struct NcclMemory {
     }
 };
 
-// The estimate for the rank with the most communicators. generates: the run writes texts, for which stages sum logits.
+// The estimate for the rank with the most communicators. generates: the run generates text, for which stages sum logits.
 inline NcclMemory nccl_memory(const ModelConfig& c, const Mesh& mesh, bool generates) {
     const bool stages = mesh.pp.size > 1;
     NcclMemory n;
     n.groups = (mesh.tp.size > 1) + (mesh.dp.size > 1) + (LocalSizes(c, mesh.tp).replicas > 1) + (stages && c.tied) +
                (stages && generates);
-    // Forward from the stage before and to the next one, backward the other way; one each if there are two and no ring.
+    // Forward from the previous stage and to the next one, backward the other way; one each if there are two and no ring.
     n.edges = !stages ? 0 : mesh.pp.size == 2 && mesh.vpp == 1 ? 2 : 4;
     return n;
 }

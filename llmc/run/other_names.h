@@ -1,5 +1,5 @@
 // Names of options in other programs (Hugging Face's Trainer, nanoGPT, llm.c, Megatron-LM, Lightning), and their names here.
-// They are not accepted, but their refusal tells the name to use.
+// They are rejected, with our name in the error.
 #pragma once
 #include <string>
 
@@ -144,7 +144,7 @@ inline const OtherName other_names[] = {
      "use-flash-attn flash-attn flash-attention use-flash-attention attn-implementation attention-backend",
      "attention is always flash attention; there is nothing to choose"},
     {"train generate eval", "compile torch-compile use-compile", "the program is compiled already; there is nothing to choose"},
-    // writing
+    // generation
     {"generate", "length max-length max-tokens n-predict num-tokens n-tokens", "the most tokens to write are --max-new-tokens"},
     {"generate", "num-return-sequences n", "the number of continuations is --num-samples"},
     {"generate", "temp", "it is --temperature"},
@@ -154,7 +154,7 @@ inline const OtherName other_names[] = {
      "the model's directory, or a run's, is --model"},
 };
 
-// The advice on an option of another program; empty if it is not known.
+// The advice for an option of another program; empty if it is unknown.
 inline std::string advice_on(const std::string& command, const std::string& name) {
     const auto has = [](const std::string& list, const std::string& word) {
         return (" " + list + " ").find(" " + word + " ") != std::string::npos;

@@ -10,26 +10,25 @@
 // ranks on each node it passes uses the k network ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then
 // dp, then pp. Communication per layer and micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6
 // with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
-// recomputation, 1 more with that of the MLP and sequence parallelism.
+// recomputation, 1 more with MLP recomputation and sequence parallelism.
 //
-// Recomputation costs its layers' forward pass again, full; selective, what norms and activation functions read and write; mlp,
-// that and the product fc1.
-// Where answers are compared, the head's forward pass is computed twice, as if not all logits were in memory at a time. Every
-// --head-rows rows of logits, the head's weights are read twice, and its gradients read and written: with few rows these bytes
-// take longer than the products.
-// Attention that the GPU computes without tensor cores (attention_kernels) has a rate of its own.
+// Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
+// functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not all
+// logits fit in memory at once. For every --head-rows rows of logits, the head's weights are read twice, and its gradients read
+// and written: with few rows these bytes take longer than the products. Attention that the GPU computes without tensor cores
+// (attention_kernels) has a separate rate.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
-// the update of the next bucket, except the last; pipeline messages as far as no rank waits for them; with sequence parallelism
-// 4 of backward's 6 halves, each with a product of qkv or fc1 (the products' own slowdown by it is left out). With --zero 0 or
+// the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism
+// 4 of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 0 or
 // --no-overlap no data-parallel communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
-// Latencies are NCCL's own for its fastest protocol (message_latency): what a message takes at least.
-// Left out: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a ramp-up;
-// norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
+// Latencies are NCCL's own for its fastest protocol (message_latency): the minimum for a message. Not included: ranks slower
+// than others, contention between nodes, reading data, checkpoints, the smaller batches of a ramp-up; norms' gradients and loss
+// statistics over tp (below 0.1% of its bytes); the time to launch kernels.
 //
-// The efficiency is that of one GPU for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from
-// the times of a layer in arXiv:2205.05198; with it, the steps of MT-NLG, BLOOM and others come out within 15% of the published
-// ones (test/test_planner.cpp). For Hopper it is what was measured there (efficiency_of). It differs between programs: measure.
+// The efficiency is one GPU's for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from the
+// times of a layer in arXiv:2205.05198; with it, the predicted steps of MT-NLG, BLOOM and others are within 15% of the
+// published ones (test/test_planner.cpp). For Hopper it was measured (efficiency_of). It differs between programs: measure.
 //
 // Layout and message sizes: Narayanan et al., arXiv:2104.04473.
 // Times of layers: Korthikanti et al., arXiv:2205.05198. ZeRO: arXiv:1910.02054.
@@ -61,8 +60,8 @@
 
 // ---- hardware --------------------------------------------------------------------------------------------------------------
 // The peak of a GPU for dense bf16 products with fp32 sums, in TFLOP/s, by the name that its driver reports: vendors' figures.
-// 0: not known. The first row whose words all occur in the name counts. GPUs from compute capability 8.9 on reach twice that in
-// FP8.
+// 0: not known. The first row whose words all occur in the name is used. GPUs from compute capability 8.9 on reach twice that
+// in FP8.
 inline double gpu_tflops(const std::string& name) {
     struct Row {
         const char *word, *other;  // other: another word, or ""
@@ -77,8 +76,8 @@ inline double gpu_tflops(const std::string& name) {
         {"RTX 3090", "", 71},       {"RTX 4090", "", 165.2}, {"RTX 5090", "", 209.5}, {"RTX A6000", "", 154.8},
         {"RTX 6000", "Ada", 364.2}, {"MI300X", "", 1307},
     };
-    // Only whole words match: the L4 is not the L40. A GeForce's name must end with its number, or it is another one: RTX 4090
-    // Laptop GPU.
+    // Only whole words match: the L4 is not the L40. A GeForce's name must end with its number, or it is a different GPU: RTX
+    // 4090 Laptop GPU.
     const auto has = [&](const std::string& word, bool last) {
         const size_t at = name.find(word), end = at + word.size();
         return at != std::string::npos && (at == 0 || !isalnum((unsigned char)name[at - 1])) &&
@@ -90,8 +89,7 @@ inline double gpu_tflops(const std::string& name) {
 }
 
 // Vendors' figures: the peak above; memory and its bandwidth; links of one GPU each way, within a node and between nodes of the
-// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others); the power that it may
-// draw.
+// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others); its maximum power.
 struct Device {
     const char* name;
     double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs, watts;
@@ -121,14 +119,14 @@ inline Device find_device(const std::string& name) {
 }
 
 // The fraction of its peak that a GPU reaches in whole layers of width C with micro-batches of `rows` tokens: for Hopper as
-// measured on one H100 (dev/kernels/bench.md), between the measured widths by their logarithm; for other GPUs an A100's, which
-// neither changes. Tensor parallelism cuts one side of each matrix: it is as for a square one of the same area, of width
-// C / sqrt(tp).
+// measured on one H100 (dev/kernels/bench.md), interpolated between the measured widths by their logarithm; for other GPUs an
+// A100's constant. Tensor parallelism splits one side of each matrix, which counts as a square one of the same area, of width C
+// / sqrt(tp).
 //
-// A micro-batch takes a time of its own besides that of its rows: gradients are read and written once, kernels start and end.
-// Below 8192 rows it is counted as the time of `fixed` rows. 590 follow from 12 layers of a 7B model, 568 TFLOP/s at 1x4096 and
-// 609 at 2x4096. Wider layers seem to lose less: those of width 12288 reach 0.647 at 1x4096, and NeMo's step of a 175B model, a
-// width of 6144 by tp, is faster at 1x2048 than a plan without this time; so none is counted from there on.
+// A micro-batch has a fixed cost in addition to its rows: gradients are read and written once, kernels start and end. Below
+// 8192 rows it is counted as the time of `fixed` rows. 590 follow from 12 layers of a 7B model, 568 TFLOP/s at 1x4096 and
+// 609 at 2x4096. Wider layers seem to lose less: width 12288 reaches 0.647 at 1x4096, and NeMo's step of a 175B model, a
+// width of 6144 by tp, is faster at 1x2048 than a plan without this cost; so it is 0 from there on.
 constexpr double usual_efficiency = 0.55;
 inline double efficiency_of(const Device& d, int width, double rows, int tp = 1) {
     if (d.name != std::string("h100") && d.name != std::string("h200")) return usual_efficiency;
@@ -154,8 +152,8 @@ struct MicroBatchShape {
     double flops() const { return model_flops_per_token(c, T) * B * T; }
 };
 
-// A micro-batch like `whole`, of fewer samples, layers and tokens, so that it takes at most `most_flops`, and if necessary of
-// smaller matrices, so that bytes(part) are at most `most_bytes`.
+// A micro-batch like `whole`, with fewer samples, layers and tokens, so that it needs at most `most_flops`, and if necessary
+// with smaller matrices, so that bytes(part) are at most `most_bytes`.
 template <class Bytes>
 MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops, size_t most_bytes, Bytes bytes) {
     MicroBatchShape part = whole;
@@ -180,8 +178,8 @@ MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops,
     return part;
 }
 
-// Estimates how long a step of `samples` takes here with such micro-batches: from a second of steps on a part of one, scaled by
-// their rate. bytes(part): memory that these take, at most `most_bytes`. begin(part): a pointer to steps, with run(), the
+// Estimates the time of a step of `samples` here with such micro-batches: from a second of steps on a part of one, scaled by
+// their rate. bytes(part): memory for these steps, at most `most_bytes`. begin(part): a pointer to steps, with run(), the
 // seconds of the last one (forward, backward, update), and the number of parameters().
 template <class Bytes, class Begin>
 double measured_step_seconds(const MicroBatchShape& whole, int64_t samples, double peak_flops, size_t most_bytes, Bytes bytes,
@@ -202,7 +200,7 @@ double measured_step_seconds(const MicroBatchShape& whole, int64_t samples, doub
 }
 
 // ---- the plan --------------------------------------------------------------------------------------------------------------
-// What the number of parameters of a virtual stage depends on: tp, layers, whether it is the first or the last one.
+// The number of parameters of a virtual stage is a function of tp, layers, and whether it is the first or the last one.
 using StageKey = std::tuple<int, int, bool, bool>;
 
 struct PlanInput {
@@ -210,63 +208,63 @@ struct PlanInput {
     int world = 1, tp = 1, pp = 1, vpp = 1;
     bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
-    bool overlap = true;  // of ZeRO's communication with computation
+    bool overlap = true;  // ZeRO's communication overlaps with computation
     int B = 1, T = 0;     // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
-    int recompute_layers = 0;               // of each virtual stage that `recompute` applies to; 0: all
+    int recompute_layers = 0;               // layers of each virtual stage with `recompute`; 0: all
     std::string recompute_others = "none";  // in the others
     std::vector<int> layers;                // of each virtual stage; empty: balanced
     int64_t bucket_elements = 0;            // parameters per data parallel message; 0: default_bucket_elements
     size_t bytes_per_element = 2, gradient_bytes = 4;
     size_t moment_bytes = 8;                            // of both moments, per parameter
-    AttentionCount attention = AttentionCount::causal;  // what the kernels compute
-    int head_rows = 0;                                  // whose logits are in memory at a time; 0: enough for their products
+    AttentionCount attention = AttentionCount::causal;  // as computed by the kernels
+    int head_rows = 0;                                  // rows of logits in memory at a time; 0: enough for their products
     int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
-    bool muon_heads = false;                            // a head is a matrix of its own
+    bool muon_heads = false;                            // a head is a separate matrix
     bool offloads = false, averages = false;            // the optimizer's state is on the host; weights are averaged
-    bool compares = false;                              // answers (DPO): the head's losses come before their gradients
+    bool compares = false;                              // pairs of answers (DPO): the head computes losses before gradients
 
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
     int capability = 90;                     // CUDA compute capability: which kernels compute attention
     double layer_speedup = 1;                // of layers in FP8 over bf16
-    int bf16_at_start = 0, bf16_at_end = 0;  // layers that stay in bf16 nevertheless
+    int bf16_at_start = 0, bf16_at_end = 0;  // layers that are always in bf16
     bool transposes_weights = false;         // of layers in FP8 in each backward pass, instead of keeping the transposes
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50, host_gbs = 50;
     double watts = 0;        // of a GPU; 0: not known
     double co2_per_kwh = 0;  // grams; 0: not known
 
-    std::map<StageKey, double>* sizes = nullptr;  // where plans of one model remember the stages' parameters; null: nowhere
+    std::map<StageKey, double>* sizes = nullptr;  // caches the stages' parameters over plans of one model; null: no cache
 };
 
 // A virtual stage on one rank.
 struct StagePlan {
     int layers = 0;
-    double parameters = 0;                         // with padding, and with the copy of a tied embedding
+    double parameters = 0;                         // with padding, and with a copy of a tied embedding
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
-    double head_flops = 0;                         // the head's part of them
-    double fp8 = 0;                                // the part of its layers that may be in FP8
-    double recomputed_flops = 0;                   // the part of them that is recomputation
+    double head_flops = 0;                         // the head's share
+    double fp8 = 0;                                // the fraction of its layers that may be in FP8
+    double recomputed_flops = 0;                   // the share of recomputation
     int attention_again = 0;                       // layers whose attention is recomputed
-    double recomputed_bytes = 0;                   // that recomputed norms and activation functions read and write
-    double transposed_bytes = 0;                   // the same of FP8 weights that are transposed, per micro-batch
+    double recomputed_bytes = 0;                   // read and written to recompute norms and activation functions
+    double transposed_bytes = 0;                   // read and written to transpose FP8 weights, per micro-batch
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
-    double hidden_seconds = 0;                     // the part of it that overlaps with products
+    double hidden_seconds = 0;                     // the time that overlaps with products
     double forward_seconds = 0, backward_seconds = 0;
 };
 
-// What the busiest rank sends per step.
+// The busiest rank's messages per step.
 struct Traffic {
     double bytes = 0;
     int64_t messages = 0;
     bool between_nodes = false;
     double gbs = 0;      // bandwidth
-    double latency = 0;  // seconds of a message without bytes
+    double latency = 0;  // seconds of an empty message
     double seconds = 0;  // without overlap
     double hidden = 0;   // seconds that overlap, of tensor-parallel communication
-    double exposed = 0;  // the part that does not overlap
+    double exposed = 0;  // the time that does not overlap
 };
 
 struct Plan {
@@ -275,17 +273,17 @@ struct Plan {
     int64_t micro_batches = 0;
     std::vector<StagePlan> stages;  // virtual ones, in the order of the model
     Traffic tensor, pipeline, data, embedding;
-    double ideal_bubble = 0, bubble = 0;  // of equal stages; simulated: idle over working time
+    double ideal_bubble = 0, bubble = 0;  // for equal stages; simulated: idle over working time
     double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
-    double host_bytes = 0, host_seconds = 0;  // --offload: what a rank moves to or from the host, and how long that takes
-    // Per GPU: model FLOPs with half of attention's scores, or with all of them, as Megatron-LM logs; all computed FLOPs.
+    double host_bytes = 0, host_seconds = 0;  // --offload: a rank's traffic to and from the host, and its time
+    // Per GPU: model FLOPs with half of attention's scores, or with all of them, as logged by Megatron-LM; all computed FLOPs.
     double model_tflops_causal = 0, model_tflops_full = 0, hardware_tflops = 0;
     double tokens_per_second = 0;
 
     double days(double tokens) const { return tokens / tokens_per_second / 86400; }
 };
 
-// Whether attention on a GPU does without tensor cores, and a note that says so, or "".
+// True if attention on a GPU runs without tensor cores; and a note about it, or "".
 inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16) {
     return attention_kernels(c.HS(), capability, in_bf16) == AttentionKernels::simple;
 }
@@ -307,12 +305,12 @@ struct Link {
 inline Link slowest_link(const PlanInput& in, int size, int stride) {
     const int span = size * stride;
     if (in.world <= in.node_size || in.node_size % span == 0) return {false, in.intra_gbs};
-    // Ranks of the group on each node; where groups and nodes do not align, a node may have only one.
+    // Ranks of the group on each node; if groups and nodes do not align, a node may have only one.
     const int here = in.node_size % stride == 0 && span % in.node_size == 0 ? std::max(1, in.node_size / stride) : 1;
     return {true, std::min(in.intra_gbs, here * in.inter_gbs)};
 }
 
-// Seconds that a collective takes beside its bytes: 6.6 us, and for each step of its ring 0.6 us within a node and 2.7 us
+// Seconds of a collective in addition to its bytes: 6.6 us, and for each step of its ring 0.6 us within a node and 2.7 us
 // between nodes. These are the figures of NCCL's own cost model for rings with its protocol LL (nccl/src/graph/tuning.cc).
 inline double message_latency(bool between_nodes, int steps) { return 6.6e-6 + steps * (between_nodes ? 2.7e-6 : 0.6e-6); }
 
@@ -334,7 +332,7 @@ inline void check_plan(const PlanInput& in) {
 // Whether sequence parallelism divides the rows of the residual stream among tp ranks.
 inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
 
-// Bytes that a rank reads and writes to recompute the norms and the activation function of a layer, for a micro-batch.
+// Memory traffic of a rank for recomputing the norms and the activation function of a layer, for a micro-batch, in bytes.
 inline double elementwise_bytes(const PlanInput& in) {
     const ModelConfig& c = in.c;
     const double N = (double)in.B * in.T, norms = 2 * 2.0 * c.C / (cuts_rows(in) ? in.tp : 1);
@@ -342,7 +340,7 @@ inline double elementwise_bytes(const PlanInput& in) {
 }
 
 // Attention without tensor cores reads an operand from shared memory for each multiply-add: 64 FLOPs per clock and
-// multiprocessor, which are 14 TFLOP/s on an H100. Forward has 2 products, and backward 7 where others need 4.
+// multiprocessor, which are 14 TFLOP/s on an H100. Forward has 2 products, and backward 7, where other kernels need 4.
 constexpr double simple_attention_tflops = 14;
 inline bool attention_is_slow(const PlanInput& in) { return attention_is_slow(in.c, in.capability, in.bytes_per_element == 2); }
 // FLOPs of a layer's attention for a micro-batch on one of tp ranks, forward.
@@ -351,7 +349,7 @@ inline double attention_flops(const PlanInput& in) {
     one.L = 1;
     return (layers_forward_flops(one, in.attention) - layer_products_flops(one)) * in.B * in.T / in.tp;
 }
-// Seconds that a layer takes longer for it, forward and backward.
+// Additional seconds of a layer with it, forward and backward.
 struct SlowAttention {
     double forward = 0, backward = 0;
 };
@@ -362,7 +360,7 @@ inline SlowAttention slow_attention(const PlanInput& in) {
     return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
 }
 
-// What a policy of recomputation costs in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
+// Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
 // tensor-parallel communication in halves of an all-reduce.
 struct RecomputeCost {
     double flops = 0, bytes = 0;
@@ -437,8 +435,8 @@ inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) *
 // Bytes of a message between two stages.
 inline double pipeline_message_bytes(const PlanInput& in) { return stream_bytes(in) / (cuts_rows(in) ? in.tp : 1); }
 
-// FLOPs of a micro-batch's products that hide communication: of the two matrices of a layer whose input is gathered; 0 where
-// the program does not overlap.
+// FLOPs of a micro-batch's products that hide communication, for the two matrices of a layer whose input is gathered; 0 if the
+// program does not overlap.
 struct ColumnProducts {
     double qkv = 0, fc1 = 0;
 };
@@ -449,13 +447,13 @@ inline ColumnProducts column_products(const PlanInput& in) {
     return {each * (c.NH + 2 * c.NKV) * c.HS(), each * c.F1()};
 }
 
-// Seconds of each stage's passes: computation, then what is exposed of communication with the other tp ranks.
+// Seconds of each stage's passes: computation, then exposed communication with the other tp ranks.
 inline void plan_passes(Plan& p) {
     const PlanInput& in = p.in;
     const Link link = slowest_link(in, in.tp, 1);
     p.tensor.between_nodes = link.between_nodes;
     p.tensor.gbs = link.gbs;
-    // Each half is a message, or both of an all-reduce are one.
+    // Each half is a message, or an all-reduce combines both.
     const int halves = cuts_rows(in) ? 1 : 2;
     p.tensor.latency = message_latency(link.between_nodes, halves * (in.tp - 1));
     const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga) + p.tensor.latency / halves;
@@ -465,7 +463,7 @@ inline void plan_passes(Plan& p) {
     const ColumnProducts products = column_products(in);
     for (StagePlan& s : p.stages) {
         const double in_layers = rate / (1 - s.fp8 + s.fp8 / in.layer_speedup);
-        for (const double flops : {products.qkv, products.fc1})  // next to each of backward's two products one half
+        for (const double flops : {products.qkv, products.fc1})  // one half overlaps with each of backward's two products
             s.hidden_seconds += 2 * s.layers * std::min(half_seconds, flops / in_layers);
         s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds + s.layers * slow.forward;
         double head = s.head_flops / rate;
@@ -503,7 +501,7 @@ inline void plan_pipeline(Plan& p) {
     p.pipeline.exposed = in.pp > 1 ? step.total - simulate(0).total : 0;
 }
 
-// What the busiest pipeline rank sends to its tp peers and to its neighbours.
+// Messages of the busiest pipeline rank to its tp peers and to its neighbours.
 inline void plan_messages(Plan& p) {
     const PlanInput& in = p.in;
     const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);
@@ -528,8 +526,8 @@ inline void plan_messages(Plan& p) {
     }
 }
 
-// What each pipeline rank does after its last pass; the slowest one decides. Communication between data-parallel ranks overlaps
-// with work, except its last bucket.
+// The work of each pipeline rank after its last pass; the slowest one decides. Communication between data-parallel ranks
+// overlaps with work, except its last bucket.
 inline void plan_update(Plan& p) {
     const PlanInput& in = p.in;
     const int dp = p.mesh.dp.size;
@@ -557,11 +555,12 @@ inline void plan_update(Plan& p) {
         // of a rank's own ones also pass over memory.
         const double own = parameters / (in.zero ? dp : 1);
         double update = (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
-        // Muon's matrices are whole on one of the ranks that share them; its elementwise operations are about AdamW's.
+        // Muon's matrices are whole on one of the ranks that share them; its elementwise operations cost about the same as
+        // AdamW's.
         const MuonFlops muon = muon_flops(flop_sizes(in.c, in.T), in.newton_schulz_steps, in.muon_heads);
         const double sharing = (double)in.tp * (in.zero ? dp : 1);
         update += std::max(layers * muon.layer / sharing, muon.largest) / (in.tflops * 1e12 * in.efficiency);
-        // Offloaded state crosses the link both ways at a time, while it is updated; averages in a pass of their own.
+        // Offloaded state crosses the link in both directions at a time, while it is updated; averages in a separate pass.
         const double lower = in.bytes_per_element == 2 ? 2 : 0, average = in.averages ? lower + 4 : 0;
         const double of_moments = (double)in.moment_bytes / (in.newton_schulz_steps ? 2 : 1);
         const double host_bytes = in.offloads ? own * (lower + of_moments + average) : 0;
@@ -634,8 +633,8 @@ inline Plan begin_plan(const PlanInput& in) {
     return p;
 }
 
-// Seconds that the step of such a plan takes at least: a rank runs its passes one after another, the first when the first
-// micro-batch has come to it through the ranks before, and after its last one the gradient goes back through them.
+// A lower bound of the step time of such a plan, in seconds: a rank runs its passes one after another, the first when the first
+// micro-batch has reached it through the earlier ranks, and after its last one the gradient returns through them.
 inline double least_step_seconds(const Plan& p) {
     const PlanInput& in = p.in;
     const double message = detail::pipeline_message_seconds(p);
@@ -794,7 +793,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         words += "--offload optimizer ";
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
-    // More GPUs: the fewest that suffice, split by data (ZeRO), tensor or pipeline parallelism.
+    // More GPUs: the smallest number that suffices, split by data (ZeRO), tensor or pipeline parallelism.
     for (int more = 2; more <= 1024; more *= 2) {
         const size_t before = found.size();
         for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
@@ -812,7 +811,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     return found;
 }
 
-// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run; 0: its length is open.
+// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run; 0: unknown length.
 template <class Rows>
 void add_rows(Rows& t, const Plan& p, double tokens) {
     const PlanInput& in = p.in;

@@ -1,6 +1,5 @@
-// How far `prepare --resume` came: PREFIX.resume.json beside PREFIX.bin.partial and PREFIX.idx.partial, written every few
-// seconds and when the run ends with an error. A later run of the same command goes on behind the last document that is on the
-// disk.
+// The progress of `prepare --resume`: PREFIX.resume.json next to PREFIX.bin.partial and PREFIX.idx.partial, saved every few
+// seconds and when the run ends with an error. A later run of the same command resumes after the last document on disk.
 #pragma once
 #include <unistd.h>
 
@@ -26,8 +25,8 @@ struct PrepareCounts {
 
 class PrepareState {
 public:
-    // Begins, or goes on: then the reader begins where the last run stopped, and `counts` has what that run counted. frame: the
-    // tokens that the tokenizer and the template put around any text.
+    // Starts or resumes: when resuming, the reader starts where the last run stopped, and `counts` has that run's counts.
+    // frame: the tokens that the tokenizer and the template put around any text.
     PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, const std::vector<int>& frame,
                  DocumentReader& reader, PrepareCounts& counts)
         : prefix_(o.output_prefix), path_(prefix_ + resume_ending), reader_(reader), counts_(counts) {
@@ -43,7 +42,7 @@ public:
         if (std::filesystem::exists(path_)) load();
     }
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
-    // Whether the last run was killed when its data were complete, and this file was all that was left of it.
+    // True if the last run was killed after its data were complete, with only this file remaining.
     bool is_complete() const {
         namespace fs = std::filesystem;
         const auto there = [&](const std::string& ending) { return fs::exists(prefix_ + ending); };
@@ -55,19 +54,19 @@ public:
         return data.n_documents() >= kept_.documents && data.tokenizer().hash == same_["tokenizer"];
     }
 
-    // Whether this is the last document of the run that is continued, read once more: it shows that what stands before the
-    // place is still the same.
+    // True if this is the last document of the resumed run, read again: it shows that the text before the position is
+    // unchanged.
     bool is_known(const Chunk& chunk) {
         if (last_.empty()) return false;
         if (chunk.file != file_ || chunk.number + 1 != chunk_ || hash_of(chunk.text) != last_) refuse_changed();
         last_.clear();
         return true;
     }
-    // At the end of the input: it must not have ended before that document.
+    // At the end of the input: fails if it ended before that document.
     void check_reached() const {
         if (!last_.empty()) refuse_changed();
     }
-    // After a document: notes that it was written, and saves every few seconds.
+    // After a document was written: updates the state, and saves it every few seconds.
     void done(const Chunk& chunk, TokenDatasetWriter& writer) {
         file_ = chunk.file;
         chunk_ = chunk.number + 1;
@@ -77,7 +76,7 @@ public:
         kept_ = writer.place();
         if (monotonic_seconds() - saved_at_ > 5) save(writer);
     }
-    // The place behind the last document that is done. What the writer has beyond it is written once more when the run goes on.
+    // Saves the position after the last completed document. The writer's later data are written again when the run resumes.
     void save(TokenDatasetWriter& writer) {
         writer.keep();
         nlohmann::ordered_json j;
@@ -99,8 +98,8 @@ private:
              reader_.input().files[file_].c_str(), path_.c_str());
     }
     static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
-    // The first n files: sizes, and when they were modified, which each is asked once. The one in hand may be mended, if its
-    // beginning stays.
+    // The first n files: sizes and modification times, each queried once. The current file may be edited after the part already
+    // read.
     const std::vector<std::array<int64_t, 2>>& read_files(size_t n) {
         while (read_files_.size() < n) {
             const size_t i = read_files_.size();
@@ -157,12 +156,12 @@ private:
     DocumentReader& reader_;
     PrepareCounts& counts_;  // now
     PrepareCounts done_;     // at the end of the last document
-    nlohmann::json same_;    // what must be the same in the run that goes on
+    nlohmann::json same_;    // must be the same in a resumed run
     TokenDatasetWriter::Kept kept_;
     size_t file_ = 0;
     int64_t chunk_ = 0;
-    JudgedLines before_;  // that document
+    JudgedLines before_;  // before the last document
     std::vector<std::array<int64_t, 2>> read_files_;
-    std::string written_, last_;  // hashes of the last document that was written; of the one that is still to be read again
+    std::string written_, last_;  // hashes of the last written document; of the one still to be read again
     double saved_at_ = monotonic_seconds();
 };

@@ -37,7 +37,7 @@ int run_command(const char* name, const Strings& arguments, int (*command)(const
     return cli::parse(name, options, arguments) ? command(options) : 0;
 }
 
-// A command that is one process, which a launcher may have started.
+// A command for a single process, which may have been started by a launcher.
 template <class Options>
 int run_command(const char* name, const Strings& arguments, World& world, int (*command)(World&, const Options&)) {
     Options options;

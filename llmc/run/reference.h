@@ -1,8 +1,8 @@
-// The reference of preference training (model/preference.h): the log-probabilities of all answers by the model that training
-// begins with. They are computed once, before the first step, and every checkpoint keeps them, so that no second model is in
+// The reference of preference training (model/preference.h): the log-probabilities of all answers under the model that training
+// starts from. They are computed once, before the first step, and every checkpoint keeps them, so that no second model is in
 // memory and a resumed run has the same bits:
 //   training/reference.safetensors    train and valid, (pairs, 2) in F64: log p of the chosen and of the rejected answer; NaN
-//                                     where a pair is in no sample
+//                                     for a pair outside all samples
 //   training/state.json               "reference": path and checksums of the model, checksums of the data
 #pragma once
 #include <cmath>
@@ -32,7 +32,7 @@ inline NamedLoaders loaders_of(Run& run) {
 
 inline std::string checksum_of(const DataLoader& data) { return format("%08x", data.checksum_of_pairs()); }
 
-// From what each rank has scored, (pairs, 3): the log-probabilities of both answers, and 1; 0 where it has not.
+// From each rank's scores, (pairs, 3): the log-probabilities of both answers, and 1, or 0 for pairs of other ranks.
 inline std::vector<double> log_probabilities(const Ranks& ranks, const std::vector<double>& mine, const std::string& model) {
     const std::vector<double> all = sum_of_all_ranks(ranks, mine);
     std::vector<double> log_p;
@@ -47,7 +47,7 @@ inline std::vector<double> log_probabilities(const Ranks& ranks, const std::vect
     return log_p;
 }
 
-// score(data): what this rank scores of all pairs in its samples, by the model as it is now.
+// score(data): this rank's scores of all pairs in its samples, under the current model.
 template <class Score>
 void compute_reference(Run& run, Score score) {
     run.begin("computing the log-probabilities of all answers by the reference");
@@ -100,7 +100,7 @@ inline void read_reference(Run& run) {
 
 }  // namespace detail
 
-// Gives the data of a run that compares answers the reference's log-probabilities: the checkpoint's, or what score computes.
+// Gives the data of a preference run the reference's log-probabilities: the checkpoint's, or the results of `score`.
 template <class Score>
 void find_reference(Run& run, Score score) {
     if (!run.o.dpo_beta) return;

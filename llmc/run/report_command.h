@@ -1,4 +1,4 @@
-// train_gpt report RUN ...: the report of a run again, or a comparison of several. Reads their log.jsonl, of running runs too,
+// train_gpt report RUN ...: the report of a run again, or a comparison of several. Reads their log.jsonl, also of running runs,
 // and writes nothing but the page.
 #pragma once
 #include <filesystem>
@@ -24,7 +24,7 @@ inline std::string log_of_run(const std::string& given) {
     fail("there is no %s; HINT: give a run by the directory that was its --out", given.c_str());
 }
 
-// Names that distinguish the runs: a run's own or, if another has the same, the path by which it was given.
+// Names that distinguish the runs: a run's own or, if another has the same, the path given for it.
 inline std::vector<std::string> names_of_runs(const std::vector<RunLog>& logs, const std::vector<std::string>& given) {
     std::vector<std::string> names;
     for (size_t i = 0; i < logs.size(); i++) {

@@ -18,7 +18,7 @@
 #include "run_directory.h"
 #include "training_state.h"
 
-// What is wrong with a checkpoint, or empty; each rank reads a share of it.
+// The problem with a checkpoint, or empty; each rank reads a share of it.
 inline std::string verify_together(World& world, const std::string& dir) {
     return first_problem(world, verify_checkpoint(dir, world.rank(), world.size()));
 }
@@ -56,7 +56,7 @@ inline std::string find_resumed(World& world, const TrainOptions& o) {
     return "";
 }
 
-// Refuses ranks that were started with different options, data or programs: each compares its texts with rank 0's.
+// Rejects ranks that were started with different options, data or programs: each compares its texts with rank 0's.
 inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, const nlohmann::ordered_json& data) {
     if (world.size() == 1) return;
     o.head_rows = head_rows;
@@ -79,8 +79,8 @@ inline void check_same_everywhere(World& world, TrainOptions o, int head_rows, c
     }
 }
 
-// What a resumed run must have in common: each dataset's weight, documents and tokens, and of conversations what is learned;
-// a checksum of its first and last tokens.
+// The data properties that a resumed run must share: each dataset's weight, documents and tokens, for conversations the tokens
+// in the loss; a checksum of its first and last tokens.
 inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOptions& options) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     size_t i = 0;
@@ -94,7 +94,7 @@ inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     return rows;
 }
 
-// Rollback after a spike, as in PaLM: the intact checkpoint before the first outlier that the guard chooses, of those in OUT
+// Rollback after a spike, as in PaLM: the intact checkpoint before the first outlier that the guard chooses, among those in OUT
 // and the one that this process resumed from, which may be in another directory (its step and path; the path may be empty).
 // `step`: the last outlier's.
 inline std::string checkpoint_to_go_back_to(World& world, const std::string& out,
@@ -120,7 +120,7 @@ inline std::string checkpoint_to_go_back_to(World& world, const std::string& out
 }
 
 // The state of a run that rolls back from `now` to the checkpoint `dir`: the checkpoint's counters and scales, but the run's
-// options, data and layout. In addition to the batches skipped so far, it skips those around the first outlier.
+// options, data and layout. In addition to the batches skipped so far, it skips the ones around the first outlier.
 inline TrainingState state_after_rollback(const TrainingState& now, const std::string& dir,
                                           const BatchRanges::Range& outliers) {
     TrainingState state = read_state(dir);

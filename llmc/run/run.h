@@ -1,9 +1,9 @@
-// A training run without its model: the result of options, checkpoint and data. In this order, on all ranks:
+// A training run without its model: derived from options, checkpoint and data. In this order, on all ranks:
 //   take_directory    locks the output directory before its contents are read
 //   set_up            resolves checkpoint, tokenizer, model, ranks and schedule
 //   (the model's memory is planned)
 //   open_data         the samples in their order; a resumed run must have the checkpoint's
-// Everything that can be refused is refused here, before memory is allocated for a model.
+// All errors that can be detected before memory is allocated for a model are reported here.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -54,10 +54,10 @@ struct RunTable {
     }
 };
 
-// The log-probabilities with which answers are compared (reference.h).
+// The log-probabilities under the reference, for pairs of answers (reference.h).
 struct Reference {
-    nlohmann::ordered_json identity{};  // of the model and of the data; null: no answers are compared
-    std::string file{};                 // bytes of the file that each checkpoint keeps
+    nlohmann::ordered_json identity{};  // of the model and of the data; null: no pairs of answers
+    std::string file{};                 // content of the file in each checkpoint
 };
 
 struct Run {
@@ -65,11 +65,11 @@ struct Run {
     TrainOptions o;
     be::Ctx ctx;
     std::string resumed_from{};              // a checkpoint, or empty
-    TrainingState state{};                   // the checkpoint's, or that of a new run
+    TrainingState state{};                   // the checkpoint's, or a new run's
     Strings matrix_unit{};                   // matrix units, recorded in checkpoints
     std::unique_ptr<Tokenizer> tokenizer{};  // may be null
     ModelTexts texts{};                      // text files of checkpoints
-    std::vector<DerivedRow> from_size{};     // what follows from --size
+    std::vector<DerivedRow> from_size{};     // options derived from --size
     ModelConfig c{};
     std::shared_ptr<Ranks> ranks{};
     Schedule schedule{};
@@ -81,29 +81,29 @@ struct Run {
     bool writes_answers = false;  // some of --eval-tasks
     Peak peak{};
     size_t free_before_groups = 0;  // of a GPU's memory, in bytes
-    // Whether it generates text while it trains, for which the stages of a pipeline sum logits.
+    // True if it generates text while it trains, for which the stages of a pipeline sum logits.
     bool generates() const { return writes_answers || o.sample_interval > 0; }
     RunTable table{};
     PhaseStatus phase{};  // on rank 0
 
     bool main_rank() const { return world.rank() == 0; }  // prints, logs, and holds the directory
     bool resumes() const { return !resumed_from.empty(); }
-    // The directory that describes the model: the checkpoint's, or, under adapters, that of their base.
+    // The directory that describes the model: the checkpoint's, or, for adapters, their base's.
     const std::string& model_directory() const { return resumes() && !is_adapter(resumed_from) ? resumed_from : o.model; }
-    // Whether the resumed checkpoint is in OUT; then the other files in OUT belong to this run, too.
+    // True if the resumed checkpoint is in OUT; then the other files in OUT belong to this run, too.
     bool same_directory() const { return resumes() && in_out(resumed_from); }
     bool in_out(const std::string& checkpoint) const {
         namespace fs = std::filesystem;
         return fs::canonical(checkpoint).parent_path() == fs::canonical(o.out);
     }
-    // Plans for ranks or GPUs that are not here.
+    // True if it plans for other machines' ranks or GPUs.
     bool plans_elsewhere() const { return o.world || !ctx.has_device(); }
     void begin(const std::string& what) {
         if (main_rank() && !o.quiet) phase.begin(what);
     }
 };
 
-// From here on signals are handled, the directory is locked against other runs, and ranks that wait too long are reported.
+// Starts handling signals, locks the directory against other runs, and starts reporting ranks that wait too long.
 inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     const bool main_rank = world.rank() == 0;
     hear_stop_signals(main_rank, !parse_save_interval(o.save_every).never);
@@ -143,7 +143,7 @@ inline void adjust_options(Run& run) {
     if (!o.model.empty()) o.model = model_directory(o.model);
     if (o.optimizer == "adam") o.optimizer = "adamw";
     check_recomputation(o);
-    offloads_optimizer(o);  // refuses it with some optimizers
+    offloads_optimizer(o);  // rejects it with some optimizers
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())
         print_line(stderr,
@@ -161,7 +161,7 @@ inline void find_checkpoint(Run& run) {
     run.matrix_unit = choose_matrix_unit(run.world, run.ctx, run.o.matrix_unit, before);
 }
 
-// Loads the given tokenizer, else the one beside the checkpoint or the model.
+// Loads the given tokenizer, else the checkpoint's or the model's.
 inline void load_tokenizer(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("loading the tokenizer");
@@ -202,7 +202,7 @@ inline void derive_from_size(Run& run) {
         apply_size(o, std::max(1, replicas), [&](const TrainOptions& p) { return configure_model(p, run.tokenizer.get()); });
 }
 
-// What a checkpoint of adapters determines: options that are not given are its own, others must agree.
+// Options that a checkpoint of adapters determines: ones that are not given are set, others must agree.
 inline void find_adapters(Run& run) {
     TrainOptions& o = run.o;
     const char* const trains = o.lora_rank ? "lora-rank" : o.prompt_tokens ? "prompt-tokens" : nullptr;
@@ -319,8 +319,8 @@ inline void open_validation(Run& run) {
     };
     run.valid = open();
     if (run.valid->n_samples() == 0) return run.valid.reset();  // too little data for validation
-    // With no validation documents by Megatron's split, there is no order to follow: a few samples are not read again and
-    // again.
+    // If Megatron's split leaves no validation documents, there is no order to follow: avoids reading a few samples over and
+    // over.
     if (!run.o.eval_fixed && run.valid->split_by_tokens() && run.valid->samples_of_one_pass() < schedule.valid_samples) {
         run.o.eval_fixed = true;
         run.valid = open();
@@ -330,7 +330,7 @@ inline void open_validation(Run& run) {
 
 }  // namespace detail
 
-// The options with the global batch that they give, which a resumed run keeps, however many samples it takes at a time.
+// The options with the resulting global batch, which a resumed run keeps, for any micro-batch size.
 inline TrainOptions settled_options(const Run& run) {
     TrainOptions o = run.o;
     o.global_batch_size = (int)run.schedule.final_batch;
@@ -350,14 +350,14 @@ inline void open_data(Run& run) {
         check_agreement(run.state, settled_options(run), run.data, run.train->order_problem(run.state.planned), run.o.override);
 }
 
-// Orders as many samples as the schedule has after its length was chosen or put off. state: the position in the run.
+// Orders as many samples as the schedule has after its length was chosen or postponed. state: the position in the run.
 inline void order_data(Run& run, TrainingState& state) {
     run.train->order(run.schedule.samples_read(state, run.discards));
     state.planned = run.train->n_samples();
     if (run.valid && !run.o.eval_fixed) run.valid->order(run.schedule.samples_of_all_validations());
 }
 
-// Adds to a state what its checkpoints record of the run.
+// Adds to a state the run's properties that its checkpoints record.
 inline void sign_state(const Run& run, TrainingState& state) {
     const Mesh& mesh = run.ranks->mesh;
     state.options = options_to_json(settled_options(run));

@@ -1,12 +1,12 @@
-// The output directory of a run, OUT: which process may write there, which checkpoints it holds, and what may be removed.
+// The output directory of a run, OUT: which process may write there, its checkpoints, and which files may be removed.
 //   step_00000100/          a checkpoint (checkpoint.h), written as .step_00000100.tmp and renamed when it is complete
 //   latest                  a symbolic link to the checkpoint from which a run resumes
-//   log.jsonl, report.html, loss.svg, .lock, .ranks (what each of several ranks is doing, world.h)
+//   log.jsonl, report.html, loss.svg, .lock, .ranks (current activity of each of several ranks, world.h)
 //
 //   RunLock                 one run per directory
 //   find_checkpoints, checkpoints_to_try, model_directory, verify_checkpoint, make_latest, go_back_to, prune
 //   remove_leftovers        removes the temporary files of killed processes of this program
-//   make_room_for_new_run   renames what has the names of a new run's files, without deleting
+//   make_room_for_new_run   renames files that have the names of a new run's files, without deleting
 // The directory may also hold the user's files: only exact names of this program are ever removed.
 #pragma once
 #include <sys/file.h>
@@ -55,7 +55,7 @@ inline void make_room_for_new_run(const std::string& out) {
 }
 
 // ---- which checkpoint ------------------------------------------------------------------------------------------------------
-// What is wrong with a checkpoint, or "": it must match its manifest, and the manifest must list every file that a resumed run
+// The problem with a checkpoint, or "": it must match its manifest, and the manifest must list every file that a resumed run
 // reads. Called with `ranks`, each rank compares the checksums of its share of the files.
 inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int ranks = 1) {
     if (const std::string problem = verify_directory(dir, rank, ranks); !problem.empty()) return problem;
@@ -100,8 +100,8 @@ inline int64_t latest_step(const std::string& out) {
     return step_of_name(named.filename().string());
 }
 
-// The checkpoints to resume from, best first: the one that OUT/latest points to, those before it, newest first, then those
-// after it, newest first (--resume DIR abandoned them for an older one, or a kill kept them from becoming the latest).
+// The checkpoints to resume from, best first: the one that OUT/latest points to, earlier ones, newest first, then later ones,
+// newest first (--resume DIR abandoned them for an older one, or a kill kept them from becoming the latest).
 inline Strings checkpoints_to_try(const std::string& out) {
     std::vector<int64_t> steps = find_checkpoints(out);
     const int64_t latest = latest_step(out);
@@ -111,8 +111,8 @@ inline Strings checkpoints_to_try(const std::string& out) {
     return directories;
 }
 
-// The model (or adapters) that a path names: the path itself, the checkpoint to resume from in a run's output directory, or a
-// model of this name in Hugging Face's cache.
+// The model (or adapters) at a path: the path itself, the checkpoint to resume from in a run's output directory, or a model of
+// this name in Hugging Face's cache.
 inline std::string model_directory(const std::string& path) {
     if (is_model_or_adapter(path)) return path;
     if (const Strings checkpoints = checkpoints_to_try(path); !checkpoints.empty()) return checkpoints[0];
@@ -124,8 +124,8 @@ inline std::string model_directory(const std::string& path) {
 }
 
 // In a copy of a run that followed links (cp -rL, rsync -L), `latest` is a directory: the checkpoint itself, or a second copy
-// of it. It is renamed to its checkpoint's name if that is free, or else to an unused name, and replaced by a link. Returns
-// what was done, or "".
+// of it. Renames it to its checkpoint's name if that is free, or else to an unused name, and replaces it by a link. Returns a
+// description of the change, or "".
 inline std::string adopt_copied_latest(const std::string& out) {
     namespace fs = std::filesystem;
     const std::string latest = out + "/latest";
@@ -147,7 +147,7 @@ inline std::string adopt_copied_latest(const std::string& out) {
     return done;
 }
 
-// Points OUT/latest at a checkpoint of that directory, just written or resumed from; later ones are disregarded from then on.
+// Points OUT/latest at a checkpoint of that directory, just saved or resumed from; later ones are ignored from then on.
 inline void make_latest(const std::string& out, const std::string& dir) {
     const std::filesystem::path real = std::filesystem::canonical(dir);
     if (real.parent_path() != std::filesystem::canonical(out)) return;
@@ -155,10 +155,10 @@ inline void make_latest(const std::string& out, const std::string& dir) {
     point_link(out + "/latest", real.filename().string());
 }
 
-// Before training goes on from a checkpoint of `step`, after a resume or a rollback: renames the checkpoints in OUT after it,
-// whose course of the run is abandoned. The new course jumps over some of their steps, and one that stayed would later count as
-// its own. `latest` moves first: after a kill in between, the next resume takes the same checkpoint and renames the rest.
-// Returns what was renamed, or "".
+// Before training continues from a checkpoint of `step`, after a resume or a rollback: renames the later checkpoints in OUT,
+// which belong to an abandoned part of the run. The new part skips some of their steps, and one left in place would later be
+// mistaken for its own. `latest` moves first: after a kill in between, the next resume uses the same checkpoint and renames the
+// others. Returns a description of the changes, or "".
 inline std::string go_back_to(const std::string& out, const std::string& dir, int64_t step) {
     namespace fs = std::filesystem;
     std::vector<int64_t> later = find_checkpoints(out);
@@ -167,27 +167,27 @@ inline std::string go_back_to(const std::string& out, const std::string& dir, in
                        [&](int64_t s) { return s <= step || !fs::exists(step_directory(out, s) + "/" + manifest_name); }),
         later.end());
     if (later.empty() || fs::canonical(dir).parent_path() == fs::canonical(out)) make_latest(out, dir);
-    else unlink((out + "/latest").c_str());  // `dir` is another run's, which began this one
+    else unlink((out + "/latest").c_str());  // `dir` is another run's, where this one started
     const std::string names = joined(later, [&](int64_t s) { return set_aside(step_directory(out, s)); });
     return names.empty()
                ? ""
                : format("checkpoints after step %lld, from where training goes on, are now ", (long long)step) + names;
 }
 
-// ---- what may be removed ---------------------------------------------------------------------------------------------------
-// Which checkpoints prune() keeps.
+// ---- checkpoint removal -----------------------------------------------------------------------------------------------------
+// The checkpoints that prune() keeps.
 struct KeptCheckpoints {
-    int64_t newest, every = 0;  // so many of the newest, 0: all; and those at multiples of `every`, 0: none
-    int64_t way_back = -1;      // the steps that a rollback may have to go back; -1: there are none
+    int64_t newest, every = 0;  // number of newest ones, 0: all; and multiples of `every`, 0: none
+    int64_t way_back = -1;      // steps that a rollback may have to go back; -1: no rollbacks
 
-    // How many there may be besides those at multiples of `every`, of a number above 0.
+    // The maximum number besides multiples of `every`, for a number above 0.
     int64_t most() const { return newest + (way_back >= 0 ? 2 : 0); }
 };
 
-// Of the checkpoints up to `step`, those that are not kept, oldest first. Those after `step` belong to an abandoned course of
-// the run or are damaged: they do not count and are left alone; so is a directory without a manifest, which is not a
-// checkpoint. The one that `latest` points to is kept. For a rollback, the newest one that is far enough back is kept, and the
-// oldest one that is not yet, which will be in its place some day.
+// The checkpoints up to `step` that are not kept, oldest first. Later ones belong to an abandoned part of the run or are
+// damaged: they do not count and are not touched; nor is a directory without a manifest, which is not a checkpoint. The target
+// of `latest` is kept. For a rollback, the newest one that is far enough back is kept, and the oldest one that is not yet,
+// which will replace it later.
 inline std::vector<int64_t> superfluous(const std::string& out, int64_t step, const KeptCheckpoints& kept) {
     std::error_code ignored;
     const int64_t latest = latest_step(out);
@@ -217,12 +217,12 @@ inline void remove_checkpoint(const std::string& out, int64_t step) {
     std::filesystem::remove_all(gone, ignored);
 }
 
-// After the checkpoint of `step` was written: removes what is not kept.
+// After the checkpoint of `step` was saved: removes the superfluous ones.
 inline void prune(const std::string& out, int64_t step, const KeptCheckpoints& kept) {
     for (const int64_t other : superfluous(out, step, kept)) remove_checkpoint(out, other);
 }
 
-// Whether a name in OUT is that of a temporary file or directory of this program, left by a killed process.
+// True if a name in OUT belongs to a temporary file or directory of this program, left by a killed process.
 inline bool is_leftover(const std::string& name, std::filesystem::file_type type) {
     const auto without = [&](const std::string& start, const std::string& end) -> std::string {
         const bool both = name.size() > start.size() + end.size() && name.compare(0, start.size(), start) == 0 &&
@@ -248,8 +248,8 @@ inline void remove_leftovers(const std::string& out) {
 }
 
 // ---- one run per directory -------------------------------------------------------------------------------------------------
-// Holds OUT/.lock for the life of the process; a second run in the same directory is refused. If the run is refused, a
-// directory that was made for it is removed again.
+// Holds OUT/.lock for the life of the process; a second run in the same directory fails. If the run fails to start, a directory
+// that was created for it is removed again.
 class RunLock {
 public:
     explicit RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
@@ -273,8 +273,8 @@ public:
         release();
     }
 
-    // Takes the lock again if its file or the directory was deleted meanwhile. fail()s if another run has or has had the lock
-    // since: then the directory belongs to that run.
+    // Takes the lock again if its file or the directory was deleted in the meantime. fail()s if another run has or has had the
+    // lock since: then the directory belongs to that run.
     void hold() {
         const std::lock_guard<std::mutex> guard(mutex_);
         if (fd_ >= 0 && is_path()) return;
@@ -299,7 +299,7 @@ private:
                 fail("another run is writing to %s (process %s); HINT: give another --out, or stop that one", out_.c_str(),
                      last_owner().c_str());
             }
-            if (is_path()) break;  // otherwise its last owner has removed it meanwhile
+            if (is_path()) break;  // otherwise its last owner has removed it in the meantime
             release();
         }
         const std::string mine = std::to_string(getpid());
@@ -319,7 +319,7 @@ private:
     void release() {
         if (fd_ >= 0) close(std::exchange(fd_, -1));
     }
-    // Whether the locked file still has its name.
+    // True if the locked file still has its name.
     bool is_path() const {
         struct stat locked, named;
         return fd_ >= 0 && fstat(fd_, &locked) == 0 && lstat(path_.c_str(), &named) == 0 && locked.st_dev == named.st_dev &&
