@@ -230,7 +230,7 @@ struct PlanInput {
     int capability = 90;                     // CUDA compute capability: which kernels compute attention
     double layer_speedup = 1;                // of layers in FP8 over bf16
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that are always in bf16
-    bool transposes_weights = false;         // of layers in FP8 in each backward pass, instead of keeping the transposes
+    bool transposes_weights = false;         // FP8 weights are transposed in each backward pass, not kept
     int node_size = 8;
     double intra_gbs = 450, inter_gbs = 50, host_gbs = 50;
     double watts = 0;        // of a GPU; 0: not known

@@ -4,7 +4,7 @@
 //   n > decay end D         min_lr        (constant: lr; inverse-square-root: max(min, lr sqrt(W) / sqrt(n)))
 //   between                 with r = (n - W) / (D - W): cosine min + (cos(pi r) + 1) / 2 (lr - min),
 //                           linear min + (1 - r)(lr - min)
-//   WSD                     lr until the tail of length A begins, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x - 1,
+//   WSD                     lr until the tail of length A starts, then with x = (n - (D - A)) / A: exponential 2 * 0.5^x - 1,
 //                           linear 1 - x, cosine (cos(pi x) + 1) / 2, minus_sqrt 1 - sqrt(x), times (lr - min) plus min
 // The schedule is evaluated before a step with the samples consumed before it, so the first step has the warm-up's initial
 // value.
@@ -26,16 +26,16 @@ struct Rampup {
 
 // The progress of a run.
 struct Counters {
-    int64_t step = 0;               // global batches done, applied or not
+    int64_t step = 0;               // completed global batches, applied or not
     int64_t consumed = 0;           // samples of these batches
-    int64_t discarded = 0;          // batches that were drawn and dropped, which are not steps
+    int64_t discarded = 0;          // batches that were drawn and dropped, which do not count as steps
     int64_t discarded_samples = 0;  // samples of these batches
 
     int64_t batch() const { return step + discarded + 1; }           // index of the next batch
     int64_t sample() const { return consumed + discarded_samples; }  // index of its first sample
 };
 
-// Whether what happens every `interval` steps (0: never) happens at this one.
+// True if something due every `interval` steps (0: never) is due at this one.
 inline bool due(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
 
 struct Schedule {
@@ -49,7 +49,7 @@ struct Schedule {
     int64_t micro_batch = 1;  // samples of one micro-batch on all data-parallel ranks
     Rampup rampup;
     int64_t total_samples = 0, total_steps = 0;
-    bool open = false;  // the length is chosen later (--time-budget); until then total_steps are those with ordered samples
+    bool open = false;  // the length is chosen later (--time-budget); total_steps then counts steps with ordered samples
     int64_t most_samples = (int64_t)1 << 62;  // limit of counters
     int64_t valid_samples = 0;                // samples per validation
     int64_t eval_interval = 1;                // steps between validations
@@ -129,7 +129,7 @@ struct Schedule {
             n *= 2;
         return n;
     }
-    // Steps that consume `samples`: those of the ramp-up, then whole final batches.
+    // Steps that consume `samples`: the ramp-up's, then whole final batches.
     int64_t steps_for(int64_t samples) const {
         int64_t steps = 0, consumed = 0;
         while (rampup.samples > 0 && consumed <= rampup.samples && consumed < samples) {
@@ -149,8 +149,8 @@ struct Schedule {
         return consumed + steps * final_batch;
     }
 
-    // As in Megatron, consecutive validations read consecutive samples of the validation data. Which samples a validation reads
-    // is a function of its step.
+    // As in Megatron, consecutive validations read consecutive samples of the validation data. The samples of a validation are
+    // a function of its step.
     int64_t samples_of_all_validations() const {
         const int64_t validations = total_steps / eval_interval + 1;
         if (valid_samples > 0 && validations > UINT32_MAX / valid_samples)
@@ -162,7 +162,7 @@ struct Schedule {
     }
     int64_t first_sample_of_validation(int64_t step) const { return (step - 1) / eval_interval * valid_samples; }
 
-    // The counters at the next batch that training uses. Before it, batches in `discards` are drawn and dropped, with the size
+    // The counters at the next batch used for training. Before it, batches in `discards` are drawn and dropped, with the size
     // of the next step's batch; batches in `skips` are steps without update. Past the end: the run's last step.
     Counters next(Counters p, const BatchRanges& skips, const BatchRanges& discards) const {
         while (p.step < total_steps) {
@@ -178,7 +178,7 @@ struct Schedule {
         return p;
     }
 
-    // Samples read by a run up to p: those of its steps, and of the batches that were drawn and dropped between them.
+    // Samples read by a run up to p: in its steps, and in the batches drawn and dropped between them.
     int64_t samples_read(Counters p, const BatchRanges& discards) const {
         for (const BatchRanges::Range& r : discards.ranges()) {
             const int64_t first = std::max(r.first, p.batch()), dropped = r.last + 1 - first, steps = first - p.batch();
@@ -209,7 +209,7 @@ inline int64_t in_samples(const Schedule& s, const TrainOptions& o, const std::s
             option.c_str(), (long long)iters, (long long)s.final_batch, o.seq_length, (long long)most);
     return iters * s.final_batch;
 }
-// A length that is given in steps or in samples, as --NAME-iters or --NAME-samples; neither: `otherwise`.
+// A length given in steps or in samples, as --NAME-iters or --NAME-samples; neither: `otherwise`.
 inline int64_t samples_of(const Schedule& s, const TrainOptions& o, const std::string& name, int64_t iters, int64_t samples,
                           int64_t otherwise) {
     if (iters && samples)
@@ -336,7 +336,7 @@ inline void read_weight_decay(Schedule& s, const TrainOptions& o, int64_t length
 
 }  // namespace detail
 
-// Parses and checks the options that concern the schedule. `replicas` is the number of data-parallel ranks.
+// Parses and checks the options of the schedule. `replicas` is the number of data-parallel ranks.
 inline Schedule make_schedule(const TrainOptions& o, int replicas) {
     Schedule s;
     detail::read_batches(s, o, replicas);

@@ -1,20 +1,20 @@
 // `--size 15m`: one number that sets the model, the batch, the learning rate, the weight decay, the warm-up and the length of a
-// run. Every option that is given wins, and what follows from it follows. With P parameters in all, N without embeddings,
-// D tokens of training, B tokens in a step:
-//   layers            sqrt(width) / 2, from width 4096 on width / 128: the ladder of LLM-jp v3, 512 x 12 to 5120 x 40. Of all
-//                     widths those count with which whole layers come within 5% of the size; the one nearest this rule is taken
+// run. A given option takes precedence, and others are derived from it. With P parameters in total, N without embeddings, D
+// tokens of training, B tokens in a step:
+//   layers            sqrt(width) / 2, from width 4096 on width / 128: the ladder of LLM-jp v3, 512 x 12 to 5120 x 40.
+//                     Candidates have a whole number of layers within 5% of the size; the one nearest this rule is chosen
 //   heads             of 32 up to width 256, of 64 below 2048, then of 128
 //   key/value heads   1, 2, 4 or 8: the most that leave 3 query heads or more to each (Ainslie et al., 2023; Llama 3: 8)
 //   head              tied to the token embedding below 4B parameters (as Llama 3.2, Qwen2.5, SmolLM2)
 //   length            D = 20 P (Hoffmann et al., 2022, "Chinchilla")
 //   batch             B = 0.58 D^0.571 (Li et al., 2025, "Step Law", arXiv:2503.04715), to the nearest power of two in samples
-//   learning rate     1.79 N^-0.713 D^0.307 to 1e-5, cosine (the same), times sqrt(B / the law's) where the batch is another
+//   learning rate     1.79 N^-0.713 D^0.307 to 1e-5, cosine (the same), times sqrt(B / the law's) for another batch
 //                     (Malladi et al., 2022); at most 3e-3, the law's for its smallest model
-//   weight decay      B / (lr D tau) with tau = 1.084 (D / P)^-0.527, the time scale of AdamW's average as a part of the run
-//                     (Bergsma et al., 2025, "Power Lines", arXiv:2505.13738); near 0.1 where nothing is given
+//   weight decay      B / (lr D tau) with tau = 1.084 (D / P)^-0.527, the time scale of AdamW's average as a fraction of the
+//                     run (Bergsma et al., 2025, "Power Lines", arXiv:2505.13738); near 0.1 if no options are given
 //   warm-up           a tenth of the run, at most 2000 steps
-// The laws were measured from 60M to 1B parameters (Step Law) and 111M to 3.3B (Power Lines); llmc/OPTIONS.md says how they fit
-// below.
+// The laws were measured from 60M to 1B parameters (Step Law) and 111M to 3.3B (Power Lines); llmc/OPTIONS.md describes how
+// they fit below.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -55,7 +55,7 @@ inline ModelConfig family_of_size(const std::string& size) {
     return c;
 }
 
-// A row of the table that a run begins with.
+// A row of the table at the start of a run.
 struct DerivedRow {
     std::string label, text;
     nlohmann::ordered_json value;
@@ -78,10 +78,10 @@ inline int key_value_heads(int heads) {
     return best;
 }
 
-// The model that `options` give.
+// The model for `options`.
 using Configure = std::function<ModelConfig(const TrainOptions& options)>;
 
-// Sets the options of layers, width and heads that are not given. Returns the parameters of the model.
+// Sets layers, width and heads unless given. Returns the parameters of the model.
 inline double choose_shape(TrainOptions& o, double size, const Configure& configure) {
     struct Shape {
         int layers, width, heads, groups;
@@ -133,10 +133,10 @@ inline double choose_shape(TrainOptions& o, double size, const Configure& config
     return best.parameters;
 }
 
-// The tokens of a step that suit a run of D tokens (Step Law).
+// The best number of tokens per step for a run of D tokens (Step Law).
 inline double tokens_of_step(double D) { return 0.58 * std::pow(D, 0.571); }
 
-// Sets micro-batch and global batch where they are not given; `tokens`: of a step, as the rule has it.
+// Sets micro-batch and global batch unless given; `tokens`: per step, by the rule.
 inline void choose_batch(TrainOptions& o, double tokens, int replicas) {
     const int interleaved = o.num_virtual_stages_per_pipeline_rank > 1 ? o.pipeline_model_parallel_size : 1;
     const bool micro_given = is_given(o, {"micro-batch-size"}), given = o.global_batch_size > 0;
@@ -151,7 +151,7 @@ inline void choose_batch(TrainOptions& o, double tokens, int replicas) {
 
 }  // namespace detail
 
-// Sets all options that follow from --size and are not given; `replicas`: data-parallel ranks. Returns what it set, and why.
+// Sets all options derived from --size that are not given; `replicas`: data-parallel ranks. Returns the settings, with reasons.
 inline std::vector<DerivedRow> apply_size(TrainOptions& o, int replicas, const detail::Configure& configure) {
     if (!o.preset.empty() || !o.model.empty())
         fail_usage("--size %s and --%s %s both name a model; give one", o.size.c_str(), o.preset.empty() ? "model" : "preset",

@@ -1,10 +1,10 @@
-// Batches that training skips: those around a loss spike (PaLM skipped 200 to 500 of them), or those known to be bad.
+// Batches that training skips: around a loss spike (PaLM skipped 200 to 500 of them), or known to be bad.
 //   const BatchRanges skip = BatchRanges::parse({"101-200", "351-400,512"}, "--skip-batches");
 //   batch = skip.next(batch);    // the batch to read instead
-// Batches are numbered from 1 in the order of an undisturbed run: batch n is what step n of a run without skips reads. As a
-// number means the same batch whatever was skipped before it, ranges can be added, saved and resumed at any time. Ranges are
-// closed, [first, last], and kept sorted; overlapping and touching ones are merged. Numbers go up to 2^53, which every JSON
-// reader represents exactly.
+// Batches are numbered from 1 in the order of an undisturbed run: batch n is read by step n of a run without skips. As a number
+// means the same batch whatever was skipped before it, ranges can be added, saved and resumed at any time. Ranges are closed,
+// [first, last], and kept sorted; overlapping and touching ones are merged. Numbers go up to 2^53, which every JSON reader
+// represents exactly.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,17 +24,17 @@ public:
     };
     static constexpr int64_t largest = 1ll << 53;
 
-    // Each string holds one or more of "first-last" or "batch", separated by commas. `option` is named in refusals.
+    // Each string holds one or more of "first-last" or "batch", separated by commas. `option` is named in errors.
     static BatchRanges parse(const Strings& ranges, const char* option) {
         BatchRanges result;
         for (const Range& r : split(ranges, option)) result.add(r.first, r.last);
         return result;
     }
 
-    // The ranges of LLM-jp's --skip-train-iteration-range, which count iterations: when the next iteration lies in a range, as
-    // many batches as the range is long are drawn and discarded, and the iteration counter does not advance. So a range begins
+    // The ranges of LLM-jp's --skip-train-iteration-range, which count iterations: when the next iteration is in a range, as
+    // many batches as the range is long are drawn and discarded, and the iteration counter does not advance. So a range starts
     // as many batches later as were discarded before it: 101-200 251-300 skips the batches 101-200 and 351-400. Overlapping
-    // ranges are merged; touching ones are not, since between 3-5 and 6-9 the iterations 3 to 5 are still to be run.
+    // ranges are merged; touching ones are not, since between 3-5 and 6-9 the iterations 3 to 5 still run.
     static BatchRanges from_iterations(const Strings& ranges, const char* option) {
         std::vector<Range> given = split(ranges, option);
         std::sort(given.begin(), given.end(), [](const Range& a, const Range& b) { return a.first < b.first; });

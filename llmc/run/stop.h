@@ -1,12 +1,12 @@
-// How a training run is asked to stop, and how its ranks agree on when.
-//   SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1   end the run in order: the current micro-batch is finished, its step is dropped,
-//            a checkpoint of the last complete step is written (unless --save-every is never), and the process ends with
+// Stop requests for a training run, and how its ranks agree on when to stop.
+//   SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1   end the run in order: the current micro-batch is completed, its step is
+//            dropped, a checkpoint of the last complete step is saved (unless --save-every is never), and the process ends with
 //            status 0. Repeated signals have no further effect, except a second SIGINT, which ends the process at once,
-//            without a checkpoint. SIGHUP stays ignored where it was (nohup).
+//            without a checkpoint. SIGHUP is still ignored if it was ignored before (nohup).
 //   SIGPIPE, SIGXFSZ   are ignored: if nobody reads the output any more, or files must not grow, a write fails and training
 //            continues.
 // Until begin_training() there is nothing to save, and the four signals end the process at once. If the checkpoint is not
-// complete 30 seconds after the signal, a warning says so: a launcher may soon kill the process.
+// complete 30 seconds after the signal, a warning is printed: a launcher may soon kill the process.
 #pragma once
 #include <unistd.h>
 
@@ -66,7 +66,7 @@ inline void hear_alarm(int) {
 
 }  // namespace stop_detail
 
-// From now on signals are handled as described above. speaks: whether this rank prints messages; saves: whether the run writes
+// From now on signals are handled as described above. speaks: whether this rank prints messages; saves: whether the run saves
 // checkpoints.
 inline void hear_stop_signals(bool speaks, bool saves) {
     stop_detail::speaks = speaks;
@@ -93,12 +93,12 @@ inline void end_training() {
     alarm(0);
 }
 inline bool has_trained() { return stop_detail::phase != stop_detail::loading; }
-// "SIGTERM", or "" as long as no signal was received.
+// "SIGTERM", or "" if no signal was received.
 inline std::string stop_signal() { return stop_detail::first ? stop_detail::name_of_signal(stop_detail::first) : ""; }
 
-// Whether any rank has a reason to stop, asked often and without making ranks wait for each other: all ranks call ask() equally
-// often, and each call starts a vote and returns the result of the vote started `lag` calls before, which has usually arrived
-// by then. So it becomes true in the same call on all ranks. Where ranks depend on each other, `lag` must be at least the
+// Whether any rank has a reason to stop, checked often and without making ranks wait for each other: all ranks call ask()
+// equally often, and each call starts a vote and returns the result of the vote started `lag` calls before, which has usually
+// arrived by then. So it becomes true in the same call on all ranks. If ranks depend on each other, `lag` must be at least the
 // number of calls by which one may be ahead of another.
 class StopVote {
 public:
@@ -119,7 +119,7 @@ public:
     bool ask(bool mine) {
         if (world_.size() == 1) return mine;
 #if HAVE_MPI
-        votes_.emplace_back();  // a deque's elements stay where they are
+        votes_.emplace_back();  // a deque's elements do not move
         Vote& v = votes_.back();
         v.mine = mine;
         MPI(MPI_Iallreduce(&v.mine, &v.result, 1, MPI_CHAR, MPI_MAX, mpi_, &v.request));

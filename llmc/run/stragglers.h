@@ -1,7 +1,7 @@
-// Where the time of every rank goes, its own work or waiting for others, and the rank for which the others wait: one whose own
+// The time of every rank, split into its own work and waiting for others, and the rank for which the others wait: one whose own
 // work takes over a tenth longer than the median of the ranks with the same layers. Stages of a pipeline are not compared, as
-// their work differs. What counts as waiting: on CPUs the host's time in operations of several ranks; on GPUs, by events, the
-// time in which these keep the stream of the ops (comm_gpu.cuh), or the host's in the world's messages if that is longer.
+// their work differs. Waiting is, on CPUs, the host's time in operations of several ranks; on GPUs, measured by events, the
+// time that these block the ops' stream (comm_gpu.cuh), or the host's time in the world's messages if that is longer.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -15,13 +15,13 @@
 
 class Stragglers {
 public:
-    // hosts: of all ranks. stages: of the pipeline, each of as many ranks in a row.
+    // hosts: of all ranks. stages: of the pipeline, each with equally many consecutive ranks.
     Stragglers(std::vector<std::string> hosts, int stages)
         : in_stage_(hosts.size() / (size_t)stages), sums_{0, std::move(hosts), {}, -1} {
         sums_.ranks.resize(sums_.hosts.size());
     }
 
-    // Adds a step: the times of every rank. Every ten seconds and `enough` steps at least, returns their means.
+    // Adds a step: the times of every rank. Every ten seconds and at least `enough` steps, returns their means.
     std::optional<RankTimes> add(const std::vector<RankTime>& ranks, double now) {
         if (sums_.steps++ == 0) since_ = now;
         for (size_t r = 0; r < ranks.size(); r++) {
@@ -31,13 +31,14 @@ public:
         if (sums_.steps < enough || now - since_ < 10) return {};
         return means();
     }
-    // At the end of a run: the means of the steps that are left, unless they are few after others. Few name no slowest rank.
+    // At the end of a run: the means of the remaining steps, unless they are few after others. For few steps names no slowest
+    // rank.
     std::optional<RankTimes> rest() {
         if (sums_.steps < (told_ ? enough : 1)) return {};
         return means();
     }
 
-    // About the slowest rank; empty if it is hardly slower than others, or if the last sentence was about the same.
+    // A sentence about the slowest rank; empty if it is hardly slower than others, or if the last sentence was about the same.
     std::string sentence(const RankTimes& means) {
         const int rank = means.slowest;
         if (std::exchange(last_, rank) == rank || rank < 0) return "";
@@ -86,6 +87,6 @@ private:
     size_t in_stage_;
     RankTimes sums_;  // since `since_`
     double since_ = 0;
-    bool told_ = false;  // means, at least once
+    bool told_ = false;  // reported means at least once
     int last_ = -1;
 };

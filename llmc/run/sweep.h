@@ -1,10 +1,10 @@
-// train_gpt sweep: which learning rate, batch, weight decay, ... a training run should have, by successive halving (halving.h)
-// over short trainings. Options of `train` describe the run; --over names those that are searched. Every training is a process
-// of its own (trials.h) with its whole own schedule: warm-up and decay are the same part of it as of the whole run, so that the
-// final validation losses of one rung can be compared. One that dies or diverges is counted, and the search goes on.
+// train_gpt sweep: finds the best learning rate, batch, weight decay, ... of a training run, by successive halving (halving.h)
+// over short trainings. Options of `train` describe the run; --over names the searched ones. Every training is a separate
+// process (trials.h) with its own full schedule: warm-up and decay are the same fraction of it as of the whole run, so that the
+// final validation losses of one rung can be compared. Trainings that die or diverge are counted, and the search continues.
 //
-// In --out: sweep.json, the plan and all runs that have ended, written after each, with which the same command goes on; logs/,
-// one of each run; and in the end best.toml for `train --config` and sweep.html.
+// In --out: sweep.json, the plan and all completed runs, saved after each one, from which the same command resumes; logs/, one
+// per run; and at the end best.toml for `train --config` and sweep.html.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -31,8 +31,8 @@
 
 namespace detail {
 
-// ---- what is searched ------------------------------------------------------------------------------------------------------
-// Why an option cannot be swept; empty: it can.
+// ---- the search space ------------------------------------------------------------------------------------------------------
+// The reason why an option cannot be swept; empty: it can.
 inline std::string why_not_swept(const cli::OptionRow& row) {
     static const std::set<std::string> of_sweep = {
         "train-iters", "train-samples", "time-budget", "rampup-batch-size", "eval-iters",          "seed",
@@ -104,7 +104,7 @@ inline std::vector<Dimension> parse_dimensions(const Strings& over) {
     return all;
 }
 
-// The value that an option has, as --over would give it.
+// The value of an option in --over's form.
 inline std::string value_of(const TrainOptions& o, const std::string& option) {
     std::string text;
     for_each_option(const_cast<TrainOptions&>(o), [&](const Option& row, auto& value) {
@@ -118,7 +118,7 @@ inline std::string value_of(const TrainOptions& o, const std::string& option) {
     return text;
 }
 
-// A value as the list has it, where 1e-6 may be 1e-06; empty: the list or the range does not have it.
+// A value in the list's spelling, where 1e-6 may be 1e-06; empty: it is not in the list or the range.
 inline std::string value_in(const Dimension& d, const std::string& value) {
     const double x = strtod(value.c_str(), nullptr);
     if (d.range()) return x >= d.low && x <= d.high ? value : "";
@@ -128,7 +128,7 @@ inline std::string value_in(const Dimension& d, const std::string& value) {
 }
 
 // ---- a training ------------------------------------------------------------------------------------------------------------
-// What a configuration costs.
+// The cost of a configuration.
 struct TokenCost {
     double tokens_per_step = 0, flops_per_token = 0;
     int64_t steps(double tokens) const { return std::max<int64_t>(1, std::llround(tokens / tokens_per_step)); }
@@ -137,7 +137,7 @@ struct WholeRun {
     double tokens = 0, steps = 0;
 };
 
-// The options of a run with this configuration. --min-lr keeps its part of --lr where both are given.
+// The options of a run with this configuration. --min-lr keeps its ratio to --lr if both are given.
 inline TrainOptions options_with(const TrainOptions& base, const std::vector<Dimension>& dimensions, const Choices& config) {
     TrainOptions p = base;
     bool min_lr = false;
@@ -150,7 +150,7 @@ inline TrainOptions options_with(const TrainOptions& base, const std::vector<Dim
     return p;
 }
 
-// The options of a run of `tokens`: lengths that are given in steps or samples are the same part of it as of the whole run.
+// The options of a run of `tokens`: lengths given in steps or samples are the same fraction of it as of the whole run.
 inline TrainOptions shortened_to(TrainOptions p, const TokenCost& cost, const WholeRun& whole, double tokens) {
     const auto shrink = [](int64_t& length, double part) {
         if (length) length = std::max<int64_t>(1, std::llround((double)length * part));
@@ -161,7 +161,7 @@ inline TrainOptions shortened_to(TrainOptions p, const TokenCost& cost, const Wh
     p.given.insert("train-iters");
     for (int64_t* steps : {&p.lr_warmup_iters, &p.lr_decay_iters, &p.lr_wsd_decay_iters})
         shrink(*steps, (double)p.train_iters / whole.steps);
-    // As many samples of validation data, too, which are counted in batches.
+    // Keeps the number of validation samples, which are counted in batches.
     p.eval_iters = std::max<int64_t>(1, std::llround((double)p.eval_iters * whole.tokens / whole.steps / cost.tokens_per_step));
     p.given.insert("eval-iters");
     for (int64_t* samples : {&p.lr_warmup_samples, &p.lr_decay_samples, &p.lr_wsd_decay_samples})
@@ -169,7 +169,7 @@ inline TrainOptions shortened_to(TrainOptions p, const TokenCost& cost, const Wh
     return p;
 }
 
-// Those of a training of the search: it is validated on the same samples, once, at its end.
+// The options of a training in the search: it is validated on the same samples, once, at its end.
 inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
     leave_out_of_trials(p);
     p.seed += seed;
@@ -180,7 +180,7 @@ inline TrainOptions options_of_trial(TrainOptions p, int threads, int seed) {
     return p;
 }
 
-// What a training that has ended with this status says in its log.
+// The result in the log of a training that has ended with this status.
 inline TrialResult read_result(const std::string& log, const std::string& output, int status, double limit_seconds) {
     TrialResult result;
     if (status != 0) {
@@ -222,8 +222,8 @@ public:
     }
 
 private:
-    static constexpr int64_t least_steps = 10;   // of a run; fewer say nothing
-    static constexpr int64_t probe_steps = 6;    // of the runs that measure the speed; the first does not count
+    static constexpr int64_t least_steps = 10;   // of a run; fewer are meaningless
+    static constexpr int64_t probe_steps = 6;    // of the runs that measure the speed, without the first
     static constexpr double planned_part = 0.9;  // of --budget
 
     // ---- before the search ----
@@ -255,7 +255,7 @@ private:
             fail_usage("--budget is '%s'; it must be a duration (90s, 20m, 8h)", o_.budget.c_str());
     }
 
-    // Checks the run as it is given, and finds the configurations and what they cost.
+    // Checks the run as given, and finds the configurations and their costs.
     void prepare() {
         dimensions_ = detail::parse_dimensions(o_.over);
         run_.o.quiet = true;
@@ -265,7 +265,7 @@ private:
         take_base_of_mup();
         detail::derive_from_size(run_);
         detail::set_up_model(run_);
-        base_.model = run_.o.model;  // of a run, its newest checkpoint now
+        base_.model = run_.o.model;  // for a run, its newest checkpoint now
         if (!run_.o.train_iters && !run_.o.train_samples)
             fail_usage(
                 "the length of the run is missing, of which trainings are a part; HINT: --train-iters or --train-samples");
@@ -288,11 +288,11 @@ private:
         for (const Choices& config : configs_) try {
                 costs_.push_back(cost_of(detail::options_with(base_, dimensions_, config)));
             } catch (const Error&) {
-                costs_.push_back(cost);  // its training will say why it cannot be
+                costs_.push_back(cost);  // its training will report the error
             }
     }
 
-    // The widths and depths that hyperparameters found here suit are those of this model.
+    // Hyperparameters found here are tuned for this model's width and depth.
     void take_base_of_mup() {
         if (base_.parametrization == "standard") return;
         TrainOptions p = run_.o;
@@ -322,7 +322,7 @@ private:
 
     detail::TokenCost cost_of(TrainOptions p) {
         const auto configure = [&](const TrainOptions& of) { return configure_model(of, run_.tokenizer.get()); };
-        p.train_samples = 0;  // a training's length is in steps, by which --size chooses no batch
+        p.train_samples = 0;  // so that --size does not choose a batch: a training's length is in steps
         p.train_iters = 1;
         if (!p.size.empty()) apply_size(p, 1, configure);
         const ModelConfig c = configure(p);
@@ -360,7 +360,7 @@ private:
                                   : "a length of " + counted(std::llround(whole_.steps), "step");
     }
 
-    // Measures the speed of as many runs as there will be at the same time, of the first configuration that can be trained.
+    // Measures the speed of as many concurrent runs as there will be, with the first configuration that can be trained.
     void probe() {
         std::vector<size_t> order(configs_.size());
         for (size_t i = 0; i < order.size(); i++) order[i] = i;
@@ -392,8 +392,8 @@ private:
         fail("none of the %zu configurations can be trained; the last one: %s", configs_.size(), why.c_str());
     }
 
-    // Seconds of runs of a rung: their starts, and their steps for each token of a run. Which configurations go on is not
-    // known: those that take longest are assumed.
+    // Seconds for the runs of a rung: their starts, and their steps for each token of a run. The surviving configurations are
+    // unknown: the slowest are assumed.
     std::pair<double, double> seconds_of(const Rung& r) const {
         std::vector<double> flops;
         for (const detail::TokenCost& cost : costs_) flops.push_back(cost.flops_per_token);
@@ -423,7 +423,7 @@ private:
         const double part = std::min(1.0, (seconds - starts) / std::max(steps, 1e-9));
         for (size_t k = from; k < rungs_.size(); k++) rungs_[k].tokens *= part;
     }
-    // Before a later rung: what is left of --budget, by the speed so far, must do.
+    // Before a later rung: shortens it to the remaining --budget, by the speed so far.
     void keep_time(size_t rung) {
         if (o_.budget.empty() || has_begun((int)rung)) return;
         const double before = rungs_[rung].tokens, least = rungs_[rung - 1].tokens;
@@ -438,7 +438,7 @@ private:
         const auto first = results_.lower_bound({rung, 0, 0});
         return first != results_.end() && first->first.rung == rung;
     }
-    // How much longer than planned runs have taken so far.
+    // Actual over planned time of the runs so far.
     double pace() const {
         double taken = 0, planned = 0;
         for (const auto& [key, r] : results_) {
@@ -502,7 +502,7 @@ private:
         training.result.flops = training.result.tokens * cost.flops_per_token;
         training.folder = file("running/" + name_of(key));
         training.limit_seconds = limit_seconds;
-        std::filesystem::remove_all(training.folder);  // of a search that was interrupted
+        std::filesystem::remove_all(training.folder);  // of an interrupted search
         make_directory(training.folder);
         const std::string config = training.folder + "/run.toml";
         write_file_atomically(config, config_text(p));
@@ -511,7 +511,7 @@ private:
             training.folder + "/output.txt", limit_seconds);
     }
 
-    // Sees whether a training has ended, and reads what has come of it. Its log stays, its checkpoint does not.
+    // Checks whether a training has ended, and reads its result. Keeps its log, removes its checkpoint.
     void poll(Training& training) {
         if (training.ended) return;
         const std::optional<int> status = SignalsHeld::status_of(*training.process);
@@ -534,7 +534,7 @@ private:
         std::filesystem::remove(file("running"), error);  // if it is empty
     }
 
-    // All runs of a rung that the table does not have.
+    // Runs the trainings of a rung that are missing from the table.
     void run_rung(int rung) {
         const Rung& r = rungs_[(size_t)rung];
         std::vector<int> chosen;
@@ -596,13 +596,13 @@ private:
         const int room = 80 - display_width(right);
         const Choices& values = configs_[(size_t)training.key.config];
         std::string choices = in_words(training.key.config);
-        if (display_width(words + choices) > room) choices = joined(values);  // in the order of the plan
+        if (display_width(words + choices) > room) choices = joined(values);  // in the plan's order
         print_line(talk_, pad_right(cut_text(words + choices, room), room) + right);
         if (!r.finished()) print_line(talk_, cut_text("  " + r.why, 80));
     }
 
     // ---- the table of runs ----
-    // What the data of a search is, which may change under the same name.
+    // Identifies the data of a search, which may change under the same name.
     std::string data_in_words() const {
         std::string text;
         for (const Strings* words : {&o_.data_path, &o_.valid_data_path})
@@ -613,7 +613,7 @@ private:
             }
         return text;
     }
-    // The options that a search must have to be the same one.
+    // The options that must match when a search is resumed.
     nlohmann::ordered_json identity() const {
         static const std::set<std::string> free = {"out", "jobs", "threads", "json", "quiet", "dry-run"};
         nlohmann::ordered_json all = nlohmann::ordered_json::object();
@@ -645,7 +645,7 @@ private:
         }
         write_file_atomically(file("sweep.json"), json_text(j, 1) + "\n");
     }
-    // Returns whether --out has a search, which is then gone on with. Refuses another one's.
+    // Returns true if --out contains this search, which is then resumed; fails if it contains a different one.
     bool load() {
         const std::string path = file("sweep.json");
         std::error_code error;
@@ -695,7 +695,8 @@ private:
                            o_.out.c_str(), name.c_str(), value(there, name).c_str(), value(now, name).c_str());
     }
 
-    // ---- what has been found ----
+    // ---- results
+    // ---------------------------------------------------------------------------------------------------------------
     void report() {
         const auto last = (int)rungs_.size() - 1;
         const std::vector<Standing> found = standings(results_, last);
@@ -717,7 +718,7 @@ private:
     }
     std::string command() const { return "./train_gpt train --config " + shell_word(file("best.toml")); }
 
-    // The options of the whole run with the best configuration: as long in tokens as the one that was given.
+    // The options of the whole run with the best configuration: as long in tokens as the given run.
     void write_best(const Standing& best) const {
         const TrainOptions p = detail::shortened_to(detail::options_with(base_, dimensions_, configs_[(size_t)best.config]),
                                                     costs_[(size_t)best.config], whole_, whole_.tokens);
@@ -757,7 +758,7 @@ private:
             printf("and that of a model of four times the width:\n  %s \\\n      --hidden-size %d --num-attention-heads %d\n",
                    command().c_str(), 4 * run_.c.C, 4 * run_.c.NH);
     }
-    // Ranges of which the best is near an end: what is beyond may be better.
+    // Notes about ranges with the best value near an end: values beyond it may be better.
     Strings edges(const Standing& best) const {
         Strings notes;
         for (size_t d = 0; d < dimensions_.size(); d++) {

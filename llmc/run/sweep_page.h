@@ -1,4 +1,4 @@
-// The page of a sweep: charts of the loss over each option that was searched, the rungs, and compute; tables of all runs.
+// The page of a sweep: charts of the loss over each searched option, the rungs, and compute; tables of all runs.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ struct SweepFindings {
     const std::vector<Standing>& found;  // of the last rung
     std::vector<ComputePoint> points;    // the best at each compute, in 10^15 FLOP
     PowerLaw law;
-    std::string no_law;  // why there is none
+    std::string no_law;  // the reason why there is none
 };
 
 inline std::string law_in_words(const PowerLaw& law) {
@@ -30,7 +30,7 @@ namespace detail {
 
 inline bool is_number(const std::string& text) { return !std::isnan(parse_number(text)); }
 inline bool has_words(const Dimension& d) { return !std::all_of(d.values.begin(), d.values.end(), is_number); }
-// Where a value stands on the axis of its option: numbers by themselves, words by their place in the list.
+// The position of a value on the axis of its option: numbers by value, words by their place in the list.
 inline double place_of(const Dimension& d, const std::string& value) {
     if (!has_words(d)) return strtod(value.c_str(), nullptr);
     return (double)(std::find(d.values.begin(), d.values.end(), value) - d.values.begin()) + 1;

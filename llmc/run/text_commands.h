@@ -1,6 +1,6 @@
-// The commands that turn text into tokens on disk, or learn a tokenizer from it: prepare, tokenizer; and the tokens of a file
-// for eval --text. Documents come from document_reader.h in batches of bounded size, each batch is encoded by all threads, and
-// results are written in order.
+// The commands that convert text to tokens on disk, or train a tokenizer on it: prepare, tokenizer; and the tokens of a file
+// for eval --text. Documents come from document_reader.h in batches of bounded size, all threads encode each batch, and results
+// are written in order.
 #pragma once
 #include <omp.h>
 
@@ -31,13 +31,13 @@ TextInput text_input(const Options& o, const std::string& reading, const std::st
     return {o.input, reading, o.json_keys, split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines, o.allow_binary};
 }
 
-// As many threads as asked for, or as OpenMP takes and the container's CPU limit allows.
+// The given number of threads, or OpenMP's default within the container's CPU limit.
 inline int thread_count(int asked) {
     const int quota = cpu::cpu_quota(), all = omp_get_max_threads();
     return asked > 0 ? asked : quota > 0 ? std::min(quota, all) : all;
 }
 
-// The tokens of a file's whole text, in memory. Each document is encoded as transformers encodes a text: with the tokens of the
+// The tokens of a file's whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
 // tokenizer's template around it, and with special tokens recognised.
 inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
     DocumentReader reader({{file}, "eval --text"});
@@ -61,7 +61,7 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
     return all;
 }
 
-// Conversations, or pairs of answers, instead of texts: how they are read, and encoded.
+// For conversations, or pairs of answers, instead of texts: sets how they are read, and returns the encoder.
 inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
     if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
         fail_usage(
@@ -82,10 +82,10 @@ inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenize
     return *checks;
 }
 
-// What becomes of a part of the input.
+// A part of the input after encoding.
 struct PreparedChunk {
-    ChatTokens text;      // of a conversation with its mask
-    ChatTokens rejected;  // of a pair of answers
+    ChatTokens text;      // for a conversation with its mask
+    ChatTokens rejected;  // for a pair of answers
     int64_t spelled = 0;  // places that spell a special token
     int64_t lost = 0;     // bytes without a token
 };
@@ -111,7 +111,7 @@ inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOption
     }
 }
 
-// A list in the order of the command: refusals, parts, the loop over chunks, the summary.
+// A list in the command's order: checks, parts, the loop over chunks, the summary.
 inline int prepare_command(const PrepareOptions& o) {
     if (o.output_prefix.empty())
         fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
@@ -175,7 +175,7 @@ inline int prepare_command(const PrepareOptions& o) {
         for_each_chunk(
             reader, thread_count(o.workers), "preparing",
             [&](const Chunk& chunk, size_t i) {
-                prepared[i].text.tokens.clear();  // and keeps its memory
+                prepared[i].text.tokens.clear();  // keeps its memory
                 prepared[i].spelled = 0;
                 chat ? encode_conversation(chunk, prepared[i]) : encode_text(chunk, prepared[i]);
             },
@@ -193,7 +193,7 @@ inline int prepare_command(const PrepareOptions& o) {
     } catch (const Error&) {
         try {
             if (state) state->save(writer);
-        } catch (const Error&) {  // a full disk: the place of the last save stays
+        } catch (const Error&) {  // a full disk: the last saved position remains
         }
         throw;
     }
@@ -222,7 +222,7 @@ inline int prepare_command(const PrepareOptions& o) {
 }
 
 // Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
-// space); of each file and of all.
+// space); for each file and in total.
 inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
     using Counts = std::array<int64_t, 4>;  // tokens, bytes, characters, words
     std::vector<Counts> counts;
@@ -281,7 +281,7 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
         if (count_odd_bytes(token).invalid)
             fail_usage("--special-tokens has '%s', which is not UTF-8; tokenizer.json holds UTF-8 only",
                        printable(token).c_str());
-        std::string bytes;  // that its characters stand for in a vocabulary of bytes
+        std::string bytes;  // represented by its characters in a vocabulary of bytes
         if (unigram ? first_character(token).length == token.size() || byte_of_token(token) >= 0
                     : characters_to_bytes(token, bytes) && bytes != token)
             fail_usage("--special-tokens has '%s', by which tokenizer.json names a %s; HINT: a name like <|end|>",
@@ -316,7 +316,7 @@ PieceCounts count_words(DocumentReader& reader, int threads, F split) {
     return counts;
 }
 
-// Learns a tokenizer.json; `size` becomes the number of its tokens.
+// Trains a tokenizer.json; sets `size` to the number of its tokens.
 inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
     const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
     const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
@@ -376,7 +376,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     const auto is_same = [&] {
         try {
             return read_whole_file(file) == text;
-        } catch (const Error&) {  // what cannot be read is another one
+        } catch (const Error&) {  // unreadable files are different
             return false;
         }
     };

@@ -1,8 +1,8 @@
-// Rows of options (config.h) of the commands that read or make texts, datasets and tokenizers: prepare, curate, tokenizer and
+// Rows of options (config.h) for the commands that read or make texts, datasets and tokenizers: prepare, curate, tokenizer and
 // the classifiers.
 #pragma once
 
-// Options of all commands that read much text.
+// Options of all commands that read large texts.
 #define TEXT_OPTIONS(X)                                                                                              \
     X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
       "files of text, JSON or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: standard input")   \
@@ -41,7 +41,7 @@
     X(bool, resume, "", false, anything(), "Run",                                                                           \
       "keep PREFIX.*.partial when interrupted, and go on from there if they exist; give it from the start")
 
-// Of the classifiers of languages and quality.
+// Options of the language and quality classifiers.
 #define CLASSIFIER_OPTIONS(X)                                                                                                  \
     X(std::string, language_model, "", "", word("FILE"), "Stages",                                                             \
       "drop documents by language, which this model from --train-language finds; each gets keys language and language_score")  \

@@ -1,16 +1,16 @@
-// A run that is given a time instead of a length: `train --time-budget 5m` takes as many steps as fit, and ends on time with
-// its last validation and its last checkpoint.
+// A run with a time limit instead of a length: `train --time-budget 5m` runs as many steps as fit, and ends on time with its
+// last validation and its last checkpoint.
 //
-// While the learning rate warms up and then stays, nothing depends on the length (schedule WSD: warm-up, stable, decay; Hu et
-// al., 2024, MiniCPM), so the length is decided as late as possible, at the beginning of the decay: as soon as no more steps
-// fit into the rest of the time than the decay should have, a fifth of all steps (Haegele et al., 2024, "Scaling Laws and
-// Compute-Optimal Training Beyond Fixed Training Durations"), or --lr-wsd-decay-iters. From then on the run is an ordinary one:
-// with --train-iters and --lr-wsd-decay-iters as chosen it gives the same bits on another day, since --reshuffle-each-epoch,
-// which is implied, makes the order of the data independent of the length as well. The other schedules with such a beginning
-// are constant and inverse-square-root, which have no decay: their run ends when the time is over.
+// While the learning rate warms up and is then constant, nothing depends on the length (schedule WSD: warm-up, stable, decay;
+// Hu et al., 2024, MiniCPM), so the length is decided as late as possible, at the start of the decay: as soon as the number of
+// steps that fit in the remaining time is no more than the decay's, a fifth of all steps (Haegele et al., 2024, "Scaling Laws
+// and Compute-Optimal Training Beyond Fixed Training Durations"), or --lr-wsd-decay-iters. From then on the run is an ordinary
+// one: with the chosen --train-iters and --lr-wsd-decay-iters it gives the same bits on another day, since
+// --reshuffle-each-epoch, which is implied, makes the order of the data independent of the length as well. The other schedules
+// with such a start are constant and inverse-square-root, which have no decay: their run ends when the time is over.
 //
-// Rank 0's clock decides for all ranks (timetable.h). What is not a step is counted by what it took before: validations, tasks
-// and samples of text by their mean, the checkpoint by that of half time, which is written for that.
+// Rank 0's clock decides for all ranks (timetable.h). Estimates non-step work from its past cost: validations, tasks and
+// samples of text by their mean, the checkpoint by one that is saved at half time for this purpose.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -31,7 +31,7 @@ inline double time_budget_seconds(const TrainOptions& o) {
     return seconds;
 }
 
-// Sets what --time-budget implies, and refuses what needs the length of the run before it is known.
+// Sets the options that --time-budget implies, and rejects ones that need the length of the run before it is known.
 inline void apply_time_budget(TrainOptions& o) {
     if (time_budget_seconds(o) == 0) return;
     if (!o.given.count("lr-decay-style")) o.lr_decay_style = "WSD";
@@ -62,7 +62,7 @@ inline void apply_time_budget(TrainOptions& o) {
             fail_usage("--time-budget %s chooses the length of the run: %s; HINT: %s", o.time_budget.c_str(), what, hint);
 }
 
-// The options that give the same bits without a clock, where the length is as chosen.
+// The options that give the same bits without a clock, once the length is chosen.
 inline std::string options_of_length(const TrainOptions& o, const RunLength& length) {
     std::string text = format("--train-iters %lld --reshuffle-each-epoch --lr-decay-style %s", (long long)length.steps,
                               o.lr_decay_style.c_str());
@@ -74,8 +74,8 @@ class TimeBudget {
 public:
     enum Work { step, validation, tasks, sample, save };
 
-    // earlier: what earlier parts of the run took. The last of their steps count as if they were this process's own: its first
-    // step, which may be slow, must not end the run.
+    // earlier: the costs of earlier parts of the run. The last of their steps count like this process's own: its first step,
+    // which may be slow, must not end the run.
     TimeBudget(const TrainOptions& o, const BudgetSpent& earlier)
         : limit_(time_budget_seconds(o)),
           before_(earlier.seconds),
@@ -89,8 +89,8 @@ public:
     double seconds_left() const { return limit_ - spent(); }
     BudgetSpent so_far() const { return on() ? BudgetSpent{spent(), (int64_t)steps_.size(), step_seconds()} : BudgetSpent(); }
 
-    // Work that is due every `interval` steps and after the last one, and takes about as long as `steps` steps, until it is
-    // known.
+    // Registers work that is due every `interval` steps and after the last one, with an estimated duration of `steps` steps,
+    // until it is measured.
     void expect(Work work, int64_t interval, double steps) {
         of_(work).interval = interval;
         of_(work).guess = steps;
@@ -102,16 +102,16 @@ public:
         of_(work).times++;
     }
 
-    // The length of the run, if it has to be decided now that `done` steps are done; otherwise 0.
+    // The length of the run, if it must be decided now, after `done` steps; otherwise 0.
     RunLength decide(int64_t done) const {
         const int64_t fit = steps_that_fit(done), decay = !wsd_ ? 0 : decay_ ? decay_ : done / 4;
-        if (fit > decay || (fit > 0 && steps_.size() < 3)) return {};  // the first step is slow, and says little
-        return {done + fit, std::max<int64_t>(fit, 1)};  // a decay of one step leaves that step's learning rate as it is
+        if (fit > decay || (fit > 0 && steps_.size() < 3)) return {};  // the first step is slow and not representative
+        return {done + fit, std::max<int64_t>(fit, 1)};  // a decay of one step does not change that step's learning rate
     }
-    // Whether a checkpoint is to be written so that its time is known.
+    // True if a checkpoint should be saved to measure its time.
     bool wants_save() const { return on() && costs_[save].times == 0 && spent() > limit_ / 2; }
 
-    // Seconds from here to the end of a run that has `done` steps, whose validation and so on are still to come, and ends with
+    // Seconds from now to the end of a run after `done` steps, with their validation and so on still due, whose last step is
     // `last`.
     double seconds_until_end(int64_t done, int64_t last) const {
         const double each = step_seconds();
@@ -124,14 +124,14 @@ public:
         }
         return seconds;
     }
-    // Mean of the last quarter of the steps: a slow start is forgotten, and a machine that has become slower is noticed.
+    // Mean of the last quarter of the steps, which ignores a slow start and follows a machine that has become slower.
     double step_seconds() const {
         const size_t n = steps_.size(), before = n - (n + 3) / 4;
         return n == 0 ? 0 : (steps_.back() - (before ? steps_[before - 1] : 0)) / (double)(n - before);
     }
 
 private:
-    static constexpr double closing_s = 0.1;  // the last report, and the memory's return
+    static constexpr double closing_s = 0.1;  // the last report, and releasing memory
     struct Cost {
         int64_t interval = 0, times = 0;
         double guess = 0, seconds = 0;
@@ -152,6 +152,6 @@ private:
     double limit_, before_;
     bool wsd_;
     int64_t decay_;
-    std::vector<double> steps_;  // seconds of the first 1, 2, ... steps together
+    std::vector<double> steps_;  // total seconds of the first 1, 2, ... steps
     std::array<Cost, save + 1> costs_{};
 };

@@ -1,4 +1,4 @@
-// When a run saves, and when it ends before its last step; how its ranks decide that together; the reason and the command to
+// Decides, together with all ranks, when a run saves and when it ends before its last step; the reason and the command to
 // resume.
 #pragma once
 #include <algorithm>
@@ -43,7 +43,7 @@ public:
 
 private:
     SaveInterval every_;
-    int64_t keep_every_;  // the steps whose checkpoints are kept for good, for which they must be written
+    int64_t keep_every_;  // steps whose checkpoints are kept permanently, so they must be saved
     double saved_at_ = monotonic_seconds(), exit_at_ = INFINITY;
 };
 
@@ -53,13 +53,13 @@ inline double parse_timeout(const std::string& text) {
     return seconds;
 }
 
-// What ranks decide together after a step: a signal to any rank counts, and rank 0's clock.
+// A joint decision of the ranks after a step: by a signal to any rank, and by rank 0's clock.
 struct Decision {
     bool stop, save;
     RunLength length{};  // with --time-budget, when it is chosen
-    RankTime time{};     // of the step: told, not decided
+    RankTime time{};     // of the step: reported, not part of the decision
 };
-// times: gets each rank's.
+// times: receives each rank's.
 inline Decision decide_together(World& world, Decision mine, std::vector<RankTime>& times) {
     times = {mine.time};
     if (world.size() == 1) return mine;
@@ -70,7 +70,7 @@ inline Decision decide_together(World& world, Decision mine, std::vector<RankTim
     return {std::any_of(all.begin(), all.end(), [](const Decision& d) { return d.stop; }), all[0].save, all[0].length};
 }
 
-// Why the run stops early: the reason of the first rank that has one.
+// The reason why the run stops early, from the first rank that has one.
 inline std::string reason_to_stop(World& world, const TrainOptions& o) {
     const std::vector<std::string> signals = world.all_gather(stop_signal());
     for (int r = 0; r < world.size(); r++)

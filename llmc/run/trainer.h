@@ -1,5 +1,5 @@
-// What a training step needs besides its model, whatever the architecture: the position in the run, what earlier steps have
-// shown, and the checks of a run while it trains.
+// The state of a training run besides its model, for any architecture: the position in the run, the history of earlier steps,
+// and the checks of a run while it trains.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -21,13 +21,13 @@
 #include "skip.h"
 #include "training_state.h"
 
-// What earlier steps have shown, the same on every rank. Checkpoints keep it: a resumed run decides as if it had not stopped.
+// The history of earlier steps, the same on every rank. Checkpoints keep it: a resumed run decides as if it had not stopped.
 struct StepHistory {
     Fp8State fp8;  // scales of all layers
     Guard guard;
     Steadiness steadiness;
 
-    // Loads what the checkpoint `dir` has kept; state: the checkpoint's, or that of a new run, which has kept nothing.
+    // Loads the history in the checkpoint `dir`; state: the checkpoint's, or a new run's, which has no history.
     StepHistory(const TrainOptions& o, int layers, const TrainingState& state, const std::string& dir)
         : guard(guard_options(o)) {
         if (const Fp8Recipe recipe = fp8_recipe(o); recipe.on) fp8 = Fp8State(recipe, layers);
@@ -40,7 +40,7 @@ struct StepHistory {
         state.guard = guard.state();
         state.steadiness = steadiness.state();
     }
-    // Goes back to the history of a checkpoint. The guard's counts continue.
+    // Restores the history of a checkpoint. The guard's counts continue.
     void roll_back(const StepHistory& saved) {
         const Guard before = guard;
         *this = saved;
@@ -49,7 +49,7 @@ struct StepHistory {
     }
 };
 
-// Of pairs of answers; nothing where none were compared.
+// The rewards over pairs of answers; nothing if there are none.
 inline std::optional<Rewards> rewards_of(const PreferenceSums& sums) {
     if (sums.n == 0) return {};
     const auto n = (double)sums.n;
@@ -64,15 +64,15 @@ struct TrainerBase {
     TrainingState state;  // counters: the position in the run
     StepHistory history;
     Verdict verdict;                // on the last step
-    nlohmann::ordered_json health;  // of the last step's layers; null: they were not examined
+    nlohmann::ordered_json health;  // of the last step's layers; null: not examined
     BatchRanges discards;           // batches that are drawn and dropped
     ParameterGatherer gatherer;
     MemoryCheck memory_check;
     PlantedFaults faults;
     LayerHealth layer_health;
-    std::function<bool()> stop = [] { return false; };  // asked before each micro-batch, with the same answer on every rank
+    std::function<bool()> stop = [] { return false; };  // called before each micro-batch; returns the same on every rank
 
-    // position: that of the checkpoint `dir`, or of a new run.
+    // position: of the checkpoint `dir`, or of a new run.
     TrainerBase(be::Ctx& c, const TrainingMemory& m, const TrainOptions& options, const Schedule& s, const DataLoader& loader,
                 const TrainingState& position, const std::string& dir)
         : ctx(c),
@@ -87,11 +87,11 @@ struct TrainerBase {
           layer_health(ctx, m) {}
 
     int64_t batch() const { return state.batch(); }  // the next one's number
-    // The counters at the next batch that is not skipped. Weights, moments and learning rate do not change on the way.
+    // The counters at the next batch that is not skipped. Skipping does not change weights, moments or learning rate.
     Counters next_batch() const { return schedule.next(state, state.skips, discards); }
     bool finished() const { return next_batch().step >= schedule.total_steps; }
 
-    // Counts a step on `global_batch` samples, with the guard's verdict on it. Returns what follows from the counters and sums.
+    // Counts a step on `global_batch` samples, with the guard's verdict on it. Returns statistics from the counters and sums.
     StepStats count_step(int64_t global_batch, const LossSums& sums) {
         state.updates += verdict.apply;
         state.scheduled += verdict.apply ? global_batch : 0;

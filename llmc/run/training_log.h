@@ -41,7 +41,7 @@ inline std::map<std::string, double> differences_ms(const std::map<std::string, 
     return after;
 }
 
-// What a finished run has come to. NaN: not known.
+// The results of a finished run. NaN: unknown.
 struct RunResult {
     double valid_loss = NAN, bits_per_byte = NAN;  // of the last validation
     int64_t parameters = 0, tokens = 0, steps = 0;
@@ -71,7 +71,7 @@ struct RunResult {
 
 class TrainingLog {
 public:
-    // hold: called before a file in OUT is replaced; throws if the directory belongs to another run by now. overrides: the
+    // hold: called before a file in OUT is replaced; throws if the directory now belongs to another run. overrides: the
     // differences from the checkpoint.
     void open(Run& run, const TrainingState& state, const std::string& overrides, std::function<void()> hold) {
         const TrainOptions& o = run.o;
@@ -91,8 +91,8 @@ public:
         if (!overrides.empty()) event(state.step, "info", "override", "overridden: " + overrides);
     }
 
-    // The length of a run with --time-budget is chosen. options: those that give the same bits without a clock; empty: none do,
-    // for the warm-up is longer than the run.
+    // The length of a run with --time-budget is chosen. options: give the same bits without a clock; empty: there are none,
+    // because the warm-up is longer than the run.
     void length(int64_t step, const RunLength& length, const std::string& options) {
         if (!logger_) return;
         logger_->length(step, length.steps);
@@ -114,7 +114,7 @@ public:
         logger_->step(stats);
         if (!layers.is_null()) logger_->health(stats.step, layers);
     }
-    // Batches that are skipped after a step.
+    // Batches skipped after a step.
     void skipped(int64_t step, int64_t first, int64_t last) {
         event(step, "info", "skip-batches", format("batches %lld to %lld are skipped", (long long)first, (long long)last));
     }
@@ -126,8 +126,8 @@ public:
         event(step, "warning", "rollback",
               format("back to %s; skipped batches: %s", checkpoint.c_str(), skipped.text().c_str()));
     }
-    // sets: names and losses, if there are several datasets. average_loss: of the weights' EMA, or NaN. rewards: of answers
-    // that are compared.
+    // sets: names and losses, if there are several datasets. average_loss: with the weights' EMA, or NaN. rewards: for pairs of
+    // answers.
     void validation(int64_t step, double loss, int64_t tokens, double ms,
                     const std::vector<std::pair<std::string, double>>& sets, double average_loss,
                     const std::optional<Rewards>& rewards) {
@@ -157,7 +157,7 @@ public:
                        (long long)saved.step, saved.error.c_str()));
     }
 
-    // How the run ended: finished, or stopped for a reason, with the command that resumes it.
+    // The end of the run: finished, or stopped for a reason, with the command that resumes it.
     void end(bool finished, const std::string& reason, const std::string& command, const RunResult& result) {
         if (!logger_) return;
         logger_->say("peak memory " + human_bytes((double)peak_memory_bytes()));

@@ -1,5 +1,5 @@
-// The loop of a training run from its first step to its last, whatever the architecture: steps, validation, samples of text,
-// checkpoints, rollback after spikes, and how the run ends. It is the same on every rank, in the same order.
+// The loop of a training run from its first step to its last, for any architecture: steps, validation, samples of text,
+// checkpoints, rollback after spikes, and the end of the run. It is the same on every rank, in the same order.
 #pragma once
 #include <cmath>
 #include <functional>
@@ -32,13 +32,13 @@
 #include "training_state.h"
 #include "training_tasks.h"
 
-// What the loop asks of the model. All ranks call each function at the same time. One that was stopped returns nothing.
+// The model's functions for the loop. All ranks call each function at the same time. One that was stopped returns nothing.
 struct ModelFunctions {
     std::function<std::optional<StepStats>()> step;
     // The losses over validation samples [first, first + n), one per dataset.
     std::function<std::optional<std::vector<LossSums>>(int64_t first, int64_t n)> validate;
     TaskFunctions tasks;
-    // Generates a text: calls emit(token) for each token until that returns false. Null: no samples of text are written.
+    // Generates a text: calls emit(token) for each token until that returns false. Null: no samples of text.
     std::function<void(const std::function<bool(int)>& emit)> generate;
 };
 
@@ -95,7 +95,7 @@ public:
             add_rates(*stats, in_fp8);
             log_.step(*stats, std::exchange(t_.health, nullptr));
             if (heed(t_.verdict)) {
-                if (t_.finished()) follow_up(true, {});  // the rollback leaves all other batches out
+                if (t_.finished()) follow_up(true, {});  // the rollback skips all other batches
                 continue;
             }
             budget_.took(TimeBudget::step, monotonic_seconds() - begin);
@@ -118,7 +118,7 @@ private:
         if (times) log_.ranks(state_.step, *times, stragglers_.sentence(*times));
     }
     bool told_to_stop() const { return !stop_signal().empty() || timetable_.exit_now(); }
-    // The same on every rank.
+    // Returns the same on every rank.
     bool stop_here() { return vote_.ask(told_to_stop()); }
 
     void add_rates(StepStats& stats, bool in_fp8) {
@@ -128,8 +128,8 @@ private:
         if (energy_) stats.energy_joules = energy_->joules();
     }
 
-    // With --time-budget: ends the schedule where rank 0 chose to. As long as it has not, samples are ordered further ahead
-    // than the next step.
+    // With --time-budget: ends the schedule where rank 0 chose to. Until then, samples are ordered further ahead than the next
+    // step.
     void settle_length(const RunLength& chosen) {
         Schedule& s = run_.schedule;
         if (!s.open) return;
@@ -145,7 +145,7 @@ private:
         order_data(run_, state_);
     }
 
-    // Runs f, the work of a kind that is no step, and counts its time.
+    // Runs f, work that is not a step, and measures its time.
     template <class F>
     auto timed(TimeBudget::Work work, F f) {
         const double begin = monotonic_seconds();
@@ -160,7 +160,7 @@ private:
         if (t_.batch() > first) log_.skipped(state_.step, first, t_.batch() - 1);
     }
 
-    // Applies the guard's verdict on the last step; returns whether the run was rolled back. The same on every rank.
+    // Applies the guard's verdict on the last step; returns true if the run was rolled back. The same on every rank.
     bool heed(const Verdict& v) {
         if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
         if (!v.give_up && !v.rollback) return false;
@@ -172,7 +172,7 @@ private:
         return true;
     }
 
-    // Goes back to an older checkpoint. The skipped batches are kept, and those around the first outlier join them.
+    // Rolls back to an older checkpoint. Keeps the skipped batches, and adds the ones around the first outlier.
     void roll_back(const Verdict& v) {
         const Guard& guard = t_.history.guard;
         const std::string dir =
@@ -187,7 +187,7 @@ private:
         if (!done.empty()) print_line(stderr, "note: " + done);
     }
 
-    // After a step: validation, a sample and a checkpoint, if they are due. Returns whether the run is to stop.
+    // After a step: validation, a sample and a checkpoint, if they are due. Returns true if the run is to stop.
     bool follow_up(bool last, Decision now) {
         const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
         const bool samples = functions_.generate && !now.stop && (state_.step % o_.sample_interval == 0 || last);
@@ -263,7 +263,7 @@ private:
             text += run_.tokenizer->token_bytes(token);
             return goes_on();
         });
-        // All ranks vote equally often, also those of a replica whose text ended before that of another one.
+        // All ranks vote equally often, including ranks of a replica whose text ended before another one's.
         while (!stops && asked < o_.sample_tokens) goes_on();
         if (!stops) log_.sample(state_.step, o_.sample_prompt, text);
         return !stops;
@@ -329,6 +329,6 @@ private:
     TrainingLog& log_;
     Saver saver_;
     std::string save_error_;  // of the last save
-    int64_t saved_step_;      // of the last one in OUT; there is nothing to save of step 0
+    int64_t saved_step_;      // of the last one in OUT; step 0 has nothing to save
     StopVote vote_;
 };

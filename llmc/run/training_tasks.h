@@ -1,6 +1,6 @@
-// Tasks that a model is measured on while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`,
-// without solved examples, tokenised once; of written answers, which cost a pass per token, the first 64 if nothing else is
-// said. Weights, moments and the order of the data know nothing of it: a run gives the same bits with and without.
+// Tasks that measure a model while it trains (--eval-tasks): the questions, prompts and metrics of `eval --tasks`, without
+// solved examples, tokenised once; for generative tasks (one pass per token), only the first 64 questions by default. Weights,
+// moments and the order of the data are unaffected: a run gives the same bits with and without.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include "from_options.h"
 #include "schedule.h"
 
-// Refuses --eval-tasks where questions cannot be scored. tokenizer: may be null.
+// Rejects --eval-tasks if questions cannot be scored. tokenizer: may be null.
 inline void check_options_of_tasks(const TrainOptions& o, const Tokenizer* tokenizer) {
     if (o.eval_tasks.empty() && o.eval_tasks_interval)
         fail_usage("--eval-tasks-interval measures --eval-tasks, and none are given; HINT: --eval-tasks FILE");
@@ -40,13 +40,13 @@ public:
     TrainingTasks(std::vector<Measured> tasks, int64_t interval) : interval_(interval), tasks_(std::move(tasks)) {}
 
     bool any() const { return !tasks_.empty(); }
-    // Whether some answers are written.
+    // True if some tasks are generative.
     bool any_written() const {
         return std::any_of(tasks_.begin(), tasks_.end(), [](const Measured& t) { return t.task.kind == TaskKind::written; });
     }
     int64_t interval() const { return interval_; }
     bool due_after(int64_t step, bool last) const { return any() && (last || due(interval_, step)); }
-    // That are computed in a measurement, at most.
+    // Maximum number of tokens computed in a measurement.
     int64_t tokens() const {
         int64_t n = 0;
         for (const Measured& t : tasks_)
@@ -55,7 +55,7 @@ public:
         return n;
     }
 
-    // Sets values and standard errors, {task: {metric: number}}; of several tasks also the mean that `eval` gives. All ranks
+    // Sets values and standard errors, {task: {metric: number}}; for several tasks also the mean that `eval` reports. All ranks
     // call it. Returns false if it was stopped.
     bool measure(nlohmann::ordered_json& values, nlohmann::ordered_json& errors, const TaskFunctions& functions) const {
         std::vector<double> centred;
@@ -77,7 +77,7 @@ private:
     std::vector<Measured> tasks_;
 };
 
-// Those of --eval-tasks. T: the longest sequence. tokenizer: may be null without tasks.
+// The tasks of --eval-tasks. T: the longest sequence. tokenizer: may be null without tasks.
 inline TrainingTasks read_training_tasks(const TrainOptions& o, const Tokenizer* tokenizer, int T) {
     check_options_of_tasks(o, tokenizer);
     std::vector<TrainingTasks::Measured> tasks;

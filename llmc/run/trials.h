@@ -1,5 +1,5 @@
-// Trials of layouts: short trainings by this same program, each in processes of its own, so that one that dies, hangs or runs
-// out of memory is counted and the next one is tried.
+// Trials of layouts: short trainings by this same program, each in separate processes, so that one that dies, hangs or runs out
+// of memory is counted and the next one is tried.
 #pragma once
 #include <fcntl.h>
 #include <signal.h>
@@ -26,7 +26,7 @@
 #include "../parallel/world.h"
 #include "../report/run_log.h"
 
-// The launcher of ranks, if there is one and this program was built to use it.
+// True if there is a launcher of ranks and this program was built to use it.
 inline bool can_start_ranks() {
     if (!HAVE_MPI) return false;
     const char* const path = getenv("PATH");
@@ -38,7 +38,7 @@ inline bool can_start_ranks() {
     return false;
 }
 
-// A command in a session of its own, its input and output in files. It ends with this process, however that ends.
+// A command in its own session, with input and output in files. It ends with this process, however that ends.
 class Apart {
 public:
     Apart(const std::vector<std::string>& words, const std::string& input, const std::string& output, double limit_seconds)
@@ -65,14 +65,14 @@ public:
     }
     double seconds() const { return monotonic_seconds() - begin_; }
     void end() { limit_ = std::min(limit_, seconds()); }
-    // Its exit status once it has ended, or 128 and the signal that ended it; -1: it was ended after `limit_seconds`, with all
-    // that it had started.
+    // Its exit status once it has ended, or 128 plus the signal that ended it; -1: it was ended after `limit_seconds`, with all
+    // its children.
     std::optional<int> status() {
         int status = 0;
         const pid_t ended = waitpid(child_, &status, WNOHANG);
         if (ended == child_) return asked_ ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         if (ended < 0 && errno != EINTR) fail("a trial cannot be waited for: %s", strerror(errno));
-        if (seconds() > limit_ && !asked_) asked_ = kill(-child_, SIGTERM) == 0;  // mpirun passes it on to its ranks
+        if (seconds() > limit_ && !asked_) asked_ = kill(-child_, SIGTERM) == 0;  // mpirun forwards it to its ranks
         if (seconds() > limit_ + 5) kill(-child_, SIGKILL);
         return {};
     }
@@ -84,8 +84,8 @@ private:
 };
 inline void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
-// While it exists, Ctrl-C, SIGTERM and SIGHUP only say that trials must end, with all their ranks, which so leave no shared
-// memory behind; when it goes, this process ends by the signal that came.
+// While it exists, Ctrl-C, SIGTERM and SIGHUP only end trials, with all their ranks, so that they leave no shared memory
+// behind; its destructor ends this process by the received signal.
 class SignalsHeld {
 public:
     SignalsHeld() {
@@ -106,7 +106,7 @@ public:
     SignalsHeld& operator=(const SignalsHeld&) = delete;
 
     static bool any() { return signal_ != 0; }
-    // The exit status of a process once it has ended, as status() has it; a signal ends it.
+    // The exit status of a process once it has ended, as in status(); a signal ends it.
     static std::optional<int> status_of(Apart& process) {
         if (any()) process.end();
         return process.status();
@@ -120,11 +120,11 @@ public:
 
 private:
     static constexpr std::array<int, 3> signals = {SIGINT, SIGTERM, SIGHUP};
-    static inline std::atomic<int> signal_{0};  // that was received
+    static inline std::atomic<int> signal_{0};  // the received signal
     std::array<struct sigaction, 3> before_;
 };
 
-// A folder that is there for one trial; after a signal it goes before this process does.
+// A folder that exists for one trial; after a signal it is removed before this process ends.
 class TrialFolder {
     const SignalsHeld held_;
 
@@ -162,7 +162,7 @@ inline std::string path_of_this_program() {
     return self;
 }
 
-// The median time of the steps in a run's log but its first one; NaN: there are none.
+// The median time of the steps in a run's log except the first; NaN: there are none.
 inline double median_step_seconds(const std::string& log) {
     std::vector<double> steps;
     if (std::filesystem::exists(log))
@@ -186,7 +186,7 @@ struct Trial {
     std::string why;       // it failed
 };
 
-// Trains as `config` says on `ranks` ranks. It and all that the training writes is in `folder`.
+// Trains with `config` on `ranks` ranks. The file and all output of the training are in `folder`.
 inline Trial run_trial(const std::string& config, int ranks, const std::string& folder, double limit_seconds) {
     Trial trial;
     const std::string out = folder + "/run", output = folder + "/output.txt";

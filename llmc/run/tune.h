@@ -1,6 +1,6 @@
-// train_gpt tune: the fastest layout of a training run. Options of `train` describe the run; those of its layout that are given
-// stay as they are, the others are searched (layout_search.h), for --world N GPUs or for the machine at hand. With --trials,
-// the fastest by the plan are measured here. The five best are written to --out as files for `train --config`, with a page.
+// train_gpt tune: the fastest layout of a training run. Options of `train` describe the run; given options of its layout are
+// fixed, the others are searched (layout_search.h), for --world N GPUs or for this machine. With --trials, the fastest by the
+// plan are measured here. The five best are written to --out as files for `train --config`, with a page.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -27,8 +27,8 @@ using BytesOfStage = std::function<double(const TrainOptions&, const ModelConfig
 
 namespace detail {
 
-// ---- what is searched ------------------------------------------------------------------------------------------------------
-// Prepares the run as set_up (run.h) does, but for its layout.
+// ---- the search problem ----------------------------------------------------------------------------------------------------
+// Prepares the run like set_up (run.h), except for its layout.
 inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     if (run.world.size() > 1) fail_usage("tune is one process; HINT: leave mpirun out, --trials starts ranks itself");
     if (o.trials && o.world)
@@ -60,8 +60,8 @@ inline void check_training(const Run& run, const TuneOptions& o) {
         fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
 }
 
-// Figures of this machine, where no other one is planned for: those of the table of devices for a GPU, and for a CPU its
-// measured peak and the rate at which it copies memory. Ranks on one CPU share it all.
+// Figures of this machine, unless planning for another one: from the table of devices for a GPU, and for a CPU its measured
+// peak and the rate at which it copies memory. Ranks on one CPU share these.
 struct HereFigures {
     double tflops = 0, memory_gbs = 0, memory_bytes = 0;
 };
@@ -81,7 +81,7 @@ inline HereFigures measure_cpu(const Run& run) {
     return here;
 }
 
-// On a GPU that is here, the figures of its kind: of those with its peak, the one whose memory is nearest.
+// For this machine's GPU, the figures of its kind: among devices with its peak, the one with the nearest memory size.
 inline void take_gpu_figures(Run& run) {
     TrainOptions& o = run.o;
     if (o.given.count("device") || !run.ctx.has_device()) return;
@@ -143,7 +143,7 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
     return problem;
 }
 
-// The part of the layout that is given must divide the ranks.
+// The given part of the layout must divide the ranks.
 inline void check_divided(const LayoutProblem& problem, const TuneOptions& o) {
     make_mesh(problem.ranks.back(), 0, o.given.count("tensor-model-parallel-size") ? o.tensor_model_parallel_size : 1,
               o.given.count("pipeline-model-parallel-size") ? o.pipeline_model_parallel_size : 1, 1);
@@ -152,7 +152,7 @@ inline void check_divided(const LayoutProblem& problem, const TuneOptions& o) {
 // ---- files -----------------------------------------------------------------------------------------------------------------
 constexpr size_t most_files = 5;  // of the fastest layouts, one each
 
-// The options of a run in this layout: those of the user, and the layout's.
+// The options of a run in this layout: the user's, and the layout's.
 inline TrainOptions options_in(const TrainOptions& o, const Layout& l) {
     TrainOptions p = o;
     l.apply(p);
@@ -196,7 +196,7 @@ inline std::string subject_of(const Run& run, const LayoutProblem& problem) {
     return "the model on " + machine;
 }
 
-// ---- what is told ----------------------------------------------------------------------------------------------------------
+// ---- output ----------------------------------------------------------------------------------------------------------------
 inline std::string seconds_text(double s) {
     return s < 0.9995 ? format("%.3g ms", s * 1e3) : format(s < 99.95 ? "%.2f s" : "%.1f s", s);
 }
@@ -204,7 +204,7 @@ inline std::string seconds_text(double s) {
 template <class Row>
 struct Column {
     const char* title;
-    int width;  // negative: to the left
+    int width;  // negative: left-aligned
     std::function<std::string(const Row&)> text;
 };
 inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured, const FoundLayouts& found) {
@@ -245,7 +245,7 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured,
 }
 template <class Row>
 std::string text_table(const std::vector<Column<Row>>& columns, const std::vector<Row>& rows) {
-    std::vector<int> widths;  // more than a column's own where that would not keep numbers apart
+    std::vector<int> widths;  // wider than a column's own if needed to separate numbers
     for (const Column<Row>& c : columns) {
         widths.push_back(std::abs(c.width));
         for (const Row& row : rows) widths.back() = std::max(widths.back(), display_width(c.text(row)) + (c.width > 0));
@@ -318,7 +318,7 @@ inline std::string refused_in_words(const std::map<std::string, int64_t>& refuse
     return reasons;
 }
 
-// Options that store in bf16 what the run stores in fp32; NorMuon keeps exp_avg_sq in fp32.
+// Options that store in bf16 tensors that the run stores in fp32; NorMuon keeps exp_avg_sq in fp32.
 inline std::string narrower_types(const TrainOptions& o) {
     std::string words;
     if (o.main_grads_dtype == "fp32") words += " --main-grads-dtype bf16";
@@ -342,7 +342,7 @@ inline std::string narrower_types(const TrainOptions& o) {
 }
 
 // ---- the page --------------------------------------------------------------------------------------------------------------
-// The least time of a step over the memory that a rank may take, by recomputation.
+// The minimum time of a step over a rank's memory limit, by recomputation.
 inline Chart tune_chart(const FoundLayouts& found) {
     Chart chart;
     chart.id = "tune";
@@ -372,12 +372,12 @@ inline Chart tune_chart(const FoundLayouts& found) {
         if (!series.parts.empty()) chart.series.push_back(std::move(series));
     }
     chart.lo = 0.95 * low;
-    chart.hi = std::min(1.02 * high, 4 * low);  // slower ones say nothing
+    chart.hi = std::min(1.02 * high, 4 * low);  // slower ones are uninteresting
     chart.direct_labels = true;
     return chart;
 }
 
-// A page of a chart and some sections, each a title and its tables; one without tables is left out.
+// A page of a chart and some sections, each a title and its tables; a section without tables is omitted.
 inline std::string search_page(const std::string& title, const std::string& what, const std::string& chart_title,
                                const Chart& chart, const std::vector<std::pair<std::string, std::string>>& sections) {
     std::string page = page_start + "<!-- " + written_by("tune") + " --><title>" + xml_escape(title) + "</title>\n<style>" +
@@ -406,7 +406,7 @@ inline std::string tune_page(const std::string& title, const FoundLayouts& found
 }
 
 // ---- trials ----------------------------------------------------------------------------------------------------------------
-// A run of some steps without schedule, validation and samples, which take no part in its speed.
+// A run of some steps without schedule, validation and samples, which do not affect its speed.
 inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int steps) {
     TrainOptions p = options_in(o, l);
     leave_out_of_trials(p);
@@ -421,7 +421,7 @@ inline TrainOptions options_of_trial(const TrainOptions& o, const Layout& l, int
     return p;
 }
 
-// How much longer than planned the measured steps took, the median; the plan's times of all layouts are corrected by it.
+// The median ratio of measured to planned step times; corrects the plan's times of all layouts by it.
 inline double correct_plan(FoundLayouts& found) {
     std::vector<double> ratios;
     for (const Candidate& c : found.best)
@@ -435,8 +435,7 @@ inline double correct_plan(FoundLayouts& found) {
     return ratio;
 }
 
-// Measures the fastest by the plan; those that were measured then come first, from the fastest on. Returns what it has found
-// out, in words.
+// Measures the fastest by the plan; measured layouts then come first, from the fastest on. Returns its findings in words.
 inline std::string measure(Run& run, const TuneOptions& o, FoundLayouts& found) {
     const double begin = monotonic_seconds();
     const size_t trials = std::min((size_t)o.trials, found.best.size());
@@ -471,7 +470,7 @@ inline std::string measure(Run& run, const TuneOptions& o, FoundLayouts& found) 
 }
 
 // ---- the command -----------------------------------------------------------------------------------------------------------
-// The line of a shell that runs a command on `ranks` GPUs or processes.
+// The shell command that runs `command` on `ranks` GPUs or processes.
 inline std::string launched(int ranks, const std::string& command) {
     return ranks == 1 ? command : format("scripts/launch.sh mpirun -n %d --bind-to none %s", ranks, command.c_str());
 }
@@ -512,7 +511,7 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
     detail::set_up_without_layout(run, o);
     detail::check_training(run, o);
-    TrainOptions of_tasks = run.o;  // whether a layout can measure them, the search asks
+    TrainOptions of_tasks = run.o;  // without a layout: the search checks whether each can run the tasks
     of_tasks.tensor_model_parallel_size = 1;
     run.writes_answers = read_training_tasks(of_tasks, run.tokenizer.get(), run.o.seq_length).any_written();
     for (size_t i = 0; i < detail::most_files; i++) check_replaceable(detail::layout_file(o.out, i), "tune");

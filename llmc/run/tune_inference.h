@@ -1,9 +1,8 @@
-// train_gpt tune --inference: over how many ranks a model is divided to write texts, and how many at a time. Searched are
-// tensor and pipeline parallelism, copies of the model where it needs fewer ranks than there are, and batches of 1, 2, 4, ...
-// texts; --tp and --pp stay if they are given. Times are of the plan (inference_plan.h), memory of the functions that allocate
-// it. What is shown: batches that no other one beats in both the time of a token and the tokens per second, and the most
-// tokens per second within --max-latency. With --trials, the layouts of the best are measured here by `generate
-// --measure-batches`.
+// train_gpt tune --inference: over how many ranks a model is divided to generate text, and the batch size. Searches tensor and
+// pipeline parallelism, copies of the model if it needs fewer ranks than there are, and batches of 1, 2, 4, ... sequences; --tp
+// and --pp are fixed if given. Times come from the plan (inference_plan.h), memory from the functions that allocate it. The
+// output is the Pareto front of the time of a token and the tokens per second, and the maximum tokens per second within
+// --max-latency. With --trials, the layouts of the best are measured here by `generate --measure-batches`.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,16 +16,16 @@
 #include "inference_plan.h"
 #include "tune.h"
 
-// Bytes of the memory of a rank of a pipeline stage that writes `texts` texts of up to T tokens, by options and ranks.
+// Bytes of the memory of a rank of a pipeline stage that generates `texts` sequences of up to T tokens, by options and ranks.
 using BytesOfWriter = std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage, int texts, int T)>;
 
 namespace detail {
 
 struct InferenceCandidate {
     int tp = 1, pp = 1, batch = 1, copies = 1;
-    double bytes = 0;  // of the fullest rank
+    double bytes = 0;  // on the fullest rank
     InferencePlan plan;
-    double measured_seconds = NAN;  // of a token, the median; NaN: not measured
+    double measured_seconds = NAN;  // per token, the median; NaN: not measured
     double measured_p99 = NAN;
     int ranks() const { return tp * pp; }
     double bounded_seconds() const { return std::isfinite(measured_p99) ? measured_p99 : plan.token_seconds; }
@@ -37,11 +36,11 @@ struct InferenceCandidate {
 struct FoundInference {
     std::vector<InferenceCandidate> fit;
     std::map<std::string, int64_t> refused;  // by reason
-    double least_bytes = INFINITY;           // that a layout needs for one text
+    double least_bytes = INFINITY;           // minimum memory of a layout for one sequence
 };
 
-// Of --seq-length tokens, those that are written after a prompt of the others; and those that a trial writes, at least one
-// after the two that a text begins with.
+// The number of the --seq-length tokens that are generated, after a prompt of the others; and the number in a trial, at least
+// one after the first two of a sequence.
 inline int new_tokens(const Run& run, const TuneOptions& o) {
     return o.max_new_tokens ? o.max_new_tokens : std::max(1, run.o.seq_length / 2);
 }
@@ -95,7 +94,7 @@ inline void try_batches(const Run& run, const TuneOptions& o, LayoutProblem& pro
 inline FoundInference search_inference(const Run& run, const TuneOptions& o, LayoutProblem& problem,
                                        const BytesOfWriter& bytes_of) {
     FoundInference found;
-    const bool elsewhere = problem.ranks.size() == 1;  // of which a copy may take a part; ranks here share one machine
+    const bool elsewhere = problem.ranks.size() == 1;  // a copy may use a part of them; ranks here share one machine
     const std::vector<int> ranks = elsewhere ? divisors(problem.ranks[0]) : problem.ranks;
     const auto is_free = [&](const char* name, int value, int given) { return !o.given.count(name) || value == given; };
     for (const int n : ranks)
@@ -111,7 +110,7 @@ inline FoundInference search_inference(const Run& run, const TuneOptions& o, Lay
     return found;
 }
 
-// Those that no other one beats in both, from the shortest time of a token on.
+// The Pareto front, from the shortest time of a token on.
 inline std::vector<InferenceCandidate> front_of(std::vector<InferenceCandidate> all) {
     std::stable_sort(all.begin(), all.end(),
                      [](const auto& a, const auto& b) { return a.token_seconds() < b.token_seconds(); });
@@ -120,7 +119,7 @@ inline std::vector<InferenceCandidate> front_of(std::vector<InferenceCandidate> 
         if (front.empty() || c.tokens_per_second() > front.back().tokens_per_second()) front.push_back(c);
     return front;
 }
-// Of a front, the most tokens per second within the bound; null: none keeps it.
+// The candidate of a front with the most tokens per second within the bound; null: none meets it.
 inline const InferenceCandidate* best_of(const std::vector<InferenceCandidate>& front, double max_latency) {
     const InferenceCandidate* best = nullptr;
     for (const InferenceCandidate& c : front)
@@ -143,7 +142,7 @@ inline std::string prompt_of(const Tokenizer& tokenizer, int n) {
     return text_of(words);
 }
 
-// Measures the batches of up to o.trials layouts, those of the front first; layouts that fail are left out with a note.
+// Measures the batches of up to o.trials layouts, the front's first; layouts that fail are left out with a note.
 inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& found) {
     std::vector<InferenceCandidate> layouts;
     for (const auto& all : {front_of(found.fit), found.fit})
@@ -198,7 +197,7 @@ inline void measure_inference(Run& run, const TuneOptions& o, FoundInference& fo
     found.fit = measured;
 }
 
-// ---- what is told ----------------------------------------------------------------------------------------------------------
+// ---- output ----------------------------------------------------------------------------------------------------------------
 inline std::vector<Column<InferenceCandidate>> inference_columns(bool copies, bool measured) {
     using Row = InferenceCandidate;
     std::vector<Column<Row>> all = {{"batch", 5, [](const Row& c) { return std::to_string(c.batch); }},

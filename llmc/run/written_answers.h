@@ -1,4 +1,4 @@
-// Answers that a model writes to the questions of a task, many at a time (model/decoder.h): greedy, as the examples say.
+// Generates a model's answers to the questions of a task, many at a time (model/decoder.h): greedy, as the examples require.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -13,7 +13,7 @@
 #include "../parallel/ranks.h"
 
 namespace detail {
-// Texts as one: each behind its length.
+// Packs texts into one, each after its length.
 inline std::string packed_texts(const std::vector<std::string>& texts) {
     std::string all;
     for (const std::string& text : texts) all += std::to_string(text.size()) + ":" + text;
@@ -30,9 +30,9 @@ inline std::vector<std::string> unpacked_texts(const std::string& all) {
 }
 }  // namespace detail
 
-// One for each prompt of `all`, of which data-parallel ranks take every n-th; the same on all ranks. generator: as for a
-// Decoder. ends: tokens that end a text. progress counts answers, and may be null. stop is asked before each step of the
-// decoder, by all ranks equally often; if it says so, there are no answers.
+// One answer for each prompt of `all`; data-parallel ranks process every n-th; the same result on all ranks. generator: as for
+// a Decoder. ends: tokens that end a text. progress counts answers, and may be null. All ranks call stop before each step of
+// the decoder, equally often; if it returns true, there are no answers.
 template <class Generator, class Stop>
 std::optional<std::vector<std::string>> write_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
                                                       const std::vector<int>& ends, const Task& task, const TaskRequests& all,
