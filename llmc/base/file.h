@@ -1,10 +1,10 @@
-// Files: read-only mappings, and writing that never leaves half a file under its final name.
-//   MappedFile   a file mapped into memory, unmapped when it goes out of scope. If the file becomes shorter meanwhile, pages
+// Files: read-only mappings, and writing that never leaves an incomplete file under its final name.
+//   MappedFile   a file mapped into memory, unmapped when it goes out of scope. If the file is truncated while mapped, pages
 //                are lost, and the process ends with an error that names the file
-//   InputStream  a file, a pipe or another source of bytes, read once from its beginning
-//   FileWriter   writes NAME.tmp.PID beside NAME; commit() syncs and renames it; without commit() the temporary file is
-//                removed. sync() does everything in commit() that can fail for want of space: files that belong together are
-//                all synced before the first is renamed. Until then, what was written can be read back and overwritten (a
+//   InputStream  a file, a pipe or another source of bytes, read once from its start
+//   FileWriter   writes NAME.tmp.PID next to NAME; commit() syncs and renames it; without commit() the temporary file is
+//                removed. sync() does everything in commit() that can fail for lack of space: a set of files is
+//                synced before the first is renamed. Until then, written data can be read back and overwritten (a
 //                header with counts)
 // Every failure is an Error that names the file and the reason (disk full, no permission, ...).
 #pragma once
@@ -33,9 +33,9 @@
 #include "check.h"
 #include "terminal.h"
 
-// ---- files that become shorter while they are mapped -----------------------------------------------------------------------
-// Which file is mapped where: a list that grows at its front, whose entries are reused and never freed, so that a signal
-// handler can walk it at any time.
+// ---- files that are truncated while they are mapped -------------------------------------------------------------------------
+// The current mappings: a list that grows at its front, whose entries are reused and never freed, so that a signal handler can
+// walk it at any time.
 class MappedPlaces {
 public:
     static void add(const char* data, size_t size, const std::string& path) {
@@ -61,7 +61,7 @@ public:
 
 private:
     struct Place {
-        std::atomic<const char*> begin{nullptr}, end{nullptr};  // begin null: free
+        std::atomic<const char*> begin{nullptr}, end{nullptr};  // null: free
         std::string path;
         Place* next = nullptr;
     };
@@ -75,7 +75,7 @@ private:
         action.sa_flags = SA_SIGINFO;
         return sigaction(SIGBUS, &action, &before_) == 0;
     }
-    // Calls only what POSIX allows in a signal handler. The exit status tells a launcher to end the other ranks.
+    // Calls only functions that POSIX allows in a signal handler. The exit status makes a launcher end the other ranks.
     static void end_without_pages(int signal, siginfo_t* info, void*) {
         const char* lost = (const char*)info->si_addr;
         const Place* place = first_;
@@ -95,8 +95,8 @@ private:
 };
 
 // ---- locking ---------------------------------------------------------------------------------------------------------------
-// Locks a file while the object lives; the file is made if it does not exist. The constructor waits for the lock, so locked
-// work must be short (milliseconds).
+// Locks a file during the object's lifetime, creating it if missing. The constructor waits for the lock, so locked work must be
+// short (milliseconds).
 class FileLock {
 public:
     explicit FileLock(const std::string& path) : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
@@ -114,7 +114,7 @@ private:
     int fd_;
 };
 
-// Locks a directory while the object lives, or fail()s if another process has. A file system without locks is taken as it is.
+// Locks a directory during the object's lifetime, or fail()s if another process holds it. Ignores file systems without locks.
 class DirectoryLock {
 public:
     explicit DirectoryLock(const std::string& dir) : fd_(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
@@ -133,7 +133,7 @@ private:
 };
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
-// The path of a file that a list in `dir` names. The list is not trusted: a name that leads out of the directory is refused.
+// The path of a file that a list in `dir` names. The list is not trusted: a name outside the directory is rejected.
 inline std::string inside(const std::string& dir, const std::string& name, const std::string& list) {
     const std::filesystem::path path(name);
     const bool leaves = name.empty() || path.is_absolute() || name.find('\0') != std::string::npos ||
@@ -142,8 +142,8 @@ inline std::string inside(const std::string& dir, const std::string& name, const
     return dir + "/" + name;
 }
 
-// Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is refused at
-// once instead of waited for.
+// Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is rejected
+// instead of waited for.
 inline std::pair<int, size_t> open_regular_file(const std::string& path) {
     const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) fail("cannot open %s: %s", path.c_str(), strerror(errno));
@@ -190,12 +190,12 @@ private:
     size_t size_ = 0;
 };
 
-// Bytes in order: those of a file, or what comes out of a decompressor.
+// Bytes in order, from a file or a decompressor.
 class ByteSource {
 public:
     virtual ~ByteSource() = default;
     virtual size_t read(char* out, size_t bytes) = 0;  // some of the next bytes; 0 only at the end
-    virtual int64_t position() const = 0;              // how many bytes of the file were read
+    virtual int64_t position() const = 0;              // bytes of the file read so far
 };
 
 // A file, a pipe, or standard input (by the name -).
@@ -226,7 +226,7 @@ private:
     int64_t position_ = 0;
 };
 
-// A source of bytes, read once from its beginning. The next bytes can be peeked at.
+// A source of bytes, read once from its start. The next bytes can be peeked at.
 class InputStream {
 public:
     explicit InputStream(const std::string& name) : InputStream(name, std::make_unique<FileSource>(name)) {}
@@ -236,14 +236,14 @@ public:
     const std::string& name() const { return name_; }
     int64_t position() const { return source_->position(); }
 
-    // The next bytes without consuming them: at least as many as asked for, fewer only where the input ends.
+    // The next bytes without consuming them: at least `bytes`, fewer only at the end of the input.
     std::string_view peek(size_t bytes) {
         while (end_ - begin_ < bytes && fill()) continue;
         return {buffer_.data() + begin_, end_ - begin_};
     }
-    // Consumes bytes that were peeked at.
+    // Consumes peeked bytes.
     void skip(size_t bytes) { begin_ += bytes; }
-    // The next bytes: as many as asked for, fewer only where the input ends.
+    // The next bytes: `bytes` of them, fewer only at the end of the input.
     size_t read(char* out, size_t bytes) {
         size_t done = 0;
         while (done < bytes && (begin_ < end_ || fill())) {
@@ -254,7 +254,7 @@ public:
         }
         return done;
     }
-    // The next line with its newline, if it has one; false at the end. Of a line that is longer than `most`, most + 1 bytes.
+    // The next line with its newline, if it has one; false at the end. Truncates a line longer than `most` to most + 1 bytes.
     bool read_line(std::string& line, size_t most = SIZE_MAX - 1) {
         line.clear();
         while (begin_ < end_ || fill()) {
@@ -288,7 +288,7 @@ private:
     size_t begin_ = 0, end_ = 0;  // the part of buffer_ that is not consumed yet
 };
 
-// Reads a file that is small enough to be held as a whole: the largest tokenizers take 40 MB.
+// Reads a file that is small enough for memory: the largest tokenizers have 40 MB.
 inline std::string read_whole_file(const std::string& path) {
     constexpr size_t most = 256 << 20;
     const MappedFile file(path);
@@ -296,7 +296,7 @@ inline std::string read_whole_file(const std::string& path) {
     return std::string(file.text());
 }
 
-// The words by which a file of this command is known.
+// A phrase that identifies files written by a command.
 inline std::string written_by(const std::string& command) { return "Written by train_gpt " + command; }
 inline std::string beginning_of(const std::string& path) {
     std::string start(400, ' ');
@@ -313,7 +313,7 @@ inline void check_replaceable(const std::string& path, const std::string& comman
         fail("%s exists, and %s has not written it; HINT: give another --out", path.c_str(), command.c_str());
 }
 
-// All of standard input, without the newline that ends it.
+// All of standard input, without its last newline.
 inline std::string read_standard_input() {
     std::string text;
     char part[1 << 16];
@@ -338,10 +338,10 @@ inline bool is_unfinished(const std::string& name) {
     return at != std::string::npos && at + strlen(temporary_mark) < name.size() &&
            name.find_first_not_of("0123456789", at + strlen(temporary_mark)) == std::string::npos;
 }
-// The name of a directory that is being made or removed.
+// The name of a directory that is being created or removed.
 inline std::string hidden(const std::string& name, const char* ending) { return "." + name + ending; }
 
-// Creates a new file. What exists under its name is removed, never written into, and no link is followed. Returns the
+// Creates a new file. Removes an existing one under its name, without writing into it or following a link. Returns the
 // descriptor, or -1 and errno.
 inline int create_new_file(const std::string& path) {
     const auto create = [&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644); };
@@ -349,9 +349,9 @@ inline int create_new_file(const std::string& path) {
     return fd < 0 && errno == EEXIST && unlink(path.c_str()) == 0 ? create() : fd;
 }
 
-// Removes what killed processes left in a directory of files whose names begin so: the temporary ones that no FileWriter holds.
+// Removes files of killed processes whose names start with `begin`: the temporary ones that no FileWriter holds.
 inline void remove_unfinished_in(const std::string& dir, const std::string& begin) {
-    std::error_code error;  // a directory that is not there has none
+    std::error_code error;  // a missing directory has none
     for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
         const std::string name = entry.path().filename().string();
         if (name.compare(0, begin.size(), begin) != 0 || !is_unfinished(name)) continue;
@@ -366,8 +366,8 @@ inline void remove_unfinished(const std::string& path) {
     remove_unfinished_in(file.has_parent_path() ? file.parent_path().string() : ".", file.filename().string() + temporary_mark);
 }
 
-// Moves `bytes` by a call of the system: some(done) moves what it can of those after `done`, and says how many. Signals do not
-// end it. False: errno says why not, ENOSPC where nothing moves.
+// Transfers `bytes` by system calls: some(done) transfers a part of the bytes after `done`, and returns its size. Retries after
+// signals. Returns false with errno, which is ENOSPC if nothing was transferred.
 template <class Some>
 bool move_all(size_t bytes, Some some) {
     for (size_t done = 0; done < bytes;) {
@@ -388,7 +388,8 @@ public:
         flock(fd_, LOCK_EX | LOCK_NB);  // for remove_unfinished
         buffer_.reserve(buffer_bytes);
     }
-    // Writes to `kept`, which stays without commit(), so that a later process can go on. Its first `bytes` are kept; 0 begins.
+    // Writes to `kept`, which remains without commit(), so that a later process can resume. Keeps its first `bytes`; 0 starts
+    // over.
     FileWriter(const std::string& path, const std::string& kept, size_t bytes)
         : path_(path), temporary_(kept), keeps_(true), written_(bytes) {
         fd_ = open(kept.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
@@ -437,14 +438,14 @@ public:
         if (!move_all(bytes, some)) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
 
-    // Flushes everything to the disk. After a failure it fails again: what part of the buffer is there is not known.
+    // Flushes everything to the disk. After a failure it fails again: the written part of the buffer is unknown.
     void keep() {
         if (failed_) fail("cannot write %s: an earlier part is missing", path_.c_str());
         flush();
         failed_ = fsync(fd_) != 0 && errno != EINVAL;  // EINVAL: a file system that cannot sync
         if (failed_) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
     }
-    // Completes the file: on the disk, and under its final name. Until then it is locked: remove_unfinished leaves it.
+    // Completes the file: on the disk, and under its final name. Until then it is locked, and remove_unfinished ignores it.
     void commit() {
         keep();
         if (rename(temporary_.c_str(), path_.c_str()) != 0)
@@ -479,8 +480,8 @@ inline void write_file_atomically(const std::string& path, std::string_view text
     file.commit();
 }
 
-// Opens /dev/null in place of standard input, output or error where the process was started without it: a file opened later
-// would get its number, and would receive what is printed.
+// Opens /dev/null in place of standard input, output or error if the process was started without it: otherwise a file opened
+// later would get its number, and would receive printed text.
 inline void open_standard_streams() {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // the lowest free number
@@ -527,8 +528,8 @@ inline void make_directory(const std::string& dir) {
     if (access(dir.c_str(), W_OK) != 0) fail("directory %s is not writable: %s", dir.c_str(), strerror(errno));
 }
 
-// The directory for files that can be made again: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, created if missing. Empty
-// where neither is set: a predictable name in a world-writable directory could be filled by someone else.
+// The directory for files that can be regenerated: $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt, created if missing. Empty
+// if neither is set: someone else could fill a predictable name in a world-writable directory.
 inline std::string cache_directory() {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     std::error_code error;

@@ -138,7 +138,7 @@ private:
         hash = murmur3_128({(const char*)words.data(), words.size() * sizeof(uint64_t)});
         return !words.empty();
     }
-    // f(unit, first, end): the unit without line ends around it; and its range of bytes including the separator from the next one.
+    // f(unit, first, end): the unit without line ends around it; and its bytes including the separator from the next one.
     template <class F>
     void for_each_unit(std::string_view text, F f) const {
         if (options_.unit == "documents") return f(text, 0, text.size());

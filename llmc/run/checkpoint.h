@@ -2,17 +2,17 @@
 // transformers wrote are read here:
 //   config.json, generation_config.json, tokenizer.json, tokenizer_config.json
 //   model.safetensors                     or model-0000i-of-0000n.safetensors with model.safetensors.index.json
-//   training/master.safetensors           fp32 weights (where the model's are not fp32 themselves)
+//   training/master.safetensors           fp32 weights (unless the model's are fp32)
 //   training/exp_avg.safetensors, training/exp_avg_sq.safetensors     AdamW's moments
-//   training/state.json                   counters, options and all else that a resumed run must agree with
+//   training/state.json                   counters, options and everything that a resumed run must agree with
 //   manifest.json                         size and CRC-32C of every other file
-// Every tensor is stored whole, under its Hugging Face name and in that layout, on whatever machine or number of ranks it was
-// written.
-// Of a run that trains adapters (adapters.h) it is an adapter directory in PEFT's format (adapter.h): adapter_config.json and
-// adapter_model.safetensors stand for config.json and model.safetensors, and all tensors are the adapters'.
-//   NewDirectory        writes under a temporary name, syncs, renames: never half a directory under its final name
+// Every tensor is stored whole, under its Hugging Face name and in that layout, for any machine or number of ranks. A run that
+// trains adapters (adapters.h) saves an adapter directory in PEFT's format (adapter.h): adapter_config.json and
+// adapter_model.safetensors replace config.json and model.safetensors, and all tensors are the adapters'.
+//   NewDirectory        writes under a temporary name, syncs, renames: never an incomplete directory under its final name
 //   verify_directory    compares a directory with its manifest
-//   read_config, read_parameters, read_tensors   refuse, by name, what is missing, has another shape, or is not supported
+//   read_config, read_parameters, read_tensors   reject, by name, tensors or keys that are missing, have another shape, or are
+//                       not supported
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -78,8 +78,8 @@ inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t
     return {t.rows, spec.whole_cols};
 }
 
-// The weights of a model (or its moments) in a .safetensors file or a directory with model.safetensors, of any float type: all
-// that the model, or the adapters on it, need, and no others.
+// The weights of a model (or its moments) in a .safetensors file or a directory with model.safetensors, of any float type:
+// exactly the ones that the model, or the adapters on it, need.
 class TensorSource {
 public:
     TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), files_(SafetensorsReader::open(path)) {
@@ -88,7 +88,7 @@ public:
         for (const TensorSpec& spec : trained_table(c).rows)
             for (const HfTensor& t : spec.hf) used.insert(&get(spec, t));
         // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
-        // copy, but what adapts it is not.
+        // copy, but its adapters are not.
         if (c.tied && !c.adapted()) used.insert(find(names.head + std::string(".weight")));
         for (const auto& [name, tensor] : files_.tensors()) {
             const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
@@ -99,8 +99,8 @@ public:
         }
     }
 
-    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero. A number that is not finite is
-    // refused: a model with one writes nonsense and cannot be trained.
+    // Fills ours (rows x cols of the row of the table). Padded vocabulary rows become zero. Non-finite numbers are rejected: a
+    // model with one generates nonsense and cannot be trained.
     template <class E>
     void read(const TensorSpec& spec, E* ours) const {
         std::vector<E> strided;
@@ -119,7 +119,7 @@ public:
                  spec.hf[0].name.c_str());
         if (c_.tied && spec.id == 0) check_head(spec, ours);
     }
-    // Refuses one that is missing or has another shape.
+    // Fails if it is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
         const TensorView* view = find(t.name);
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
@@ -131,8 +131,8 @@ public:
     }
 
 private:
-    // Refuses a head that is stored next to the embedding it is tied to, unless both hold the same numbers: transformers 5 then
-    // uses the file's head, although config.json says that they are one.
+    // Rejects a head that is stored next to the embedding it is tied to, unless both hold the same numbers: transformers 5 then
+    // uses the file's head, although config.json declares them tied.
     template <class E>
     void check_head(const TensorSpec& spec, const E* embedding) const {
         const std::string name = family_of(c_).names.head + std::string(".weight");
@@ -155,7 +155,7 @@ private:
                 "\"tie_word_embeddings\": false in config.json the model is opened with the head of the file",
                 path_.c_str(), name.c_str());
     }
-    // The tensor of this name or of another form of it; null if there is none.
+    // The tensor with this name or an alternative form of it; null if there is none.
     const TensorView* find(const std::string& name) const {
         const TensorView* view = files_.find(name);
         for (const auto& [ours, theirs] : family_of(c_).names.other_prefixes)
@@ -176,7 +176,7 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
     for (const TensorSpec& spec : table.rows) source.read(spec, buffer + spec.offset);
 }
 
-// The configuration that names a directory's tensors: the directory's family does, whatever that of c, which options may have
+// The configuration that determines the names of a directory's tensors: the directory's family, not c's, which options may have
 // changed.
 inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
     ModelConfig stored = without_adapters(c);
@@ -194,7 +194,7 @@ void read_parameters(const std::string& dir, const ModelConfig& c, const Paramet
     read_tensors(dir, stored, in_files, params);
 }
 
-// Whether a model's files have weights that floatX would round.
+// True if a model's files have weights that floatX would round.
 inline bool finer_than_floatX(const std::string& dir) {
     const SafetensorsReader files = SafetensorsReader::open(dir);
     return has_lower_halves && std::any_of(files.tensors().begin(), files.tensors().end(),
@@ -202,9 +202,9 @@ inline bool finer_than_floatX(const std::string& dir) {
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
-// The files that hold one value per parameter (weights or a moment): `path`, or, beyond shard_bytes, several files beside it
-// with an index, named as transformers names them. The position of each tensor follows from the model alone, so any number of
-// ranks can write into them.
+// The files that hold one value per parameter (weights or a moment): `path`, or, above shard_bytes, several files next to it
+// with an index, named as in transformers. The position of each tensor depends only on the model, so any number of ranks can
+// write into them.
 class TensorFiles {
 public:
     struct File {
@@ -240,7 +240,7 @@ public:
         for (size_t i = 0; i < shards.size(); i++) {
             File file;
             file.path = shards.size() == 1 ? path : format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), i + 1, shards.size());
-            nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // transformers asks for it
+            nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // required by transformers
             size_t at = 0;
             for (const Part& part : shards[i]) {
                 const auto& [spec, t] = part;
@@ -298,7 +298,7 @@ public:
 
     static constexpr size_t most = 4 << 20;
 
-    // A buffer for `bytes`, at most `most`, at this offset, to be filled at once.
+    // A buffer for `bytes`, at most `most`, at this offset, which the caller must fill immediately.
     char* at(size_t file, size_t offset, size_t bytes) {
         if (file != file_ || offset != offset_ + buffer_.size() || buffer_.size() + bytes > most) {
             flush();
@@ -337,9 +337,9 @@ private:
     std::vector<char> buffer_;
 };
 
-// Writes the elements that a rank counts among its shards: part(i) is element i of them in the layout of `shards`, of the
-// files' type; `counted` are elements of the table. Non-finite numbers are refused with the tensor's name: a checkpoint that
-// holds them would be useless and would replace a good one.
+// Writes the elements that a rank counts in its shards: part(i) is element i of them in the layout of `shards`, of the files'
+// type; `counted` are elements of the table. Non-finite numbers are an error with the tensor's name: a checkpoint with them
+// would be useless and would replace a good one.
 template <class Part>
 void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
                  Part part) {
@@ -407,7 +407,7 @@ struct FileSum {
     uint32_t crc = 0;
 };
 // Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
-// only the length is right.
+// only the length is valid.
 inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
     const auto [fd, size] = open_regular_file(path);
     std::vector<char> buffer(1 << 20);
@@ -436,12 +436,12 @@ inline std::string sum_lines(const std::string& dir, const std::vector<std::stri
     return lines;
 }
 
-// The same of all files of dir but the manifest.
+// The same for all files of dir except the manifest.
 inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
     return sum_lines(dir, files_below(dir), rank, ranks);
 }
 
-// What all ranks' lines say: {"name": {"bytes": ..., "crc32c": ...}, ...}, sorted by name.
+// Combines all ranks' lines: {"name": {"bytes": ..., "crc32c": ...}, ...}, sorted by name.
 inline nlohmann::ordered_json files_of_sums(const std::string& sums) {
     std::istringstream lines(sums);
     std::map<std::string, nlohmann::ordered_json> sorted;
@@ -458,9 +458,9 @@ inline void write_manifest(const std::string& dir, const std::string& sums) {
     write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
 }
 
-// Compares a directory with its manifest; returns what differs, with the file's name, or an empty string. Files may be links to
-// files, as in a directory made with cp -s; no more than the manifest's sizes is read. Called with `ranks`, each rank compares
-// its share of the files. wanted: which files, by their names; all without it.
+// Compares a directory with its manifest; returns the difference, with the file's name, or an empty string. Files may be links
+// to files, as in a directory made with cp -s; reads no more than the manifest's sizes. Called with `ranks`, each rank compares
+// its share of the files. wanted: selects files by name; null: all.
 inline std::string verify_directory(const std::string& dir, int rank = 0, int ranks = 1,
                                     const std::function<bool(const std::string& name)>& wanted = nullptr) {
     int file = 0;
@@ -487,8 +487,8 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
     return "";
 }
 
-// What is wrong with the weights of a model or of adapters by the manifest of the checkpoint that they are of, or empty, as
-// where there is no manifest of ours. The average of the weights (ema/) is in the manifest of the folder around it.
+// The problem with the weights of a model or of adapters according to their checkpoint's manifest, or empty, also if there is
+// no manifest of ours. The average of the weights (ema/) is in the manifest of the folder around it.
 inline std::string verify_weights(const std::string& model, int rank, int ranks) {
     namespace fs = std::filesystem;
     std::string dir = without_trailing_slashes(model), below;
@@ -512,15 +512,15 @@ inline std::string verify_weights(const std::string& model, int rank, int ranks)
         return begins_with(file, "model.") || begins_with(file, "model-") || begins_with(file, "adapter_model");
     });
 }
-// Refuses such weights. All ranks call it, and read a share each.
+// Rejects damaged weights. All ranks call it, and read a share each.
 inline void check_weights(World& world, const std::string& dir) {
     if (const std::string problem = first_problem(world, verify_weights(dir, world.rank(), world.size())); !problem.empty())
         fail("%s; HINT: another checkpoint; without %s the weights are taken as they are, but no run resumes from them",
              problem.c_str(), manifest_name);
 }
 
-// A directory that is written under another name and gets its own when it is complete: an old one under that name is replaced
-// only then. On an error, only what was there before is left.
+// A directory that is written under another name and renamed when it is complete: only then is an old one under that name
+// replaced. On an error, everything is as before.
 class NewDirectory {
 public:
     explicit NewDirectory(const std::string& dir)
@@ -545,7 +545,7 @@ public:
             for (const auto& entry : fs::recursive_directory_iterator(temporary_))
                 if (entry.is_directory()) sync_directory(entry.path().string());
             sync_directory(temporary_);
-            // A directory of this name without a manifest is not a checkpoint but the user's.
+            // A directory with this name but without a manifest is not a checkpoint but the user's.
             if (fs::exists(dir_) && !fs::exists(dir_ + "/" + manifest_name)) set_aside(dir_);
             const bool replaces = fs::exists(dir_);
             if (replaces) fs::rename(dir_, old_);

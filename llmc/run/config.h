@@ -21,10 +21,10 @@ using OptionalDouble = std::optional<double>;
 // The values that an option allows.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
-    bool or_zero = false;  // 0 is allowed besides
+    bool or_zero = false;  // also allows 0
     Strings choices;
     int values = 1;            // number of values in a list; 0: one or more
-    bool gathers = false;      // a list that is given again goes on, instead of replacing the earlier one
+    bool gathers = false;      // a repeated list is appended, instead of replacing the earlier one
     const char* metavar = "";  // a value's name in the help; DIR and FILE are completed as such
 };
 inline Allowed anything() { return {}; }
@@ -61,10 +61,10 @@ inline Allowed one_of(Strings choices) {
     return a;
 }
 
-// X(type, field, alias, default, allowed, group, help). The help says what it is, in which unit, and what applies without it;
-// the parser's help adds choices and defaults.
+// X(type, field, alias, default, allowed, group, help). The help describes the option, its unit, and its default behavior; the
+// parser's help adds choices and defaults.
 
-// Options of all commands that run a model, about the CPU.
+// CPU options of all commands that run a model.
 #define CPU_OPTIONS(X)                                                                            \
     X(int, threads, "", 0, between(1, 4096), "Run", "CPU threads; default: all cores")            \
     X(bool, plain, "", false, anything(), "Run", "slow reference loops instead of the fast code") \
@@ -84,7 +84,7 @@ inline Allowed one_of(Strings choices) {
       "adapters on the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
       "without --model: on the model that they name")
 
-// What the block of the model is, whatever its size.
+// The structure of the model's block, independent of its size.
 #define BLOCK_OPTIONS(X)                                                                                                       \
     X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads") \
     X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model",                                           \
@@ -479,7 +479,7 @@ inline Allowed one_of(Strings choices) {
     X(bool, save_in_foreground, "", false, anything(), "Checkpoint",                                                           \
       "training waits while a checkpoint is written; on CPUs this saves the memory of a copy")
 
-// Options of `tune` beside those of `train`.
+// Options of `tune`, in addition to train's.
 #define TUNE_OPTIONS(X)                                                                                                 \
     X(int, trials, "", 0, between(0, 1000), "Tune",                                                                     \
       "measure this many of the layouts that are fastest by the plan, on this machine; default: 0")                     \
@@ -494,7 +494,7 @@ inline Allowed one_of(Strings choices) {
     X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                              \
       "with --inference: milliseconds that a text's token, or 99% of those measured, may take; default: any")
 
-// Options of `sweep` beside those of `train`.
+// Options of `sweep`, in addition to train's.
 #define SWEEP_OPTIONS(X)                                                                                                  \
     X(Strings, over, "", {}, gathered("NAME=VALUES"), "Sweep",                                                            \
       "an option of train, and what is tried: lr=1e-4..1e-2, sampled by magnitude if it spans a factor of 4 or more, or " \
@@ -680,7 +680,7 @@ inline const Strings& everyday_options() {
     return names;
 }
 
-// An option of a command: its row, and where its value is.
+// An option of a command: its row, and the location of its value.
 using OptionValue = std::variant<bool*, int*, int64_t*, double*, OptionalDouble*, std::string*, Strings*>;
 struct Option {
     const char *field, *alias;
@@ -705,14 +705,14 @@ struct Option {
     }
 
 OPTION_STRUCT(TrainOptions, TRAIN_OPTIONS)
-// Those of train for a command to which some mean something else: these fields have other help.
+// The options of train for a command in which some have another meaning: these fields have other help.
 inline std::vector<Option> options_of_train(TrainOptions& o, const std::map<std::string, const char*>& other_help) {
     std::vector<Option> options = options_in(o);
     for (Option& option : options)
         if (const auto other = other_help.find(option.field); other != other_help.end()) option.help = other->second;
     return options;
 }
-// Options of a layout, which tune searches where they are not given.
+// Options of a layout, which tune searches unless they are given.
 inline const Strings& searched_options() {
     static const Strings names = {"tensor-model-parallel-size",
                                   "pipeline-model-parallel-size",
@@ -729,7 +729,7 @@ inline const Strings& searched_options() {
                                   "offload"};
     return names;
 }
-// Those of a run whose layout is sought, and of the search.
+// The options of a run whose layout is searched, and of the search.
 struct TuneOptions : TrainOptions {
     TUNE_OPTIONS(OPTION_FIELD)
     TuneOptions() { out = "tune"; }
@@ -742,7 +742,7 @@ inline std::vector<Option> options_in(TuneOptions& o) {
     TUNE_OPTIONS(OPTION_ADD)
     return options;
 }
-// Those of a run whose hyperparameters are sought, and of the search.
+// The options of a run whose hyperparameters are searched, and of the search.
 struct SweepOptions : TrainOptions {
     SWEEP_OPTIONS(OPTION_FIELD)
     SweepOptions() { out = "sweep"; }

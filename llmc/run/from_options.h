@@ -39,7 +39,7 @@ inline void check_backend_takes(const ModelConfig& c) {
 
 namespace detail {
 
-// Refuses what does not go with adapters, which the option `trains` asks for.
+// Rejects options that conflict with adapters, which the option `trains` enables.
 inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
     if (o.optimizer == "muon" || o.optimizer == "normuon")
         fail_usage("--optimizer %s is for a model's own matrices, not for what %s trains; HINT: --optimizer adamw",
@@ -108,7 +108,7 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
 
 }  // namespace detail
 
-// How the sizes of c relate to those of the model whose hyperparameters are given.
+// Relates the sizes of c to the sizes of the model whose hyperparameters are given.
 inline Parametrization parametrization_of(const TrainOptions& o, const ModelConfig& c) {
     const bool on = o.parametrization != "standard", deep = o.parametrization == "completep";
     const char* const kind = o.parametrization.c_str();
@@ -152,7 +152,7 @@ inline void set_adapters(const TrainOptions& o, ModelConfig& c) {
     c.virtual_tokens = detail::virtual_tokens_of(o, c);
 }
 
-// Options that would give the adapters of c, where they are not given.
+// Sets options that are not given to describe the adapters of c.
 inline void take_adapter_options(TrainOptions& o, const ModelConfig& c) {
     if (c.lora.on()) {
         if (!o.lora_rank) o.lora_rank = c.lora.rank;
@@ -175,10 +175,10 @@ inline std::string adapters_in_words(const ModelConfig& c) {
 
 namespace detail {
 
-// Whether a flag is given, as --no-name or as false: it takes away what a preset or a model has.
+// True if a flag is given as --no-name or false: it turns off a setting of a preset or a model.
 inline bool is_off(const TrainOptions& o, const char* flag, bool on) { return !on && o.given.count(flag) > 0; }
 
-// Options that contradict each other, or that say nothing beside another.
+// Rejects options that contradict each other, or have no effect without another one.
 inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
     const bool rope = c.position == Position::rope, scaled = c.rope_scaling.type != RopeScaling::Type::none;
     const bool other_activation =
@@ -257,7 +257,7 @@ inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
     if (needs_original && !s.original && s.factor > 0) s.original = std::max(1, (int)(c.T / s.factor));
 }
 
-// What the options say of the block, whatever model they begin with.
+// Applies the options of the block, for any initial model.
 inline void set_block(const TrainOptions& o, ModelConfig& c) {
     const auto word = [](auto& field, const std::string& given, auto words) {
         for (const auto& [name, value] : words)
@@ -318,7 +318,7 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     c.embedding_scale = o.embedding_scale.value_or(c.embedding_scale);
     c.eps = o.norm_epsilon.value_or(c.eps);
     c.init_std = o.init_method_std.value_or(c.init_std);
-    // Dropout is of this training, not of the model that it begins with.
+    // Dropout is part of this training, not of the initial model.
     c.attention_dropout = o.attention_dropout;
     c.hidden_dropout = o.hidden_dropout;
     c.embedding_dropout = o.embedding_dropout.value_or(o.hidden_dropout);
@@ -403,12 +403,12 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     return r;
 }
 
-// The type of gradients or of a moment, by the name that options have for it.
+// The type of gradients or of a moment, by its name in options.
 inline ElementType element_type(const std::string& name, ElementType eight_bits) {
     return name == "fp32" ? ElementType::fp32 : name == "bf16" ? ElementType::bf16 : eight_bits;
 }
 
-// Whether the optimizer's state is kept in the host's memory.
+// True if the optimizer's state is kept in the host's memory.
 inline bool offloads_optimizer(const TrainOptions& o) {
     if (o.offload == "none") return false;
     if (o.optimizer == "normuon")
@@ -418,7 +418,7 @@ inline bool offloads_optimizer(const TrainOptions& o) {
     return true;
 }
 
-// How pairs of answers are compared, if they are.
+// The preference loss, if there are pairs of answers.
 inline Preference preference_of(const TrainOptions& o) {
     Preference p;
     p.beta = o.dpo_beta.value_or(0);
@@ -435,7 +435,7 @@ inline Preference preference_of(const TrainOptions& o) {
     return p;
 }
 
-// Refuses tasks during training in a layout that cannot measure them.
+// Rejects tasks during training in a layout that cannot measure them.
 inline void check_tasks_of_layout(const TrainOptions& o, int tp, bool sequence_parallel) {
     if (!o.eval_tasks.empty() && tp > 1 && sequence_parallel)
         fail_usage(
@@ -501,7 +501,7 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
     return r;
 }
 
-// Which of a rank's layers are computed in FP8; refuses unsupported sizes.
+// Selects a rank's layers that are computed in FP8; rejects unsupported sizes.
 inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o, const ModelConfig& c, const Part& part) {
     if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
     const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0;
@@ -523,7 +523,7 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     return blocks;
 }
 
-// The number of bf16 steps before the first FP8 step; with `auto` not known until the run is steady.
+// The number of bf16 steps before the first FP8 step; with `auto` unknown until the run is steady.
 inline int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
     if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
     return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
@@ -572,7 +572,7 @@ inline bool has_validation(const TrainOptions& o) {
     return o.eval_iters > 0 && (!o.valid_data_path.empty() || has_share(o.split, DataSplit::valid));
 }
 
-// Adds the batches that the options skip to those of the state; returns which of all are drawn and dropped.
+// Adds the batches that the options skip to the state's; returns the ones to be drawn and dropped.
 inline BatchRanges add_skips(TrainingState& s, const TrainOptions& o) {
     s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
     s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));

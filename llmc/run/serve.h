@@ -1,12 +1,12 @@
-// train_gpt serve: a model behind OpenAI's HTTP API (completions.h) and a page to write with it (serve_page.h), by cpp-httplib.
-// Threads of the HTTP server read requests, queue their texts and send what comes of them; one thread, the caller's, runs the
-// model, a step of all texts after another (model/decoder.h). A text whose reader has gone makes room for the next.
+// train_gpt serve: a model behind OpenAI's HTTP API (completions.h) and a page that uses it (serve_page.h), by cpp-httplib.
+// Threads of the HTTP server read requests, queue them and send the results; one thread, the caller's, runs the model, one step
+// for all sequences at a time (model/decoder.h). A request whose client has disconnected is dropped.
 #pragma once
 #include "../base/check.h"
 #include "config.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<httplib.h>)
-// As Debian's library was compiled: Request has other members without it.
+// Must match Debian's library: Request has other members without it.
 #define CPPHTTPLIB_OPENSSL_SUPPORT
 #include <httplib.h>
 
@@ -40,19 +40,19 @@ inline std::atomic<bool> asked_to_end{false};  // set by SIGINT, SIGTERM and SIG
 
 using ServeClock = std::chrono::steady_clock;
 
-// The texts of one request, between the model's thread and the one that answers.
+// The completions of one request, shared by the model's thread and the one that answers.
 struct ServedRequest {
     struct Choice {
         StoppingText text;
-        std::string end;                   // "stop" or "length"; empty: it is being written
-        bool begun = false, told = false;  // in a stream: something of it was sent, its end was
+        std::string end;                   // "stop" or "length"; empty: in progress
+        bool begun = false, told = false;  // in a stream: the first data were sent, the end was sent
     };
     CompletionRequest asked;
     CompletionAnswer answer;
     std::vector<Choice> choices;
     ServeClock::time_point deadline;
-    std::atomic<bool> gone{false};  // nobody reads what comes
-    // The rest under `mutex`.
+    std::atomic<bool> gone{false};  // the client has disconnected
+    // The other members are protected by `mutex`.
     std::mutex mutex;
     std::condition_variable changed;
     bool begun = false;
@@ -89,7 +89,7 @@ public:
         created_ = (int64_t)time(nullptr);
     }
 
-    // Serves until a signal; returns after all answers have ended.
+    // Serves until a signal; returns after all requests are complete.
     template <class Generator>
     void run(Generator& generator) {
         set_up();
@@ -99,7 +99,7 @@ public:
             fail("cannot listen at %s, port %d; HINT: another --host or --port; --port 0 takes a free one", o_.host.c_str(),
                  o_.port);
         listen(socket_,
-               SOMAXCONN);  // the library lets 5 connections wait to be accepted; Linux resets some of more that come at once
+               SOMAXCONN);  // the library's backlog is 5 connections; Linux resets some of more that arrive at once
         for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
             struct sigaction action = {};
             sigaction(signal, nullptr, &action);
@@ -119,7 +119,7 @@ public:
         fflush(stdout);
         const std::exception_ptr problem = write(generator);
         http_.stop();
-        listener.join();  // after the answers that are being sent
+        listener.join();  // after the responses being sent
         if (problem) std::rethrow_exception(problem);
         print_line(stdout, format("ended; %s in %s", counted(tokens_, "token").c_str(), counted(requests_, "request").c_str()));
     }
@@ -135,11 +135,11 @@ private:
     }
 
     // ---- the model's thread ----
-    // Returns what went wrong, if anything did.
+    // Returns an error, if any.
     template <class Generator>
     std::exception_ptr write(Generator& generator) {
         Decoder<Generator> decoder(generator);
-        std::exception_ptr problem;  // that of a text, with which all end
+        std::exception_ptr problem;  // one request's error, which ends all
         try {
             write_until_the_end(decoder);
         } catch (...) {
@@ -147,7 +147,7 @@ private:
             detail::asked_to_end = true;
         }
         while (decoder.step()) {
-        }  // all are unwanted now, and end
+        }  // all are cancelled now, and end
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& request : queue_)
             for (Request::Choice& choice : request->choices) end(*request, choice, TextEnd::abandoned);
@@ -161,7 +161,7 @@ private:
             const bool busy = decoder.step();
             tokens_ = decoder.tokens();
             std::unique_lock<std::mutex> lock(mutex_);
-            // Signals set a flag alone, so it is looked at from time to time.
+            // Signals only set a flag, so it is polled.
             if (!busy) arrived_.wait_for(lock, std::chrono::milliseconds(50), [&] { return !queue_.empty(); });
             for (; !queue_.empty(); queue_.pop_front()) add(decoder, queue_.front());
         }
@@ -199,7 +199,7 @@ private:
     }
 
     // ---- the threads of the HTTP server ----
-    // Refuses more threads than can be, of which the library would end the program.
+    // Rejects a number of threads that the system does not allow, for which the library would end the program.
     static void check_threads(size_t n) {
         std::promise<void> go;
         const std::shared_future<void> told = go.get_future().share();
@@ -217,7 +217,7 @@ private:
     }
 
     void set_up() {
-        // A thread per request that is answered or waits, and some to refuse more.
+        // A thread per active or queued request, and some to reject more.
         const size_t threads = (size_t)(o_.batch + o_.max_queue) + 8;
         check_threads(threads);
         http_.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
@@ -227,8 +227,8 @@ private:
         http_.set_tcp_nodelay(true);
         http_.set_socket_options([this](socket_t socket) {
             socket_ = socket;
-            // Only a port that no process listens at, but one at which old connections are ending; the library's own options
-            // let two servers share a port, whose requests go to either.
+            // Uses only a port without another listener, except for old connections that are closing; the library's default
+            // options let two servers share a port, whose requests go to either.
             const int yes = 1;
             setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
         });
@@ -251,7 +251,7 @@ private:
                        with_body([this, chat](const std::string& body, httplib::Response& response) {
                            complete(body, chat, response);
                        }));
-        // Bodies that nothing wants, which the library would hold.
+        // Bodies of requests to unknown paths, which the library would otherwise keep.
         const auto not_here = with_body([](const std::string&, httplib::Response& response) { response.status = 404; });
         http_.Post(".*", not_here).Put(".*", not_here).Patch(".*", not_here).Delete(".*", not_here);
         http_.set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
@@ -266,7 +266,7 @@ private:
         });
     }
 
-    // A handler of requests with bodies: answer(body, response), which may refuse.
+    // A handler of requests with bodies: answer(body, response), which may throw an ApiError.
     template <class Answer>
     httplib::Server::HandlerWithContentReader with_body(Answer answer) {
         return
@@ -278,8 +278,8 @@ private:
                 }
             };
     }
-    // The body of a request. The library's own limits are of the length that a client states, which those who send chunks or
-    // compress need not do, and of 8 KiB for the type that curl -d states. Of what is too large the rest is read and forgotten.
+    // The body of a request. The library's own limits apply to the length that a client declares, which chunked or compressed
+    // requests need not do, and are 8 KiB for the type that curl -d declares. The excess of a too large body is discarded.
     std::string read_body(const httplib::Request& request, const httplib::Response& response,
                           const httplib::ContentReader& read) const {
         if (request.is_multipart_form_data()) throw ApiError{415, "the body has parts; it must be JSON"};
@@ -324,7 +324,7 @@ private:
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             if (closed_ || detail::asked_to_end) throw ApiError{503, "the server is ending"};
-            // One request may ask for more texts than that, if it is alone.
+            // A single request may exceed this limit if there are no others.
             const int most = o_.batch + o_.max_queue, asked = (int)request->choices.size();
             if (texts_ > 0 && texts_ + asked > most)
                 throw ApiError{503,
@@ -335,7 +335,7 @@ private:
             queue_.push_back(request);
         }
         arrived_.notify_one();
-        // An error can still be answered as such until the first token.
+        // Until the first token, an error can still be returned as an error response.
         std::unique_lock<std::mutex> lock(request->mutex);
         request->changed.wait(lock, [&] { return request->begun || ended(*request); });
         if (!request->begun)
@@ -356,7 +356,7 @@ private:
                            [](const auto& choice) { return !choice.end.empty(); });
     }
 
-    // What there is to send now; waits for it a while. False: the client has gone.
+    // Sends available data; waits for it a while. Returns false if the client has disconnected.
     static bool send(Request& request, bool streams, httplib::DataSink& sink) {
         if (!sink.is_writable()) return false;
         std::unique_lock<std::mutex> lock(request.mutex);
@@ -380,7 +380,7 @@ private:
         return json_text(request.answer.object(false, std::move(choices), request.usage()));
     }
 
-    // The server-sent events of what came since the last ones.
+    // The server-sent events since the last call.
     static std::string events(Request& request) {
         std::string out;
         const auto tell = [&](Json choices, const Json& usage) {
@@ -402,11 +402,11 @@ private:
     const ServeOptions& o_;
     ServedModel model_;
     int64_t created_ = 0;
-    socket_t socket_ = INVALID_SOCKET;  // at which it listens
+    socket_t socket_ = INVALID_SOCKET;  // the listening socket
     httplib::Server http_;
-    std::atomic<int> texts_{0};  // that are written or wait
+    std::atomic<int> texts_{0};  // active or queued
     std::atomic<int64_t> tokens_{0}, requests_{0}, ids_{0};
-    std::mutex mutex_;  // of what follows
+    std::mutex mutex_;  // protects the members below
     std::condition_variable arrived_;
     std::deque<std::shared_ptr<Request>> queue_;
     bool closed_ = false;

@@ -1,5 +1,5 @@
-// The page that `train_gpt serve` shows at /: a text to continue, or a conversation with models that have them. It asks the
-// same API as other programs, and needs nothing from elsewhere.
+// The page that `train_gpt serve` shows at /: a text to continue, or a conversation if the model supports it. It uses the same
+// API as other programs, and loads nothing from other sites.
 #pragma once
 
 inline constexpr const char* serve_page = R"html(<!DOCTYPE html>

@@ -1,10 +1,10 @@
-// What a checkpoint holds besides the model, and how it is written and read.
-//   TrainingState         counters, and what a resumed run must agree with; state.json
+// The contents of a checkpoint besides the model, and how to save and load them.
+//   TrainingState         counters, and the properties that a resumed run must share; state.json
 //   load_weights_and_moments, load_parameters, load_adapters   read the training memory from a checkpoint, a model, adapters
-//   Saver                 copies the training memory, then writes it in the background while training continues
-// The location of checkpoints is run_directory.h's concern. Weights and moments are exact copies, random numbers are functions
-// of (seed, purpose, index), batches of the number of samples consumed: a resumed run computes the same bits as one that was
-// never interrupted.
+//   Saver                 copies the training memory, then saves it in the background while training continues
+// run_directory.h manages the location of checkpoints. Weights and moments are exact copies, random numbers are functions of
+// (seed, purpose, index), batches of the number of samples consumed: a resumed run computes the same bits as one that was never
+// interrupted.
 #pragma once
 #include <omp.h>
 #include <sys/statvfs.h>
@@ -30,11 +30,11 @@
 #include "../parallel/training_memory.h"
 #include "../parallel/world.h"
 
-// Steps of a run with --time-budget, chosen while it trains: of all of it, and of its decay. 0: not chosen yet.
+// Steps of a run with --time-budget, chosen while it trains: total, and of its decay. 0: not chosen yet.
 struct RunLength {
     int64_t steps = 0, decay = 0;
 };
-// What a run with --time-budget has taken so far, and the steps that were timed, with the seconds of each of the last ones.
+// The cost of a run with --time-budget so far, and its timed steps, with the seconds of each of the last ones.
 struct BudgetSpent {
     double seconds = 0;
     int64_t steps = 0;
@@ -47,14 +47,14 @@ struct TrainingState : Counters {
     int64_t tokens = 0;
     double loss = NAN, valid_loss = NAN;            // of the last step and validation
     nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per dataset; writer
-    nlohmann::ordered_json fp8, guard, steadiness;  // Fp8State's (null: the run is not in FP8), Guard's, Steadiness'
+    nlohmann::ordered_json fp8, guard, steadiness;  // of Fp8State (null: no FP8), Guard, Steadiness
     int64_t fp8_start = -1;                         // --fp8-start auto: the chosen step; -1: none yet
-    nlohmann::ordered_json reference;               // of answers that are compared (reference.h); null: none are
+    nlohmann::ordered_json reference;               // for pairs of answers (reference.h); null: none
     BatchRanges skips;                              // batches to skip, a step each
     int64_t planned = 0;                            // samples for which the order of the data was computed
     Strings iterations;                             // LLM-jp's ranges, whose batches are drawn and dropped
     RunLength length;                               // with --time-budget
-    BudgetSpent budget;                             // of --time-budget
+    BudgetSpent budget;                             // for --time-budget
 };
 
 inline nlohmann::ordered_json to_json(const TrainingState& s) {
@@ -90,7 +90,7 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
 }
 
 // Earlier versions counted the samples of discarded batches as consumed. The samples consumed without being trained on are
-// those and, batch for batch, the skipped ones.
+// these plus, batch for batch, the skipped ones.
 inline void part_from_consumed(TrainingState& s) {
     if (s.discarded == 0) return;
     const int64_t seq_length = s.options.at("seq-length"), skipped = s.consumed - s.tokens / std::max<int64_t>(seq_length, 1);
@@ -99,7 +99,7 @@ inline void part_from_consumed(TrainingState& s) {
     s.consumed -= s.discarded_samples;
 }
 
-// The number of samples that earlier versions planned, which they did not record.
+// The number of samples planned by earlier versions, which they did not record.
 inline int64_t planned_by_options(const TrainingState& s) {
     TrainOptions o;
     o.micro_batch_size = s.options.at("micro-batch-size");
@@ -176,7 +176,7 @@ inline bool is_type_of_elements(const std::string& name) {
     return std::find(types_of_elements.begin(), types_of_elements.end(), name) != types_of_elements.end();
 }
 // An option's value in the checkpoint; `discarded` if it has none. Earlier versions had gradients and moments in fp32 only, no
-// optimizer but AdamW, and the standard parametrization; they wrote no global batch where it was a micro-batch of each rank.
+// optimizer but AdamW, and the standard parametrization; they wrote no global batch if it was a micro-batch of each rank.
 inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std::string& name) {
     if (name == "global-batch-size" && saved.options.value(name, 0) == 0)
         return saved.options.value("micro-batch-size", 1) * saved.layout.value("dp", 1);
@@ -185,12 +185,12 @@ inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std
     if (name == "parametrization") return "standard";
     return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
 }
-// Whether the option changes gradients or a moment to a type that represents all that it had: nothing of the run is lost.
+// True if the option changes gradients or a moment to a type that represents all previous values, so that nothing is lost.
 inline bool widens(const std::string& name, const nlohmann::ordered_json& before, const nlohmann::ordered_json& now) {
     return is_type_of_elements(name) && (now == "fp32" || (now == "bf16" && before == "fp8"));
 }
 
-// Of data_identity (resume.h). Checkpoints that are older than its checksums are compared without them.
+// Compares data_identity (resume.h). Checkpoints older than its checksums are compared without them.
 inline bool same_data(const nlohmann::ordered_json& saved, nlohmann::ordered_json now) {
     if (saved.is_array() && saved.size() == now.size())
         for (size_t i = 0; i < now.size(); i++)
@@ -198,10 +198,10 @@ inline bool same_data(const nlohmann::ordered_json& saved, nlohmann::ordered_jso
     return saved == now;
 }
 
-// Refuses to resume with options that change what is computed, unless --override names them. Options of the groups "Run" and
-// "Checkpoint" may change, and so may those that only affect how the same result is computed or where files are; the model's
-// are compared by the configurations that they give, which dropout is no part of. `order_problem`: from DataLoader, for the
-// planned number of samples.
+// Refuses to resume with options that change the computation, unless --override names them. Options of the groups "Run" and
+// "Checkpoint" may change, and so may options that only affect how the same result is computed or where files are; the model's
+// are compared by the resulting configurations, which do not include dropout. `order_problem`: from DataLoader, for the planned
+// number of samples.
 inline void check_agreement(const TrainingState& saved, const TrainOptions& now, const nlohmann::ordered_json& data,
                             const std::string& order_problem, const Strings& overrides) {
     const auto overridden = [&](const std::string& name) {
@@ -255,7 +255,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
              precision_name, before.c_str());
 }
 
-// For the log: what --override lets differ from the checkpoint, and what was in bf16: "lr is 0.001, it was 0.003".
+// For the log: differences from the checkpoint that --override allows, and former bf16 types: "lr is 0.001, it was 0.003".
 inline std::string describe_overrides(const TrainingState& saved, const TrainOptions& now) {
     const nlohmann::ordered_json options = as_written(options_to_json(now));
     Strings names = now.override;
@@ -275,7 +275,7 @@ inline std::string describe_overrides(const TrainingState& saved, const TrainOpt
 
 // The first difference between two model configurations as written to files; empty if there is none.
 inline std::string config_difference(const ModelConfig& saved, const ModelConfig& now) {
-    ModelConfig as_now = saved;  // dropout is not of the model but of its training
+    ModelConfig as_now = saved;  // dropout is part of training, not of the model
     as_now.embedding_dropout = now.embedding_dropout;
     as_now.attention_dropout = now.attention_dropout;
     as_now.hidden_dropout = now.hidden_dropout;
@@ -291,20 +291,20 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
 // Moments in 8 bits are stored in bf16, so that any other type can be resumed from them.
 inline size_t bytes_in_files(const Elements& moment) { return moment.rounded() ? sizeof(bf16) : sizeof(real); }
 
-// averages: the weights' average is written, too.
+// averages: the weights' average is saved, too.
 inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes, bool averages) {
     const size_t models = averages ? 2 : 1, weights = (sizeof(floatX) == sizeof(real) ? 0 : sizeof(floatX)) + sizeof(real);
     return table.trained * (models * weights + moment_bytes) + models * (table.rows.size() * 1024 + texts.bytes()) + (64 << 10);
 }
 
-// Free bytes of the file system of OUT; infinite if that is not known.
+// Free bytes of the file system of OUT; infinite if unknown.
 inline double free_space(const std::string& out) {
     struct statvfs fs;
     return statvfs(out.c_str(), &fs) == 0 ? (double)fs.f_bavail * (double)fs.f_frsize : INFINITY;
 }
 
-// Before the checkpoint of `step` is written, which needs so many bytes: where space is short, removes what prune() would
-// remove after it, but never the newest, then what a rollback might need. fail()s if that is not enough.
+// Before the checkpoint of `step` is saved, which needs `needed` bytes: if space is short, first removes what prune() would
+// remove after it, except the newest, then checkpoints that a rollback might need. fail()s if that is not enough.
 inline void make_space(const std::string& out, int64_t step, KeptCheckpoints kept, size_t needed) {
     const auto enough = [&] { return free_space(out) >= (double)needed; };
     if (!enough() && kept.newest > 0) {
@@ -321,13 +321,13 @@ inline void make_space(const std::string& out, int64_t step, KeptCheckpoints kep
              kept.newest == 1 ? "make space there" : "--keep 1, or make space there");
 }
 
-// Where the trained weights of a checkpoint are read from.
+// The path of the trained weights of a checkpoint.
 inline std::string weights_path(const std::string& dir, const ModelConfig& c) {
     return c.adapted() ? dir + "/adapter_model.safetensors" : dir;
 }
 
-// The fp32 weights of a checkpoint's model, of which those in the model's directory are roundings: in their own file, or, where
-// those are fp32 themselves, there.
+// The fp32 weights of a checkpoint's model, which the model's directory has in rounded form: in a separate file or, if the
+// model's are fp32, in its directory.
 inline void read_masters(const std::string& file, const std::string& model, const ModelConfig& c, const ParameterTable& table,
                          real* master) {
     const bool separate = std::filesystem::exists(file) || std::filesystem::exists(file + ".index.json");
@@ -372,8 +372,8 @@ inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::st
     lower.upload();
 }
 
-// New adapters, as PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's index in the
-// whole tensor.
+// New adapters, initialized like PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's
+// index in the whole tensor.
 inline void initialize_adapters(be::Ctx& ctx, const TrainingMemory& m, uint64_t seed) {
     std::vector<real> weights(m.table.size);
     for (const TensorSpec& t : m.table.rows) {
@@ -394,7 +394,7 @@ inline void initialize_adapters(be::Ctx& ctx, const TrainingMemory& m, uint64_t 
 // New virtual tokens: the embeddings of these tokens (token by token) in the model in `base`.
 inline void initialize_virtual_tokens(be::Ctx& ctx, const TrainingMemory& m, const std::string& base,
                                       const std::vector<int>& tokens) {
-    if (m.table.rows.empty()) return;  // they are another stage's
+    if (m.table.rows.empty()) return;  // they are on another stage
     const ModelConfig stored = as_stored(base, m.c);
     TensorSpec rows = ParameterTable(stored).rows[0];  // of the token embedding
     rows.rows = (int)tokens.size();
@@ -415,7 +415,7 @@ inline void load_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::stri
 
 // Loads fp32 weights and moments from a checkpoint; moments that had more bits are rounded to the nearest.
 inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
-    std::vector<real> whole(m.table.size);  // of this rank's tensors, of which its parts are kept
+    std::vector<real> whole(m.table.size);  // this rank's tensors, of which it keeps its shards
     const bool on_host = m.state_on_host();
     const auto keep_parts = [&](const Elements& moment, size_t n_kept) {
         moment.visit_moment([&](auto* elements) {
@@ -432,7 +432,7 @@ inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, cons
     keep_parts(m.exp_avg_sq, m.size_of_exp_avg_sq());
     read_masters(dir + "/training/master.safetensors", dir, m.c, m.table, whole.data());
     set_weights(ctx, m, whole);
-    // A run that did not average before begins with the weights.
+    // A run without an average before starts it from the weights.
     if (!m.average) return;
     if (const std::string averages = dir + "/ema"; std::filesystem::exists(averages))
         read_masters(dir + "/training/ema.safetensors", averages, m.c, m.table, whole.data());
@@ -440,18 +440,18 @@ inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, cons
 }
 
 // ---- the background ---------------------------------------------------------------------------------------------------------
-// Writes checkpoints on separate threads: save() copies the training memory into m.copy (or, if no copy of the moments was
-// planned, writes while training waits). Every rank writes its shards into files that the first rank has made,
-// then all share reading them back for checksums, then the first rank gives the directory its name. Between these phases ranks
-// synchronize in proceed(), which all must call after each step. A failure on any rank never throws: outcome() reports it on
-// every rank, and the next save tries again.
+// Saves checkpoints on separate threads: save() copies the training memory into m.copy (or, if no copy of the moments was
+// planned, saves while training waits). Every rank writes its shards into files that the first rank has created, then all share
+// reading them back for checksums, then the first rank renames the directory. Between these phases ranks synchronize in
+// proceed(), which all must call after each step. A failure on any rank never throws: outcome() reports it on every rank, and
+// the next save tries again.
 class Saver {
 public:
     struct Settings {
         std::string out;
         KeptCheckpoints kept;
         ModelTexts texts;
-        std::string reference;    // a file that each checkpoint keeps (reference.h); empty: none
+        std::string reference;    // a file in each checkpoint (reference.h); empty: none
         RunLock* lock = nullptr;  // of out; held by the first rank only
     };
     struct Outcome {
@@ -468,7 +468,7 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    // Where parameters are not in the order of the shards, there must be a copy of this rank's shards of them.
+    // If parameters are not in the order of the shards, there must be a copy of this rank's shards of them.
     void save(const TrainingState& state) {
         wait();
         state_ = state;
@@ -498,8 +498,8 @@ public:
         if (!m_.copies) wait();
     }
 
-    // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is written, so that a
-    // rank that writes for longer than --distributed-timeout is not taken for one that is lost.
+    // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is saved, so that a
+    // rank that saves for longer than --distributed-timeout is not considered lost.
     void proceed() {
         while (phase_ != Phase::idle && everyone(done_)) next_phase();
     }
@@ -513,7 +513,7 @@ private:
     enum class Phase { make, write, sum, publish, idle };
 
     bool first() const { return !world_ || world_->rank() == 0; }
-    // What is trained computes virtual tokens: these are the adapter, and it is kept for resuming, in fp32 alone.
+    // The trained tensors compute virtual tokens: these are the adapter, and the tensors are saved for resuming, only in fp32.
     bool encoded() const { return m_.c.virtual_tokens.encoded(); }
     bool has_masters() const { return has_lower_halves || encoded(); }
     bool everyone(bool mine) const {
@@ -579,7 +579,7 @@ private:
         outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
     }
 
-    // The files of a checkpoint; if the model's own weights are not fp32, those are written beside them.
+    // The files of a checkpoint; if the model's own weights are not fp32, fp32 weights are separate files.
     std::vector<TensorFiles> files(const std::string& dir) const {
         std::vector<TensorFiles> all;
         const char* const weights = m_.frozen ? "/adapter_model.safetensors" : "/model.safetensors";
@@ -624,7 +624,7 @@ private:
         virtual_tokens_.resize(table.size);
         write_parts(files, table, whole, whole.counted(table, {}), [&](size_t i) { return virtual_tokens_[i]; });
     }
-    // All at once where training leaves the cores idle, one after another on a CPU.
+    // In parallel if training leaves the cores idle; on a CPU one after another.
     static void run_all(const std::vector<std::function<void()>>& parts) {
         constexpr auto any = std::launch::async | std::launch::deferred;  // deferred if there are no more threads
         constexpr auto launch = be::memory_is_host ? std::launch::deferred : any;
