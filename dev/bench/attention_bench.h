@@ -1,6 +1,7 @@
-// bench --attention: causal attention over 65,536 tokens in sequences of 512 to 8192, heads of 64 and of 128, and the shape of
-// the literature (batch 4, 48 heads of 128): forward, backward in two kernels and in one, and cuDNN's where its headers were
-// there to compile and it is installed. The variants of a shape take turns, so a clock that changes slows all of them down.
+// bench --attention: causal attention over 65,536 tokens in sequences of 512 to 8192, heads of 64 and of 128, and the common
+// benchmark shape (batch 4, 48 heads of 128): forward, backward in two kernels and in one, and cuDNN's if its headers were
+// available at compile time and it is installed. The variants of a shape alternate, so a changing clock affects all of them
+// alike.
 #pragma once
 #include <functional>
 #include <memory>
@@ -63,7 +64,7 @@ private:
             if (no_cudnn_.empty()) try {
                     cudnn = std::make_unique<cudnn_attention::Plan>(ctx_, shape, false);
                     cudnn_backward = std::make_unique<cudnn_attention::Plan>(ctx_, shape, true);
-                    cudnn->forward(out, lse, qkv);  // fails here, before it has a turn
+                    cudnn->forward(out, lse, qkv);  // fails here, before it is timed
                     cudnn_backward->backward(dqkv, dout, out, lse, qkv);
                     add("cuDNN forward", flops, [&] { cudnn->forward(out, lse, qkv); });
                     add("cuDNN backward", 2.5 * flops, [&] { cudnn_backward->backward(dqkv, dout, out, lse, qkv); });

@@ -1,7 +1,7 @@
-// bench --gemms: every matrix product of a layer and of the head of five models, alone, on random operands: cuBLASLt's first
-// suggestion and the fastest of 32; where the trainer may use an epilogue, the fastest with it, and the fastest without it
+// bench --gemms: every matrix product of a layer and of the head of five models, in isolation, on random operands: cuBLASLt's
+// first suggestion and the fastest of 32; if the trainer may use an epilogue, the fastest with it, and the fastest without it
 // followed by our kernel; in FP8 with sums that stay in the tensor cores ("fast") and sums that are split.
-// bench --bounds: a product of 8192^3 alone, and for two seconds without a pause, in which the clock settles; and a copy.
+// bench --bounds: a single product of 8192^3, and repeated for two seconds, during which the clock settles; and a copy.
 #pragma once
 #include <functional>
 #include <optional>
@@ -41,7 +41,7 @@ public:
 
 private:
     static constexpr cublasLtEpilogue_t plain = CUBLASLT_EPILOGUE_DEFAULT;
-    enum class Then { nothing, gelu, residual };  // what follows a layer's product in the forward pass
+    enum class Then { nothing, gelu, residual };  // the operation after a layer's product in the forward pass
     struct Layer {
         std::string name;
         int IC, OC;
@@ -122,7 +122,7 @@ private:
         }
     }
 
-    // The library's first suggestion and its fastest; none where it has no algorithm, or memory is short.
+    // The library's first suggestion and its fastest; none if it has no algorithm, or memory does not suffice.
     std::optional<gpu::GemmChoice> choose(const Key& key) {
         gpu::GemmPlan plan;
         gpu::detail::describe(plan, key);

@@ -1,4 +1,4 @@
-// What the benchmarks share: clocks and medians, random operands, the machine's bounds, and figures as rows of text or lines of
+// Shared by the benchmarks: clocks and medians, random operands, the machine's bounds, and figures as rows of text or lines of
 // JSON, within a time limit.
 #pragma once
 #include <algorithm>
@@ -63,27 +63,27 @@ private:
 struct Machine {
     double flops;  // the bound that rows are printed against
     const char* flops_name;
-    double fp32, bf16;  // what a CPU's registers do; bf16: 0 where there are no instructions for it
+    double fp32, bf16;  // measured on a CPU's registers; bf16: 0 without such instructions
     const char* bf16_name = "no bf16";
-    double bytes;       // copied in a second
-    double read_bytes;  // read in a second
+    double bytes;       // copied per second
+    double read_bytes;  // read per second
 };
 
-// --json: each figure is a line of JSON instead of a row. --seconds: nothing is begun after the limit; the names of the skipped
+// --json: each figure is a line of JSON instead of a row. --seconds: nothing starts after the limit; the names of skipped
 // figures are printed at the end.
 class Figures {
 public:
     Figures(bool json, double seconds) : json_(json), end_(seconds > 0 ? now() + seconds : INFINITY), seconds_(seconds) {}
 
     bool json() const { return json_; }
-    // False if the time is over: the figure is then among the skipped ones.
+    // Returns false if the time is over, and adds the figure to the skipped ones.
     bool begin(const std::string& name) {
         if (now() < end_) return true;
         if (skipped_.empty() || skipped_.back() != name) skipped_.push_back(name);
         return false;
     }
     bool time_left() const { return now() < end_; }
-    // A time, with the rate that `work` (FLOPs) makes of it.
+    // A time, and the rate for `work` (FLOPs).
     void add(const std::string& name, const std::string& variant, double seconds, double work, const Machine& machine) {
         const double rate = work / seconds / 1e12;
         if (json_) line({{"name", name}, {"variant", variant}, {"ms", seconds * 1e3}, {"value", rate}, {"unit", "TFLOP/s"}});
@@ -100,7 +100,7 @@ public:
         printf("%s\n", fields.dump().c_str());
         fflush(stdout);
     }
-    // The last line: what the limit has cut.
+    // The last line: the figures skipped because of the limit.
     void end() {
         for (const std::string& name : skipped_) note(name, format("skipped: the %g seconds were over", seconds_));
     }

@@ -1,6 +1,6 @@
-// Ops with a stopwatch, for bench --profile: namespace timed has the backend's ops; those of a training step record their time
-// and their minimal work: FLOPs, and bytes to and from memory, every tensor once. On a GPU a stopwatch is two CUDA events from
-// a pool, read after the last step: the host never waits between ops. The two cost the stream a few microseconds per op.
+// Ops with a stopwatch, for bench --profile: namespace timed has the backend's ops; the ops of a training step record their
+// time and their minimal work: FLOPs, and bytes to and from memory, every tensor once. On a GPU a stopwatch is two CUDA events
+// from a pool, read after the last step: the host never waits between ops. The two cost the stream a few microseconds per op.
 #pragma once
 #include <chrono>
 #include <map>
@@ -118,7 +118,7 @@ double from_last(const Arguments& arguments) {
 inline Work product(double N, double IC, double OC, int outputs = 1) {
     return {2 * N * IC * OC, X * (N * IC + IC * OC + outputs * N * OC)};
 }
-// So many products of half of T^2 scores, and tensors of both kinds of heads.
+// `products` products of half of T^2 scores, and `tensors` tensors of both kinds of heads.
 inline Work attention(const AttentionShape& a, int products, int tensors) {
     return {(double)products * a.B * a.T * a.T * a.NH * a.HS, X * a.B * a.T * a.HS * tensors * (a.NH + a.NKV)};
 }
@@ -145,7 +145,7 @@ TIMED(linear_backward_input, product(NUMBER(3, 0), NUMBER(3, 1), NUMBER(3, 2)))
 TIMED(linear_gelu_forward, product(NUMBER(3, 0), NUMBER(3, 1), NUMBER(3, 2), 2))
 TIMED(linear_gelu_backward_input, product(NUMBER(3, 0), NUMBER(3, 1), NUMBER(3, 2)))
 TIMED(linear_residual_forward, product(NUMBER(3, 0), NUMBER(3, 1), NUMBER(3, 2), 2))
-// N, IC, F: gate, up and what becomes of them
+// N, IC, F: gate, up and their product
 TIMED(linear_swiglu_forward,
       Work({2 * NUMBER(3, 0) * NUMBER(3, 1) * 2 * NUMBER(3, 2),
             X*(NUMBER(3, 0) * NUMBER(3, 1) + 2 * NUMBER(3, 1) * NUMBER(3, 2) + 3 * NUMBER(3, 0) * NUMBER(3, 2))}))
@@ -154,7 +154,7 @@ TIMED(linear_swiglu_backward_input,
       Work({2 * NUMBER(3, 0) * NUMBER(3, 1) * NUMBER(3, 2),
             X*(NUMBER(3, 0) * NUMBER(3, 2) + NUMBER(3, 1) * NUMBER(3, 2) + 4 * NUMBER(3, 0) * NUMBER(3, 1))}))
 TIMED(linear_rope_forward, product(THE(AttentionShape).N(), THE(int), (double)THE(AttentionShape).row()))
-// N, IC, OC, acc: gradients that are added to are read, too
+// N, IC, OC, acc: accumulated gradients are also read
 TIMED(linear_backward_weight, Work({2 * NUMBER(4, 0) * NUMBER(4, 1) * NUMBER(4, 2),
                                     X* NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) +
                                         R* NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add))}))

@@ -6,10 +6,10 @@
 // parameter.
 //
 //   1  a launch for each line of the formula   m and v travel through memory again between launches: 40 bytes
-//   2  fused: one pass                         28 bytes; 2- and 4-byte loads, and some wait for a store: for all that the
-//                                              compiler knows, the arrays may overlap
+//   2  fused: one pass                         28 bytes; 2- and 4-byte loads, and some wait for a store: the compiler
+//                                              must assume that the arrays overlap
 //   3  packs: 8 elements of a thread           16-byte loads, eight of them before the first use
-//   4  the trainer's                           the same, for arrays that are not aligned as well
+//   4  the trainer's                           the same, also for arrays that are not aligned
 #include "../../llmc/cpu/optimizer.h"
 #include "../../llmc/gpu/optimizer.cuh"
 #include "ladder.h"
@@ -97,7 +97,7 @@ __global__ void packed(floatX* param, LowerHalf* lower, float* m, float* v, cons
 }
 
 // ---- the ladder ------------------------------------------------------------------------------------------------------------
-// eps is larger than in training, so that forgetting it would show.
+// eps is larger than in training, so that omitting it would be noticed.
 constexpr float lr = 1e-2f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-3f, decay = 0.1f, grad_scale = 0.5f;
 constexpr int64_t step = 3;
 
@@ -142,8 +142,8 @@ struct Problem {
         param.restore(ctx);
     }
 
-    // All numbers are of order one. m is two products and a sum, so within 4 u of the CPU's; v has terms of one sign. The
-    // update is at most 2.1 and has a dozen roundings, of which lr = 1e-2 reaches the weight: less than the weight's own two.
+    // All numbers are near one. m is two products and a sum, so within 4 u of the CPU's; v has terms of one sign. The update is
+    // at most 2.1 and has a dozen roundings, of which lr = 1e-2 reaches the weight: less than the weight's own two.
     void check(ladder::Verdict& verdict) {
         using ladder::u;
         verdict.close("m", m, m0, 1, 0, 4 * u);

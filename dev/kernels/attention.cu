@@ -3,21 +3,21 @@
 //   ds_tj = p_tj (dout_t.v_j - dout_t.out_t),  dq_t = scale sum_j ds_tj k_j,  dk_j = scale sum_t ds_tj q_t,  dv_j = sum_t p_tj
 //   dout_t
 // (llmc/cpu/attention.h has the derivation.) Forward has 2 products of T^2/2 x HS multiply-adds per head, backward 5: 4 and 10
-// FLOPs times T^2/2 HS. Everything that must be moved is of size T HS: bound by the tensor cores, as soon as no T x T matrix
-// travels through memory. Figures count these FLOPs, whatever a rung computes twice; masked halves count nothing.
+// FLOPs times T^2/2 HS. All tensors that must be moved have size T HS: bound by the tensor cores, unless a T x T matrix travels
+// through memory. Figures count these FLOPs, even if a rung computes some twice; masked halves do not count.
 //
 //   1  the T x T matrix in memory, a thread per score   each score reads two rows of HS for itself, and memory grows with T^2
 //   2  flash: tiles of keys, a running maximum          no T x T matrix (Dao et al., 2022); ordinary multiplications, each of
-//                                                       which has to load an operand from shared memory
+//                                                       which must load an operand from shared memory
 //   3  tensor cores: mma.sync                           16 x 8 x 16 products of a warp, copies of the next tile in flight
 //                                                       (Dao, 2023); warps issue the products and wait for them
-//   4  Hopper: wgmma and TMA                            products of 64 rows that run by themselves, tiles that one thread
-//                                                       orders, softmax beside products (Shah et al., 2024)
-//   5  backward alone: in one kernel               5 products instead of 7, as queries' gradients are added up by the copy
-//                                                       engine, in the order in which parts come (--nondeterministic-attention)
-//   5, backward 6  cuDNN's, where the library is installed
-// 2 to 5 are the trainer's own kernels (llmc/gpu/attention_simple.cuh, _mma.cuh, _hopper.cuh); 4 is reached through the op,
-// which chooses it where the GPU can.
+//   4  Hopper: wgmma and TMA                            asynchronous products of 64 rows, tiles loaded by one thread, softmax
+//                                                       overlapped with products (Shah et al., 2024)
+//   5  only backward: in one kernel               5 products instead of 7, as the copy engine sums queries' gradients,
+//                                                 in the order in which parts arrive (--nondeterministic-attention)
+//   5, backward 6  cuDNN's, if the library is installed
+// 2 to 5 are the trainer's own kernels (llmc/gpu/attention_simple.cuh, _mma.cuh, _hopper.cuh); 4 is called through the op,
+// which selects it if the GPU supports it.
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/gpu/attention.cuh"
 #include "../../llmc/gpu/matmul.cuh"
@@ -27,7 +27,7 @@
 namespace {
 
 // ---- 1: the T x T matrix in memory -----------------------------------------------------------------------------------------
-// Of one sequence b at a time. scores, weights, dscores (NH, T, T).
+// One sequence b at a time. scores, weights, dscores (NH, T, T).
 __device__ float dot(const floatX* a, const floatX* b, int n) {
     float sum = 0;
     for (int i = 0; i < n; i++) sum += (float)a[i] * (float)b[i];
@@ -113,7 +113,7 @@ struct Shape {
     int B, T, NH, NKV, HS;
 };
 
-// Both passes. The CPU's out and lse are what every rung's backward is given.
+// Both passes. Every rung's backward gets the CPU's out and lse.
 struct Heads {
     static constexpr double largest = 2.5;  // query, key or value: scores have a standard deviation of two, so that each row
                                             // has keys that matter and others that do not; of dout: 1
@@ -136,10 +136,10 @@ struct Heads {
     std::string name() const { return format("%d x %d tokens, %d/%d heads of %d", a.B, a.T, a.NH, a.NKV, a.HS); }
     double forward_work() const { return 2.0 * a.B * a.T * a.T * a.NH * a.HS; }
 
-    // Rows of a head. Tensor cores take weights (p, ds) rounded to bf16: relative errors of random sign, as large as a
-    // rounding, of terms in random directions; then the result is rounded, here and by the CPU: three roundings. Where all
-    // cancels, as in the first row's dq, which is exactly zero, the error of a dot product in fp32 remains, scaled, times a key
-    // or a query; the error of a score is the same without that factor.
+    // Rows of a head. Tensor cores use weights (p, ds) rounded to bf16: relative errors of random sign, as large as a rounding,
+    // of terms in random directions; then the result is rounded, here and by the CPU: three roundings. If all terms cancel, as
+    // in the first row's dq, which is exactly zero, the error of a dot product in fp32 remains, scaled, times a key or a query;
+    // the error of a score is the same without that factor.
     double relative() const { return 3 * ladder::roundoff<floatX>; }
     double of_dot() const { return (a.HS + 8) * ladder::u * a.scale * a.HS * largest * largest; }
 };
@@ -148,7 +148,7 @@ struct Forward : Heads {
     ladder::Array<floatX> qkv, out;
     ladder::Array<float> lse;
 #ifdef HAVE_CUDNN
-    std::unique_ptr<cudnn_attention::Plan> cudnn;  // made when it is first needed
+    std::unique_ptr<cudnn_attention::Plan> cudnn;  // created on first use
 #endif
     Forward(ladder::Run& run, const Shape& s) : Heads(run, s, false), qkv(qkv0), out(out0.size()), lse(lse0.size()) {}
     double work() const { return forward_work(); }

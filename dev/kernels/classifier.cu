@@ -1,7 +1,7 @@
 // Ladder: the fused classifier, from logits to the loss of each row and, in place, the gradient of the logits.
 //   logZ = log sum_{i<V} exp(x_i),  loss = logZ - x_target,  z = z_coef logZ^2,
 //   dx_i = loss_scale (p_i (1 + 2 z_coef logZ) - [i = target]),  p_i = exp(x_i - logZ)
-// (llmc/cpu/loss.h has the derivation.) Columns V .. Vp-1 are padding; rows with a target below 0 count nothing. At best each
+// (llmc/cpu/loss.h has the derivation.) Columns V .. Vp-1 are padding; rows with a target below 0 do not count. At best each
 // logit is read once and its gradient written once, 4 bytes in bf16, for two exponentials: bound by memory bandwidth. A row of
 // 50,257 logits is 100 KB: too long for registers, not for shared memory.
 //
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(512) three_passes(floatX* logits, Losses out, 
 }
 
 // ---- 3: maximum and sum in one pass ----------------------------------------------------------------------------------------
-// (Milakov & Gimelshein, 2018.) sum is relative to top: each thread has its own, and the block's are put together at the end.
+// (Milakov & Gimelshein, 2018.) sum is relative to top: each thread has its own, and the block's are combined at the end.
 __device__ float log_of_block_sum(float top, float sum) {
     const float highest = block_max(top);
     return highest + logf(block_sum(sum * exp_real(top - highest)));  // a thread without logits adds 0 * exp(-inf)
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(512) online(floatX* logits, Losses out, const 
 }
 
 // ---- 4: packs --------------------------------------------------------------------------------------------------------------
-// Rows begin at a multiple of 16 bytes, so padding is read along with the last logits; it is taken for -inf.
+// Rows start at a multiple of 16 bytes, so padding is read along with the last logits; it is replaced by -inf.
 __global__ void __launch_bounds__(512) packed(floatX* logits, Losses out, const int* targets, Classifier c) {
     constexpr int size = Pack<floatX>::size, under_way = 4;
     const size_t n = blockIdx.x;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(512) packed(floatX* logits, Losses out, const 
                 highest = fmaxf(highest, value[k][j]);
             }
         sum *= exp_real(top - highest);
-        top = highest;  // once for 32 logits, no longer for each
+        top = highest;  // once for 32 logits, not for each
 #pragma unroll
         for (int k = 0; k < under_way; k++)
 #pragma unroll
@@ -185,7 +185,7 @@ struct Problem {
     static std::vector<floatX> random_logits(const Shape& s) {
         std::vector<floatX> x = ladder::random<floatX>((size_t)s.N * s.Vp, 1, -4, 4);
         for (int n = 0; n < s.N; n++)
-            for (int i = s.V; i < s.Vp; i++) x[(size_t)n * s.Vp + i] = (floatX)NAN;  // what padding holds must not matter
+            for (int i = s.V; i < s.Vp; i++) x[(size_t)n * s.Vp + i] = (floatX)NAN;  // the content of padding must not matter
         return x;
     }
     static std::vector<int> random_targets(const Shape& s) {
@@ -204,9 +204,9 @@ struct Problem {
     }
 
     // A sum of V positive terms in fp32, one after the other at worst, has V roundings, each within u of the sum; and they add
-    // up, for many of the logits are the same bf16 number. An exponential of x in [-20, 0] is within 2 + 1.2 |x| units in the
-    // last place. Gradients are that off, relative to themselves (at the target, where p - 1 has at most twice p's relative
-    // error, p being below 1/2), and are rounded twice, here and by the CPU.
+    // up, because many of the logits are the same bf16 number. An exponential of x in [-20, 0] is within 2 + 1.2 |x| units in
+    // the last place. Gradients have this relative error (at the target, where p - 1 has at most twice p's relative error, p
+    // being below 1/2), and are rounded twice, here and by the CPU.
     void check(ladder::Verdict& verdict) {
         const double e = (c.V + 32) * ladder::u, of_log = e + 4 * ladder::u * 16;
         verdict.close("log Z", log_z, log_z0, 1, 0, of_log);

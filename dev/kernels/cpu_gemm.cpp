@@ -1,18 +1,18 @@
 // Ladder: a linear layer's forward pass on a CPU, out (N, OC) = inp (N, IC) weight (OC, IC)^T, bf16 with fp32 sums.
-// (llmc/cpu/matmul.h says what is derived from it, llmc/cpu/gemm.h is where the ladder leads.) 2 N IC OC operations on
-// (N + OC) IC numbers: bound by the units that multiply, if the numbers are near when they are wanted.
+// (llmc/cpu/matmul.h has the derivatives, llmc/cpu/gemm.h the end of the ladder.) 2 N IC OC operations on (N + OC) IC numbers:
+// bound by the arithmetic units, if the numbers are in a near cache when needed.
 //
-//   1  the definition                a sum of one chain: each addition waits for the one before, and nothing is a vector
+//   1  the definition                one chain of additions: each waits for the one before, and nothing is vectorized
 //   2  sixteen sums at once          vectors; but each pair of numbers is loaded, widened to fp32 and used once
 //   3  tiles in registers            4 rows and 64 columns of out stay in registers, so that a number that was loaded and
-//                                    widened is used for 64 or 4 of them; widened copies of a panel of weights lie in the cache
-//   4  the matrix unit               where it multiplies bf16: half the bytes, no widening, two products (AVX512-BF16) or 32
-//                                    (AMX) where there was one
+//                                    widened is used for 64 or 4 of them; widened copies of a panel of weights stay cached
+//   4  the matrix unit               if it multiplies bf16: half the bytes, no widening, two products (AVX512-BF16) or 32
+//                                    (AMX) instead of one
 //   5  the trainer's                 packing by vectors; blocks of rows, columns and k for each cache; both threads pack
-//   6  oneDNN                        for comparison, where the program is built with it
+//   6  oneDNN                        for comparison, if the program is built with it
 //
 //   make ladders     build/cpu-bf16/ladder_cpu_gemm [--sizes small|full] [--kernel N]
-// Each rung is held against the first one's sums in double, with the bound of fp32 sums; then timed: medians of alternating
+// Each rung is compared with the first one's sums in double, with the bound of fp32 sums; then timed: medians of alternating
 // runs.
 #include <array>
 #include <chrono>
@@ -31,7 +31,7 @@
 
 namespace {
 
-// Where the trainer keeps tensors: huge pages, and lines that begin with a row.
+// The trainer's allocation of tensors: huge pages, and rows that start at a cache line.
 template <class E>
 struct TrainersMemory {
     using value_type = E;
@@ -118,7 +118,7 @@ void tiles_in_registers(cpu::Ctx& ctx, Layer& l) {
 }
 
 // ---- 4: the matrix unit ----------------------------------------------------------------------------------------------------
-// Right operands are packed word by word, as the unit multiplies them, and each 16 rows meet the whole panel.
+// Right operands are packed word by word, as the unit multiplies them, and each 16 rows are multiplied with the whole panel.
 template <class E>
 void on_unit(const cpu::MatrixUnit<E>& unit, cpu::Ctx& ctx, Layer& l) {
     const size_t panel_size = (size_t)l.IC * panel, rows_size = (size_t)l.IC * 16;
@@ -163,7 +163,7 @@ void the_librarys(cpu::Ctx&, Layer& l) {
     const auto type = memory::data_type::bf16;
     const memory::desc inp({l.N, l.IC}, type, memory::format_tag::ab), weight({l.IC, l.OC}, type, memory::format_tag::ba),
         out({l.N, l.OC}, type, memory::format_tag::ab);
-    static std::map<std::array<int, 3>, dnnl::matmul> compiled;  // which takes milliseconds
+    static std::map<std::array<int, 3>, dnnl::matmul> compiled;  // compilation takes milliseconds
     const std::array<int, 3> key = {l.N, l.IC, l.OC};
     if (!compiled.count(key)) compiled.emplace(key, dnnl::matmul({dnnl::matmul::desc(inp, weight, out), engine}));
     compiled[key].execute(stream, {{DNNL_ARG_SRC, memory(inp, engine, l.inp.data())},
@@ -189,7 +189,7 @@ const std::vector<Rung> rungs = {
 #endif
 };
 
-// Of the allowed difference, the largest part; NaN if there is one in out.
+// The largest difference as a fraction of the allowed one; NaN if there is one in out.
 double check(const Layer& l) {
     double worst = 0;
 #pragma omp parallel for reduction(max : worst)
@@ -214,7 +214,7 @@ double seconds_of(const Rung& rung, cpu::Ctx& ctx, Layer& l) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What the unit does alone: a product whose factors stay in the first cache, again and again, on all threads.
+// The peak of the unit: a product whose factors stay in the L1 cache, repeatedly, on all threads.
 template <class E>
 double peak(const cpu::MatrixUnit<E>& unit, int threads) {
     constexpr int M = 32, N = 32, K = 128 * cpu::of_word<E>, rounds = 50000;

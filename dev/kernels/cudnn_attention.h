@@ -1,15 +1,15 @@
 // cuDNN's fused attention, next to ours in the ladder and in bench --attention: causal, grouped queries, bf16, on the same
-// arrays. Through cudnn_frontend's graph API: header files (1.32 compiles; from its repository, or from the PyPI package
-// nvidia-cudnn-frontend), which load the library, version 9, when it is first used: a program starts without it. A graph of one
-// operation is built once per shape, then executed.
-// Where heads lie in the fused projection cuDNN learns from strides, so nothing is copied. Its statistics are our lse: the
-// natural logarithm of the sum of exponentials. Backward may add up dq in another order each time, which is its default.
-// HAVE_CUDNN is defined where the headers are there and nvcc compiles. Not yet run on a GPU.
+// arrays. Uses cudnn_frontend's graph API: header files (1.32 compiles; from its repository, or from the PyPI package
+// nvidia-cudnn-frontend), which load the library, version 9, on first use: a program starts without it. A graph of one
+// operation is built once per shape, then executed. Strides describe the position of heads in the fused projection, so nothing
+// is copied. Its statistics are our lse: the natural logarithm of the sum of exponentials. Backward may sum dq in a different
+// order each time, which is its default. HAVE_CUDNN is defined if the headers are available and nvcc compiles. Not yet run on a
+// GPU.
 #pragma once
 #if defined(__CUDACC__) && __has_include(<cudnn_frontend.h>)
 #define HAVE_CUDNN
 #include <cstring>                    // cudnn_frontend.h uses it without asking for it
-#define CUDNN_FRONTEND_SKIP_JSON_LIB  // graphs as text, which nobody asks for here: half of the time to compile
+#define CUDNN_FRONTEND_SKIP_JSON_LIB  // no graphs as text, which halves the compile time
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
@@ -19,14 +19,14 @@
 #include "../../llmc/gpu/attention_simple.cuh"
 
 namespace cudnn_frontend {
-inline void* cudnn_dlhandle = nullptr;  // where its functions look for the library's
+inline void* cudnn_dlhandle = nullptr;  // the frontend's functions look up the library's here
 }
 
 namespace cudnn_attention {
 
 namespace fe = cudnn_frontend;
 
-// Loads the library. Empty, or why it cannot be used.
+// Loads the library. Returns empty, or the reason why it cannot be used.
 inline std::string lacks(const gpu::Ctx&) try {
     if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_GLOBAL);
     if (!fe::cudnn_dlhandle) return std::string("cuDNN is not installed: ") + dlerror();

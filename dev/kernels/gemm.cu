@@ -8,13 +8,13 @@
 //   2  tiles in shared memory, 8 x 8 per thread      a number in shared memory serves 128 threads, in a register 8 products;
 //                                                    fp32 multipliers: 67 TFLOP/s at most
 //   3  tensor cores: mma.sync                        16 x 8 x 16 products of a warp, copies in flight (cp.async), swizzled rows
-//   4  Hopper: wgmma and TMA                         64 x 128 x 16 products of four warps out of shared memory; one thread
-//                                                    orders whole tiles
+//   4  Hopper: wgmma and TMA                        64 x 128 x 16 products of four warps from shared memory; one thread
+//                                                    loads whole tiles
 //   5  a producer, tiles of 128 x 256, persistent    loads run ahead across tiles; registers go to the warps that sum;
 //                                                    half the reads per product; results leave through shared memory by TMA
 //   6  clusters                                      two blocks load B together: 32 KB instead of 48 KB per step of a block
 //   7  cuBLASLt's first suggestion, for comparison
-// Layers' products, forward and backward: 5, 6 and 7 only, numbered 1 to 3.
+// Layers' products, forward and backward: only 5, 6 and 7, numbered 1 to 3.
 // 5 and 6 are gemm_hopper.cuh with clusters of one and of two blocks.
 #include "../../llmc/cpu/matmul.h"
 #include "../../llmc/gpu/matmul.cuh"
@@ -26,11 +26,11 @@ namespace {
 using gpu::hopper::Major;
 constexpr Major by_rows = Major::rows, by_columns = Major::columns;
 
-// Which product of a linear layer: what out, A and B are stored as.
+// The products of a linear layer, with the tensors that out, A and B represent.
 enum class Product { forward, backward_input, backward_weight };
 
 // ---- 1: a thread per element -----------------------------------------------------------------------------------------------
-// a_k: distance of A's neighbours along K, a_m: along M; the same of B.
+// a_k: distance of A's neighbours along K, a_m: along M; likewise for B.
 struct Strides {
     size_t a_m, a_k, b_n, b_k;
 };
@@ -43,7 +43,7 @@ __global__ void naive(bf16* out, const bf16* a, const bf16* b, Strides s, int M,
 }
 
 // ---- 2: tiles in shared memory ---------------------------------------------------------------------------------------------
-// 128 x 128 of a block of 256 threads; a thread sums 8 x 8: rows y + 16 i, columns x + 16 j.
+// 128 x 128 per block of 256 threads; a thread sums 8 x 8: rows y + 16 i, columns x + 16 j.
 __global__ void __launch_bounds__(256) tiled(bf16* out, const bf16* a, const bf16* b, Strides s, int M, int N, int K) {
     constexpr int depth = 16;
     __shared__ float a_tile[depth][128], b_tile[depth][128];
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_fragment(bf16* out, const float* d, int ro
 }
 
 // ---- 3: mma.sync -----------------------------------------------------------------------------------------------------------
-// 128 x 128 of a block of 8 warps, each of which sums 64 x 32; steps of 32 along K, three in shared memory. Both factors are
+// 128 x 128 per block of 8 warps, each of which sums 64 x 32; steps of 32 along K, three in shared memory. Both factors are
 // contiguous along K, K a multiple of 8. Rows of 64 bytes: chunk c of 16 bytes of row r is at c ^ r / 2 % 4.
 __device__ __forceinline__ const bf16* chunk_of(const bf16 (&tile)[128][32], int row, int chunk) {
     return &tile[row][(chunk ^ row / 2 % 4) * 8];
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(256) mma(bf16* out, const bf16* a, const bf16*
 }
 
 // ---- 4: wgmma and TMA ------------------------------------------------------------------------------------------------------
-// 128 x 128 of a block of two warpgroups, each of which sums 64 x 128; steps of 64 along K, four in shared memory. Thread 0
-// loads a step when all have left the one that had its place.
+// 128 x 128 per block of two warpgroups, each of which sums 64 x 128; steps of 64 along K, four in shared memory. Thread 0
+// loads a step when all warps have released its slot.
 __global__ void __launch_bounds__(256)
     wgmma_tiles(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map, bf16* out, int M, int N,
                 int steps) {

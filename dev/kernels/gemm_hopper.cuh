@@ -7,17 +7,17 @@
 //
 // A block multiplies a tile of 128 x 256 in steps of 64 along K. Its first warpgroup is the producer: one thread keeps a ring
 // of four stages (A's 128 x 64 and B's 256 x 64, 48 KB) filled by TMA and gives its registers to the two consumers, each of
-// which sums 64 x 256 in 128 registers per thread with wgmma m64n256k16. Where a tile reaches beyond the matrices, TMA reads
-// zeros and clips stores, so only the contiguous dimensions must be multiples of 8 (16 bytes).
-//   Clusters. At 5.3 TFLOP/s a multiprocessor reads 48 KB in 0.8 us: 8 TB/s for 132 of them, more than the L2 cache gives. Two
-//   blocks of a cluster take tiles above one another, so that they need the same B: each loads half of it and multicasts it to
-//   both (32 KB per step and block, 5.3 TB/s). A stage is free once the consumers of both blocks have read it.
-//   Persistent. The grid fills the GPU; each cluster takes every n-th item. The producer loads the next item's stages while the
-//   consumers store. Items are ordered in bands of rows (2048 of M), so that the 66 clusters at work share rows and columns in
-//   the L2 cache.
+// which sums 64 x 256 in 128 registers per thread with wgmma m64n256k16. If a tile reaches beyond the matrices, TMA reads zeros
+// and clips stores, so only the contiguous dimensions must be multiples of 8 (16 bytes).
+//   Clusters. At 5.3 TFLOP/s a multiprocessor reads 48 KB in 0.8 us: 8 TB/s for 132 of them, more than the L2 cache has. The
+//   two blocks of a cluster process tiles above one another, so that they need the same B: each loads half of it and
+//   multicasts it to both (32 KB per step and block, 5.3 TB/s). A stage is free once the consumers of both have read it.
+//   Persistent. The grid fills the GPU; each cluster processes every n-th item. The producer loads the next item's stages
+//   while the consumers store. Items are ordered in bands of rows (2048 of M), so that the 66 active clusters share rows and
+//   columns in the L2 cache.
 //   Epilogue. Each warp writes its 16 rows by stmatrix into its own two buffers of 16 x 64, and TMA stores these: no barriers
 //   between warps.
-//   Splits. Where there are fewer tiles than multiprocessors (gradients of small weights), K is split, parts of the sums go to
+//   Splits. If there are fewer tiles than multiprocessors (gradients of small weights), K is split, parts of the sums go to
 //   scratch memory in fp32, and a second kernel adds them in order.
 //
 // Determinism: sums have a fixed order, given the sizes and the number of multiprocessors. K is summed in order within a split.
@@ -43,7 +43,7 @@ struct Gemm {
     static constexpr unsigned stage_bytes = 3 * unit_elements * sizeof(bf16);
 };
 
-// The items of a product, a tile of each block of a cluster: (128 * cluster, 256) over a part of K.
+// The items of a product, one tile per block of a cluster: (128 * cluster, 256) over a part of K.
 struct GemmWork {
     int M, N, steps, splits;   // steps along K
     int rows, columns, group;  // items; rows of a band
@@ -62,7 +62,7 @@ struct GemmWork {
 // ---- device ----------------------------------------------------------------------------------------------------------------
 #ifdef HOPPER_CODE
 
-// Loads 128 rows of A, or columns of B, from x on, over step k. blocks: the mask of a multicast, 0: to this block alone.
+// Loads 128 rows of A, or columns of B, from x on, over step k. blocks: the mask of a multicast, 0: only to this block.
 template <Major major>
 __device__ __forceinline__ void load_unit(bf16* to, const CUtensorMap& map, uint64_t* full, int x, int k, uint16_t blocks) {
     const auto load = [&](bf16* box, int x0, int x1) {
@@ -85,7 +85,7 @@ __device__ void gemm_producer(Gemm::Shared& shared, const CUtensorMap& a_map, co
             const unsigned stage = n % Gemm::stages;
             uint64_t* full = &shared.full[stage];
             mbarrier_wait(&shared.empty[stage], (n / Gemm::stages & 1) ^ 1);
-            mbarrier_arrive_expect(full, Gemm::stage_bytes);  // both halves of B, whichever block loads them
+            mbarrier_arrive_expect(full, Gemm::stage_bytes);  // both halves of B, from either block
             load_unit<a_major>(shared.a[stage], a_map, full, m0, k, 0);
             for (int half = 0; half < 2; half++)
                 if (cluster == 1 || half == rank)
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Gemm::threads, 1)
     }
     if (cluster > 1) cluster_sync();
     else __syncthreads();
-    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // tells the compiler that it is uniform in a warp
+    const int warpgroup = __shfl_sync(all_lanes, threadIdx.x / 128, 0);  // declares it uniform in a warp
     if (warpgroup == 0) {
         registers_decrease<Gemm::producer_registers>();
         if (threadIdx.x == 0) gemm_producer<cluster, a_major, b_major>(*shared, a_map, b_map, work);
@@ -283,7 +283,7 @@ void run_gemm(Ctx& ctx, bf16* out, const bf16* a, const bf16* b, const bf16* bia
 
 struct GemmOptions {
     int cluster;  // 1 or 2 blocks that share B
-    int splits;   // of K; 0: chosen
+    int splits;   // of K; 0: chosen automatically
 };
 template <int cluster>
 void choose_gemm(Ctx& ctx, bf16* out, const GemmFactor& a, const GemmFactor& b, const bf16* bias, int M, int N, int K,

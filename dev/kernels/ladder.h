@@ -1,23 +1,23 @@
-// What all ladders share. A ladder is one op written several times, from the obvious kernel to the trainer's; each version is a
-// rung. Every rung is first held against the op's definition (cpu::, plain loops) on small odd sizes, then, on a GPU, at a
-// large size too, and timed there.
+// Shared by all ladders. A ladder is one op written several times, from the obvious kernel to the trainer's; each version is a
+// rung. Every rung is first compared with the op's definition (cpu::, plain loops) on small odd sizes, then, on a GPU, also at
+// a large size, and timed there.
 //
 // A ladder is a Problem and a list of rungs:
 //   struct Problem {
-//       Problem(ladder::Run&, const Shape&);    // inputs; what cpu:: makes of them
+//       Problem(ladder::Run&, const Shape&);    // inputs, and cpu::'s results
 //       std::string name() const;               // of its shape
 //       double work() const;                    // bytes that must be moved, or FLOPs
 //       void restore(gpu::Ctx&);                // everything that rungs write, as it was before
-//       void check(ladder::Verdict&);           // what a rung has written against what cpu:: did
+//       void check(ladder::Verdict&);           // a rung's output against cpu::'s
 //   };
 //   ladder::climb<Problem>(run, "adamw", ladder::copy_bound, {{"the first rung", [](gpu::Ctx& ctx, Problem& p) { ... }}, ...},
 //                          small_shapes, large_shapes);
 //
 // Differences. A tensor is compared row by row: |actual - expected| <= rtol |expected| + atol sqrt(row), lengths of the rows as
-// vectors; a row of one element compares element by element. NaN never passes. Outputs are NaN until written, lie between
-// guards, and must come out with the same bits twice, unless a rung says that it cannot promise that.
-// Time: the median of single runs between CUDA events. Before each of them, outside of the events, what the op overwrites is
-// restored (so that each run has the same random numbers) and the L2 cache is filled with something else.
+// vectors; a row of one element compares element by element. NaN never passes. Outputs are NaN until written, are between
+// guards, and must have the same bits in two runs, unless a rung declares that it cannot guarantee that. Time: the median of
+// single runs between CUDA events. Before each run, outside of the events, overwritten inputs are restored (so that each run
+// has the same random numbers) and the L2 cache is filled with other data.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -53,7 +53,7 @@ std::vector<T> random(size_t n, uint64_t seed, double low, double high) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------------------------
-// What a rung reads or writes, on the device between guards; its first values are kept there for restore().
+// An array that a rung reads or writes, on the device between guards; its initial values are kept there for restore().
 template <class T>
 class Array {
 public:
@@ -63,7 +63,7 @@ public:
         CUDA(cudaMemset(memory_, pattern, bytes() + 2 * guard));
         CUDA(cudaDeviceSynchronize());
     }
-    // An input, or what a rung changes.
+    // An input, or an array that a rung changes.
     explicit Array(const std::vector<T>& values) : Array(values.size()) {
         CUDA(cudaMalloc(&first_, bytes()));
         CUDA(cudaMemcpy(first_, values.data(), bytes(), cudaMemcpyHostToDevice));
@@ -164,7 +164,7 @@ public:
     }
 
     const std::string& complaint() const { return complaint_; }
-    double worst() const { return worst_; }  // of what was allowed
+    double worst() const { return worst_; }  // as a fraction of the allowed difference
     uint64_t bits() const { return bits_; }  // differ if anything compared does
 
 private:
@@ -177,7 +177,7 @@ private:
 
 // ---- a run of the program --------------------------------------------------------------------------------------------------
 struct Run {
-#ifdef EMU_TSAN  // takes OpenMP's barriers for races, and milliseconds for each thread of a kernel
+#ifdef EMU_TSAN  // reports OpenMP's barriers as races, and needs milliseconds for each thread of a kernel
     static constexpr int host_threads = 1;
     static constexpr bool brief = true;
 #else
@@ -189,12 +189,12 @@ struct Run {
     bool large = !emulated();  // also check and time the large sizes
     int only = 0;              // a rung's number, or 0 for all
     bool wrong = false;
-    bool climbed = false;    // an op that has this rung was found;
-    std::string lacks_rung;  // or what the others have
+    bool climbed = false;    // an op with this rung was found;
+    std::string lacks_rung;  // or the reason why it is missing
 
     static bool emulated() { return strcmp(gpu::backend_name, "emu") == 0; }
 
-    // Median seconds of f alone; `before` runs ahead of each time, unmeasured.
+    // Median seconds of only f; `before` runs ahead of each time, unmeasured.
     double seconds(const std::function<void()>& before, const std::function<void()>& f) {
         struct Event {
             cudaEvent_t event;
@@ -230,7 +230,7 @@ private:
     std::unique_ptr<Array<char>> flush_;
 };
 
-// What a ladder's figures are compared with: measured once in the same run.
+// The bound that a ladder's figures are compared with: measured once in the same run.
 struct Bound {
     const char *unit, *name;
     double scale;             // of the unit
@@ -249,10 +249,10 @@ struct Rung {
     const char* teaches;
     void (*run)(gpu::Ctx&, Problem&);
     bool same_bits = true;                            // in every run
-    std::string (*lacks)(const gpu::Ctx&) = nullptr;  // what this machine lacks for it, or nothing
+    std::string (*lacks)(const gpu::Ctx&) = nullptr;  // why this machine cannot run it, or empty
 };
 
-// Twice, from the same start, on scratch memory that holds NaN. Returns what is wrong.
+// Runs it twice, from the same start, on scratch memory that holds NaN. Returns the problem.
 template <class Problem>
 std::string check(Run& run, Problem& problem, const Rung<Problem>& rung, double& worst) {
     uint64_t bits[2];
@@ -313,7 +313,7 @@ void climb(Run& run, const char* op, const Bound& bound, const std::vector<Rung<
     if (Run::emulated()) return (void)printf("%s: not timed on the emulator\n\n", op);
     if (!run.large) return;
 
-    run.oracle.plain = false;  // plain loops would take minutes; the tests of cpu:: hold its fast ones against them
+    run.oracle.plain = false;  // plain loops would take minutes; the tests of cpu:: compare its fast ones with them
     const double most = bound.measure(run);
     for (const Shape& shape : large_shapes) {
         Problem problem(run, shape);

@@ -1,12 +1,12 @@
 // Ladder: the backward pass of RMSNorm, y = w xhat with xhat = x r, r = rstd of the row.
 //   dx += r (g - xhat mean(g xhat)) with g = w dy,   dw += sum over rows of dy xhat
 // (llmc/cpu/norm.h has the derivation.) x (N, C). Reads x, dy and dx, writes dx: 8 bytes of bf16 per element for about ten
-// operations, bound by memory bandwidth. What makes it a puzzle: dx sums along rows, dw down columns, of the same data.
+// operations, bound by memory bandwidth. The difficulty: dx sums along rows, dw down columns, of the same data.
 //
 //   1  a thread per row, then one per column   rows: neighbouring threads read a row's length apart; columns: few threads
-//   2  a warp per row, dw by atomic adds       reads as it should, but every element adds to global memory, in an order that
+//   2  a warp per row, dw by atomic adds       coalesced reads, but every element adds to global memory, in an order that
 //                                              changes from run to run, and so do the last bits of dw
-//   3  dw in parts, one per block              a block adds its rows up in shared memory, a second kernel adds the blocks up:
+//   3  dw in parts, one per block              a block sums its rows in shared memory, a second kernel sums the blocks:
 //                                              the same bits in every run; 2-byte loads, each row is read twice
 //   4  packs, parts in registers               a thread owns 8 columns: one reading, three loads in flight; two barriers a row
 //   5  the trainer's                           one barrier a row or none, several rows at once, as many blocks as run at once
@@ -101,7 +101,7 @@ __global__ void add_parts(Norm k, const float* parts, int n_parts) {
 __global__ void __launch_bounds__(1024) pack_per_thread(float* parts, Norm k) {
     constexpr int size = Pack<floatX>::size;
     const int first = threadIdx.x * size;
-    const bool there = first < k.C;  // the last warp may reach beyond the row, but has to come to the barriers
+    const bool there = first < k.C;  // the last warp may reach beyond the row, but must reach the barriers
     Pack<floatX> w{};
     if (there) w = load(k.w + first);
     float dw[size] = {};
@@ -152,7 +152,7 @@ struct Problem {
           x0(ladder::random<floatX>((size_t)N * C, 3, -1, 1)),
           w0(ladder::random<floatX>(C, 4, 0.5, 1.5)),
           dw0(ladder::random<float>(C, 5, -1, 1)),
-          rstd0(ladder::random<float>(N, 6, 0.5, 2)),  // backward takes whatever it is given
+          rstd0(ladder::random<float>(N, 6, 0.5, 2)),  // backward accepts any input
           dx(dx0),
           dy(dy0),
           x(x0),
@@ -170,10 +170,10 @@ struct Problem {
         dw.restore(ctx);
     }
 
-    // dx: the same numbers, a few u apart, are rounded to floatX here and by the CPU; where they lie on two sides of a tie,
-    // they end one step apart, which a row has few of: half of one rounding of all is enough. dw: a sum of N + 1 terms has as
-    // many roundings of random sign, each of them within u of a sum that is no larger than the result: sqrt(N) u of the length
-    // of dw, for the CPU's and the rung's; four times that is allowed.
+    // dx: the same numbers, a few u apart, are rounded to floatX here and by the CPU; if they are on two sides of a tie, they
+    // end one step apart, which a row has few of: half of one rounding of all is enough. dw: a sum of N + 1 terms has as many
+    // roundings of random sign, each of them within u of a sum that is no larger than the result: sqrt(N) u of the length of
+    // dw, for the CPU's and the rung's; four times that is allowed.
     void check(ladder::Verdict& verdict) {
         verdict.close("dx", dx, dx0, C, ladder::roundoff<floatX> / 2 + 32 * ladder::u, 0);
         verdict.close("dw", dw, dw0, C, (4 * std::sqrt((double)N) + 8) * ladder::u, 0);
@@ -181,7 +181,7 @@ struct Problem {
     Norm norm() const { return {dx.p(), dw.p(), dy.p(), x.p(), w.p(), rstd.p(), N, C}; }
 };
 
-// Blocks that each take every so many-th row: enough to keep the GPU busy, few enough that their parts of dw are few.
+// Blocks that each process every n-th row: enough to keep the GPU busy, few enough that their parts of dw are few.
 int blocks_of(const gpu::Ctx& ctx, const Problem& p) { return std::min(p.N, 4 * ctx.multiprocessors); }
 
 void climb_all(ladder::Run& run) {
