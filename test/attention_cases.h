@@ -58,8 +58,8 @@ inline std::vector<int> document_starts(int B, int T) {
     return starts;
 }
 
-// The rows of a step in which sequences get one token each: sequence b begins b steps after the first one, and lies in place
-// B - b of the cache.
+// The rows of a step in which sequences get one token each: sequence b starts b steps after the first one, and occupies place B
+// - b of the cache.
 struct DecodedRows {
     std::vector<int> sequences, t;
     const Case& k;
@@ -70,7 +70,7 @@ struct DecodedRows {
                 t.push_back(step - b);
             }
     }
-    size_t row(int i) const { return (size_t)(k.B - sequences[i]) * k.T + t[i]; }  // of all sequences, one after another
+    size_t row(int i) const { return (size_t)(k.B - sequences[i]) * k.T + t[i]; }  // of all sequences, concatenated
 };
 
 // The first key that each row sees.

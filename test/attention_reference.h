@@ -1,7 +1,7 @@
-// Shared by the tests of attention on CPU and GPU: problems, sums in double to compare with, and what every implementation must
-// do. What is allowed: one rounding per result plus a first order bound on the fp32 arithmetic inside, u = 2^-24. A score s has
-// an absolute error e; p = exp(s - m) then a relative error exp(e) - 1; the sums over keys or queries add one rounding per
-// term. What differs between implementations is in the Arithmetic of each.
+// Shared by the tests of attention on CPU and GPU: problems, sums in double as references, and requirements for every
+// implementation. Allowed errors: one rounding per result plus a first order bound on the fp32 arithmetic inside, u = 2^-24. A
+// score s has an absolute error e; p = exp(s - m) then a relative error exp(e) - 1; the sums over keys or queries add one
+// rounding per term. The Arithmetic of each implementation describes the differences.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -45,23 +45,23 @@ struct Results {
 };
 
 // ---- reference -------------------------------------------------------------------------------------------------------------
-// Bounds on what an implementation's arithmetic rounds, first order, relative unless they say otherwise. Each test file derives
-// those of its own.
+// Bounds on the rounding errors of an implementation's arithmetic, first order, relative unless stated otherwise. Each test
+// file derives its own.
 struct Arithmetic {
     double operand = 0;    // a weight and its gradient, rounded as operands of a matrix unit
-    int tile = 0;          // tokens after which sums are carried over
+    int tile = 0;          // tokens per partial sum
     double logarithm = 0;  // lse's last steps, relative to its two parts: the largest score and the logarithm of the sum
     double division = 0;   // out's last steps: the sum over keys becomes a mean
 
     virtual ~Arithmetic() = default;
-    // A weight exp(score - top) after so many tiles, and exp(score - log_sum); the score has an absolute error.
+    // A weight exp(score - top) after `tiles` tiles, and exp(score - log_sum); the score has an absolute error.
     virtual double forward_weight(double score, double top, double score_error, int tiles) const = 0;
     virtual double backward_weight(double score, double log_sum, double score_error) const = 0;
     // ALiBi's bias, absolute: the slope times a distance in tokens.
     virtual double bias(double slope, int distance) const { return 4 * u * slope * distance; }
     // A capped score, absolute.
     virtual double cap(double /*cap*/, double value) const { return 6 * u * std::abs(value); }
-    // What a sink adds to the error of lse, absolute, and of out; and the steps of its gradient beside sums.
+    // A sink's contribution to the error of lse, absolute, and of out; and the steps of its gradient except sums.
     virtual double lse_with_sink(double /*top*/) const { return 0; }
     virtual double out_with_sink(double top) const { return lse_with_sink(top); }
     virtual double sink_gradient(double /*exponent*/) const { return 0; }
@@ -81,7 +81,7 @@ struct Expected {
     Bounded out, lse, dqkv, dsinks;
 };
 
-// The score s of a soft cap, and the derivative; each with an error if that of s is `s_error`.
+// The score s of a soft cap, and the derivative; each with an error if s has the error `s_error`.
 struct Capped {
     double value, error, derivative = 1, derivative_error = 0;
     Capped(double s, double s_error, double cap, const Arithmetic& arithmetic) : value(s), error(s_error) {
@@ -94,7 +94,7 @@ struct Capped {
     }
 };
 
-// Reads the problem and the arithmetic that it was made with as long as it lives.
+// Reads the problem and the arithmetic that it was made with during its lifetime.
 template <class T>
 class Reference {
 public:
@@ -102,7 +102,7 @@ public:
     Reference(const Problem<T>& p, const Arithmetic& arithmetic, bool exact_scores = false)
         : p_(p), arithmetic_(arithmetic), qkv_(doubles(p.qkv)), dout_(doubles(p.dout)), exact_(exact_scores) {}
 
-    // Gradients are those of the out and lse that the op has given.
+    // Gradients are computed from the op's out and lse.
     Expected of(const Results<T>& r) const {
         Expected e = {Bounded(r.out.size()), Bounded(r.lse.size()), Bounded(r.dqkv.size()), Bounded(r.dsinks.size())};
         const Doubles out = doubles(r.out), lse = doubles(r.lse);
@@ -238,7 +238,7 @@ private:
 };
 
 // ---- comparisons -----------------------------------------------------------------------------------------------------------
-// Returns what it has compared with.
+// Returns the expected values.
 template <class T>
 Expected check(const Problem<T>& p, const Results<T>& r, const Arithmetic& arithmetic, bool exact_scores = false) {
     const Expected expected = Reference<T>(p, arithmetic, exact_scores).of(r);
@@ -249,7 +249,7 @@ Expected check(const Problem<T>& p, const Results<T>& r, const Arithmetic& arith
     return expected;
 }
 
-// A row that sees only itself has weight 1: its value comes out unchanged, or with the given relative error.
+// A row that sees only itself has weight 1: its value is unchanged, or has the given relative error.
 template <class T>
 void expect_first_tokens_unchanged(const Problem<T>& p, const Results<T>& r, double error = 0) {
     const Case& k = p.k;
@@ -296,9 +296,9 @@ void expect_means(const Case& k, const Results<T>& r, const Arithmetic& arithmet
     }
 }
 
-// ---- what a row may see ----------------------------------------------------------------------------------------------------
-// Tokens from one on turn into others, a million million times larger: rows before keep their bits, out and lse and their
-// queries' gradients. One sequence; run(problem) gives the results.
+// ---- masking ---------------------------------------------------------------------------------------------------------------
+// Replaces tokens from one on by others, a million million times larger: earlier rows keep their bits, out and lse and their
+// queries' gradients. One sequence; run(problem) returns the results.
 template <class T, class Run>
 void expect_later_tokens_change_nothing(const Problem<T>& p, const std::vector<int>& changes, Run run) {
     const Case& k = p.k;
@@ -323,7 +323,7 @@ void expect_later_tokens_change_nothing(const Problem<T>& p, const std::vector<i
     }
 }
 
-// The document of the first sequence that begins at a token changes, its tokens and gradients: all others keep their bits,
+// Changes the tokens and gradients of the document of the first sequence that starts at a token: all others keep their bits,
 // gradients included, and so does the other sequence.
 template <class T, class Run>
 void expect_documents_apart(const Problem<T>& p, const std::vector<int>& starts, Run run) {
@@ -351,15 +351,15 @@ void expect_documents_apart(const Problem<T>& p, const std::vector<int>& starts,
 }
 
 // ---- decoding --------------------------------------------------------------------------------------------------------------
-// A problem token by token, in caches whose rows are NaN until they are written, against the same attention over whole
-// sequences. These begin one after another (DecodedRows); place 0 of the caches stays as it is.
+// Decodes a problem token by token, in caches whose rows are NaN until they are written, and compares with the same attention
+// over whole sequences. These start one after another (DecodedRows); place 0 of the caches must not change.
 template <class T>
 struct Decoding {
     const Problem<T>& p;
     const Case& k = p.k;
     const int P = k.T + 3;  // rows of the caches
     const size_t cached = (size_t)k.NKV * k.HS, produced = (size_t)k.NH * k.HS;
-    std::vector<T> keys, values;  // what the caches hold, (B + 1, P, NKV, HS)
+    std::vector<T> keys, values;  // content of the caches, (B + 1, P, NKV, HS)
     std::vector<T> out;           // of all tokens
 
     explicit Decoding(const Problem<T>& problem)
@@ -372,7 +372,7 @@ struct Decoding {
         s.T = 1;
         return s;
     }
-    // What a step is given. After it the caches hold these tokens' keys and values.
+    // A step's input. After the step the caches hold these tokens' keys and values.
     std::vector<T> tokens(const DecodedRows& rows) {
         std::vector<T> qkv(rows.t.size() * k.width());
         for (size_t i = 0; i < rows.t.size(); i++) {

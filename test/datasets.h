@@ -1,4 +1,4 @@
-// Datasets whose tokens tell where they lie, and Megatron's order of their samples as a slow transcription.
+// Datasets whose tokens encode their position, and a slow transcription of Megatron's order of samples.
 #pragma once
 #include <numeric>
 #include <string>
@@ -21,7 +21,7 @@ inline void write_dataset(const std::string& prefix, int vocab_size, const std::
     writer.commit();
 }
 
-// Token t of document d is base + 1000 d + t, so that a token tells where it lies.
+// Token t of document d is base + 1000 d + t, so that a token identifies its position.
 inline std::vector<Ints> numbered_documents(const Ints& lengths, int base = 0) {
     std::vector<Ints> documents;
     for (size_t d = 0; d < lengths.size(); d++) {
@@ -77,7 +77,7 @@ inline const OrderGolden orders[] = {
      {3, 6, 2, 2, 0, 5, 4, 0, 1, 4, 3, 4, 3, 2, 0, 1, 6, 5, 6, 5, 1},
      {8, 19, 14, 1, 4, 11, 20, 17, 13, 9, 0, 7, 3, 10, 6, 2, 5, 12, 16, 18, 15},
      {5004, 6000, 2005, 6000, 2002, 3001, 5003, 6000, 2001, 1, 3000, 5000, 2007, 1000, 1, 2003, 2006, 3001, 4, 5003, 0}},
-    // it gives 2 of 7: kept apart
+    // it gives 2 of 7: shuffled separately
     {{5, 3, 9, 4, 0, 7, 1},
      0,
      7,
@@ -103,8 +103,8 @@ inline const OrderGolden orders[] = {
      {3001, 5000, 6001, 7000, 4003, 4002}},
 };
 
-// Megatron's GPTDataset, written as it is there: epochs by repeated addition, recursion for the last epoch, a stream of all
-// tokens where it has sample_index.
+// Megatron's GPTDataset, transcribed: epochs by repeated addition, recursion for the last epoch, a stream of all tokens instead
+// of sample_index.
 struct SlowOrder {
     int64_t n_epochs = 1;
     bool apart = false;

@@ -58,7 +58,7 @@ std::string array_of(const std::vector<T>& values) {
     return s;
 }
 
-// The message of the Error that f throws; it must hold every one of `parts`.
+// The message of the Error that f throws; it must contain every one of `parts`.
 template <class F>
 std::string expect_error(F f, const std::vector<std::string>& parts) {
     try {

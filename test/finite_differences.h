@@ -11,8 +11,8 @@
 
 namespace test {
 
-// Checks `of_each` random elements of every tensor of a table; loss() is computed with the parameters as they are in `params`,
-// and each tensor must have a gradient. The bound: truncation is of the size of h^2 = 1e-10, rounding of 1e-16 / h = 1e-11.
+// Checks `of_each` random elements of every tensor of a table; loss() uses the current parameters in `params`, and each tensor
+// must have a gradient. The bound: truncation is about h^2 = 1e-10, rounding about 1e-16 / h = 1e-11.
 template <class Loss>
 void expect_finite_differences(const ParameterTable& table, floatX* params, const real* grads, int of_each,
                                const std::string& name, Loss loss) {

@@ -1,4 +1,4 @@
-// Every matrix unit that tests can run on this machine: those of the CPU, and the emulation of AMX.
+// Every matrix unit that tests can run on this machine: the CPU's, and the emulation of AMX.
 #pragma once
 #include <type_traits>
 

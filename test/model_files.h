@@ -1,4 +1,4 @@
-// Writes model files for tests: whole and at once, where the trainer writes part by part and rank by rank.
+// Writes model files for tests: whole and at once, whereas the trainer writes part by part and rank by rank.
 #pragma once
 #include <functional>
 #include <string>

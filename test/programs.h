@@ -1,5 +1,4 @@
-// Programs within a program of tests, because compiled once is compiled faster: what test scripts start as processes of their
-// own.
+// Programs inside a program of tests, which saves compile time: test scripts start them as separate processes.
 #pragma once
 #include <map>
 #include <string>

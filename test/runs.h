@@ -1,4 +1,4 @@
-// Runs for the tests of what they tell: records of their steps, a console that remembers, a page that is whole.
+// Helpers for tests of a run's output: records of steps, a recording console, validation of pages.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
 using Scratch = test::TemporaryDirectory;
 
-// A console that remembers.
+// A console that records its output.
 struct Console {
     char* text = nullptr;
     size_t size = 0;
@@ -72,7 +72,7 @@ inline size_t count(const std::string& text, const std::string& what) {
     return n;
 }
 
-// Every element that is opened is closed, in order; void elements aside. Scripts and styles are passed over.
+// Every opened element is closed, in order, except void elements. Ignores scripts and styles.
 inline void expect_balanced(const std::string& html) {
     std::vector<std::string> open;
     for (size_t i = html.find('<'); i != std::string::npos; i = html.find('<', i)) {

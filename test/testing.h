@@ -98,7 +98,7 @@ public:
 
 private:
     static constexpr size_t guard = 256;
-    static constexpr uint8_t pattern = 0xFF;  // NaN in every float type, so that reads beyond the ends show, too
+    static constexpr uint8_t pattern = 0xFF;  // NaN in every float type, so that reads beyond the ends are detected, too
     static T poison() {
         if constexpr (std::is_integral<T>::value) return std::numeric_limits<T>::min() / 2;
         else return from_double<T>(std::nan(""));

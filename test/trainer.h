@@ -1,4 +1,4 @@
-// The trainer's source, included once for all tests of a program: without its main, or, in the GPU's tests in bf16, with it as
+// The trainer's source, included once for all tests of a program: without its main or, in the GPU's tests in bf16, with it as
 // the program train_gpt, since it takes longest to compile.
 #pragma once
 #if (defined BACKEND_EMU || defined BACKEND_CUDA) && !defined PRECISION_FP32

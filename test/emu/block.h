@@ -1,12 +1,12 @@
 // Runs the threads of one CUDA block on fibers of one OS thread, until all have returned.
 //
-// A thread runs until it has to wait (a barrier, a warp's rendezvous, an mbarrier); then another one is picked. Which one is
-// the Order: forward, reverse, or random from a seed: depth first, so that one warp runs as far ahead of the others as the
-// barriers let it, which is what a missing barrier does not survive. A thread that never waits costs no switch.
-// If every thread waits, that is a deadlock: where each one waits is printed, and the program ends.
+// A thread runs until it must wait (a barrier, a warp's rendezvous, an mbarrier); then another one is selected, by the Order:
+// forward, reverse, or random from a seed. The selection is depth first: one warp runs as far ahead of the others as the
+// barriers allow, which exposes missing barriers. A thread that never waits costs no switch.
+// If every thread waits, that is a deadlock: the place of each one is printed, and the program ends.
 //
 // The blocks of a cluster take turns on the same OS thread: when all threads of one wait or have returned, or (random order)
-// now and then, the next one continues. A kernel launched in clusters may use dynamic shared memory only: __shared__ variables
+// occasionally, the next one continues. A kernel launched in clusters may only use dynamic shared memory: __shared__ variables
 // belong to the OS thread.
 //
 // Environment: EMU_ORDER=forward|reverse|random (random)  EMU_SEED=N (1)  EMU_THREADS=N blocks at a time (1)
@@ -24,8 +24,8 @@
 #include "fibers.h"
 #include "vector_types.h"
 
-// Where the kernel is, for conditions of breakpoints: break norm.cuh:68 if emu_block == 3 && emu_thread == 7. (The x of the
-// block's index; the thread's number in the block.) Kept while one block runs at a time.
+// The current position, for conditions of breakpoints: break norm.cuh:68 if emu_block == 3 && emu_thread == 7. (The x of the
+// block's index; the thread's number in the block.) Maintained while only one block runs at a time.
 inline unsigned emu_block = 0, emu_thread = 0;
 
 namespace emu {
@@ -42,14 +42,14 @@ struct Config {
         if (s) seed = (unsigned)atoi(s);
         if (t) threads = (unsigned)std::max(1, atoi(t));
 #ifdef EMU_ASAN
-        threads = 1;  // __shared__ arrays are plain statics then, with red zones around them
+        threads = 1;  // __shared__ arrays are then plain statics, with red zones around them
 #endif
     }
 };
 inline Config config_;
 EMU_OPTIMIZED inline Config& config() { return config_; }
 
-// A mistake of the kernel's author. Prints and ends the program; under gdb, `up` leads to the line.
+// An error in a kernel. Prints and ends the program; under gdb, `up` leads to the line.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void fault(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -73,17 +73,17 @@ struct Thread {
     Fiber* fiber;
     Where where;
     bool waits;
-    // Copies started by this thread that are made when they are waited for: cp.async (tensor.h), TMA stores (hopper.h).
+    // Copies started by this thread that complete when it waits for them: cp.async (tensor.h), TMA stores (hopper.h).
     std::vector<std::vector<std::function<void()>>> copy_groups, store_groups;
-    // wgmma (hopper.h): products issued so far; their number at each commit that was not waited for yet; whether a fence came
-    // after the last access to registers.
+    // wgmma (hopper.h): products issued so far; their number at each pending commit; whether a fence followed the last access
+    // to registers.
     unsigned products = 0;
     std::vector<unsigned> product_groups = {};
     bool fenced = false;
 };
 
-// Lanes of a warp that meet: each leaves up to 64 bytes, and reads the others' once all have come. Two alternating tables, as a
-// lane may be one meeting ahead.
+// A meeting of lanes of a warp: each leaves up to 64 bytes, and reads the others' once all have arrived. Two alternating
+// tables, as a lane may be one meeting ahead.
 struct Meeting {
     uint32_t mask = 0, arrived = 0;
     unsigned epoch = 0;
@@ -91,7 +91,7 @@ struct Meeting {
 };
 
 struct Warp {
-    uint32_t live = 0, ready = 0, fresh = 0;  // lanes that have not returned; can go on; have not started
+    uint32_t live = 0, ready = 0, fresh = 0;  // lanes that have not returned; can continue; have not started
     unsigned rank = 0;
     int n_meetings = 0;
     Meeting meetings[4];
@@ -101,12 +101,12 @@ struct Warp {
 struct Barrier {
     unsigned arrived = 0, epoch = 0;
     Where where;
-    char sync[2] = {0, 0};  // what ThreadSanitizer orders by; alternating, as a thread may be one barrier ahead
+    char sync[2] = {0, 0};  // sync objects for ThreadSanitizer; alternating, as a thread may be one barrier ahead
     std::vector<Thread*> waiting;
 };
 
-// An object in shared memory that needs more state than its bytes hold (mbarrier). Forgotten at the end of the block, when it
-// may complain of what was left undone.
+// An object in shared memory that needs more state than its bytes hold (mbarrier). Destroyed at the end of the block, when it
+// may report incomplete work.
 struct Object {
     virtual ~Object() = default;
     virtual void block_ended(const char* kernel) { (void)kernel; }
@@ -135,7 +135,7 @@ public:
     const char* kernel = "";
     Barrier barriers[16];
     std::map<const void*, std::unique_ptr<Object>> objects;
-    // What TMA and wgmma see of the shared memory (hopper.h); empty while they and fence_proxy_async were not used.
+    // Shared memory as seen by TMA and wgmma (hopper.h); empty until they or fence_proxy_async are used.
     std::vector<unsigned char> async_view;
     bool fenced = false, each_fence = false;
 
@@ -169,7 +169,7 @@ public:
                 Thread{{i % size.x, i / size.x % size.y, i / (size.x * size.y)}, i, i % 32, i / 32, nullptr, {}, false, {}, {}};
     }
 
-    // Runs body() once per thread: start, then resume until the block is over, then finish.
+    // Runs body() once per thread: start, then resume until the block is complete, then finish.
     void start(uint3 block_id, const std::function<void()>& body);
     void resume();
     void finish();
@@ -177,7 +177,7 @@ public:
     bool can_resume() const { return runnable_ != 0; }
     void print_waiting() const;
 
-    // The current thread cannot go on until somebody calls wake() for it.
+    // Blocks the current thread until somebody calls wake() for it.
     EMU_OPTIMIZED void wait(Where where) {
         Thread* t = current;
         t->where = where;
@@ -191,7 +191,7 @@ public:
         current->waits = false;
     }
     EMU_OPTIMIZED void wake(Thread* t) { make_ready(warps_[t->warp], 1u << t->lane); }
-    // Random order: the current thread goes on once the other warps have run as far as they can.
+    // Random order: the current thread continues once the other warps have run as far as they can.
     void yield(Where where) {
         if (config().order != Order::random) return;
         const unsigned mine = current->warp, from = warps_[mine].rank;
@@ -202,7 +202,7 @@ public:
         wait(where);
     }
 
-    // Waits at a barrier of `expected` threads (0: all that have not returned). `blocks` false: arrives and goes on.
+    // Waits at a barrier of `expected` threads (0: all that have not returned). `blocks` false: arrives and continues.
     EMU_OPTIMIZED void barrier(unsigned number, unsigned expected, bool blocks, Where where) {
         Quiet quiet;
         Barrier& b = barriers[number];
@@ -224,8 +224,8 @@ public:
         }
     }
 
-    // Leaves `bytes` in the table, waits for the lanes of `mask`, returns the table. last(table) runs once, before anyone goes
-    // on.
+    // Leaves `bytes` in the table, waits for the lanes of `mask`, returns the table. last(table) runs once, before any lane
+    // continues.
     template <class Last>
     EMU_OPTIMIZED unsigned char (*meet(uint32_t mask, const void* value, size_t bytes, Where where, Last last))[64] {
         Quiet quiet;
@@ -292,7 +292,7 @@ private:
         return *m;
     }
 
-    // What lanes that have returned left in the table is no value of theirs any more.
+    // Values that returned lanes left in the table are no longer valid.
     static void forget_absent(Meeting& m) {
         for (uint32_t absent = m.mask & ~m.arrived; absent; absent &= absent - 1)
             memset(m.table[m.epoch % 2][__builtin_ctz(absent)], 0xff, sizeof m.table[0][0]);
@@ -415,7 +415,7 @@ inline void Block::thread_returned() {
     Warp& w = warps_[t->warp];
     w.live &= ~(1u << t->lane);
     live_--;
-    for (int i = 0; i < w.n_meetings; i++) {  // lanes may have waited for this one alone
+    for (int i = 0; i < w.n_meetings; i++) {  // lanes may have waited only for this one
         Meeting& m = w.meetings[i];
         if (!m.arrived || m.arrived != (m.mask & w.live)) continue;
         forget_absent(m);
@@ -440,7 +440,7 @@ inline void Block::run_threads() {
         bool fresh = false;
         Thread* next = pick(fresh);
 #ifdef EMU_TSAN
-        // A fiber per thread of each block, or ThreadSanitizer would take two threads for one.
+        // A separate fiber for each thread of a block, or ThreadSanitizer would confuse two threads.
         Fiber* f = !next ? &main_ : fresh ? (next->fiber = take_fiber(next)) : next->fiber;
         quiet_end();
         go(f);
@@ -488,7 +488,7 @@ inline void Block::start(uint3 block_id, const std::function<void()>& body) {
     for (Fiber* f : fibers_) Fiber::destroy(f);
     fibers_.clear();
     idle_.clear();
-    // All made here: a thread that makes another is ordered before it.
+    // All fibers are created here: creating a thread orders it after its creator.
     for (size_t i = 0; i < threads_.size(); i++) fibers_.push_back(Fiber::create(fiber_entry));
     idle_ = fibers_;
 #endif
@@ -538,7 +538,7 @@ inline void run_cluster(const std::vector<Block*>& blocks, uint3 first, const st
     }
 }
 
-// One for all kernels: a block keeps the fibers of its last run.
+// One pool for all kernels: a block keeps the fibers of its last run.
 inline std::vector<std::unique_ptr<Block>>& block_pool() {
     static thread_local std::vector<std::unique_ptr<Block>> pool;
     return pool;
@@ -562,7 +562,7 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const char* kernel, const
         for (unsigned i = 0; i < cluster; i++) {
             Block* b = pool[worker * cluster + i].get();
             b->prepare(grid, size, shared_bytes, kernel);
-            b->shared = (unsigned char*)aligned_alloc(1024, (room + 1023) / 1024 * 1024);  // TMA wants up to 1024
+            b->shared = (unsigned char*)aligned_alloc(1024, (room + 1023) / 1024 * 1024);  // TMA needs up to 1024
 #ifdef EMU_ASAN
             __asan_poison_memory_region(b->shared + shared_bytes, room - shared_bytes);
 #endif

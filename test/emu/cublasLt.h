@@ -1,17 +1,17 @@
-// cuBLASLt on the CPU: the part of the library's interface that this program uses, as its documentation describes it.
+// cuBLASLt on the CPU: the part of the library's interface that this program uses, as documented.
 //   D (m, n) = epilogue(alpha op(A) op(B) + beta C),  op(A) (m, k), op(B) (k, n), column-major, fp32 sums, one rounding
 // with strided batches, bf16, fp32 and fp8 operands, fp8 scales, and the bias and GELU epilogues. Enumerators have the values
-// of the header of CUDA 13.0. What the library would refuse is refused here; what this file does not know is refused as well.
+// of CUDA 13.0's header. Rejects everything that the library rejects, and everything that this file does not support.
 //
-// It is meant to be an unkind library: whatever a caller may not rely on turns out badly.
-// - Reading or writing outside of device memory ends the program, as on a GPU; the operands' last elements count.
+// It is deliberately adversarial: anything that callers may not rely on fails.
+// - Reading or writing outside of device memory ends the program, as on a GPU, down to the operands' last elements.
 // - The first algorithm offered is the least accurate that the preference allows (partial sums rounded to D's type), and most
-//   want 16-byte alignment if they may. Each adds in an order of its own. Which one is the fastest is drawn, from EMU_SEED and
+//   require 16-byte alignment if they may. Each adds in a different order. The fastest one is drawn, from EMU_SEED and
 //   the product.
 // - Epilogues that are not fused on all GPUs and for all shapes (with an auxiliary matrix, with a bias gradient) are refused
 //   for one in EMU_REFUSALS products, drawn from EMU_SEED and the product: the same one is refused each time.
 // - C is read only if beta is not 0; unset pointers, unaligned pointers, a workspace too small are errors.
-// Not here: fp16, integers, complex numbers, row-major and tiled orders, ReLU, block scales (mxfp8), matrix transforms.
+// Not supported: fp16, integers, complex numbers, row-major and tiled orders, ReLU, block scales (mxfp8), matrix transforms.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -153,7 +153,7 @@ struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes;
     uint32_t reduction_mask, alignment[4];  // of A, B, C, D
 };
-struct cublasLtMatmulAlgo_t {  // may be stored as these bytes and used again with the same version of the library
+struct cublasLtMatmulAlgo_t {  // may be stored as these bytes and reused with the same version of the library
     uint64_t data[8];
 };
 static_assert(sizeof(cublasLtMatrixLayoutOpaque_t) <= 64 && sizeof(cublasLtMatmulDescOpaque_t) <= 256, "the library's sizes");
@@ -222,14 +222,14 @@ inline const float* decoded_fp8(int type) {
     }();
     return all[type == CUDA_R_8F_E5M2].data();
 }
-// To nearest, ties to even; what is too large becomes the largest number. NaN stays NaN.
+// To nearest, ties to even; values above the range become the largest number. NaN stays NaN.
 inline uint8_t encode_fp8(float x, int type) {
     const int mantissa_bits = type == CUDA_R_8F_E4M3 ? 3 : 2, bias = type == CUDA_R_8F_E4M3 ? 7 : 15;
     const int sign = std::signbit(x) ? 0x80 : 0;
     if (std::isnan(x)) return 0x7f;
     x = std::min(std::abs(x), type == CUDA_R_8F_E4M3 ? 448.0f : 57344.0f);
     const int exponent = std::max((int)(__float_as_uint(x) >> 23) - 127, 1 - bias);
-    // In units of the last place: at least 2^mantissa_bits unless subnormal. A carry moves into the exponent as it should.
+    // In units of the last place: at least 2^mantissa_bits unless subnormal. A carry correctly moves into the exponent.
     const float per_unit = __uint_as_float((unsigned)(127 + mantissa_bits - exponent) << 23);
     const int units = (int)std::nearbyint(x * per_unit);
     return (uint8_t)(sign | (units + ((exponent + bias - 1) << mantissa_bits)));
@@ -327,7 +327,7 @@ inline Field field_of(cublasLtMatmulPreferenceOpaque_t& x, cublasLtMatmulPrefere
     return {};
 }
 
-// ---- what a product is, and who refuses it ---------------------------------------------------------------------------------
+// ---- products and their refusal --------------------------------------------------------------------------------------------
 struct Product {
     const cublasLtMatmulDescOpaque_t* op;
     const cublasLtMatrixLayoutOpaque_t *a, *b, *c, *d;
@@ -342,7 +342,7 @@ struct Product {
     size_t bias_length() const { return op->epilogue == CUBLASLT_EPILOGUE_BGRADB ? n : m; }
 };
 
-// A number drawn from EMU_SEED and what the product is.
+// A random number from EMU_SEED and the product.
 inline unsigned drawn(const Product& p, unsigned what = 0) {
     unsigned hash = config().seed ^ what;
     for (const size_t x : {p.m, p.n, p.k, (size_t)p.a->type, (size_t)p.d->type, (size_t)p.op->epilogue}) {
@@ -389,7 +389,7 @@ inline cublasStatus_t describe(Product& p) {
         if (capability < 89 || !is_fp8(p.b->type) || e5m2_twice || !a_t || b_t) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (p.m % 16 || p.n % 16 || p.k % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (is_fp8(p.c->type)) return CUBLAS_STATUS_NOT_SUPPORTED;
-        // D may be fp8 beside a bf16 C; e5m2 only if an operand is.
+        // D may be fp8 with a bf16 C; e5m2 only if an operand is.
         const bool e4m3_twice = in == CUDA_R_8F_E4M3 && p.b->type == CUDA_R_8F_E4M3;
         if (is_fp8(out) ? p.c->type != CUDA_R_16BF || (out == CUDA_R_8F_E5M2 && e4m3_twice) : p.c->type != out)
             return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -399,7 +399,7 @@ inline cublasStatus_t describe(Product& p) {
         if (in == CUDA_R_16BF && capability < 80) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (op.fast_accum != 0 && op.fast_accum != 1) return CUBLAS_STATUS_INVALID_VALUE;
-    // Scales belong to fp8 matrices. Versions 12.9 to 13.1 want them at multiples of 16.
+    // Scales belong to fp8 matrices. Versions 12.9 to 13.1 require them at multiples of 16.
     for (const void* scale : {(const void*)op.a_scale, (const void*)op.b_scale, (const void*)op.d_scale})
         if ((uintptr_t)scale % 16) return CUBLAS_STATUS_INVALID_VALUE;
     if (((op.a_scale || op.b_scale) && !fp8) || op.c_scale || ((op.d_scale || op.amax_d) && !is_fp8(out)))
@@ -432,8 +432,8 @@ inline cublasStatus_t describe(Product& p) {
 }
 
 // ---- algorithms ------------------------------------------------------------------------------------------------------------
-// k is cut into `splits` parts (split-K), reduced by `scheme`; within a part, `step` products at a time are summed before they
-// are added to the rest, as tensor cores do.
+// k is split into `splits` parts (split-K), reduced by `scheme`; within a part, `step` products at a time are summed before
+// they are added to the others, as in tensor cores.
 struct Algorithm {
     uint32_t magic = 0x4c744d4d;
     int32_t id = 0;
@@ -456,7 +456,7 @@ struct Algorithm {
                           : 0;
     }
 };
-// How long an algorithm takes by the stream's clock: 1 to 2 ms.
+// The duration of an algorithm by the stream's clock: 1 to 2 ms.
 inline double drawn_ms(const Product& p, const Algorithm& x) { return 1 + (double)drawn(p, x.checksum()) * 0x1p-32; }
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits the opaque bytes");
 
@@ -486,7 +486,7 @@ inline bool columns_aligned(const Product& p, uint32_t alignment) {
     return true;
 }
 
-// All that can run a product, as the library's heuristic would list them: see the head of this file for the order.
+// All algorithms for a product, as the library's heuristic would list them: see the head of this file for the order.
 inline std::vector<Algorithm> algorithms(const Product& p) {
     struct Kind {
         int splits;
@@ -527,7 +527,7 @@ inline cublasStatus_t check_algorithm(const Product& p, const Algorithm& x) {
 }
 
 // ---- the product -----------------------------------------------------------------------------------------------------------
-// The program ends unless all of it lies in one allocation.
+// Ends the program unless the whole range is in one allocation.
 inline void expect_device_memory(const void* p, size_t bytes, const char* what) {
     if (within(device().allocations, p, bytes)) return;
     fault("cublasLtMatmul: %s: %zu bytes at %p are not device memory", what, bytes, p);
@@ -539,7 +539,7 @@ inline void expect_matrix(const void* p, const cublasLtMatrixLayoutOpaque_t& x, 
     }
 }
 
-// The GPU's tanh.approx.f32, which the library's epilogues use: right to 11 bits.
+// The GPU's tanh.approx.f32, which the library's epilogues use: correct to 11 bits.
 inline float tanh_approximate(float x) {
     return __uint_as_float((__float_as_uint(std::tanh(x)) + (1u << 12)) & ~((1u << 13) - 1));
 }
@@ -549,8 +549,8 @@ inline float gelu_tanh_derivative(float x) {
     return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.7978845608f * (1 + 3 * 0.044715f * x * x);
 }
 
-// sums[i] = sum of a(i, l) b[l] over l in [first, last): `width` rows of A at once, so that the loop over them becomes vector
-// code. a (k, stride) holds op(A)'s columns one after another.
+// sums[i] = sum of a(i, l) b[l] over l in [first, last): `width` rows of A at once, so that the loop over them is vectorized. a
+// (k, stride) holds op(A)'s columns one after another.
 constexpr size_t width = 64;
 EMU_OPTIMIZED inline void add_products(float* sums, const float* a, size_t stride, const float* b, size_t first, size_t last,
                                        size_t step) {
@@ -568,9 +568,9 @@ EMU_OPTIMIZED inline void add_products(float* sums, const float* a, size_t strid
     memcpy(sums, total, sizeof total);
 }
 
-// The same of fp8, as Hopper's tensor cores have been measured to do it (DeepSeek-V3, arXiv 2412.19437, section 3.5): of 32
-// products and the sum so far, all are cut off 13 bits below the leading bit of the largest. Without fast accumulation what has
-// been summed is moved to fp32 every 128 products.
+// The same for fp8, as measured on Hopper's tensor cores (DeepSeek-V3, arXiv 2412.19437, section 3.5): 32 products and the sum
+// so far are all truncated 13 bits below the leading bit of the largest. Without fast accumulation the sum is moved to fp32
+// every 128 products.
 EMU_OPTIMIZED inline void add_fp8_products(float* sums, const float* a, size_t stride, const float* b, size_t first,
                                            size_t last, bool fast) {
     constexpr size_t step = 32, promotion = 128;
@@ -665,7 +665,7 @@ EMU_OPTIMIZED inline void multiply(const Product& p, const Algorithm& algorithm,
     const float d_scale = op.d_scale ? *op.d_scale : 1;
     std::vector<float> bias_gradient(p.bias_length());
     float amax = batch && op.amax_d ? *op.amax_d : 0;
-    // Some algorithms round a product to a bf16 D's type before they add C, or a bias where columns are not at multiples of 16
+    // Some algorithms round a product to a bf16 D's type before they add C, or a bias if columns are not at multiples of 16
     // bytes (seen on an H100).
     const bool rounded_first =
         p.d->type == CUDA_R_16BF && !is_fp8(p.a->type) && (C || (p.has_bias() && !columns_aligned(p, 16)));
@@ -828,7 +828,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     emu::Product p = {op, a, b, c, d, 0, 0, 0, 0, 0};
     cublasStatus_t status = emu::describe(p);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    const bool factors_on_device = op->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;  // nobody knows them yet
+    const bool factors_on_device = op->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;  // not known yet
     emu::Operands x = {A, B, C, D, workspace, 1, 0};
     if (factors_on_device) {
         emu::expect_device_memory(alpha, 4, "alpha");
@@ -886,7 +886,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
          {(const void*)op->a_scale, (const void*)op->b_scale, (const void*)op->d_scale, (const void*)op->amax_d})
         if (scalar) emu::expect_device_memory(scalar, 4, "a scale");
 
-    // The caller may change what describes the product as soon as this returns.
+    // The caller may change the product's description as soon as this returns.
     emu::streams().put(stream, [=, op = *op, a = *a, b = *b, c = *c, d = *d]() mutable {
         p.op = &op;
         p.a = &a;

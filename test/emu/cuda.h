@@ -1,6 +1,6 @@
 // The driver's tensor maps on the CPU, as far as llmc/gpu/hopper.cuh uses them. A tensor map describes an array in global
 // memory and a box that the copy engine moves between it and shared memory. On a GPU its 128 bytes are opaque; here they hold a
-// emu::TensorMap. cuTensorMapEncodeTiled refuses what the driver's documentation forbids.
+// emu::TensorMap. cuTensorMapEncodeTiled enforces the limits in the driver's documentation.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -35,7 +35,7 @@ enum CUtensorMapL2promotion {
 };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 
-struct alignas(16) CUtensorMap {  // 64 at least on a GPU; g++ would remark on such parameters
+struct alignas(16) CUtensorMap {  // at least 64 on a GPU; g++ would warn about such parameters
     cuuint64_t opaque[16];
 };
 
@@ -97,7 +97,7 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
     return CUDA_SUCCESS;
 }
 
-// The runtime finds the driver's functions by name, so that no program need be linked with the driver's library.
+// The runtime finds the driver's functions by name, so that programs need not be linked with the driver's library.
 enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointSuccess = 0,
     cudaDriverEntryPointSymbolNotFound = 1,

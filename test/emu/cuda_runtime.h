@@ -1,13 +1,13 @@
 // CUDA on the CPU. With test/emu/ on the include path, `#include <cuda_runtime.h>` finds this file instead of the toolkit's,
 // and CUDA sources compile with g++ or clang++ into a program in which every kernel is an ordinary function: breakpoints,
-// printf, AddressSanitizer and ThreadSanitizer work inside it. block.h runs the threads of a block; this file is what kernels
-// and host code see: the device language and the runtime's functions, as far as this program uses them.
+// printf, AddressSanitizer and ThreadSanitizer work inside it. block.h runs the threads of a block; this file provides the
+// device language and the runtime's functions, as far as this program uses them.
 //
-// What differs from a GPU
-// - Work on streams runs when the host waits for it, one after another (streams.h); what the host must wait for is late.
-// - Blocks do not run at the same time (unless EMU_THREADS asks for it): a kernel that waits for another block hangs there.
-// - cudaMalloc fills with 0xFF bytes (NaN in every float type); dynamic shared memory is filled so before each block.
-// - Memory order is the CPU's, stronger than a GPU's; ThreadSanitizer sees what a real run might reorder.
+// Differences from a GPU
+// - Work on streams runs when the host waits for it, one after another (streams.h), as late as possible.
+// - Blocks do not run at the same time (unless EMU_THREADS is set): a kernel that waits for another block hangs.
+// - cudaMalloc fills with 0xFF bytes (NaN in every float type); so is dynamic shared memory before each block.
+// - Memory order is the CPU's, stronger than a GPU's; ThreadSanitizer reports accesses that a real run might reorder.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -68,7 +68,7 @@ inline uint32_t mask_or_all(uint32_t mask = ~0u) { return mask; }
 inline unsigned lane() { return block().current->lane; }
 
 // Lanes read within groups of `width`; one that would read beyond its group (above and below; xor: from a later one) keeps its
-// own.
+// own value.
 enum class From { lane, other, above, below };
 template <class T>
 EMU_OPTIMIZED T shuffle(From from, Where where, uint32_t mask, T value, int x, int width = 32) {
@@ -117,7 +117,7 @@ T atomic_update(T* p, F f) {
 }  // namespace emu
 
 template <class T>
-T atomicAdd(T* p, std::common_type_t<T> x) {  // any number that converts to T, as with CUDA's overloads
+T atomicAdd(T* p, std::common_type_t<T> x) {  // any type that converts to T, as with CUDA's overloads
     return emu::atomic_update(p, [=](T old) { return (T)(old + x); });
 }
 template <class T>
@@ -187,7 +187,7 @@ inline float __uint_as_float(unsigned u) {
 }
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 inline float __int_as_float(int u) { return __uint_as_float((unsigned)u); }
-// Of any two numbers: with an int's alone, those of floats would be truncated without a word.
+// For any two numbers: with only int overloads, floats would be silently truncated.
 template <class A, class B,
           class T = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>>
 T min(A a, B b) {
@@ -213,7 +213,7 @@ inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 // ---- the runtime's functions -----------------------------------------------------------------------------------------------
 namespace emu {
 
-// EMU_CALLS=FILE: how often the host called each function of the runtime and of the libraries; written when the program ends.
+// EMU_CALLS=FILE: counts the host's calls of each function of the runtime and of the libraries; written when the program ends.
 class Calls {
 public:
     void count(const char* function) {
@@ -281,13 +281,13 @@ struct cudaDeviceProp {
 namespace emu {
 
 // The emulated device: few multiprocessors, so that loops over "as many blocks as fit" are short, and the capability that the
-// program was built for. EMU_MEMORY_MB limits what cudaMalloc gives, EMU_LOCKABLE_MB what cudaHostRegister
-// locks, to test running out of it. EMU_NAME: the name of its kind.
+// program was built for. EMU_MEMORY_MB limits cudaMalloc, EMU_LOCKABLE_MB limits cudaHostRegister, to test running out of
+// memory. EMU_NAME: the device's name.
 struct Device {
     int major = 9, minor = 0, multiprocessors = 3;
     size_t shared_bytes = 227 << 10, memory_bytes = (size_t)4 << 30, used_bytes = 0, lockable_bytes = SIZE_MAX;
-    std::map<void*, size_t> allocations, page_locked;  // the device's memory; of the host's
-    std::map<const void*, size_t> dynamic_shared;      // what kernels were allowed by cudaFuncSetAttribute
+    std::map<void*, size_t> allocations, page_locked;  // device memory; host memory
+    std::map<const void*, size_t> dynamic_shared;      // limits set by cudaFuncSetAttribute
     cudaError_t last_error = cudaSuccess;
     Device() {
         if (const char* mb = getenv("EMU_MEMORY_MB")) memory_bytes = (size_t)atol(mb) << 20;
@@ -303,7 +303,7 @@ inline Device& device() {
     return d;
 }
 inline cudaError_t error(cudaError_t e) { return device().last_error = e; }
-// Whether all of it lies in one of these.
+// True if the whole range is in one of these.
 inline bool within(const std::map<void*, size_t>& allocations, const void* p, size_t bytes) {
     auto found = allocations.upper_bound((void*)p);
     if (found == allocations.begin()) return false;
@@ -348,7 +348,7 @@ inline cudaError_t cudaGetLastError() {
 }
 inline cudaError_t cudaPeekAtLastError() { return emu::device().last_error; }
 
-// EMU_DEVICES=0 plays a machine without a GPU.
+// EMU_DEVICES=0 simulates a machine without a GPU.
 inline cudaError_t cudaGetDeviceCount(int* n) {
     EMU_CALLED();
     const char* devices = getenv("EMU_DEVICES");
@@ -378,7 +378,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->canUseHostPointerForRegisteredMem = 1;
     return cudaSuccess;
 }
-// Each process has its own GPU, unless EMU_PCI_BUS_ID says otherwise.
+// Each process has its own GPU, unless EMU_PCI_BUS_ID is set.
 inline cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int) {
     EMU_CALLED();
     const char* const given = getenv("EMU_PCI_BUS_ID");
@@ -437,7 +437,7 @@ inline cudaError_t cudaMallocHost(void** p, size_t bytes) {
     return cudaSuccess;
 }
 inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return EMU_CALLED(), cudaMallocHost(p, bytes); }
-// Waits for nothing: a copy that is still under way finds other bytes.
+// Does not wait: a copy in flight may read other bytes.
 inline cudaError_t cudaFreeHost(void* p) {
     EMU_CALLED();
     if (!p) return cudaSuccess;
@@ -459,8 +459,8 @@ inline cudaError_t cudaHostUnregister(void* p) {
 
 namespace emu {
 
-// Rows of `width` bytes. Pageable memory is read at once into a copy of it, and written before the call returns; page-locked
-// memory is read and written late, unless the call `blocks`. Between two places on the device the host waits for nothing.
+// Rows of `width` bytes. Pageable memory is copied immediately when read, and written before the call returns; page-locked
+// memory is read and written late, unless the call `blocks`. For copies within the device the host does not wait.
 inline cudaError_t copy(const char* call, void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                         size_t height, cudaMemcpyKind kind, cudaStream_t stream, bool blocks) {
     if (width > to_pitch || width > from_pitch) return error(cudaErrorInvalidValue);
@@ -522,7 +522,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
     return *s = emu::streams().create(!(flags & cudaStreamNonBlocking)), cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return EMU_CALLED(), cudaStreamCreateWithFlags(s, 0); }
-// As on GPUs: 0 to -5, of which the least number is the highest priority. It changes nothing here.
+// As on GPUs: 0 to -5; the lowest number is the highest priority. It has no effect here.
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return EMU_CALLED(), *least = 0, *greatest = -5, cudaSuccess;
 }
@@ -558,7 +558,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     EMU_CALLED();
     if (!e->mark || e->mark->over) return cudaSuccess;
-    if (emu::streams().owns_this_thread()) emu::streams().run_one();  // who asks often enough is answered
+    if (emu::streams().owns_this_thread()) emu::streams().run_one();  // frequent polling makes progress
     return cudaErrorNotReady;
 }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
@@ -577,7 +577,7 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
 
 namespace emu {
 
-// kernel<<<grid, size, shared_bytes, stream>>>(arguments...): refused at once as the runtime would, else put on the stream.
+// kernel<<<grid, size, shared_bytes, stream>>>(arguments...): fails immediately like the runtime, else is put on the stream.
 template <class Kernel, class... Arguments>
 void launch_clusters(const char* name, Kernel kernel, unsigned cluster, dim3 grid, dim3 size, size_t shared_bytes,
                      cudaStream_t stream, Arguments... arguments) {
@@ -590,7 +590,7 @@ void launch_clusters(const char* name, Kernel kernel, unsigned cluster, dim3 gri
         error(cudaErrorInvalidConfiguration);
         return;
     }
-    // What was not asked for. A foreign kernel's static part, of at most 48 KB, is among these bytes.
+    // Exceeds the requested limit. A foreign kernel's static part, of at most 48 KB, is included in these bytes.
     if (shared_bytes > 48 << 10 && device().dynamic_shared[(const void*)kernel] + (48 << 10) < shared_bytes) {
         error(cudaErrorInvalidValue);
         return;

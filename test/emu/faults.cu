@@ -1,5 +1,5 @@
-// Kernels with one mistake each, and the same kernels without it: what the emulator must find, and must not.
-//   faults NAME [fixed]     runs one; prints `right` or `wrong` as its result is; a fault that is reported ends the program
+// Kernels with one mistake each, and the same kernels without it: the emulator must detect the former and accept the latter.
+//   faults NAME [fixed]     runs one; prints `right` or `wrong` according to its result; a reported fault ends the program
 #include <cstdio>
 #include <vector>
 
@@ -28,7 +28,7 @@ __global__ void missing_barrier_before_overwrite(float* x, bool fixed) {
     x[threadIdx.x] = neighbour;
 }
 
-// Tiles pass through one buffer; the next must not come before all have read this one.
+// Tiles pass through one buffer; the next must not arrive before all threads have read this one.
 __global__ void missing_barrier_in_loop(float* x, bool fixed) {
     __shared__ float tile[n_threads];
     float sum = 0;
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
     for (const Fault& fault : faults) {
         if (argc < 2) printf("%s\n", fault.name);
         if (argc < 2 || strcmp(argv[1], fault.name)) continue;
-        // global_out_of_bounds needs the memory to end after the numbers, uninitialised_global to go on.
+        // global_out_of_bounds needs the memory to end after the numbers, uninitialised_global to extend further.
         const int n = fault.kernel == uninitialised_global ? 2 * n_threads : n_threads;
         std::vector<float> host(n_threads);
         for (int i = 0; i < n_threads; i++) host[i] = (float)i;

@@ -1,8 +1,8 @@
 // Fibers: stacks that one OS thread switches between. The emulator runs every CUDA thread of a block on one.
 //   Fiber::create(entry)   a fiber that starts in entry() at the first switch to it; entry must not return
-//   switch_fiber(from, to) saves the running fiber in `from`, goes on where `to` was left
-// The sanitizers are told of each switch. Under ThreadSanitizer each fiber counts as a thread, and a switch orders nothing by
-// itself: only what the kernel synchronises is ordered, so a data race in a kernel is reported with both of its lines.
+//   switch_fiber(from, to) saves the running fiber in `from`, resumes `to`
+// The sanitizers are notified of each switch. Under ThreadSanitizer each fiber counts as a thread, and a switch by itself
+// orders nothing: only the kernel's synchronisation does, so a data race in a kernel is reported with both of its lines.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -45,8 +45,8 @@ extern "C" void AnnotateIgnoreWritesEnd(const char*, int);
 
 namespace emu {
 
-// What ThreadSanitizer learns: release(x) before, acquire(x) after: what came before the one happens before what follows the
-// other. Quiet: the emulator's own accesses are not the kernel's.
+// Annotations for ThreadSanitizer: release(x) before, acquire(x) after: everything before the one happens before everything
+// after the other. Quiet: excludes the emulator's own accesses.
 #ifdef EMU_TSAN
 inline void release(void* x) { __tsan_release(x); }
 inline void acquire(void* x) { __tsan_acquire(x); }
@@ -66,8 +66,8 @@ inline void quiet_begin() {}
 inline void quiet_end() {}
 #define EMU_NO_TSAN
 #endif
-// For what the emulator itself does often, switches between threads and products: the programs that it is part of are compiled
-// with -Og. Such functions are inlined in each other only.
+// For frequent work of the emulator itself, switches between threads and products: its programs are compiled with -Og. Such
+// functions are only inlined in each other.
 #if defined(__GNUC__) && !defined(__clang__)
 #define EMU_OPTIMIZED __attribute__((optimize("O3")))
 #else
@@ -81,7 +81,7 @@ struct Quiet {
 struct Fiber {
     void* stack_pointer = nullptr;
     char* stack = nullptr;  // null: the OS thread's own
-    void* owner = nullptr;  // whose code runs on it
+    void* owner = nullptr;  // the owner of its code
 #ifdef EMU_ASAN
     void* fake_stack = nullptr;
     const void* bottom = nullptr;
@@ -109,7 +109,7 @@ struct Fiber {
 
 extern "C" void emu_switch_stack(void** save, void* to);
 
-// Callee-saved registers are pushed on the old stack and popped from the new one; the rest is the compiler's business.
+// Callee-saved registers are pushed on the old stack and popped from the new one; the compiler saves the others.
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -177,7 +177,7 @@ inline Fiber* Fiber::create(void (*entry)()) {
         abort();
     }
     mprotect(f->stack, 4096, PROT_NONE);  // running off the stack ends the program instead of overwriting its neighbour
-    // Stacks start at different offsets, or what they hold would share a few sets of the caches.
+    // Stacks start at different offsets, or they would share a few sets of the caches.
     static unsigned created = 0;
     void** top = (void**)(f->stack + stack_bytes - 64 - created++ % 32 * 1088);
 #if defined(__x86_64__)
@@ -215,7 +215,7 @@ EMU_OPTIMIZED EMU_NO_TSAN __attribute__((noinline)) inline void switch_fiber(Fib
 #endif
 }
 
-// The first thing that runs on a new fiber; `from` is told where its stack lies, which only the sanitizer knows.
+// The first code that runs on a new fiber; reports the bounds of `from`'s stack, which only the sanitizer knows.
 inline void entered_fiber(Fiber* from) {
 #ifdef EMU_ASAN
     const void* bottom;

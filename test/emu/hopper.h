@@ -1,16 +1,15 @@
 // The instructions of llmc/gpu/hopper.cuh on the CPU.
 //
-// Layouts are exact: a tensor copy swizzles by the bits of the shared address, wgmma reads what its 64-bit descriptors say, so
-// a wrong descriptor gives wrong numbers here too. Shared addresses count from the block's dynamic shared memory, which starts
-// at 1024 as on a GPU (the system keeps the first 1024 bytes).
-// Asynchronous work is done as late as it may be, or (random order) now and then at once: a TMA load when somebody waits for
-// its mbarrier, a TMA store and a matrix product when its thread waits for its group. A missing wait then shows as old or new
-// data in the wrong place.
-// Mistakes that end the program: an mbarrier not initialised or with too many arrivals, a copy or product that nobody waits
-// for, threads of a warpgroup that issue different products, a product after an access to registers without wgmma_fence
-// between, addresses without the alignment that the hardware wants, ordinary stores to shared memory that a TMA store or a
-// product then reads without fence_proxy_async. Who stored is not known: a fence is taken for all stores before it, in most
-// blocks (it would cost a copy of the shared memory per thread) for all before the next product or TMA store.
+// Layouts are exact: a tensor copy swizzles by the bits of the shared address, wgmma follows its 64-bit descriptors, so a wrong
+// descriptor gives wrong numbers here too. Shared addresses count from the block's dynamic shared memory, which starts at 1024
+// as on a GPU (the system keeps the first 1024 bytes). Asynchronous work runs as late as possible or, in random order,
+// occasionally at once: a TMA load when a thread waits for its mbarrier, a TMA store and a matrix product when its thread waits
+// for its group. A missing wait then results in old or new data in the wrong place. Errors that end the program: an mbarrier
+// not initialised or with too many arrivals, a copy or product that nobody waits for, threads of a warpgroup that issue
+// different products, a product after an access to registers without wgmma_fence in between, addresses without the alignment
+// that the hardware requires, ordinary stores to shared memory that a TMA store or a product then reads without
+// fence_proxy_async. The storing thread is unknown: a fence covers all earlier stores, in most blocks (a copy of the shared
+// memory per thread would be too expensive) for all before the next product or TMA store.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -19,15 +18,15 @@
 
 #include "../../llmc/base/types.h"
 
-// Last parameters of a function: the place that calls it.
+// Last parameters of a function: its caller's place in the source.
 #define EMU_CALLER const char *file_ = __builtin_FILE(), int line_ = __builtin_LINE()
 #define EMU_CALLED_FROM (emu::Where{file_, line_})
 
 namespace emu {
 
-// A throw of dice; in other orders than the random one always false.
+// A random choice; always false in orders other than random.
 inline bool by_chance(unsigned one_in) { return config().order == Order::random && block().random() % one_in == 0; }
-// How often those who wait for something asynchronous let others run first, before they do it.
+// The number of times that a thread waiting for asynchronous work lets others run first.
 inline unsigned draw_patience() { return by_chance(2) ? 100 : 0; }
 
 // ---- shared addresses and the swizzle --------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ inline unsigned char* async_view() {
     }
     return b.async_view.data();
 }
-// TMA has written there.
+// Records that TMA has written there.
 inline void see(const void* p, size_t bytes) {
     Quiet quiet;
     memcpy(async_view() + ((const unsigned char*)p - block().shared), p, bytes);
@@ -87,14 +86,14 @@ inline void expect_fenced(const void* p, size_t bytes, Where where) {
 }
 
 // ---- mbarriers -------------------------------------------------------------------------------------------------------------
-// A phase ends when `expected` threads have arrived and as many bytes as were announced; then the next one begins.
+// A phase ends when `expected` threads and all announced bytes have arrived; then the next one starts.
 struct Mbarrier : Object {
     unsigned expected = 0, missing = 0, phase = 0;
     long bytes = 0;  // announced and not arrived; may be negative within a phase
     unsigned patience = 0;
     std::vector<std::function<void()>> copies;  // under way
     std::vector<Thread*> waiting;
-    char issued = 0, ended[2] = {0, 0};  // what ThreadSanitizer orders by
+    char issued = 0, ended[2] = {0, 0};  // sync objects for ThreadSanitizer
 
     void wake_all() {
         for (Thread* t : waiting) block().wake(t);
@@ -138,9 +137,9 @@ inline void mbarrier_init(void* p, unsigned count, Where where) {
     m->expected = m->missing = count;
     block().objects[p] = std::move(m);
 }
-// Returns whether the phase is over.
+// Returns true if the phase is complete.
 inline bool arrive(Mbarrier& m, unsigned bytes, Where where) {
-    // Nobody waits for what the copies of this phase bring, and here they could not be later.
+    // Nobody waits for the copies of this phase, and here is the latest possible time.
     while (m.missing == 0 && !m.copies.empty()) m.make_copy();
     Quiet quiet;
     if (m.missing == 0) fault("%s:%d: more than %u arrivals in one phase of an mbarrier", where.file, where.line, m.expected);
@@ -155,7 +154,7 @@ inline void mbarrier_arrive(void* p, unsigned bytes, Where where) {
     quiet_end();
     if (!arrive(m, bytes, where)) return;
     Quiet quiet;
-    block().yield(where);  // those who waited for it first
+    block().yield(where);  // waiting threads first
 }
 
 // ---- clusters --------------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ inline void cluster_sync(Where where) {
     acquire(sync);
 }
 
-// Returns once the phase of this parity, the current or the one before it, is over.
+// Returns once the phase with this parity, the current or the previous one, is complete.
 inline void mbarrier_wait(const void* p, unsigned parity, Where where) {
     Mbarrier* m;
     {
@@ -396,15 +395,15 @@ struct WarpgroupProduct {
     float* d[128];
 };
 
-// The products of one warpgroup, in the order in which its threads issue them; those that ran are taken away.
+// The products of one warpgroup, in the order in which its threads issue them; completed ones are removed.
 struct Warpgroup : Object {
     std::deque<WarpgroupProduct> products;
-    unsigned first = 0, commits = 0;  // number of products that ran; of commits by all threads
+    unsigned first = 0, commits = 0;  // number of completed products; of commits by all threads
     std::vector<Thread*> waiting;
-    char issued = 0, done = 0;  // what ThreadSanitizer orders by
+    char issued = 0, done = 0;  // sync objects for ThreadSanitizer
 
     static Warpgroup& mine() {
-        // Warpgroups have no address: their number stands for one.
+        // Warpgroups have no address: their number is used instead.
         auto& object = block().objects[(const void*)(uintptr_t)(block().current->warp / 4 + 1)];
         if (!object) object = std::make_unique<Warpgroup>();
         return *(Warpgroup*)object.get();
@@ -427,7 +426,7 @@ struct MatrixDescriptor {
     uint32_t by_rows(int row, int k) const {
         return swizzled(start + (uint32_t)(row / 8) * stride + (uint32_t)(row % 8) * 128 + (uint32_t)k * 2, 128);
     }
-    // Rows of 128 bytes along M or N, one for each k: atoms of 8 k are `stride` apart, those of 64 columns `leading`.
+    // Rows of 128 bytes along M or N, one for each k: atoms of 8 k are `stride` apart, those for 64 columns `leading`.
     uint32_t by_columns(int column, int k) const {
         return swizzled(start + (uint32_t)(column / 64) * leading + (uint32_t)(k / 8) * stride + (uint32_t)(k % 8) * 128 +
                             (uint32_t)(column % 64) * 2,
@@ -449,7 +448,7 @@ EMU_OPTIMIZED EMU_NO_TSAN void multiply(float (&c)[64][N], const float (&a)[64][
 }
 
 // f(row, column, index): element (row, column) of a (64, columns) matrix is register `index` of thread `thread`: warp w holds
-// rows 16w .. 16w+15 and, of each 8 columns, what mma.m16n8 gives its lanes.
+// rows 16w .. 16w+15 and, of each 8 columns, the same elements as in mma.m16n8.
 template <class F>
 void each_register(int thread, int columns, F f) {
     const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -467,7 +466,7 @@ inline void expect_fenced_operands(const WarpgroupProduct& p) {
     for (int i = 0; i < 128; i++) expect(p.a_by_columns ? a.by_columns(i / 16 * 8, i % 16) : a.by_rows(i / 2, i % 2 * 8));
 }
 
-// Reads the operands as the thread that waits (ThreadSanitizer sees these accesses), writes the results for all.
+// Reads the operands as the waiting thread (ThreadSanitizer sees these accesses), writes the results for all.
 template <int N>
 void run_product(const WarpgroupProduct& p) {
     float a[64][16], b[16][N], c[64][N];

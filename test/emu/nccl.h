@@ -3,33 +3,33 @@
 // one. Programs that include this are compiled by mpicxx or with its flags. MPI is initialised here, and finalised at exit,
 // unless the program has done it.
 //
-// Maths. Blocks of a ring, as the library's: in a reduction over n ranks, block b is summed in the order of ranks b + 1, b + 2,
-// ..., b (modulo n), in the data's own type: bf16 is rounded after each addition. That is what NCCL's ring does, and the less
-// accurate of its ways, so that a program that passes here does not rely on sums in fp32. The result has the same bits on all
-// ranks and in each run, but where an element lies in the buffer decides how it is rounded. avg multiplies each input by 1/n
-// (rounded to the type) and sums; for integers it sums, then divides. max and min drop NaN.
+// Maths. Blocks of a ring, as in the library: in a reduction over n ranks, block b is summed in the order of ranks b + 1, b +
+// 2, ..., b (modulo n), in the data's own type: bf16 is rounded after each addition. NCCL's ring does the same, and it is the
+// less accurate of its algorithms, so that a program that passes here does not rely on sums in fp32. The result has the same
+// bits on all ranks and in each run, but an element's place in the buffer affects its rounding. avg multiplies each input by
+// 1/n (rounded to the type) and sums; for integers it sums, then divides. max and min drop NaN.
 //
-// It is meant to be an unkind library: whatever a caller may not rely on turns out badly.
+// It is deliberately adversarial: anything that callers may not rely on fails.
 // - A call puts its operation on the stream and returns. The operation waits for the other ranks and blocks only its stream
-//   and its communicator, whose operations run one after another, whatever their streams.
-// - Operations of a group run at the same time, the last one is started first; nothing is read before the group ends.
-// - Buffers must be device memory of one allocation, aligned, and overlap only as documented for work in place.
-// - All ranks of a collective, and both ends of a send, compare what they were asked for: where that differs, stderr says so,
+//   and its communicator, whose operations run one after another, on any stream.
+// - Operations of a group run at the same time, starting with the last one; nothing is read before the group ends.
+// - Buffers must be device memory of one allocation, aligned, and overlap only as documented for in-place use.
+// - All ranks of a collective, and both ends of a send, compare their arguments: on a mismatch, stderr reports it,
 //   nothing is moved, the operation never ends, and the communicator's asynchronous error is ncclInvalidArgument (NCCL would
 //   hang or move garbage).
-// - EMU_NCCL_TIMEOUT=seconds ends a program in which an operation waits for other ranks longer than that, and says which.
+// - EMU_NCCL_TIMEOUT=seconds ends a program in which an operation waits for other ranks longer than that, and names it.
 // - EMU_NCCL_HANG=N or N:CODE: the Nth operation of each communicator outside of groups never ends, as if another rank
-//   did not come. CODE: the communicator's asynchronous error.
-// - EMU_NCCL_MEMORY_MB=N: each communicator takes N MiB of the device at its first operation, as NCCL's buffers do, and fails
+//   were missing. CODE: the communicator's asynchronous error.
+// - EMU_NCCL_MEMORY_MB=N: each communicator allocates N MiB of the device at its first operation, like NCCL's buffers, and
+// fails
 //   with ncclUnhandledCudaError if they are not free.
 // - ncclCommAbort, from any thread, ends the communicator's operations, so that streams continue; their results are undefined.
-// - A rank that ends by exit() with an error ends all ranks, as the launcher would.
-// Operations advance while the host waits for a stream or an event or calls MPI_Test or MPI_Testall, which are intercepted for
-// that: a GPU needs no host. So a host that waits in a blocking MPI call must not expect other ranks to need its streams.
-// Not here: reductions of fp16 and fp8 (they can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and
-// ncclCommSplit inside of a group, several GPUs in one process, registered memory. The rank that made an id must be one of the
-// communicator's. Cost: a ring moves 2 (n - 1) / n of the buffer (all-reduce), in messages of 1 GiB at most
-// (EMU_NCCL_PIECE=bytes).
+// - A rank that ends by exit() with an error ends all ranks, as the launcher would. Operations advance while the host waits for
+// a stream or an event or calls MPI_Test or MPI_Testall, which are intercepted for that: a GPU needs no host. So a host that
+// waits in a blocking MPI call must not expect other ranks to need its streams. Not supported: reductions of fp16 and fp8 (they
+// can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and ncclCommSplit inside of a group, several GPUs in one
+// process, registered memory. The rank that created an id must be one of the communicator's. Cost: a ring moves 2 (n - 1) / n
+// of the buffer (all-reduce), in messages of 1 GiB at most (EMU_NCCL_PIECE=bytes).
 #pragma once
 #undef OMPI_SKIP_MPICXX
 #undef MPICH_SKIP_MPICXX
@@ -120,10 +120,10 @@ struct ncclComm {
     MPI_Comm mpi = MPI_COMM_NULL;
     int rank = 0, size = 0;
     bool finalized = false;
-    std::atomic<ncclResult_t> error{ncclSuccess};  // what made the communicator unusable
+    std::atomic<ncclResult_t> error{ncclSuccess};  // the error that made the communicator unusable
     std::atomic<bool> aborted{false};
     emu::Ticket last;  // operation: the next one runs after it
-    // How many operations there were: of all ranks, and to and from each one. Equal at both ends, they make the messages' tags.
+    // Numbers of operations: of all ranks, and to and from each one. Equal at both ends, they determine the messages' tags.
     unsigned collectives = 0;
     int calls = 0;            // for EMU_NCCL_HANG
     void* buffers = nullptr;  // of EMU_NCCL_MEMORY_MB
@@ -133,7 +133,7 @@ struct ncclComm {
 namespace emu::nccl {
 
 // ---- errors ----------------------------------------------------------------------------------------------------------------
-// Texts are kept: another thread may be reading the one before.
+// Texts are kept: another thread may still be reading an earlier one.
 inline std::atomic<const char*>& last_error() {
     static std::atomic<const char*> text{""};
     return text;
@@ -144,7 +144,7 @@ inline void set_last_error(const char* text) {
     const std::lock_guard<std::mutex> lock(mutex);
     last_error() = all.emplace_back(text).c_str();
 }
-// Where a thread is between ncclGroupStart and ncclGroupEnd, and the first call there that was refused.
+// A thread's state between ncclGroupStart and ncclGroupEnd, and the first refused call there.
 struct Group {
     int depth = 0;
     ncclResult_t error = ncclSuccess;
@@ -153,7 +153,7 @@ inline Group& group() {
     static thread_local Group g;
     return g;
 }
-// The end of a call that is refused: its text for ncclGetLastError, its code also for ncclGroupEnd.
+// Ends a refused call: its text for ncclGetLastError, its code also for ncclGroupEnd.
 __attribute__((format(printf, 2, 3))) inline ncclResult_t refuse(ncclResult_t code, const char* format, ...) {
     char text[512];
     va_list arguments;
@@ -166,7 +166,7 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t refuse(ncclResult_t co
 }
 
 // ---- MPI -------------------------------------------------------------------------------------------------------------------
-// Called at exit. MPI_Finalize waits for all ranks; after an error those may be waiting for this one.
+// Called at exit. MPI_Finalize waits for all ranks; after an error they may be waiting for this one.
 inline void leave_mpi(int status, void*) {
     int finalized;
     MPI_Finalized(&finalized);
@@ -187,7 +187,7 @@ inline int world_rank() {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     return rank;
 }
-// The longest message. MPI counts in int.
+// The maximum message size. MPI counts in int.
 inline size_t piece_bytes() {
     static const char* bytes = getenv("EMU_NCCL_PIECE");
     return bytes ? std::max<size_t>(1, std::min<size_t>(INT_MAX, strtoull(bytes, nullptr, 10))) : (size_t)1 << 30;
@@ -230,7 +230,7 @@ inline const char* name_of(Kind kind) {
     return names[(int)kind];
 }
 
-// What ranks tell one another before they begin.
+// Exchanged by ranks before they start.
 struct Header {
     uint64_t count;
     int32_t kind, type, op, root;
@@ -239,7 +239,7 @@ struct Header {
     }
 };
 
-// One call on one rank, as steps: the messages of a step have all arrived before the next step begins. Step 0 compares headers.
+// One call on one rank, as steps: the messages of a step have all arrived before the next step starts. Step 0 compares headers.
 struct Operation {
     Kind kind;
     ncclComm* comm;
@@ -250,12 +250,12 @@ struct Operation {
     ncclRedOp_t op;
     int peer;  // of a send or receive, or the root, or -1
     cudaStream_t stream;
-    unsigned number = 0;  // among those that the other end counts as well
+    unsigned number = 0;  // among operations that the other end also counts
     int step = 0;
     bool finished = false, disagrees = false;
     std::vector<MPI_Request> requests;
     std::vector<Header> headers;                           // this rank's, then the others'
-    std::vector<char> outgoing, incoming, private_result;  // partial sums; ncclReduce's result where nobody asked for it
+    std::vector<char> outgoing, incoming, private_result;  // partial sums; ncclReduce's result on non-root ranks
 
     Operation(Kind kind_, ncclComm* comm_, const void* source_, void* result_, size_t count_, ncclDataType_t type_,
               ncclRedOp_t op_, int peer_, cudaStream_t stream_)
@@ -278,7 +278,7 @@ struct Operation {
     }
 
     // Three streams of messages between two ranks: of collectives, from sender to receiver, and back. 4096 operations of each
-    // can be on their way; MPI promises tags up to 32767.
+    // can be in flight; MPI guarantees tags up to 32767.
     enum Stream { Collective, Forward, Backward };
     int tag(Stream stream) const { return (int)(number % 4096) * 4 + stream; }
     Stream data_stream() const { return to_one() ? Forward : Collective; }
@@ -321,7 +321,7 @@ struct Operation {
         return true;
     }
 
-    // Does what can be done without waiting; true if that was anything.
+    // Makes all progress that is possible without waiting; returns true if there was any.
     bool advance() {
         if (disagrees) return false;
         if (!requests.empty()) {
@@ -350,9 +350,9 @@ struct Operation {
             if (rank != peer) post_send(result, bytes(count), rank);
     }
 
-    // The ring: each rank sends to the next. Over n - 1 steps the blocks go round and are summed, block b ends at rank b; over
-    // n - 1 further steps the finished blocks go round. Reduce-scatter is the first half, all-gather the second, all-reduce
-    // both; reduce is an all-reduce whose result only the root looks at.
+    // The ring: each rank sends to the next. Over n - 1 steps the blocks travel around the ring and are summed, block b ends at
+    // rank b; over n - 1 further steps the complete blocks travel around. Reduce-scatter is the first half, all-gather the
+    // second, all-reduce both; reduce is an all-reduce whose result only the root uses.
     struct Block {
         size_t begin, count;
     };
@@ -407,7 +407,7 @@ struct Transfer {
     Patience patience = {};
     double looked = MPI_Wtime();
 
-    // The last one first. One that is refused does not stop the others: their peers count on them.
+    // The last one first. A refused one does not stop the others: their peers depend on them.
     Work::Step advance() {
         for (const auto& o : operations)
             if (o->comm->aborted) return abandon();
@@ -450,7 +450,7 @@ inline void launch(Operations operations, const std::vector<Ticket>& before, boo
 }
 
 // ---- arguments -------------------------------------------------------------------------------------------------------------
-// Those that exist. Another thread than the one that makes them may ask for their errors.
+// The existing communicators. Threads other than the creator may query their errors.
 struct Communicators {
     std::mutex mutex;
     std::set<const ncclComm*> all;
@@ -498,7 +498,7 @@ inline bool has_buffers(ncclComm* comm) {
     return !mb || comm->buffers || cudaMalloc(&comm->buffers, (size_t)atol(mb) << 20) == cudaSuccess;
 }
 
-// A collective, or a send or receive: checked, then queued in a group or run at once. `peer` is the root, or -1 where there is
+// A collective, or a send or receive: checked, then queued in a group or run at once. `peer` is the root, or -1 if there is
 // none.
 inline ncclResult_t start(Kind kind, const void* source, void* result, size_t count, ncclDataType_t type, ncclRedOp_t op,
                           int peer, ncclComm* comm, cudaStream_t stream) {
@@ -573,8 +573,8 @@ inline ncclResult_t check_config(const char* call, const ncclConfig_t* config) {
     return ncclSuccess;
 }
 
-// The world ranks of a communicator's members, in its order: each member tells the id's creator, which tells the list to all.
-// Empty if they do not fit together, on all of them.
+// The world ranks of a communicator's members, in its order: each member reports to the id's creator, which sends the list to
+// all. Empty on all of them if they are inconsistent.
 inline std::vector<int> find_members(const Id& id, int size, int rank) {
     struct Report {
         int size, rank, world_rank;
@@ -596,7 +596,7 @@ inline std::vector<int> find_members(const Id& id, int size, int rank) {
             Report r;
             receive_now(&r, sizeof r, MPI_ANY_SOURCE, report_tag);
             reporters.push_back(r.world_rank);
-            if (r.size != size || members[(size_t)r.rank] != -1) fits = 0;  // r.rank < r.size was checked over there
+            if (r.size != size || members[(size_t)r.rank] != -1) fits = 0;  // r.rank < r.size was checked by the sender
             else members[(size_t)r.rank] = r.world_rank;
         }
         for (int reporter : reporters) {
@@ -609,7 +609,7 @@ inline std::vector<int> find_members(const Id& id, int size, int rank) {
 
 }  // namespace emu::nccl
 
-// The host waits for other ranks here, which may need what is on this rank's streams.
+// The host waits for other ranks here, which may need work on this rank's streams.
 extern "C" inline int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
     emu::streams().progress();
     return PMPI_Test(request, done, status);
@@ -717,7 +717,7 @@ inline ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (comm->finalized) return refuse(ncclInvalidArgument, "ncclCommFinalize: for the second time");
     return comm->finalized = true, ncclSuccess;
 }
-// Ends what is on its way, and keeps what MPI holds: that is for all ranks to free together, and here the others may be gone.
+// Ends operations in flight, and keeps MPI's objects: freeing them is collective, and the other ranks may be gone.
 inline ncclResult_t ncclCommAbort(ncclComm_t comm) {
     using namespace emu::nccl;
     if (!comm) return ncclSuccess;
@@ -761,7 +761,7 @@ inline ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
 }
 
 inline ncclResult_t ncclGroupStart() { return emu::nccl::group().depth++, ncclSuccess; }
-// Ends the outermost group: starts what it holds, unless one of its calls was refused.
+// Ends the outermost group: starts its operations, unless one of its calls was refused.
 inline ncclResult_t ncclGroupEnd() {
     using namespace emu::nccl;
     emu::nccl::Group& g = group();
@@ -773,7 +773,7 @@ inline ncclResult_t ncclGroupEnd() {
     operations.swap(queue());
     std::vector<emu::Ticket> before;
     for (const auto& o : operations) before.push_back(o->comm->last);
-    while (!error && !operations.empty()) {  // those of a stream together
+    while (!error && !operations.empty()) {  // grouped by stream
         const cudaStream_t stream = operations[0]->stream;
         Operations some, rest;
         for (auto& o : operations) (o->stream == stream ? some : rest).push_back(std::move(o));

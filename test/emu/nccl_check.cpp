@@ -1,14 +1,14 @@
-// Checks of NCCL's collectives, for the emulated library (nccl.h beside this file), run by test/nccl_test.sh on several ranks.
-// Rank 0 prints `ok: NAME` or `FAILED: NAME` per check. It asks nothing of the emulated library that the real one does not
-// promise, except under BACKEND_EMU, and so checks that one as well, one GPU for each rank:
+// Checks of NCCL's collectives, for the emulated library (nccl.h in this folder), run by test/nccl_test.sh on several ranks.
+// Rank 0 prints `ok: NAME` or `FAILED: NAME` per check. Except under BACKEND_EMU, it only uses guarantees of the real library,
+// and so checks that one as well, one GPU for each rank:
 //   nvcc -std=c++17 -x cu test/emu/nccl_check.cpp -I/usr/lib/x86_64-linux-gnu/openmpi/include -lmpi -lnccl -o nccl_check
 //   mpirun -n 2 ./nccl_check
-// Numbers are small integers, exact in every type; 1/n must be a power of two for avg to be (1, 2, 4, 8 ranks).
+// Numbers are small integers, exact in every type; 1/n must be a power of two for avg to be exact (1, 2, 4, 8 ranks).
 //   nccl_check              all checks; MPI is initialised here
 //   nccl_check short        all checks, with nothing larger than 12 kB
 //   nccl_check lazy         a few, with MPI left to the library
 //   nccl_check hang|die     the same; a send that nobody receives; a rank that gives up while others wait
-#define OMPI_SKIP_MPICXX 1  // not the C++ bindings, which are gone from MPI
+#define OMPI_SKIP_MPICXX 1  // not the C++ bindings, which were removed from MPI
 #include <cuda_runtime.h>
 #include <mpi.h>
 #include <nccl.h>
@@ -51,7 +51,7 @@ static void must(cudaError_t e) {
 struct bf16 {
     uint16_t bits;
     bf16() = default;
-    bf16(double x) {  // exact for what is used here
+    bf16(double x) {  // exact for the numbers used here
         const float f = (float)x;
         uint32_t u;
         memcpy(&u, &f, 4);
@@ -106,7 +106,7 @@ struct Buffer {
         must(cudaMemcpy(all.data(), base, all.size() * sizeof(T), cudaMemcpyDeviceToHost));
         return all;
     }
-    // Elements [at, at + n) have these values, and the guards are whole.
+    // Elements [at, at + n) have these values, and the guards are intact.
     bool holds(size_t at, size_t n, const std::function<double(size_t)>& value) const {
         const std::vector<T> all = host();
         for (size_t i = 0; i < n; i++)
@@ -238,7 +238,7 @@ static void check_groups(ncclComm_t comm, int rank, int n, size_t large, cudaStr
     const size_t count = 19, ranks = (size_t)n;
     auto value = [](int from, int to, size_t i) { return (double)(100 * from + 10 * to) + (double)(i % 7); };
     {
-        // All to all, this rank included, in two messages to each rank that must not change places.
+        // All to all, this rank included, in two messages to each rank that must keep their order.
         Buffer<float> a(2 * count * ranks), b(2 * count * ranks);
         for (int peer = 0; peer < n; peer++)
             a.fill(2 * count * (size_t)peer, 2 * count, [&](size_t i) { return value(rank, peer, i); });
@@ -271,7 +271,7 @@ static void check_groups(ncclComm_t comm, int rank, int n, size_t large, cudaStr
         report("send there and back", ok);
     }
     {
-        // Several collectives and nested groups; results are there after the outermost end.
+        // Several collectives and nested groups; results are available after the outermost end.
         Buffer<float> a(count), b(count), c(count * ranks);
         a.fill(0, count, [&](size_t i) { return input(ncclSum, rank, i); });
         must(ncclGroupStart());
@@ -311,7 +311,7 @@ static void check_groups(ncclComm_t comm, int rank, int n, size_t large, cudaStr
 }
 
 // ---- communicators ---------------------------------------------------------------------------------------------------------
-static ncclComm_t communicator(int first_rank, int n, int rank) {  // of n ranks, of which the world's first_rank makes the id
+static ncclComm_t communicator(int first_rank, int n, int rank) {  // of n ranks; the world's first_rank makes the id
     std::vector<ncclUniqueId> ids((size_t)world_size);
     ncclUniqueId own;
     must(ncclGetUniqueId(&own));
@@ -357,7 +357,7 @@ static void check_communicators(ncclComm_t world, cudaStream_t stream) {
     must(ncclCommDestroy(row));
     must(ncclCommDestroy(column));
 
-    // Keys turn the order around; a rank without a colour is in no communicator.
+    // Keys reverse the order; a rank without a colour is in no communicator.
     ncclComm_t reversed, others;
     must(ncclCommSplit(world, 7, -world_rank, &reversed, nullptr));
     report("split in reverse order", is_rank(reversed, world_size - 1 - world_rank, world_size));
@@ -367,7 +367,7 @@ static void check_communicators(ncclComm_t world, cudaStream_t stream) {
            world_rank == 0 ? others == nullptr
                            : is_rank(others, world_rank - 1, world_size - 1) && sums_to(others, 1, world_size - 1, stream));
     if (others) must(ncclCommDestroy(others));
-    // The id's maker is rank 1 of the communicator, except where there is only one.
+    // The id's creator is rank 1 of the communicator, unless there is only one.
     ncclComm_t turned = communicator(0, world_size, (world_rank + 1) % world_size);
     report("an id made by rank 1",
            is_rank(turned, (world_rank + 1) % world_size, world_size) && sums_to(turned, 1, world_size, stream));
@@ -382,7 +382,7 @@ static bool refused(ncclResult_t result, ncclResult_t expected = ncclInvalidArgu
     fprintf(stderr, "rank %d: got '%s', expected '%s'\n", world_rank, ncclGetErrorString(result), ncclGetErrorString(expected));
     return false;
 }
-// As NCCL's documentation has it: waits for the stream, or for an asynchronous error.
+// As documented for NCCL: waits for the stream, or for an asynchronous error.
 static ncclResult_t end_or_error(ncclComm_t comm, cudaStream_t stream) {
     ncclResult_t state = ncclSuccess;
     while (state == ncclSuccess && cudaStreamQuery(stream) == cudaErrorNotReady) must(ncclCommGetAsyncError(comm, &state));
@@ -396,7 +396,7 @@ static void check_streams(ncclComm_t comm, int rank, int n, size_t count, cudaSt
     ncclComm_t other;
     must(ncclCommSplit(comm, 0, rank, &other, nullptr));
     if (n > 1) {
-        // Every rank sends to the next one before it receives, each direction of an edge on its communicator and stream.
+        // Every rank sends to the next one before it receives, with a communicator and stream for each direction of an edge.
         const int previous = (rank + n - 1) % n;
         std::vector<ncclComm_t> edges((size_t)n);  // from u to u + 1: ranks 0 and 1
         for (int u = 0; u < n; u++) {
@@ -431,7 +431,7 @@ static void check_streams(ncclComm_t comm, int rank, int n, size_t count, cudaSt
         ok = a.holds(0, 5, [&](size_t) { return n; }) && b.holds(0, 5, [&](size_t) { return 2 * n; }) && ok;
         report("a communicator that waits blocks no other one", ok);
 
-        // A rank that never comes: another thread aborts the communicator, and the stream continues.
+        // A missing rank: another thread aborts the communicator, and the stream continues.
         ncclComm_t doomed;
         must(ncclCommSplit(comm, 0, rank, &doomed, nullptr));
         ok = late || good(ncclAllReduce(a.data(), a.data(), 5, ncclFloat32, ncclSum, doomed, side));
@@ -491,7 +491,7 @@ static void check_refusals(ncclComm_t comm, int n, cudaStream_t stream) {
 }
 
 #ifdef BACKEND_EMU
-// What only the emulated library notices or promises.
+// Errors and guarantees of only the emulated library.
 static void check_emulation(ncclComm_t world, int rank, int n, cudaStream_t stream) {
     Buffer<float> a(64), b(64);
     float* const p = a.data();
@@ -534,7 +534,7 @@ static void check_emulation(ncclComm_t world, int rank, int n, cudaStream_t stre
         report("emulated: a sum keeps NaN", sum[y.guard] != sum[y.guard]);
     }
     if (n > 1) {
-        // What ranks do not agree on is refused by all, and the communicator is of no use afterwards.
+        // A disagreement of ranks is refused by all, and the communicator is unusable afterwards.
         struct Case {
             const char* name;
             std::function<ncclResult_t(ncclComm_t)> call;
@@ -585,7 +585,7 @@ static void check_emulation(ncclComm_t world, int rank, int n, cudaStream_t stre
     report("emulated: refused: a finalized, a destroyed communicator",
            refused(ncclAllReduce(p, p, 4, ncclFloat32, ncclSum, comm, stream)) && ok);
     {
-        // Two communicators used in different orders: within one group that is no deadlock here.
+        // Two communicators used in different orders: within one group this is no deadlock here.
         ncclComm_t other;
         must(ncclCommSplit(world, 0, rank, &other, nullptr));
         a.fill(0, 64, [](size_t) { return 1; });

@@ -108,14 +108,14 @@ T reduce(ncclRedOp_t op, T a, T b) {
         }
     }
 }
-// A rank's own input as it enters the sum: for avg, in floating point, times 1/n.
+// A rank's own input to the sum: for avg, in floating point, times 1/n.
 template <class T>
 T contribution(ncclRedOp_t op, T x, int ranks) {
     if constexpr (std::is_integral_v<T>) return x;
     else if (op != ncclAvg) return x;
     else return reduce(ncclProd, x, (T)(std::conditional_t<std::is_same_v<T, double>, double, float>)(1.0 / ranks));
 }
-// to = partial (op) own, or just own where there is no partial. `to` may be `partial`.
+// to = partial (op) own, or just own if there is no partial. `to` may be `partial`.
 inline void accumulate(ncclDataType_t type, ncclRedOp_t op, int ranks, void* to, const void* partial, const void* own,
                        size_t count) {
     with_type(type, [=](auto example) {
@@ -126,7 +126,7 @@ inline void accumulate(ncclDataType_t type, ncclRedOp_t op, int ranks, void* to,
         }
     });
 }
-// What is left to do for avg when the sum is complete: integers divide, towards zero.
+// The last step of avg when the sum is complete: integers divide, towards zero.
 inline void complete(ncclDataType_t type, ncclRedOp_t op, int ranks, void* data, size_t count) {
     if (op != ncclAvg) return;
     with_type(type, [=](auto example) {

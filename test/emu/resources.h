@@ -1,7 +1,7 @@
-// What a launch may ask for. EMU_RESOURCES=dev/kernels/resources.md has the registers and the shared memory that nvcc gave each
-// of the trainer's kernels for an H100, in bf16. A launch that asks for more registers than a multiprocessor has, or for more
-// static and dynamic shared memory than a block can get, is refused, as by the GPU; so is one of the trainer's kernels
-// (gpu::detail) that the table lacks. Programs are linked with -rdynamic: the table is by name, a launch has an address.
+// Limits of launches. EMU_RESOURCES=dev/kernels/resources.md has the registers and the shared memory that nvcc assigned to each
+// of the trainer's kernels for an H100, in bf16. A launch that needs more registers than a multiprocessor has, or more static
+// and dynamic shared memory than a block can get, is refused, as by the GPU; so is one of the trainer's kernels (gpu::detail)
+// that the table lacks. Programs are linked with -rdynamic: the table is by name, a launch has an address.
 #pragma once
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ constexpr size_t registers_per_multiprocessor = 65536;
 struct Limits {
     size_t registers, dynamic_shared;
 };
-// By name, as test/sass.py writes it.
+// By name, as written by test/sass.py.
 inline const std::map<std::string, Limits>& table_of_limits() {
     static const std::map<std::string, Limits> table = [] {
         std::map<std::string, Limits> rows;
@@ -44,7 +44,7 @@ inline const std::map<std::string, Limits>& table_of_limits() {
     }();
     return table;
 }
-// Demangled, without the namespaces that all share, result and parameters: what sass.py's readable() makes of it.
+// Demangled, without the common namespaces, result and parameters: like readable() in sass.py.
 inline std::string readable_name(const char* symbol) {
     int status = 0;
     char* demangled = abi::__cxa_demangle(symbol, nullptr, nullptr, &status);
@@ -59,7 +59,7 @@ inline std::string readable_name(const char* symbol) {
     return name;
 }
 
-// Whether a launch is within the limits; says on stderr what is beyond them.
+// True if a launch is within the limits; reports exceeded limits on stderr.
 inline bool within_limits(const void* kernel, size_t threads, size_t dynamic_shared) {
     if (table_of_limits().empty()) return true;
     struct Known {

@@ -1,20 +1,19 @@
-// Streams and events. What is put on a stream runs late: when the host waits for something, in an order that CUDA allows.
+// Streams and events. Work on a stream runs late: when the host waits for something, in an order that CUDA allows.
 //
-// Order. Work of one stream runs in the order in which it was put there. The legacy stream (null) and the streams of
-// cudaStreamCreate wait for each other; streams made with cudaStreamNonBlocking wait for an event at most. When the host waits,
-// any stream whose next work may run is drawn, until what the host waits for is done; the rest stays for later.
-// EMU_ORDER=random draws from EMU_SEED; reverse takes the newest stream first; forward runs all work as soon as it is put on
-// its stream, so that a debugger still shows who put it there.
-// Calls of several threads of the host must not overlap, and this program's do not, except that any thread may ask whether an
-// event is over. hang() blocks a stream; who waits for it waits for ever. What is left when the program ends does not run.
+// Order. Work of one stream runs in the order in which it was submitted. The legacy stream (null) and the streams of
+// cudaStreamCreate wait for each other; streams made with cudaStreamNonBlocking wait only for events. When the host waits, a
+// stream whose next work may run is drawn, until the awaited work is complete; other work remains for later. EMU_ORDER=random
+// draws from EMU_SEED; reverse prefers the newest stream; forward runs all work as soon as it is submitted, so that a debugger
+// still shows the caller. Calls of several host threads must not overlap, and this program's do not, except that any thread may
+// query an event. hang() blocks a stream; waiting for it never ends. Remaining work does not run when the program ends.
 //
 // Transfers are work that waits for other processes, NCCL's operations (nccl.h): once a transfer's turn has come it is advanced
-// between the work of other streams, and blocks only its own. The streams have no processor of their own, so transfers advance
-// only while the host waits, for the device or for other ranks (progress()).
+// between the work of other streams, and blocks only its own. Streams have no processor, so transfers advance only while the
+// host waits, for the device or for other ranks (progress()).
 //
-// Time. A stream's clock counts work instead of seconds: each piece takes 1 ms, or what it says by takes(). So what a program
-// chooses by measuring does not depend on how busy this machine is. A stream that waits for another continues when that one's
-// clock says so. Transfers take their real time.
+// Time. A stream's clock counts work instead of seconds: each piece takes 1 ms, or the time set by takes(). So choices that a
+// program makes by measuring do not depend on the load of this machine. A stream that waits for another continues when that
+// one's clock permits. Transfers take their real time.
 #pragma once
 #include <unistd.h>
 
@@ -37,9 +36,9 @@ struct Work {
     std::function<void()> run;
     std::function<Step()> transfer;                    // instead of run: called until it ends
     std::chrono::steady_clock::time_point begin = {};  // of the transfer, once its turn has come
-    std::vector<std::shared_ptr<Work>> after;          // what else must be over, besides what is before it on its stream
+    std::vector<std::shared_ptr<Work>> after;          // work that must also be complete, besides earlier work on its stream
     std::atomic<bool> over{false};
-    double ms = 0;  // when it was over, by its stream's clock
+    double ms = 0;  // completion time, by its stream's clock
 
     double ready_ms() const {
         double ms = 0;
@@ -79,7 +78,7 @@ namespace emu {
 class Streams {
 public:
     emu_stream* create(bool waits_for_legacy) { return all_.push_back({waits_for_legacy}), &all_.back(); }
-    // What is on the stream runs all the same.
+    // Work on the stream still runs.
     void destroy(emu_stream* s) {
         s->destroyed = true;
         forget_destroyed();
@@ -106,7 +105,7 @@ public:
             if (&other != s && ordered && !other.queue.empty()) work->after.push_back(other.queue.back());
         }
         const bool event = !work->run && !work->transfer;
-        if (event && s->queue.empty() && work->ready()) return end(*work, *s), work;  // behind nothing
+        if (event && s->queue.empty() && work->ready()) return end(*work, *s), work;  // nothing precedes it
         s->queue.push_back(work);
         if (config().order == Order::forward) run_all();
         return work;
@@ -116,7 +115,7 @@ public:
         auto never = std::make_shared<Work>();
         return put(s, nullptr, never), never;
     }
-    // Runs work until this is over.
+    // Runs work until this is complete.
     void finish(const Ticket& work) {
         for (begin_draw(); !work->over;)
             if (!run_one()) rest();
@@ -128,7 +127,7 @@ public:
             if (!run_one()) rest();
     }
     bool is_idle(const emu_stream* s) const { return (s ? s : &all_.front())->queue.empty(); }
-    // Everything that can run without waiting.
+    // Runs everything that can run without waiting.
     void run_all() {
         for (begin_draw(); run_one();) {
         }
@@ -139,11 +138,11 @@ public:
         for (begin_draw(); run_one();) {
         }
     }
-    // Called by the work that runs.
+    // Called by the running work.
     void takes(double ms) { takes_ms_ = ms; }
-    // A thread of its own may look at events, but not run their work.
+    // Other threads may query events, but not run their work.
     bool owns_this_thread() const { return std::this_thread::get_id() == owner_; }
-    // False: there is none.
+    // Returns false if there is none.
     bool run_one() {
         if (advance_transfers()) return moved();
         if (emu_stream* s = draw()) return pop(*s), moved();
@@ -157,13 +156,13 @@ private:
     const std::thread::id owner_ = std::this_thread::get_id();
     std::list<emu_stream> all_{1};  // the legacy stream is the first
     emu_stream* last_ = nullptr;    // drawn
-    double takes_ms_ = 1;           // of the work that runs
+    double takes_ms_ = 1;           // of the running work
     unsigned rng_ = 1, n_draws_ = 0, change_ = 1;
-    bool running_ = false;  // work, from within which nothing else may run
+    bool running_ = false;  // work is running, which must not start other work
     std::chrono::steady_clock::time_point moved_ = std::chrono::steady_clock::now();
 
     bool moved() { return moved_ = std::chrono::steady_clock::now(), true; }
-    // Gives the processor away, for longer while nothing moves.
+    // Yields the processor, for longer while nothing moves.
     void rest() { usleep((unsigned)std::min(15 + ms_since(moved_) * 1e3 / 8, 150.0)); }
     void pop(emu_stream& s) {
         const Ticket work = s.queue.front();
@@ -183,11 +182,11 @@ private:
         if (work.transfer) s.ms += ms_since(work.begin);
         work.end(s.ms);
     }
-    // True if one of the transfers whose turn has come moved.
+    // Returns true if one of the transfers whose turn has come moved.
     bool advance_transfers() {
         bool moved = false;
         for (auto s = all_.begin(); s != all_.end();) {
-            emu_stream& stream = *s++;  // which may be forgotten below
+            emu_stream& stream = *s++;  // may be erased below
             if (stream.queue.empty() || !stream.queue.front()->transfer || !stream.queue.front()->ready()) continue;
             Work& work = *stream.queue.front();
             if (work.begin == std::chrono::steady_clock::time_point()) work.begin = std::chrono::steady_clock::now();
@@ -203,7 +202,7 @@ private:
         rng_ ^= rng_ << 5;
         return rng_;
     }
-    // How often another stream is drawn is drawn as well: from after each work to hardly ever.
+    // The frequency of changing streams is also drawn: from after each work to hardly ever.
     void begin_draw() {
         rng_ = (config().seed * 2654435761u + ++n_draws_ * 40503u) | 1;
         random();

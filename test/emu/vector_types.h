@@ -27,7 +27,7 @@ struct alignas(16) uint4 {
 struct alignas(8) int2 {
     int x, y;
 };
-// Kernels move 16 bytes as an int4 (gpu/device.cuh): at another address than a multiple of 16 a GPU faults, and so does this.
+// Kernels move 16 bytes as an int4 (gpu/device.cuh): at addresses that are not multiples of 16 a GPU faults, and so does this.
 struct alignas(16) int4 {
     int x = 0, y = 0, z = 0, w = 0;
     int4() = default;
@@ -42,7 +42,7 @@ struct alignas(16) int4 {
 
 private:
     static void check(const void* address) {
-        asm("" : "+r"(address));  // or the compiler takes its alignment from the type
+        asm("" : "+r"(address));  // or the compiler derives its alignment from the type
         if ((uintptr_t)address % 16 == 0) return;
         fprintf(stderr, "emu: misaligned address %p of 16 bytes\n", address);
         abort();
