@@ -13,11 +13,11 @@
 //   ladder::climb<Problem>(run, "adamw", ladder::copy_bound, {{"the first rung", [](gpu::Ctx& ctx, Problem& p) { ... }}, ...},
 //                          small_shapes, large_shapes);
 //
-// Differences. A tensor is compared row by row: |actual - expected| <= rtol |expected| + atol sqrt(row), lengths of the rows as
-// vectors; a row of one element compares element by element. NaN never passes. Outputs are NaN until written, are between
-// guards, and must have the same bits in two runs, unless a rung declares that it cannot guarantee that. Time: the median of
-// single runs between CUDA events. Before each run, outside of the events, overwritten inputs are restored (so that each run
-// has the same random numbers) and the L2 cache is filled with other data.
+// Differences. A tensor is compared row by row: |actual - expected| <= rtol |expected| + atol sqrt(row), lengths of the rows
+// as vectors; a row of one element compares element by element. NaN never passes. Outputs are NaN until written, are between
+// guards, and must have the same bits in two runs, unless a rung declares that it cannot guarantee that.
+// Time: the median of single runs between CUDA events. Before each run, outside of the events, overwritten inputs are restored
+// (so that each run has the same random numbers) and the L2 cache is filled with other data.
 #pragma once
 #include <algorithm>
 #include <cmath>

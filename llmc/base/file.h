@@ -33,7 +33,7 @@
 #include "check.h"
 #include "terminal.h"
 
-// ---- files that are truncated while they are mapped -------------------------------------------------------------------------
+// ---- files that are truncated while they are mapped ------------------------------------------------------------------------
 // The current mappings: a list that grows at its front, whose entries are reused and never freed, so that a signal handler can
 // walk it at any time.
 class MappedPlaces {

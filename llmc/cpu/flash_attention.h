@@ -62,8 +62,7 @@ bool streams(const MatrixUnit<E>& unit, const floatX* to, size_t stride, int HS)
     return detail::streams(unit, to, HS * sizeof(floatX)) && stride * sizeof(floatX) % 64 == 0;
 }
 
-// ---- packing of a tile: 64 rows of a head, of which `rows` are valid, HS elements each, a stride apart
-// -----------------------
+// ---- packing of a tile: 64 rows of a head, of which `rows` are valid, HS elements each, a stride apart ---------------------
 // Left operand (64, H) = rows.
 template <class E>
 void pack_left_rows(E* to, const floatX* from, size_t stride, int rows, int HS, int H) {

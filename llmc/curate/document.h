@@ -1,6 +1,6 @@
-// A document in curation, and a stage's verdict on it. A stage that looks at one document is a pure function of it and is
-// called from many threads. A stage that looks at the whole corpus has three steps: sign (pure, from many threads), add (in the
-// documents' order, by one thread), solve.
+// A document in curation, and a stage's verdict on it.
+// A stage that looks at one document is a pure function of it and is called from many threads. A stage that looks at the whole
+// corpus has three steps: sign (pure, from many threads), add (in the documents' order, by one thread), solve.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -34,7 +34,7 @@
 #include "document.h"
 #include "words.h"
 
-// ---- measures -------------------------------------------------------------------------------------------------------------
+// ---- measures --------------------------------------------------------------------------------------------------------------
 // 64 bits of a word; well mixed, so that weighted sums of them distinguish n-grams.
 inline uint64_t hash_text(std::string_view text) {
     uint64_t h = text.size() * 0x9e3779b97f4a7c15u;

@@ -245,7 +245,7 @@ private:
     int width_ = 0;
 };
 
-// ---- contents of the footer
+// ---- contents of the footer ------------------------------------------------------------------------------------------------
 // --------------------------------------------------------------------------------------------------
 enum Type { boolean, int32, int64, int96, float32, float64, byte_array, fixed_bytes, group };
 inline const char* type_name(int type) {

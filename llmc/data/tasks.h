@@ -16,9 +16,9 @@
 //   acc_bytes    like acc, by log p / bytes of the choice
 //   perplexity   exp(-mean log p) over examples, last word only
 // "group" in a line: acc_GROUP is the group's acc, acc_gap the largest of them minus the smallest. "share_of": "X" in every
-// line means that gold choices are not right but X: the fraction is called X and is the only metric. Standard errors:
-// sqrt(sample variance / n) for a mean; for the perplexity, exp(-mean) times the mean's, to first order (the harness resamples
-// instead); for BLEU over all texts together, the jackknife's. Ties go to the first choice.
+// line means that gold choices are not right but X: the fraction is called X and is the only metric.
+// Standard errors: sqrt(sample variance / n) for a mean; for the perplexity, exp(-mean) times the mean's, to first order (the
+// harness resamples instead); for BLEU over all texts together, the jackknife's. Ties go to the first choice.
 //
 // Generation is greedy and ends before any of "until" (default: the end of the line), at the model's end-of-text token, or
 // after "max_new_tokens" (default: 64). "metrics" (default: exact_match, f1) and "stemmer" (ROUGE's, default: false) must be

@@ -8,8 +8,8 @@
 //                     computed by rouge-score: words of a-z and 0-9 in lower case, with or without Porter's stemmer
 // With several references the best score counts; BLEU clips an n-gram at the maximum of its counts in the references.
 // Other languages: SQuAD's words and BLEU's tokens are separated by white space, and ROUGE knows letters a-z only. A Japanese
-// text is one token for the first two and none for ROUGE; put spaces between its words, or characters, on both sides. Bytes
-// that are not UTF-8 are compared unchanged.
+// text is one token for the first two and none for ROUGE; put spaces between its words, or characters, on both sides.
+// Bytes that are not UTF-8 are compared unchanged.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -13,10 +13,10 @@
 // tokenizer.json writes bytes as characters (GPT-2's table: printable bytes as themselves, the others as U+0100 and up), so
 // that " the" reads "Ġthe". In tokenizers of characters a space is U+2581: "▁the". Only loading and saving use that table;
 // everything else works on raw bytes. Bytes that are not valid UTF-8 are separate pieces: encode() accepts any bytes, and with
-// a tokenizer of bytes decode(encode(x)) == x (unless the file prevents it: keeps_every_byte). Added tokens are found in the
-// text before these steps. Special ones ("<|endoftext|>") control the model. In training data, text that spells a special token
-// stays text: a web page must not end a document. In a prompt it becomes the token, and the file's template tokens around a
-// text (Llama 3's "<|begin_of_text|>") are added, as in transformers.
+// a tokenizer of bytes decode(encode(x)) == x (unless the file prevents it: keeps_every_byte).
+// Added tokens are found in the text before these steps. Special ones ("<|endoftext|>") control the model. In training data,
+// text that spells a special token stays text: a web page must not end a document. In a prompt it becomes the token, and the
+// file's template tokens around a text (Llama 3's "<|begin_of_text|>") are added, as in transformers.
 #pragma once
 #include <algorithm>
 #include <array>

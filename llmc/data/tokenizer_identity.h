@@ -94,8 +94,7 @@ inline std::string tokenizer_hash(const nlohmann::json& file) {
     return hash_text(hash);
 }
 
-// ---- the file next to a data set
-// ---------------------------------------------------------------------------------------------
+// ---- the file next to a data set -------------------------------------------------------------------------------------------
 struct DataOrigin {
     TokenizerIdentity tokenizer;
     int64_t documents = 0, tokens = 0;

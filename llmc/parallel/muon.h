@@ -7,11 +7,12 @@
 //   W <- (1 - lr wd) W - lr s X               wd: weight decay
 // s = 0.2 sqrt(max(m, n)) gives the update the root mean square of AdamW's, so that both use the same learning rate (Liu et
 // al.; torch: match_rms_adamw; Megatron-LM: scale mode spectral with extra scale factor 0.2); or s = sqrt(max(1, m / n))
-// (Jordan; torch: original; Megatron-LM: shape_scaling). NorMuon divides each row of X, a neuron, by the root of a running mean
-// v of its mean square, then scales X to the norm of an orthogonal matrix: with the first s the step is 0.2 lr sqrt(m n) X /
-// |X|, as in the paper. v is stored in the first column of exp_avg_sq, whose other columns stay zero: a checkpoint has the same
-// tensors as AdamW's, and any layout can resume it. Plain Muon needs no exp_avg_sq of its matrices, 4 bytes per parameter less
-// than AdamW; checkpoints have zeros in their place.
+// (Jordan; torch: original; Megatron-LM: shape_scaling).
+// NorMuon divides each row of X, a neuron, by the root of a running mean v of its mean square, then scales X to the norm of an
+// orthogonal matrix: with the first s the step is 0.2 lr sqrt(m n) X / |X|, as in the paper. v is stored in the first column
+// of exp_avg_sq, whose other columns stay zero: a checkpoint has the same tensors as AdamW's, and any layout can resume it.
+// Plain Muon needs no exp_avg_sq of its matrices, 4 bytes per parameter less than AdamW; checkpoints have zeros in their
+// place.
 //
 // With muP and CompleteP (model/parametrization.h) an update's largest singular value must stay in proportion to sqrt(m / n)
 // while the width grows, that is constant (Yang et al., 2023, "A Spectral Condition for Feature Learning", arXiv:2310.17813). X
@@ -24,13 +25,14 @@
 // after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right if X has more rows than columns.
 //
 // Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum and is
-// the only one to update it: given the same gradients, the bits are the same for any number of data-parallel ranks, and no more
-// is sent than with AdamW. A matrix sharded by tensor parallelism is gathered on one tp rank, which sends back the shards of
-// the result; the tp ranks take turns, so that each works on another matrix. This is exact, too, and moves 4 bytes per element;
-// summing X X^T over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another order. Cost
-// per step: 5 (4 m n k + 2 k^3) FLOPs with k = min(m, n), on one rank of the data- and tensor-parallel ones. With blocks of
-// width C (F = 4 C) that is 25 C per parameter, against 6 per parameter and token of forward and backward passes: 3% of a step
-// for C = 4096 and half a million tokens on one rank, and divided by the ranks that share the matrices.
+// the only one to update it: given the same gradients, the bits are the same for any number of data-parallel ranks, and no
+// more is sent than with AdamW. A matrix sharded by tensor parallelism is gathered on one tp rank, which sends back the shards
+// of the result; the tp ranks take turns, so that each works on another matrix. This is exact, too, and moves 4 bytes per
+// element; summing X X^T over the ranks in every step would move 10 min(m, n)^2 / (m n) times 2 bytes, and add in another
+// order.
+// Cost per step: 5 (4 m n k + 2 k^3) FLOPs with k = min(m, n), on one rank of the data- and tensor-parallel ones. With blocks
+// of width C (F = 4 C) that is 25 C per parameter, against 6 per parameter and token of forward and backward passes: 3% of a
+// step for C = 4096 and half a million tokens on one rank, and divided by the ranks that share the matrices.
 #pragma once
 #include <algorithm>
 #include <cmath>

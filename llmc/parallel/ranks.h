@@ -88,7 +88,7 @@ inline void warm_up(be::Ctx& ctx, Ranks& ranks, bool generates) {
     if (generates) be::warm_up(ctx, ranks.pp);
 }
 
-// ---- sums over all ranks: identical on every rank, added in the same order --------------------------------------------------
+// ---- sums over all ranks: identical on every rank, added in the same order -------------------------------------------------
 inline LossSums sum_of(const std::vector<LossSums>& all) {
     LossSums sums;
     for (const LossSums& s : all) {

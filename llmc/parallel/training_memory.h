@@ -127,7 +127,7 @@ inline void write_state(be::Ctx& ctx, const TrainingMemory& m, void* state, cons
     cpu::copy_in_parallel(state, from, bytes);
 }
 
-// ---- gradients of parameters that several ranks hold, each with a partial sum -----------------------------------------------
+// ---- gradients of parameters that several ranks hold, each with a partial sum ----------------------------------------------
 // Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold,
 // and of adapters' matrices that are replicated.
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {

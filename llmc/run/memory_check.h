@@ -18,10 +18,11 @@
 //
 // The checksum is the sum of 32-bit words, each times an odd number that depends on its index, modulo 2^64. One or two flipped
 // bits always change it (unless 8 GiB are between them), more do except once in 2^32; and it does not depend on the order of
-// addition. Cost per step, for any number of micro-batches: 12 bytes per parameter of this rank's shard are read twice (8 with
-// both moments in bf16), and with ZeRO 2 bytes of every weight; AdamW moves 28 (20). Two small messages per rank. Not detected:
-// changes between a store and its checksum, and in memory that is not kept from step to step. For gradients there is
-// --detect-nondeterminism.
+// addition.
+// Cost per step, for any number of micro-batches: 12 bytes per parameter of this rank's shard are read twice (8 with both
+// moments in bf16), and with ZeRO 2 bytes of every weight; AdamW moves 28 (20). Two small messages per rank.
+// Not detected: changes between a store and its checksum, and in memory that is not kept from step to step. For gradients
+// there is --detect-nondeterminism.
 #pragma once
 #include <map>
 #include <sstream>

@@ -13,18 +13,18 @@
 // recomputation, 1 more with MLP recomputation and sequence parallelism.
 //
 // Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
-// functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not all
-// logits fit in memory at once. For every --head-rows rows of logits, the head's weights are read twice, and its gradients read
-// and written: with few rows these bytes take longer than the products. Attention that the GPU computes without tensor cores
-// (attention_kernels) has a separate rate.
+// functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not
+// all logits fit in memory at once. For every --head-rows rows of logits, the head's weights are read twice, and its gradients
+// read and written: with few rows these bytes take longer than the products.
+// Attention that the GPU computes without tensor cores (attention_kernels) has a separate rate.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism
 // 4 of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 0 or
 // --no-overlap no data-parallel communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
-// Latencies are NCCL's own for its fastest protocol (message_latency): the minimum for a message. Not included: ranks slower
-// than others, contention between nodes, reading data, checkpoints, the smaller batches of a ramp-up; norms' gradients and loss
-// statistics over tp (below 0.1% of its bytes); the time to launch kernels.
+// Latencies are NCCL's own for its fastest protocol (message_latency): the minimum for a message.
+// Not included: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a
+// ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
 //
 // The efficiency is one GPU's for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from the
 // times of a layer in arXiv:2205.05198; with it, the predicted steps of MT-NLG, BLOOM and others are within 15% of the

@@ -174,7 +174,7 @@ inline std::string go_back_to(const std::string& out, const std::string& dir, in
                : format("checkpoints after step %lld, from where training goes on, are now ", (long long)step) + names;
 }
 
-// ---- checkpoint removal -----------------------------------------------------------------------------------------------------
+// ---- checkpoint removal ----------------------------------------------------------------------------------------------------
 // The checkpoints that prune() keeps.
 struct KeptCheckpoints {
     int64_t newest, every = 0;  // number of newest ones, 0: all; and multiples of `every`, 0: none

@@ -1,15 +1,16 @@
 // The instructions of llmc/gpu/hopper.cuh on the CPU.
 //
-// Layouts are exact: a tensor copy swizzles by the bits of the shared address, wgmma follows its 64-bit descriptors, so a wrong
-// descriptor gives wrong numbers here too. Shared addresses count from the block's dynamic shared memory, which starts at 1024
-// as on a GPU (the system keeps the first 1024 bytes). Asynchronous work runs as late as possible or, in random order,
-// occasionally at once: a TMA load when a thread waits for its mbarrier, a TMA store and a matrix product when its thread waits
-// for its group. A missing wait then results in old or new data in the wrong place. Errors that end the program: an mbarrier
-// not initialised or with too many arrivals, a copy or product that nobody waits for, threads of a warpgroup that issue
-// different products, a product after an access to registers without wgmma_fence in between, addresses without the alignment
-// that the hardware requires, ordinary stores to shared memory that a TMA store or a product then reads without
-// fence_proxy_async. The storing thread is unknown: a fence covers all earlier stores, in most blocks (a copy of the shared
-// memory per thread would be too expensive) for all before the next product or TMA store.
+// Layouts are exact: a tensor copy swizzles by the bits of the shared address, wgmma follows its 64-bit descriptors, so a
+// wrong descriptor gives wrong numbers here too. Shared addresses count from the block's dynamic shared memory, which starts
+// at 1024 as on a GPU (the system keeps the first 1024 bytes).
+// Asynchronous work runs as late as possible or, in random order, occasionally at once: a TMA load when a thread waits for its
+// mbarrier, a TMA store and a matrix product when its thread waits for its group. A missing wait then results in old or new
+// data in the wrong place.
+// Errors that end the program: an mbarrier not initialised or with too many arrivals, a copy or product that nobody waits for,
+// threads of a warpgroup that issue different products, a product after an access to registers without wgmma_fence in between,
+// addresses without the alignment that the hardware requires, ordinary stores to shared memory that a TMA store or a product
+// then reads without fence_proxy_async. The storing thread is unknown: a fence covers all earlier stores, in most blocks (a
+// copy of the shared memory per thread would be too expensive) for all before the next product or TMA store.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>

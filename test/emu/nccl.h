@@ -20,16 +20,16 @@
 // - EMU_NCCL_TIMEOUT=seconds ends a program in which an operation waits for other ranks longer than that, and names it.
 // - EMU_NCCL_HANG=N or N:CODE: the Nth operation of each communicator outside of groups never ends, as if another rank
 //   were missing. CODE: the communicator's asynchronous error.
-// - EMU_NCCL_MEMORY_MB=N: each communicator allocates N MiB of the device at its first operation, like NCCL's buffers, and
-// fails
-//   with ncclUnhandledCudaError if they are not free.
+// - EMU_NCCL_MEMORY_MB=N: each communicator allocates N MiB of the device at its first operation, like NCCL's buffers,
+//   and fails with ncclUnhandledCudaError if they are not free.
 // - ncclCommAbort, from any thread, ends the communicator's operations, so that streams continue; their results are undefined.
-// - A rank that ends by exit() with an error ends all ranks, as the launcher would. Operations advance while the host waits for
-// a stream or an event or calls MPI_Test or MPI_Testall, which are intercepted for that: a GPU needs no host. So a host that
-// waits in a blocking MPI call must not expect other ranks to need its streams. Not supported: reductions of fp16 and fp8 (they
-// can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and ncclCommSplit inside of a group, several GPUs in one
-// process, registered memory. The rank that created an id must be one of the communicator's. Cost: a ring moves 2 (n - 1) / n
-// of the buffer (all-reduce), in messages of 1 GiB at most (EMU_NCCL_PIECE=bytes).
+// - A rank that ends by exit() with an error ends all ranks, as the launcher would.
+// Operations advance while the host waits for a stream or an event or calls MPI_Test or MPI_Testall, which are intercepted for
+// that: a GPU needs no host. So a host that waits in a blocking MPI call must not expect other ranks to need its streams.
+// Not supported: reductions of fp16 and fp8 (they can be moved), reductions made by ncclRedOpCreate, ncclCommInitRank and
+// ncclCommSplit inside of a group, several GPUs in one process, registered memory. The rank that created an id must be one of
+// the communicator's. Cost: a ring moves 2 (n - 1) / n of the buffer (all-reduce), in messages of 1 GiB at most
+// (EMU_NCCL_PIECE=bytes).
 #pragma once
 #undef OMPI_SKIP_MPICXX
 #undef MPICH_SKIP_MPICXX

@@ -4,8 +4,9 @@
 // cudaStreamCreate wait for each other; streams made with cudaStreamNonBlocking wait only for events. When the host waits, a
 // stream whose next work may run is drawn, until the awaited work is complete; other work remains for later. EMU_ORDER=random
 // draws from EMU_SEED; reverse prefers the newest stream; forward runs all work as soon as it is submitted, so that a debugger
-// still shows the caller. Calls of several host threads must not overlap, and this program's do not, except that any thread may
-// query an event. hang() blocks a stream; waiting for it never ends. Remaining work does not run when the program ends.
+// still shows the caller.
+// Calls of several host threads must not overlap, and this program's do not, except that any thread may query an event. hang()
+// blocks a stream; waiting for it never ends. Remaining work does not run when the program ends.
 //
 // Transfers are work that waits for other processes, NCCL's operations (nccl.h): once a transfer's turn has come it is advanced
 // between the work of other streams, and blocks only its own. Streams have no processor, so transfers advance only while the

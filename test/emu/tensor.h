@@ -1,5 +1,5 @@
-// The instructions of llmc/gpu/tensor.cuh on the CPU. A warp's lanes meet, and the last one to arrive computes for all. An
-// asynchronous copy runs either at once or when it is waited for, as the random order decides: a kernel that reads before
+// The instructions of llmc/gpu/tensor.cuh on the CPU. A warp's lanes meet, and the last one to arrive computes for all.
+// An asynchronous copy runs either at once or when it is waited for, as the random order decides: a kernel that reads before
 // waiting finds old bytes, one that overwrites the source too early finds new ones.
 #pragma once
 #include <cuda_runtime.h>
