@@ -106,7 +106,7 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory: planned by purpose, allocated at once, then pointed to. model_memory.h has the structs, with each
-//    tensor's shape: activations that a block keeps of a micro-batch, its matrices and norms, and buffers that all blocks share.
+//    tensor's shape: a block's activations of a micro-batch, its matrices and norms, and buffers shared by all blocks.
 
 // Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
 // to T. head_rows: rows of logits in memory at a time. room: of the key/value cache; by default there is none. micro_batches:
@@ -541,7 +541,7 @@ static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* co
 static void quantize_input(const Pass& p, const Layer& l, const LayerInput& inp) {
     quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, p.input_rows(l), l.in);
 }
-// In bf16 before FP8: measures the amax of what would be quantised.
+// In bf16 before FP8: measures the amax of tensors that FP8 would quantise.
 static void measure(const Pass& p, const Layer& l, Operand operand, const floatX* x, size_t n) {
     const Fp8Training& f = p.m.fp8;
     if (f.measuring && f.blocks[l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);

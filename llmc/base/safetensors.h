@@ -2,7 +2,8 @@
 //   {"name": {"dtype": "BF16", "shape": [r, c], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
 // then the tensors' bytes. A model may be split into several files, listed in model.safetensors.index.json.
 // The reader maps files and does not trust them: lengths, offsets and shapes are checked before use; errors name the file.
-// checkpoint.h writes such files; each rank writes its own part. https://huggingface.co/docs/safetensors
+// checkpoint.h writes such files; each rank writes its own part.
+// https://huggingface.co/docs/safetensors
 #pragma once
 #include <cstdint>
 #include <map>

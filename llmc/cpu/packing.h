@@ -1,7 +1,7 @@
 // Packs operands of a matrix unit (matrix_unit.h) from rows of numbers that are `stride` elements apart; for transposed rows,
 // the stride is a multiple of words. All numbers of rows and columns are multiples of 16, K is a multiple of k_multiple.
 // bf16 numbers for an fp32 unit are widened when packed: in the innermost loop, each number of the left operand would be
-// converted once for every 32 products, on a port that also multiplies. A widened panel takes twice the cache.
+// converted once for every 32 products, on a port that also multiplies. A widened panel needs twice the cache.
 // fp32 numbers for a bf16 unit are split into three bf16 parts, packed `part` elements apart: x = x1 + x2 + x3, where x1 is the
 // nearest bf16, x2 the nearest to the remainder, and x3 the last remainder: 3 times 8 bits, the whole mantissa (except for
 // numbers below 2^-110, whose last parts are denormal, which the unit treats as zero). Six products of parts are summed for x

@@ -303,8 +303,8 @@ inline double free_space(const std::string& out) {
     return statvfs(out.c_str(), &fs) == 0 ? (double)fs.f_bavail * (double)fs.f_frsize : INFINITY;
 }
 
-// Before the checkpoint of `step` is saved, which needs `needed` bytes: if space is short, first removes what prune() would
-// remove after it, except the newest, then checkpoints that a rollback might need. fail()s if that is not enough.
+// Before the checkpoint of `step` is saved, which needs `needed` bytes: if space is short, first removes checkpoints that
+// prune() would remove after it, except the newest, then checkpoints that a rollback might need. fail()s if that is not enough.
 inline void make_space(const std::string& out, int64_t step, KeptCheckpoints kept, size_t needed) {
     const auto enough = [&] { return free_space(out) >= (double)needed; };
     if (!enough() && kept.newest > 0) {

@@ -1,8 +1,8 @@
-// What the fuzz targets share. A target is LLVMFuzzerTestOneInput: it makes files of the input, reads them as the program
-// would and touches everything that was read. Refusing a file is an Error, the one exception that is caught; every other
-// exception, a crash, undefined behaviour, a leak, 5 seconds or 2 GB are findings.
+// Shared by the fuzz targets. A target is LLVMFuzzerTestOneInput: it makes files of the input, reads them like the program and
+// touches everything that was read. Rejecting a file is an Error, the only exception that is caught; every other exception, a
+// crash, undefined behaviour, a leak, 5 seconds or 2 GB are findings.
 //   read_part   cuts fields off the input
-//   Files       a directory in memory of this process, removed when it ends
+//   Files       a directory in memory, removed when this process ends
 //   refused     runs a reader; true if it threw Error
 #pragma once
 #include <sys/mman.h>
@@ -15,8 +15,8 @@
 #include <string>
 #include <string_view>
 
-// In place of a mapping, which goes on to the end of its last page, memory of exactly the file's size: AddressSanitizer then
-// sees a read of the first byte behind it.
+// Replaces a mapping, which extends to the end of its last page, by memory of exactly the file's size: AddressSanitizer then
+// detects a read of the first byte after it.
 inline void* read_instead_of_mapping(void*, size_t size, int, int, int fd, off_t) {
     char* p = (char*)malloc(size);
     if (!p || read(fd, p, size) != (ssize_t)size) abort();
@@ -31,7 +31,7 @@ inline int free_instead_of_unmapping(void* p, size_t) { return free(p), 0; }
 
 inline std::string_view view(const uint8_t* data, size_t size) { return {(const char*)data, size}; }
 
-// The first n bytes of the input, or what is left of it.
+// The first n bytes of the input, or all remaining ones.
 inline std::string_view read_part(std::string_view& input, size_t n) {
     const std::string_view part = input.substr(0, n);
     input.remove_prefix(part.size());

@@ -13,8 +13,8 @@ inline void spoil_scratch(gpu::Ctx& ctx) {  // results must not depend on what e
 
 namespace attention {
 
-// Relative error of exp(x), where x is a difference with an absolute error, and of some more such factors. The difference is
-// rounded, and the special unit works with its product with log2(e), rounded again; `each` is the relative error of one factor.
+// Relative error of exp(x), where x is a difference with an absolute error, and of `more` such factors. The difference is
+// rounded, and the special unit uses its product with log2(e), rounded again; `each` is the relative error of one factor.
 inline double special_unit_error(double x, double x_error, double each, int more) {
     return std::expm1(x_error + 3 * u * std::min(std::abs(x), 100.0) + 4 * u + (2 * more + 1) * each);
 }
@@ -23,8 +23,8 @@ inline double special_unit_error(double x, double x_error, double each, int more
 // most 4u; 1 + e and its reciprocal 6u, the difference u; then the factor and log2(e).
 inline double tanh_approx_error(double cap, double value) { return 11 * u * cap + 3 * u * std::abs(value); }
 
-// What all GPU kernels round alike. A weight: its score, its exponential, and one or two more per tile passed. lse is the sum
-// of a score and a logarithm, out a sum divided by another.
+// Roundings shared by all GPU kernels. A weight: its score, its exponential, and one or two more per tile passed. lse is the
+// sum of a score and a logarithm, out a sum divided by another.
 struct GpuKernelArithmetic : Arithmetic {
     GpuKernelArithmetic(double rounded_operand, int tokens_of_tile) {
         operand = rounded_operand;
@@ -40,7 +40,7 @@ struct GpuKernelArithmetic : Arithmetic {
     }
 
 private:
-    // Relative error of exp(score - shift), and of some more such factors.
+    // Relative error of exp(score - shift), and of `more` such factors.
     virtual double exponential(double score, double shift, double score_error, int more) const = 0;
 };
 

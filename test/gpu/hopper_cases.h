@@ -1,4 +1,4 @@
-// For the tests of kernels that use Hopper's instructions: skipped on other GPUs, on numbers whose sums are exact.
+// For the tests of kernels that use Hopper's instructions, which are skipped on other GPUs: numbers whose sums are exact.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Expectations about cuBLASLt: of the emulated library, whose answers are known, and of a GPU's, whose support, refusals and
+// Expectations about cuBLASLt: about the emulated library, whose answers are known, and a GPU's, whose support, refusals and
 // suggestions depend on version and GPU. Wrong numbers fail on both.
 //   EXPECT_OF_LIBRARY(condition) << what;   fails on the emulator, is printed as a finding on a GPU
 #pragma once
@@ -17,7 +17,7 @@ constexpr bool library_is_emulated = false;
 constexpr bool library_is_emulated = true;
 #endif
 
-// While it exists, the emulated library refuses everything it may refuse, or nothing. No effect on a GPU's library.
+// During its lifetime, the emulated library refuses everything that it may refuse, or nothing. No effect on a GPU's library.
 struct Refusals {
 #ifndef __CUDACC__
     const unsigned before = emu::config().refusals;

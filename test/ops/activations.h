@@ -13,7 +13,7 @@ std::vector<floatX> activation_inputs(size_t n) {
     return x;
 }
 
-// exp(-z) has a relative error of (|z| + 3) u: z is rounded several times, exp errs by two ulp, or by 3.7e-6 where results are
+// exp(-z) has a relative error of (|z| + 3) u: z is rounded several times, exp errs by two ulp, or by 3.7e-6 if results are
 // rounded to bf16. Below e^-87 it is 0.
 double sigmoid_relative_error(double z) {
     return (4 * std::abs(z) + 12) * u + (std::is_same<floatX, bf16>::value ? 3.7e-6 : 0);
@@ -24,8 +24,9 @@ double gelu_inner(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x
 
 constexpr double tanh_error = !backend::memory_is_host && std::is_same<floatX, bf16>::value ? 0x1p-10 * 0.504 : 0;  // 2^-10.987
 
-// The GeLU of a product, fused or separate: if separate, pre is rounded to floatX before GeLU sees it and the product before it
-// meets the derivative, so both bounds allow for that too. Sums of K terms as in test_matmul.cpp: 2 (K + 2) u of the
+// The GeLU of a product, fused or separate: if separate, pre is rounded to floatX before GeLU, and the product before its
+// multiplication with the derivative, so both bounds allow for that too. Sums of K terms as in test_matmul.cpp: 2 (K + 2) u of
+// the
 // magnitudes. |gelu'| < 1.13, |gelu''| < 1.13. Fused on a GPU, in bf16, tanh t has 11 bits: x (1 + t) / 2 errs by half of that
 // times x, and the derivative (1 + t) / 2 + x (1 - t^2) inner' / 2 by (1/2 + |x t| inner') of it.
 void check_linear_gelu(backend::Ctx& ctx) {
@@ -86,7 +87,7 @@ TEST(Gelu, ForwardAndBackward) {
         Doubles y, dx, y_allowed, dx_allowed;
         for (size_t i = 0; i < n; i++) {
             const double x = as_double(inp[i]), z = gelu_inner(x), dz = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
-            // s (1 - s) dz and not its parts: far out s (1 - s) falls faster than x dz grows
+            // s (1 - s) dz and not its parts: for large |z| s (1 - s) falls faster than x dz grows
             const double s = 1 / (1 + std::exp(-z)), bend = x * s / (1 + std::exp(z)) * dz, error = sigmoid_relative_error(z);
             y.push_back(x * s);
             dx.push_back(as_double(dout[i]) * (s + bend));
@@ -101,7 +102,7 @@ TEST(Gelu, ForwardAndBackward) {
     }
 }
 
-// Of gelu_exact Phi has a relative error of 1e-7 and that of e^(-x^2/2), whose exponent is rounded and at most 87.
+// Phi of gelu_exact has the relative errors 1e-7 and e^(-x^2/2)'s, whose exponent is rounded and at most 87.
 TEST(Activations, OfOneInput) {
     backend::Ctx ctx(2);
     for (const size_t n : {1, 17, 1003, 9000}) {
@@ -144,8 +145,8 @@ TEST(LinearGelu, ForwardAndBackward) {
     check_linear_gelu(ctx);
 }
 
-// Fused products have the bits of the separate ops; a library's may differ by the roundings between
-// them, as it may add the residual stream and the bias before or after it rounds the product.
+// Fused products have the bits of the separate ops; a library's may differ by the roundings in between, as it may add the
+// residual stream and the bias before or after it rounds the product.
 TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
     backend::Ctx ctx(2);
     const int N = 21, IC = 40, NH = 4, NKV = 2, HS = 16, OC = (NH + 2 * NKV) * HS, F = OC / 2;
@@ -216,7 +217,7 @@ TEST(SwiGlu, ForwardAndBackward) {
     }
 }
 
-// The product with `up` of what gelu gives.
+// The product with `up` of gelu's result.
 TEST(GeGlu, ForwardAndBackward) {
     backend::Ctx ctx(2);
     for (const Shape& k : {Shape{1, 1}, Shape{7, 129}, Shape{5, 264}}) {
@@ -245,7 +246,7 @@ TEST(GeGlu, ForwardAndBackward) {
     }
 }
 
-// The mask of every element is a function of its place in the whole run, wherever a part of it begins.
+// The mask of every element is a function of its place in the whole run, for any start of a part.
 TEST(Dropout, BitsOfTheElementsPlace) {
     backend::Ctx ctx(2);
     Rng rng(13);

@@ -1,4 +1,4 @@
-// What all tests of ops share: inputs in the backend's memory, shapes, and what sums in double allow.
+// Shared by all tests of ops: inputs in the backend's memory, shapes, and error bounds in double.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ const double infinity = std::numeric_limits<double>::infinity(), not_a_number = 
 struct Shape {
     int N, C;
 };
-#ifdef EMU_TSAN  // takes milliseconds for each thread of a kernel: only what differs for it
+#ifdef EMU_TSAN  // slow, milliseconds per thread of a kernel: only tests that differ for it
 constexpr bool thorough = false;
 constexpr int most_rows = 300;
 const Shape norm_shapes[] = {{1, 1}, {3, 15}, {9, 33}, {11, 264}};

@@ -90,8 +90,8 @@ TEST(Classifier, AgainstDouble) {
     }
 }
 
-// Shards of the vocabulary, one of them without a column of its own, together give what the whole gives: the sums are other
-// ones, so to within their error, (V / 16 + 20) u of log Z and of the gradients.
+// Shards of the vocabulary, one of them without columns, give the same result as the whole: the sums are different ones, so to
+// within their error, (V / 16 + 20) u of log Z and of the gradients.
 void check_shards(real softcap) {
     backend::Ctx ctx(2);
     const int N = 7, V = 83, Vp = 96, per_shard = 48, shards = 3;
@@ -166,7 +166,7 @@ TEST(Classifier, LargeAndInfiniteLogits) {
     EXPECT_EQ(as_double(wrong.loss[0]), as_double(x[1250]) - as_double(x[7]));
     EXPECT_EQ(as_double(wrong.logits[7]), -1);
     EXPECT_EQ(as_double(wrong.logits[1250]), 1);
-    // A masked part of the vocabulary: -inf has probability 0, wherever it stands, also where whole chunks are masked.
+    // A masked part of the vocabulary: -inf has probability 0 in any place, also if whole chunks are masked.
     std::fill(x.begin(), x.begin() + 1200, from_double<floatX>(-infinity));
     std::fill(x.begin() + 1200, x.end(), from_double<floatX>(-200));
     const Classified masked(x, {1299}, V, V, 1, 0);
@@ -186,7 +186,7 @@ TEST(Classifier, NonFiniteLogitsAreNotSilent) {
             EXPECT_FALSE(std::isfinite(out.loss[1])) << bad << " at " << where;
             EXPECT_FALSE(std::isfinite(out.zloss[1])) << bad << " at " << where;
             EXPECT_FALSE(std::isfinite(as_double(out.logits[V + 4 + 3])));
-            const Classified masked(x, {3, -1}, V, V + 4, 1, 1e-4);  // a masked row says nothing, whatever is in it
+            const Classified masked(x, {3, -1}, V, V + 4, 1, 1e-4);  // a masked row has no effect, regardless of its content
             EXPECT_EQ(masked.loss[1], 0);
             EXPECT_EQ(masked.zloss[1], 0);
             for (int i = 0; i < V + 4; i++) EXPECT_EQ(as_double(masked.logits[V + 4 + i]), 0);
@@ -203,7 +203,7 @@ TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
         if (N > 1) {
             losses[1] = lses[1] = (real)not_a_number;
             target[1] = -1;
-        }  // a masked row says nothing
+        }  // a masked row has no effect
         const auto run = [&](const LossSums& start) {
             Buffer<real> loss(losses), zloss(zlosses), lse(lses);
             const Input<int> targets(target);
@@ -226,7 +226,7 @@ TEST(LossSums, AddsUnmaskedRowsAndShowsNan) {
                 expected.lse_max = std::max(expected.lse_max, (double)lses[n]);
             }
         const LossSums sums = run(start);
-        const double allowed = N * 0x1p-50 * (N + 10);  // terms of order one, summed in double
+        const double allowed = N * 0x1p-50 * (N + 10);  // terms around one, summed in double
         EXPECT_NEAR(sums.ce, expected.ce, allowed);
         EXPECT_NEAR(sums.z, expected.z, allowed);
         EXPECT_NEAR(sums.lse, expected.lse, 5 * allowed);

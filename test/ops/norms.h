@@ -9,7 +9,8 @@ struct NormReference {
 };
 
 // mean and variance: sums of C terms in at least 16 parts, so a relative error below s = (C/16 + 20) u of the sum of
-// magnitudes. Of xhat = (x - mean) rstd: s mean|x| rstd from the mean, s |xhat| from rstd, 8 u (|xhat| + |b|) from the rest.
+// magnitudes. Errors of xhat = (x - mean) rstd: s mean|x| rstd from the mean, s |xhat| from rstd, 8 u (|xhat| + |b|) from other
+// steps.
 NormReference norm_reference(const Doubles& x, const Doubles& w, const Doubles* b, int N, int C, double eps) {
     NormReference r;
     const double s = (C / 16.0 + 20) * u;
@@ -41,7 +42,7 @@ NormReference norm_reference(const Doubles& x, const Doubles& w, const Doubles* 
     return r;
 }
 
-// Gradients from given statistics. dx = rstd (g - mean(g) - xhat mean(g xhat)): the two means are sums as above, the rest a
+// Gradients from given statistics. dx = rstd (g - mean(g) - xhat mean(g xhat)): the two means are sums as above, the others a
 // dozen operations on terms bounded by rstd (|g| + mean|g| + |xhat| mean|g xhat|). dw, db: rows in blocks of 64 or fewer, then
 // the blocks: a relative error of (64 + N/64 + 8) u.
 struct NormGradient {
@@ -112,8 +113,8 @@ TEST(Embedding, BackwardAddsRows) {
     struct Case {
         int N, C, P, v0, V, vocabulary;
     };
-    // Few rows of many tokens and the reverse, one token alone, tokens outside the shard only, more rows than one tile is
-    // sorted.
+    // Few rows of many tokens and the reverse, a single token, only tokens outside the shard, more rows than fit in one sorting
+    // tile.
     const Case cases[] = {
         {67, 1, 9, 3, 5, 12},  {67, 19, 9, 3, 5, 12},           {67, 130, 9, 3, 5, 12}, {131, 264, 131, 0, 700, 700},
         {200, 8, 1, 0, 1, 1},  {45, 16, 2, 30, 4, 20},          {1, 264, 1, 0, 7, 7},   {5000, 8, 40, 0, 90, 90},
@@ -123,7 +124,7 @@ TEST(Embedding, BackwardAddsRows) {
         const Input<int> tokens(rng.integers(k.N, 0, k.vocabulary)), positions(rng.integers(k.N, 0, k.P));
         const Input<floatX> dout(rng.normals<floatX>((size_t)k.N * k.C));
         const std::vector<real> wte0 = rng.normals<real>(k.V * k.C), wpe0 = rng.normals<real>(k.P * k.C);
-        // As many roundings as terms at most, in whatever order.
+        // At most as many roundings as terms, in any order.
         Doubles wte = doubles(wte0), wpe = doubles(wpe0), wte_allowed(wte.size()), wpe_allowed(wpe.size());
         std::vector<int> wte_terms(k.V, 3), wpe_terms(k.P, 3);
         for (int n = 0; n < k.N; n++) {
@@ -191,7 +192,7 @@ TEST_P(Norms, Forward) {
             if (with_add) {
                 for (size_t i = 0; i < size; i++) x[i] += as_double(add[i]);
                 expect_close(sum.get(), x, 0, rounding, "sum");
-                x = doubles(sum.get());  // what is normalised is the rounded sum
+                x = doubles(sum.get());  // the rounded sum is normalised
             }
             const Doubles bias = doubles(b);
             const NormReference r =
@@ -211,7 +212,7 @@ TEST_P(Norms, Backward) {
                 w(rng.normals<floatX>(k.C));
             const std::vector<floatX> dinp0 = rng.normals<floatX>(size);
             const std::vector<real> dw0 = rng.normals<real>(k.C), db0 = rng.normals<real>(k.C);
-            // Any statistics: backward takes what it is given.
+            // Any statistics: backward accepts all.
             std::vector<real> means = centred ? rng.normals<real>(k.N) : std::vector<real>(k.N), rstds(k.N);
             for (real& r : rstds) r = (real)rng.uniform(0.5, 2);
             Buffer<real> mean(means, "mean"), rstd(rstds, "rstd");
@@ -233,7 +234,7 @@ TEST_P(Norms, Backward) {
             if (centred) expect_close(db.get(), r.db, r.db_allowed, "dbias");
             else expect_same_bits(db.get(), db0, "dbias");
 
-            // With the sums of dinp's columns: the same dinp, and the sums of what was stored, in any order.
+            // With the sums of dinp's columns: the same dinp, and the sums of the stored values, in any order.
             if (!backend::norm_sums_columns(k.C)) continue;
             Buffer<floatX> dinp_too(size, "dinp with sums");
             if (acc == Acc::Add) dinp_too.set(dinp0);
@@ -257,7 +258,8 @@ TEST_P(Norms, Backward) {
         }
 }
 
-// Heads within longer rows, whose other numbers stay: one to a lane and more than one, several to a warp, longer than a warp.
+// Heads within longer rows, whose other numbers are unchanged: one per lane and more than one, several per warp, longer than a
+// warp.
 TEST_P(Norms, OfHeads) {
     if (centred) return;  // heads have RMSNorm
     Rng rng(12);
@@ -289,7 +291,7 @@ TEST_P(Norms, OfHeads) {
         const HeadRows heads = {k.N, stride, k.segments};
         const Doubles weight = plus(doubles(w), k.offset);
         const NormReference r = norm_reference(doubles(heads_of(qkv0)), weight, nullptr, rows, k.C, (double)(real)1e-5);
-        for (const bool given : {false, true}) {  // the sums of rows, as those of a row's parts on several ranks
+        for (const bool given : {false, true}) {  // the sums of rows, as for a row's parts on several ranks
             Buffer<floatX> qkv(qkv0, "qkv"), kept(rows * C, "kept"), dqkv(dqkv0, "dqkv");
             Buffer<real> rstd(rows, "rstd"), dw(dw0, "dweight"), sums(rows, "sums");
             NormParams params = {w.p(), nullptr, k.C, (real)1e-5, k.offset};

@@ -75,7 +75,7 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
         for (int step = 1; step <= (thorough ? 50 : 3); step++) {
             const double lr = (real)(1e-2 / step);
             std::vector<real> gradient = rng.normals<real>(n);
-            gradient[0] = 0;  // never a gradient: the update must be the decay alone, not 0/0
+            gradient[0] = 0;  // zero gradient: the update must be only the decay, not 0/0
             const Input<real> grad(gradient);
             backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n,
                            {(real)lr, (real)beta1, (real)beta2, (real)eps, (real)decay, (real)grad_scale, step}, {});
@@ -85,7 +85,7 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
                 md[i] = beta1 * md[i] + (1 - beta1) * g;
                 vd[i] = beta2 * vd[i] + (1 - beta2) * g * g;
                 const double root = std::sqrt(vd[i] / c2) + eps, update = md[i] / c1 / root;
-                // Errors: those of m and v shrink by beta and gain four roundings; the update has theirs, relative to its own
+                // Errors: those in m and v shrink by beta and gain four roundings; the update has theirs, relative to its own
                 // size, and eight roundings; the weight adds lr times that and two roundings.
                 m_allowed[i] = beta1 * m_allowed[i] + 4 * u * (std::abs(md[i]) + std::abs(g));
                 v_allowed[i] = beta2 * v_allowed[i] + 4 * u * (vd[i] + g * g);
@@ -104,7 +104,7 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
     }
 }
 
-// The average against double; exchanged for the weights and back, both have the bits that they had.
+// The average against double; after exchanging it with the weights and back, both have their previous bits.
 TEST(AverageOfWeights, AgainstDoubleAndExchangedExactly) {
     backend::Ctx ctx(2);
     Rng rng(15);
@@ -142,7 +142,7 @@ std::vector<Rounding> places_in_tensors() {
     std::vector<Rounding> places(6);
     places[1].first = 4096;
     places[2].first = 4098;
-    places[3].first = (1ull << 34) - 64;  // 3: where a word of the counter ends
+    places[3].first = (1ull << 34) - 64;  // 3: at the end of a word of the counter
     places[4].first = 1024;
     places[4].cols = 192;
     places[4].whole_cols = 768;
@@ -157,15 +157,15 @@ std::vector<Rounding> places_in_tensors() {
     }
     return places;
 }
-// The random number of one of them, by its place in the whole tensor.
+// The random number of one element, by its place in the whole tensor.
 uint32_t random_of(const Rounding& r, size_t i) {
     const size_t at = r.at + i;
     const uint64_t place = r.cols ? r.first + at / r.cols * r.whole_cols + at % r.cols : r.first + i;
     return random_bits(r.key, RngPurpose::rounding, r.tensor, place / 4)[place % 4];
 }
 
-// Numbers of few bits and factors of few bits: nothing is rounded on the way to the moments, whatever order or fused
-// multiply-adds a backend has, and these must have the bits that elements.h defines.
+// Numbers of few bits and factors of few bits: nothing is rounded on the way to the moments, for any order or fused
+// multiply-adds in a backend, and the moments must have the bits that elements.h defines.
 TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
     backend::Ctx ctx(2);
     Rng rng(16);
@@ -180,7 +180,7 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
             }
             const std::vector<floatX> start = rng.normals<floatX>(n);
             const auto bf16_of = [&](const std::vector<real>& x) { return std::vector<bf16>(x.begin(), x.end()); };
-            const Input<real> grad(gradient);  // whose numbers bf16 holds
+            const Input<real> grad(gradient);  // representable in bf16
             const Input<bf16> grad_bf16(bf16_of(gradient));
             std::vector<real>
                 weights;  // with all in fp32, then with moments in bf16, one of them and both, then with gradients
@@ -215,7 +215,7 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
     }
 }
 
-// To the nearest bf16 where it sets, of two the even one; by the element's place where it adds.
+// Sets to the nearest bf16, ties to even; adds with rounding by the element's place.
 TEST(Accumulate, RoundsOnceByTheElementsPlace) {
     backend::Ctx ctx(2);
     Rng rng(17);
@@ -249,7 +249,7 @@ TEST(Accumulate, RoundsOnceByTheElementsPlace) {
         }
 }
 
-// 512 summands of 2^-10, each a quarter of what rounding to the nearest would take for nothing beside 1.
+// 512 summands of 2^-10, each a quarter of the amount that rounding to the nearest would lose next to 1.
 TEST(Accumulate, SmallSummandsAreNotLost) {
     ASSERT_EQ((float)bf16(1.0f + 0x1p-10f), 1.0f);
     backend::Ctx ctx(2);
@@ -264,14 +264,14 @@ TEST(Accumulate, SmallSummandsAreNotLost) {
     }
     double mean = 0;
     for (const bf16 value : sum.get()) mean += as_double(value) / (double)n;
-    // A summand's error has the standard deviation sqrt(p (1 - p)) 2^-7, p = 1/8: five times that of the mean.
+    // A summand's error has the standard deviation sqrt(p (1 - p)) 2^-7, p = 1/8: five times the mean's.
     EXPECT_NEAR(mean, 1 + summands * 0x1p-10, 5 * std::sqrt(7.0 / 64 * summands / (double)n) * 0x1p-7);
 }
 
 // ---- Muon -----------------------------------------------------------------------------------------------------------------
 const size_t muon_sizes[] = {1, 67, thorough ? (size_t)20003 : (size_t)203};
 
-// Momentum of few bits: exp_avg is not rounded but to bf16, by the element's place.
+// Momentum of few bits: exp_avg is rounded only to bf16, by the element's place.
 TEST(Muon, MomentumIsNesterovsAndItsBf16IsRoundedByTheElementsPlace) {
     backend::Ctx ctx(2);
     Rng rng(21);
@@ -311,7 +311,7 @@ TEST(Muon, NumbersAreDividedByTheirNorm) {
     backend::Ctx ctx(2);
     Rng rng(22);
     for (const size_t n : muon_sizes)
-        for (const double norm : {3.0, 1e-3, 1e-9}) {  // the last one is below the smallest that is divided by
+        for (const double norm : {3.0, 1e-3, 1e-9}) {  // the last one is below the smallest divisor
             const std::vector<floatX> values = rng.normals<floatX>(n);
             Buffer<floatX> x(values, "x");
             const Input<double> squares(std::vector<double>{norm * norm});
@@ -341,7 +341,7 @@ TEST(Muon, PolynomialOfASquareMatrix) {
     }
 }
 
-// Two steps: rows of all sizes, one that is zero, get about the same size, and the whole has the norm of an orthogonal matrix.
+// Two steps: rows of all sizes, one of them zero, get about the same size, and the whole has the norm of an orthogonal matrix.
 TEST(Muon, NeuronsAreDividedByTheRootOfTheirSecondMoment) {
     backend::Ctx ctx(2);
     Rng rng(24);
@@ -401,8 +401,8 @@ TEST(Muon, UpdateIsAppliedToTheFp32Weights) {
     }
 }
 
-// The same for moments in 8 bits, by the neighbours of the exact number in the format and the share of the way to
-// the upper one.
+// The same for moments in 8 bits, by the neighbours of the exact number in the format and the fraction of the distance to the
+// upper one.
 template <class Code>
 uint8_t drawn_code(float exact, uint32_t random) {
     const auto number = [](uint32_t code) {
@@ -499,7 +499,7 @@ TEST(AdamW, Bf16MomentsMoveAsTheirExpectedValues) {
         backend::adamw(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), v.p(), grad.p(), n,
                        {real(0), real(0.999), real(0.999), real(1e-8), real(0), real(1), step}, r);
     }
-    // A step's error has the standard deviation of at most half the distance of two bf16 below 1; five times that of the mean.
+    // A step's error has the standard deviation of at most half the distance of two bf16 below 1; five times the mean's.
     const double left = std::pow(0.999, steps), allowed = 5 * 0x1p-9 * std::sqrt(steps / (double)n);
     const auto mean = [&](const std::vector<bf16>& x) {
         double sum = 0;

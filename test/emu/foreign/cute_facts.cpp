@@ -1,5 +1,5 @@
-// What CuTe says of the layouts of llmc/gpu/hopper.cuh, as lines that our_facts.cu prints as well. Plain C++: nothing is
-// launched, an address in shared memory is a number, the driver and the runtime are the two functions below.
+// CuTe's layouts for llmc/gpu/hopper.cuh, in the same lines as our_facts.cu prints. Plain C++: nothing is launched, an address
+// in shared memory is a number, the driver and the runtime are the two functions below.
 #include <cstdint>
 #include <cstdio>
 

@@ -18,7 +18,7 @@ inline void print_place(const char* what, int row, int column, unsigned address)
 inline void print_register(const char* what, int row, int column, int thread, int i) {
     printf("register of %s: (%d, %d) in thread %d, element %d\n", what, row, column, thread, i);
 }
-// All that cuTensorMapEncodeTiled is given but for the address, and for what is a hint to the L2 cache.
+// All arguments of cuTensorMapEncodeTiled except the address and hints to the L2 cache.
 template <class Size, class Edge>
 void print_map(int type, unsigned rank, const Size* sizes, const Size* strides, const Edge* box, const Edge* steps,
                int interleave, int swizzle, int fill) {

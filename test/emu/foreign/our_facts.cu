@@ -1,6 +1,6 @@
-// What llmc/gpu/hopper.cuh and the emulator say of the layouts of cute_facts.cpp, line by line: descriptors and tensor maps as
-// our kernels make them; where the emulated wgmma reads its operands, by what these descriptors say; what its registers hold;
-// where the emulated copy engine loads to and stores from.
+// The layouts of cute_facts.cpp by llmc/gpu/hopper.cuh and the emulator, line by line: descriptors and tensor maps from our
+// kernels' functions; where the emulated wgmma reads its operands by these descriptors; the contents of its registers; where
+// the emulated copy engine loads to and stores from.
 #include <cuda.h>
 
 #include "facts.h"
@@ -68,7 +68,7 @@ void kernel(const CUtensorMap& load_map, const CUtensorMap& store_map) {
     registers("d of 128", 128);
     registers("a", 16);
 
-    // The tensors of the copies hold, or are to hold, numbers of their own in each place.
+    // The tensors of the copies have a distinct number in each place.
     const int n = 64 * 128;
     uint64_t* const barrier = (uint64_t*)emu::block().shared;
     uint16_t* const elements = (uint16_t*)tile;

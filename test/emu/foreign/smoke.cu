@@ -1,5 +1,5 @@
-// A program as others write them, so that test/emulator_test.sh sees without their sources whether run.sh still works: launches
-// with <<<>>>, on a stream and over several lines, dynamic shared memory, cooperative groups, bf16, cuBLAS.
+// A program as others write them, so that test/emulator_test.sh can check run.sh without foreign sources: launches with <<<>>>,
+// on a stream and over several lines, dynamic shared memory, cooperative groups, bf16, cuBLAS.
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
@@ -40,8 +40,7 @@ int main() {
     cudaMalloc(&square, sizeof(float));
     cudaMemset(sums, 0, sizeof(float));
     fill_kernel<<<(n + 127) / 128, 128>>>(x, n);
-    sum_kernel<<<dim3(1, 1), 256, 256 / 32 * sizeof(float),
-                 stream>>>(sums, x, n);
+    sum_kernel<<<dim3(1, 1), 256, 256 / 32 * sizeof(float), stream>>>(sums, x, n);
     cudaDeviceSynchronize();
     cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &one, sums, 1, sums, 1, &zero, square, 1);
     cudaMemcpy(&sum, square, sizeof(float), cudaMemcpyDeviceToHost);

@@ -1,4 +1,4 @@
-// Included before every line of a foreign source: what the emulator's headers lack because this repository does not use it.
+// Included before every line of a foreign source: the parts of CUDA that this repository, and so the emulator, do not need.
 #pragma once
 #include <cassert>
 #include <cfloat>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-// Names of this repository's that foreign sources use for their own.
+// Names in this repository that foreign sources use for their own purposes.
 #define bf16 our_bf16
 #define floatX our_floatX
 #define real our_real
@@ -31,8 +31,8 @@ using uint = unsigned;
 // bytes, stream})(arguments).
 namespace foreign {
 
-// Arrays with static __shared__ that tensor copies or mbarriers use: the emulator gives addresses to dynamic shared memory alone,
-// so launches reserve this much more of it, and such arrays lie at its end.
+// Arrays with static __shared__ that tensor copies or mbarriers use: the emulator gives addresses only to dynamic shared
+// memory, so launches reserve this much more of it, and such arrays are at its end.
 constexpr size_t static_bytes = 17 << 10;
 template <class T>
 T* static_shared(size_t offset) {
@@ -56,7 +56,7 @@ struct Configured {
 #ifdef FOREIGN_HOPPER
         bytes = (bytes + 1023) / 1024 * 1024 + static_bytes;
 #endif
-        // launch_kernel's way, but for its table of limits: a lambda has no address to look up.
+        // Like launch_kernel, except for its table of limits: a lambda has no address to look up.
         emu::streams().put(g.stream, [=, g = g, name = name, kernel = kernel] {
             emu::launch(g.grid, g.size, bytes, name, [=] { kernel(arguments...); });
         });
@@ -78,7 +78,7 @@ inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, siz
     return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind);
 }
 constexpr auto cudaDevAttrMaxSharedMemoryPerBlock = cudaDevAttrMaxSharedMemoryPerBlockOptin;
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {  // the only one that is asked for
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {  // the only one in use
     return *value = (int)emu::device().shared_bytes, cudaSuccess;
 }
 constexpr unsigned cudaHostAllocWriteCombined = 4;
@@ -93,7 +93,7 @@ inline cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, int) { r
 #ifdef FOREIGN_HOPPER
 namespace foreign {
 
-// What replaces the statements of PTX in fast.cu (run.sh): each is the emulator's function for that instruction.
+// Replacements for the PTX statements in fast.cu (run.sh): each is the emulator's function for that instruction.
 inline uint32_t shared_address(const void* p) { return emu::shared_address(p, 1, 1, EMU_HERE); }
 #define __cvta_generic_to_shared(p) foreign::shared_address(p)
 template <int N>

@@ -1,4 +1,4 @@
-// The few functions of cuBLAS that foreign code calls, by way of the emulator's cuBLASLt (fp32 and bf16, whole batches).
+// The few functions of cuBLAS that foreign code calls, implemented by the emulator's cuBLASLt (fp32 and bf16, whole batches).
 #pragma once
 #include <cublasLt.h>
 
@@ -33,7 +33,7 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOp
         cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches);
         cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], sizeof strides[i]);
     }
-    // No workspace, no partial sums in D's type, and no alignment that nobody has promised.
+    // No workspace, no partial sums in D's type, and no guaranteed alignment.
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulPreferenceInit(&preference);
     const size_t no_bytes = 0;

@@ -1,4 +1,4 @@
-// bf16 with the names of the toolkit's header; arithmetic is of fp32, rounded once, as on a GPU.
+// bf16 with the names of the toolkit's header; arithmetic in fp32, rounded once, as on a GPU.
 #pragma once
 #include <cuda_runtime.h>
 #include <type_traits>
