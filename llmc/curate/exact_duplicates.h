@@ -1,11 +1,10 @@
 // Documents, paragraphs or lines that occurred before, in a corpus of any size: the first one in order is kept.
 //
 // A unit is identified by a hash of 128 bits (MurmurHash3): two of a trillion different units have the same hash with
-// probability
-// 1.5e-15. Units are compared by their bytes, or folded: by their words in lower case, so that white space and punctuation are
-// ignored (words.h; a word is a hash of 64 bits, so that two different words collide once in 2^64 times). A paragraph is a run
-// of lines that are not blank. Units without a word or, unfolded, with only white space are never duplicates: they are
-// unchanged.
+// probability 1.5e-15. Units are compared by their bytes, or folded: by their words in lower case, so that white space and
+// punctuation are ignored (words.h; a word is a hash of 64 bits, so that two different words collide once in 2^64 times). A
+// paragraph is a run of lines that are not blank. Units without a word or, unfolded, with only white space are never
+// duplicates: they are unchanged.
 //
 // Three steps. sign: a pure function, on many threads. add: in the documents' order, on one thread. solve: sorts (hash,
 // position), where equal units become neighbours, and then the positions of all but the first of them. Uses `memory_bytes` of

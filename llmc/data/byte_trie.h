@@ -1,7 +1,6 @@
 // Strings as a tree of their bytes: finds all of them that are prefixes of a text, in one step per byte of the longest one. A
 // node is a place in an array. Its children are at its offset + their byte; all nodes' children are interleaved (a double
-// array; Aoe,
-// 1989), and a place names its parent.
+// array; Aoe, 1989), and a place names its parent.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -611,8 +611,7 @@ inline void gemm(Ctx& ctx, const GemmPointers& p, const GemmKey& key) {
 
 // ---- bias gradient ---------------------------------------------------------------------------------------------------------
 // The kernel separate from the product: it adds as well as sets, and is bound by reading dout once: N OC sizeof(floatX) bytes.
-// At
-// 700 TFLOP/s and 4.3 TB/s that is 163/IC of the product's time in bf16: 21% at IC = 768, 4% at 4096 (not yet measured on a
+// At 700 TFLOP/s and 4.3 TB/s that is 163/IC of the product's time in bf16: 21% at IC = 768, 4% at 4096 (not yet measured on a
 // GPU).
 //
 // A block of 16 warps processes 32 packs of columns (blockIdx.x) of one part of the rows (blockIdx.y): each lane adds one

@@ -10,10 +10,9 @@
 // (T, C).
 //
 // A collective of n ranks takes the time of its bytes at the bandwidth of the slowest link plus its latency (planner.h). FLOPs
-// use the
-// planner's efficiency, memory at 0.8 of its rate:
-// `bench --generate` reads 80 to 83% of the rate that this program can read on a CPU (dev/bench/README.md). Not included: the
-// time to launch kernels, which bounds small models on a GPU; sampling; texts that start or end.
+// use the planner's efficiency, memory at 0.8 of its rate: `bench --generate` reads 80 to 83% of the rate that this program
+// can read on a CPU (dev/bench/README.md).
+// Not included: the time to launch kernels, which bounds small models on a GPU; sampling; texts that start or end.
 #pragma once
 #include <algorithm>
 

@@ -26,9 +26,8 @@ constexpr double tanh_error = !backend::memory_is_host && std::is_same<floatX, b
 
 // The GeLU of a product, fused or separate: if separate, pre is rounded to floatX before GeLU, and the product before its
 // multiplication with the derivative, so both bounds allow for that too. Sums of K terms as in test_matmul.cpp: 2 (K + 2) u of
-// the
-// magnitudes. |gelu'| < 1.13, |gelu''| < 1.13. Fused on a GPU, in bf16, tanh t has 11 bits: x (1 + t) / 2 errs by half of that
-// times x, and the derivative (1 + t) / 2 + x (1 - t^2) inner' / 2 by (1/2 + |x t| inner') of it.
+// the magnitudes. |gelu'| < 1.13, |gelu''| < 1.13. Fused on a GPU, in bf16, tanh t has 11 bits: x (1 + t) / 2 errs by half of
+// that times x, and the derivative (1 + t) / 2 + x (1 - t^2) inner' / 2 by (1/2 + |x t| inner') of it.
 void check_linear_gelu(backend::Ctx& ctx) {
     for (const int N : {1, 19}) {
         const int IC = 40, OC = thorough ? 72 : 24;  // fc1: IC -> OC; fc2 back: its input is OC wide, its output IC
