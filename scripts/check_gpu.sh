@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in stages, each of which ends within 9 minutes:
+# Everything that needs a GPU, in stages of at most 9 minutes:
 #   build     tests, trainer, benchmark and ladders for this machine's GPU, and the trainer for its CPU
 #   tests     every kernel test and the golden models, in bf16 and fp32
-#   train     a small model on the GPU twice (the same bits) and on the CPU (near losses), in bf16 and in FP8
-#   bench     kernels and training steps against cuBLASLt's and a copy's rates
-#   speed     tokens per second of the trainer itself, in bf16 and FP8
+#   train     a small model, twice on the GPU (equal bits) and once on the CPU (close losses), in bf16 and in FP8
+#   bench     kernels and training steps, next to cuBLASLt's rate and a copy's
+#   speed     the trainer's tokens per second, in bf16 and FP8
 #   ladders   dev/kernels: from naive kernels to the trainer's
-#   sanitize  compute-sanitizer's four tools over our kernels, memcheck first
+#   sanitize  compute-sanitizer's four tools on our kernels, memcheck first
 #   scripts/check_gpu.sh [STAGE...]      (make check-gpu; make check-gpu-STAGE)     OUT=build/check-gpu: logs and table.txt
-# A row of the table is printed and kept as soon as it is known. Needs the CUDA toolkit, a C++ compiler and make; from packages or
-# from build/deps (scripts/vendor.sh): GoogleTest, nlohmann-json, PCRE2. The stage `build` can be run on another machine
-# (ARCHS=90a MARCH=x86-64-v3, for an H100), and build/ carried over. BACKEND=emu rehearses it on the emulator, where nothing is
-# timed or sanitized (STEPS=3: short trainings; BUDGET=3600: seconds of a stage). Exit status 1 if a row says FAILED, or if the
-# time was over before all tests had run.
+# Each row of the table is printed and saved at once. Needs the CUDA toolkit, a C++ compiler and make; from packages or from
+# build/deps (scripts/vendor.sh): GoogleTest, nlohmann-json, PCRE2. The stage `build` can run on another machine (ARCHS=90a
+# MARCH=x86-64-v3, for an H100); then copy build/. BACKEND=emu rehearses on the emulator, without timing and sanitizers
+# (STEPS=3: short training; BUDGET=3600: seconds per stage). Exit status 1 if a row says FAILED, or if time ran out before
+# all tests had run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 backend=${BACKEND:-cuda} out=${OUT:-build/check-gpu} budget=${BUDGET:-540}
@@ -24,7 +24,7 @@ export XDG_CACHE_HOME
 . scripts/gpu_steps.sh
 row() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" | tee -a "$out/table.txt"; }
 make() { command make -s --no-print-directory BACKEND="$backend" NODEPS=1 "$@"; }
-# step NAME SECONDS COMMAND...: the same with a row.
+# step NAME SECONDS COMMAND...: the same, with a row.
 step() {
     local name=$1 start log
     start=$(now)
@@ -35,14 +35,14 @@ step() {
     tail -n 20 "$log"
     return 1
 }
-# found PROGRAM...: they are built.
+# found PROGRAM...: fails with a row for each program that is not built.
 found() {
     local program lacks=0
     (($#)) || { fail "$stage" "make names no programs"; return 1; }
     for program in "$@"; do [[ -x $program ]] || { fail "$(short "$program")" "it is not built; scripts/check_gpu.sh build does that"; lacks=1; }; done
     return $lacks
 }
-# untimed: on the emulator, a row that says so.
+# untimed REASON: on the emulator, adds a row `skipped` with the reason.
 untimed() { [[ $backend == emu ]] && row "$stage" skipped "$1"; }
 
 stage_build() {
@@ -80,12 +80,12 @@ stage_tests() {
     done
 }
 
-# verdict NAME COMMAND...: a row with what a comparison says.
+# verdict NAME COMMAND...: a row with the output of a comparison.
 verdict() {
     local text
     if text=$("${@:2}"); then row "$1" ok "$text"; else fail "$1" "$text"; fi
 }
-# The sources of this program are text enough for a small model.
+# This program's sources are enough text for a small model.
 stage_train() {
     local gpu cpu=build/cpu-bf16/train_gpt
     gpu=$(make print-trainer)
@@ -93,7 +93,7 @@ stage_train() {
     export -f trained
     curve() { step "$1" 120 bash -c "trained $2 $out/data $out/tok $out/$3 ${*:4}"; }
     cat llmc/*.h llmc/*/*.h train_gpt.cu >"$out/text.txt"
-    rm -rf "$out"/tok "$out"/data.* "$out"/run-{gpu,again,cpu,gpu-fp8,cpu-fp8,speed}  # a run of before is not to stand for one that is skipped
+    rm -rf "$out"/tok "$out"/data.* "$out"/run-{gpu,again,cpu,gpu-fp8,cpu-fp8,speed}  # old runs must not pass for skipped ones
     step "tokenizer" 60 "$gpu" tokenizer --input "$out/text.txt" --vocab-size 1024 --output "$out/tok" &&
         step "data" 60 "$gpu" prepare --input "$out/text.txt" --output "$out/data" --tokenizer "$out/tok" || return
     curve "training on the GPU" "$gpu" run-gpu
@@ -134,7 +134,7 @@ stage_ladders() {
     programs=$(make print-ladders)
     # shellcheck disable=SC2086  # words
     found $programs
-    for program in $programs; do  # on the emulator small sizes, untimed
+    for program in $programs; do  # small sizes and no timing on the emulator
         [[ ! -x $program ]] || step "$(basename "$program" | tr _ ' ')" 150 "$program" &&
             cat "$out/$(basename "$program" | tr _ -).log"
     done
@@ -148,9 +148,10 @@ stage_sanitize() {
     programs=$(make print-gpu_programs | tr ' ' '\n' | grep -v 'golden\|cublaslt\|fp32')
     # shellcheck disable=SC2086  # words
     found $programs
-    # Kernels in namespace gpu, by their mangled names: the libraries' are not ours to check. What they write is unknown to
-    # initcheck then, so that it does without test_gpu_matmul. racecheck (2025.3) takes bulk copies that are not tensor copies for
-    # races, as is known of FlashAttention: attention's backward on Hopper reads its statistics by one. Its findings are shown.
+    # Only kernels in namespace gpu, by their mangled names, not the libraries'. initcheck cannot see what library kernels
+    # write, so it skips test_gpu_matmul. racecheck (2025.3) reports bulk copies that are not tensor copies as races, a
+    # known problem with FlashAttention too: attention's backward on Hopper reads its statistics with one. Its findings are
+    # only shown.
     for tool in memcheck synccheck initcheck racecheck; do
         for program in $programs; do
             [[ ! -x $program || ($tool == initcheck && $program == *matmul) ]] && continue

@@ -1,25 +1,25 @@
 # shellcheck shell=bash
-# What the runs of this directory share; a run (run_*.sh) sources it, then calls `run` with what is its own. Settings, from the
-# environment:
-#   DATA       prepared data: "PATH", or "WEIGHT PATH WEIGHT PATH ..." to blend; a path with blanks stands in quotes of its own:
-#              DATA="0.7 'my data/web' 0.3 data/code". Needed but for --dry-run
-#   TOKENIZER  tokenizer.json or its directory, with which the data was prepared
-#   OUT        directory of checkpoints, log and report; out/NAME
-#   RANKS      GPUs; by default as many as the run's layout is made for
-#   LAUNCH     how ranks are started: "mpirun -n $RANKS"; "srun --mpi=pmix"; "" is one rank
-#   TRAIN_GPT  the program; ./train_gpt of this source tree
-#   EXTRA      more options of `train_gpt train`; they win over the script's arguments, which win over what is written in it.
-#              --no-NAME takes an option back: EXTRA="--no-rampup-batch-size"
-# With --dry-run among the options one process plans for RANKS ranks, and nothing is trained: no data, no GPU.
-# Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its micro-batch, with a checkpoint. An interrupted run goes on when the same
-# command is given again.
+# Shared by the runs of this directory: a run (run_*.sh) sources it, then calls `run` with its own options. Settings, from
+# the environment:
+#   DATA       prepared data: "PATH", or "WEIGHT PATH WEIGHT PATH ..." to blend; quote a path with blanks inside:
+#              DATA="0.7 'my data/web' 0.3 data/code". Required, except with --dry-run
+#   TOKENIZER  tokenizer.json or its directory: the one used to prepare the data
+#   OUT        directory for checkpoints, log and report; default out/NAME
+#   RANKS      GPUs; default: the run's layout
+#   LAUNCH     launcher of the ranks: default "mpirun -n $RANKS"; "srun --mpi=pmix"; "" is one rank
+#   TRAIN_GPT  the program; default ./train_gpt of this source tree
+#   EXTRA      more options of `train_gpt train`; they override the script's arguments, which override its own options.
+#              --no-NAME removes an option: EXTRA="--no-rampup-batch-size"
+# With --dry-run among the options, one process plans for RANKS ranks without training: it needs no data and no GPU.
+# Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its micro-batch, with a checkpoint. The same command resumes an
+# interrupted run.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=words.sh
 . "$(dirname "${BASH_SOURCE[0]}")/words.sh"
 
-# All of these models: AdamW, decay and clipping of GPT-3, and a cosine.
+# For all of these models: AdamW, weight decay and clipping of GPT-3, and a cosine schedule.
 recipe=(--adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-8 --weight-decay 0.1 --clip-grad 1.0 --lr-decay-style cosine)
-# Families of them; for the runs.
+# Options of model families, used by the runs.
 # shellcheck disable=SC2034
 gpt2=(--seq-length 1024 --lr-warmup-iters 700)
 # shellcheck disable=SC2034
@@ -34,7 +34,7 @@ give_up() {
     exit 1
 }
 
-# check_data WORD...: each path of DATA begins the name of a file.
+# check_data WORD...: each path of DATA must be the prefix of a file name.
 check_data() {
     local word
     for word; do
@@ -44,7 +44,7 @@ check_data() {
     done
 }
 
-# run OPTIONS...: the run's own options, then its script's arguments.
+# run OPTIONS...: runs with these options, then the script's arguments.
 run() {
     local name program command=() launch=() extra=() data=() words=()
     name=$(basename "$0" .sh)

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# A GPU's few minutes: experiments with what was predicted of them and what they decide, in order of worth, each with a time limit.
-# Needs the folder that `make gpu-pack` builds, in which this script is, and compiles and installs nothing.
+# Experiments for a few minutes on a GPU, most valuable first, each with a prediction, the decision that depends on it, and
+# a time limit. Needs the folder built by `make gpu-pack`, which contains this script; compiles and installs nothing.
 #   build/gpu-pack/gpu_minutes.sh first|second|node [NAME...]     at most 480, 200, 480 s
-#   build/gpu-pack/gpu_minutes.sh NAME...                         these experiments alone; --list: which there are
-#     OUT=gpu-minutes: table.md (a row as soon as it is known), figures.jsonl, log.txt        BUDGET=480: seconds of all
+#   build/gpu-pack/gpu_minutes.sh NAME...                         only these experiments; --list: lists all
+#     OUT=gpu-minutes: table.md (each row is saved at once), figures.jsonl, log.txt        BUDGET=480: total seconds
 # node: for 8 GPUs and a pack built with MPI=1. BACKEND=emu: rehearses with the emulator's programs and small sizes.
-# Exit status 1 if a row says FAILED. What is not there (ncu, compute-sanitizer, cuDNN) is skipped and named.
-# To add an experiment: a line in `experiments`, and a function run_NAME, in a process of its own. It prints what it measured
-# behind "> ", line by line, so that a cut leaves what is known; status 0, 77 (skipped) or another (failed).
+# Exit status 1 if a row says FAILED. Missing tools (ncu, compute-sanitizer, cuDNN) are reported and their experiments
+# skipped.
+# To add an experiment: add a line to `experiments` and a function run_NAME, which runs in its own process. It prints each
+# result after "> ", one per line, so that a timeout loses only later ones; it returns 0, 77 (skipped) or another status
+# (failed).
 set -uo pipefail
 export pack
 pack=$(dirname "$(realpath "$0")")
@@ -43,13 +45,13 @@ experiments=(
 field() { cut -d'|' -f"$2" <<<"$1"; }
 line_of() { local line; for line in "${experiments[@]}"; do [[ $(field "$line" 3) != "$1" ]] || echo "$line"; done; }
 
-# ---- what experiments share ------------------------------------------------------------------------------------------------
+# ---- shared by experiments --------------------------------------------------------------------------------------------------
 say() { echo "> $*"; }
 skip() { say "skipped: $*"; exit 77; }
 program() { [[ -x $pack/$1 ]] || { say "$1 is not in $pack; make gpu-pack builds it"; exit 1; }; }
-# within LESS: the experiment's seconds but so many, at least one.
+# within LESS: the experiment's seconds minus LESS, at least one.
 within() { echo $((LIMIT > $1 + 1 ? LIMIT - $1 : 1)); }
-# figures SECONDS ARGUMENT...: bench's lines of JSON, kept in figures.jsonl. It is cut after so many seconds.
+# figures SECONDS ARGUMENT...: bench's lines of JSON, also appended to figures.jsonl. Ends bench after SECONDS.
 figures() {
     program bench
     timeout -k 1 "$1" "$pack/bench" "${@:2}" --json >"$work/figures" 2>&1
@@ -58,14 +60,14 @@ figures() {
     [[ $status == 0 ]] || say "bench ${*:2}: exit status $status: $(tail -n 1 "$work/figures" | cut -c1-200)"
     return $status
 }
-# rates: for each name its variants and TFLOP/s; then what was skipped.
+# rates: each name with its variants and TFLOP/s, then skipped ones.
 rates() {
     awk -F'"' '/"variant"/ { match($0, /"value":[0-9.e+-]+/); before = ($4 in of) ? of[$4] ", " : ""; if (before == "") names[++n] = $4
             of[$4] = before sprintf("%s %.4g", $8, substr($0, RSTART + 8, RLENGTH - 8)) }
         /"note"/ { notes = notes "> " $4 ": " $8 "\n" } END { for (i = 1; i <= n; i++) print "> " names[i] ": " of[names[i]]; printf "%s", notes }' "$work/figures"
 }
-# sharded NAME PROGRAM SECONDS OPTION...: a program of tests in four processes; says how many passed, and which failed. PREFIX:
-# what runs it.
+# sharded NAME PROGRAM SECONDS OPTION...: runs a test program in four processes; reports the number of passed tests and the
+# names of failed ones. PREFIX: command to run it with.
 sharded() {
     local name=$1 seconds=$3 i status=0 all=0 failing=0 pids=() test
     program "$2"
@@ -88,8 +90,8 @@ sharded() {
     say "$name: $all passed, $failing failed"
     return $status
 }
-# training NAME STEPS MODEL OPTION...: says the median speed of its last STEPS - 1 steps. MODEL: options, on the emulator a tiny
-# model's. RANKS: what starts several.
+# training NAME STEPS MODEL OPTION...: reports the median speed of the last STEPS - 1 steps. MODEL: the model's options (on
+# the emulator, a tiny model's). RANKS: launcher for several ranks.
 training() {
     local name=$1 steps=$2 model=$3 status text
     program gpu_tests
@@ -112,7 +114,7 @@ run_clock() {
     kill $sampler
     rates
     awk -F'"' '/copy_GB/ { match($0, /"copy_GB\/s":[0-9.e+-]+/); printf "> copy %.0f GB/s\n", substr($0, RSTART + 12, RLENGTH - 12) }' "$work/figures"
-    # Of the five samples with most power the least.
+    # The lowest clock of the five samples with the highest power.
     say "under load: $(sort -t, -k2 -rg "$work/clock" | head -n 5 | tail -n 1)"
     return $status
 }
@@ -126,7 +128,7 @@ run_memcheck() {
     local tool
     tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
     [[ -n $tool ]] || skip "there is no compute-sanitizer"
-    # The kernels of namespace gpu: the libraries' are not ours to check.
+    # Only kernels in namespace gpu, not the libraries'.
     PREFIX="$tool --tool memcheck --error-exitcode 9 --kernel-name kernel_substring=3gpu" sharded memcheck gpu_tests "$(within 2)" \
         --gtest_filter="*BackwardInOneKernel*:AttentionHopperMore.*:LinearGelu.*:GpuLinear.ResidualFusedAndApart:Ops.*:InPlace.*:InitialWeights.*:Memory.*:*Muon*:Unaligned.*"
 }
@@ -139,7 +141,7 @@ run_attention() {
 run_gemms() {
     figures "$(within 2)" --gemms --seconds "$(within 8)"
     local status=$?
-    # By model and variant, the rate of all its products together.
+    # Per model and variant: the rate of all its products together.
     awk -F'"' '/"variant"/ { split($4, word, " "); key = word[1] ": " $8; match($0, /"ms":[0-9.e+-]+/); ms = substr($0, RSTART + 5, RLENGTH - 5)
             match($0, /"value":[0-9.e+-]+/); work[key] += ms * substr($0, RSTART + 8, RLENGTH - 8); time[key] += ms; if (!(key in seen)) keys[++n] = key; seen[key] = 1 }
         /skipped: the/ { cut++ } END { for (i = 1; i <= n; i++) printf "> %s %.4g\n", keys[i], work[keys[i]] / time[keys[i]]; if (cut) print "> " cut " figures skipped: the time was over" }' "$work/figures"
@@ -153,7 +155,7 @@ run_profile() {
     for arguments in "${all[@]}"; do
         # shellcheck disable=SC2086
         figures $((LIMIT > SECONDS + 2 ? LIMIT - SECONDS - 1 : 1)) --profile $arguments --seconds "$each" || status=1
-        # The step, and the three ops that take longest.
+        # The step, and its three slowest ops.
         awk -F'"' '/"note"/ { print "> " $4 ": " $8 } !/"op"/ { next }
             { match($0, /"ms":[0-9.e+-]+/); ms = substr($0, RSTART + 5, RLENGTH - 5); match($0, /"share":[0-9.e+-]+/); share = 100 * substr($0, RSTART + 8, RLENGTH - 8) }
             $8 == "step" { match($0, /"tokens_per_s":[0-9.e+-]+/); printf "> %s: %.1f ms, %.0f tok/s:%s\n", $4, ms, substr($0, RSTART + 15, RLENGTH - 15), top; top = ""; n = 0; next }
@@ -166,7 +168,7 @@ run_speed() {
     for model in "${speeds[@]}"; do training "${model%%|*}" 4 "${model#*|}" || status=1; done
     return $status
 }
-# peak COMMAND...: says the most memory that the GPU had in use meanwhile.
+# peak COMMAND...: reports the GPU's peak memory use while the command runs.
 peak() {
     ( while :; do nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; sleep 0.5; done >"$work/memory" 2>&1 ) &
     local sampler=$! status
@@ -219,7 +221,7 @@ run_ncu() {
 }
 
 # ---- second -------------------------------------------------------------------------------------------------------------------
-# ladder PROGRAM: the lines of its table that have a share.
+# ladder PROGRAM: the rows of its table that have a share.
 ladder() {
     local status
     program "$1"
@@ -325,14 +327,14 @@ export work figures_file
 work=$(mktemp -d) figures_file=$(realpath "$out")/figures.jsonl
 trap 'rm -rf "$work"' EXIT
 export XDG_CACHE_HOME=$work/cache
-# The toolkit's libraries, then those of Python's packages, for a loader that does not know them.
+# Prefer the toolkit's libraries, then the ones in Python packages, which the loader does not find itself.
 for folder in "$pack" /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 $(python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null | tr ' ' '\n' | sed 's|$|/*/lib|'); do
     [[ ! -d $folder ]] || LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
 export LD_LIBRARY_PATH
 
 table=$out/table.md
-# row NAME STATUS TEXT: of the experiment in hand.
+# row NAME STATUS TEXT: prints the current experiment's row.
 row() { printf '| %s | %s: %s | %s | %s |\n' "$(field "$line" 4)" "$2" "$3" "$(field "$line" 5)" "$(field "$line" 6)" | tee -a "$table"; }
 today=$(date -u +%Y-%m-%d)
 card=$(sort <<<"$gpus" | uniq -c | sed 's/^ *1 //; s/^ *//')

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Builds one folder with all that scripts/gpu_minutes.sh needs on a machine with a GPU, where nothing is compiled or installed:
-#   gpu_tests, gpu_tests_fp32   the kernel tests of each precision, one program; the first is also the trainer (gpu_tests train_gpt)
-#   bench, ladder_*             benchmarks, and the kernels of dev/kernels step by step
-#   data.*, tok, cpu*.jsonl     a small text with its tokenizer, and the losses of a short training on this CPU
+# Builds a folder with everything that scripts/gpu_minutes.sh needs on a GPU machine, where nothing is compiled or
+# installed:
+#   gpu_tests, gpu_tests_fp32   kernel tests, a program per precision; the first is also the trainer (gpu_tests train_gpt)
+#   bench, ladder_*             benchmarks, and the steps of the kernels in dev/kernels
+#   data.*, tok, cpu*.jsonl     a small text with its tokenizer, and the losses of a short training run on this CPU
 #   gpu_minutes.sh, VERSION     the script itself, and the commit
 #   scripts/gpu_pack.sh        (make gpu-pack)     OUT=build/gpu-pack  ARCHS=90a  MARCH=x86-64-v3  MPI=0  STEPS=60
-#     MPI=1: with MPI and NCCL, which the machine must have then (gpu_minutes.sh node)
-#     CUDNN_FRONTEND=DIR: a folder with cudnn_frontend.h (PyPI's nvidia-cudnn-frontend has it), for figures next to cuDNN's
-#     BACKEND=emu: the emulator's programs, to rehearse
-# Then, over there: build/gpu-pack/gpu_minutes.sh first. Fails if the folder has more than 50 MiB, or if a program needs a library
-# that is neither in the folder nor in LIBRARIES, or a glibc later than 2.34 (Ubuntu 22.04, RHEL 9).
+#     MPI=1: with MPI and NCCL, which the machine must then have (gpu_minutes.sh node)
+#     CUDNN_FRONTEND=DIR: a folder with cudnn_frontend.h (from PyPI's nvidia-cudnn-frontend), to measure cuDNN too
+#     BACKEND=emu: the emulator's programs, for a rehearsal
+# Then, on that machine: build/gpu-pack/gpu_minutes.sh first. Fails if the folder exceeds 50 MiB, or if a program needs a
+# library that is neither in the folder nor in LIBRARIES, or a glibc later than 2.34 (Ubuntu 22.04, RHEL 9).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 backend=${BACKEND:-cuda} out=${OUT:-build/gpu-pack} march=${MARCH:-x86-64-v3}
@@ -19,7 +20,7 @@ libraries="libcublasLt.so.13 libcublasLt.so.12 libgomp.so.1 libstdc++.so.6 libgc
 [[ $MPI != 1 ]] || libraries+=" libmpi.so.40 libmpi.so.12 libnccl.so.2"
 die() { echo "error: $*" >&2; exit 1; }
 
-# Optional libraries are for reading text; NCCL is for several GPUs.
+# Optional libraries are only for reading text; NCCL only for several GPUs.
 without=(-DNO_OPTIONAL_LIBRARIES) variables=(optional=)
 [[ $MPI == 1 ]] || { without+=(-DHAVE_NCCL=0) variables+=(nccl=); }
 [[ -z ${CUDNN_FRONTEND:-} ]] || without+=(-isystem "$CUDNN_FRONTEND")
@@ -45,7 +46,7 @@ git describe --always --dirty >"$out/VERSION" 2>/dev/null || echo "not built fro
 
 needed() { readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'; }
 is_elf() { [[ -f $1 && $(head -c 4 "$1") == $'\x7fELF' ]]; }
-# add_libraries FILE: copies what it needs besides LIBRARIES, and what that needs.
+# add_libraries FILE: copies its libraries that are not in LIBRARIES, and their dependencies.
 add_libraries() {
     local library path
     for library in $(needed "$1"); do
@@ -58,7 +59,7 @@ add_libraries() {
 }
 [[ $backend == emu ]] || for file in "$out"/*; do is_elf "$file" && add_libraries "$file"; done
 
-# A text with its tokenizer, and what the CPU's trainer makes of it.
+# A text with its tokenizer, and the CPU's losses on it.
 . scripts/gpu_steps.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -70,7 +71,7 @@ trained $cpu "$out/data" "$out/tok" "$work/cpu" >"$work/log"
 trained $cpu "$out/data" "$out/tok" "$work/cpu-fp8" --fp8 hybrid --fp8-start $((STEPS / 6)) >"$work/log"
 for run in cpu cpu-fp8; do cp "$work/$run/log.jsonl" "$out/$run.jsonl"; done
 
-# What is in it, and whether it starts elsewhere.
+# The folder's contents, and whether they can run elsewhere.
 bad=0
 for file in "$out"/*; do
     is_elf "$file" || continue

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing to build, test and run on Debian or Ubuntu: as root, or through sudo where that needs no password.
-# Otherwise prints the exact command. Does nothing, quickly, when everything is there. Without the optional libraries of
-# libraries.txt a build works, too: where they cannot be installed, a note says so.
+# Installs the packages missing to build, test and run on Debian or Ubuntu: as root, or with sudo if it needs no password.
+# Otherwise prints the exact command. Returns quickly if nothing is missing. The optional libraries of libraries.txt are not
+# required: if they cannot be installed, it prints a note.
 #   scripts/install_deps.sh [build|clang|lint|interop|test|chaos|quickstart]...      (default: build)
 set -euo pipefail
 
@@ -24,7 +24,7 @@ if ! command -v dpkg-query >/dev/null; then
     echo "error: this system has no dpkg; install what corresponds to: ${packages[*]}; HINT: if it is there, make NODEPS=1 ..." >&2
     exit 1
 fi
-exec 9>"${TMPDIR:-/tmp}/train_gpt_deps.$(id -u)" && flock 9  # make -j starts this several times
+exec 9>"${TMPDIR:-/tmp}/train_gpt_deps.$(id -u)" && flock 9  # make -j starts several of these
 is_missing() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) != installed ]]; }
 missing=() optional=()
 for package in $(printf '%s\n' "${packages[@]}" | sort -u); do ! is_missing "$package" || missing+=("$package"); done
@@ -48,7 +48,7 @@ else
 fi
 echo "installing: ${missing[*]} ${optional[*]}"
 install() { "${run[@]}" env DEBIAN_FRONTEND=noninteractive $command -q "$@" >/dev/null; }
-# Package lists may be absent (fresh containers) or stale: fetch them, but let the install itself decide about success.
+# Package lists may be absent (fresh containers) or stale: update them, but fail only if the install itself fails.
 "${run[@]}" apt-get update -q >/dev/null || echo "note: apt-get update failed; trying with the lists that are here" >&2
 [[ ${#missing[@]} == 0 ]] || install "${missing[@]}"
 [[ ${#optional[@]} == 0 ]] || install "${optional[@]}" || echo "$without" >&2

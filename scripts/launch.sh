@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Starts a command so that training can save when it is told to stop:
+# Starts a command so that training can save a checkpoint when it is interrupted:
 #   scripts/launch.sh mpirun -n 4 ./train_gpt train ...
-# SIGINT (Ctrl-C), SIGTERM and SIGHUP, which end a run in order, would make Open MPI's mpirun kill its ranks within two seconds;
-# SIGUSR1, which asks for the same, it passes on to them, so that is what mpirun gets. Any other command gets the signal itself. A
-# second Ctrl-C ends either at once. The status is the command's. Other scripts source this file and call `launch`.
+# SIGINT (Ctrl-C), SIGTERM and SIGHUP end a run in order, but Open MPI's mpirun would kill its ranks within two seconds. So
+# mpirun gets SIGUSR1, which it forwards and which has the same effect. Any other command gets the signal itself. A second Ctrl-C
+# ends either at once. Exits with the command's status. Other scripts source this file and call `launch`.
 
 # launch COMMAND...
 launch() {
@@ -24,13 +24,13 @@ launch() {
         # shellcheck disable=SC2064
         trap "pass_on $signal" "$signal"
     done
-    # A process group of its own, so that a terminal's Ctrl-C comes here alone; with this script's input.
+    # Its own process group, so that only this script gets a terminal's Ctrl-C; with this script's input.
     set -m
     "$@" <&0 &
     pid=$!
     set +m
     [[ -z $waiting ]] || pass_on "$waiting"
-    # A signal that comes here ends `wait` early, with a status of its own; 127: the true one was known already.
+    # A signal to this script ends `wait` early with another status. 127: the status was already collected.
     heard=1
     while [[ $heard == 1 ]]; do
         heard=0

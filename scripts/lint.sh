@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What a compiler's warnings and the tests do not see: `make lint`, or single stages of it.
+# Finds problems that the build's warnings and the tests miss: `make lint`, or single stages.
 #   scripts/lint.sh [format|shell|headers|warnings|tidy]...      (default: all)
-# Prints the seconds of each stage; fails if one found something.
-#   format    every source is as clang-format leaves it
+# Prints the seconds of each stage; fails if a stage found something.
+#   format    every source is formatted by clang-format
 #   shell     shellcheck
-#   headers   every header of llmc/ compiles alone, in bf16, fp32 and fp64; those of gpu/ with the emulator
-#   warnings  of clang++ and g++, more than the build's, on the trainer, that of GPUs too
-#   tidy      clang-tidy on the trainer; .clang-tidy says which checks and why
+#   headers   every header of llmc/ compiles by itself, in bf16, fp32 and fp64, and gpu/ with the emulator
+#   warnings  more warnings of clang++ and g++ than in the build, on the trainer for CPU and GPU
+#   tidy      clang-tidy on the trainer; .clang-tidy has the checks and the reasons
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 CXX=${CXX:-g++}
@@ -19,22 +19,22 @@ done
 language=(-std=c++17 -fopenmp -march=native -I. "${mpi[@]}")
 
 lint_format() {
-    # test/emu/foreign declares what other programs include, in their layout.
+    # test/emu/foreign has other programs' declarations, in their layout.
     git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' ':!test/emu/foreign' | xargs clang-format --dry-run -Werror
 }
 
-# SC2154, SC2034: variables of the scripts that are sourced. SC2209: EXEC=exec before a command is meant.
+# SC2154, SC2034: variables of sourced scripts. SC2209: EXEC=exec before a command is intended.
 lint_shell() { git ls-files '*.sh' '*.sbatch' .ci/run | xargs shellcheck -S warning -e SC2154,SC2034,SC2209; }
 
-# header_alone HEADER: a header that reads the same in two precisions is compiled in one of them. In a process of its own, as many
-# at a time as there are cores.
+# header_alone HEADER: compiles a header, only once if it is the same in two precisions. Runs in its own process, as many at
+# a time as there are cores.
 header_alone() {
     local bad=0 precision sum flags
     local -A seen=()
     for precision in BF16 FP32 FP64; do
         flags=("${language[@]}" "-DPRECISION_$precision")
         if [[ $1 == *.cuh ]]; then
-            [[ $precision != FP64 ]] || continue # no GPU's
+            [[ $precision != FP64 ]] || continue # not used by GPUs
             flags+=(-DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas)
         fi
         sum=$(echo "#include \"$1\"" | "$CXX" -x c++ "${flags[@]}" -E - 2>/dev/null | md5sum)
@@ -48,14 +48,14 @@ header_alone() {
 }
 lint_headers() { git ls-files 'llmc/*.h' 'llmc/*.cuh' | xargs -n 1 -P "$(nproc)" "$0" header; }
 
-# Beside -Wall -Wextra:
-#   -Wcomma               one statement a line
+# In addition to -Wall -Wextra:
+#   -Wcomma               one statement per line
 #   -Wshadow              a name that hides another
-#   -Wshorten-64-to-32    counts of tokens and bytes in an int; what -Wconversion adds is counts in doubles, which are meant
-#   -Wcast-qual -Wextra-semi -Wunreachable-code -Wconditional-uninitialized -Wnon-virtual-dtor   what they say
-#   GCC's -Wduplicated-cond -Wlogical-op -Wredundant-decls   conditions and declarations that stand twice
-# Not -Wold-style-cast: (int)x is the house's cast. Not -Wdouble-promotion, -Wuseless-cast: what is useless in one precision or
-# type is not in another. -Wnull-dereference needs an optimizer and is wrong about std::vector.
+#   -Wshorten-64-to-32    counts of tokens and bytes in an int; -Wconversion would add counts in doubles, which are intended
+#   -Wcast-qual -Wextra-semi -Wunreachable-code -Wconditional-uninitialized -Wnon-virtual-dtor   as named
+#   GCC's -Wduplicated-cond -Wlogical-op -Wredundant-decls   duplicate conditions and declarations
+# Not -Wold-style-cast: we write (int)x. Not -Wdouble-promotion, -Wuseless-cast: a cast that is useless in one precision or
+# type is needed in another. -Wnull-dereference needs optimization and is wrong about std::vector.
 clang_warnings=(-Wcomma -Wshadow -Wshorten-64-to-32 -Wcast-qual -Wextra-semi -Wunreachable-code -Wconditional-uninitialized
     -Wnon-virtual-dtor -Wno-pass-failed)
 gcc_warnings=(-Wduplicated-cond -Wlogical-op -Wredundant-decls -Wextra-semi)
@@ -65,7 +65,7 @@ lint_warnings() {
         clang++ -x c++ "${language[@]}" "-DPRECISION_$precision" -fsyntax-only -Wall -Wextra "${clang_warnings[@]}" -Werror \
             train_gpt.cu || bad=1
     done
-    # Operands of a GPU's product are pointers to const, those that it sets as well.
+    # A GPU product's operands are pointers to const, even its outputs.
     clang++ -x c++ "${language[@]}" -DBACKEND_EMU -isystem test/emu -Wno-unknown-pragmas -fsyntax-only -Wall -Wextra \
         "${clang_warnings[@]}" -Wno-cast-qual -Werror train_gpt.cu || bad=1
     "$CXX" -x c++ "${language[@]}" -fsyntax-only -Wall -Wextra -Wno-psabi "${gcc_warnings[@]}" -Werror train_gpt.cu || bad=1

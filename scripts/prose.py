@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Finds the words of scripts/prose.txt in comments, messages and pages.
 
-  scripts/prose.py             compares each file's count with scripts/prose_counts.txt: it may only fall
+  scripts/prose.py             compares each file's count with scripts/prose_counts.txt; counts may only fall
   scripts/prose.py FILE...     prints each match in these files, with its replacement
-  scripts/prose.py --write     writes the counts of today
+  scripts/prose.py --write     writes the current counts
 """
 import re
 import subprocess
@@ -26,7 +26,7 @@ def patterns():
 
 
 def passages(path):
-    """Yields (line, text): comments and strings of a source, the words of a page."""
+    """Yields (line, text): comments and strings of a source file, a page without code."""
     text = (ROOT / path).read_text(errors="replace")
     if path.endswith(".md"):
         blanked = CODE_BLOCK.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)

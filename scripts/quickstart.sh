@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# From raw text to a trained model that writes text, on this machine, in a few minutes. Called by `make quickstart`.
-#   TEXT="a.txt b.txt"   your own text files instead of the King James Bible blended with Japanese; a name with blanks stands in
-#                        quotes of its own: TEXT="a.txt 'my b.txt'"
-#   OUT=quickstart       where everything goes
+# From raw text to a trained model that generates text, on this machine, in a few minutes. Called by `make quickstart`.
+#   TEXT="a.txt b.txt"   your own text files instead of the King James Bible blended with Japanese; quote a name with blanks
+#                        inside: TEXT="a.txt 'my b.txt'"
+#   OUT=quickstart       output folder
 #   STEPS=600            training steps
-#   TUNE=1               first searches learning rate, momentum and weight decay (train_gpt sweep), then trains with what it found,
-#                        for as many tokens; TUNE_BUDGET=5m: time of the search
-# Finished parts (texts, tokenizer, data, model) are kept and not made again; remove OUT to start over.
+#   TUNE=1               first searches learning rate, momentum and weight decay (train_gpt sweep), then trains with the best
+#                        values, for the same number of tokens; TUNE_BUDGET=5m: time of the search
+# Finished parts (texts, tokenizer, data, model) are kept and reused; remove OUT to start over.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/words.sh"
@@ -20,14 +20,14 @@ TUNE=${TUNE:-}
 TUNE_BUDGET=${TUNE_BUDGET:-5m}
 
 step() { printf '\n\033[1m== %s\033[0m\n' "$*" | if [[ -t 1 ]]; then cat; else sed 's/\x1b\[[0-9;]*m//g'; fi; }
-# make_once FILE COMMAND...: runs the command unless FILE is there already.
+# make_once FILE COMMAND...: runs the command unless FILE exists.
 make_once() {
     local file=$1
     shift
     if [[ -e $file ]]; then echo "$file is there already"; else "$@"; fi
 }
 
-# Looked at before anything is made, so that a name put right is no other setting.
+# Check the files before anything is created, so that correcting a name does not count as a changed setting.
 split_words "${TEXT:-}"
 texts=("${words[@]}")
 for file in "${texts[@]}"; do
@@ -35,7 +35,7 @@ for file in "${texts[@]}"; do
 done
 
 mkdir -p "$OUT"
-# Everything below depends on the texts and sizes; other ones start afresh rather than mixing.
+# Everything below depends on the texts and sizes; if they change, start over instead of mixing.
 recipe="TEXT=${TEXT:-} VOCAB=$VOCAB PRESET=$PRESET STEPS=$STEPS${TUNE:+ TUNE=$TUNE TUNE_BUDGET=$TUNE_BUDGET}"
 if [[ -e $OUT/recipe && $(cat "$OUT/recipe") != "$recipe" ]]; then
     echo "error: $OUT was made with other settings:" >&2
@@ -47,7 +47,7 @@ fi
 echo "$recipe" >"$OUT/recipe"
 
 step "Text"
-# One document per chapter of the Bible; the reference in front of each verse is dropped.
+# One document per chapter of the Bible; removes the reference before each verse.
 bible_chapters() {
     bible -f gen1:1-rev22:21 |
         awk '{ chapter = $1; sub(/:.*/, "", chapter); if (NR > 1 && chapter != last) print ""; last = chapter; sub(/^[^ ]* /, ""); print }'
@@ -90,13 +90,13 @@ if [[ -n $TUNE ]]; then
 fi
 
 step "Training"
-# --resume auto: goes on where an interrupted run stopped, and has nothing to do when it is finished.
+# --resume auto resumes an interrupted run and does nothing for a finished one.
 launch "$TRAIN_GPT" train --resume auto "${training[@]}" \
     --eval-interval $((STEPS / 8 + 1)) --sample-interval $((STEPS / 4 + 1)) ${prompt:+--sample-prompt "$prompt"} \
     --name "$(basename "$OUT")" --out "$OUT/model"
 if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'; then
     goes_on="make quickstart OUT=$(printf '%q' "$OUT")"
-    settings=(STEPS=600 TEXT= PRESET=quickstart VOCAB=4096 PROMPT= TUNE= TUNE_BUDGET=5m) # as they are where nothing is said
+    settings=(STEPS=600 TEXT= PRESET=quickstart VOCAB=4096 PROMPT= TUNE= TUNE_BUDGET=5m) # the defaults
     for setting in "${settings[@]}"; do
         name=${setting%%=*} value=${!name:-}
         [[ $name=$value == "$setting" ]] || goes_on+=" $name=$(printf '%q' "$value")"

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Research by trial and error: change an option, train for the same time, keep the change if the validation is better, and so on.
+# Research by trial and error: change an option, train for the same time, keep the change if validation improves, and
+# repeat.
 # First: make quickstart.
-#   CANDIDATES=FILE         the changes to try, in order, a line of train's options each; # begins a comment. Default: those below
+#   CANDIDATES=FILE         the changes to try, in order: a line of train's options each; # starts a comment. Default: those below
 #   BUDGET=5m               time of each run (train --time-budget)
-#   QUICKSTART=quickstart   where the quick start's data is
+#   QUICKSTART=quickstart   folder of the quick start's data
 #   BASE="..."              options of all runs; default: the quick start's model on its data
-#   OUT=research            where the runs go
-# The first run has no change. Each later one has all changes that were kept, and the next candidate. OUT/research.tsv is the
-# table of all runs, the best first; OUT/report.html has their curves. Runs in the table are not repeated, an interrupted one goes
-# on: the same command with more candidates tries those. Measured by bits per byte, or by the validation loss where there is no
-# tokenizer. A run that fails is no improvement.
+#   OUT=research            folder of the runs
+# The first run has no change. Each later run has all changes kept so far and the next candidate. OUT/research.tsv is the
+# table of all runs, best first; OUT/report.html has their curves. Runs in the table are not repeated and an interrupted run
+# is resumed: the same command with more candidates tries only those. The score is bits per byte, or the validation loss
+# without a tokenizer. A failed run counts as no improvement.
 set -euo pipefail
-export LC_ALL=C.UTF-8  # awk reads numbers with a point
+export LC_ALL=C.UTF-8  # awk expects a decimal point
 . "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/words.sh"
 
@@ -45,16 +46,16 @@ mkdir -p "$OUT"
 table=$OUT/research.tsv
 [[ -e $table ]] || printf 'score\tsteps\trun\toptions\n' >"$table"
 
-# number KEY: of the last record of the run.
+# number KEY: its value in the last record of the run.
 number() { tail -n 1 "$run/log.jsonl" | sed -n "s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
-# known OPTIONS: its score in the table, if it is there.
+# known OPTIONS: their score, if they are in the table.
 known() { awk -F '\t' -v options="$1" 'NR > 1 && $4 == options { print $1; exit }' "$table"; }
-# enter SCORE STEPS OPTIONS: a row of the table, which stays sorted.
+# enter SCORE STEPS OPTIONS: adds a row to the sorted table.
 enter() {
     { head -n 1 "$table"; { tail -n +2 "$table"; printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$(basename "$run")" "$3"; } | LC_ALL=C sort -g; } >"$table.tmp"
     mv "$table.tmp" "$table"
 }
-# try OPTIONS: trains with them, unless the table has them; sets `score`, a number or inf.
+# try OPTIONS: trains with them unless they are in the table; sets `score`, a number or inf.
 try() {
     local n=1 status=0
     score=$(known "$1")
@@ -92,7 +93,7 @@ for candidate in "${candidates[@]}"; do
     else echo "not kept: $candidate: $score, the best is $best"; fi
 done
 
-# Up to 32 runs fit on a page: the best.
+# A page has room for 32 runs: the best.
 mapfile -t runs < <(tail -n +2 "$table" | grep -v '^inf' | head -n 32 | cut -f 3 | sed "s|^|$OUT/|")
 [[ ${#runs[@]} -lt 1 ]] || "$TRAIN_GPT" report "${runs[@]}" --output "$OUT/report.html"
 printf '\n'

@@ -5,10 +5,10 @@
 #   FLOPs        6 x parameters x tokens = 4.76e23
 #   memory       33.3 GiB on the fullest GPU (--dry-run)
 #   time         384 A100 at 36% of 312 TFLOP/s: 128 days
-# The original ran with dropout 0.1, which is left out here (--hidden-dropout 0.1 --attention-dropout 0.1 add it), and with
-# micro-batches of 1 until its batch had grown to 784. Its steps of 104.7 s are 36% of peak in model FLOPs (48% as its log
-# counts, with recomputation). The embedding and the head, 3.6 billion parameters each, count as layers where the layers are
-# dealt out: 5 + 10 x 6 + 5.
+# The original used dropout 0.1, omitted here (--hidden-dropout 0.1 --attention-dropout 0.1 add it), and micro-batches of 1
+# until its batch had grown to 784. Its steps of 104.7 s are 36% of peak in model FLOPs (48% in its log, which includes
+# recomputation). The embedding and the head, 3.6 billion parameters each, count as layers in the pipeline split: 5 + 10 x 6
+# + 5.
 # Nodes of 8 GPUs had 4 ports of 100 Gb/s.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"

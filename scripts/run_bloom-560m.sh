@@ -5,8 +5,8 @@
 #   FLOPs        6 x parameters x tokens = 1.51e21
 #   memory       6.16 GiB on the fullest GPU (--dry-run)
 #   time         32 A100 at 30% of 312 TFLOP/s: 5.8 days
-# The original was trained in fp16, on 4-GPU nodes; here bf16. Its dropout of 0.1 is left out
-# (--hidden-dropout 0.1 --attention-dropout 0.1 add it).
+# The original was trained in fp16, on 4-GPU nodes; here bf16. Its dropout of 0.1 is omitted (--hidden-dropout 0.1
+# --attention-dropout 0.1 add it).
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-32}

@@ -5,7 +5,7 @@
 #   FLOPs        6 x parameters x tokens = 7.47e18
 #   memory       20.8 GiB on the fullest GPU (--dry-run)
 #   time         8 H100 at 46% of 989 TFLOP/s: 0.6 hours (the share that one H100 reached; 37 minutes by --dry-run)
-# The learning rate is GPT-3's for this size, the length of the run and its batches are llm.c's.
+# The learning rate is GPT-3's for this size; the number of steps and the batch size are llm.c's.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-8}

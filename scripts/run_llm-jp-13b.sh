@@ -5,7 +5,7 @@
 #   FLOPs        6 x parameters x tokens = 1.70e23
 #   memory       40.9 GiB on the fullest GPU (--dry-run)
 #   time         128 H100 at 40% of 989 TFLOP/s: 39 days
-# As in the original, the last 2,000 steps run at the least learning rate.
+# As in the original, the last 2,000 steps run at the minimum learning rate.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-128}

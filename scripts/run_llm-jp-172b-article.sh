@@ -5,8 +5,8 @@
 #   FLOPs        6 x parameters x tokens = 2.17e24
 #   memory       52.5 GiB on the fullest GPU (--dry-run)
 #   time         512 H100 at 56% of 989 TFLOP/s: 89 days
-# FP8 from step 7000 on, with Megatron's defaults for its scales: LLM-jp measured 400 TFLOP/s before and 550 after.
-# Such an epsilon of AdamW is what LLM-jp later named as the cause of two failed models; run_llm-jp-172b.sh has theirs of later.
+# FP8 from step 7000, with Megatron's defaults for its scales: LLM-jp measured 400 TFLOP/s before and 550 after. LLM-jp
+# later found that this epsilon of AdamW had caused two failed models; run_llm-jp-172b.sh has their later value.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-512}

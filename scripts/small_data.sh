@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Few texts, many epochs: a model of 1M parameters on a twentieth of the quick start's Bible, plain and by the recipe, with a page
-# that shows both. First: make quickstart.
-#   QUICKSTART=quickstart   where the quick start's data is
-#   OUT=small_data          where the runs go
+# Little text, many epochs: a model of 1M parameters on a twentieth of the quick start's Bible, plain and with the recipe,
+# and a page that shows both. First: make quickstart.
+#   QUICKSTART=quickstart   folder of the quick start's data
+#   OUT=small_data          folder of the runs
 #   STEPS=600               training steps
-# The recipe: a weight decay ten times as large, every epoch shuffled by itself, and the moving average of the weights as the
-# model that is kept (OUT/recipe/latest/ema). What it brings here: README.md beside this file.
+# The recipe: ten times the weight decay, each epoch shuffled separately, and the moving average of the weights as the final
+# model (OUT/recipe/latest/ema). Its effect here: README.md in this directory.
 # Sources: Kim et al., 2025, "Pre-training under infinite compute", arXiv:2509.14786 (weight decay 30 times the usual one);
 # Muennighoff et al., 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264 (up to 4 epochs are as good as new data).
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Copies the headers and static libraries that a build needs, besides the CUDA toolkit and a compiler, from this machine into
-# build/deps: for a machine without a package manager, to which the folder can be carried. A few MB.
-#   scripts/vendor.sh        then, over there: make check-gpu
+# Copies the headers and static libraries of a build, except the CUDA toolkit and a compiler, from this machine to
+# build/deps, for a machine without a package manager. Copy the folder there; it has a few MB.
+#   scripts/vendor.sh        then, on that machine: make check-gpu
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install_deps.sh test
@@ -12,7 +12,7 @@ cp -L /usr/include/pcre2.h build/deps/include/
 for library in libgtest.a libgtest_main.a libpcre2-8.a; do
     cp -L "$(find /usr/lib -name "$library" | head -n 1)" build/deps/lib/
 done
-# The optional libraries as well, if they are there to be linked statically.
+# The optional libraries as well, if static versions exist.
 while read -r package _; do
     [[ $package != \#* ]] || continue
     dpkg-query -L "$package" | grep '\.a$' >/dev/null || continue

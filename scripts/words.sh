@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Lists of names in one variable, such as DATA, TEXT and EXTRA.
 
-# split_words TEXT: sets `words`. Words are separated by blanks; one that has blanks itself stands in quotes: 'a b' "c d" e. A text
-# that is the name of a file, or begins one's name, is one word.
+# split_words TEXT: sets `words`. Words are separated by blanks; a word that contains blanks must be quoted: 'a b' "c d" e.
+# A text that is the name of a file, or the prefix of one, is one word.
 split_words() {
     local lines
     words=()
@@ -13,6 +13,6 @@ split_words() {
     elif lines=$(xargs printf '%s\n' <<<"$1" 2>/dev/null); then
         mapfile -t words <<<"$lines"
     else
-        read -ra words <<<"$1" # a quote that is not closed is a letter
+        read -ra words <<<"$1" # an unclosed quote is a character
     fi
 }
