@@ -1,37 +1,37 @@
 # train_gpt: training language models in one readable program.
 #
-# make quickstart   from raw text to a model that writes, in minutes
+# make quickstart   from raw text to a model that generates text, in minutes
 #                   TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
-#                   PRESET=quickstart  TUNE=1 TUNE_BUDGET=5m: sweeps before
+#                   PRESET=quickstart  TUNE=1 TUNE_BUDGET=5m: first a sweep
 # make train_gpt    the program for this machine, as ./train_gpt
 # make install      program, manual page, completion  PREFIX=/usr/local  DESTDIR=
 # make test         every test, in ten minutes; ends with `N passed, N failed`
-#                   FILTER=attention: those with that in their names
-# make test-all     the same at length: more layouts, longer trainings, kills,
+#                   FILTER=attention: only tests with this in their names
+# make test-all     a longer version: more layouts, longer training, kills,
 #                   ladders, all machine code, ten minutes of chaos
-# make coverage     the tests, then which lines and branches they have not run
-# make test-sass    Hopper's machine code and what kernels take, against
-#                   dev/kernels/resources.md (WRITE=1 writes it); needs nvcc
-# make test-interop models, adapters, tokens exchanged with transformers, PEFT,
+# make coverage     runs the tests, reports lines and branches that none ran
+# make test-sass    checks Hopper's machine code and each kernel's resources
+#                   against dev/kernels/resources.md (WRITE=1 updates); needs nvcc
+# make test-interop exchanges models, adapters, tokens with transformers, PEFT,
 #                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
-# make chaos        trainings under kills, full disks and damage: the same bits
+# make chaos        kills, full disks and damage must leave a run's bits equal
 #                   CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=
 #                   CHAOS_LEAVE_OUT=  CHAOS_BUILDS="cpu-bf16 emu-bf16"
-# make fuzz         hostile files to every reader of files  FUZZ_SECONDS=60 each
-# make bench        speed of a training step and of each kernel, here
-# make bench-cpu    our training step on this CPU beside PyTorch's best, which pip
-#                   puts under build/  CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
+# make fuzz         fuzzes every file reader  FUZZ_SECONDS=60 each
+# make bench        speed of a training step and of each kernel on this machine
+# make bench-cpu    our training step on this CPU and PyTorch's best, installed
+#                   in build/  CONFIGS="gpt2-124m:1x1024 quickstart:8x256"
 #                   PRECISIONS="bf16 fp32" UNITS="AVX2 AVX-512"|all LLMC=FOLDER
 # make bench-data   text to tokens: ours, tiktoken, Hugging Face's tokenizers
-# make bench-inference  tokens read and written a second, beside llama.cpp
-# make bench-ranks  speed on 1, 2, 4 CPU ranks, and what communication costs
-# make ladders      kernels from naive to the trainer's: checked, on a GPU timed
-# make check-gpu    on a machine with a GPU: every kernel test, a training,
+# make bench-inference  tokens read and generated per second, and llama.cpp's
+# make bench-ranks  speed on 1, 2, 4 CPU ranks, and the cost of communication
+# make ladders      checks kernels from naive to the trainer's; on GPUs times them
+# make check-gpu    on a GPU machine: every kernel test, a training run,
 #                   benchmarks, compute-sanitizer; one table (check-gpu-STAGE)
-# make gpu-pack     build/gpu-pack: all that its gpu_minutes.sh needs on a GPU
-# make deps         install missing packages, as targets do without NODEPS=1
+# make gpu-pack     build/gpu-pack: everything for gpu_minutes.sh on a GPU
+# make deps         installs missing packages; targets do so unless NODEPS=1
 # make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
-# Variables: BACKEND=cpu|cuda|emu (cuda where there are nvcc and a GPU; emu: the
+# Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
@@ -47,7 +47,7 @@ BACKEND   ?= $(if $(and $(NVCC),$(shell nvidia-smi -L >/dev/null 2>&1 && echo 1)
 $(if $(filter bf16 fp32,$(PRECISION)),,$(error PRECISION is '$(PRECISION)'; it must be bf16 or fp32))
 $(if $(filter cpu emu cuda,$(BACKEND)),,$(error BACKEND is '$(BACKEND)'; it must be cpu, cuda, or emu (an emulator)))
 
-# ---- flags, by the folder of the target in hand and its name, in which _fp32 or _fp64 fixes the precision ----
+# ---- flags, from the target's folder and name; _fp32 or _fp64 in the name fixes the precision ----
 comma     := ,
 space     := $(subst ,, )
 compiler  := $(notdir $(lastword $(CXX)))
@@ -60,8 +60,8 @@ precision  = $(firstword $(filter fp32 fp64,$(subst _, ,$(@F))) $(word 2,$(words
 sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(words)))
 march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH),native)
 OPT       ?= -O3 -march=$(march)
-# Tests: -O1, or -Og where few kernels are called, without lines for debuggers. This, collecting garbage less often, and
-# huge pages save an eighth of the time of compiling. In the emulator, test/emu has the toolkit's headers.
+# Tests: -O1, or -Og where few kernels are called, without debug information. This, less frequent garbage collection and
+# huge pages save an eighth of the compile time. For the emulator, test/emu replaces the toolkit's headers.
 CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra \
              $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1)) $(math) -I. \
              -g$(if $(is_test),0,1) $(if $(WERROR),-Werror) -fopenmp $(vendored) $(mpi_include) $(flags_$(backend)) \
@@ -73,12 +73,12 @@ NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \
              -Xcompiler -march=$(march),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
 precise    = $(patsubst %,-DPRECISION_%,$(subst fp,FP,$(filter fp32 fp64,$(precision))))
-# Nobody reads errno or traps, so loops with sqrt can be vectorised. Never -ffast-math: it folds isfinite(NaN) to true.
+# Nothing reads errno or traps; without both, loops with sqrt vectorize. Never -ffast-math: it folds isfinite(NaN) to true.
 math      := -fno-math-errno -fno-trapping-math
-# For the GPU here or, without one, Ampere, Hopper and Blackwell as far as nvcc knows them; 90 becomes 90a (wgmma).
+# For this machine's GPU or, without one, Ampere, Hopper and Blackwell if nvcc supports them; 90 becomes 90a (wgmma).
 gpu_here   = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | grep -x "[0-9.]*"|tr -d .|sort -u)
 ARCHS     ?= $(or $(gpu_here),$(foreach a,80 90 100 120,$(if $(findstring sm_$a,$(shell $(NVCC) --list-gpu-code)),$a)))
-# Libraries; optional are those of scripts/libraries.txt that are here. Without packages they are scripts/vendor.sh's.
+# Libraries; the optional ones of scripts/libraries.txt if installed. Without packages they are from scripts/vendor.sh.
 vendored  := $(if $(NODEPS),$(addprefix -isystem ,$(wildcard build/deps/include)))
 LDFLAGS   += $(if $(vendored),-Lbuild/deps/lib)
 LDLIBS    += $(if $(is_test),-lgtest) -lpcre2-8 -lpthread \
@@ -88,14 +88,14 @@ optional   = $(shell awk '!/^\#/ { print "\043if __has_include(<" $$2 ">)\n" $$3
 cuda_root  = $(abspath $(dir $(realpath $(NVCC)))..)
 libs_cuda  = -lcublasLt -lgomp $(nccl) $(patsubst %,-Xlinker=-rpath=%,$(wildcard $(cuda_root)/lib*))
 nccl       = $(shell printf '\043if __has_include(<nccl.h>)\n-lnccl\n\043endif' | $(CXX) -E -P -I$(cuda_root)/include -)
-# MPI: the ranks of a run. Only programs that use it load it.
+# MPI, for several ranks. Only programs that use it load it.
 MPI       ?= $(shell command -v mpicxx >/dev/null && echo 1)
 mpi_words  = $(if $(filter 1,$(MPI)),$(shell mpicxx -show 2>/dev/null))
 mpi_include= $(if $(mpi_words),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_words))),-DHAVE_MPI=0)
 mpi_link   = -Wl,--as-needed $(optional) $(filter-out %mpi_cxx %mpicxx %mpichcxx,$(filter -L% -l% -Wl%,$(mpi_words)))
 
-# ---- programs, by their names. Tests of one kind are one program, in a third of the time that they take alone, the
-#      emulator's together with the trainer (test/main.cpp), in fp32 those alone that depend on the storage type ----
+# ---- programs, by name. Tests of one kind share a program, which takes a third of the time of separate ones; the emulator's
+#      also contains the trainer (test/main.cpp); fp32 has only tests that depend on the storage type ----
 main         := test/main.cpp
 train_gpt    := train_gpt.cu
 unit_tests   := $(wildcard test/test_*.cpp)
@@ -133,7 +133,7 @@ train_gpt: $(build)/train_gpt ; @ln -sf $< $@
 install: $(or $(TRAIN_GPT),$(build)/train_gpt) ; @scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"
 quickstart: deps-quickstart train_gpt ; @TRAIN_GPT=./train_gpt scripts/quickstart.sh
 
-# ---- tests, of the GPU's side on the emulator or, with BACKEND=cuda, on a GPU: for nvcc a program each ----
+# ---- tests; the GPU's run on the emulator or, with BACKEND=cuda, on a GPU, where each is a program of its own ----
 on_cpu       := $(filter cpu,$(BACKEND))
 on_gpu       := $(filter cuda,$(BACKEND))
 gpu_bf16     := build/$(or $(on_gpu),emu)-bf16$(tail)
@@ -150,7 +150,7 @@ programs     := $(if $(on_cpu),$(addprefix $(build)/,host_tests kernel_tests) $(
                 $(if $(filter test-all,$(MAKECMDGOALS)),$(addprefix $(gpu_fp32)/,gpu_tests test_gpu_golden)))
 at_length    := $(if $(filter test-all,$(MAKECMDGOALS))$(FILTER),,ladders)
 scripts      := $(filter-out $(patsubst %,test/%_test.sh,$(LEAVE_OUT) $(at_length)),$(wildcard test/*_test.sh))
-ifneq ($(FILTER),)  # programs of one file each
+ifneq ($(FILTER),)  # one program per file
 named         = $(strip $(foreach f,$1,$(if $(findstring $(FILTER),$(notdir $f)),$f)))
 programs     := $(call named,$(if $(on_cpu),$(patsubst test/%.cpp,$(build)/%,$(unit_tests))) $(gpu_programs))
 scripts      := $(call named,$(scripts))
@@ -180,7 +180,7 @@ test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail
 # ---- speed ----
 bench: $(build)/bench ; @$<
 bench-ranks: build/cpu-$(PRECISION)$(tail)/train_gpt ; @TRAIN_GPT=$< dev/bench/ranks.sh
-# A unit is measured in a program that is compiled for no more than it.
+# A vector unit is measured in a program compiled for that unit only.
 export PRECISIONS ?= bf16 fp32
 marchs     := / $(if $(filter AVX2 all,$(UNITS)),-x86-64-v3/) $(if $(filter AVX-512 all,$(UNITS)),-x86-64-v4/)
 bench-cpu: deps-interop $(foreach p,$(PRECISIONS),$(marchs:%=build/cpu-$p$(tail)%bench))
