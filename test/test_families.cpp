@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -429,6 +430,41 @@ TEST(Families, OurFormHasEveryField) {
         EXPECT_FALSE(same_model(c, plain)) << "change " << i;
         EXPECT_TRUE(same_model(c, from_hf_config(json(to_hf_config(c, "")), "ours"))) << "change " << i;
     }
+}
+
+// The classes of Gemma 2 and 3 build the window's mask in every pass and fail if sliding_window is null. Only keys that a class
+// checks before use may be null.
+TEST(Families, NothingIsNullThatTransformersNeeds) {
+    const std::set<std::string> may_be_null = {"pad_token_id", "attn_logit_softcapping", "final_logit_softcapping"};
+    for (const Family& f : families())
+        for (const int window : {0, 1, 7, 999})
+            for (const int interval : {0, 1, 2, 99})
+                for (const int layers : {1, 3}) {
+                    ModelConfig c;
+                    set_family(c, f.name);
+                    c.L = layers;
+                    c.C = 64;
+                    c.NH = 4;
+                    c.NKV = std::string(f.name) == "gpt2" || std::string(f.name) == "bloom" || std::string(f.name) == "gpt_neox"
+                                ? 4
+                                : 2;
+                    c.F = std::string(f.name) == "bloom" ? 256 : 80;
+                    c.T = 32;
+                    c.V = 50;
+                    c.window = window;
+                    c.full_interval = interval;
+                    if (std::string(f.name).find("gemma") == 0) c.embedding_scale = 8;
+                    const ModelConfig wanted = c;
+                    match_family(c);
+                    const json written = to_hf_config(c, "float32");
+                    EXPECT_TRUE(same_model(from_hf_config(written, "what was written"), wanted)) << written;
+                    const bool windows_by_switch =
+                        c.family == "mistral" || c.family == "train_gpt" || written.contains("use_sliding_window");
+                    for (const auto& [key, value] : written.items())
+                        EXPECT_TRUE(!value.is_null() || may_be_null.count(key) ||
+                                    (key == "sliding_window" && windows_by_switch))
+                            << key << " in " << written;
+                }
 }
 
 TEST(Families, PresetsAreOfTheirFamily) {

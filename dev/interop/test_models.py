@@ -8,6 +8,7 @@ transformers wrote,
   train      20 steps here have the losses of 20 steps of PyTorch's AdamW on the same tokens (3e-4)
   write      transformers opens the result without a missing or unexpected tensor, with our logits
   reload     train_gpt reads its own directory back to the same logits
+  ends       transformers runs what our own options write at the ends of their ranges (one layer, no window, ...), with our logits
 
     test_models.py BUILD [-v] [FAMILY ...]     a folder with train_gpt and dump_logits of fp32; ends with `N passed, N failed`
 """
@@ -221,6 +222,69 @@ def test(config, name, tokenizer, sample, done):
     done["reload"] = 0
 
 
+# Options that give each family, and options at the ends of their ranges. A key that no layer needs may still be read by the class:
+# Gemma 3 makes the mask of a window in every pass, also where no layer has one.
+SMALL = "--num-layers 3 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 64 --ffn-hidden-size 80"
+LLAMA = f"{SMALL} --num-query-groups 2 --kv-channels 16"
+GEMMA = f"--preset gemma3-270m {LLAMA} --embedding-scale 8"
+OURS = {
+    "gpt2": f"--preset gpt2-3m {SMALL} --num-query-groups 4",
+    "bloom": f"--preset bloom-3m {SMALL} --num-query-groups 4 --ffn-hidden-size 256",
+    "gpt_neox": f"--preset pythia-160m {SMALL} --num-query-groups 4",
+    "llama": f"--preset llama-tiny {LLAMA}",
+    "mistral": f"--preset mistral-7b {LLAMA} --window-size 7",
+    "qwen2": f"--preset qwen2.5-7b {LLAMA}",
+    "qwen3": f"--preset qwen3-0.6b {LLAMA}",
+    "olmo2": f"--preset olmo2-1b {LLAMA}",
+    "smollm3": f"--preset llama-tiny {LLAMA} --no-rope-freq 2 --no-untie-embeddings-and-output-weights",
+    "gemma": f"{GEMMA} --norm-place before --no-qk-layernorm --window-size 0",
+    "gemma2": f"{GEMMA} --no-qk-layernorm --rotary-base-local 1e6 --window-size 7 --window-attn-skip-freq 2",
+    "gemma3_text": f"{GEMMA} --window-size 7 --window-attn-skip-freq 2",
+}
+ENDS = ["", "--num-layers 1", "--num-attention-heads 1 --num-query-groups 1", "--ffn-hidden-size 1", "--num-query-groups 1",
+        "--kv-channels 2", "--window-size 0", "--window-size 1", "--window-size 64", "--window-size 9999",
+        "--window-size 7 --window-attn-skip-freq 1", "--window-size 7 --window-attn-skip-freq 0",
+        "--window-size 7 --window-attn-skip-freq 3", "--window-size 7 --window-attn-skip-freq 99", "--rotary-base-local 1",
+        "--no-rope-freq 1", "--no-rope-freq 3", "--no-rope-freq 99", "--rotary-base 1", "--rotary-base 1e12",
+        "--rotary-percent 0.125", "--rotary-percent 1", "--norm-epsilon 1", "--norm-epsilon 1e-30", "--softmax-scale 0.37",
+        "--softmax-scale 1", "--attn-logit-softcapping 0", "--attn-logit-softcapping 1", "--final-logit-softcapping 0",
+        "--final-logit-softcapping 1", "--embedding-scale 3", "--attention-dropout 0.9 --hidden-dropout 0.9",
+        "--embedding-dropout 0.9", "--max-position-embeddings 32",
+        "--rope-scaling linear --rope-scaling-factor 1", "--rope-scaling dynamic --rope-scaling-factor 1",
+        "--rope-scaling yarn --rope-scaling-factor 1", "--rope-scaling llama3 --rope-scaling-factor 1",
+        "--rope-scaling yarn --rope-scaling-set attention_factor=1", "--rope-scaling yarn --rope-scaling-set truncate=false",
+        "--activation geglu", "--activation relu2", "--activation gelu", "--no-untie-embeddings-and-output-weights",
+        "--untie-embeddings-and-output-weights", "--add-qkv-bias --add-proj-bias --add-mlp-bias", "--disable-bias-linear"]
+
+
+def test_ends(family):
+    """The number of combinations that some published class holds; raises with a line for each that fails."""
+    passed, own, wrong = 0, 0, []
+    for end in ENDS:
+        shutil.rmtree(WORK / "ends", ignore_errors=True)
+        command = [BUILD / "train_gpt", "train", *OURS[family].split(), *end.split(), "--vocab-size", V, "--data-path", "same",
+                   "--split", "1, 0, 0", "--micro-batch-size", 1, "--global-batch-size", 1, "--train-iters", 1, "--lr", 1e-3,
+                   "--init-method-std", 0.15, "--eval-iters", 0, "--out", "ends", "--quiet"]
+        done = subprocess.run(list(map(str, command)), cwd=WORK, capture_output=True, text=True, timeout=300)
+        if done.returncode > 0 and done.stderr.startswith("error: "): continue  # options that contradict each other
+        assert done.returncode == 0, (end, done.stderr)
+        written = json.load(open(WORK / "ends/latest/config.json"))
+        if written["model_type"] == "train_gpt":
+            own += 1
+            continue
+        try:
+            model = open_theirs(WORK / "ends/latest")
+            for length in (1, 30):
+                tokens = np.random.default_rng(length).integers(0, V, (2, length))
+                compare(our_logits(WORK / "ends/latest", tokens), their_logits(model, tokens), f"T = {length}")
+            passed += 1
+        except Exception as e:
+            wrong.append(f"{written['model_type']} {end}: {type(e).__name__}: {str(e)[:300]}")
+    assert not wrong, "\n".join(wrong)
+    assert passed > len(ENDS) // 4, (passed, own)
+    return passed
+
+
 def main():
     t.utils.logging.disable_progress_bar()
     t.utils.logging.set_verbosity_error()
@@ -251,6 +315,13 @@ def main():
                 failed += 1
                 print(f"FAILED: {name}\n{traceback.format_exc()}", flush=True)
             results.record(family, {column: done.get(column) for column in results.OF_MODELS})
+    for family in wanted:
+        try:
+            print(f"ok: {family} at the ends of options: {test_ends(family)}", flush=True)
+            passed += 1
+        except Exception:
+            failed += 1
+            print(f"FAILED: {family} at the ends of options\n{traceback.format_exc()}", flush=True)
     print(f"{passed} passed, {failed} failed")
     return failed > 0 or passed == 0
 

@@ -390,6 +390,7 @@ struct WindowKeys {
     int interval = 0;          // every n-th layer sees all keys, unless "layer_types" exists
     bool pattern = false;      // "sliding_window_pattern" gives n
     bool writes_types = false;
+    bool needed = false;  // not null: the class builds the mask in every pass, even if no layer has a window
 };
 inline Key window(const WindowKeys& keys) {
     const char *const size = "sliding_window", *const on = "use_sliding_window", *const types = "layer_types";
@@ -414,7 +415,8 @@ inline Key window(const WindowKeys& keys) {
                 }
             },
             [=](Json& j, const ModelConfig& c) {
-                j[size] = c.window ? Json(c.window) : Json(nullptr);
+                const int written = c.window ? c.window : keys.needed ? keys.missing : 0;
+                j[size] = written ? Json(written) : Json(nullptr);
                 if (keys.switched) j[on] = c.window > 0;
                 if (keys.after_first) j["max_window_layers"] = c.window ? 0 : c.L;
                 if (!keys.writes_types) return;
@@ -576,10 +578,10 @@ inline const Keys& keys_of(const std::string& family) {
         {"gemma", llama_keys({unpadded, gemma_activation, scale, biases, causal}, 8192, 256, 1e-6, {},
                              gated_activation("hidden_act", true))},
         {"gemma2", llama_keys({unpadded, scale, biases, causal, scalar, attention_cap, cap2,
-                               window({4096, false, false, 2, false, true})},
+                               window({4096, false, false, 2, false, true, true})},
                               8192, 256, 1e-6, {}, gemma_activation)},
         {"gemma3_text", llama_keys({unpadded, scale, biases, causal, scalar, only("attn_logit_softcapping", nullptr), cap3,
-                                    window({4096, false, false, 6, true, true})},
+                                    window({4096, false, false, 6, true, true, true})},
                                    131072, 256, 1e-6, gemma3_rope, gemma_activation)},
         {"train_gpt", own_keys()},
     };
