@@ -105,6 +105,14 @@ HD void store_weight(F* param, LowerHalf*, size_t i, F x) {
     param[i] = x;
 }
 
+// The parameter that store_weight makes of x.
+inline floatX nearest_weight(real x) {
+    floatX weight;
+    LowerHalf half;
+    store_weight(&weight, &half, 0, x);
+    return weight;
+}
+
 // All weights of a tensor stored in two halves, in host memory.
 inline std::vector<real> whole_weights(const std::vector<floatX>& params, const std::vector<LowerHalf>& lower) {
     std::vector<real> weights(params.size());

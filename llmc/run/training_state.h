@@ -649,7 +649,7 @@ private:
                 write([x, n](size_t i) { return i < n ? Stored((real)x[i]) : Stored(0.0f); });
             });
         const real* const average = parts_.average;
-        if (average) write([average](size_t i) { return floatX(average[i]); });
+        if (average) write([average](size_t i) { return nearest_weight(average[i]); });
         if (average && has_lower_halves) write([average](size_t i) { return average[i]; });
         run_all(parts);
     }
