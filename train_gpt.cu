@@ -1094,11 +1094,11 @@ static std::optional<StepStats> train_step(Trainer& t) {
     Fp8Training& fp8 = t.m.fp8;
     const int64_t start = fp8_start(t.o, t.state);
     begin_step_in_fp8(t.ctx, fp8, t.history.fp8, t.m.table.part.layers, t.state.step, start, t.o.fp8_calibration_steps);
-    const bool examines = due(t.o.log_health_interval, t.state.step + 1);
+    const bool examines = t.due_in_step(t.o.log_health_interval);
     fp8.counts.assign(examines && fp8.on ? fp8.tensors() : 0, {});
     t.faults.in_time(t.batch());
     t.faults.in_memory(t.batch(), [&] { t.gatherer.finish(); });
-    const bool twice = due(t.o.detect_nondeterminism, t.state.step + 1);
+    const bool twice = t.due_in_step(t.o.detect_nondeterminism);
     if (!(twice ? accumulate_gradients_twice : accumulate_gradients)(t, global_batch, loss_scale)) {
         fp8.on = fp8.measuring = false;
         return {};

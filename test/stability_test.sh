@@ -57,6 +57,26 @@ expect "a range behind the end" train 1 "llm-jp behind" --skip-train-iteration-r
 expect "is never drawn" same all "llm-jp behind"
 expect "a range over the end" train 1 "llm-jp over" --skip-train-iteration-range 19-40
 expect "is drawn before step 19, which is no shorter for it" test "$(events "llm-jp over" skip-batches) $(steps_of "llm-jp over" | wc -w)" == "18  20"
+# What is due on a skipped batch is done there, or, if it needs a training step, in the next one.
+checkpoints_of() { find "$1" -maxdepth 1 -name 'step_*' -printf '%f\n' | sort | sed 's/step_0*//' | tr '\n' ' '; }
+steps_with() { sed -n "s/.*\"kind\":\"$2\",\"step\":\([0-9]*\).*/\1/p" "$1/log.jsonl" | tr '\n' ' '; }
+for n in 1 2; do
+    every=3 expect "due on skipped batches, $n ranks" train $n "due $n" --skip-batches 6-10,13 --keep-every 4 --eval-interval 5 --eval-iters 1 --eval-fixed --sample-interval 7 \
+        --sample-tokens 2 --log-health-interval 8 --detect-nondeterminism 13 --check-weight-hash-across-dp-replicas-interval 7
+    expect "due on skipped batches, $n ranks: checkpoints" test "$(checkpoints_of "due $n")" == "3 4 6 8 9 12 15 16 18 20 "
+    expect "due on skipped batches, $n ranks: validations" test "$(steps_with "due $n" valid)" == "5 10 15 20 "
+    expect "due on skipped batches, $n ranks: samples" test "$(steps_with "due $n" sample)" == "7 14 20 "
+    expect "due on skipped batches, $n ranks: layers, in the next step" test "$(steps_with "due $n" health)" == "11 16 "
+done
+expect "due on skipped batches: no bit differs" train 1 undue --skip-batches 6-10,13
+expect "without what is due" same undue "due 1"
+for from in 6 9 12; do
+    expect "resumed from step $from" train 1 "due from $from" --resume "due 1/step_$(printf '%08d' $from)"
+    expect "to the bit" same undue "due from $from"
+done
+expect "a first batch that is skipped: its checkpoint has the initial weights" train 1 untrained --skip-batches 1-2 --keep-every 1
+expect "from which a run resumes" train 1 "untrained resumed" --resume untrained/step_00000001
+expect "to the bit" same untrained "untrained resumed"
 expect "resumed without the option: they are kept" train 1 resumed --resume skips/step_00000004
 expect "to the bit" same skips resumed
 expect "resumed behind the first range" train 1 resumed2 --resume skips/step_00000012

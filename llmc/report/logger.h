@@ -32,6 +32,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -620,7 +621,9 @@ private:
     void print_step(const StepStats& s, double eta) {
         if (quiet_) return;
         const double now = monotonic_seconds();
-        const bool due = log_interval_ > 0 ? s.step % log_interval_ == 0 : now - printed_at_ >= interval_s;
+        // Also where the step at which a line was due was skipped.
+        const int64_t before = std::min(std::exchange(last_step_, s.step), s.step - 1);
+        const bool due = log_interval_ > 0 ? s.step / log_interval_ > before / log_interval_ : now - printed_at_ >= interval_s;
         const bool skipped = !s.applied, stays = due || lines_ == 0 || s.step == info_.total_steps || skipped;
         if (!stays && (!terminal_ || now - shown_at_ < 0.1)) return;
         shown_at_ = now;
@@ -670,7 +673,7 @@ private:
     JsonLines file_;
     std::unique_ptr<TensorBoard> tensorboard_;
     bool quiet_, terminal_;
-    int64_t log_interval_;
+    int64_t log_interval_, last_step_ = INT64_MAX;
     FILE* console_;
     StatusLine status_;
     Paint paint_;

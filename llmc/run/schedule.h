@@ -9,6 +9,7 @@
 // The schedule is evaluated before a step with the samples consumed before it, so the first step has the warm-up's initial
 // value.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -37,6 +38,10 @@ struct Counters {
 
 // True if something due every `interval` steps (0: never) is due at this one.
 inline bool due(int64_t interval, int64_t step) { return interval > 0 && step % interval == 0; }
+// True if it is due at a step after `before`, up to `step`.
+inline bool due_after(int64_t interval, int64_t before, int64_t step) {
+    return interval > 0 && step / interval > before / interval;
+}
 
 struct Schedule {
     double max_lr = 0, min_lr = 0, init_lr = 0;
@@ -163,9 +168,10 @@ struct Schedule {
     int64_t first_sample_of_validation(int64_t step) const { return (step - 1) / eval_interval * valid_samples; }
 
     // The counters at the next batch used for training. Before it, batches in `discards` are drawn and dropped, with the size
-    // of the next step's batch; batches in `skips` are steps without update. Past the end: the run's last step.
-    Counters next(Counters p, const BatchRanges& skips, const BatchRanges& discards) const {
-        while (p.step < total_steps) {
+    // of the next step's batch; batches in `skips` are steps without update. Past the end: the run's last step. Not beyond step
+    // `until`.
+    Counters next(Counters p, const BatchRanges& skips, const BatchRanges& discards, int64_t until = INT64_MAX) const {
+        while (p.step < std::min(total_steps, until)) {
             const int64_t size = global_batch(p.consumed), dropped = discards.next(p.batch()) - p.batch();
             if (dropped) {
                 p.discarded += dropped;

@@ -88,6 +88,12 @@ public:
         return n;
     }
 
+    // The first batch of the range that ends right before `batch`; `batch` itself if there is none.
+    int64_t first_of_row_before(int64_t batch) const {
+        const auto r = ending_at_or_after(batch - 1);
+        return r != ranges_.end() && r->first < batch ? r->first : batch;
+    }
+
     // The form that parse() reads: "3-5,9".
     std::string text() const {
         std::string s;

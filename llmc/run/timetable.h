@@ -33,8 +33,9 @@ public:
         if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
         exit_at_ = program_start + seconds;
     }
+    bool due_at(int64_t step) const { return due(every_.steps, step) || due(keep_every_, step); }
     bool save_now(int64_t step) const {
-        if (due(every_.steps, step) || due(keep_every_, step)) return true;
+        if (due_at(step)) return true;
         return every_.seconds > 0 && monotonic_seconds() - saved_at_ >= every_.seconds;
     }
     bool saves_at_all() const { return !every_.never; }

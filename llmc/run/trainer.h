@@ -1,6 +1,7 @@
 // The state of a training run besides its model, for any architecture: the position in the run, the history of earlier steps,
 // and the checks of a run while it trains.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -90,6 +91,18 @@ struct TrainerBase {
     // The counters at the next batch that is not skipped. Skipping does not change weights, moments or learning rate.
     Counters next_batch() const { return schedule.next(state, state.skips, discards); }
     bool finished() const { return next_batch().step >= schedule.total_steps; }
+    // Whether something that needs a training step is due at the next one, or was due at a skipped batch right before it.
+    bool due_in_step(int64_t interval) const {
+        int64_t first = batch(), skipped = 0;
+        for (int64_t before = -1; before != first;) {
+            before = first;
+            first = discards.first_of_row_before(first);
+            const int64_t begin = state.skips.first_of_row_before(first);
+            skipped += first - begin;
+            first = begin;
+        }
+        return due_after(interval, std::max<int64_t>(state.step - skipped, 0), state.step + 1);
+    }
 
     // Counts a step on `global_batch` samples, with the guard's verdict on it. Returns statistics from the counters and sums.
     StepStats count_step(int64_t global_batch, const LossSums& sums) {

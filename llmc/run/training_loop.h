@@ -81,7 +81,7 @@ public:
         settle_length({});
         while (!t_.finished() && !stop) {
             const double begin = monotonic_seconds();
-            skip_batches();
+            if (skip_batches()) break;
             const bool in_fp8 = !o_.fp8_format.empty() && state_.step >= fp8_start(o_, state_);
             if (in_fp8 && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
             const auto waited = run_.world.monitor()->waited();
@@ -154,10 +154,25 @@ private:
         return result;
     }
 
-    void skip_batches() {
-        const int64_t first = t_.batch();
-        static_cast<Counters&>(state_) = t_.next_batch();
+    // Goes to the next batch that is not skipped. A skipped batch is a step without update, after which a validation, a sample
+    // and a checkpoint are due as after any other. Returns whether the run is to stop.
+    bool skip_batches() {
+        const int64_t first = t_.batch(), step = t_.next_batch().step;
+        bool stop = false;
+        while (!stop && state_.step < step) {
+            static_cast<Counters&>(state_) = run_.schedule.next(state_, state_.skips, t_.discards, state_.step + 1);
+            if (is_due()) stop = follow_up(false, {false, timetable_.due_at(state_.step)});
+        }
+        if (!stop) static_cast<Counters&>(state_) = t_.next_batch();
         if (t_.batch() > first) log_.skipped(state_.step, first, t_.batch() - 1);
+        return stop;
+    }
+    // Whether follow_up has something to do at this step by its number, which is the same on every rank.
+    bool is_due() const {
+        return (run_.valid && due(o_.eval_interval, state_.step)) ||
+               (functions_.generate && due(o_.sample_interval, state_.step)) || tasks_.due_after(state_.step, false) ||
+               due(o_.check_weight_hash_across_dp_replicas_interval, state_.step) ||
+               (timetable_.saves_at_all() && timetable_.due_at(state_.step));
     }
 
     // Applies the guard's verdict on the last step; returns true if the run was rolled back. The same on every rank.
