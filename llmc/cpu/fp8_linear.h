@@ -10,6 +10,7 @@
 #include <array>
 #include <vector>
 
+#include "../base/enum_table.h"
 #include "../ops.h"
 #include "fp8.h"
 #include "matmul.h"
@@ -21,7 +22,7 @@ namespace detail {
 // All 256 numbers of a format.
 inline const std::array<float, 256>& fp8_numbers(Fp8 format) {
     static const auto numbers = [] {
-        std::array<std::array<float, 256>, 2> all;
+        std::array<std::array<float, 256>, number_of_values<Fp8>()> all;
         for (const Fp8 f : {Fp8::e4m3, Fp8::e5m2})
             for (int code = 0; code < 256; code++) all[(size_t)f][(size_t)code] = fp8_decode((uint8_t)code, f);
         return all;

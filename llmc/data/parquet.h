@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/enum_table.h"
 #include "../base/file.h"
 #include "../base/terminal.h"
 #include "document_source.h"
@@ -246,12 +247,12 @@ private:
 };
 
 // ---- contents of the footer ------------------------------------------------------------------------------------------------
-// --------------------------------------------------------------------------------------------------
-enum Type { boolean, int32, int64, int96, float32, float64, byte_array, fixed_bytes, group };
+enum Type : int { boolean, int32, int64, int96, float32, float64, byte_array, fixed_bytes, group };
 inline const char* type_name(int type) {
     static constexpr const char* names[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
                                             "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
-    return type >= boolean && type <= fixed_bytes ? names[type] : "nested";
+    static_assert(std::size(names) == number_of_values<Type>() - 1, "a name for each but the last, which is a nested column");
+    return type >= boolean && type < group ? names[type] : "nested";
 }
 struct Column {
     std::string name;

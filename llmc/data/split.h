@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/enum_table.h"
 #include "../base/terminal.h"
 #include "dataset.h"
 #include "shares.h"
@@ -90,7 +91,7 @@ inline DocumentRange part_of_tokens(const TokenDataset& data, int64_t first, int
 
 // The documents for training, validation and test in a dataset, and a note about the split.
 struct SplitParts {
-    DocumentRange parts[3];
+    DocumentRange parts[number_of_values<DataSplit>() - 1];  // by DataSplit, without the last, `whole`
     std::string note;
 };
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/enum_table.h"
 #include "../base/file.h"
 #include "../base/safetensors.h"
 #include "../base/types.h"
@@ -47,21 +48,28 @@ struct GgufTypeRow {
     size_t elements, bytes;  // of a block; 0: reading is not supported
     int file_type;           // general.file_type of a file whose matrices have this type; -1: writing is not supported
 };
-inline const std::vector<GgufTypeRow>& gguf_types() {
-    static const std::vector<GgufTypeRow> rows = {
-        {"F32", 0, 1, 4, 0},        {"F16", 1, 1, 2, 1},        {"BF16", 30, 1, 2, 32},     {"Q8_0", 8, 32, 34, 7},
-        {"Q4_0", 2, 32, 18, -1},    {"Q4_1", 3, 32, 20, -1},    {"Q5_0", 6, 32, 22, -1},    {"Q5_1", 7, 32, 24, -1},
-        {"Q4_K", 12, 256, 144, -1}, {"Q5_K", 13, 256, 176, -1}, {"Q6_K", 14, 256, 210, -1}, {"Q8_1", 9, 0, 0, -1},
-        {"Q2_K", 10, 0, 0, -1},     {"Q3_K", 11, 0, 0, -1},     {"Q8_K", 15, 0, 0, -1},     {"IQ2_XXS", 16, 0, 0, -1},
-        {"IQ2_XS", 17, 0, 0, -1},   {"IQ3_XXS", 18, 0, 0, -1},  {"IQ1_S", 19, 0, 0, -1},    {"IQ4_NL", 20, 0, 0, -1},
-        {"IQ3_S", 21, 0, 0, -1},    {"IQ2_S", 22, 0, 0, -1},    {"IQ4_XS", 23, 0, 0, -1},   {"I8", 24, 0, 0, -1},
-        {"I16", 25, 0, 0, -1},      {"I32", 26, 0, 0, -1},      {"I64", 27, 0, 0, -1},      {"F64", 28, 0, 0, -1},
-        {"IQ1_M", 29, 0, 0, -1},    {"TQ1_0", 34, 0, 0, -1},    {"TQ2_0", 35, 0, 0, -1},    {"MXFP4", 39, 0, 0, -1}};
-    return rows;
+inline constexpr GgufTypeRow gguf_type_rows[] = {
+    {"F32", 0, 1, 4, 0},        {"F16", 1, 1, 2, 1},        {"BF16", 30, 1, 2, 32},     {"Q8_0", 8, 32, 34, 7},
+    {"Q4_0", 2, 32, 18, -1},    {"Q4_1", 3, 32, 20, -1},    {"Q5_0", 6, 32, 22, -1},    {"Q5_1", 7, 32, 24, -1},
+    {"Q4_K", 12, 256, 144, -1}, {"Q5_K", 13, 256, 176, -1}, {"Q6_K", 14, 256, 210, -1}, {"Q8_1", 9, 0, 0, -1},
+    {"Q2_K", 10, 0, 0, -1},     {"Q3_K", 11, 0, 0, -1},     {"Q8_K", 15, 0, 0, -1},     {"IQ2_XXS", 16, 0, 0, -1},
+    {"IQ2_XS", 17, 0, 0, -1},   {"IQ3_XXS", 18, 0, 0, -1},  {"IQ1_S", 19, 0, 0, -1},    {"IQ4_NL", 20, 0, 0, -1},
+    {"IQ3_S", 21, 0, 0, -1},    {"IQ2_S", 22, 0, 0, -1},    {"IQ4_XS", 23, 0, 0, -1},   {"I8", 24, 0, 0, -1},
+    {"I16", 25, 0, 0, -1},      {"I32", 26, 0, 0, -1},      {"I64", 27, 0, 0, -1},      {"F64", 28, 0, 0, -1},
+    {"IQ1_M", 29, 0, 0, -1},    {"TQ1_0", 34, 0, 0, -1},    {"TQ2_0", 35, 0, 0, -1},    {"MXFP4", 39, 0, 0, -1}};
+constexpr const auto& gguf_types() { return gguf_type_rows; }
+// Null for an unknown type.
+constexpr const GgufTypeRow* find_gguf_type(uint32_t id) {
+    for (const GgufTypeRow& row : gguf_type_rows)
+        if (row.id == id) return &row;
+    return nullptr;
 }
-inline const GgufTypeRow& gguf_type(GgufType type) {
-    return *std::find_if(gguf_types().begin(), gguf_types().end(), [&](const auto& r) { return r.id == (uint32_t)type; });
+inline const GgufTypeRow& gguf_type(GgufType type) { return *find_gguf_type((uint32_t)type); }
+template <size_t... id>
+constexpr bool gguf_types_have_rows(std::index_sequence<id...>) {
+    return ((!detail::has_name<(GgufType)id>() || find_gguf_type(id)) && ...);
 }
+static_assert(gguf_types_have_rows(std::make_index_sequence<64>()), "every value of GgufType has a row");
 
 // ---- blocks ----------------------------------------------------------------------------------------------------------------
 namespace detail {
@@ -303,10 +311,9 @@ private:
                 t.shape.insert(t.shape.begin(), (int64_t)n);
             }
             const auto id = number<uint32_t>();
-            const auto& types = gguf_types();
-            const auto type = std::find_if(types.begin(), types.end(), [&](const GgufTypeRow& r) { return r.id == id; });
-            if (type == types.end() || !type->elements) {
-                const std::string name = type == types.end() ? format("%u", id) : type->name;
+            const GgufTypeRow* const type = find_gguf_type(id);
+            if (!type || !type->elements) {
+                const std::string name = type ? type->name : format("%u", id);
                 refuse(named + " has the type " + name + ", which is not supported; supported are " + supported(), at_ - 4);
             }
             t.type = (GgufType)id;

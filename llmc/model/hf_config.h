@@ -16,6 +16,7 @@
 
 #include "../base/check.h"
 #include "../base/terminal.h"
+#include "choices.h"
 #include "families.h"
 
 namespace detail {
@@ -212,20 +213,13 @@ struct RopeKeys {
     double whole = 1;                // the fraction if the key is missing
     const char* local = nullptr;     // base in layers with a window
 };
-inline const std::vector<std::pair<const char*, RopeScaling::Type>>& rope_types() {
-    using Type = RopeScaling::Type;
-    static const std::vector<std::pair<const char*, Type>> types = {{"default", Type::none},    {"linear", Type::linear},
-                                                                    {"dynamic", Type::dynamic}, {"yarn", Type::yarn},
-                                                                    {"llama3", Type::llama3},   {"longrope", Type::longrope}};
-    return types;
-}
 inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
     const char* const name = in.absent("rope_type") ? "type" : "rope_type";
     const std::string given = in.text(name, "default");
     std::string known;
-    for (const auto& [word, type] : rope_types()) {
-        if (given == word) return type;
-        known += (known.empty() ? "" : ", ") + std::string(word);
+    for (const auto& row : choices_of_rope_scaling) {
+        if (given == row.in_config) return row.value;
+        known += (known.empty() ? "" : ", ") + std::string(row.in_config);
     }
     fail("%s: '%s' is '%.200s' in '%s'; supported are %s", in.source.c_str(), name, given.c_str(), key, known.c_str());
 }
@@ -325,8 +319,7 @@ inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
     if (keys.local) j[keys.local] = c.local_rope_base > 0 ? c.local_rope_base : c.rope_base;
     if (s.type == Type::none) return;
     Json scaling;
-    for (const auto& [word, type] : rope_types())
-        if (type == s.type) scaling["rope_type"] = word;
+    scaling["rope_type"] = row_of(choices_of_rope_scaling, s.type).in_config;
     scaling["factor"] = s.factor;
     const auto given = [&](const char* key, double value, double otherwise) {
         if (value != otherwise) scaling[key] = value;
@@ -510,44 +503,30 @@ inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 
 }
 // Our own form, which supports every choice.
 inline Keys own_keys() {
-    using P = Position;
-    using A = Activation;
     RopeKeys rope_keys;
     rope_keys.fraction = "partial_rotary_factor";
-    return llama_keys(
-        {choice<Norm>("normalization", &C::norm, {{"rmsnorm", Norm::rmsnorm}, {"layernorm", Norm::layernorm}}),
-         choice<NormPlace>("norm_place", &C::norm_place,
-                           {{"before", NormPlace::before},
-                            {"after", NormPlace::after},
-                            {"both", NormPlace::both},
-                            {"parallel", NormPlace::parallel}}),
-         flag("norm_plus_one", &C::norm_plus_one, false),
-         choice<QkNorm>("qk_norm", &C::qk_norm, {{"none", QkNorm::none}, {"head", QkNorm::head}, {"whole", QkNorm::whole}}),
-         choice<P>("positions", &C::position,
-                   {{"rope", P::rope}, {"learned", P::learned}, {"alibi", P::alibi}, {"none", P::none}}),
-         number("rope_local_base_freq", &C::local_rope_base, 0),
-         size("no_rope_layer_interval", &C::nope_interval, 0),
-         choice<A>("activation", &C::activation,
-                   {{"swiglu", A::swiglu},
-                    {"geglu", A::geglu},
-                    {"gelu", A::gelu},
-                    {"gelu_exact", A::gelu_exact},
-                    {"relu", A::relu},
-                    {"relu2", A::relu2}}),
-         flag("qkv_bias", &C::qkv_bias, false),
-         flag("proj_bias", &C::proj_bias, false),
-         flag("mlp_bias", &C::mlp_bias, false),
-         number("attention_scale", &C::attention_scale, 0),
-         number_or_null("attn_logit_softcapping", &C::attention_softcap, 0),
-         number_or_null("final_logit_softcapping", &C::logit_softcap, 0),
-         flag("attention_sinks", &C::sinks, false),
-         size_or_null("sliding_window", &C::window, 0),
-         size("full_attention_interval", &C::full_interval, 0),
-         number("embedding_scale", &C::embedding_scale, 1),
-         flag("embedding_norm", &C::embedding_norm, false),
-         number("embedding_dropout", &C::embedding_dropout, 0),
-         number("hidden_dropout", &C::hidden_dropout, 0)},
-        2048, 0, 1e-5, rope_keys);
+    return llama_keys({choice<Norm>("normalization", &C::norm, config_words(choices_of_norm)),
+                       choice<NormPlace>("norm_place", &C::norm_place, config_words(choices_of_norm_place)),
+                       flag("norm_plus_one", &C::norm_plus_one, false),
+                       choice<QkNorm>("qk_norm", &C::qk_norm, config_words(choices_of_qk_norm)),
+                       choice<Position>("positions", &C::position, config_words(choices_of_position)),
+                       number("rope_local_base_freq", &C::local_rope_base, 0),
+                       size("no_rope_layer_interval", &C::nope_interval, 0),
+                       choice<Activation>("activation", &C::activation, config_words(choices_of_activation)),
+                       flag("qkv_bias", &C::qkv_bias, false),
+                       flag("proj_bias", &C::proj_bias, false),
+                       flag("mlp_bias", &C::mlp_bias, false),
+                       number("attention_scale", &C::attention_scale, 0),
+                       number_or_null("attn_logit_softcapping", &C::attention_softcap, 0),
+                       number_or_null("final_logit_softcapping", &C::logit_softcap, 0),
+                       flag("attention_sinks", &C::sinks, false),
+                       size_or_null("sliding_window", &C::window, 0),
+                       size("full_attention_interval", &C::full_interval, 0),
+                       number("embedding_scale", &C::embedding_scale, 1),
+                       flag("embedding_norm", &C::embedding_norm, false),
+                       number("embedding_dropout", &C::embedding_dropout, 0),
+                       number("hidden_dropout", &C::hidden_dropout, 0)},
+                      2048, 0, 1e-5, rope_keys);
 }
 
 // The keys of a family's config.json.

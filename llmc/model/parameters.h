@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/enum_table.h"
 #include "../base/math.h"
 #include "../elements.h"
 #include "families.h"
@@ -56,6 +57,7 @@ constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::
 enum class Matrix { qkv, proj, fc1, fc2 };
 constexpr Matrix all_matrices[] = {Matrix::qkv, Matrix::proj, Matrix::fc1, Matrix::fc2};
 constexpr const char* matrix_names[] = {"qkv", "proj", "fc1", "fc2"};
+static_assert(std::size(matrix_names) == number_of_values<Matrix>());
 
 struct TensorSpec {
     std::string name;  // "blocks.3.qkv_w"

@@ -163,7 +163,7 @@ struct Block {
     const floatX* sinks;      // (NHl) null: none
     real* dsinks;
     Layer qkv, proj, fc1, fc2;
-    std::array<Layer*, 4> layers() { return {&qkv, &proj, &fc1, &fc2}; }
+    std::array<Layer*, number_of_values<Matrix>()> layers() { return {&qkv, &proj, &fc1, &fc2}; }
 };
 
 struct Model : TrainingMemory {

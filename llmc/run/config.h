@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../base/terminal.h"
+#include "../model/choices.h"
 #include "text_options.h"
 
 using OptionalDouble = std::optional<double>;
@@ -87,11 +88,11 @@ inline Allowed one_of(Strings choices) {
 // The structure of the model's block, independent of its size.
 #define BLOCK_OPTIONS(X)                                                                                                       \
     X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads") \
-    X(std::string, normalization, "", "", one_of({"LayerNorm", "RMSNorm"}), "Model",                                           \
+    X(std::string, normalization, "", "", one_of(option_words(choices_of_norm)), "Model",                                      \
       "kind of normalization layers; default: the preset's, else LayerNorm")                                                   \
     X(bool, apply_layernorm_1p, "", false, anything(), "Model",                                                                \
       "normalization layers multiply by 1 + weight, and weights begin at 0, as in Gemma")                                      \
-    X(std::string, norm_place, "", "", one_of({"before", "after", "both", "parallel"}), "Model",                               \
+    X(std::string, norm_place, "", "", one_of(option_words(choices_of_norm_place)), "Model",                                   \
       "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention " \
       "and MLP side by side (GPT-NeoX); default: the preset's, else before")                                                   \
     X(bool, qk_layernorm, "", false, anything(), "Model", "RMSNorm of every query and key head, as in Qwen3")                  \
@@ -99,13 +100,13 @@ inline Allowed one_of(Strings choices) {
       "RMSNorm of all query heads together and of all key heads, as in OLMo-2")                                                \
     X(OptionalDouble, norm_epsilon, "", {}, between(1e-30, 1), "Model",                                                        \
       "epsilon that the normalization layers add to the variance; default: the preset's, else 1e-5")                           \
-    X(std::string, position_embedding_type, "", "", one_of({"learned_absolute", "rope", "alibi", "none"}), "Model",            \
+    X(std::string, position_embedding_type, "", "", one_of(option_words(choices_of_position)), "Model",                        \
       "kind of position embeddings; default: the preset's, else learned_absolute")                                             \
     X(OptionalDouble, rotary_base, "", {}, between(1, 1e12), "Model",                                                          \
       "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
     X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
       "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                      \
-    X(std::string, rope_scaling, "", "", one_of({"none", "linear", "dynamic", "yarn", "llama3", "longrope"}), "Model",         \
+    X(std::string, rope_scaling, "", "", one_of(option_words(choices_of_rope_scaling)), "Model",                               \
       "how rope reaches beyond the length of the first training")                                                              \
     X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
     X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model", "how many times longer; default: 8")          \
@@ -124,7 +125,7 @@ inline Allowed one_of(Strings choices) {
       "every N-th layer attends to all tokens in spite of --window-size; 0: none; default: the preset's, else none")           \
     X(OptionalDouble, rotary_base_local, "", {}, between(1, 1e12), "Model",                                                    \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
-    X(std::string, activation, "", "", one_of({"gelu", "gelu-exact", "relu", "relu2", "swiglu", "geglu"}), "Model",            \
+    X(std::string, activation, "", "", one_of(option_words(choices_of_activation)), "Model",                                   \
       "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "        \
       "the preset's, else gelu")                                                                                               \
     X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                         \

@@ -9,6 +9,7 @@
 
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
+#include "../model/choices.h"
 #include "../model/flops.h"
 #include "../model/hf_config.h"
 #include "../model/parameters.h"
@@ -63,24 +64,18 @@ inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint
 
 // The choices of the block, in words.
 inline std::string block_in_words(const ModelConfig& c) {
-    std::string text = std::string(c.norm == Norm::rmsnorm ? "RMSNorm" : "LayerNorm") + (c.norm_plus_one ? " by 1 + w" : "");
-    if (c.norm_place == NormPlace::after) text += " after attention and MLP";
-    if (c.norm_place == NormPlace::both) text += " before and after attention and MLP";
-    if (c.norm_place == NormPlace::parallel) text += ", attention and MLP side by side";
+    std::string text = std::string(row_of(choices_of_norm, c.norm).title) + (c.norm_plus_one ? " by 1 + w" : "") +
+                       row_of(choices_of_norm_place, c.norm_place).title;
     if (c.embedding_norm) text += " also after the embedding";
     const auto also = [&](bool used, const std::string& words) {
         if (used) text += ", " + words;
     };
-    also(c.qk_norm != QkNorm::none, c.qk_norm == QkNorm::head ? "norms of query and key heads" : "norms of queries and keys");
-    also(c.position == Position::rope, "rotary positions");
+    also(c.qk_norm != QkNorm::none, row_of(choices_of_qk_norm, c.qk_norm).title);
+    also(true, row_of(choices_of_position, c.position).title);
     also(c.position == Position::rope && c.rotary_fraction != 1, format("%g of each head", c.rotary_fraction));
     also(c.rope_scaling.type != RopeScaling::Type::none, format("scaled by %g", c.rope_scaling.factor));
-    also(c.position == Position::learned, "learned positions");
-    also(c.position == Position::alibi, "ALiBi");
-    also(c.position == Position::none, "no positions");
     also(c.nope_interval, format("none in every %d layers", c.nope_interval));
-    const char* const activations[] = {"GeLU", "exact GeLU", "ReLU", "squared ReLU", "SwiGLU", "GeGLU"};
-    also(true, activations[(int)c.activation]);
+    also(true, row_of(choices_of_activation, c.activation).title);
     also(c.window, format("windows of %d tokens", c.window) +
                        (c.full_interval ? format(" but in every %d layers", c.full_interval) : ""));
     also(c.attention_softcap > 0, "capped scores");

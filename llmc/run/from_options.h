@@ -12,6 +12,7 @@
 #include "../data/tokenizer.h"
 #include "../model/fp8_state.h"
 #include "../model/adapters.h"
+#include "../model/choices.h"
 #include "../model/mesh.h"
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
@@ -246,8 +247,8 @@ inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
     else if (!o.rope_scaling.empty() || o.use_rope_scaling) {
         s = {};
         s.type = Type::llama3;
-        for (const auto& [word, type] : rope_types())
-            if (o.rope_scaling == word) s.type = type;
+        for (const auto& row : choices_of_rope_scaling)
+            if (o.rope_scaling == row.option) s.type = row.value;
         s.factor = 8;
     }
     set_rope_details(o.rope_scaling_set, s);
@@ -259,9 +260,9 @@ inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
 
 // Applies the options of the block, for any initial model.
 inline void set_block(const TrainOptions& o, ModelConfig& c) {
-    const auto word = [](auto& field, const std::string& given, auto words) {
-        for (const auto& [name, value] : words)
-            if (given == name) field = value;
+    const auto word = [](auto& field, const std::string& given, const auto& choices) {
+        for (const auto& row : choices)
+            if (given == row.option && !given.empty()) field = row.value;
     };
     const auto flag = [&](bool& field, const char* option, bool on, bool with) {
         if (on) field = with;
@@ -270,34 +271,17 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     const auto size = [&](int& field, const char* option, int value) {
         if (value || o.given.count(option)) field = value;
     };
-    using Places = std::vector<std::pair<const char*, NormPlace>>;
-    using Positions = std::vector<std::pair<const char*, Position>>;
-    using Activations = std::vector<std::pair<const char*, Activation>>;
-    if (!o.normalization.empty()) c.norm = o.normalization == "RMSNorm" ? Norm::rmsnorm : Norm::layernorm;
+    word(c.norm, o.normalization, choices_of_norm);
     flag(c.norm_plus_one, "apply-layernorm-1p", o.apply_layernorm_1p, true);
-    word(c.norm_place, o.norm_place,
-         Places{{"before", NormPlace::before},
-                {"after", NormPlace::after},
-                {"both", NormPlace::both},
-                {"parallel", NormPlace::parallel}});
+    word(c.norm_place, o.norm_place, choices_of_norm_place);
     if (is_off(o, "qk-layernorm", o.qk_layernorm) && c.qk_norm == QkNorm::head) c.qk_norm = QkNorm::none;
     if (is_off(o, "qk-layernorm-whole", o.qk_layernorm_whole) && c.qk_norm == QkNorm::whole) c.qk_norm = QkNorm::none;
     if (o.qk_layernorm) c.qk_norm = QkNorm::head;
     if (o.qk_layernorm_whole) c.qk_norm = QkNorm::whole;
-    word(c.position, o.position_embedding_type,
-         Positions{{"rope", Position::rope},
-                   {"alibi", Position::alibi},
-                   {"learned_absolute", Position::learned},
-                   {"none", Position::none}});
+    word(c.position, o.position_embedding_type, choices_of_position);
     if (o.squared_relu) c.activation = Activation::relu2;
     if (o.swiglu) c.activation = Activation::swiglu;
-    word(c.activation, o.activation,
-         Activations{{"gelu", Activation::gelu},
-                     {"gelu-exact", Activation::gelu_exact},
-                     {"relu", Activation::relu},
-                     {"relu2", Activation::relu2},
-                     {"swiglu", Activation::swiglu},
-                     {"geglu", Activation::geglu}});
+    word(c.activation, o.activation, choices_of_activation);
     for (bool* bias : {&c.qkv_bias, &c.proj_bias, &c.mlp_bias})
         flag(*bias, "disable-bias-linear", o.disable_bias_linear, false);
     flag(c.qkv_bias, "add-qkv-bias", o.add_qkv_bias, true);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/enum_table.h"
 #include "../base/terminal.h"
 #include "config.h"
 #include "training_state.h"
@@ -72,7 +73,7 @@ inline std::string options_of_length(const TrainOptions& o, const RunLength& len
 
 class TimeBudget {
 public:
-    enum Work { step, validation, tasks, sample, save };
+    enum Work : int { step, validation, tasks, sample, save };
 
     // earlier: the costs of earlier parts of the run. The last of their steps count like this process's own: its first step,
     // which may be slow, must not end the run.
@@ -153,5 +154,5 @@ private:
     bool wsd_;
     int64_t decay_;
     std::vector<double> steps_;  // total seconds of the first 1, 2, ... steps
-    std::array<Cost, save + 1> costs_{};
+    std::array<Cost, number_of_values<Work>()> costs_{};
 };
