@@ -261,6 +261,11 @@ for size in "num-layers 2" "hidden-size 64" "num-attention-heads 4" "kv-channels
 done
 leaves_nothing "nothing is left of them"    resized
 expect "a model and its own sizes"          "${continue[@]}" --num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 16 --vocab-size 300
+refuse "biases that a model has not"        "add-qkv-bias requires the tensor '.*bias', which --model .*HINT: leave it out" "${continue[@]}" --add-qkv-bias
+refuse "and before any data is read"        "qk-layernorm requires the tensor" "$program" train --model model --qk-layernorm --dry-run --train-iters 1
+refuse "positions that a model has not"     "position-embedding-type requires the tensor" "${continue[@]}" --position-embedding-type learned_absolute
+refuse "a norm that a model has not"        "embed-layernorm requires"      "${continue[@]}" --embed-layernorm
+expect "an option that a model has: it trains" "${continue[@]}" --disable-bias-linear --untie-embeddings-and-output-weights
 refuse "eval: examples of a text"           "fewshot: of --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
 refuse "eval: a split of a text"            "split: of --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples: of --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5

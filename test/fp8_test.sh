@@ -137,7 +137,7 @@ says "says which" "multiples of 16; the width is 72"
 expect "rows that are none: refused" refused train 1 gpt2 x --fp8 hybrid --seq-length 41
 says "says which" "rows (micro-batch-size x seq-length) is 82"
 expect "all layers in bf16: refused" refused train 1 gpt2 x --fp8 hybrid --first-last-layers-bf16 --num-layers-at-start-in-bf16 3
-says "says so" "all 3 layers stay in bf16"
+says "says so" "keeps all 3 layers in bf16"
 expect "another format: refused" refused train 1 gpt2 x --fp8 int8
 expect "a start that is none: refused" refused train 1 gpt2 x --fp8 hybrid --fp8-start soon
 says "says what is one" "--fp8-start is 'soon'"

@@ -395,10 +395,10 @@ TEST(SplitLayers, Errors) {
     expect_error(split(3, 6, true, true, {}), {"3 layers, even with the embedding or the head counted,", "at most 5"});
     expect_error(split(12, 4, false, false, {4, 4, 4}), {"3 stages (4,4,4)", "has 4", "HINT"});
     expect_error(split(12, 4, false, false, {4, 4, 4, 1}), {"(4,4,4,1)", "13", "12 layers", "HINT: take away 1"});
-    expect_error(split(12, 4, false, false, {4, 4, 1, 1}), {"add up to 10", "HINT: add 2"});
+    expect_error(split(12, 4, false, false, {4, 4, 1, 1}), {"adds up to 10", "HINT: add 2"});
     expect_error(split(12, 4, false, false, {6, 0, 3, 3}), {"stage 1", "0 layers", "HINT: only the first and the last"});
     expect_error(split(12, 4, false, false, {13, 1, 1, -3}), {"stage 3", "-3 layers", "the minimum is 0"});
-    expect_error(split(12, 4, true, false, {3, 3, 3, 3}), {"(3,3,3,3)", "HINT: give one"});
+    expect_error(split(12, 4, true, false, {3, 3, 3, 3}), {"(3,3,3,3)", "HINT: leave one out"});
 }
 
 // ---- picture ---------------------------------------------------------------------------------------------------------------

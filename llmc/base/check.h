@@ -54,6 +54,18 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
     throw UsageError(s);
 }
 
+// Runs f; its errors come from options, so an Error becomes a UsageError.
+template <class F>
+auto as_usage(F f) {
+    try {
+        return f();
+    } catch (const UsageError&) {
+        throw;
+    } catch (const Error& e) {
+        throw UsageError(e.what());
+    }
+}
+
 // The exit status of a process after this error.
 inline int exit_status(const std::exception& e) { return dynamic_cast<const UsageError*>(&e) ? 2 : 1; }
 

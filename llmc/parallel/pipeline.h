@@ -138,8 +138,8 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
         const int units = L + count_embedding + count_head;
         if (units < n_stages)
             fail(
-                "%d layers%s are too few for %d pipeline stages, each of which needs one; HINT: use at most %d stages (ranks x "
-                "virtual stages per rank)",
+                "%d layers%s are too few for %d pipeline stages, each of which needs one; HINT: use at most %d stages "
+                "(--pipeline-model-parallel-size x --num-virtual-stages-per-pipeline-rank)",
                 L, units == L ? "" : ", even with the embedding or the head counted,", n_stages, units);
         std::vector<int> layers(n_stages, units / n_stages);
         for (int i = 0; i < units % n_stages; i++) layers[n_stages - 2 - i]++;
@@ -152,24 +152,23 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
     for (const int n : given) list += (list.empty() ? "" : ",") + std::to_string(n);
     if (count_embedding || count_head)
         fail(
-            "the layers per stage are given (%s) and the embedding or the head is to be counted as a layer; HINT: give one; "
-            "counting concerns the balanced split",
-            list.c_str());
+            "--pipeline-layers (%s) conflicts with --account-for-%s-in-pipeline-split, which changes the balanced split; HINT: "
+            "leave one out",
+            list.c_str(), count_embedding ? "embedding" : "loss");
     if ((int)given.size() != n_stages)
         fail(
-            "the layers per stage are given for %zu stages (%s); the pipeline has %d; HINT: one number for each of ranks x "
-            "virtual stages per rank, in the order of the model",
+            "--pipeline-layers has %zu stages (%s); the pipeline has %d; HINT: one number for each of ranks x virtual stages "
+            "per rank, in the order of the model",
             given.size(), list.c_str(), n_stages);
     for (int s = 0; s < n_stages; s++) {
         const bool end = s == 0 || s == n_stages - 1;  // computes the embedding or the head
         if (given[s] < (end ? 0 : 1))
-            fail("stage %d of the layers per stage (%s) has %d layers; the minimum is %d%s", s, list.c_str(), given[s],
-                 end ? 0 : 1,
+            fail("--pipeline-layers (%s): stage %d has %d layers; the minimum is %d%s", list.c_str(), s, given[s], end ? 0 : 1,
                  end ? "" : "; HINT: only the first and the last stage, which have the embedding and the head, may have none");
     }
     const long long sum = std::accumulate(given.begin(), given.end(), 0LL);
     if (sum != L)
-        fail("the layers per stage (%s) add up to %lld; the model has %d layers; HINT: %s %lld", list.c_str(), sum, L,
+        fail("--pipeline-layers (%s) adds up to %lld; the model has %d layers; HINT: %s %lld", list.c_str(), sum, L,
              sum < L ? "add" : "take away", sum < L ? L - sum : sum - L);
     return given;
 }

@@ -3,7 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,7 +37,7 @@ inline std::string run_name(const TrainOptions& o) {
 
 inline void check_backend_takes(const ModelConfig& c) {
     const std::string wrong = be::attention_limits(c.HS());
-    if (!wrong.empty()) fail("%s", wrong.c_str());
+    if (!wrong.empty()) fail_usage("%s", wrong.c_str());
 }
 
 namespace detail {
@@ -308,6 +310,43 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     c.embedding_dropout = o.embedding_dropout.value_or(o.hidden_dropout);
 }
 
+// The tensors of a model's files, with their shapes.
+inline std::map<std::string, std::vector<int64_t>> tensors_in_files(const ModelConfig& c) {
+    std::map<std::string, std::vector<int64_t>> tensors;
+    for (const TensorSpec& spec : ParameterTable(c).rows)
+        for (const HfTensor& t : spec.hf) tensors[t.name] = file_shape(spec, t);
+    return tensors;
+}
+
+// Refuses options that give the model c other tensors than --model has, `saved`, and names the first one.
+inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, const ModelConfig& c) {
+    const auto before = tensors_in_files(saved), now = tensors_in_files(c);
+    if (now == before) return;
+    TrainOptions walked = o;
+    for_each_option(walked, [&](const Option& option, auto& value) {
+        const std::string name = option_name(option.field);
+        if (!o.given.count(name) || std::string(option.group) != "Model") return;
+        TrainOptions alone;
+        for_each_option(alone, [&](const Option& other, auto& set) {
+            if constexpr (std::is_same_v<decltype(set), decltype(value)>)
+                if (std::string(other.field) == option.field) set = value;
+        });
+        alone.given = {name};
+        ModelConfig changed = saved;
+        if (o.max_position_embeddings && name == "max-position-embeddings") changed.T = o.max_position_embeddings;
+        set_block(alone, changed);
+        const auto tensors = tensors_in_files(changed);
+        for (const auto& [tensor, shape] : tensors)
+            if (!before.count(tensor))
+                fail_usage("--%s requires the tensor '%s', which --model %s does not have; HINT: leave it out", name.c_str(),
+                           tensor.c_str(), o.model.c_str());
+        for (const auto& [tensor, shape] : before)
+            if (!tensors.count(tensor) || tensors.at(tensor) != shape)
+                fail_usage("--%s contradicts --model %s, whose tensor '%s' has shape %s; HINT: leave it out", name.c_str(),
+                           o.model.c_str(), tensor.c_str(), shape_string(shape).c_str());
+    });
+}
+
 }  // namespace detail
 
 // The model configuration: a directory or a preset, modified by further options.
@@ -331,6 +370,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
         if (value) size = value;
     };
     if (from_directory) c.head_size = c.HS();
+    const ModelConfig saved = c;
     given(c.L, o.num_layers, "num-layers");
     given(c.C, o.hidden_size, "hidden-size");
     given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
@@ -348,8 +388,9 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     if (!o.vocab_size && tokenizer && !from_directory) c.V = tokenizer->vocab_size();
     if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
     if (tokenizer) tokenizer->check_fits(c.V);
-    check_config(c);
+    as_usage([&] { check_config(c); });
     c = canonical(c);
+    if (from_directory) detail::check_same_tensors(o, saved, c);
     match_family(c);
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
@@ -449,8 +490,10 @@ inline std::vector<int> layers_of_stages(const TrainOptions& o, const ModelConfi
     std::vector<int> given;
     for (const std::string& n : o.pipeline_layers)
         given.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
-    return split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
-                        o.account_for_loss_in_pipeline_split, given);
+    return as_usage([&] {
+        return split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
+                            o.account_for_loss_in_pipeline_split, given);
+    });
 }
 
 inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
@@ -490,9 +533,11 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
     const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0;
     const int last = c.L - (o.first_last_layers_bf16 ? o.num_layers_at_end_in_bf16 : 0);
-    if (first >= last) fail("all %d layers stay in bf16: --fp8-format has nothing to do", c.L);
+    if (first >= last)
+        fail_usage("--first-last-layers-bf16 keeps all %d layers in bf16, so --fp8-format has no effect; HINT: leave one out",
+                   c.L);
     const auto check = [](int64_t n, const char* what) {
-        if (n % 16) fail("products in FP8 need sizes that are multiples of 16; %s is %lld", what, (long long)n);
+        if (n % 16) fail_usage("--fp8-format requires sizes that are multiples of 16; %s is %lld", what, (long long)n);
     };
     const LocalSizes n(c, part.tp);
     check(c.C, "the width");
