@@ -58,15 +58,17 @@ private:
 template <class E>
 void write_tensors(const std::string& path, const ParameterTable& table, const E* buffer, size_t shard_bytes = 5000000000) {
     const TensorFiles files(path, table, dtype_of<E>, shard_bytes);
-    files.create();
+    WrittenFiles written(std::filesystem::path(path).parent_path().string());
+    files.create(written);
     const Shards whole(table, {}, false, table.size);
-    write_parts(files, table, whole, whole.counted(table, {}), [=](size_t i) { return buffer[i]; });
+    write_parts(files, table, whole, whole.counted(table, {}), written, [=](size_t i) { return buffer[i]; });
 }
 
 // Writes a model directory's files.
 inline void write_model_files(const std::string& dir, const ModelConfig& c, const ParameterTable& table, const floatX* params,
                               const ModelTexts& texts) {
-    write_model_texts(dir, c, texts);
+    WrittenFiles written(dir);
+    write_model_texts(dir, c, texts, written);
     write_tensors(dir + "/model.safetensors", table, params);
 }
 
@@ -80,7 +82,7 @@ inline void publish_directory(const std::string& dir, const std::function<void(c
         directory.remove();
         throw;
     }
-    directory.publish(sum_files(directory.path()));
+    directory.publish(sums_of(sum_lines(directory.path(), files_below(directory.path()), 0, 1)));
 }
 
 // Copies a rank's part of a tensor to the whole HfTensor in its file layout, or from there.

@@ -272,9 +272,10 @@ public:
 private:
     void write(const std::string& prefix, const std::vector<real>& parts) {
         const TensorFiles files(prefix + ".safetensors", trained_table(m_.c), "F32");
-        if (world_.rank() == 0) files.create();
+        WrittenFiles written(std::filesystem::path(prefix).parent_path().string());
+        if (world_.rank() == 0) files.create(written);
         world_.barrier();
-        write_parts(files, m_.table, m_.shards, m_.counted, [&](size_t i) { return (float)parts[i]; });
+        write_parts(files, m_.table, m_.shards, m_.counted, written, [&](size_t i) { return (float)parts[i]; });
         world_.barrier();
     }
 

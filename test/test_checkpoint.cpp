@@ -16,6 +16,19 @@ using test::read_file;
 using test::TemporaryDirectory;
 using test::write_file;
 
+ModelConfig tiny(const std::string& family) {
+    ModelConfig c;
+    set_family(c, family);
+    c.L = 2;
+    c.C = 16;
+    c.NH = c.NKV = 2;
+    c.F = 64;
+    c.T = 8;
+    c.V = 21;
+    pad_vocabulary(c, 8);
+    return c;
+}
+
 // RFC 3720 B.4 and the customary check value.
 TEST(Crc32c, GoldenValues) {
     EXPECT_EQ(crc32c("123456789", 9), 0xE3069283u);
@@ -36,6 +49,82 @@ TEST(Crc32c, InstructionEqualsTableAndPartsEqualTheWhole) {
         const uint32_t first = crc32c(bytes.data(), cut);
         EXPECT_EQ(crc32c(bytes.data() + cut, 1000 - cut, first), crc32c(bytes.data(), 1000)) << cut;
     }
+}
+
+// The sum of a file that is written in pieces in any order, by several writers, with holes of zeros.
+TEST(Crc32c, PiecesInAnyOrderGiveTheSumOfTheWhole) {
+    test::Rng rng(2);
+    std::string bytes(5000, '\0');
+    for (size_t i = 0; i < bytes.size(); i++)
+        if (i < 1000 || i > 3000) bytes[i] = (char)rng.below(256);
+    std::vector<size_t> cuts = {0, 1, 7, 64, 999, 3001, 3002, 4096, 5000};
+    WrittenFiles first("dir"), second("dir"), all("dir");
+    for (const size_t k : {5, 0, 7, 2, 3, 1, 6, 4}) {
+        const size_t n = cuts[k + 1] - cuts[k];
+        (k % 2 ? first : second).add("dir/a/b", bytes.data() + cuts[k], n, bytes.size() - cuts[k + 1]);
+    }
+    all.add_lines(second.lines());
+    all.add_lines(first.lines());
+    const FileSums sums = all.sums();
+    ASSERT_EQ(sums.count("a/b"), 1u);
+    EXPECT_EQ(sums.at("a/b").bytes, 5000u);
+    EXPECT_EQ(sums.at("a/b").crc, crc32c(bytes.data(), bytes.size()));
+    expect_error([&] { check_against_disk("dir", sums, {{"a/b", {5000, 7}}}); }, {"dir/a/b does not hold what was written"});
+    const size_t far = ((size_t)1 << 40) + 12345;  // x^(8 (a + b)) = x^(8 a) x^(8 b), for lengths beyond 32 bits, too
+    EXPECT_EQ(crc32c_power(far), crc32c_product(crc32c_power(far - 999), crc32c_power(999)));
+}
+
+// A file is damaged, missing or unreadable, and only the first two are judged.
+TEST(Reading, WhatCannotBeReadIsNotJudged) {
+    const TemporaryDirectory dir;
+    write_file(dir / "a", "text");
+    EXPECT_EQ(read_whole_file(dir / "a"), "text");
+    EXPECT_EQ(read_whole_file(dir / "a", true), "text");
+    EXPECT_EQ(sum_file(dir / "a", SIZE_MAX, true).crc, crc32c("text", 4));
+    EXPECT_EQ(sum_file(dir / "a", 2).bytes, 4u);
+    EXPECT_FALSE(file_exists(dir / "b"));
+    EXPECT_FALSE(file_exists(dir / "a/b"));
+    EXPECT_TRUE(names_in(dir / "a").empty());
+    expect_error([&] { read_whole_file(dir / "b"); }, {"cannot open"});
+    std::string big(3 << 20, 'x');  // a length that is no multiple of any block
+    big += "end";
+    write_file(dir / "big", big);
+    EXPECT_EQ(sum_file(dir / "big", SIZE_MAX, true).crc, crc32c(big.data(), big.size()));
+    int calls = 0;
+    EXPECT_EQ(patiently([&] { return ++calls < 3 ? throw Unreadable("once", EIO) : calls; }), 3);
+    EXPECT_THROW(patiently([&] { return ++calls < 5 ? throw Unreadable("for ever", EACCES) : calls; }), Unreadable);
+    EXPECT_EQ(calls, 4);
+}
+
+// bf16 weights that are not the fp32 weights rounded, as after a write that was lost before sums were compared with the disk.
+TEST(Checkpoints, WeightsAreTheRoundedMasters) {
+    const ModelConfig c = tiny("gpt2");
+    const ParameterTable table(c);
+    std::vector<float> masters(table.size);
+    test::Rng rng(5);
+    for (float& x : masters) x = (float)rng.normal();
+    masters[3] = 1 + 0x1p-8f;  // a tie
+    std::vector<bf16> rounded(table.size), even(table.size);
+    for (size_t i = 0; i < masters.size(); i++) {
+        rounded[i] = weight_halves(masters[i]).upper;
+        even[i] = masters[i];
+    }
+    const TemporaryDirectory dir;
+    const std::string model = dir / "model.safetensors", master = dir / "master.safetensors";
+    const auto problem = [&](const std::vector<bf16>& weights, size_t shard_bytes = 5000000000) {
+        for (const auto& entry : std::filesystem::directory_iterator(dir / "")) std::filesystem::remove(entry);
+        write_tensors(model, table, weights.data(), shard_bytes);
+        write_tensors(master, table, masters.data());
+        return rounding_problem(model, master, 0, 1);
+    };
+    EXPECT_EQ(problem(rounded), "");
+    EXPECT_EQ(problem(even), "");
+    EXPECT_EQ(problem(rounded, 3000), "");
+    rounded[table.rows[1].offset].bits ^= 1;
+    EXPECT_NE(problem(rounded).find("1 numbers of 'transformer.wpe.weight' are not the fp32 weights rounded"),
+              std::string::npos)
+        << problem(rounded);
+    EXPECT_EQ(rounding_problem(model, master, 0, 2) + rounding_problem(model, master, 1, 2), problem(rounded));
 }
 
 TEST(Manifest, EveryDamageIsSeenAndNamed) {
@@ -111,19 +200,6 @@ TEST(Manifest, HostileNamesAreRefused) {
     std::filesystem::resize_file(model + "/a.bin", (uintmax_t)1 << 42);
     EXPECT_NE(problem("a.bin").find("a.bin has 4398046511104 bytes; it was written with 1"), std::string::npos);
     alarm(0);
-}
-
-ModelConfig tiny(const std::string& family) {
-    ModelConfig c;
-    set_family(c, family);
-    c.L = 2;
-    c.C = 16;
-    c.NH = c.NKV = 2;
-    c.F = 64;
-    c.T = 8;
-    c.V = 21;
-    pad_vocabulary(c, 8);
-    return c;
 }
 
 // Cut into shards of any size and read back: the same bits.

@@ -261,7 +261,8 @@ std::vector<bf16> write_tiny(const std::string& dir, const ModelConfig& c, const
         ModelTexts texts;
         texts.dtype = "bfloat16";
         if (!tokenizer.empty()) texts.files["tokenizer.json"] = tokenizer;
-        write_model_texts(temporary, c, texts);
+        WrittenFiles written(temporary);
+        write_model_texts(temporary, c, texts, written);
         write_tensors(temporary + "/model.safetensors", table, params.data());
     });
     return params;

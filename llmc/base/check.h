@@ -1,7 +1,9 @@
-// Errors, of three separate kinds:
+// Errors, of four separate kinds:
 //   fail(...)         a fault of the user or the environment: a wrong file, a mismatch, no memory. The message has the given
 //                     value, the allowed ones, and the fix. Thrown as Error, printed once by main(), exit status 1.
 //   fail_usage(...)   an invalid command line: the same, with exit status 2.
+//   Unreadable        the system cannot read a file, because of its disk, a network file system or permissions. This says
+//                     nothing about the contents, so it is not an Error: code that catches Error to judge a file ignores it.
 //   CHECK(cond, ...)  a fault of the program: a broken assumption. On in release builds; prints file:line and aborts.
 // Errors are exceptions rather than exit() calls: destructors run, so that temporary files are removed and no half-written file
 // remains. Never call fail() inside an OpenMP region or a task of cpu::Team (parallel_for, parallel_tasks), which an exception
@@ -18,6 +20,10 @@ struct Error : std::runtime_error {
 };
 struct UsageError : Error {
     using Error::Error;
+};
+struct Unreadable : std::runtime_error {
+    Unreadable(const std::string& text, int error) : std::runtime_error(text), error(error) {}
+    int error;  // errno
 };
 
 inline std::string format_list(const char* fmt, va_list arguments) {

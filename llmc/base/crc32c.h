@@ -1,5 +1,8 @@
 // CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the checksum of checkpoint manifests. Uses the CPU's CRC
 // instruction if there is one, else a table. crc32c("123456789") = 0xE3069283.
+//
+// Without the inversions before and after, a CRC is linear: that of zeros is 0, and that of A xor B is the XOR of both. So the
+// checksum of a file can be computed from its pieces in any order (crc32c_linear, crc32c_shifted, crc32c_of_linear).
 #pragma once
 #include <array>
 #include <cstddef>
@@ -37,3 +40,30 @@ inline uint32_t crc32c(const void* data, size_t bytes, uint32_t crc = 0) {
     return crc32c_by_table(data, bytes, crc);
 #endif
 }
+
+// a b and x^(8 bytes) modulo the polynomial; the highest bit is the coefficient of 1.
+inline uint32_t crc32c_product(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit) product ^= b;
+        b = b & 1 ? 0x82F63B78u ^ b >> 1 : b >> 1;
+    }
+    return product;
+}
+inline uint32_t crc32c_power(size_t bytes) {
+    static const std::array<uint32_t, 64> powers = [] {  // x^(8 2^k)
+        std::array<uint32_t, 64> p{};
+        p[0] = 1u << 23;
+        for (size_t k = 1; k < p.size(); k++) p[k] = crc32c_product(p[k - 1], p[k - 1]);
+        return p;
+    }();
+    uint32_t power = 1u << 31;
+    for (size_t k = 0; bytes; k++, bytes >>= 1)
+        if (bytes & 1) power = crc32c_product(powers[k], power);
+    return power;
+}
+// The linear sum of a piece, the same as if `zeros` bytes of 0 followed, and the CRC-32C of a text of `bytes` from the XOR of
+// its pieces' sums, each with as many zeros as the text has bytes behind it.
+inline uint32_t crc32c_linear(const void* data, size_t bytes) { return ~crc32c(data, bytes, ~0u); }
+inline uint32_t crc32c_shifted(uint32_t linear, size_t zeros) { return crc32c_product(linear, crc32c_power(zeros)); }
+inline uint32_t crc32c_of_linear(uint32_t linear, size_t bytes) { return ~(linear ^ crc32c_shifted(~0u, bytes)); }

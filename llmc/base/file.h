@@ -6,7 +6,8 @@
 //                removed. sync() does everything in commit() that can fail for lack of space: a set of files is
 //                synced before the first is renamed. Until then, written data can be read back and overwritten (a
 //                header with counts)
-// Every failure is an Error that names the file and the reason (disk full, no permission, ...).
+// Every failure is an Error that names the file and the reason (disk full, no permission, ...), except that a file which exists
+// but cannot be read is Unreadable, after reading was tried again for some seconds (patiently).
 #pragma once
 #include <fcntl.h>
 #include <sys/file.h>
@@ -142,17 +143,114 @@ inline std::string inside(const std::string& dir, const std::string& name, const
     return dir + "/" + name;
 }
 
+// Errors that say that there is no such file. All others say that it cannot be read now.
+inline bool means_missing(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG; }
+// Errors that may be gone a moment later: of a disk, a network file system, or of a machine that is short of something.
+inline bool may_pass(int error) {
+    for (const int one : {EIO, ESTALE, ETIMEDOUT, EAGAIN, EBUSY, EINTR, EMFILE, ENFILE, ENOMEM, ENOTCONN, ECONNRESET,
+                          ECONNABORTED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, EREMOTEIO, EPROTO})
+        if (error == one) return true;
+    return false;
+}
+// Throws: the file `path` cannot be opened or read, for the reason `error`.
+[[noreturn]] inline void fail_to_read(const std::string& path, int error) {
+    if (means_missing(error)) fail("cannot open %s: %s", path.c_str(), strerror(error));
+    throw Unreadable(
+        format("cannot read %s: %s; HINT: nothing says that the file is damaged: try again when its disk or network "
+               "file system answers",
+               path.c_str(), strerror(error)),
+        error);
+}
+
+// Calls read(), which reads a file from its beginning. If the system refuses for a reason that may pass, waits and tries again,
+// for four seconds in total: a network file system may lose a file handle (ESTALE) or a server, a disk may fail once (EIO).
+template <class Read>
+auto patiently(Read read) {
+    for (const useconds_t ms : {50, 150, 500, 1300, 2000}) {
+        try {
+            return read();
+        } catch (const Unreadable& e) {
+            if (!may_pass(e.error)) throw;
+            usleep(1000 * ms);
+        }
+    }
+    return read();
+}
+
+// The type of a file, following links; not_found if there is none.
+inline std::filesystem::file_type file_type(const std::string& path) {
+    return patiently([&] {
+        std::error_code error;
+        const auto type = std::filesystem::status(path, error).type();
+        if (type == std::filesystem::file_type::none && !means_missing(error.value())) fail_to_read(path, error.value());
+        return type == std::filesystem::file_type::none ? std::filesystem::file_type::not_found : type;
+    });
+}
+inline bool file_exists(const std::string& path) { return file_type(path) != std::filesystem::file_type::not_found; }
+inline bool is_folder(const std::string& path) { return file_type(path) == std::filesystem::file_type::directory; }
+inline bool is_regular(const std::string& path) { return file_type(path) == std::filesystem::file_type::regular; }
+
+// The names in a directory, sorted; none if there is no such directory.
+inline std::vector<std::string> names_in(const std::string& dir) {
+    return patiently([&] {
+        std::vector<std::string> names;
+        std::error_code error;
+        std::filesystem::directory_iterator entry(dir, error), end;
+        for (; !error && entry != end; entry.increment(error)) names.push_back(entry->path().filename().string());
+        if (error && !means_missing(error.value())) fail_to_read(dir, error.value());
+        std::sort(names.begin(), names.end());
+        return names;
+    });
+}
+
 // Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is rejected
 // instead of waited for.
-inline std::pair<int, size_t> open_regular_file(const std::string& path) {
+inline std::pair<int, size_t> open_once(const std::string& path) {
     const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0) fail("cannot open %s: %s", path.c_str(), strerror(errno));
+    if (fd < 0 && errno == ENXIO) fail("%s is not a regular file", path.c_str());  // a socket
+    if (fd < 0) fail_to_read(path, errno);
     struct stat st;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        close(fd);
-        fail("%s is not a regular file", path.c_str());
+    const int error = fstat(fd, &st) == 0 ? 0 : errno;
+    if (!error && S_ISREG(st.st_mode)) return {fd, (size_t)st.st_size};
+    close(fd);
+    if (error) fail_to_read(path, error);
+    fail("%s is not a regular file", path.c_str());
+}
+inline std::pair<int, size_t> open_regular_file(const std::string& path) {
+    return patiently([&] { return open_once(path); });
+}
+
+// A file's bytes in order, in pieces: calls take(bytes, n). Gives up at once where the system refuses to read. `from_disk`:
+// past the cache where the file system allows it, so that what the disk has is read.
+template <class Take>
+void read_in_pieces(const std::string& path, bool from_disk, Take take) {
+    constexpr size_t piece = 1 << 20, alignment = 4096;
+    struct File {
+        int fd;
+        ~File() { close(fd); }
+    };
+    const File file{open_once(path).first};
+    bool direct = false;
+    if (from_disk) {
+        posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);  // what was synced leaves the cache
+        direct = fcntl(file.fd, F_SETFL, O_DIRECT) == 0;
     }
-    return {fd, (size_t)st.st_size};
+    const std::unique_ptr<char, void (*)(void*)> buffer((char*)std::aligned_alloc(alignment, piece), std::free);
+    if (!buffer) throw std::bad_alloc();
+    for (size_t at = 0;;) {
+        const ssize_t n = pread(file.fd, buffer.get(), piece, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && direct && errno == EINVAL) {  // not at this offset, or not at all
+            direct = fcntl(file.fd, F_SETFL, 0) != 0;
+            if (!direct) continue;
+        }
+        if (n < 0) fail_to_read(path, errno);
+        if (n == 0) return;
+        if (!take((const char*)buffer.get(), (size_t)n)) return;
+        at += (size_t)n;
+        // An odd length is the end's, or a signal's: direct reads must begin at a multiple.
+        if (direct && at % alignment != 0) direct = fcntl(file.fd, F_SETFL, 0) != 0;
+    }
 }
 
 class MappedFile {
@@ -163,8 +261,9 @@ public:
         if (size_ > 0) {
             void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
             if (p == MAP_FAILED) {
+                const int error = errno;
                 close(fd);
-                fail("cannot map %s into memory: %s", path.c_str(), strerror(errno));
+                throw Unreadable(format("cannot map %s into memory: %s", path.c_str(), strerror(error)), error);
             }
             data_ = (const char*)p;
             MappedPlaces::add(data_, size_, path_);
@@ -202,8 +301,11 @@ public:
 class FileSource : public ByteSource {
 public:
     explicit FileSource(const std::string& name) : name_(name) {
-        fd_ = name == "-" ? STDIN_FILENO : open(name.c_str(), O_RDONLY | O_NOCTTY | O_CLOEXEC);
-        if (fd_ < 0) fail("cannot read %s: %s", name.c_str(), strerror(errno));
+        fd_ = name == "-" ? STDIN_FILENO : patiently([&] {
+            const int fd = open(name.c_str(), O_RDONLY | O_NOCTTY | O_CLOEXEC);
+            if (fd < 0) fail_to_read(name, errno);
+            return fd;
+        });
     }
     FileSource(const FileSource&) = delete;
     FileSource& operator=(const FileSource&) = delete;
@@ -211,12 +313,15 @@ public:
         if (fd_ != STDIN_FILENO) close(fd_);
     }
     size_t read(char* out, size_t bytes) override {
-        ssize_t n;
-        do n = ::read(fd_, out, bytes);
-        while (n < 0 && errno == EINTR);
-        if (n < 0) fail("cannot read %s: %s", name_.c_str(), strerror(errno));
-        position_ += n;
-        return (size_t)n;
+        const size_t n = patiently([&] {  // a read that fails leaves the position where it is
+            ssize_t some;
+            do some = ::read(fd_, out, bytes);
+            while (some < 0 && errno == EINTR);
+            if (some < 0) fail_to_read(name_, errno);
+            return (size_t)some;
+        });
+        position_ += (int64_t)n;
+        return n;
     }
     int64_t position() const override { return position_; }
 
@@ -289,27 +394,37 @@ private:
 };
 
 // Reads a file that is small enough for memory: the largest tokenizers have 40 MB.
-inline std::string read_whole_file(const std::string& path) {
+inline std::string read_whole_file(const std::string& path, bool from_disk = false) {
     constexpr size_t most = 256 << 20;
-    const MappedFile file(path);
-    if (file.size() > most) fail("%s has %zu bytes; a file of its kind has at most %zu", path.c_str(), file.size(), most);
-    return std::string(file.text());
+    return patiently([&] {
+        std::string text;
+        read_in_pieces(path, from_disk, [&](const char* bytes, size_t n) {
+            if (text.size() + n > most)
+                fail("%s has more than %zu bytes; a file of its kind has at most that", path.c_str(), most);
+            text.append(bytes, n);
+            return true;
+        });
+        return text;
+    });
 }
 
 // A phrase that identifies files written by a command.
 inline std::string written_by(const std::string& command) { return "Written by train_gpt " + command; }
-inline std::string beginning_of(const std::string& path) {
-    std::string start(400, ' ');
-    std::ifstream in(path);
-    in.read(start.data(), (std::streamsize)start.size());
-    start.resize((size_t)in.gcount());
-    return start;
+inline std::string beginning_of(const std::string& path, size_t most = 400) {
+    return patiently([&] {
+        std::string start;
+        read_in_pieces(path, false, [&](const char* bytes, size_t n) {
+            start.append(bytes, std::min(n, most - start.size()));
+            return start.size() < most;
+        });
+        return start;
+    });
 }
 // Refuses to replace a file that the command has not written.
 inline void check_replaceable(const std::string& path, const std::string& command) {
     std::error_code error;
     if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
-    if (beginning_of(path).find(written_by(command)) == std::string::npos)
+    if (!is_regular(path) || beginning_of(path).find(written_by(command)) == std::string::npos)
         fail("%s exists, and %s has not written it; HINT: give another --out", path.c_str(), command.c_str());
 }
 
@@ -522,8 +637,12 @@ inline std::string without_trailing_slashes(std::string path) {
 
 // Creates a directory and its parents; fail()s with the reason.
 inline void make_directory(const std::string& dir) {
-    std::error_code error;
-    std::filesystem::create_directories(dir, error);
+    const std::error_code error = patiently([&] {
+        std::error_code problem;
+        std::filesystem::create_directories(dir, problem);
+        if (problem && may_pass(problem.value())) fail_to_read(dir, problem.value());
+        return problem;
+    });
     if (error) fail("cannot create directory %s: %s; HINT: give another name", dir.c_str(), error.message().c_str());
     if (access(dir.c_str(), W_OK) != 0) fail("directory %s is not writable: %s", dir.c_str(), strerror(errno));
 }

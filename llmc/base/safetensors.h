@@ -74,13 +74,13 @@ public:
     static SafetensorsReader open(const std::string& path) {
         namespace fs = std::filesystem;
         SafetensorsReader reader;
-        if (!fs::is_directory(path)) {
-            if (!fs::exists(path) && fs::exists(path + ".index.json"))
+        if (!is_folder(path)) {
+            if (!file_exists(path) && file_exists(path + ".index.json"))
                 reader.add_indexed(fs::path(path).parent_path().string(), path + ".index.json");
             else reader.add_file(path);
-        } else if (const std::string single = path + "/model.safetensors"; fs::exists(single)) {
+        } else if (const std::string single = path + "/model.safetensors"; file_exists(single)) {
             reader.add_file(single);
-        } else if (const std::string index = path + "/model.safetensors.index.json"; fs::exists(index)) {
+        } else if (const std::string index = path + "/model.safetensors.index.json"; file_exists(index)) {
             reader.add_indexed(path, index);
         } else {
             fail("%s holds neither model.safetensors nor model.safetensors.index.json; HINT: download or copy it again",
@@ -127,7 +127,7 @@ private:
     void add_indexed(const std::string& dir, const std::string& index) {
         std::map<std::string, bool> files;
         try {
-            const nlohmann::json j = parse_json(MappedFile(index).text(), index);
+            const nlohmann::json j = parse_json(read_whole_file(index), index);
             for (const auto& [tensor, file] : j.at("weight_map").items()) {
                 const std::string name = file.get<std::string>();
                 files[inside(dir, name, index)] = true;
@@ -136,7 +136,7 @@ private:
             fail("%s is not a valid index: %s", index.c_str(), json_problem(e).c_str());
         }
         for (const auto& [path, unused] : files) {
-            if (!std::filesystem::exists(path))
+            if (!file_exists(path))
                 fail("%s names %s, which does not exist; HINT: download or copy it again", index.c_str(), path.c_str());
             add_file(path);
         }

@@ -381,7 +381,7 @@ inline std::string jinja_template_in(const std::map<std::string, std::string>& f
 inline std::string jinja_template_of(const std::filesystem::path& dir) {
     std::map<std::string, std::string> files;
     for (const char* name : {jinja_file, "tokenizer_config.json"})
-        if (std::filesystem::exists(dir / name)) files[name] = read_whole_file((dir / name).string());
+        if (file_exists((dir / name).string())) files[name] = read_whole_file((dir / name).string());
     return jinja_template_in(files);
 }
 

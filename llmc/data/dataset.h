@@ -307,10 +307,7 @@ private:
         int n_tokens;  // in a shard
     };
 
-    static bool is_file(const std::string& path) {
-        std::error_code ignored;
-        return std::filesystem::is_regular_file(path, ignored);
-    }
+    static bool is_file(const std::string& path) { return is_regular(path); }
     static std::string without_extension(const std::string& path) {
         for (const std::string ending : {".bin", ".idx", mask_ending, origin_ending})
             if (path.size() > ending.size() && ends_with(path, ending)) return path.substr(0, path.size() - ending.size());
@@ -490,8 +487,7 @@ public:
         if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_, pairs_}));
         keep();
         if (origin_) origin_->keep();
-        std::error_code none;
-        if (std::filesystem::exists(bin_path_, none) && !std::filesystem::exists(idx_path_, none))
+        if (file_exists(bin_path_) && !file_exists(idx_path_))
             print_line(stderr, "note: " + bin_path_ + ", which is no prepared data, is now " + set_aside(bin_path_));
         unlink(idx_path_.c_str());  // an old index must not be paired with the new tokens
         unlink(mask_path_.c_str());
@@ -531,9 +527,7 @@ private:
         return prefix;
     }
     static bool is_index(const std::string& path) {
-        char begin[sizeof megatron_magic] = {};
-        std::ifstream(path, std::ios::binary).read(begin, sizeof begin);
-        return memcmp(begin, megatron_magic, sizeof begin) == 0;
+        return beginning_of(path, sizeof megatron_magic) == std::string(megatron_magic, sizeof megatron_magic);
     }
     // Offsets are the prefix sums of the lengths, which are read back a block at a time.
     void write_offsets() {

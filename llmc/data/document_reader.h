@@ -121,7 +121,7 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
             else if (!is_folder) files.push_back({it->path().string(), true});
             it.increment(error);
         }
-        if (error) fail("cannot read folder %s, or one in it: %s", name.c_str(), error.message().c_str());
+        if (error) throw Unreadable("cannot read folder " + name + ", or one in it: " + error.message(), error.value());
         if (files.size() == before)
             fail("folder %s holds no file that could be read%s%s", name.c_str(), rest.empty() ? "" : ", only ",
                  in_words(rest).c_str());
@@ -374,9 +374,7 @@ public:
         // All files are checked before the first one is read, so that the last one is not refused after hours. Pipes are
         // checked later.
         for (const InputFile& file : input_files(named, left_out_, input_.writes)) {
-            std::error_code error;
-            const auto status = std::filesystem::status(file.path, error);
-            if (file.path == "-" || (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))) {
+            if (file.path == "-" || (file_exists(file.path) && !is_regular(file.path))) {
                 only_files_ = false;
                 input_.files.push_back(file.path);
                 sizes_.push_back(-1);

@@ -217,8 +217,8 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
     Tokenizer tokenizer = Tokenizer::load(dir);  // fails if it is damaged
     tokenizer.fit(vocabulary, true);
     try {
-        const nlohmann::json j = file == pieces ? nlohmann::json::object() : parse_json(MappedFile(file).text(), file);
-        if (!tokenizer.of_bytes() && std::filesystem::exists(pieces)) detail::read_pieces(t, pieces);
+        const nlohmann::json j = file == pieces ? nlohmann::json::object() : parse_json(read_whole_file(file), file);
+        if (!tokenizer.of_bytes() && file_exists(pieces)) detail::read_pieces(t, pieces);
         else detail::read_vocabulary(t, j, tokenizer.of_bytes());
         for (const auto& added : j.value("added_tokens", nlohmann::json::array())) {
             const bool special = added.value("special", false);
@@ -250,9 +250,9 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
         };
         t.add_bos = around(tokenizer.template_before(), t.bos);
         t.add_eos = around(tokenizer.template_after(), t.eos);
-        const bool has_settings = std::filesystem::exists(settings_file);
+        const bool has_settings = file_exists(settings_file);
         const nlohmann::json settings =
-            has_settings ? parse_json(MappedFile(settings_file).text(), settings_file) : nlohmann::json::object();
+            has_settings ? parse_json(read_whole_file(settings_file), settings_file) : nlohmann::json::object();
         nlohmann::json padding = settings.value("pad_token", nlohmann::json());
         if (padding.is_object()) padding = padding.value("content", nlohmann::json());
         if (padding.is_string()) t.pad = tokenizer.token_to_id(padding.get<std::string>());

@@ -95,14 +95,13 @@ class Tokenizer {
 public:
     // path: a tokenizer.json, a SentencePiece model, or a directory that holds one as tokenizer.json or tokenizer.model.
     static std::string file_of(const std::string& path) {
-        if (!std::filesystem::is_directory(path)) return path;
+        if (!is_folder(path)) return path;
         const std::string file = tokenizer_file_in(path);
         return file.empty() ? path + "/tokenizer.json" : file;  // reported as missing
     }
     static Tokenizer load(const std::string& path) {
         const std::string file = file_of(path);
-        const MappedFile mapped(file);
-        const std::string_view bytes = mapped.text();
+        const std::string bytes = read_whole_file(file);
         try {
             // A model starts with a field 1, within which is a field 1.
             if (bytes.size() > 2 && bytes[0] == '\n' && bytes[2] == '\n') return Tokenizer(sentencepiece, bytes, file);
@@ -692,9 +691,9 @@ private:
     // The settings next to it are read only if it has its usual name: other files of a directory may not belong to it.
     bool is_named_as_usual() const { return std::filesystem::path(source_).filename() == file_name(); }
     nlohmann::json object_beside(const char* name) const {
-        const auto path = std::filesystem::path(source_).parent_path() / name;
-        if (!std::filesystem::exists(path)) return nlohmann::json::object();
-        nlohmann::json j = parse_json(MappedFile(path.string()).text(), path.string());
+        const std::string path = std::filesystem::path(source_).parent_path() / name;
+        if (!file_exists(path)) return nlohmann::json::object();
+        nlohmann::json j = parse_json(read_whole_file(path), path);
         return j.is_object() ? j : nlohmann::json::object();
     }
     nlohmann::json settings_beside() const {

@@ -31,7 +31,7 @@ struct TokenizerIdentity {
 // The file of the tokenizer in a directory: Hugging Face's, else SentencePiece's; empty: there is none.
 inline std::string tokenizer_file_in(const std::string& dir) {
     for (const char* name : {"tokenizer.json", "tokenizer.model"})
-        if (std::filesystem::exists(dir + "/" + name)) return dir + "/" + name;
+        if (file_exists(dir + "/" + name)) return dir + "/" + name;
     return "";
 }
 

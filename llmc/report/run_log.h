@@ -272,8 +272,11 @@ private:
 // as an empty one.
 template <class Take>
 void for_each_line(const std::string& path, Take take) {
-    std::ifstream in(path);
-    if (!in) fail("cannot read %s: %s", path.c_str(), strerror(errno));
+    std::ifstream in = patiently([&] {
+        std::ifstream file(path);
+        if (!file) fail_to_read(path, errno);
+        return file;
+    });
     std::vector<char> line(1 << 20);
     for (int64_t at = 0; in.getline(line.data(), (std::streamsize)line.size()).gcount() > 0;) {
         const int64_t start = at;
@@ -287,7 +290,7 @@ void for_each_line(const std::string& path, Take take) {
         }
         take(std::string_view(line.data(), length), start);
     }
-    if (in.bad()) fail("cannot read %s: %s", path.c_str(), strerror(errno));
+    if (in.bad()) fail_to_read(path, errno);
 }
 
 // The last run in the file. Lines that are not records (after a crash in the middle of a write) are counted and ignored.

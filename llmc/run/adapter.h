@@ -28,19 +28,17 @@
 // Size and CRC-32C of each of a model's weight files; each rank reads a share of them.
 inline nlohmann::ordered_json identity_of_base(World& world, const std::string& dir) {
     Strings names;
-    for (const auto& entry : std::filesystem::directory_iterator(dir))
-        if (const std::string name = entry.path().filename().string(); entry.path().extension() == ".safetensors")
-            names.push_back(name);
-    std::sort(names.begin(), names.end());
+    for (const std::string& name : names_in(dir))
+        if (ends_with(name, ".safetensors")) names.push_back(name);
     std::string all;
     for (const std::string& lines : world.all_gather(sum_lines(dir, names, world.rank(), world.size()))) all += lines;
-    return files_of_sums(all);
+    return to_json(sums_of(all));
 }
 
 // Rejects a base whose weights differ from the ones that the adapters were trained on.
 inline void check_base(World& world, const std::string& adapter, const std::string& base) try {
     const std::string path = adapter + "/base.json";
-    if (!std::filesystem::exists(path)) return;
+    if (!file_exists(path)) return;
     const auto recorded = nlohmann::ordered_json(read_json(path));
     if (recorded.value("files", nlohmann::ordered_json()) == identity_of_base(world, base)) return;
     fail(
@@ -58,7 +56,7 @@ inline std::string base_of_adapter(const std::string& dir) {
     const nlohmann::json j = read_json(dir + adapter_config_file);
     const nlohmann::json name = j.is_object() ? j.value("base_model_name_or_path", nlohmann::json()) : nlohmann::json();
     const std::string base = name.is_string() ? name.get<std::string>() : "";
-    if (std::filesystem::is_directory(base)) return base;
+    if (is_folder(base)) return base;
     if (const std::string snapshot = hub_snapshot(base); !snapshot.empty()) return snapshot;
     fail("the model under the adapters %s is not where they say, at %.500s; HINT: --model DIR", dir.c_str(),
          name.dump().c_str());
@@ -126,7 +124,7 @@ inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
     const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
     const nlohmann::json j = read_json(path);
     if (!j.is_object()) fail("%s does not hold a JSON object", path.c_str());
-    if (!std::filesystem::exists(weights)) fail("%s has no adapter_model.safetensors; HINT: PEFT writes it", dir.c_str());
+    if (!file_exists(weights)) fail("%s has no adapter_model.safetensors; HINT: PEFT writes it", dir.c_str());
     const detail::HfReader in{j, path};
     const std::string type = in.text("peft_type", "");
     if (type == "LORA") c.lora = detail::read_lora(in, weights, c);

@@ -21,7 +21,6 @@
 #include <functional>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -36,19 +35,18 @@
 #include "../parallel/shard.h"
 #include "../parallel/world.h"
 #include "../base/types.h"
+#include "file_sums.h"
 
 inline nlohmann::json read_json(const std::string& path) { return parse_json(read_whole_file(path), path); }
 
 // ---- reading ---------------------------------------------------------------------------------------------------------------
 inline constexpr const char* adapter_config_file = "/adapter_config.json";
-inline bool is_adapter(const std::string& dir) { return std::filesystem::exists(dir + adapter_config_file); }
-inline bool is_model_or_adapter(const std::string& dir) {
-    return std::filesystem::exists(dir + "/config.json") || is_adapter(dir);
-}
+inline bool is_adapter(const std::string& dir) { return file_exists(dir + adapter_config_file); }
+inline bool is_model_or_adapter(const std::string& dir) { return file_exists(dir + "/config.json") || is_adapter(dir); }
 
 inline ModelConfig read_config(const std::string& dir) {
-    if (!std::filesystem::is_directory(dir)) fail("model directory %s does not exist", dir.c_str());
-    if (is_adapter(dir) && !std::filesystem::exists(dir + "/config.json")) {
+    if (!is_folder(dir)) fail("model directory %s does not exist", dir.c_str());
+    if (is_adapter(dir) && !file_exists(dir + "/config.json")) {
         const nlohmann::json adapter = read_json(dir + adapter_config_file);
         const bool lora = adapter.is_object() && adapter.value("peft_type", nlohmann::json()) == "LORA";
         const std::string merge = "; train_gpt export --merge --adapter " + dir + " --out MERGED makes a model of both";
@@ -180,7 +178,7 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
 // changed.
 inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
     ModelConfig stored = without_adapters(c);
-    if (std::filesystem::exists(dir + "/config.json")) stored.family = read_config(dir).family;
+    if (file_exists(dir + "/config.json")) stored.family = read_config(dir).family;
     return stored;
 }
 
@@ -262,17 +260,18 @@ public:
     }
 
     // Creates the files with their full size, for tensors to be written into.
-    void create() const {
+    void create(WrittenFiles& written) const {
         for (const File& file : files) {
             const int fd = create_new_file(file.path);
             if (fd < 0) fail("cannot write %s: %s", file.path.c_str(), strerror(errno));
-            const bool done = pwrite(fd, file.start.data(), file.start.size(), 0) == (ssize_t)file.start.size() &&
-                              ftruncate(fd, (off_t)file.bytes) == 0;
+            const auto some = [&](size_t n) { return pwrite(fd, file.start.data() + n, file.start.size() - n, (off_t)n); };
+            const bool done = move_all(file.start.size(), some) && ftruncate(fd, (off_t)file.bytes) == 0;
             const int error = errno;
             close(fd);
             if (!done) fail("cannot write %s: %s", file.path.c_str(), strerror(error));
+            written.add(file.path, file.start.data(), file.start.size(), file.bytes - file.start.size());
         }
-        if (!index_path.empty()) write_file_atomically(index_path, index_text);
+        if (!index_path.empty()) written.write(index_path, index_text);
     }
 
     const Place& place(const std::string& name) const { return places_.at(name); }
@@ -288,7 +287,8 @@ private:
 // Writes into TensorFiles at any offset; consecutive pieces are written together.
 class PieceWriter {
 public:
-    explicit PieceWriter(const TensorFiles& files) : files_(files), fds_(files.files.size(), -1) {}
+    PieceWriter(const TensorFiles& files, WrittenFiles& written)
+        : files_(files), written_(written), fds_(files.files.size(), -1) {}
     PieceWriter(const PieceWriter&) = delete;
     PieceWriter& operator=(const PieceWriter&) = delete;
     ~PieceWriter() {
@@ -321,8 +321,10 @@ private:
     }
     void flush() {
         if (buffer_.empty()) return;
+        const TensorFiles::File& file = files_.files[file_];
+        written_.add(file.path, buffer_.data(), buffer_.size(), file.bytes - offset_ - buffer_.size());
         int& fd = fds_[file_];
-        if (fd < 0) fd = open(files_.files[file_].path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0) fd = open(file.path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0) failed(file_);
         const auto some = [&](size_t done) {
             return pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
@@ -332,6 +334,7 @@ private:
     }
 
     const TensorFiles& files_;
+    WrittenFiles& written_;
     std::vector<int> fds_;
     size_t file_ = 0, offset_ = 0;
     std::vector<char> buffer_;
@@ -342,9 +345,9 @@ private:
 // would be useless and would replace a good one.
 template <class Part>
 void write_parts(const TensorFiles& files, const ParameterTable& table, const Shards& shards, const std::vector<Range>& counted,
-                 Part part) {
+                 WrittenFiles& written, Part part) {
     using E = decltype(part(0));
-    PieceWriter writer(files);
+    PieceWriter writer(files, written);
     for (const TensorSpec& spec : table.rows)
         for (const HfTensor& t : spec.hf) {
             const TensorFiles::Place place = files.place(t.name);
@@ -402,60 +405,19 @@ inline std::vector<std::string> files_below(const std::string& dir) {
     return files;
 }
 
-struct FileSum {
-    size_t bytes = 0;
-    uint32_t crc = 0;
-};
-// Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
-// only the length is valid.
-inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX) {
-    const auto [fd, size] = open_regular_file(path);
-    std::vector<char> buffer(1 << 20);
-    FileSum sum;
-    if (size > most) sum.bytes = size;
-    ssize_t n = 0;
-    while (sum.bytes <= most && (n = read(fd, buffer.data(), buffer.size())) != 0) {
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) break;
-        sum.crc = crc32c(buffer.data(), (size_t)n, sum.crc);
-        sum.bytes += (size_t)n;
-    }
-    const int error = errno;
-    close(fd);
-    if (n < 0) fail("cannot read %s: %s", path.c_str(), strerror(error));
-    return sum;
-}
-
-// "name bytes crc" of those files of dir whose index modulo ranks is rank: this rank's share of the reading.
-inline std::string sum_lines(const std::string& dir, const std::vector<std::string>& names, int rank, int ranks) {
-    std::string lines;
-    for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks) {
-        const FileSum sum = sum_file(dir + "/" + names[i]);
-        lines += format("%s\t%zu\t%08x\n", names[i].c_str(), sum.bytes, sum.crc);
-    }
-    return lines;
-}
-
-// The same for all files of dir except the manifest.
-inline std::string sum_files(const std::string& dir, int rank = 0, int ranks = 1) {
-    return sum_lines(dir, files_below(dir), rank, ranks);
-}
-
-// Combines all ranks' lines: {"name": {"bytes": ..., "crc32c": ...}, ...}, sorted by name.
-inline nlohmann::ordered_json files_of_sums(const std::string& sums) {
-    std::istringstream lines(sums);
-    std::map<std::string, nlohmann::ordered_json> sorted;
-    for (std::string name, bytes, crc;
-         std::getline(lines, name, '\t') && std::getline(lines, bytes, '\t') && std::getline(lines, crc);)
-        sorted[name] = {{"bytes", std::stoull(bytes)}, {"crc32c", crc}};
+// The manifest's list: {"name": {"bytes": ..., "crc32c": ...}, ...}, sorted by name.
+inline nlohmann::ordered_json to_json(const FileSums& sums) {
     nlohmann::ordered_json files = nlohmann::ordered_json::object();
-    for (const auto& [name, entry] : sorted) files[name] = entry;
+    for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"crc32c", format("%08x", sum.crc)}};
     return files;
 }
 
-inline void write_manifest(const std::string& dir, const std::string& sums) {
-    const nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", files_of_sums(sums)}};
-    write_file_atomically(dir + "/" + manifest_name, manifest.dump(2) + "\n");
+// Writes the manifest and reads it back from the disk.
+inline void write_manifest(const std::string& dir, const FileSums& sums) {
+    const nlohmann::ordered_json manifest = {{"checksum", "crc32c"}, {"files", to_json(sums)}};
+    WrittenFiles written(dir);
+    written.write(dir + "/" + manifest_name, manifest.dump(2) + "\n");
+    check_against_disk(dir, written.sums());
 }
 
 // Compares a directory with its manifest; returns the difference, with the file's name, or an empty string. Files may be links
@@ -487,6 +449,37 @@ inline std::string verify_directory(const std::string& dir, int rank = 0, int ra
     return "";
 }
 
+// The problem with bf16 weights that a checkpoint keeps next to the fp32 weights of the same names, of which they are the
+// roundings (to the nearest; ties to even in an average), or "". Paths of .safetensors files, which may be split. Each rank
+// compares its share of the tensors.
+inline std::string rounding_problem(const std::string& rounded, const std::string& masters, int rank, int ranks) {
+    const SafetensorsReader models = SafetensorsReader::open(rounded), weights = SafetensorsReader::open(masters);
+    std::vector<std::string> names;
+    for (const auto& [name, model] : models.tensors())
+        if (const TensorView* fine = weights.find(name); fine && model.dtype == "BF16" && fine->dtype == "F32")
+            names.push_back(name);
+    std::sort(names.begin(), names.end());
+    for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks) {
+        const TensorView &model = *models.find(names[i]), &fine = *weights.find(names[i]);
+        if (model.shape != fine.shape)
+            return format("%s and %s: '%s' differ in shape", rounded.c_str(), masters.c_str(), names[i].c_str());
+        const auto n = (int64_t)model.elements();
+        int64_t others = 0;
+#pragma omp parallel for schedule(static) reduction(+ : others) if (n > 1 << 15)
+        for (int64_t k = 0; k < n; k++) {
+            bf16 stored;
+            float x;
+            memcpy(&stored, model.data + 2 * k, 2);
+            memcpy(&x, fine.data + 4 * k, 4);
+            others += stored.bits != bf16(weight_halves(x).upper).bits && stored.bits != bf16(x).bits;
+        }
+        if (others)
+            return format("%s is damaged, or %s: %lld numbers of '%s' are not the fp32 weights rounded to bf16",
+                          rounded.c_str(), masters.c_str(), (long long)others, names[i].c_str());
+    }
+    return "";
+}
+
 // The problem with the weights of a model or of adapters according to their checkpoint's manifest, or empty, also if there is
 // no manifest of ours. The average of the weights (ema/) is in the manifest of the folder around it.
 inline std::string verify_weights(const std::string& model, int rank, int ranks) {
@@ -497,9 +490,8 @@ inline std::string verify_weights(const std::string& model, int rank, int ranks)
         below = "ema/";
     }
     if (dir.empty()) dir = ".";
-    std::error_code error;
     const std::string path = dir + "/" + manifest_name;
-    if (!fs::exists(path, error)) return "";
+    if (!file_exists(path)) return "";
     try {
         const nlohmann::json manifest = read_json(path);
         if (!manifest.is_object() || manifest.value("checksum", nlohmann::json()) != "crc32c") return "";
@@ -512,9 +504,24 @@ inline std::string verify_weights(const std::string& model, int rank, int ranks)
         return begins_with(file, "model.") || begins_with(file, "model-") || begins_with(file, "adapter_model");
     });
 }
+// The first problem that judge() finds on a rank, or "". Where a rank could not read a file, nothing is judged: all ranks throw.
+template <class Judge>
+std::string judge_together(World& world, Judge judge) {
+    std::string problem, unreadable;
+    int error = 0;
+    try {
+        problem = judge();
+    } catch (const Unreadable& e) {
+        unreadable = e.what();
+        error = e.error;
+    }
+    if (const std::string first = first_problem(world, unreadable); !first.empty()) throw Unreadable(first, error);
+    return first_problem(world, problem);
+}
 // Rejects damaged weights. All ranks call it, and read a share each.
 inline void check_weights(World& world, const std::string& dir) {
-    if (const std::string problem = first_problem(world, verify_weights(dir, world.rank(), world.size())); !problem.empty())
+    if (const std::string problem = judge_together(world, [&] { return verify_weights(dir, world.rank(), world.size()); });
+        !problem.empty())
         fail("%s; HINT: another checkpoint; without %s the weights are taken as they are, but no run resumes from them",
              problem.c_str(), manifest_name);
 }
@@ -536,8 +543,14 @@ public:
             std::filesystem::create_directories(temporary_);
         });
     }
-    // sums: the output of sum_files for all files. Adds the manifest, syncs, renames.
-    void publish(const std::string& sums) const {
+    // written: everything that was written into it. Reads it back, then adds the manifest, syncs, renames.
+    void publish(const WrittenFiles& written) const {
+        const FileSums sums = written.sums();
+        guarded([&] { check_against_disk(temporary_, sums); });
+        publish(sums);
+    }
+    // sums: of all files, which were compared with what the disk gives back.
+    void publish(const FileSums& sums) const {
         namespace fs = std::filesystem;
         guarded([&] {
             std::error_code ignored;
@@ -582,14 +595,18 @@ private:
     std::string dir_, temporary_, old_;
 };
 
-// Makes `link` a symbolic link to `target`, replacing an old one atomically.
+// Makes `link` a symbolic link to `target`, replacing an old one atomically; where the file system has no links (FAT, exFAT,
+// some of FUSE), a file that holds the name `target` (named_by_file).
 inline void point_link(const std::string& link, const std::string& target) {
     const std::string temporary = temporary_name(link);
     unlink(temporary.c_str());
     if (symlink(target.c_str(), temporary.c_str()) != 0 || rename(temporary.c_str(), link.c_str()) != 0) {
         const int error = errno;
         unlink(temporary.c_str());
-        fail("cannot point %s to %s: %s", link.c_str(), target.c_str(), strerror(error));
+        const auto all = {EPERM, EOPNOTSUPP, ENOSYS, EINVAL, EXDEV, ENOTTY, EACCES};
+        if (std::find(all.begin(), all.end(), error) == all.end())
+            fail("cannot point %s to %s: %s", link.c_str(), target.c_str(), strerror(error));
+        return write_file_atomically(link, target + "\n");
     }
     sync_directory(std::filesystem::path(link).parent_path().string());
 }

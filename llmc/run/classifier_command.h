@@ -77,9 +77,8 @@ inline int classifier_command(const CurateOptions& o) {
         fail_usage("the output is missing; HINT: --output FILE gets the model that --%s trains", option.c_str());
     make_directory(std::filesystem::absolute(o.output).parent_path().string());
     if (std::error_code error; std::filesystem::exists(o.output, error)) {
-        std::string start(8, ' ');
-        std::ifstream(o.output).read(start.data(), (std::streamsize)start.size());
-        if (start != TextClassifier::magic) fail("%s exists and is no classifier; HINT: another --output", o.output.c_str());
+        if (beginning_of(o.output, 8) != TextClassifier::magic)
+            fail("%s exists and is no classifier; HINT: another --output", o.output.c_str());
     }
     LabelledTexts texts = read(quality ? o.train_quality : o.train_language, option, {});
     if (quality && texts.labels != std::vector<std::string>{"bad", "good"})

@@ -190,11 +190,12 @@ inline bool fits_bf16(const GgufReader& file, const ModelConfig& c, const GgufAr
 }
 
 template <class E>
-void write_weights_of_gguf(const std::string& dir, const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a) {
+void write_weights_of_gguf(const std::string& dir, const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a,
+                           WrittenFiles& written) {
     const ParameterTable table(c);
     const TensorFiles files(dir + "/model.safetensors", table, dtype_of<E>);
-    files.create();
-    PieceWriter writer(files);
+    files.create(written);
+    PieceWriter writer(files, written);
     Progress progress("reading " + file.path(), (int64_t)table.trained, "parameters");
     int64_t done = 0;
     for (const TensorSpec& spec : table.rows) {
@@ -272,16 +273,17 @@ inline int import_command(const ImportOptions& o) {
 
     const NewDirectory directory(out);
     directory.create();
+    WrittenFiles written(directory.path());
     try {
-        write_model_texts(directory.path(), c, texts);
+        write_model_texts(directory.path(), c, texts, written);
         if (texts.has_tokenizer) Tokenizer::load(directory.path()).fit(c.V, true);
-        if (as_bf16) detail::write_weights_of_gguf<bf16>(directory.path(), file, c, a);
-        else detail::write_weights_of_gguf<float>(directory.path(), file, c, a);
+        if (as_bf16) detail::write_weights_of_gguf<bf16>(directory.path(), file, c, a, written);
+        else detail::write_weights_of_gguf<float>(directory.path(), file, c, a, written);
     } catch (...) {
         directory.remove();
         throw;
     }
-    directory.publish(sum_files(directory.path()));
+    directory.publish(written);
     print_line(stdout, format("%s: a %s model in %s, %s", out.c_str(), c.family.c_str(), as_bf16 ? "BF16" : "F32",
                               texts.has_tokenizer ? "tokenizer included" : "without a tokenizer"));
     return 0;

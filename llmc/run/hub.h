@@ -34,18 +34,35 @@ inline std::string hub_snapshot(const std::string& name) {
     std::string folder = "models--" + name;
     if (const size_t slash = folder.find('/'); slash != std::string::npos) folder.replace(slash, 1, "--");
     const std::string model = hub_cache() + "/" + folder;
-    if (!std::filesystem::exists(model + "/refs/main")) return "";
+    if (!file_exists(model + "/refs/main")) return "";
     std::string commit = read_whole_file(model + "/refs/main");
     commit.erase(commit.find_last_not_of(" \r\n\t") + 1);
     const std::string directory = model + "/snapshots/" + commit;
     for (const char* file : {"/config.json", "/adapter_config.json", "/tokenizer.json", "/tokenizer.model"})
-        if (std::filesystem::exists(directory + file)) return directory;
+        if (file_exists(directory + file)) return directory;
     return "";
+}
+
+// The name in a file that is used instead of a symbolic link (point_link); empty: it is another file.
+inline std::string named_by_file(const std::string& file) {
+    std::string name = beginning_of(file);
+    while (!name.empty() && (name.back() == '\n' || name.back() == '\r')) name.pop_back();
+    return name.find_first_of("/\n") == std::string::npos && name.compare(0, 5, "step_") == 0 ? name : "";
+}
+// A path through a run's `latest` where that is such a file: RUN/latest, RUN/latest/ema.
+inline std::string through_latest(const std::string& given) {
+    std::filesystem::path path;
+    for (const auto& part : std::filesystem::path(given)) {
+        const std::filesystem::path next = path / part;
+        const std::string name = part == "latest" && is_regular(next.string()) ? named_by_file(next.string()) : "";
+        path = name.empty() ? next : path / name;
+    }
+    return path.string();
 }
 
 // Returns a path unchanged, and the directory for the name of a downloaded model. Fails for anything else.
 inline std::string local_path(const std::string& given) {
-    if (std::filesystem::exists(given) || !is_hub_name(given)) return given;
+    if (const std::string path = through_latest(given); file_exists(path) || !is_hub_name(given)) return path;
     const std::string snapshot = hub_snapshot(given);
     if (snapshot.empty())
         fail("%s does not exist, neither as a directory nor in Hugging Face's cache %s; HINT: hf download %s", given.c_str(),

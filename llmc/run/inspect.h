@@ -33,14 +33,14 @@ inline void describe_tensors(Table& table, const SafetensorsReader& file, bool e
 // Returns true if all files match the manifest; `intact`: they are known to match.
 inline bool describe_files(Table& table, const std::string& dir, bool intact) {
     table.section("Files");
-    const bool has_manifest = std::filesystem::exists(dir + "/" + manifest_name);
+    const bool has_manifest = file_exists(dir + "/" + manifest_name);
     const nlohmann::json manifest = has_manifest ? read_json(dir + "/" + manifest_name) : nlohmann::json::object();
     for (const std::string& name : files_below(dir)) {
         const auto bytes = std::filesystem::file_size(dir + "/" + name);
         table.row(name, human_bytes((double)bytes));
         table.exact(bytes);
     }
-    const bool checkpoint = std::filesystem::exists(dir + "/training");
+    const bool checkpoint = file_exists(dir + "/training");
     const std::string problem = !has_manifest || intact ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
     table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
                            : problem.empty() ? "all files are as they were written"
@@ -137,7 +137,7 @@ inline void describe_adapters(Table& table, const std::string& dir) {
 inline bool inspect_model(Table& table, const std::string& dir, bool verified = false) {
     bool intact = true;
     try {
-        const bool adapters = is_adapter(dir), checkpoint = std::filesystem::exists(state_file(dir));
+        const bool adapters = is_adapter(dir), checkpoint = file_exists(state_file(dir));
         table.section((checkpoint ? "Checkpoint " : adapters ? "Adapters " : "Model ") + dir);
         (adapters ? describe_adapters : describe_parameters)(table, dir);
         if (checkpoint) describe_state(table, read_state(dir));
@@ -266,21 +266,21 @@ inline bool inspect_tokenizer(Table& table, const std::string& path) {
 inline int inspect_command(const InspectOptions& o) {
     namespace fs = std::filesystem;
     if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
-    const std::string snapshot = fs::exists(o.path) || fs::exists(o.path + ".idx") ? "" : hub_snapshot(o.path);
-    const fs::path path = without_trailing_slashes(snapshot.empty() ? o.path : snapshot);
+    const std::string snapshot = file_exists(o.path) || file_exists(o.path + ".idx") ? "" : hub_snapshot(o.path);
+    const fs::path path = through_latest(without_trailing_slashes(snapshot.empty() ? o.path : snapshot));
     Table table;
     bool intact = true, is_data = false;
-    if (fs::is_directory(path) && is_model_or_adapter(path.string())) intact = detail::inspect_model(table, path.string());
-    else if (fs::is_directory(path) && !find_checkpoints(path.string()).empty())
+    if (is_folder(path.string()) && is_model_or_adapter(path.string())) intact = detail::inspect_model(table, path.string());
+    else if (is_folder(path.string()) && !find_checkpoints(path.string()).empty())
         intact = detail::inspect_run(table, path.string());
-    else if (fs::is_directory(path) ? !tokenizer_file_in(path.string()).empty() : path.extension() == ".model")
+    else if (is_folder(path.string()) ? !tokenizer_file_in(path.string()).empty() : path.extension() == ".model")
         intact = detail::inspect_tokenizer(table, path.string());
     else if (path.extension() == ".json" && path.stem().extension() != ".meta")
         intact = detail::inspect_tokenizer(table, path.string());
     else if (path.extension() == ".safetensors") {
         table.section("Tensors in " + path.string());
         detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
-    } else if (fs::exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
+    } else if (file_exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
                path.extension() == ".json") {
         is_data = true;
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
@@ -288,7 +288,7 @@ inline int inspect_command(const InspectOptions& o) {
         fail(
             "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of "
             ".bin/.idx, a tokenizer.json, tokenizer.model or a .safetensors file%s",
-            o.path.c_str(), fs::exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
+            o.path.c_str(), file_exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
     if (!o.tokenizer.empty() && !is_data)
         fail_usage("--tokenizer shows the texts of prepared data, and %s is none", o.path.c_str());
     if (o.json) {

@@ -53,14 +53,15 @@ inline int export_merged(World& world, const ExportOptions& o) {
     const ModelConfig plain = without_adapters(c);
     const NewDirectory directory(o.out);
     directory.create();
+    WrittenFiles written(directory.path());
     try {
         const bool finer = finer_than_floatX(found.dir);
         ModelTexts texts = adapted_texts(found.dir, usable_tokenizer(found.dir).get(), found.adapter);
         if (finer) texts.dtype = "float32";
-        write_model_texts(directory.path(), plain, texts);
+        write_model_texts(directory.path(), plain, texts, written);
         const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain),
                                 finer ? dtype_of<real> : dtype_of<floatX>);
-        files.create();
+        files.create(written);
         for (int layer = 0; layer < c.L; layer++) {
             Part part;
             part.layers = {layer};
@@ -73,10 +74,10 @@ inline int export_merged(World& world, const ExportOptions& o) {
             merge_adapters(c, model, weights.data(), low_rank.data());
             const Shards whole(model, {}, false, model.size);
             const std::vector<Range> all = whole.counted(model, {});
-            if (finer) write_parts(files, model, whole, all, [&](size_t i) { return weights[i]; });
-            else write_parts(files, model, whole, all, [&](size_t i) { return (floatX)weights[i]; });
+            if (finer) write_parts(files, model, whole, all, written, [&](size_t i) { return weights[i]; });
+            else write_parts(files, model, whole, all, written, [&](size_t i) { return (floatX)weights[i]; });
         }
-        directory.publish(sum_files(directory.path()));
+        directory.publish(written);
     } catch (...) {
         directory.remove();
         throw;

@@ -91,7 +91,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
     namespace fs = std::filesystem;
     ModelTexts t;
     const auto add = [&](const fs::path& dir, const char* name) {
-        if (fs::is_regular_file(dir / name)) t.files[name] = read_whole_file((dir / name).string());
+        if (is_regular((dir / name).string())) t.files[name] = read_whole_file((dir / name).string());
     };
     const std::string file = tokenizer ? read_whole_file(tokenizer->source()) : "";
     const fs::path given = tokenizer ? tokenizer->source() : "";
@@ -172,10 +172,10 @@ inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* t
 
 // Writes all files of a model directory except the weights into `dir`, which exists. For adapters, their own files replace the
 // model's (adapter.h).
-inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t) {
+inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
     using json = nlohmann::ordered_json;
-    const auto write_json = [&](const char* name, const json& j) { write_file_atomically(dir + "/" + name, j.dump(2) + "\n"); };
-    for (const auto& [name, text] : t.files) write_file_atomically(dir + "/" + name, text);
+    const auto write_json = [&](const char* name, const json& j) { written.write(dir + "/" + name, j.dump(2) + "\n"); };
+    for (const auto& [name, text] : t.files) written.write(dir + "/" + name, text);
     if (!c.adapted()) write_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
     json generation = {{"do_sample", true}};

@@ -39,13 +39,13 @@ public:
                            o.parse_special_tokens, o.chat,      o.chat_template};
         if (o.preference) same["options"].push_back("preference");
         same_ = nlohmann::json::parse(json_text(same));
-        if (std::filesystem::exists(path_)) load();
+        if (file_exists(path_)) load();
     }
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
     // True if the last run was killed after its data were complete, with only this file remaining.
     bool is_complete() const {
         namespace fs = std::filesystem;
-        const auto there = [&](const std::string& ending) { return fs::exists(prefix_ + ending); };
+        const auto there = [&](const std::string& ending) { return file_exists(prefix_ + ending); };
         for (const std::string ending : {".bin", ".idx", mask_ending})
             if (there(ending + partial_ending)) return false;
         if (kept_.documents == 0 || !there(".idx") || fs::last_write_time(prefix_ + ".idx") < fs::last_write_time(path_))

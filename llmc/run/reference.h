@@ -73,7 +73,7 @@ void compute_reference(Run& run, Score score) {
 inline void read_reference(Run& run) {
     const std::string path = reference_file(run.resumed_from), &model = run.o.model;
     run.reference.identity = run.state.reference;
-    if (run.reference.identity.is_null() || !std::filesystem::exists(path))
+    if (run.reference.identity.is_null() || !file_exists(path))
         fail("the checkpoint %s is of a run that compared no answers; HINT: --model %s in another --out begins one from it",
              run.resumed_from.c_str(), run.resumed_from.c_str());
     const bool named = !is_adapter(run.resumed_from) && !model.empty() && model != run.resumed_from;

@@ -20,7 +20,7 @@
 
 // The problem with a checkpoint, or empty; each rank reads a share of it.
 inline std::string verify_together(World& world, const std::string& dir) {
-    return first_problem(world, verify_checkpoint(dir, world.rank(), world.size()));
+    return judge_together(world, [&] { return verify_checkpoint(dir, world.rank(), world.size()); });
 }
 
 // The checkpoint to resume from; empty: a new run, for which OUT must not hold one. Rank 0 searches, all ranks verify.

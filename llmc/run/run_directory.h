@@ -1,6 +1,7 @@
 // The output directory of a run, OUT: which process may write there, its checkpoints, and which files may be removed.
 //   step_00000100/          a checkpoint (checkpoint.h), written as .step_00000100.tmp and renamed when it is complete
-//   latest                  a symbolic link to the checkpoint from which a run resumes
+//   latest                  a symbolic link to the checkpoint from which a run resumes; a file with its name where the file
+//                           system has no links
 //   log.jsonl, report.html, loss.svg, .lock, .ranks (current activity of each of several ranks, world.h)
 //
 //   RunLock                 one run per directory
@@ -40,11 +41,8 @@ inline int64_t step_of_name(const std::string& name) {
 // Steps of the directories OUT/step_*, newest first.
 inline std::vector<int64_t> find_checkpoints(const std::string& out) {
     std::vector<int64_t> steps;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
-        const int64_t step = step_of_name(entry.path().filename().string());
-        if (step >= 0 && entry.is_directory(error)) steps.push_back(step);
-    }
+    for (const std::string& name : names_in(out))
+        if (const int64_t step = step_of_name(name); step >= 0 && is_folder(out + "/" + name)) steps.push_back(step);
     std::sort(steps.rbegin(), steps.rend());
     return steps;
 }
@@ -56,7 +54,7 @@ inline void make_room_for_new_run(const std::string& out) {
 
 // ---- which checkpoint ------------------------------------------------------------------------------------------------------
 // The problem with a checkpoint, or "": it must match its manifest, and the manifest must list every file that a resumed run
-// reads. Called with `ranks`, each rank compares the checksums of its share of the files.
+// reads; bf16 weights must be the fp32 weights rounded. Called with `ranks`, each rank compares its share.
 inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int ranks = 1) {
     if (const std::string problem = verify_directory(dir, rank, ranks); !problem.empty()) return problem;
     const std::string manifest = dir + "/" + manifest_name;
@@ -83,6 +81,17 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
             for (const auto& [tensor, file] : read_json(dir + "/" + index).at("weight_map").items())
                 if (const std::string name = folder + file.get<std::string>(); !files.contains(name)) return missing(name);
         }
+        const auto listed = [&](const std::string& path) {
+            return files.contains(path + ".safetensors") || files.contains(path + ".safetensors.index.json");
+        };
+        const std::string weights = adapter ? "adapter_model" : "model";
+        for (const auto& [rounded, masters] :
+             {std::pair<std::string, const char*>{weights, "training/master"}, {"ema/" + weights, "training/ema"}})
+            if (listed(rounded) && listed(masters))
+                if (const std::string problem = rounding_problem(dir + "/" + rounded + ".safetensors",
+                                                                 dir + "/" + masters + ".safetensors", rank, ranks);
+                    !problem.empty())
+                    return problem;
     } catch (const nlohmann::json::exception& e) {
         return dir + " is damaged: " + json_problem(e);
     } catch (const Error& e) {
@@ -91,12 +100,15 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
     return "";
 }
 
-// The step that OUT/latest points to, however the link is spelled; -1 if it points to none.
+// The step that OUT/latest points to, however the link is spelled, or names, where it is a file; -1 if there is none.
 inline int64_t latest_step(const std::string& out) {
     namespace fs = std::filesystem;
+    const std::string latest = out + "/latest";
+    if (is_regular(latest)) return step_of_name(named_by_file(latest));
     std::error_code error;
-    fs::path named = fs::canonical(out + "/latest", error);
-    if (error || named.parent_path() != fs::canonical(out, error)) named = fs::read_symlink(out + "/latest", error);
+    fs::path named = fs::canonical(latest, error);
+    if (error && !means_missing(error.value())) fail_to_read(latest, error.value());
+    if (error || named.parent_path() != fs::canonical(out)) named = fs::read_symlink(latest, error);
     return step_of_name(named.filename().string());
 }
 
@@ -117,7 +129,7 @@ inline std::string model_directory(const std::string& path) {
     if (is_model_or_adapter(path)) return path;
     if (const Strings checkpoints = checkpoints_to_try(path); !checkpoints.empty()) return checkpoints[0];
     const std::string directory = local_path(path);
-    if (!std::filesystem::is_directory(directory))
+    if (!is_folder(directory))
         fail("%s is no directory; HINT: a model is a Hugging Face directory, or the output directory of a run%s", path.c_str(),
              std::filesystem::path(path).extension() == ".gguf" ? "; train_gpt import makes one of a GGUF file" : "");
     return directory;
@@ -132,18 +144,20 @@ inline std::string adopt_copied_latest(const std::string& out) {
     std::error_code error;
     const fs::file_status status = fs::symlink_status(latest, error);
     if (!fs::exists(status) || fs::is_symlink(status)) return "";
+    if (fs::is_regular_file(status) && step_of_name(named_by_file(latest)) >= 0) return "";
     int64_t step = -1;
     try {
         step = read_json(state_file(latest)).value("step", (int64_t)-1);
-    } catch (const std::exception&) {  // not a checkpoint
+    } catch (const Error&) {  // not a checkpoint
+    } catch (const nlohmann::json::exception&) {
     }
     const std::string dir = step_directory(out, step);
     std::string done;
-    if (step >= 0 && !fs::exists(fs::symlink_status(dir, error)) && verify_checkpoint(latest).empty() &&
+    if (step >= 0 && !fs::exists(fs::symlink_status(dir)) && verify_checkpoint(latest).empty() &&
         rename(latest.c_str(), dir.c_str()) == 0)
         done = latest + " was a copied checkpoint, and is now " + dir;
     else done = latest + " was not a link, and is now " + set_aside(latest);
-    if (step >= 0 && fs::exists(dir)) point_link(latest, step_name(step));
+    if (step >= 0 && file_exists(dir)) point_link(latest, step_name(step));
     return done;
 }
 
@@ -164,7 +178,7 @@ inline std::string go_back_to(const std::string& out, const std::string& dir, in
     std::vector<int64_t> later = find_checkpoints(out);
     later.erase(
         std::remove_if(later.begin(), later.end(),
-                       [&](int64_t s) { return s <= step || !fs::exists(step_directory(out, s) + "/" + manifest_name); }),
+                       [&](int64_t s) { return s <= step || !file_exists(step_directory(out, s) + "/" + manifest_name); }),
         later.end());
     if (later.empty() || fs::canonical(dir).parent_path() == fs::canonical(out)) make_latest(out, dir);
     else unlink((out + "/latest").c_str());  // `dir` is another run's, where this one started

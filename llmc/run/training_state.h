@@ -112,7 +112,7 @@ inline int64_t planned_by_options(const TrainingState& s) {
 
 inline TrainingState read_state(const std::string& dir) {
     const std::string path = state_file(dir);
-    if (!std::filesystem::exists(path))
+    if (!file_exists(path))
         fail("%s holds no training state (training/state.json); HINT: --model %s starts a new run from its weights",
              dir.c_str(), dir.c_str());
     const nlohmann::json j = read_json(path);
@@ -330,7 +330,7 @@ inline std::string weights_path(const std::string& dir, const ModelConfig& c) {
 // model's are fp32, in its directory.
 inline void read_masters(const std::string& file, const std::string& model, const ModelConfig& c, const ParameterTable& table,
                          real* master) {
-    const bool separate = std::filesystem::exists(file) || std::filesystem::exists(file + ".index.json");
+    const bool separate = file_exists(file) || file_exists(file + ".index.json");
     read_tensors(separate ? file : weights_path(model, c), c, table, master);
 }
 
@@ -434,17 +434,17 @@ inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, cons
     set_weights(ctx, m, whole);
     // A run without an average before starts it from the weights.
     if (!m.average) return;
-    if (const std::string averages = dir + "/ema"; std::filesystem::exists(averages))
+    if (const std::string averages = dir + "/ema"; file_exists(averages))
         read_masters(dir + "/training/ema.safetensors", averages, m.c, m.table, whole.data());
     keep_parts(m.average, m.shards.size);
 }
 
 // ---- the background ---------------------------------------------------------------------------------------------------------
 // Saves checkpoints on separate threads: save() copies the training memory into m.copy (or, if no copy of the moments was
-// planned, saves while training waits). Every rank writes its shards into files that the first rank has created, then all share
-// reading them back for checksums, then the first rank renames the directory. Between these phases ranks synchronize in
-// proceed(), which all must call after each step. A failure on any rank never throws: outcome() reports it on every rank, and
-// the next save tries again.
+// planned, saves while training waits). Every rank writes its shards into files that the first rank has created, and computes
+// checksums of them in memory; then all share reading them back from the disk, which must give the same checksums; then the
+// first rank renames the directory. Between these phases ranks synchronize in proceed(), which all must call after each step. A
+// failure on any rank never throws: outcome() reports it on every rank, and the next save tries again.
 class Saver {
 public:
     struct Settings {
@@ -473,7 +473,7 @@ public:
         wait();
         state_ = state;
         start_ = monotonic_seconds();
-        error_.clear();
+        tries_ = 0;
         parts_ = {m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.average};
         if (encoded()) virtual_tokens_ = m_.virtual_tokens.computed(ctx_);
         const Parts& copy = m_.copy;
@@ -493,8 +493,7 @@ public:
         } else {
             wait_for_device(ctx_);
         }
-        phase_ = Phase::make;
-        start_phase();
+        begin();
         if (!m_.copies) wait();
     }
 
@@ -510,8 +509,9 @@ public:
     std::optional<Outcome> outcome() { return std::exchange(outcome_, {}); }
 
 private:
-    enum class Phase { make, write, sum, publish, idle };
+    enum class Phase { make, write, read, publish, idle };
 
+    NewDirectory directory() const { return NewDirectory(step_directory(settings_.out, state_.step)); }
     bool first() const { return !world_ || world_->rank() == 0; }
     // The trained tensors compute virtual tokens: these are the adapter, and the tensors are saved for resuming, only in fp32.
     bool encoded() const { return m_.c.virtual_tokens.encoded(); }
@@ -524,21 +524,36 @@ private:
         return std::all_of(all.begin(), all.end(), [](char c) { return c != 0; });
     }
 
+    void begin() {
+        error_.clear();
+        lost_ = false;
+        written_.emplace(directory().path());
+        phase_ = Phase::make;
+        start_phase();
+    }
+    // Runs f, whose failure is the save's.
+    template <class F>
+    void guarded(F f) {
+        try {
+            f();
+        } catch (const std::exception& e) {
+            error_ = e.what();
+            if (error_.empty()) error_ = "unknown error";
+            lost_ = dynamic_cast<const LostBytes*>(&e);
+        }
+    }
     void start_phase() {
         done_ = false;
         const auto work = [this] {
-            try {
+            guarded([this] {
                 run_phase(phase_);
                 // A single rank runs all phases without synchronization.
                 for (Phase phase = phase_; !world_ && phase < Phase::publish;) {
-                    all_sums_ = sums_;
+                    conclude(phase, report_);
                     phase = (Phase)((int)phase + 1);
                     run_phase(phase);
                 }
-            } catch (const std::exception& e) {
-                error_ = e.what();
-                if (error_.empty()) error_ = "unknown error";
-            }
+            });
             done_ = true;
         };
         try {
@@ -552,30 +567,45 @@ private:
         }
     }
     void run_phase(Phase phase) {
-        const NewDirectory directory(step_directory(settings_.out, state_.step));
+        const NewDirectory directory = this->directory();
+        report_.clear();
         switch (phase) {
             case Phase::make: return make(directory);
             case Phase::write: return write(directory.path());
-            case Phase::sum: return sum(directory.path());
+            case Phase::read: return read(directory.path());
             case Phase::publish: return publish(directory);
             case Phase::idle: return;
         }
     }
+    // After a phase, with all ranks' reports, which are the same on each.
+    void conclude(Phase phase, const std::string& reports) {
+        const std::string dir = directory().path();
+        if (phase == Phase::write) {
+            WrittenFiles all(dir);
+            all.add_lines(reports);
+            given_ = all.sums();
+        } else if (phase == Phase::read) check_against_disk(dir, given_, sums_of(reports));
+    }
     void next_phase() {
         if (thread_.joinable()) thread_.join();
         if (world_) {  // exchange results and errors
-            std::string errors, sums;
-            const std::vector<std::string> all_errors = world_->all_gather(error_), all_sums = world_->all_gather(sums_);
+            std::string errors, reports;
+            const std::vector<std::string> all_errors = world_->all_gather(error_), all_reports = world_->all_gather(report_);
             for (size_t r = 0; r < all_errors.size(); r++) {
                 if (errors.empty() && !all_errors[r].empty()) errors = format("rank %zu: %s", r, all_errors[r].c_str());
-                sums += all_sums[r];
+                reports += all_reports[r];
             }
             error_ = errors;
-            all_sums_ = sums;
+            lost_ = !everyone(!lost_);
+            if (error_.empty()) guarded([&] { conclude(phase_, reports); });
+        }
+        if (lost_ && tries_++ < 2) {
+            if (first()) print_line(stderr, "warning: " + error_ + "; the checkpoint is written again");
+            return begin();
         }
         phase_ = !world_ || !error_.empty() ? Phase::idle : (Phase)((int)phase_ + 1);
         if (phase_ != Phase::idle) return start_phase();
-        if (!error_.empty() && first()) NewDirectory(step_directory(settings_.out, state_.step)).remove();
+        if (!error_.empty() && first()) directory().remove();
         outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
     }
 
@@ -602,12 +632,12 @@ private:
         directory.create();
         try {
             make_directory(directory.path() + "/training");
-            write_model_texts(directory.path(), m_.c, settings_.texts);
+            write_model_texts(directory.path(), m_.c, settings_.texts, *written_);
             if (m_.average) make_directory(directory.path() + "/ema");
-            if (m_.average) write_model_texts(directory.path() + "/ema", m_.c, settings_.texts);
-            write_file_atomically(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
-            if (!settings_.reference.empty()) write_file_atomically(reference_file(directory.path()), settings_.reference);
-            for (const TensorFiles& f : files(directory.path())) f.create();
+            if (m_.average) write_model_texts(directory.path() + "/ema", m_.c, settings_.texts, *written_);
+            written_->write(state_file(directory.path()), json_text(to_json(state_), 2) + "\n");
+            if (!settings_.reference.empty()) written_->write(reference_file(directory.path()), settings_.reference);
+            for (const TensorFiles& f : files(directory.path())) f.create(*written_);
             if (encoded()) write_virtual_tokens(directory.path() + "/adapter_model.safetensors");
         } catch (...) {
             directory.remove();
@@ -619,10 +649,10 @@ private:
         c.virtual_tokens = c.virtual_tokens.computed();
         const ParameterTable table = trained_table(c);
         const TensorFiles files(path, table, dtype_of<floatX>);
-        files.create();
+        files.create(*written_);
         const Shards whole(table, {}, false, table.size);
         virtual_tokens_.resize(table.size);
-        write_parts(files, table, whole, whole.counted(table, {}), [&](size_t i) { return virtual_tokens_[i]; });
+        write_parts(files, table, whole, whole.counted(table, {}), *written_, [&](size_t i) { return virtual_tokens_[i]; });
     }
     // In parallel if training leaves the cores idle; on a CPU one after another.
     static void run_all(const std::vector<std::function<void()>>& parts) {
@@ -632,12 +662,12 @@ private:
         for (const auto& part : parts) running.push_back(std::async(launch, part));
         for (auto& part : running) part.get();
     }
-    void write(const std::string& dir) const {
+    void write(const std::string& dir) {
         const std::vector<TensorFiles> all = files(dir);
         std::vector<std::function<void()>> parts;
         const auto write = [&](auto part) {
             const TensorFiles& f = all[parts.size()];
-            parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.counted, part); });
+            parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.counted, *written_, part); });
         };
         if (!encoded()) write([&](size_t i) { return parts_.params[i]; });
         if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
@@ -652,21 +682,22 @@ private:
         if (average) write([average](size_t i) { return nearest_weight(average[i]); });
         if (average && has_lower_halves) write([average](size_t i) { return average[i]; });
         run_all(parts);
+        report_ = written_->lines();
     }
-    void sum(const std::string& dir) {
+    void read(const std::string& dir) {
         constexpr int at_once = 4;
         const int rank = world_ ? world_->rank() : 0, ranks = world_ ? world_->size() : 1;
+        const Strings names = names_of(given_);
         std::string sums[at_once];
         std::vector<std::function<void()>> parts;
         for (int k = 0; k < at_once; k++)
-            parts.emplace_back([&, k] { sums[k] = sum_files(dir, rank + ranks * k, ranks * at_once); });
+            parts.emplace_back([&, k] { sums[k] = sum_lines(dir, names, rank + ranks * k, ranks * at_once, true); });
         run_all(parts);
-        sums_.clear();
-        for (const std::string& lines : sums) sums_ += lines;
+        for (const std::string& lines : sums) report_ += lines;
     }
     void publish(const NewDirectory& directory) const {
         if (!first()) return;
-        directory.publish(all_sums_);
+        directory.publish(given_);
         std::exception_ptr problem;
         try {
             make_latest(settings_.out, step_directory(settings_.out, state_.step));
@@ -684,11 +715,15 @@ private:
     ParameterTable whole_;                // of the files, which hold all tensors
     std::vector<floatX> virtual_tokens_;  // the virtual tokens, if they are computed
 
-    // State of the save in progress; owned by its thread while it runs.
+    // State of the save in progress; owned by its thread while it runs. report_: lines of this rank's files, for the others.
     Phase phase_ = Phase::idle;
     TrainingState state_;
     Parts parts_;
-    std::string error_, sums_, all_sums_;
+    std::string error_, report_;
+    bool lost_ = false;                    // the disk did not give back what was written
+    int tries_ = 0;                        // saves of this step that ended so
+    std::optional<WrittenFiles> written_;  // by this rank
+    FileSums given_;                       // by all
     double start_ = 0;
     std::thread thread_;
     std::atomic<bool> done_{true};

@@ -1,0 +1,137 @@
+// Sizes and CRC-32C of the files of a directory, as its manifest lists them: of the bytes that were given to be written, summed
+// in memory, and of the bytes that the disk gives back. Only where both agree was the directory written.
+//   sum_file, sum_lines   what the disk gives back
+//   WrittenFiles          what was given: whole texts, and pieces of files in any order, by any number of ranks
+// Ranks exchange both as lines of "name bytes crc".
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/crc32c.h"
+#include "../base/file.h"
+
+struct FileSum {
+    size_t bytes = 0;
+    uint32_t crc = 0;
+};
+using FileSums = std::map<std::string, FileSum>;
+
+// Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
+// only the length is right. from_disk: past the cache, where that is possible.
+inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX, bool from_disk = false) {
+    return patiently([&] {
+        FileSum sum;
+        read_in_pieces(path, from_disk, [&](const char* bytes, size_t n) {
+            sum.crc = crc32c(bytes, n, sum.crc);
+            sum.bytes += n;
+            return sum.bytes <= most;
+        });
+        if (sum.bytes > most) sum.bytes = std::filesystem::file_size(path);
+        return sum;
+    });
+}
+
+inline std::string line_of(const std::string& name, const FileSum& sum) {
+    return format("%s\t%zu\t%08x\n", name.c_str(), sum.bytes, sum.crc);
+}
+// Calls take(name, sum) for each line.
+template <class Take>
+void for_each_sum(const std::string& text, Take take) {
+    std::istringstream lines(text);
+    for (std::string name, bytes, crc;
+         std::getline(lines, name, '\t') && std::getline(lines, bytes, '\t') && std::getline(lines, crc);)
+        take(name, FileSum{std::stoull(bytes), (uint32_t)std::stoul(crc, nullptr, 16)});
+}
+inline FileSums sums_of(const std::string& text) {
+    FileSums sums;
+    for_each_sum(text, [&](const std::string& name, const FileSum& sum) { sums[name] = sum; });
+    return sums;
+}
+
+// Lines of those files of dir whose index modulo ranks is rank: this rank's share of the reading.
+inline std::string sum_lines(const std::string& dir, const std::vector<std::string>& names, int rank, int ranks,
+                             bool from_disk = false) {
+    std::string lines;
+    for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks)
+        lines += line_of(names[i], sum_file(dir + "/" + names[i], SIZE_MAX, from_disk));
+    return lines;
+}
+
+// What was given to be written into the files of a directory. A CRC without its two inversions is linear: a file's is the XOR
+// of its pieces', each as if followed by zeros up to the file's end. So each writer keeps a number per file, whatever the order
+// of its pieces and whoever writes the others. Any thread may add.
+class WrittenFiles {
+public:
+    explicit WrittenFiles(const std::string& dir) : dir_(dir + "/") {}
+
+    // A piece of the file `path` in the directory; bytes_after: those of the file behind it.
+    void add(const std::string& path, const void* data, size_t bytes, size_t bytes_after) {
+        const FileSum piece = {bytes, crc32c_shifted(crc32c_linear(data, bytes), bytes_after)};
+        CHECK(path.compare(0, dir_.size(), dir_) == 0, "%s is not in %s", path.c_str(), dir_.c_str());
+        const std::lock_guard<std::mutex> lock(mutex_);
+        add(path.substr(dir_.size()), piece);
+    }
+    void write(const std::string& path, const std::string& text) {
+        write_file_atomically(path, text);
+        add(path, text.data(), text.size(), 0);
+    }
+
+    // The pieces as lines, and those of another writer's lines.
+    std::string lines() const {
+        std::string text;
+        for (const auto& [name, pieces] : pieces_) text += line_of(name, pieces);
+        return text;
+    }
+    void add_lines(const std::string& text) {
+        for_each_sum(text, [&](const std::string& name, const FileSum& pieces) { add(name, pieces); });
+    }
+
+    // The files' sums; all pieces must have been added.
+    FileSums sums() const {
+        FileSums files;
+        for (const auto& [name, pieces] : pieces_) files[name] = {pieces.bytes, crc32c_of_linear(pieces.crc, pieces.bytes)};
+        return files;
+    }
+
+private:
+    void add(const std::string& name, const FileSum& piece) {
+        FileSum& file = pieces_[name];
+        file.bytes += piece.bytes;
+        file.crc ^= piece.crc;
+    }
+
+    std::string dir_;
+    FileSums pieces_;
+    std::mutex mutex_;
+};
+
+inline std::vector<std::string> names_of(const FileSums& sums) {
+    std::vector<std::string> names;
+    for (const auto& [name, sum] : sums) names.push_back(name);
+    return names;
+}
+
+// A disk gave back other bytes than were written.
+struct LostBytes : Error {
+    using Error::Error;
+};
+// Throws if the files do not hold what was given to be written into them.
+inline void check_against_disk(const std::string& dir, const FileSums& given, const FileSums& there) {
+    for (const auto& [name, sum] : given) {
+        const auto found = there.find(name);
+        CHECK(found != there.end(), "%s/%s was not read back", dir.c_str(), name.c_str());
+        if (found->second.bytes == sum.bytes && found->second.crc == sum.crc) continue;
+        throw LostBytes(
+            format("%s/%s does not hold what was written to it: %zu bytes with the checksum %08x were written, %zu "
+                   "with %08x are there; HINT: check the disk, its connection and its file system",
+                   dir.c_str(), name.c_str(), sum.bytes, sum.crc, found->second.bytes, found->second.crc));
+    }
+}
+inline void check_against_disk(const std::string& dir, const FileSums& given) {
+    check_against_disk(dir, given, sums_of(sum_lines(dir, names_of(given), 0, 1, true)));
+}

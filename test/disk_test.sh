@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Disks and file systems that fail: writes that are lost or wrong, files that cannot be read for a while, no locks, no links. A save
+# is what was written or no save; a file that cannot be read is not called damaged. The faults are
+# those of chaos/shim.c.
+#   TRAIN_GPT=path/to/train_gpt test/disk_test.sh
+here=$(realpath "$(dirname "$0")")
+. "$(dirname "$0")/lib.sh"
+allow_mpirun_everywhere
+command -v cc >/dev/null || { echo "skipped: there is no C compiler" && exit 0; }
+expect "the shim" cc -O1 -shared -fPIC -o shim.so "$here/chaos/shim.c" -ldl
+
+for i in $(seq 1 300); do printf 'the sheep %d of city %d\n\n' $((i * 37 % 1000)) $((i % 17)); done >text.txt
+expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
+expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
+S=(--num-layers 1 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --data-path text --seq-length 16 --micro-batch-size 2
+    --global-batch-size 4 --lr 1e-3 --eval-iters 0 --threads 1)
+# faulty "VARIABLE=VALUE ..." OUT [OPTIONS]: a run of 20 steps with the shim's faults.
+faulty() {
+    local faults=$1 out=$2
+    shift 2
+    # shellcheck disable=SC2086
+    env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/$out" $faults ${launcher:-} "$program" train "${S[@]}" --train-iters 20 --out "$work/$out" "$@"
+}
+same() {
+    local file
+    for file in $(cd "$1/latest" && find . -name '*.safetensors'); do cmp "$1/latest/$file" "$2/latest/$file" || return 1; done
+}
+EPERM=1 EIO=5 EXDEV=18 EINVAL=22 ESTALE=116 always=1000000
+
+# ---- writes that are lost or wrong: the save is written again, and holds what was trained ----
+expect "undisturbed" faulty "CHAOS_COUNT=count CHAOS_PART=.step_" whole
+writes=$(sed -n 's/^pwrite //p' count.0)
+expect "a save has $writes writes at positions" test "$writes" -ge 8
+for i in 1 2 $((writes / 4)) $((writes / 2)) $((3 * writes / 4 + 1)) "$writes"; do
+    [[ $((i % 2)) == 0 ]] && fault=LOSE || fault=WRONG
+    expect "pwrite $i, $fault" faulty "CHAOS_$fault=pwrite:$i CHAOS_PART=.step_" "p$i"
+    says "pwrite $i, $fault: found and named" "warning: .*/p$i/.step_00000020.tmp/.* does not hold what was written to it: .*; the checkpoint is written again"
+    expect "pwrite $i, $fault: the same bits" same whole "p$i"
+    rm -r "p$i"
+done
+for i in 1 3 6; do
+    expect "write $i, LOSE" faulty "CHAOS_LOSE=write:$i CHAOS_PART=.step_" "w$i"
+    says "write $i: found and named" "warning: .* does not hold what was written to it"
+    expect "write $i: as they were written" "$program" inspect "w$i"
+done
+expect "always: the run fails" refused faulty "CHAOS_LOSE=pwrite:1:$always CHAOS_PART=training/exp_avg." always
+says "always: by the file's name" "error: the last checkpoint could not be written: .*training/exp_avg.safetensors does not hold what was written"
+expect "always: there is no checkpoint" test ! -e always/latest -a ! -e always/step_00000020
+options=(--ema-decay 0.9 --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16 --save-in-foreground)
+expect "in the foreground, with an average and small moments" faulty "CHAOS_COUNT=count CHAOS_PART=.step_" ema "${options[@]}"
+writes=$(sed -n 's/^pwrite //p' count.0)
+for i in 2 $((writes / 2)) "$writes"; do
+    expect "pwrite $i of them" faulty "CHAOS_LOSE=pwrite:$i CHAOS_PART=.step_" ema-lost "${options[@]}"
+    says "pwrite $i of them: found" "does not hold what was written to it"
+    expect "pwrite $i of them: the same bits" same ema ema-lost
+    rm -r ema-lost
+done
+expect "adapters" faulty "CHAOS_LOSE=pwrite:4 CHAOS_PART=.step_" lora --model whole --lora-rank 2
+says "adapters: found" "does not hold what was written to it"
+expect "adapters: intact" "$program" inspect lora
+launcher="mpirun -n 2"
+expect "two ranks" faulty CHAOS_PART=.step_ ranks
+expect "two ranks, a write of rank 1 is lost" faulty "CHAOS_LOSE=pwrite:3 CHAOS_ONLY_RANK=1 CHAOS_PART=.step_" ranks-lost
+says "two ranks: found" "does not hold what was written to it"
+expect "two ranks: the same bits" same ranks ranks-lost
+launcher=
+
+# ---- a file that cannot be read for a while is not damaged ----
+expect "two checkpoints" "$program" train "${S[@]}" --train-iters 20 --save-every 10 --keep 0 --out two
+resumed() { faulty "$1" again --resume auto --train-iters 21 --override train-iters; }
+# kept NAME: nothing was renamed, and the run can be resumed from its newest checkpoint.
+kept() {
+    expect "$1: nothing is renamed" test -e again/step_00000020 -a ! -e again/step_00000020.1 -a "$(readlink again/latest)" != step_00000010
+    expect "$1: the newest checkpoint is intact" "$program" inspect again/step_00000020
+}
+for fault in open:{1,2,4,7,10,13}:$ESTALE pread:{1,6}:$EIO stat:{2,9}:$ESTALE; do
+    rm -rf again && cp -r two again
+    expect "once: $fault" resumed "CHAOS_FAIL=$fault:1"
+    says "once: $fault: from the newest" "step 20\b.*again/step_00000020\|again/step_00000020"
+    kept "once: $fault"
+done
+for fault in "open:1:$ESTALE CHAOS_PART=training/master" "pread:1:$EIO CHAOS_PART=step_00000020" "stat:1:$ESTALE CHAOS_PART=step_00000020"; do
+    rm -rf again && cp -r two again
+    expect "for ever: $fault: refused" refused resumed "CHAOS_FAIL=${fault/ /:$always }"
+    says "for ever: $fault: by name" "error: cannot .*again/.*: .*"
+    kept "for ever: $fault"
+done
+expect "inspect does not call it damaged" refused env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/again" CHAOS_FAIL="pread:1:$EIO:$always" CHAOS_PART=exp_avg_sq "$program" inspect "$work/again"
+says "inspect says that it cannot read it" "error: cannot read .*exp_avg_sq.safetensors: Input/output error"
+
+# ---- no links, no fsync ----
+expect "no links" faulty "CHAOS_FAIL=symlink:1:$EPERM:$always" nolinks --save-every 10 --keep 0
+expect "no links: latest is a file" test -f nolinks/latest -a ! -L nolinks/latest
+expect "no links: it names the checkpoint" grep -qx step_00000020 nolinks/latest
+expect "no links: generate" "$program" generate --model nolinks/latest --prompt the --max-new-tokens 2
+expect "no links: inspect" "$program" inspect nolinks/latest
+expect "no links: resume" faulty "CHAOS_FAIL=symlink:1:$EPERM:$always" nolinks --keep 0 --resume auto --train-iters 22 --override train-iters
+expect "no links: resumed" grep -qx step_00000022 nolinks/latest
+expect "no links: back to an older one" "$program" train "${S[@]}" --train-iters 20 --out nolinks --resume nolinks/step_00000010
+expect "no links: the same bits" same whole nolinks
+expect "no fsync" faulty "CHAOS_FAIL=fsync:1:$EINVAL:$always" nosync
+expect "no fsync: the same bits" same whole nosync
+expect "a folder is not renamed" refused faulty "CHAOS_FAIL=rename:1:$EXDEV:$always CHAOS_PART=step_00000020" norename
+says "a folder is not renamed: by name" "error: .*norename/.*step_00000020.*: Invalid cross-device link"
