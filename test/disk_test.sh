@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Disks and file systems that fail: writes that are lost or wrong, files that cannot be read for a while, no locks, no links. A save
-# is what was written or no save; a file that cannot be read is not called damaged. The faults are
+# is what was written or no save; a file that cannot be read is not called damaged; two runs never share a folder. The faults are
 # those of chaos/shim.c.
 #   TRAIN_GPT=path/to/train_gpt test/disk_test.sh
 here=$(realpath "$(dirname "$0")")
@@ -25,7 +25,7 @@ same() {
     local file
     for file in $(cd "$1/latest" && find . -name '*.safetensors'); do cmp "$1/latest/$file" "$2/latest/$file" || return 1; done
 }
-EPERM=1 EIO=5 EXDEV=18 EINVAL=22 ESTALE=116 always=1000000
+EPERM=1 EIO=5 EXDEV=18 EINVAL=22 ENOLCK=37 ESTALE=116 always=1000000
 
 # ---- writes that are lost or wrong: the save is written again, and holds what was trained ----
 expect "undisturbed" faulty "CHAOS_COUNT=count CHAOS_PART=.step_" whole
@@ -88,7 +88,7 @@ done
 expect "inspect does not call it damaged" refused env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/again" CHAOS_FAIL="pread:1:$EIO:$always" CHAOS_PART=exp_avg_sq "$program" inspect "$work/again"
 says "inspect says that it cannot read it" "error: cannot read .*exp_avg_sq.safetensors: Input/output error"
 
-# ---- no links, no fsync ----
+# ---- no links, no locks, no fsync ----
 expect "no links" faulty "CHAOS_FAIL=symlink:1:$EPERM:$always" nolinks --save-every 10 --keep 0
 expect "no links: latest is a file" test -f nolinks/latest -a ! -L nolinks/latest
 expect "no links: it names the checkpoint" grep -qx step_00000020 nolinks/latest
@@ -98,7 +98,26 @@ expect "no links: resume" faulty "CHAOS_FAIL=symlink:1:$EPERM:$always" nolinks -
 expect "no links: resumed" grep -qx step_00000022 nolinks/latest
 expect "no links: back to an older one" "$program" train "${S[@]}" --train-iters 20 --out nolinks --resume nolinks/step_00000010
 expect "no links: the same bits" same whole nolinks
+expect "no locks" faulty "CHAOS_FAIL=flock:1:$ENOLCK:$always" nolocks
+expect "no locks: the same bits" same whole nolocks
 expect "no fsync" faulty "CHAOS_FAIL=fsync:1:$EINVAL:$always" nosync
 expect "no fsync: the same bits" same whole nosync
 expect "a folder is not renamed" refused faulty "CHAOS_FAIL=rename:1:$EXDEV:$always CHAOS_PART=step_00000020" norename
 says "a folder is not renamed: by name" "error: .*norename/.*step_00000020.*: Invalid cross-device link"
+
+# ---- locks that do nothing ----
+endless() { exec env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/$1" CHAOS_NOTHING=flock CHAOS_HOST="$2" "$program" train "${S[@]}" --train-iters 1000000 --save-every 500 --out "$work/$1" "${@:3}" >"$2.txt" 2>&1; }
+endless shared a &
+first=$!
+comes test -e shared/latest
+expect "another on the same host is refused" refused faulty "CHAOS_NOTHING=flock CHAOS_HOST=a" shared --resume auto
+says "it says by whom" "another run is writing to .*/shared (process $first)"
+endless shared b --resume auto &
+second=$!
+wait $first
+expect "the first run ends when another host has taken the folder: status $?" test $? == 1
+expect "it says by whom" grep -q "error: the run ends at step .*another run (process $second on b) has been writing to .*/shared" a.txt
+kill -TERM $second
+wait $second
+expect "the second one ends well: status $?" test $? == 0
+expect "each step once" test -z "$(losses shared | cut -d ' ' -f 1 | sort | uniq -d)"

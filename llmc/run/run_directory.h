@@ -14,7 +14,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
+#include <random>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -262,13 +265,21 @@ inline void remove_leftovers(const std::string& out) {
 }
 
 // ---- one run per directory -------------------------------------------------------------------------------------------------
+// Another run writes to this run's directory.
+struct DirectoryTaken : Error {
+    using Error::Error;
+};
+
 // Holds OUT/.lock for the life of the process; a second run in the same directory fails. If the run fails to start, a directory
 // that was created for it is removed again.
+//
+// On some network file systems locks do nothing. So the file also has a line that identifies this run: its process, a random
+// word, when it was started, and the host. Another living process of this host is rejected; of two hosts, the run that was
+// started last keeps the directory, and the other one finds the new line before its next record or save, and ends.
 class RunLock {
 public:
-    explicit RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
-        std::error_code error;
-        made_ = !std::filesystem::exists(out, error);
+    explicit RunLock(const std::string& out) : out_(out), path_(out + "/.lock"), mine_(line_of_process()) {
+        made_ = !file_exists(out);
         acquire();
     }
     RunLock(const RunLock&) = delete;
@@ -287,48 +298,97 @@ public:
         release();
     }
 
-    // Takes the lock again if its file or the directory was deleted in the meantime. fail()s if another run has or has had the
+    // Takes the lock again if its file or the directory was deleted in the meantime. Throws DirectoryTaken if another run has or has had the
     // lock since: then the directory belongs to that run.
     void hold() {
         const std::lock_guard<std::mutex> guard(mutex_);
-        if (fd_ >= 0 && is_path()) return;
+        const bool same = fd_ >= 0 && is_path();
+        const std::string line = last_line();
+        if (!line.empty() && line != mine_)
+            throw DirectoryTaken("another run " + owner_of(line) + " has been writing to " + out_ +
+                                 " since this one took it; HINT: stop that run first, or give another --out");
+        if (same && !line.empty()) return;
         release();
-        if (const std::string owner = last_owner(); !owner.empty() && owner != std::to_string(getpid()))
-            fail("another run (process %s) has been writing to %s since its lock was removed", owner.c_str(), out_.c_str());
         acquire();
     }
 
 private:
+    // "PID WORD START HOST"
+    static std::string line_of_process() {
+        std::random_device random;
+        const auto word = (uint64_t)random() << 32 | random();
+        return format("%d %016llx %s %s", (int)getpid(), (unsigned long long)word, start_of_process(getpid()).c_str(),
+                      world_detail::host_name().c_str());
+    }
+    // When this machine started the process, in its clock's ticks since it was booted; "" if there is no such process.
+    static std::string start_of_process(int pid) {
+        std::string text;
+        std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
+        std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+        std::string field;
+        for (int i = 3; i <= 22; i++)  // numbers of proc(5); the second is the name, in parentheses
+            if (!(fields >> field)) return "";
+        return field;
+    }
+    static Strings words_of(const std::string& line) {
+        std::istringstream in(line);
+        Strings words;
+        for (std::string word; in >> word;) words.push_back(word);
+        return words;
+    }
+    // "(process 12)" or, of another host, "(process 12 on HOST)"; earlier versions wrote the process alone.
+    static std::string owner_of(const std::string& line) {
+        const Strings words = words_of(line);
+        return "(process " + (words.empty() ? "unknown" : words[0]) +
+               (words.size() > 3 && words[3] != world_detail::host_name() ? " on " + words[3] : "") + ")";
+    }
+    // Whether the line is of a process of this host that lives.
+    static bool is_alive(const std::string& line) {
+        const Strings words = words_of(line);
+        if (words.size() != 4 || words[3] != world_detail::host_name() ||
+            words[0].find_first_not_of("0123456789") != std::string::npos)
+            return false;
+        return start_of_process(atoi(words[0].c_str())) == words[2];
+    }
+    static bool has_no_locks(int error) { return error == ENOLCK || error == ENOSYS || error == EOPNOTSUPP || error == EINVAL; }
+
     void acquire() {
         make_directory(out_);
         for (;;) {
-            fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-            if (fd_ < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
-            if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-                const int error = errno;
+            fd_ = patiently([&] {
+                const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+                if (fd < 0 && may_pass(errno)) fail_to_read(path_, errno);
+                if (fd < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+                return fd;
+            });
+            const int error = flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+            const std::string line = last_line();
+            if (error == EWOULDBLOCK || (line != mine_ && is_alive(line))) {
                 release();
-                if (error != EWOULDBLOCK)
-                    fail("cannot lock %s: %s; HINT: give an --out on a file system that has locks", path_.c_str(),
-                         strerror(error));
-                fail("another run is writing to %s (process %s); HINT: give another --out, or stop that one", out_.c_str(),
-                     last_owner().c_str());
+                fail("another run is writing to %s %s; HINT: give another --out, or stop that one", out_.c_str(),
+                     owner_of(line).c_str());
+            }
+            if (error && !has_no_locks(error)) {
+                release();
+                fail("cannot lock %s: %s", path_.c_str(), strerror(error));
             }
             if (is_path()) break;  // otherwise its last owner has removed it in the meantime
             release();
         }
-        const std::string mine = std::to_string(getpid());
-        (void)!ftruncate(fd_, 0);
-        (void)!pwrite(fd_, mine.data(), mine.size(), 0);
+        if (ftruncate(fd_, 0) != 0 || pwrite(fd_, mine_.data(), mine_.size(), 0) != (ssize_t)mine_.size()) {
+            const int error = errno;
+            release();
+            fail("cannot write %s: %s", path_.c_str(), strerror(error));
+        }
     }
-    // The process id in the lock file; empty if there is none.
-    std::string last_owner() const {
+    // The line in the lock file; empty if there is none.
+    std::string last_line() const {
         const int fd = open(path_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0) return "";
-        char text[64] = {};
+        char text[512] = {};
         (void)!read(fd, text, sizeof text - 1);
         close(fd);
-        const std::string owner = text;
-        return owner.find_first_not_of("0123456789") == std::string::npos ? owner : "";
+        return text;
     }
     void release() {
         if (fd_ >= 0) close(std::exchange(fd_, -1));
@@ -340,7 +400,7 @@ private:
                locked.st_ino == named.st_ino;
     }
 
-    std::string out_, path_;
+    std::string out_, path_, mine_;
     bool made_ = false;
     int fd_ = -1;
     std::mutex mutex_;

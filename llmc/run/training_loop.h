@@ -299,6 +299,7 @@ private:
         if (save_error_.empty()) saved_step_ = outcome->step;
         budget_.took(TimeBudget::save, outcome->seconds);
         log_.checkpoint(*outcome);
+        if (outcome->taken) fail("the run ends at step %lld: %s", (long long)state_.step, save_error_.c_str());
     }
 
     void finish() {

@@ -458,6 +458,7 @@ public:
         int64_t step;
         double seconds;
         std::string error;  // empty: success
+        bool taken;         // the directory is another run's by now: this one must end
     };
 
     Saver(be::Ctx& ctx, Settings settings, const TrainingMemory& m)
@@ -526,7 +527,7 @@ private:
 
     void begin() {
         error_.clear();
-        lost_ = false;
+        lost_ = taken_ = false;
         written_.emplace(directory().path());
         phase_ = Phase::make;
         start_phase();
@@ -540,6 +541,7 @@ private:
             error_ = e.what();
             if (error_.empty()) error_ = "unknown error";
             lost_ = dynamic_cast<const LostBytes*>(&e);
+            taken_ = dynamic_cast<const DirectoryTaken*>(&e);
         }
     }
     void start_phase() {
@@ -597,6 +599,7 @@ private:
             }
             error_ = errors;
             lost_ = !everyone(!lost_);
+            taken_ = !everyone(!taken_);
             if (error_.empty()) guarded([&] { conclude(phase_, reports); });
         }
         if (lost_ && tries_++ < 2) {
@@ -606,7 +609,7 @@ private:
         phase_ = !world_ || !error_.empty() ? Phase::idle : (Phase)((int)phase_ + 1);
         if (phase_ != Phase::idle) return start_phase();
         if (!error_.empty() && first()) directory().remove();
-        outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_};
+        outcome_ = Outcome{state_.step, monotonic_seconds() - start_, error_, taken_};
     }
 
     // The files of a checkpoint; if the model's own weights are not fp32, fp32 weights are separate files.
@@ -697,6 +700,7 @@ private:
     }
     void publish(const NewDirectory& directory) const {
         if (!first()) return;
+        if (settings_.lock) settings_.lock->hold();
         directory.publish(given_);
         std::exception_ptr problem;
         try {
@@ -721,6 +725,7 @@ private:
     Parts parts_;
     std::string error_, report_;
     bool lost_ = false;                    // the disk did not give back what was written
+    bool taken_ = false;                   // another run has taken the directory
     int tries_ = 0;                        // saves of this step that ended so
     std::optional<WrittenFiles> written_;  // by this rank
     FileSums given_;                       // by all
