@@ -73,7 +73,7 @@ NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \
              -Xcompiler -march=$(march),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
 precise    = $(patsubst %,-DPRECISION_%,$(subst fp,FP,$(filter fp32 fp64,$(precision))))
-# Nothing reads errno or traps; without both, loops with sqrt vectorize. Never -ffast-math: it folds isfinite(NaN) to true.
+# Nothing reads errno or traps; without them, loops with sqrt vectorize. Never -ffast-math: isfinite(NaN) would be true.
 math      := -fno-math-errno -fno-trapping-math
 # For this machine's GPU or, without one, Ampere, Hopper and Blackwell if nvcc supports them; 90 becomes 90a (wgmma).
 gpu_here   = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 | grep -x "[0-9.]*"|tr -d .|sort -u)
@@ -94,8 +94,8 @@ mpi_words  = $(if $(filter 1,$(MPI)),$(shell mpicxx -show 2>/dev/null))
 mpi_include= $(if $(mpi_words),$(patsubst -I%,-isystem %,$(filter -I%,$(mpi_words))),-DHAVE_MPI=0)
 mpi_link   = -Wl,--as-needed $(optional) $(filter-out %mpi_cxx %mpicxx %mpichcxx,$(filter -L% -l% -Wl%,$(mpi_words)))
 
-# ---- programs, by name. Tests of one kind share a program, which takes a third of the time of separate ones; the emulator's
-#      also contains the trainer (test/main.cpp); fp32 has only tests that depend on the storage type ----
+# ---- programs, by name. Tests of one kind share a program, which builds in a third of the time of separate ones; the
+#      emulator's includes the trainer (test/main.cpp); fp32 has only tests that depend on the storage type ----
 main         := test/main.cpp
 train_gpt    := train_gpt.cu
 unit_tests   := $(wildcard test/test_*.cpp)
