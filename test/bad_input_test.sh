@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Every kind of bad input, one row each: the program must say what was given and what to do, exit with a status that is not 0,
-# not crash, and leave no file under its final name.
+# Every kind of bad input, one row each: the program must report the bad value and the remedy, exit with a status other than
+# 0, not crash, and leave no file under its final name.
 #   TRAIN_GPT=path/to/train_gpt test/bad_input.sh
 golden=$(realpath "$(dirname "$0")/golden")
 . "$(dirname "$0")/lib.sh"
 
-# refuse NAME PATTERN COMMAND...: the command fails, its message matches PATTERN (extended regular expression, one line at least).
+# refuse NAME PATTERN COMMAND...: the command fails and a line of its message matches PATTERN (extended regular expression).
 refuse() {
     local name=$1 pattern=$2
     shift 2
@@ -31,7 +31,7 @@ leaves_nothing() {
     echo "ok: $name"
 }
 
-# ---- good material to spoil ----
+# ---- good files, to be damaged below ----
 for i in $(seq 1 400); do echo "the quick brown fox number $i jumps over the lazy dog and says hello to $((i * 7)) cats"; [[ $((i % 4)) == 0 ]] && echo; done >good.txt
 "$program" tokenizer --input good.txt --vocab-size 300 --output tok >log.txt 2>&1 || { echo "FAILED: setup: tokenizer"; cat log.txt; exit 1; }
 "$program" prepare --input good.txt --output good --tokenizer tok --split-documents blank >log.txt 2>&1 || { echo "FAILED: setup: prepare"; cat log.txt; exit 1; }
@@ -89,7 +89,8 @@ cp good.idx half.idx; head -c 500 good.bin >half.bin
 refuse "tokens truncated"                   "half.(bin|idx)"                "${train[@]}" --data-path half
 cp good.bin foreign.bin; head -c 4096 /dev/zero >foreign.idx
 refuse "index foreign"                      "foreign.idx"                   "${train[@]}" --data-path foreign
-# loses_data NAME FILE COMMAND...: a run whose data file is cut while it trains ends with an error that names the file.
+# loses_data NAME FILE COMMAND...: truncating a run's data file during training ends the run with an error that names the
+# file.
 loses_data() {
     local name=$1 data=$2 out=lost-${2%.*} pid status
     shift 2
@@ -117,7 +118,7 @@ refuse "weights without a finite sum"       "sum of the weights is not finite" "
 refuse "split malformed"                    "split"                         "${train[@]}" --data-path good --split "a,b"
 refuse "split without training documents"   "split"                         "${train[@]}" --data-path good --split "0, 1, 0"
 
-# ---- data and a tokenizer that do not belong together, although every id fits ----
+# ---- data and a tokenizer that do not match, although every id is in range ----
 "$program" tokenizer --input good.txt --vocab-size 300 --output tok2 --pre-tokenizer llama3 >log.txt 2>&1
 "$program" prepare --input good.txt --output good2 --tokenizer tok2 --split-documents blank >log.txt 2>&1 || { echo "FAILED: setup: second data"; cat log.txt; }
 other="the data's .*/tok2/tokenizer.json \\(300 tokens, hash "
@@ -147,7 +148,7 @@ echo "my notes" >mine.meta.json
 refuse "prepare: a file of the user's there" "mine.meta.json is not"        "$program" prepare --input good.txt --output mine --tokenizer tok
 expect "it is left as it is"                grep -x "my notes" mine.meta.json
 
-# ---- what a terminal would obey is not passed on to it ----
+# ---- terminal control characters are not passed on ----
 escape=$'\033'
 refuse "escapes in a name, not passed on"   "nothing.\\[31m"                "$program" inspect "nothing${escape}[31m"
 expect "they are not in the message"        refused grep -q "$escape" err.txt
@@ -169,7 +170,7 @@ refuse "prepare: directory not writable"    "/proc/p"                       "$pr
 refuse "prepare: a folder without text"     "folder nothing holds no file"  bash -c "mkdir nothing; '$program' prepare --input nothing --output p --tokenizer tok"
 refuse "prepare: a pattern of nothing"      "none matches it as a pattern"  "$program" prepare --input 'none*.txt' --output p --tokenizer tok
 refuse "prepare: a limit that is none"      "20, 0.5%"                      "$program" prepare --input bad.jsonl --output p --tokenizer tok --max-bad-lines few
-# Every command that reads text refuses what is no text by name, with the command that helps.
+# Every command that reads text refuses other files by name, with the command that helps.
 gzip -c good.txt >good.txt.gz
 printf 'BZh91AY&SY' >good.bz2
 printf '\xfd7zXZ\0' >good.xz
@@ -253,7 +254,7 @@ refuse "inspect of the cache missing"       "hf download org/nomodel"       "$pr
 refuse "tokenizer of the cache missing"     "hf download org/nomodel"       "$program" prepare --input good.txt --output p --tokenizer org/nomodel
 mkdir -p cache/models--org--there/{refs,snapshots/1} && echo 1 >cache/models--org--there/refs/main && cp -L model/latest/* cache/models--org--there/snapshots/1 2>/dev/null
 expect "a tokenizer of the cache"           env HF_HUB_CACHE="$PWD/cache" "$program" prepare --input good.txt --output cached --tokenizer org/there
-# A size that the model does not have; the model's own is no contradiction.
+# A size that contradicts the model; the model's own size is accepted.
 continue=("$program" train --model model --data-path good --seq-length 16 --micro-batch-size 2 --train-iters 1 --threads 1 --out resized)
 for size in "num-layers 2" "hidden-size 64" "num-attention-heads 4" "kv-channels 8" "ffn-hidden-size 96" "num-query-groups 1" "vocab-size 200"; do
     # shellcheck disable=SC2086
@@ -269,7 +270,7 @@ expect "an option that a model has: it trains" "${continue[@]}" --disable-bias-l
 refuse "eval: examples of a text"           "fewshot: of --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
 refuse "eval: a split of a text"            "split: of --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples: of --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
-spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # as a model that was downloaded
+spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # like a downloaded model
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a
 spoil m2; sed -i 's/"llama"/"mamba"/' m2/config.json
@@ -304,7 +305,7 @@ refuse "import: a place that is none"       "cannot write /proc/x: No such file 
 refuse "import: below a file"               "cannot write good.txt/x: Not a directory; HINT" "$program" import --gguf good.gguf --out good.txt/x
 refuse "export: a folder that is not there" "cannot write nowhere/x.gguf: .*HINT" "$program" export --model model --gguf nowhere/x.gguf
 leaves_nothing "import: nothing left"       from-gguf .from-gguf.tmp
-# Lists of files that name what is not theirs: reading ends at once, and says the name.
+# Manifests that name files outside the directory: reading stops at once and reports the name.
 list() { printf '{"checksum": "crc32c", "files": {"%s": {"bytes": 1, "crc32c": "00000000"}}}' "$1" >m6/manifest.json; }
 spoil m6; mkfifo m6/pipe; ln -s /dev/zero m6/zeros
 refuse_names() {
@@ -322,8 +323,8 @@ refuse "out is a file"                      "good.txt"                      "${t
 refuse "out not writable"                   "/proc/model"                   "${train[@]}" --data-path good --out /proc/model
 refuse "nothing to write"                   "max-new-tokens"                "$program" generate --model model/latest --prompt "" --max-new-tokens 0
 
-# ---- text that is odd but fine ----
-# gives NAME TEXTS COMMAND...: the command prepares `made`, of so many documents.
+# ---- unusual but valid text ----
+# gives NAME TEXTS COMMAND...: the command prepares `made` with TEXTS documents.
 gives() {
     local name=$1 documents=$2
     shift 2
@@ -381,7 +382,7 @@ expect "tokenizer: brackets in special tokens" "$program" tokenizer --input good
 expect "they are stored as they are"        grep -c '"content": "\(\[MASK\]\|\[a,b\]\|{}\)"' special/tokenizer.json
 says "all three"                            3
 
-# ---- disk full: a small file size limit stands in for it ----
+# ---- full disk, simulated by a small file size limit ----
 head -c 3000000 /dev/urandom | base64 >big.txt
 (trap '' XFSZ; ulimit -f 256; refuse "prepare: disk full" "full.(bin|idx)|[Ff]ile too large|No space" "$program" prepare --input big.txt --output full --tokenizer tok)
 leaves_nothing "prepare: disk full leaves nothing" full.bin full.idx

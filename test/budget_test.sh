@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A run with --time-budget ends on time, by as many steps as fit, and the length that it chose gives the same bits without a clock,
-# also where it is stopped and resumed. --eval-tasks measures during training what `eval --tasks` measures, and changes no bit of it. scripts/research.sh keeps what is better.
-#   TRAIN_GPT=path/to/train_gpt ALL=1 (a minute's run, within 2%) test/budget_test.sh
+# A run with --time-budget ends on time, after as many steps as fit; training for the length it chose gives the same bits
+# without a clock, even if stopped and resumed. --eval-tasks gives the results of `eval --tasks` during training and changes
+# no bit of the run. scripts/research.sh keeps improvements.
+#   TRAIN_GPT=path/to/train_gpt ALL=1 (a run of a minute, within 2%) test/budget_test.sh
 root=$(realpath "$(dirname "$0")/..")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$root/test/lib.sh"
@@ -9,9 +10,9 @@ allow_mpirun_everywhere
 
 same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 between() { awk -v x="$1" -v low="$2" -v high="$3" 'BEGIN { exit !(x >= low && x <= high) }'; }
-# of_end DIR KEY: a number of the last record.
+# of_end DIR KEY: a number in the last record.
 of_end() { tail -n 1 "$1/log.jsonl" | sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p"; }
-# instead DIR: the options that the run says would do the same without a clock.
+# instead DIR: the options that, according to the run, do the same without a clock.
 instead() { sed -n 's/.*"event":"length".*without a clock: \([^"]*\)".*/\1/p' "$1/log.jsonl"; }
 
 for i in $(seq 1 600); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son, and it was good"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
@@ -24,7 +25,7 @@ train() { # OUT OPTIONS...
         --micro-batch-size 4 --lr 3e-3 --min-lr 1e-4 --lr-warmup-iters 5 --eval-interval 100 --eval-iters 2 --out "$out" --name run "$@"
 }
 
-# ---- the length ----
+# ---- the number of steps ----
 budget=2
 [[ -z ${SAN:-} ]] || budget=20
 begin=$(date +%s.%N)
@@ -89,7 +90,7 @@ if [[ -n ${ALL:-} ]]; then
     begin=$(date +%s.%N)
     expect "a minute" train minute --time-budget 60s --hidden-size 96
     took=$(awk "BEGIN { print $(date +%s.%N) - $begin }")
-    # What the machine has become slower or faster in the decay cannot be known before.
+    # The machine's speed may change during the decay, which the run cannot know before.
     change=$(sed -n 's/.*"kind":"step","step":\([0-9]*\),.*"seconds":\([0-9.]*\).*/\1 \2/p' minute/log.jsonl | awk '
         { at[$1] = $2 }
         END { last = NR; first = int(last * 0.8); before = int(first * 0.75)
@@ -97,7 +98,7 @@ if [[ -n ${ALL:-} ]]; then
     expect "takes $took s, within 2% and $change s by which its speed has changed" between "$took" "$(awk "BEGIN { print 58.8 - $change }")" "$(awk "BEGIN { print 61.2 + $change }")"
 fi
 
-# ---- tasks while it trains ----
+# ---- tasks during training ----
 for i in $(seq 40); do
     echo "{\"context\": \"in the year $i the king of\", \"choices\": [\" city\", \" sheep\", \" good $i\"], \"gold\": $((i % 3 == 0))}"
 done >choices.jsonl
@@ -127,7 +128,7 @@ expect "a comparison has a chart for each" "$program" report tasked plain --outp
 expect "by name" grep -q "Accuracy, last_word" both.html
 expect "without an interval: once" measured once --eval-tasks choices.jsonl
 expect "at the end" test "$(grep -o '"kind":"tasks","step":[0-9]*' once/log.jsonl)" == '"kind":"tasks","step":12'
-# Answers that the model writes, in prompts and passes of their own.
+# Generated answers, with prompts and passes of their own.
 for i in $(seq 9); do echo "{\"context\": \"gave $i sheep to his son, and\", \"references\": [\"it was good\", \"it\"], \"max_new_tokens\": 8, \"metrics\": [\"f1\", \"bleu\", \"rougeL\"]}"; done >written.jsonl
 expect "training with written answers" measured written --eval-tasks written.jsonl choices.jsonl --eval-tasks-interval 5 --eval-tasks-samples 7
 expect "the weights have the same bits with them" same plain written
@@ -148,7 +149,7 @@ if [[ $program != *-fp32/* ]] && command -v mpirun >/dev/null; then
         expect "2 ranks ${layout:-share the questions} and" "${MPIRUN:-mpirun}" -n 2 "$program" eval --model written $layout --tasks written.jsonl --seq-length 32 --max-samples 7 --answers "of two$layout.jsonl"
         expect "write the same" cmp answers.jsonl "of two$layout.jsonl"
     done
-    # The same division of samples among the ranks, with tasks and without.
+    # Samples are divided among the ranks the same way with and without tasks.
     for layout in "--global-batch-size 8" "--pp 2 --vpp 2 --num-layers 4 --global-batch-size 8" "--tp 2 --no-sequence-parallel"; do
         # shellcheck disable=SC2086
         launcher="mpirun -n 2" expect "2 ranks, $layout" measured "plain $layout" $layout
@@ -164,7 +165,7 @@ expect "a task that is not there" refused measured none --eval-tasks nothing.jso
 expect "two of one name" refused measured none --eval-tasks choices.jsonl ./choices.jsonl
 expect "an interval without tasks" refused measured none --eval-tasks-interval 5
 
-# ---- energy: by a library in the place of NVML, whose two GPUs use 1800 J each from one look to the next ----
+# ---- energy: a library in place of NVML reports two GPUs that each use 1800 J between readings ----
 if [[ $program == *cpu* ]] && command -v cc >/dev/null; then
     cat >nvml.c <<'END'
 int nvmlInit_v2(void) { return 0; }
@@ -181,7 +182,7 @@ END
     ls /sys/class/powercap/intel-rapl:0/energy_uj /dev/nvidia0 >/dev/null 2>&1 || expect "a machine that does not tell has none" refused grep -q energy_joules tasked/log.jsonl
 fi
 
-# ---- changes that are better after the same time ----
+# ---- research.sh: changes that are better after the same time ----
 research=$(realpath "$root/scripts/research.sh")
 printf '%s\n' "--lr 1e-6  # too low" "" "--hidden-size 47" "--num-layers 1 --name 'a b'" >candidates.txt
 search() { env TRAIN_GPT="$program" CANDIDATES=candidates.txt BUDGET=1s BASE="--num-layers 2 --hidden-size 48 --num-attention-heads 6 --tokenizer tok --data-path data \

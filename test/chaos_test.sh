@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The chaos suite (test/chaos/chaos.py; all of it: make chaos) finds out trainers that are broken on purpose, and for some seconds
-# does to this one what it does to it for ten minutes there, always from the same seed.
+# The chaos suite (test/chaos/chaos.py; in full: make chaos): it must detect trainers broken on purpose, then it tests this one for
+# some seconds, instead of ten minutes, always from the same seed.
 #   TRAIN_GPT=build/cpu-bf16/train_gpt test/chaos_test.sh
 program=$(realpath "${TRAIN_GPT:-./train_gpt}")
 cd "$(dirname "$0")" || exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Supervised fine-tuning as a user does it: conversations are prepared, a small model learns them by heart and answers, in every
-# layout with the same losses, resumed with the same bits; what cannot be is refused.
+# Supervised fine-tuning as a user does it: prepare conversations, train a small model until it knows them by heart, and let
+# it answer; every layout has the same losses and a resumed run the same bits; impossible combinations are refused.
 #   TRAIN_GPT=path/to/train_gpt test/chat_test.sh
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
@@ -41,7 +41,8 @@ expect "eval of conversations" "$program" eval --model one --data-path chat --sp
 trained=$(sed -n 's/.*"kind":"valid","step":80,"loss":\([0-9.e-]*\).*/\1/p' one/log.jsonl)
 says "it gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"
 
-# The same losses in every layout; after a resume the same bits. A model without a template gets that of its conversations.
+# The same losses in every layout; the same bits after a resume. A model without a template gets the conversations'
+# template.
 mv tok/chat_template.jinja .
 expect "six steps" run whole --train-iters 6
 expect "a template stands beside the model" "$program" generate --chat --model whole --prompt "Who?" --max-new-tokens 5
@@ -55,7 +56,7 @@ expect "three steps" run part --train-iters 3
 expect "and three more" run part --train-iters 6 --resume auto --override train-iters
 expect "the same bits" cmp whole/latest/model.safetensors part/latest/model.safetensors
 
-# Adapters on a model without a template have that of their conversations, and the model that both are merged to has it, too.
+# Adapters on a model without a template get the conversations' template, and so does the merged model.
 cp -rL one/latest bare && rm -r bare/chat_template.jinja bare/generation_config.json bare/training bare/manifest.json
 expect "the model alone has none" refused "$program" generate --chat --model bare --prompt "Who?"
 says "it says so" "no chat template stands beside"
@@ -69,7 +70,7 @@ expect "it answers" "$program" generate --chat --model merged --temperature 0 --
 expect "as the adapters" test "$(head -n 1 out.txt)" == "A fish lives there."
 expect "its answers end in transformers, too" grep -qz '"eos_token_id": \[[^]]*0,[^]]*2' merged/generation_config.json
 
-# What does not go together.
+# Incompatible options.
 expect "no answer within the sequence" refused run short --train-iters 1 --seq-length 4
 says "it says so" "chat has no conversation with an answer in its first 5 tokens; HINT: a longer --seq-length"
 expect "answers cut by the sequence" run cut --train-iters 1 --seq-length 24

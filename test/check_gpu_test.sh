@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# scripts/check_gpu.sh with stand-ins for make and for the programs that it names: a fault in any stage is a row that says FAILED
-# and exit status 1, a hang is cut, a stage whose time is over says so, rows outlive a kill, unknown stages are refused.
+# scripts/check_gpu.sh with fake programs and a fake make: a fault in any stage gives a row with FAILED and exit status 1, a
+# hanging program is ended, a stage without time left says so, rows outlive a kill, unknown stages are refused.
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"
 
-# A copy, so that build/ is our own.
+# A copy, with its own build/.
 mkdir -p tree/scripts tree/build/cpu-bf16 tree/build/deps tree/llmc/x bin programs
 cp "$root"/scripts/{check_gpu,gpu_steps}.sh tree/scripts/
 touch tree/llmc/a.h tree/llmc/x/b.h tree/train_gpt.cu
@@ -19,7 +19,7 @@ program() {
     { echo '#!/bin/bash'; cat; } >"$1"
     chmod +x "$1"
 }
-# What a target is answered with; FAULT=build, build-cpu: building fails; no-trainer, no-bench: what is named is not there.
+# Fake make. FAULT=build, build-cpu: that build fails; no-trainer, no-bench: the printed path does not exist.
 program bin/make <<'M'
 case "$FAULT ${!#}" in
 no-trainer\ print-trainer | no-bench\ print-benchmark) echo $PROGRAMS/none; exit ;;
@@ -45,8 +45,8 @@ program programs/test_gpu_hang <<<'trap "" TERM; echo begun; while :; do sleep 1
 program programs/bench <<<'echo "what the bench says"; [[ $FAULT != bench$1 ]]'
 program programs/ladder_good <<<'echo "what the ladder says"'
 program programs/ladder_bad <<<'exit 3'
-# Trains on paper. FAULT: tokenizer, prepare, train: a crash there; bits: each run has other losses; far: the GPU's differ from the
-# CPU's; nan, short: what the log has.
+# Fake training. FAULT: tokenizer, prepare, train: that command fails; bits: each run has other losses; far: the GPU's
+# losses differ from the CPU's; nan, short: null losses, or one step too few in the log.
 program programs/train_gpt <<'M'
 [[ $FAULT != "$1" ]] || exit 5
 [[ $1 == train ]] || { echo data >"$OUT/data.bin"; exit 0; }
@@ -70,11 +70,11 @@ cp programs/train_gpt tree/build/cpu-bf16/
 export PATH=$work/bin:$PATH PROGRAMS=$work/programs OUT=$work/out STEPS=8 FAULT=
 export GPU_PROGRAMS=$PROGRAMS/test_gpu_good LADDER_PROGRAMS=$PROGRAMS/ladder_good
 check=$work/tree/scripts/check_gpu.sh
-# row NAME PATTERN: a row of the last run's table.
+# row NAME PATTERN: the last run's table has this row.
 row() {
     if grep -q "^$2" out/table.txt; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; cat out/table.txt; fi
 }
-# stage NAME STATUS STAGE...: the stages, with an empty table, end with this status.
+# stage NAME STATUS STAGE...: the stages, starting with an empty table, exit with this status.
 stage() {
     local name=$1 status=$2 got
     shift 2
@@ -83,7 +83,7 @@ stage() {
     got=$?
     if [[ $got == "$status" ]]; then echo "ok: $name"; else echo "FAILED: $name: status $got, not $status"; cat out.txt; fi
 }
-# fault NAME FAULT STAGE PATTERN: a planted fault is found.
+# fault NAME FAULT STAGE PATTERN: the stage detects an injected fault.
 fault() {
     FAULT=$2 stage "$1: status 1" 1 "$3"
     row "$1: a row" "$4"
@@ -118,13 +118,13 @@ row "the others run nevertheless" "programs/test_gpu_good *ok"
 
 program programs/test_gpu_slow <<<'sleep 100'
 GPU_PROGRAMS=$PROGRAMS/test_gpu_slow BUDGET=1 fault "a test that does not end" "" tests "programs/test_gpu_slow *FAILED .*not over after 1 s"
-# Nor does SIGTERM end this one.
+# A program that ignores SIGTERM.
 GPU_PROGRAMS="$PROGRAMS/test_gpu_hang $PROGRAMS/test_gpu_good"
 BUDGET=2 stage "a hang: status 1" 1 tests
 row "a hang is cut" "programs/test_gpu_hang *FAILED *0 passed, 0 failed, .* within [12] s"
 row "then the stage's time is over" "programs/test_gpu_good *skipped *the 2 s are over"
 
-# The row of the first is there while the second runs; a signal ends the script and its program, and the row stays.
+# The first row is there while the second program runs; a signal ends the script and its program, and the row stays.
 GPU_PROGRAMS="$PROGRAMS/test_gpu_good $PROGRAMS/test_gpu_hang"
 rm -f out/table.txt out/test_gpu_hang-programs.log
 "$check" tests >out.txt 2>&1 &

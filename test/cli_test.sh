@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What a person types, and what programs read: help, version, statuses, JSON, a run's directory as a model, a prompt from standard
-# input; the installed manual page and bash completion.
+# Command lines, and output for other programs: help, version, exit statuses, JSON, a run's directory as a model, a prompt
+# from standard input; the installed manual page and bash completion.
 #   TRAIN_GPT=path/to/train_gpt test/cli_test.sh
 root=$(realpath "$(dirname "$0")/..")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-# status NAME STATUS COMMAND...: the command ends so; what it says is in out.txt, standard output alone in stdout.txt.
+# status NAME STATUS COMMAND...: the command exits with STATUS; its output is in out.txt, and standard output by itself in
+# stdout.txt.
 status() {
     local name=$1 wanted=$2 got
     shift 2
@@ -38,7 +39,7 @@ status "--version" 0 "$program" --version
 says "--version: version" "^train_gpt [0-9][0-9.]* ("
 for line in backend precision compiler CPU CUDA NCCL MPI; do says "--version: $line" "^  $line  *[A-Za-z0-9]"; done
 
-# ---- statuses: 2 for a command line that cannot work, 1 for what fails while it runs ----
+# ---- exit statuses: 2 for an impossible command line, 1 for failures while running ----
 status "an unknown option" 2 "$program" train --learning-rate 1e-3
 says "an unknown option: ours" "'--learning-rate' is not an option of train: the learning rate is --lr"
 status "an unknown command" 2 "$program" trian
@@ -98,7 +99,7 @@ says "a constant learning rate: is one" "learning rate  *constant 0.001, no warm
 says "a plan: one is no plural" "^ *step  *1 sample of 256 tokens = 256 tokens, in 1 micro-batch of 1$"
 status "ranks that are missing" 2 "$program" generate --model "my run" --prompt x --tp 2
 says "ranks that are missing: what to do" "^error: 1 rank cannot .* HINT: start it with mpirun -n 2$"
-# json NAME PYTHON COMMAND...: the output is one JSON object, j, of which the expression holds.
+# json NAME PYTHON COMMAND...: the output is one JSON object, j, for which the expression is true.
 json() {
     local name=$1 holds=$2
     shift 2
@@ -162,7 +163,7 @@ gzip -k questions.jsonl
 status "compressed tasks" 1 "$program" eval --model "my run" --tasks questions.jsonl.gz
 says "compressed tasks: what they are and what to do" "it is gzip-compressed; HINT: zcat questions.jsonl.gz >text.jsonl"
 
-# ---- a standard output that takes nothing is an error, but for a run: it has its log ----
+# ---- a full standard output is an error, except for a run, which has its log ----
 full() { "$@" >/dev/full; }
 status "full: eval" 1 full "$program" eval --model "my run" --data-path data --json
 says "full: eval: it is said" "^error: standard output could not be written"
@@ -170,11 +171,11 @@ status "full: generate" 1 full "$program" generate --model "my run" --prompt "th
 status "full: inspect" 1 full "$program" inspect "my run" --json
 status "full: plan" 1 full "$program" train --preset gpt2-124m --train-iters 10 --dry-run --json
 status "full: help" 1 full "$program" help --man
-# once NAME COMMAND...: its reader leaves after a line; the command has not failed by that.
+# once NAME COMMAND...: the reader leaves after one line, which is not an error.
 once() { "$@" | head -n 1; [[ ${PIPESTATUS[0]} == @(0|141) ]]; }
 expect "a reader that leaves" once "$program" help --man
 
-# ---- names and paths are bytes: what is not UTF-8 becomes U+FFFD in JSON, and a run is resumed as it was ----
+# ---- names and paths are bytes: invalid UTF-8 becomes U+FFFD in JSON, and such a run resumes ----
 odd=$'odd\xff'
 cp -r tok "$odd tok" && for end in bin idx meta.json; do cp "data.$end" "$odd data.$end"; done
 bytes() { # OPTIONS...
@@ -189,7 +190,7 @@ says "odd bytes: from its checkpoint" "step_00000002"
 expect "odd bytes: its second checkpoint" test -d "$odd run/step_00000004"
 json "odd bytes: inspect" "j['intact']" "$program" inspect "$odd run" --json
 
-# ---- a run's directory where a model's is wanted; a prompt from standard input ----
+# ---- a run's directory instead of a model's; a prompt from standard input ----
 status "generate with a run" 0 "$program" generate --model "my run" --prompt "the quick" --max-new-tokens 5
 cp stdout.txt given.txt
 printf 'the quick\n' | "$program" generate --model "my run" --prompt - --max-new-tokens 5 >piped.txt 2>log.txt
@@ -210,7 +211,7 @@ if command -v man groff >/dev/null; then
 fi
 completion=$work/root/usr/share/bash-completion/completions/train_gpt
 expect "the completion parses" bash -n "$completion"
-# completes NAME EXPECTED WORD...: the last word is completed to what is expected.
+# completes NAME EXPECTED WORD...: completion of the last word gives EXPECTED.
 completes() {
     local name=$1 expected=$2 got
     shift 2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Processes and collectives (llmc/parallel/world.h, comm_*): the checks of test/comm_check.cu on 1 to 4 ranks, what starts several
-# processes without MPI, and how runs end in which a rank does not come, dies, gives up, or does something else than the others.
+# Processes and collectives (llmc/parallel/world.h, comm_*): the checks of test/comm_check.cu on 1 to 4 ranks, several
+# processes started without MPI, and how a run ends if a rank is missing, dies, gives up, or calls something else than the
+# others.
 #   COMM_CHECK="build/cpu-bf16/host_tests build/emu-bf16/gpu_tests" test/comm_test.sh        MPIRUN=mpirun  SAN=thread
 programs=()
 for program in ${COMM_CHECK:-build/cpu-bf16/host_tests build/emu-bf16/gpu_tests}; do programs+=("$(realpath "$program")"); done
@@ -9,12 +10,12 @@ TRAIN_GPT=/bin/true
 . "$source/test/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
 allow_mpirun_everywhere
-export OMPI_MCA_odls_base_sigkill_timeout=0  # else a run that fails takes mpirun a second
-export ASAN_OPTIONS=detect_leaks=0  # MPI keeps some memory
+export OMPI_MCA_odls_base_sigkill_timeout=0  # otherwise mpirun takes a second to end a failed run
+export ASAN_OPTIONS=detect_leaks=0  # MPI does not free all its memory
 check=${programs[0]}
 
-# fails NAME PATTERN COMMAND...: all processes end with an error within 10 seconds, and say so. From 124 on, they had to be ended,
-# or crashed.
+# fails NAME PATTERN COMMAND...: all processes exit with an error and this message within 10 seconds. A status of 124 or
+# more means that they were killed or crashed.
 fails() {
     local name=$1 pattern=$2 status start=$SECONDS
     shift 2
@@ -27,7 +28,7 @@ fails() {
         tail -n 20 run.txt
     fi
 }
-# mpi N ARGUMENTS...: under mpirun. A rank that is killed shows as 137.
+# mpi N ARGUMENTS...: runs the check under mpirun. A killed rank gives status 137.
 mpi() {
     local n=$1 status
     shift
@@ -37,7 +38,7 @@ mpi() {
     return "$status"
 }
 
-# ---- processes that MPI did not start: one is alone, several are refused ----
+# ---- processes not started by MPI: a single one runs, several are refused ----
 passes "alone" "$check" comm_check world
 passes "torchrun, one process" env RANK=0 WORLD_SIZE=1 "$check" comm_check world
 passes "in a batch script of SLURM" env SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 "$check" comm_check world
@@ -60,7 +61,7 @@ export EMU_NCCL_TIMEOUT=60
 for check in "${programs[@]}"; do
     name=$(basename "$(dirname "$check")")
     most=4
-    # NCCL wants a GPU for each rank.
+    # NCCL needs a GPU per rank.
     [[ $name == cuda* ]] && most=$(nvidia-smi -L 2>/dev/null | wc -l)
     for n in 1 2 3 4; do [[ $n -le $most ]] && passes "$name, $n ranks" mpi $n all; done
     [[ $most -ge 3 ]] || continue
@@ -80,7 +81,8 @@ for check in "${programs[@]}"; do
         EMU_PCI_BUS_ID=0000:01:00.0 fails "$name: two ranks on one GPU" "ranks 0 and 1 share the GPU 0000:01:00.0 of host" mpi 2 kill_in_group 3
         passes "$name: a long kernel is no wait" mpi 2 long_kernel 0 status
         rm -f choices.txt && passes "$name: 4 ranks choose algorithms" mpi 4 choices choices.txt
-        # On each of 8 ranks: tensor, data, stages, key/value heads, embedding and 4 edges; the ops' stream, one of data, 2 of sends.
+        # On each of 8 ranks, communicators: tensor, data, stages, key/value heads, embedding and 4 edges; streams: the
+        # ops', one for data parallelism, 2 for sends.
         # shellcheck disable=SC2016  # the inner shell expands it
         passes "$name: 8 ranks" timeout -k 1 100 "$MPIRUN" -n 8 bash -c 'EMU_CALLS=calls.$OMPI_COMM_WORLD_RANK exec "$0" comm_check groups' "$check"
         expect "$name: events are used again" awk '/^cudaEventCreateWithFlags / { n++; bad += $2 > 100 } END { exit bad || n < 8 }' calls.*

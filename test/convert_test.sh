@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/data/convert_tasks.py on made-up samples in each data set's published format: the task files are exactly as expected, bad
-# input is refused with file and line and leaves nothing, and the program evaluates a small model on the results.
+# dev/data/convert_tasks.py on invented samples in each dataset's published format: the task files are exactly as expected,
+# bad input is refused with file and line and leaves no output, and the program evaluates a small model on the results.
 #   TRAIN_GPT=path/to/train_gpt test/convert_test.sh
 command -v python3 >/dev/null || { echo "ok: skipped, there is no python3"; exit 0; }
 converter=$(realpath "$(dirname "$0")/../dev/data/convert_tasks.py")
@@ -20,7 +20,7 @@ converts() {
         echo "FAILED: $task: expected (<) and written (>) differ"; cat out.txt
     fi
 }
-# refuses NAME PATTERN TASK FILE...: fails with one line that matches, and writes nothing.
+# refuses NAME PATTERN TASK FILE...: fails with one matching line, and writes nothing.
 refuses() {
     local name=$1 pattern=$2
     shift 2
@@ -31,7 +31,7 @@ refuses() {
     fi
 }
 
-# ---- each data set (HellaSwag: pairs of spaces become one, once, so that three become two; as the harness does) ----
+# ---- each dataset (HellaSwag: one pass turns pairs of spaces into one, so three become two, as in the harness) ----
 cat >lambada.in.jsonl <<'IN'
 {"text": "\"Come in,\" said Ann, and he saw the\nold  dog"}
 {"text": "in the year 7 the king saw the king"}
@@ -256,7 +256,7 @@ expect "few-shot" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-fewshot
 says "eval says how many" "2, each after 1 solved"
 grep acc out.txt >first.txt
 expect "few-shot again" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-fewshot 1
-grep acc out.txt >second.txt  # expect writes out.txt anew
+grep acc out.txt >second.txt  # expect overwrites out.txt
 expect "the same seed, the same numbers" cmp first.txt second.txt
 expect "few-shot from other files" "$program" eval "${model[@]}" --tasks piqa.jsonl anli.jsonl --num-fewshot 2 --fewshot hellaswag.jsonl boolq.jsonl --max-samples 1
 rejects() { ! "$program" eval "${model[@]}" "$@"; }
@@ -271,7 +271,7 @@ printf '{"context": "a", "choices": [" b", " c"]}\n' >nogold.jsonl
 expect "a task without answers" rejects --tasks nogold.jsonl
 says "the message names the line" "nogold.jsonl:1: there is no key 'gold'"
 
-# Texts for language models out of packages: what is left of their markup, and which paragraphs are dropped.
+# Text for language models from packages: the text that remains without markup, and the paragraphs dropped.
 cat >texts_check.py <<'END'
 import sys
 sys.dont_write_bytecode = True

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Which lines and branches of llmc/ and train_gpt.cu the tests have run: `make coverage`.
+"""Lists the lines and branches of llmc/ and train_gpt.cu that the tests have run: `make coverage`.
 
-A line counts as run if any program ran it, a branch if any took it; branches that only exceptions take are left out. Templates
-and inline functions count once, whatever they were compiled for. What a killed process ran is not counted.
+A line counts as run if any program ran it, a branch if any took it; exception-only branches are omitted. Templates and inline
+functions count once for all instances. Lines run by a killed process do not count.
 
     coverage.py FOLDER...      with programs that were built with --coverage and have run; fails below 95% of lines
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 
 AIM = 95
 ROOT = Path(__file__).resolve().parent.parent
-# Functions in which a process ends at once (_exit, MPI_Abort), before it has written its counts, and the tests that run them. They
-# do not count; a name that is not there is an error.
+# Functions in which a process exits at once (_exit, MPI_Abort) without writing its counts, and the tests that run them.
+# They are excluded; an unknown name is an error.
 LEFT_OUT = {
     "llmc/base/file.h end_without_pages": "bad_input_test.sh, test_dataset.cpp: a file becomes shorter while it is read",
     "llmc/parallel/world.h abort": "comm_test.sh: a rank gives up",
@@ -52,12 +52,12 @@ class Coverage:
             for i, branch in enumerate(b for b in line["branches"] if not b["throw"]):
                 self.branches[name][line["line_number"], i] += branch["count"]
         for f in file["functions"]:
-            if "{lambda" not in f["demangled_name"] and not f["demangled_name"].startswith("_Z"):  # too long to be demangled
+            if "{lambda" not in f["demangled_name"] and not f["demangled_name"].startswith("_Z"):  # too long to demangle
                 key = f["start_line"], f["end_line"], plain_name(f["demangled_name"])
                 self.functions[name][key] += f["execution_count"]
 
     def leave_out(self, file: str, function: str) -> int:
-        """How many lines of the function no test has run; none of its lines and branches counts any more."""
+        """Excludes the function's lines and branches; returns the number of its lines that no test has run."""
         ranges = [range(first, last + 1) for first, last, name in self.functions[file] if name == function]
         gone = {n for lines in ranges for n in lines}
         missed = sum(1 for n, times in self.lines[file].items() if n in gone and not times)
@@ -89,7 +89,7 @@ def spans(numbers: list[int]) -> str:
 
 
 def print_shares(c: Coverage) -> float:
-    """A row for each folder; the share of all lines in percent."""
+    """A row per folder; percentages are of all lines."""
     rooms = defaultdict(list)
     for name in sorted(c.lines):
         rooms[str(Path(name).parent) if name.count("/") > 1 else name].append(name)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Without a GPU: the trainer's kernels compile with nvcc for Hopper without warnings, none spills more than two registers to
-# memory, and where cuobjdump is there, the machine code is as test/sass.py wants it. Where there is no nvcc there is nothing to
-# check, and the script says so.
+# Without a GPU: nvcc compiles the trainer's kernels for Hopper without warnings, none spills more than two registers to
+# memory, and if cuobjdump exists, the machine code passes test/sass.py. Without nvcc the script checks nothing, and says
+# so.
 #   test/cuda_build_test.sh        NVCC=nvcc  ONLY=  ALL=  WRITE=
-#   ONLY=host: instead, the benchmark, which includes the trainer, gets through nvcc's front end (CI: it takes three times as long)
-#   ONLY=sass: cuobjdump is installed if need be (make test-sass), and with WRITE=1 dev/kernels/resources.md is written
-#   ALL=1: the trainer wholly, for every architecture it is meant for, and machine code for sm_90a of what make check-gpu
-#   builds beside it, in its precisions (make test-all)
+#   ONLY=host: only nvcc's front end on the benchmark, which includes the trainer (CI: the full test takes three times as long)
+#   ONLY=sass: installs cuobjdump if needed (make test-sass); WRITE=1 updates dev/kernels/resources.md
+#   ALL=1: the complete trainer for every supported architecture, and sm_90a machine code of the other programs of
+#   make check-gpu, in their precisions (make test-all)
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"
@@ -17,7 +17,8 @@ if [[ ! -x $NVCC ]]; then
 fi
 deps=()
 [[ -d $root/build/deps/include && ! -e /usr/include/nlohmann/json.hpp ]] && deps=(-isystem "$root/build/deps/include")
-# compile WHAT SOURCE ARCHITECTURE...: one compilation for several, two at a time. WHAT: -cubin for the device's side alone.
+# compile WHAT SOURCE ARCHITECTURE...: one compilation for several architectures, two at a time. WHAT: -cubin for device
+# code only.
 compile() {
     local what=$1 source=$2 archs=()
     shift 2
@@ -25,17 +26,17 @@ compile() {
     "$NVCC" -x cu -std=c++17 -O3 -t 2 -DBACKEND_CUDA -I"$root" "${deps[@]}" -Werror all-warnings -Xptxas -v \
         -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O1 "${archs[@]}" "$what" "$source" -o program.o >ptxas.txt 2>&1
 }
-# no_spills PTXAS-OUTPUT: two registers outside of inner loops cost nothing that can be seen; more is refused.
+# no_spills PTXAS-OUTPUT: spilling two registers outside of inner loops costs nothing measurable; more is refused.
 no_spills() {
     ! awk '/Function properties for/ { name = $NF } /bytes spill stores/ && ($5 > 8 || $9 > 16) { print name ": " $0 }' "$1" | grep .
 }
-# C7510 to C7519: ptxas runs products one after another, or adds waits of its own. It only informs, which is no warning.
+# C7510 to C7519: ptxas serializes products or adds waits. These are notes, not warnings.
 as_written() { ! grep 'C751[0-9]' "$1"; }
 install_cuda_tools() { python3 -m venv "$1" && "$1/bin/pip" install -q nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm; }
 trainer() {
-    # Kernels are launched within these headers, so that the machine code is the trainer's, in a third of the time.
+    # Kernels are launched within these headers, so this gives the trainer's machine code in a third of the time.
     local architectures=(90a) what=-cubin source=kernels.cu arch kernels folder compiler
-    # With them the ladder's matrix product, which no header of the trainer includes.
+    # Also the ladder's matrix product, which no header of the trainer includes.
     local trainer=("$root"/llmc/ops.h "$root"/llmc/gpu/ops.cuh)
     [[ -z ${ALL:-} ]] || trainer=("$root"/train_gpt.cu)
     printf '#include "%s"\n' "${trainer[@]}" "$root"/dev/kernels/gemm_hopper.cuh >kernels.cu
@@ -49,7 +50,8 @@ trainer() {
     expect "no kernel spills more than two registers" no_spills ptxas.txt
     expect "ptxas takes wgmma as it is written" as_written ptxas.txt
 
-    # cuobjdump and the nvdisasm that it calls: of the toolkit or, where it is not whole, pip's; make test-sass gets these.
+    # cuobjdump and nvdisasm, which it calls: from the toolkit or, if that is incomplete, from pip; make test-sass installs
+    # them.
     for folder in "$(dirname "$(realpath "$NVCC")")" "$root"/build/cuda-tools/lib/python*/site-packages/nvidia/*/bin; do PATH=$PATH:$folder; done
     if [[ ${ONLY:-} == sass ]] && ! command -v cuobjdump >cuobjdump.txt; then
         expect "cuobjdump and nvdisasm" install_cuda_tools "$root/build/cuda-tools"
@@ -64,7 +66,7 @@ trainer() {
 [[ ${ONLY:-} == host ]] || trainer
 [[ ${ONLY:-} == host || -n ${ALL:-} ]] || exit 0
 
-# The benchmark: the syntax, as the compilation for the device reads it. ALL: tests and ladders as well, and to machine code.
+# The benchmark: syntax only, as compiled for the device. ALL: also tests and ladders, to machine code.
 compiled() { # SOURCE PRECISION
     local flags=(-fdevice-syntax-only -cubin) out
     [[ -z ${ALL:-} ]] || flags=(-cubin -Xptxas -v)
@@ -72,7 +74,7 @@ compiled() { # SOURCE PRECISION
     out=$(mktemp -p .)
     "$NVCC" -x cu -std=c++17 -DBACKEND_CUDA "${flags[@]}" -I"$root" "${deps[@]}" -Werror all-warnings \
         -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-parentheses,-O0 -gencode=arch=compute_90a,code=sm_90a "$1" -o "$out" >"$out.txt" 2>&1 &&
-        as_written "$out.txt" && { [[ $2 == fp32 ]] || no_spills "$out.txt"; } && return  # in fp32 norm_backward_kernel spills six
+        as_written "$out.txt" && { [[ $2 == fp32 ]] || no_spills "$out.txt"; } && return  # norm_backward_kernel: six in fp32
     cat "$out.txt"
     return 1
 }
@@ -89,7 +91,7 @@ check() { # "SOURCE PRECISION"...
     for program in "$@"; do expect "$(basename "$program") compiles with nvcc" compiled "${program% *}" "${program##* }"; done
 }
 mkdir first
-(cd first && check "${programs[@]:0:half}") &  # expect keeps output in the current directory
+(cd first && check "${programs[@]:0:half}") &  # in its own directory, as expect writes to the current one
 check "${programs[@]:half}"
 wait
 times >times.txt

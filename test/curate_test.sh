@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# train_gpt curate: what comes out is the same for any number of threads and interruptions, and nothing that is there is lost.
+# train_gpt curate: the output is the same for any number of threads and interruptions, and no existing file is lost.
 repository=$(realpath "$(dirname "$0")/..")
 . "$(dirname "$0")/lib.sh"
 
-# Documents of all kinds in two files: sound ones, short ones, repetitive ones, with mojibake.
+# Two files with documents of all kinds: good, short, repetitive, and with mojibake.
 mkdir -p raw/more
 awk 'BEGIN {
     for (i = 0; i < 400; i++) {
@@ -30,8 +30,8 @@ says "and says so" "is finished.*HINT"
 expect "so is a folder of other files" refused "$program" curate --input raw --output raw "${stages[@]}"
 says "by name" "raw is not empty"
 
-# Interruptions: at its start, by a file that cannot be used; then after whole shards, by a folder where the next one shall be.
-# The same command goes on; what it writes is what an undisturbed one writes.
+# Interruptions: at the start, by an unreadable file; then after complete shards, by a folder at the next shard's path. The
+# same command resumes, and gives the files of an uninterrupted run.
 mkdir raw2 && cp raw/a.jsonl raw2
 awk 'BEGIN { for (i = 0; i < 200; i++) print "{\"text\": \"end\"}" }' >raw2/b.jsonl
 expect "undisturbed" "$program" curate --input raw2 --output whole "${stages[@]}" --shard-size 50k
@@ -67,7 +67,7 @@ expect "to the same files" same whole cut
 counts_of() { sed -n '/"counts"/,$p' "$1/curate.json" | grep -v -e '"modified"' -e '"max-bad-lines"'; }
 expect "and the same counts" test "$(counts_of cut)" = "$(counts_of whole)"
 
-# The bad lines of files before the place where it goes on count, too.
+# Bad lines in files before the resume position count, too.
 mkdir raw3
 for file in a:15 b:10; do
     awk -v n="${file#*:}" 'BEGIN { for (i = 0; i < 200; i++) print "{\"text\": \"document " i " of a file\"}"; for (i = 0; i < n; i++) print "{" }' >"raw3/${file%:*}.jsonl"
@@ -81,7 +81,7 @@ expect "15 and 10 bad lines are more than 20" refused limited 20
 says "of all files" "(21 with those of other files), more than --max-bad-lines 20"
 expect "but not more than 25" limited 25
 
-# A run that has read nothing settles nothing: its advice can be followed.
+# A run that has read nothing fixes no options, so its hint can be followed.
 sed 's/"text"/"content"/' raw/a.jsonl >content.jsonl
 keys() { "$program" curate --input content.jsonl --output keys --normalize --output-format jsonl "$@"; }
 expect "another key is refused" refused keys
@@ -92,7 +92,7 @@ later() { "$program" curate --input later.jsonl --output later --normalize --out
 expect "an empty input is refused" refused later
 cp raw/a.jsonl later.jsonl
 expect "until it is filled" later
-# What is in files that options name counts as the options do.
+# A changed file that options name counts as changed options.
 cp -r tok tok2
 tokens() { "$program" curate --input raw2 --output tokens "${stages[@]}" --shard-size 50k --tokenizer tok2 --budget 1M; }
 tr '}' ' ' <mended >raw2/b.jsonl
@@ -142,7 +142,7 @@ done <<'END'
 --input raw --output out --normalize --min-language-score 0.9|--min-language-score counts for --language-model
 --input raw one/data --output out --weights raw=1e308 one/data=1e308|sum of the weights is not finite
 END
-# Kinds of what reaches a person, and words of one's own.
+# Kinds of personal data, and the user's own words.
 line="The children are playing with this old ball behind the house that we have seen today."
 echo "$line $line $line Write to ann.lee@example.com or to 8.8.8.8 about it. It is rude, zounds, to read." >person.txt
 expect "one kind is masked" "$program" curate --input person.txt --output masked --pii mask --pii-kinds email --output-format jsonl
@@ -169,7 +169,7 @@ printf 'input = ["raw"]\noutput = "from-file"\nnormalize = true\nheuristics = ["
 expect "options in a file" "$program" curate --config curate.toml
 expect "are the same options" same one from-file
 
-# Languages and quality: classifiers are trained, measured and used; the same model for any number of threads.
+# Languages and quality: classifiers are trained, evaluated and used; the model is the same for any number of threads.
 mkdir texts
 for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
     echo "The children $i are playing with this old ball behind the house that we have seen." >>texts/en.txt
@@ -219,7 +219,8 @@ done <<'END'
 --input mixed.txt --output x --language-model good.txt|is not a classifier.*HINT
 END
 expect "no model is left of those refused" test ! -e x
-# The whole corpus: b has a copy of a document of a, one that differs in a word, one that holds a question of a task, a repeated line.
+# The whole corpus: b has a copy of a document of a, one that differs in a word, one with a task's question, a repeated
+# line.
 mkdir two
 awk 'BEGIN {
     for (i = 0; i < 12; i++) {
@@ -263,7 +264,7 @@ expect "to their weights" awk '/ x/ { b++; next } { a++ } END { exit !(a > 2 * b
 expect "a source without a weight is refused" refused "$program" curate --input two/a.jsonl two/b.jsonl --output refused --weights a=1
 says "and named" "two/b.jsonl=0 leaves it out"
 
-# Each rule of `help rules` stands on the page with its threshold.
+# The page has each rule of `help rules`, with its threshold.
 COLUMNS=1000 "$program" help rules | { tr '\n' ' '; echo; } | sed 's/  \(gopher\|c4\|fineweb\)-/\n\1-/g' |
     sed -n 's/^\([a-z][a-z0-9-]*\) .*: \(.*\) (.*/`\1` \2/p' >rules.txt
 expect "37 rules" test "$(wc -l <rules.txt)" = 37
@@ -272,7 +273,7 @@ missing() {
 }
 expect "stand in dev/data/README.md" test -z "$(missing)"
 
-# Memory does not grow with the corpus, ten times the limit here.
+# Memory does not grow with the corpus, which here has ten times the limit.
 if [[ -n ${ALL:-} ]]; then
     for i in $(seq 60); do
         sed "s/\bword/word$i/g" raw/a.jsonl

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Disks and file systems that fail: writes that are lost or wrong, files that cannot be read for a while, no locks, no links. A save
-# is what was written or no save; a file that cannot be read is not called damaged; two runs never share a folder. The faults are
-# those of chaos/shim.c.
+# Failing disks and file systems: lost or wrong writes, temporarily unreadable files, no locks, no links. A checkpoint has the written
+# bytes or is not saved; an unreadable file is not reported as damaged; two runs never share a folder. chaos/shim.c injects the
+# faults.
 #   TRAIN_GPT=path/to/train_gpt test/disk_test.sh
 here=$(realpath "$(dirname "$0")")
 . "$(dirname "$0")/lib.sh"
@@ -14,7 +14,7 @@ expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --outp
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 S=(--num-layers 1 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --data-path text --seq-length 16 --micro-batch-size 2
     --global-batch-size 4 --lr 1e-3 --eval-iters 0 --threads 1)
-# faulty "VARIABLE=VALUE ..." OUT [OPTIONS]: a run of 20 steps with the shim's faults.
+# faulty "VARIABLE=VALUE ..." OUT [OPTIONS]: a run of 20 steps with faults from the shim.
 faulty() {
     local faults=$1 out=$2
     shift 2
@@ -27,7 +27,7 @@ same() {
 }
 EPERM=1 EIO=5 EXDEV=18 EINVAL=22 ENOLCK=37 ESTALE=116 always=1000000
 
-# ---- writes that are lost or wrong: the save is written again, and holds what was trained ----
+# ---- lost or wrong writes: the checkpoint is written again, and has the trained weights ----
 expect "undisturbed" faulty "CHAOS_COUNT=count CHAOS_PART=.step_" whole
 writes=$(sed -n 's/^pwrite //p' count.0)
 expect "a save has $writes writes at positions" test "$writes" -ge 8

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The emulator (test/emu) finds what it promises to find: each mistake of test/emu/faults.cu, and nothing in the same kernels
-# without it. Built here three times: as it is, with AddressSanitizer and UBSan, with ThreadSanitizer.
+# The emulator (test/emu) finds each mistake of test/emu/faults.cu, and nothing in the same kernels without it. Built here
+# three times: plain, with AddressSanitizer and UBSan, with ThreadSanitizer.
 #   test/emulator_test.sh        CXX=g++
 source=$(dirname "$(realpath "$0")")/..
 TRAIN_GPT=/bin/true
@@ -18,11 +18,12 @@ expect "builds" build plain
 expect "builds with AddressSanitizer" build asan -fsanitize=address,undefined -fno-sanitize-recover=all
 expect "builds with ThreadSanitizer" build tsan -fsanitize=thread
 export TSAN_OPTIONS=halt_on_error=0:exitcode=66
-# Address layouts with more random bits than ThreadSanitizer can take exist; this asks for a fixed one where that is allowed.
+# Some kernels randomize addresses by more bits than ThreadSanitizer supports; this requests a fixed layout where that is
+# allowed.
 fixed_layout=()
 setarch -R true 2>/dev/null && fixed_layout=(setarch -R)
 
-# Every order is silent about correct kernels.
+# Correct kernels give no report in any order.
 right() { [[ $("$@" 2>&1) == right ]]; }
 for name in $(./plain); do
     ok=1
@@ -43,7 +44,7 @@ found=0
 for seed in $(seq 1 $SEEDS); do [[ $(EMU_SEED=$seed ./plain missing_copy_wait) == wrong ]] && found=$((found + 1)); done
 expect "missing_copy_wait: a wrong result in $found of $SEEDS orders" test $found -ge $((SEEDS * 9 / 10))
 
-# line PATTERN: the line of faults.cu that holds it.
+# line PATTERN: the number of the first matching line of faults.cu.
 line() { grep -n -- "$1" "$source/test/emu/faults.cu" | head -n 1 | cut -d: -f1; }
 report() { # NAME PROGRAM FAULT PATTERN...: PROGRAM FAULT fails, and its report has every pattern
     local name=$1 program=$2 fault=$3 pattern
@@ -62,7 +63,7 @@ for name in missing_barrier missing_barrier_before_overwrite missing_barrier_in_
 done
 report "both lines of a race" tsan missing_barrier_before_overwrite "faults.cu:$(line 'const float neighbour')" "faults.cu:$(line 'x.threadIdx.x. = neighbour')"
 
-# What runs other projects' kernels (test/emu/foreign/run.sh), on a program of ours in their style.
+# The script for other projects' kernels (test/emu/foreign/run.sh), on a program of ours in their style.
 foreign=$source/test/emu/foreign
 sed -E -f "$foreign/launches.sed" "$foreign/smoke.cu" >smoke.cu
 expect "a foreign program builds" "$CXX" -std=c++17 -O0 -w -DBACKEND_EMU -I"$foreign/include" -I"$source/test/emu" -include adapter.h -fopenmp \

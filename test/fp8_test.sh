@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Training in FP8: it ends where bf16 ends, switches without a jump, resumes to the bit, means the same on every layout and under
-# every policy of recomputation, and refuses what it cannot do.
+# Training in FP8: reaches bf16's loss, switches without a jump, resumes to the bit, gives the same result on every layout
+# and with every recompute policy, and refuses unsupported combinations.
 #   TRAIN_GPT=build/cpu-bf16/train_gpt test/fp8_test.sh      ALL=1: every family with every recipe and layout (make test-all)
 . "$(dirname "$0")/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
 allow_mpirun_everywhere
-export ASAN_OPTIONS=detect_leaks=0 # MPI keeps some memory
+export ASAN_OPTIONS=detect_leaks=0 # MPI does not free all its memory
 
-# Text with something to learn over some hundred steps: sentences from a few rules, with numbers that follow from each other.
+# Text with something to learn within some hundred steps: sentences from a few rules, with numbers that determine each
+# other.
 awk 'BEGIN { srand(3); split("king queen priest farmer smith child", who); split("gave sold showed lent", did); split("sheep bread gold cloth wood", what);
     for (i = 0; i < 4000; i++) { a = int(rand() * 6) + 1; b = int(rand() * 4) + 1; c = (a * b) % 5 + 1; d = int(rand() * 6) + 1;
         printf "the %s of city %d %s %d %s to the %s%s\n", who[a], a * 3 + b, did[b], (a + d) * 2, what[c], who[d], i % 6 == 5 ? "\n" : "" } }' >text.txt
@@ -33,11 +34,12 @@ same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" && cmp 
 state() { sed -n '/"fp8"/,/"fp8_start"/p' "$1/latest/training/state.json"; }
 same_state() { [[ -n $(state "$1") && $(state "$1") == "$(state "$2")" ]]; }
 valid_loss() { sed -n 's/.*"kind":"valid".*"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
-# A is at most PERCENT % from B.
+# within PERCENT A B: A exceeds B by at most PERCENT %.
 within() { awk -v p="$1" -v a="$2" -v b="$3" 'BEGIN { exit !(b > 0 && a <= (1 + p / 100) * b && a >= (1 - p / 100) * b) }'; }
 
-# Some hundred steps of each family, until the learning rate has decayed: beside bf16's validation loss. Trainings this small are up
-# to 8% from each other by a rounding alone, with another seed or on another unit of the CPU, their mean a half or a third of that.
+# Some hundred steps of each family, until the learning rate has decayed: validation loss compared with bf16's. Runs this
+# small differ by up to 8% after a single rounding difference, with another seed or another vector unit of the CPU; their
+# mean by a half or a third of that.
 for name in gpt2 ${ALL:+bloom llama}; do
     steps=400 threads=2 expect "$name in bf16" train 1 $name "$name bf16"
     for recipe in "hybrid --fp8-recipe delayed" "hybrid --fp8-recipe current" "e4m3 --fp8-start 40"; do
@@ -53,14 +55,14 @@ mean=$(awk '$2 > 0 { sum += $1 / $2; n++ } END { if (n == 5) print sum / n }' lo
 [[ -z ${ALL:-} ]] || expect "all five, of bf16's losses on average: $mean, within 4% of 1" within 4 "${mean:-0}" 1
 different() { ! cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors" >/dev/null; }
 
-# The switch: no jump, and the steps before are bf16's.
+# The switch: no jump, and the steps before have bf16's losses.
 steps=60 expect "bf16 for 60 steps" train 1 llama plain
 steps=60 expect "FP8 from step 30 on" train 1 llama switch --fp8 hybrid --fp8-start 30 --save-every 20 --keep 0
 expect "it is another arithmetic" different plain switch
 expect "the steps before are bf16's to the bit" cmp <(losses plain | head -n 30) <(losses switch | head -n 30)
 jump() { paste <(losses plain) <(losses switch) | awk 'NR > 30 { d = $4 - $2; sum += d; squares += d * d; n++; if (d > 0.05 || d < -0.05) bad = 1 } END { exit bad || n != 30 || squares == 0 }'; }
 expect "the steps after are near" jump
-# Resumed before (in the measuring steps), at and after the switch.
+# Resumed before (while measuring), and after the switch.
 for step in 20 40; do
     steps=60 expect "resumed at $step" train 1 llama "resumed $step" --fp8 hybrid --fp8-start 30 --resume "switch/step_000000$step"
     expect "resumed at $step: every bit" same switch "resumed $step"
@@ -76,7 +78,7 @@ says "by the option's name" "--fp8-margin is 1"
 steps=50 expect "back to bf16" train 1 llama back --resume switch/step_00000040 --override fp8-format fp8-start train-iters
 expect "it goes on" test "$(losses back | wc -l)" == 10
 
-# auto: two windows of 64 steady steps after the warm-up of 10, then 8 that measure.
+# auto: two windows of 64 steady steps after the warm-up of 10, then 8 steps of measuring.
 steps=160 expect "auto, on a loss that stands still" train 1 llama auto --fp8 hybrid --fp8-start auto --exp-avg-sq-dtype bf16 --lr 1e-9 --min-lr 0 --save-every 130 --keep 0
 switched() { sed -n 's/.*"step":\([0-9]*\),.*"event":"fp8".*/\1/p' "$1/log.jsonl"; }
 expect "FP8 begins when it is known" test "$(switched auto)" == 146
@@ -86,13 +88,14 @@ expect "with the same bits" same auto auto2
 steps=160 expect "auto, on a loss that falls" train 1 llama falling --fp8 hybrid --fp8-start auto
 expect "stays in bf16" test -z "$(switched falling)"
 
-# Recomputation quantises again to the same codes; weights' transposes are the same whether kept or made before each product.
+# Recomputation quantizes to the same codes again; weight transposes are the same whether kept or computed before each
+# product.
 for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid --fp8-start 8 --first-last-layers-bf16"; do
     for name in gpt2 llama olmo2 gemma; do
         [[ -n ${ALL:-} || $name == gpt2 || $name == llama || $options == *start* ]] || continue
         # shellcheck disable=SC2086
         expect "$name $options" train 1 $name none $options
-        # In one layer of three: the others keep codes, which in the shared block would be overwritten.
+        # Recompute one layer of three: the others keep codes, which the shared block would overwrite.
         for policy in "full" "full --recompute-num-layers 1" "selective --fp8-weight-transpose on-the-fly" "mlp"; do
             # shellcheck disable=SC2086
             expect "$name $options, $policy recomputation" train 1 $name again $options --recompute $policy
@@ -102,7 +105,7 @@ for options in "--fp8 hybrid" "--fp8 hybrid --fp8-recipe current" "--fp8 hybrid 
         rm -rf none
     done
 done
-# So does another number of micro-batches not change the scales' measure.
+# Nor does another number of micro-batches change the scales' unit.
 expect "micro-batches of 2" train 1 llama two --fp8 hybrid --train-iters 4
 expect "micro-batches of 4" train 1 llama four --fp8 hybrid --train-iters 4 --micro-batch-size 4
 expect "near each other" near_losses two four 4 0.005
@@ -123,7 +126,7 @@ for options in "--fp8 hybrid --fp8-start 5" "--fp8 hybrid --fp8-recipe current";
     done
     rm -rf one onegpt
 done
-# Without clipping, as the norm of the gradients is added up in another order.
+# Without clipping, since the gradient norm's order of summation differs.
 expect "one rank" train 1 llama one --fp8 hybrid --clip-grad 0 --save-every 8 --keep 0
 expect "a pipeline" train 2 llama pipeline --fp8 hybrid --clip-grad 0 --pp 2 --fp8-weight-transpose on-the-fly
 expect "has one rank's bits" same one pipeline
@@ -131,7 +134,7 @@ expect "and scales" same_state one pipeline
 expect "four ranks resume one's run" train 4 llama more --fp8 hybrid --clip-grad 0 --tp 2 --pp 2 --resume one/step_00000008 --fp8-weight-transpose on-the-fly
 expect "of the steps after" near_losses one more 8 0.01
 
-# What cannot be.
+# Unsupported combinations.
 expect "a width that is no multiple of 16: refused" refused train 1 gpt2 x --fp8 hybrid --hidden-size 72
 says "says which" "multiples of 16; the width is 72"
 expect "rows that are none: refused" refused train 1 gpt2 x --fp8 hybrid --seq-length 41

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/gpu_minutes.sh with a pack of stand-ins: a row for each experiment with what was predicted; a test that fails, crashes or
-# hangs, a benchmark that fails, hangs or is missing, a training that differs, is a row that says FAILED, what was known before
-# stays; what is not there is skipped by name; rows outlive a kill; too few GPUs are refused.
-# ALL=1: also with the emulator's programs, from a pack that scripts/gpu_pack.sh makes.
+# scripts/gpu_minutes.sh with a pack of fake programs: each experiment has a row with its prediction; a test that fails,
+# crashes or hangs, a benchmark that fails, hangs or is missing, or a training run that differs gives a row with FAILED that
+# keeps earlier results; missing tools are skipped by name; rows outlive a kill; too few GPUs are refused.
+# ALL=1: also with the emulator's programs, from a pack made by scripts/gpu_pack.sh.
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"
@@ -43,7 +43,7 @@ case $1 in
 esac
 [[ $FAULT != "hang$1" && $FAULT != hang ]] || sleep 100
 M
-# Tests, each process one; trains on paper. FAULT: bits: each run has other losses; far: the GPU's differ from the CPU's.
+# Fake tests, one per process; fake training. FAULT: bits: each run has other losses; far: the GPU's differ from the CPU's.
 program pack/gpu_tests <<'M'
 if [[ $1 != train_gpt ]]; then
     echo "[ RUN      ] A.${GTEST_SHARD_INDEX}"
@@ -73,7 +73,7 @@ cp pack/gpu_tests pack/gpu_tests_fp32
 for ladder in adamw classifier rmsnorm_backward attention gemm; do program "pack/ladder_$ladder" <<<'echo "rung 4: 98% of copy"'; done
 for ((i = 1; i <= 8; i++)); do echo "{\"kind\":\"step\",\"step\":$i,\"loss\":$((100 - i)),\"step_ms\":2.5}"; done | tee pack/cpu.jsonl >pack/cpu-fp8.jsonl
 export PATH=$work/bin:$PATH OUT=$work/out STEPS=8 FAULT=
-# part NAME STATUS ARGUMENT...: the experiments, with an empty table, end with this status.
+# part NAME STATUS ARGUMENT...: the experiments, starting with an empty table, exit with this status.
 part() {
     local name=$1 status=$2 got
     rm -rf out
@@ -81,11 +81,11 @@ part() {
     got=$?
     if [[ $got == "$status" ]]; then echo "ok: $name"; else echo "FAILED: $name: status $got, not $status"; cat out.txt; fi
 }
-# row NAME PATTERN: a row of the last table.
+# row NAME PATTERN: the last table has this row.
 row() {
     if grep -q "^| .*$2" out/table.md; then echo "ok: $1"; else echo "FAILED: $1: no '$2' in:"; cat out/table.md; fi
 }
-# fault NAME FAULT EXPERIMENT PATTERN: a planted fault is found.
+# fault NAME FAULT EXPERIMENT PATTERN: the experiment detects an injected fault.
 fault() {
     FAULT=$2 part "$1: status 1" 1 "$3"
     row "$1: a row" "FAILED: .*$4"
@@ -120,7 +120,7 @@ fault "a finding of memcheck" memcheck memcheck "memcheck: process 0 ended with 
 for name in attention gemms profile; do
     fault "bench --$name that fails" "bench--$name" $name "exit status 3: error: no memory"
 done
-BUDGET=15 fault "a bench that hangs" hang--gemms gemms "exit status 124.*first suggestion 600"  # what it measured before is kept
+BUDGET=15 fault "a bench that hangs" hang--gemms gemms "exit status 124.*first suggestion 600"  # earlier results are kept
 mv pack/bench bench
 fault "a program that is not there" "" gemms "bench is not in .*make gpu-pack builds it"
 mv bench pack/
@@ -136,7 +136,7 @@ says "are skipped by name" "skipped: there is no ncu"
 says "each" "skipped: there is no compute-sanitizer"
 mv ncu compute-sanitizer bin/
 
-# A cut in the middle: rows before it stay; what there is no time for says so.
+# Time runs out in the middle: earlier rows stay; experiments without time left say so.
 FAULT=hang BUDGET=4 part "no time left: status 1" 1 attention gemms profile ncu
 row "is said" "skipped: the 4 s are over"
 rm -rf out

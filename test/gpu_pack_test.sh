@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/gpu_pack.sh with stand-ins for make and the programs: everything that gpu_minutes.sh needs is in the folder, stripped, with
-# the libraries that a GPU machine may lack; a folder that is too large, a library that is nowhere, a glibc that is too new are
-# refused. (The real pack, a quarter of an hour of nvcc, is checked by the same lines whenever it is built.)
+# scripts/gpu_pack.sh with fake programs and a fake make: the folder has everything that gpu_minutes.sh needs, stripped,
+# with the libraries that a GPU machine may lack; a folder that is too large, a missing library, or a glibc that is too new
+# is refused. (The real pack, a quarter of an hour of nvcc, runs the same checks whenever it is built.)
 root=$(realpath "$(dirname "$0")/..")
 TRAIN_GPT=/bin/true
 . "$root/test/lib.sh"
@@ -9,14 +9,14 @@ mkdir -p tree/scripts tree/dev/kernels tree/llmc/x tree/build/cpu-bf16 bin
 cp "$root"/scripts/gpu_{pack,minutes,steps}.sh tree/scripts/
 touch tree/dev/kernels/adamw.cu tree/llmc/a.h tree/llmc/x/b.h tree/train_gpt.cu
 
-# compiled NAME FLAGS... from standard input
+# compiled NAME FLAGS...: compiles standard input.
 compiled() { gcc -x c - -g -o "$1" "${@:2}"; }
 echo 'int answer(void) { return 42; }' | compiled libanswer.so -shared -fPIC -Wl,-soname,libanswer.so.3
 mv libanswer.so libanswer.so.3
 echo 'int main(void) { return 0; }' | compiled plain
 echo 'int main(void) { return 0; }' | compiled needy -Wl,--no-as-needed -x none ./libanswer.so.3
 echo 'char large[60 << 20] = {1}; int main(void) { return 0; }' | compiled large
-# What make is asked for; FAULT=make: building fails. bench is $BENCH.
+# Fake make; FAULT=make: the build fails. bench is $BENCH.
 cat >bin/make <<'M'
 #!/bin/bash
 set -e

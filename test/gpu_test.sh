@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The GPU's trainer, on the emulator or a GPU, against the CPU's: the same losses for each family and option, the same bits twice
-# and after a resume, generation, evaluation, and what it refuses.
+# The GPU's trainer, on the emulator or a GPU, compared with the CPU's: the same losses for each family and option, the same
+# bits when repeated and after a resume, generation, evaluation, and refusals.
 #   TRAIN_GPT=build/cpu-bf16/train_gpt GPU_TRAIN_GPT=build/emu-bf16/train_gpt test/gpu_test.sh
 gpu=$(realpath "${GPU_TRAIN_GPT:-build/emu-bf16/train_gpt}")
 . "$(dirname "$0")/lib.sh"
@@ -31,15 +31,15 @@ train() { # PROGRAM NAME OUT OPTIONS...
     # shellcheck disable=SC2086
     "$trainer" train ${run[$name]} "${small[@]}" --out "$out" "$@"
 }
-# Losses differ by roundings to bf16 in another place; four steps of a small model let them grow to no more than this.
+# bf16 rounds in other places; in four steps of a small model losses differ by no more than this.
 near() { near_losses "$1" "$2" 4 0.01; }
 for name in "${!run[@]}"; do
     expect "$name: trains" train "$gpu" "$name" "$name-gpu"
     expect "$name: trains on the CPU" train "$program" "$name" "$name-cpu"
     expect "$name: the CPU's losses" near "$name-cpu" "$name-gpu"
 done
-# Queries' gradients added up in any order: with rotary positions, grouped heads of 128 and some recomputation; with ALiBi, heads
-# of 64 and all of it.
+# Query gradients summed in any order: with rotary positions, grouped heads of 128 and some recomputation; with ALiBi, heads
+# of 64 and full recomputation.
 for name in llama-128 bloom-64; do
     expect "$name --nondeterministic-attention: trains" train "$gpu" "$name" unordered --nondeterministic-attention
     expect "$name --nondeterministic-attention: the CPU's losses" near "$name-cpu" unordered
@@ -52,7 +52,7 @@ says "a note that it changes nothing" "note: --nondeterministic-attention change
 expect "--nondeterministic-attention with --detect-nondeterminism: refused" refused train "$gpu" gpt2 x --nondeterministic-attention --detect-nondeterminism 2
 expect "--nondeterministic-attention on the CPU: refused" refused train "$program" gpt2 x --nondeterministic-attention
 says "where it is for" "is for GPUs"
-# In FP8; the tensor cores' sums are shorter than the CPU's.
+# In FP8; the tensor cores accumulate with fewer bits than the CPU.
 for name in gpt2 llama olmo2; do
     for options in "--fp8 hybrid --fp8-start 3" "--fp8 e4m3 --fp8-recipe current --main-grads-dtype bf16 --fp8-weight-transpose on-the-fly"; do
         [[ $name != olmo2 || $options == *start* ]] || continue
@@ -62,7 +62,7 @@ for name in gpt2 llama olmo2; do
         rm -rf fp8-cpu fp8-gpu
     done
 done
-if [[ $gpu == *emu* ]]; then  # what a kernel takes, by a table in which one takes more, or is missing
+if [[ $gpu == *emu* ]]; then  # the kernels' resources, compared with a table in which one needs more, or is missing
     sed 's/^\(| adamw_kernel[^|]*|\) [0-9]*/\1 257/' "${EMU_RESOURCES:?}" >heavy.md
     EMU_RESOURCES=heavy.md expect "a kernel with too many registers: refused" refused train "$gpu" gpt2 heavy
     says "by name" "adamw_kernel.*too many resources requested for launch"
@@ -70,7 +70,7 @@ if [[ $gpu == *emu* ]]; then  # what a kernel takes, by a table in which one tak
     EMU_RESOURCES=lacks.md expect "a kernel that the table lacks: refused" refused train "$gpu" gpt2 lacks
     says "it says which, and what to do" "lacks adamw_kernel<.*>; HINT: make test-sass WRITE=1"
 fi
-# On several ranks, which have 12 rows of a norm's codes each: only codes that are transposed want multiples of 16.
+# On several ranks, with 12 rows of a norm's codes each: only transposed codes need multiples of 16.
 if [[ $gpu == *emu* ]]; then
     allow_mpirun_everywhere
     ranks() { EMU_DEVICES=4 timeout -k 1 300 "${MPIRUN:-mpirun}" -n 4 "$program_of_ranks" train ${run[llama]} "${small[@]}" --num-query-groups 4 --seq-length 48 --micro-batch-size 1 --fp8 hybrid --tp 4 --out "$@"; }
@@ -80,18 +80,19 @@ if [[ $gpu == *emu* ]]; then
     program_of_ranks=$gpu expect "FP8 on 4 ranks: transfers before and after the products" ranks fp8-apart --no-overlap
     same_weights() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
     expect "FP8 on 4 ranks: the bits of transfers during the products" same_weights fp8-gpu fp8-apart
-    # The stage behind trains nothing: its part of a checkpoint has no bytes, and is written while the stage before goes on.
+    # The second stage trains nothing: its part of a checkpoint has no bytes, and is written while the first stage
+    # continues.
     tuned() { EMU_DEVICES=2 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --model gpt2-gpu --data-path text --seq-length 32 --micro-batch-size 2 --global-batch-size 4 --train-iters 6 --lr 1e-2 --eval-iters 0 --prompt-tokens 4 --pp 2 --save-every 2 --keep 0 --out tuned; }
     expect "prompt tuning over two stages saves on the way" tuned
     expect "three times" test "$(find tuned -maxdepth 1 -name 'step_*' | wc -l)" == 3
-    # NCCL allocates at a communicator's first use; that comes before memory is planned. Of 90 MiB the libraries take 32 and NCCL
+    # NCCL allocates at a communicator's first use, which precedes the memory plan. With 90 MiB, the libraries take 32 and NCCL
     # 48; the run needs 20.
     pair() { EMU_DEVICES=2 EMU_MEMORY_MB=$1 EMU_NCCL_MEMORY_MB=48 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train --hidden-size 256 --num-attention-heads 4 "${small[@]}" --eval-iters 0 --out "pair $1" "${@:2}"; }
     expect "NCCL's memory: planned on two ranks" pair 60000 --dry-run
     says "NCCL's memory: one communicator" "NCCL, already allocated  *48.0 MiB"
     expect "NCCL's memory: too little for both is refused" refused pair 90
     says "NCCL's memory: before training" "this run needs .* of GPU memory"
-    # By the events on its stream, a rank knows how long it has waited.
+    # Events on its stream show a rank how long it has waited.
     slow() { EMU_DEVICES=2 TRAIN_GPT_FAULTS=slow=1-5:1 timeout -k 1 60 "${MPIRUN:-mpirun}" -n 2 "$gpu" train ${run[llama]} "${small[@]}" --eval-iters 0 --out "slow $1" $1; }
     for options in "--zero 1" "--tp 2" "--pp 2"; do
         expect "a slow rank, $options" slow "$options"
@@ -102,7 +103,7 @@ if [[ $gpu == *emu* ]]; then
 fi
 same() { cmp "$1/latest/training/master.safetensors" "$2/latest/training/master.safetensors"; }
 EMU_CALLS=calls-of-4 expect "again" train "$gpu" llama-128 again
-if [[ $gpu == *emu* ]]; then  # what is made once is not made again in a step
+if [[ $gpu == *emu* ]]; then  # one-time setup is not repeated in a step
     EMU_CALLS=calls-of-3 expect "fewer steps" train "$gpu" llama-128 fewer --train-iters 3
     once() { grep -E '^(cuTensorMapEncodeTiled|cudaFuncSetAttribute|cudaMalloc|cudaMallocHost|cublasLtMatmulAlgoCheck) ' "$1"; }
     alike() { test "$(once calls-of-3 | wc -l)" == 5 && diff <(once calls-of-3) <(once calls-of-4); }
@@ -118,7 +119,7 @@ expect "resumes" train "$gpu" llama-128 resumed --resume whole/step_00000003
 expect "the same bits after a resume" same whole resumed
 expect "the file of algorithms" grep -q "cuBLASLt" cache/train_gpt/gemm.txt
 
-# The optimizer's state in the host's memory: the same files, and a checkpoint of either kind resumes as the other.
+# The optimizer's state in host memory: the same files, and each kind's checkpoints resume as the other.
 same_files() { diff -r -x state.json -x manifest.json "$1/latest/" "$2/latest/"; }
 health() { grep -o '"kind":"health".*' "$1/log.jsonl"; }
 same_health() { diff <(health resident) <(health offloaded); }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every rung of every ladder (dev/kernels) against the CPU's plain loops, on small odd sizes; and what their options do.
+# Every kernel of every ladder (dev/kernels) against the CPU's plain loops, at small odd sizes; and the ladders' options.
 #   LADDERS="build/emu-bf16/ladder_adamw ..." test/ladders_test.sh
 # shellcheck disable=SC2086
 tests=$(realpath "$(dirname "$0")")
@@ -12,7 +12,7 @@ for ladder in $ladders; do
     "$ladder" --sizes small >rungs.txt 2>&1
     status=$?
     grep '^ok: \|^FAILED: \|^skipped: ' rungs.txt
-    # A crash is no rung's FAILED.
+    # A crash prints no FAILED for a kernel, so check the status too.
     expect "$name: every rung is right" test $status == 0 -a "$(grep -c '^ok: ' rungs.txt)" -ge 3
     expect "$name: one rung alone" "$ladder" --sizes small --kernel 2
     says "$name: rung 2" "^ok: .* 2, "
@@ -28,7 +28,7 @@ says "where to look" "HINT: --help"
 expect "--help" "$ladder" --help
 says "what there is" "--kernel N"
 
-# Without Hopper's instructions the rung that needs them says so, and is no failure.
+# Without Hopper's instructions the kernel that needs them is reported as skipped, not failed.
 for ladder in $ladders; do
     [[ $ladder == *emu*/ladder_attention ]] || continue
     expect "before Hopper" env EMU_CAPABILITY=80 "$ladder" --kernel 4

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Low-rank adapters from the command line: trained, also with dropout and in FP8, resumed to the same bits, read by eval and generate,
-# merged; the model under them stays as it was; bad input is refused by name.
+# Low-rank adapters from the command line: training, also with dropout and in FP8; resume to the same bits; eval, generate
+# and merge; the base model stays unchanged; bad input is refused by name.
 #   TRAIN_GPT=path/to/train_gpt test/lora_test.sh
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
@@ -45,7 +45,7 @@ for name in llama gpt2 bloom; do
     expect "$name: writes text" "$program" generate --adapter "$name-lora" --prompt "in the year" --max-new-tokens 5
 done
 
-# ---- samples longer than the longest sequence: as if config.json said so, where positions are not learned ----
+# ---- samples longer than the model's maximum: as if config.json allowed them, unless positions are learned ----
 for name in llama bloom; do
     cp -r "$(realpath "$name/latest")" "$name-longer"
     sed -i 's/"\(max_position_embeddings\|seq_length\)": 24/"\1": 60/' "$name-longer/config.json"
@@ -68,7 +68,7 @@ expect "its files" "$program" inspect fp32-merged/model.safetensors
 says "are fp32" "lm_head.weight .*F32"
 expect "and it says so" grep -q '"torch_dtype": "float32"' fp32-merged/config.json
 
-# ---- one process that a launcher has started; a damaged checkpoint ----
+# ---- one process started by a launcher; a damaged checkpoint ----
 expect "merge under mpirun" "${MPIRUN:-mpirun}" -n 1 "$program" export --merge --adapter llama-lora --out launched-merged
 expect "the same model" cmp launched-merged/model.safetensors llama-merged/model.safetensors
 cp -r llama-lora spoiled
@@ -76,7 +76,7 @@ printf x | dd of="$(realpath spoiled/latest)/adapter_model.safetensors" bs=1 see
 expect "a damaged adapter" refused "$program" inspect spoiled
 says "is told" "adapter_model.safetensors is damaged"
 
-# ---- dropout of their input ----
+# ---- dropout on the adapters' input ----
 dropped=(--model llama --lora-rank 4 --lora-dropout 0.2 --train-iters 6 --lr 1e-2)
 expect "dropout" train "${dropped[@]}" --save-every 3 --keep 0 --out dropped
 says "the plan says so" "dropout 0.2"
@@ -88,7 +88,7 @@ expect "recomputed, one sample at a time" train "${dropped[@]}" --recompute full
 expect "the same losses" near_losses dropped dropped-ones 6 0.01
 expect "another sum of roundings than without dropout" refused near_losses dropped llama-lora 6 0.001
 
-# ---- in FP8: the frozen weights' products alone ----
+# ---- in FP8: only the frozen weights' products ----
 fp8=(--model fp8 --lora-rank 4 --train-iters 12 --lr 1e-2)
 # shellcheck disable=SC2086
 expect "a model of multiples of 16" train ${family[llama]} --num-layers 2 --hidden-size 64 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3 --seq-length 32 --out fp8

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The emulated NCCL (test/emu/nccl.h): the checks of test/emu/nccl_check.cpp on 1, 2 and 4 ranks, and how a run ends in which a
-# rank waits for ever or gives up. A launch has 60 seconds.
+# The emulated NCCL (test/emu/nccl.h): the checks of test/emu/nccl_check.cpp on 1, 2 and 4 ranks, and how a run ends if a
+# rank waits forever or gives up. Each launch has 60 seconds.
 #   test/nccl_test.sh        MPICXX=mpicxx MPIRUN=mpirun
 source=$(dirname "$(realpath "$0")")/..
 TRAIN_GPT=/bin/true

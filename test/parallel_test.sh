@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The trainer on several ranks under mpirun: layouts train to one rank's losses, checkpoints resume on any other layout, and what
-# is wrong ends every rank at once and says why. (test/parity_check.cu compares gradients of every layout.)
+# The trainer on several ranks under mpirun: every layout has one rank's losses, checkpoints resume on any other layout, and
+# an error ends every rank at once with its reason. (test/parity_check.cu compares gradients of every layout.)
 #   TRAIN_GPT=build/cpu-bf16/train_gpt test/parallel_test.sh
 . "$(dirname "$0")/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
@@ -9,7 +9,7 @@ if ! command -v "$MPIRUN" >/dev/null; then
     exit 1
 fi
 allow_mpirun_everywhere
-export ASAN_OPTIONS=detect_leaks=0 # MPI keeps some memory
+export ASAN_OPTIONS=detect_leaks=0 # MPI does not free all its memory
 
 for i in $(seq 1 300); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
@@ -25,7 +25,7 @@ train() { # RANKS OUT OPTIONS...
     [[ $n == 1 ]] || launch=(timeout -k 1 120 "$MPIRUN" -n "$n")
     "${launch[@]}" "$program" train "${small[@]}" "${length[@]}" --out "$out" "$@"
 }
-# Losses of bf16 runs, whose sums over ranks are rounded in other places.
+# Losses of bf16 runs, where sums over ranks are rounded in other places.
 near() { near_losses "$1" "$2" "$3" 0.01; }
 same() { cmp "$1/latest/training/$3.safetensors" "$2/latest/training/$3.safetensors"; }
 everything_same() { same "$1" "$2" exp_avg && same "$1" "$2" exp_avg_sq && cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
@@ -37,7 +37,8 @@ for layout in "2 --tp 2" "2 --zero 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2" "3 --
     expect "$layout" train "$n" "run $layout" $options
     expect "$layout: one rank's losses" near one "run $layout" 8
 done
-# A layer's MLP that is recomputed, gathers and all, beside layers where less is: the same bits in the same layout.
+# One layer's MLP is recomputed, including gathers, next to layers with less recomputation: the same bits in the same
+# layout.
 for layout in "2 --tp 2" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086
@@ -45,7 +46,8 @@ for layout in "2 --tp 2" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
     expect "$layout, an MLP recomputed: the same bits" everything_same "run $layout" again
     rm -rf again
 done
-# Many options of the block: norms on both sides and of heads, a window, sinks, and dropout, whose masks are the same everywhere.
+# Many options of the block: norms on both sides and of heads, a window, sinks, and dropout, whose masks are the same in
+# every layout.
 many=(--norm-place both --qk-layernorm --kv-channels 32 --window-size 9 --window-attn-skip-freq 2 --final-logit-softcapping 8 --softmax-type learnable --hidden-dropout 0.1
     --attention-dropout 0.1)
 expect "many options on one rank" train 1 many "${many[@]}"
@@ -58,7 +60,7 @@ done
 expect "a norm of all heads" train 1 whole --qk-layernorm-whole
 expect "cut over two ranks" train 2 "whole 2" --tp 2 --qk-layernorm-whole
 expect "one rank's losses" near whole "whole 2" 8
-# Virtual tokens are the first stage's alone, and whole on each of its ranks.
+# Virtual tokens are only on the first pipeline stage, and replicated on each of its ranks.
 tuned=(--model roomy --prompt-tokens 8 --prompt-encoder mlp)
 expect "a model with room for virtual tokens" train 1 roomy --max-position-embeddings 48
 expect "virtual tokens on one rank" train 1 virtual "${tuned[@]}"
@@ -70,7 +72,7 @@ for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1 --check-replicas 4 --sample-
 done
 expect "an odd number of them, split by rows, writes no samples: refused" refused train 2 x --tp 2 --sample-interval 4 --model roomy --prompt-tokens 7 --seq-length 39
 says "why" "--sample-interval"
-# Conversations, each behind virtual tokens of its own; without clipping, so that stages of a pipeline give one rank's bits.
+# Conversations, each preceded by its own virtual tokens; without clipping, so that pipeline stages give one rank's bits.
 for i in $(seq 1 60); do echo "{\"messages\": [{\"role\": \"user\", \"content\": \"city $((i % 17))\"}, {\"role\": \"assistant\", \"content\": \"$((i * 11 % 97)) sheep\"}]}"; done >chat.jsonl
 expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
 chat=("${tuned[@]}" --data-path chat --clip-grad 0)
@@ -82,8 +84,8 @@ for layout in "2 --pp 2 --vpp 2" "4 --tp 2 --zero 1" "2 --zero 0 --recompute ful
     expect "conversations, $layout: one rank's losses" near chat "chat $layout" 8
 done
 expect "conversations, a pipeline: one rank's bits" cmp chat/latest/adapter_model.safetensors "chat 2 --pp 2 --vpp 2/latest/adapter_model.safetensors"
-# Gradients and moments in bf16 are rounded by each element's place in the whole model, whoever holds it. Without clipping, as the
-# norm's summands are added in an order that follows from who holds what.
+# Gradients and moments in bf16 are rounded by each element's position in the whole model, on whichever rank. Without
+# clipping, as the norm's order of summation depends on the sharding.
 moments=(--main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0)
 expect "bf16 gradients and moments on one rank" train 1 moments "${moments[@]}"
 for layout in "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --tp 2 --pp 2"; do
@@ -94,7 +96,7 @@ for layout in "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 4" "4 --t
 done
 expect "the table says who holds the optimizer's state" grep -q "optimizer state sharded (ZeRO-1)" "moments 2 --zero 1 --ddp-bucket-size 4096/log.jsonl"
 expect "bf16 gradients and moments cut by ZeRO-1 or whole: the same bits" everything_same "moments 2 --zero 1 --ddp-bucket-size 4096" "moments 2 --zero 0"
-# Moments in 8 bits have no scales that a cut could change.
+# The scales of 8-bit moments do not depend on the sharding.
 eight=(--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8 --clip-grad 0)
 for layout in "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "2 --tp 2"; do
     read -r n options <<<"$layout"
@@ -108,8 +110,8 @@ expect "with every bit" everything_same "eight 2 --zero 0" "eight again"
 expect "8-bit moments become bf16" train 1 "eight wider" --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 --clip-grad 0 --resume "eight 1/step_00000003"
 expect "fp32 moments become 8-bit ones: refused" refused train 1 x "${eight[@]}" --clip-grad 1 --resume one/step_00000003
 says "says how it can be had" "exp-avg-dtype is \"fp8\"; the checkpoint was written with \"fp32\".*--override exp-avg-dtype"
-# Muon's matrices are whole: on one rank of each data-parallel group with ZeRO-1, gathered from tensor-parallel ranks, of which here
-# two hold the same keys and values.
+# Muon's matrices are whole: on one rank of each data-parallel group with ZeRO-1, or gathered from tensor-parallel ranks,
+# two of which have the same key/value heads here.
 muon=(--exp-avg-dtype bf16 --clip-grad 0 --check-replicas 4)
 for layout in "1 --optimizer normuon" "2 --optimizer normuon --zero 1" "2 --optimizer normuon --zero 0" "1 --optimizer muon" "4 --optimizer muon --tp 4"; do
     read -r n _ optimizer options <<<"$layout"
@@ -123,8 +125,8 @@ expect "Muon resumes" train 4 "muon again" --tp 4 "${muon[@]}"
 expect "with every bit" everything_same "muon 4 --tp 4" "muon again"
 expect "and on another layout" train 2 "muon elsewhere" "${muon[@]}"
 expect "with one rank's losses" near "muon 1 " "muon elsewhere" 5
-# What is written is what was trained, in whichever order the optimizer keeps it: in the foreground the files of the background, and
-# eval gives the loss of the run's validation.
+# The saved model is the trained one, in whichever order the optimizer stores it: saving in the foreground and in the
+# background gives the same files, and eval gives the run's validation loss.
 same_files() { diff -r -x state.json -x manifest.json "$1/latest/" "$2/latest/"; }
 valid_loss() { sed -n 's/.*"kind":"valid","step":8,"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl"; }
 for optimizer in adamw muon normuon; do
@@ -143,8 +145,8 @@ expect "another optimizer than the checkpoint's: refused" refused train 1 x "${m
 says "says which" "optimizer is \"adamw\"; the checkpoint was written with \"muon\""
 expect "NorMuon with exp_avg_sq in bf16: refused" refused train 1 x --optimizer normuon --exp-avg-sq-dtype bf16
 says "says why" "normuon keeps one number per row in exp_avg_sq"
-# A batch that grows: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first have more micro-batches on their
-# way than the last.
+# Batch size ramp-up: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first stages have more
+# micro-batches in flight than the last.
 ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }
 expect "ramp-up on one rank" ramp 1 "ramp"
 for layout in "4 --pp 2 --vpp 2" "4 --pp 4"; do
@@ -155,7 +157,7 @@ for layout in "4 --pp 2 --vpp 2" "4 --pp 4"; do
 done
 increment=4 expect "a size of the ramp-up that vpp cannot take: refused" refused ramp 4 x --pp 2 --vpp 2
 says "which it is" "reaches a global batch of 12, for which 3 micro-batches"
-# The moving average of the weights: of shards, of whole matrices (Muon), and resumed by another layout.
+# The moving average of the weights: of shards, of whole matrices (Muon), and after a resume on another layout.
 ema_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\).*"ema_loss":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
 ema_near() { paste <(ema_losses "$1") <(ema_losses "$2") | awk '{ d = $2 - $4; if (!(d <= 0.01 && d >= -0.01) || $1 != $3) bad = 1 } END { exit bad || NR < 1 }'; }
 average=(--ema-decay 0.9 --eval-fixed)
@@ -172,11 +174,11 @@ expect "EMA and Muon" train 2 "ema muon" "${average[@]}" --optimizer muon
 expect "EMA and Muon: resumed to the same bits" train 2 "ema muon again" "${average[@]}" --optimizer muon --resume "ema muon/step_00000003"
 same_ema() { cmp "$1/latest/ema/model.safetensors" "$2/latest/ema/model.safetensors"; }
 expect "EMA and Muon: the same average" same_ema "ema muon" "ema muon again"
-# Messages beside the computing or after it: the same bits.
+# Communication during computation or after it: the same bits.
 expect "many buckets" train 2 overlapped --ddp-bucket-size 4096
 expect "without overlap" train 2 waiting --ddp-bucket-size 4096 --no-overlap
 expect "overlap changes no bit" everything_same overlapped waiting
-# Tensor-parallel transfers next to the products, in bf16 and FP8, and without overlap. Gradients of either width.
+# Tensor-parallel transfers overlapped with products, in bf16 and FP8, and without overlap. Gradients in both precisions.
 for layout in "2 --tp 2" "4 --tp 4" "4 --tp 2 --pp 2 --fp8-format hybrid --main-grads-dtype bf16"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086
@@ -188,7 +190,7 @@ done
 waits() { [[ $(grep -c '"waiting_ms":{.*"data":[0-9]' "$1/log.jsonl") == 8 ]]; }
 expect "the log has the time of waiting" waits overlapped
 
-# Where the ranks' time goes, and the one for which the others wait.
+# How the ranks spend their time, and which one the others wait for.
 for options in "" "--tp 2" "--pp 2"; do
     # shellcheck disable=SC2086
     TRAIN_GPT_FAULTS=slow=1-16:1 expect "a slow rank $options" train 2 "slow $options" --train-iters $((${#options} ? 4 : 16)) $options
@@ -198,7 +200,7 @@ expect "it is named" grep -q '"event":"straggler","message":"rank 1 on .* is the
 expect "in the report as well" grep -q '<tr class="slowest"><th>1 on ' "slow /report.html"
 expect "a single rank has no such record" refused grep -q '"kind":"ranks"' one/log.jsonl
 
-# All ranks write the sample's text together.
+# All ranks generate the sample together.
 text() { grep -o '"kind":"sample".*"text":"[^"]*"' "$1/log.jsonl"; }
 for layout in "1 --tp 1" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
     read -r n options <<<"$layout"
@@ -218,7 +220,7 @@ for i in $(seq 1 40); do
     echo "{\"context\": \"in the year $((i * 37 % 1000)) the king\", \"choices\": [\" of city $((i % 17))\", \" birds\", \" gave\"], \"gold\": 0}"
 done >choice.jsonl
 for i in $(seq 1 40); do echo "{\"context\": \"in the year $i the king of\", \"target\": \" city\"}"; done >word.jsonl
-# The table's numbers: of every value the distance from one rank's is at most TOLERANCE.
+# The table's numbers: each is within TOLERANCE of one rank's.
 table_near() { paste <(grep -oE '^ *[a-z][a-z _]* +[0-9.]+' "$1" | grep -v speed) <(grep -oE '^ *[a-z][a-z _]* +[0-9.]+' "$2" | grep -v speed) |
     awk -v tolerance="$3" '{ d = $(NF / 2) - $NF; if (d < 0) d = -d; if (!(d <= tolerance * ($NF + 1)) || $1 != $(NF / 2 + 1)) { print; bad = 1 } } END { exit bad || NR < 3 }'; }
 generate 1 >text1.txt
@@ -244,14 +246,15 @@ expect "and say what to do" grep -q "2 ranks hold 2 copies of the model, one wri
 expect "the start-up table names the grid" train 4 x --tp 2 --pp 2 --dry-run
 says "its arithmetic" "4 ranks = tensor 2 x data 1 x pipeline 2"
 
-# ZeRO-1: 6 + 10 / D bytes per parameter on each of D ranks, 6 + 6 / D with moments in bf16, 4 + 6 / D with gradients, too; within 10%.
+# ZeRO-1: 6 + 10 / D bytes per parameter on each of D ranks, 6 + 6 / D with moments in bf16, 4 + 6 / D with gradients in
+# bf16 too; within 10%.
 state_bytes() { # RANKS OPTIONS...
     "$program" train --preset gpt2-124m --train-iters 1 --micro-batch-size 1 --global-batch-size 8 --dry-run --world "$@" |
         awk '/^ *(parameters|gradients \((fp32|bf16)\)|master weights \(lower 16 bits\)|Adam moments \((fp32|bf16)\)) .*iB$/ {
             unit = $NF == "GiB" ? 2^30 : $NF == "MiB" ? 2^20 : 2^10; sum += $(NF - 1) * unit } END { printf "%.3f", sum / 124439808 }'
 }
 for ranks in 1 4 8; do
-    for shares in "6 10" "6 8" "6 6" "4 6"; do # of each rank, and that ranks share
+    for shares in "6 10" "6 8" "6 6" "4 6"; do # bytes on each rank, and bytes sharded among ranks
         read -r own cut <<<"$shares"
         options=()
         [[ $cut == 10 ]] || options+=(--exp-avg-dtype bf16)
@@ -263,7 +266,7 @@ for ranks in 1 4 8; do
     done
 done
 
-# Written by one layout, resumed by others.
+# Saved by one layout, resumed by others.
 written="run 4 --tp 2 --pp 2"
 for layout in "1 --tp 1" "4 --tp 1" "4 --tp 4" "2 --pp 2"; do
     read -r n options <<<"$layout"
@@ -275,7 +278,7 @@ expect "the same layout: resumes" train 4 resumed --tp 2 --pp 2 --resume "$writt
 expect "the same layout: every bit" everything_same "$written" resumed
 expect "inspect finds the checkpoint intact" "$program" inspect "$written/latest"
 
-# A run that is killed goes on, on fewer ranks.
+# A killed run resumes on fewer ranks.
 (train 4 killed --tp 2 --pp 2 --train-iters 100000 --lr-decay-iters 8 >killed.txt 2>&1; echo $? >status.txt) &
 comes test -e killed/latest
 victim=$(pgrep -f "$program train .*--out killed " | tail -n 1)
@@ -288,7 +291,7 @@ expect "none is left" refused pgrep -f "$program train .*--out killed "
 expect "two ranks go on" train 2 killed --tp 1 --train-iters 12 --lr-decay-iters 8 --resume auto --override train-iters data-order
 expect "to the end" test -e killed/step_00000012
 
-# What is wrong is said once, with the arithmetic, and ends all.
+# An error is reported once, with the arithmetic, and ends all ranks.
 once() { [[ $(grep -c "$1" out.txt) == 1 ]]; }
 expect "4 ranks, tp 3: refused" refused train 4 x --tp 3
 says "the arithmetic" "4 ranks cannot be divided by tensor-model-parallel-size 3 x pipeline-model-parallel-size 1 = 3"
@@ -320,7 +323,7 @@ start=$SECONDS
 kill -STOP "$victim"
 while pgrep -f "$program train .*--out stuck " >/dev/null && [[ $((SECONDS - start)) -lt 30 ]]; do
     sleep 0.5
-    [[ $((SECONDS - start)) -gt 8 ]] && kill -CONT "$victim" 2>/dev/null # mpirun cannot end what is stopped
+    [[ $((SECONDS - start)) -gt 8 ]] && kill -CONT "$victim" 2>/dev/null # mpirun cannot end a stopped process
 done
 wait
 expect "a rank that hangs ends the run" test "$(cat status.txt)" != 0

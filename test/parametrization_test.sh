@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# muP and CompleteP from the command line: a run of the base's sizes has the bits of the standard parametrization, a larger one is an
-# ordinary model that others open, resumes to the same bits and not in another parametrization; the plan shows the factors; what
-# contradicts itself is refused. (test_parametrization_fp32.cpp has the factors themselves, parity_check.cu every layout of ranks.)
+# muP and CompleteP from the command line: a run with the base's sizes has the bits of the standard parametrization; a
+# larger one gives an ordinary model that other programs can load, resumes to the same bits and not with another
+# parametrization; the plan shows the factors; contradictions are refused. (test_parametrization_fp32.cpp checks the factors
+# themselves, parity_check.cu every layout of ranks.)
 #   TRAIN_GPT=path/to/train_gpt test/parametrization_test.sh
 . "$(dirname "$0")/lib.sh"
-export COLUMNS=200 # rows of the plan in one line
+export COLUMNS=200 # each row of the plan on one line
 
 for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
@@ -30,7 +31,7 @@ for optimizer in adamw muon "adamw --exp-avg-dtype bf16"; do
     expect "$optimizer: has them, too" same "standard $optimizer" "completep $optimizer"
 done
 
-# Four times as wide as its base, twice as deep, heads of twice the size.
+# Four times as wide as its base, twice as deep, with heads of twice the size.
 larger=(--parametrization completep --mup-base-width 16 --mup-base-depth 2 --mup-base-head-size 8)
 expect "larger than the base" train larger "${larger[@]}" --ema-decay 0.9
 expect "has other weights" differ larger "standard adamw"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Layouts of ranks against one rank (test/parity_check.cu): on the CPU in fp32 the main ones of 2 ranks, and a third of those of
-# 4, there and on the GPU's trainer, on the emulator with NCCL over MPI. ALL=1 (make test-all): on the CPU every one of 2, 4 and
-# 8, and the main ones of 2 and 4 on the GPU's trainer.
+# Layouts of several ranks compared with one rank (test/parity_check.cu): on the CPU in fp32 the main ones of 2 ranks and a
+# third of the main ones of 4; the same for the GPU's trainer, on the emulator with NCCL over MPI. ALL=1 (make test-all): on the CPU
+# every one of 2, 4 and 8, and the main ones of 2 and 4 on the GPU's trainer.
 #   PARITY_CHECK="build/cpu-fp32/fp32_tests build/emu-bf16/gpu_tests" test/parity_test.sh      ALL=1
 programs=()
 for program in ${PARITY_CHECK:-build/cpu-fp32/fp32_tests build/emu-bf16/gpu_tests}; do programs+=("$(realpath "$program")"); done
@@ -9,7 +9,7 @@ TRAIN_GPT=/bin/true
 . "$(dirname "$0")/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
 allow_mpirun_everywhere
-export ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=8  # MPI keeps some memory
+export ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=8  # MPI does not free all its memory
 
 for program in "${programs[@]}"; do
     build=$(basename "$(dirname "$program")")

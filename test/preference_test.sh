@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Preference training as a user does it: pairs of answers are prepared, a small model learns to prefer the chosen ones, whole or by
-# adapters, in every layout with the same losses, resumed with the same bits; what cannot be is refused.
+# Preference training as a user does it: prepare pairs of answers, train a small model to prefer the chosen ones, with all
+# weights or adapters; every layout has the same losses and a resumed run the same bits; impossible combinations are
+# refused.
 #   TRAIN_GPT=path/to/train_gpt test/preference_test.sh
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The quick start itself, shortened: every part makes what it promises, the model learns more than word frequencies, a second run
-# repeats nothing, the user's own texts work, and other settings do not mix with what is there.
+# The quick start, shortened: every part produces its files, the model learns more than word frequencies, a second run
+# repeats nothing, the user's own texts work, and other settings do not mix with existing files.
 #   TRAIN_GPT=path/to/train_gpt test/quickstart_test.sh
 script=$(realpath "$(dirname "$0")/../scripts/quickstart.sh")
 . "$(dirname "$0")/lib.sh"
 export TRAIN_GPT=$program
-# A sanitizer's build is some ten times slower: there the point is that nothing is touched that should not be.
+# A sanitizer build is some ten times slower: there we only look for invalid accesses.
 steps=30 small=()
 [[ -z ${SAN:-} ]] || { steps=10; small=(PRESET=llama-tiny); }
 
@@ -52,7 +52,7 @@ expect "a text that is not there" refused env TEXT="texts/birds.txt 'not there.t
 says "a text that is not there is named" "^error: TEXT names 'not there.txt', which is not there$"
 expect "and nothing is made before" test ! -e none
 
-# ---- a search before it ----
+# ---- with a search first ----
 if [[ -z ${SAN:-} ]]; then
     TUNE=1 TEXT="texts/birds.txt 'texts/more birds.txt'" OUT=tuned STEPS=40 VOCAB=300 PRESET=llama-tiny bash "$script" >tuned.txt 2>&1
     expect "with TUNE=1 it ends well" test $? == 0

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The pages (*.md) say nothing that is not so. On a fresh folder every command of every page runs, in the order in which they
-# stand; each page but the first goes on from what the first leaves. Options, links, anchors and make targets exist.
+# The pages (*.md) are true. In a new folder every command of every page runs, in order; each page except the first
+# continues from the files of README.md. Options, links, anchors and make targets exist.
 #   TRAIN_GPT=path/to/train_gpt test/readme_test.sh
-# A block marked ```sh is run, and so is `./train_gpt ...` in a sentence; long runs are shortened (`shorten` has the table). One
-# marked ```sh gpu or ```sh cluster needs what a test has not: its recipes and its `train` are planned (--dry-run), others
-# parsed. Of `make` the target and the variables must exist.
+# A block marked ```sh is run, and so is `./train_gpt ...` in a sentence; long runs are shortened (see `shorten`). Blocks
+# marked ```sh gpu or ```sh cluster need hardware that tests lack: their recipes and `train` commands are planned
+# (--dry-run), others only parsed. For `make`, target and variables must exist.
 root=$(realpath "$(dirname "$0")/..")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$root/test/lib.sh"
@@ -12,13 +12,13 @@ allow_mpirun_everywhere
 export TRAIN_GPT=$program
 unset DATA TOKENIZER OUT RANKS LAUNCH EXTRA
 mapfile -t others < <(cd "$root" && find . -name build -prune -o -name '*.md' -print | cut -c 3- | grep -v '^README.md$' | sort)
-# What make knows: targets, and a `NAME=` for each variable.
+# Known to make: targets, and a `NAME=` for each variable.
 {
     sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' "$root/Makefile" | tr ' ' '\n'
     grep -oE '\b[A-Z][A-Z_]+\b' "$root/Makefile" | sed 's/$/=/'
 } >make.txt
 
-# What the pages take for granted: the program, texts of one's own, published questions with answers.
+# Files that the pages assume: the program, the user's texts, published questions with answers.
 make_files() {
     local i split
     for i in $(seq 900); do
@@ -45,11 +45,11 @@ make_files() {
     ln -s "$root/scripts" "$root/dev" .
 }
 
-# as_download COMMAND: a copy of the same files of run1/latest. hf ignores --include where files are named, so all are named.
+# as_download COMMAND: copies the same files of run1/latest. hf ignores --include if files are named, so all must be named.
 as_download() {
     local folder
     if [[ $1 =~ ^hf\ download\ [A-Za-z0-9][^\ /]*/[^\ /]+((\ [a-z_]+\.(json|safetensors))+)\ --local-dir\ ([a-z0-9/]+)$ ]]; then
-        # A checkpoint may lack generation_config.json and tokenizer_config.json, the others not.
+        # A checkpoint may lack generation_config.json and tokenizer_config.json, but not the others.
         folder=${BASH_REMATCH[4]}
         echo "mkdir $folder && for f in${BASH_REMATCH[1]}; do cp run1/latest/\$f $folder || [[ \$f == *_config.json ]] || exit; done"
     else
@@ -57,11 +57,11 @@ as_download() {
     fi
 }
 
-# shorten COMMAND: the same command, so that it takes a moment. The table: an option, and its value then.
+# shorten COMMAND: the same command with smaller values, so that it takes a moment. The table: an option, and its new value.
 shorten() {
     local command=$1 option value
     case $command in
-    *--dry-run*) [[ $command == *--world* || $command == *scripts/* ]] || command+=" --world 1" ;; # whose steps are not measured
+    *--dry-run*) [[ $command == *--world* || $command == *scripts/* ]] || command+=" --world 1" ;; # without measuring its steps
     "hf download"*) command=$(as_download "$command") ;;
     *)
         while read -r option value; do
@@ -93,15 +93,15 @@ END
         *" train "*) command+=" --seq-length 64 --eval-iters 1" ;;
         *" sweep "*) command+=" --seq-length 64 --eval-iters 1 --train-iters 20 --configs 2 --seeds 1" ;;
         *" eval "*) command+=" --seq-length 44" ;;
-        *" serve "*) command="timeout --preserve-status -s INT 3 $command --port 0" ;; # and ends well
+        *" serve "*) command="timeout --preserve-status -s INT 3 $command --port 0" ;; # must exit with 0
         esac
         ;;
     esac
     printf '%s' "$command"
 }
 
-# commands PAGE: a line `MARK<tab>COMMAND` for each: of its blocks, and `./train_gpt ...` in its sentences. The mark is what
-# stands behind ```sh, or "run".
+# commands PAGE: prints a line `MARK<tab>COMMAND` for each command in blocks and each `./train_gpt ...` in sentences. The
+# mark is the word after ```sh, or "run".
 commands() {
     awk '
         /^```/ { if (fenced) fenced = mark = ""; else { fenced = 1; mark = !/^```sh/ ? "" : $2 == "" ? "run" : $2 }; next }
@@ -141,7 +141,7 @@ try() {
     fi
 }
 
-# run_page PAGE [LEAST]: all its commands, of which there are at least so many.
+# run_page PAGE [LEAST]: runs all its commands, of which there must be at least LEAST.
 run_page() {
     local mark command n=0
     while IFS=$'\t' read -r mark command; do
@@ -163,15 +163,15 @@ for page in "${others[@]}"; do
     cd "$work" && rm -rf page
 done
 
-# ---- what the pages name exists ----
+# ---- names in the pages exist ----
 cd "$work" || exit 1
 for command in curate tokenizer prepare train tune sweep eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
-# Options of launchers, containers, downloads, the programs in dev/, and names that lead to ours (llmc/run/other_names.h).
+# Options of launchers, containers, downloads, the programs in dev/, and aliases of our options (llmc/run/other_names.h).
 foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
  --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
  --check-transformers --version --units --core --gigabyte --rounds --rates --widths "
-# lost_links PAGE: the links that lead nowhere. A heading's anchor is in lower case, dashes for blanks, without punctuation.
+# lost_links PAGE: its broken links. A heading's anchor is in lower case, with dashes for blanks, without punctuation.
 lost_links() {
     local path anchor target
     sed '/^```/,/^```$/d' "$root/$1" | grep -oE '\]\([^): ]+' | cut -c 3- | grep -vx https | sort -u | while IFS='#' read -r path anchor; do
@@ -189,7 +189,7 @@ lost_targets() {
     grep -oE '(`|^ *)make [a-z][a-z_-]*' "$root/$1" | awk '{ print $NF }' | sort -u | grep -vxF -f make.txt
 }
 lost_options() {
-    [[ $1 == dev/LOG.md || $1 == dev/CHANGELOG.md ]] && return  # These tell of what was.
+    [[ $1 == dev/LOG.md || $1 == dev/CHANGELOG.md ]] && return  # these describe past versions
     grep -oE -- '(^|[ `(])--[a-z][a-z0-9-]+' "$root/$1" | tr -d ' `(' | sort -u | grep -vx -- --no- | while read -r option; do
         [[ $foreign == *[[:space:]]"$option"[[:space:]]* ]] ||
             grep -qE -- "--(${option#--}|${option#--no-})([ ,=]|$)" help.txt || echo "$option"

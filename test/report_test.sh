@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a run tells never decides how it ends: curves of any shape, files that others delete or that cannot be written, a log that is
-# damaged, a console that is closed, no more threads.
+# Reporting never changes how a run ends: curves of any shape, files that others delete or that cannot be written, a damaged
+# log, a closed console, no more threads.
 #   TRAIN_GPT=path/to/train_gpt test/report_test.sh
 root=$(realpath "$(dirname "$0")/..")
 . "$root/test/lib.sh"
@@ -21,14 +21,14 @@ finished() { tail -n 1 "$1/log.jsonl" | grep -q '"kind":"end".*"status":"finishe
 started() { for _ in $(seq 1 200); do grep -q '"kind":"step"' "$1/log.jsonl" 2>/dev/null && return; sleep 0.05; done; return 1; }
 
 # ---- curves: the losses of two steps may be any two numbers ----
-[[ -n ${SAN:-} ]] || ulimit -v 8000000 # an axis without end takes all memory there is
+[[ -n ${SAN:-} ]] || ulimit -v 8000000 # an axis without end would use up all memory
 for seed in 1 2 3 4 5 6 7 8; do expect "two steps, seed $seed" train "two-$seed" --train-iters 2 --lr 1e-9 --seed $seed; done
 expect "a loss that grows" train grows --lr 10 --train-iters 2
 expect "it has its report" grep -q 'id="loss"' grows/report.html
 expect "the loss beside it is called smoothed" grep -q "Training loss (smoothed)" grows/report.html
 expect "a finger, too, finds the way back from a part" grep -q '<button.*id="whole".*>reset zoom</button>' grows/report.html
 
-# ---- the page again, and several runs on one page; of a run that goes on too ----
+# ---- the page rewritten, and several runs on one page, including a running one ----
 cp two-1/report.html before.html
 expect "report: the page again" "$program" report two-1
 expect "report: as training wrote it" diff <(sed 's/data-time.*Updated [^.]*//' before.html) <(sed 's/data-time.*Updated [^.]*//' two-1/report.html)
@@ -62,7 +62,7 @@ expect "report: as does the page of a curation" cmp curated/report.html curation
 if command -v node >/dev/null; then passes "the report's script" node "$root/test/report_script.js" two-1/report.html
 else echo "ok: the report's script: not tested, there is no node"; fi
 
-# ---- the run record: who and where, each fact once ----
+# ---- the run record: user and machine, each fact once ----
 expect "a run with a name" train named/run-7 --train-iters 2 --name "a name"
 says "which the console shows" "name  *a name"
 expect "one without is called by its folder" train named/run-8/ --train-iters 2
@@ -85,7 +85,7 @@ expect "the folder's name" python3 -c "$record" named/run-8/log.jsonl run-8
 expect "the report has the name" grep -q "<title>a name" named/run-7/report.html
 expect "the report has the number of parameters" grep -q "<tr><th>parameters</th><td>[0-9,]* (" named/run-7/report.html
 
-# ---- TensorBoard: a run that is killed, resumed, and stepped back; each step once, as in the log ----
+# ---- TensorBoard: a run that is killed, resumed, and rolled back has each step once, as in the log ----
 board() { train board --tensorboard --save-every 7 --keep 0 --eval-iters 1 --eval-interval 10 --split 90,10,0 "$@"; }
 check_board() { python3 "$root/test/tensorboard_check.py" "${1:-board/tensorboard}" board/log.jsonl; }
 EXEC=exec board --train-iters 1000000 >board.txt 2>&1 &
@@ -105,9 +105,9 @@ expect "TensorBoard: and has a file" test "$(find elsewhere -type f | wc -l)" ==
 expect "TensorBoard: a file in the folder's place is refused" refused board --resume auto --train-iters 50 --override train-iters data-order --tensorboard-dir text.txt
 says "TensorBoard: by name" "text.txt"
 
-# ---- a terminal of 80 columns: no line of any phase is longer ----
+# ---- a terminal of 80 columns: no line in any phase is longer ----
 if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
-    narrow() { # NAME ARGUMENTS...: what is written to such a terminal, each piece between returns a line
+    narrow() { # NAME ARGUMENTS...: its output on such a terminal, with line breaks for carriage returns
         local name=$1
         shift
         script -qec "stty cols 80; $program train --num-layers 1 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --data-path text --split 90,10,0 --seq-length 24 \
@@ -127,8 +127,8 @@ if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     expect "80 columns: it fits" fits refused.txt
 else echo "ok: skipped: there is no script(1) for a terminal"; fi
 
-# ---- files that others delete while the run goes on; its end rewrites the report at the latest ----
-delete() { # NAME COMMAND: deletes while a run goes on
+# ---- files that others delete during the run; its end rewrites the report at the latest ----
+delete() { # NAME COMMAND: deletes during a run
     EXEC=exec train deleted --train-iters 3000 --save-every 1500 >"$1.txt" 2>&1 &
     local pid=$!
     started deleted && eval "$2"
@@ -178,7 +178,7 @@ expect "a damaged log: resumed" train damaged --train-iters 20 --resume auto
 says "a damaged log: it is said" "warning: 8 lines of damaged/log.jsonl"
 expect "a damaged log: each step once" steps damaged 20
 
-# ---- no more threads: from its first step on the kernel refuses them to the run's user ----
+# ---- no more threads: from the first step the kernel refuses new ones to the run's user ----
 if command -v setpriv prlimit >/dev/null && [[ $(id -u) == 0 && -z ${SAN:-} ]]; then
     chmod 755 "$work" && mkdir -m 777 few
     nobody="setpriv --reuid 65534 --clear-groups"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A run may die at any moment and lose nothing: stopped and resumed runs end with the bits of one that was never disturbed, for every
-# family, with ramp-up, blending, short epochs and every schedule; kill -9 at random times, during training and saving; damaged
-# checkpoints are refused by name and stepped over; a full disk and a second run do no harm.
+# A run may die at any moment and lose nothing: stopped and resumed runs end with an uninterrupted run's bits, for every
+# family, with ramp-up, blending, short epochs and every schedule; kill -9 at random times, during training and saving;
+# damaged checkpoints are reported by name and skipped; a full disk and a second run do no harm.
 #   TRAIN_GPT=path/to/train_gpt test/resume_test.sh
 . "$(dirname "$0")/lib.sh"
 trap 'umount "$work/tiny" 2>/dev/null; rm -rf "$work"' EXIT
@@ -9,14 +9,14 @@ KILLS=${KILLS:-${ALL:+100}}
 KILLS=${KILLS:-25}
 [[ -z ${SAN:-} ]] || KILLS=10
 
-# Weights, masters and moments are the same bits.
+# Weights, masters and moments have the same bits.
 same() {
     local file
     for file in $(cd "$1/latest" && find . -name '*.safetensors'); do cmp "$1/latest/$file" "$2/latest/$file" || return 1; done
 }
 same_losses() { [[ "$(losses "$1")" == "$(losses "$2")" ]]; }
 valid_losses() { sed -n 's/.*"kind":"valid","step":\([0-9]*\),"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/log.jsonl"; }
-# Validations of run B are those of run A after a step.
+# same_validations A B STEP: run B's validations are run A's after STEP.
 same_validations() { [[ "$(valid_losses "$1" | awk "\$1 > $3")" == "$(valid_losses "$2")" ]]; }
 
 for i in $(seq 1 500); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
@@ -45,7 +45,7 @@ for name in "${!run[@]}"; do
     expect "$name: whole" train "$name" "$name-whole" --save-every 4 --keep 0
     steps=$(losses "$name-whole" | wc -l)
     expect "$name: at least 30 steps" test "$steps" -ge 30
-    # Every checkpoint of the whole run is a place to stop at.
+    # The run can be resumed from each of its checkpoints.
     for from in 4 12 20 28; do
         expect "$name: resume from step $from" train "$name" "$name-from-$from" --resume "$name-whole/step_$(printf '%08d' $from)" --save-in-foreground
         expect "$name: from step $from to the same bits" same "$name-whole" "$name-from-$from"
@@ -57,7 +57,7 @@ for name in "${!run[@]}"; do
     expect "$name: stopped: the same bits" same "$name-whole" "$name-stopped"
     expect "$name: stopped: the same losses, each step once" same_losses "$name-whole" "$name-stopped"
 done
-# Another matrix unit may round otherwise: a run goes on with the checkpoint's, whatever is the fastest now.
+# Another matrix unit may round differently: a resumed run uses the checkpoint's, even if another is faster now.
 expect "portable: whole" train gpt2 portable-whole --matrix-unit portable --save-every 10 --keep 0
 expect "portable: resumed without the option" train gpt2 portable --resume portable-whole/step_00000010
 says "portable: still that" "backend  *cpu, 1 thread, portable at"
@@ -82,14 +82,14 @@ expect "kill -9: the same bits" same blend-epochs-whole killed
 expect "kill -9: the same losses, each step once" same_losses blend-epochs-whole killed
 expect "kill -9: nothing half-written is left" test -z "$(find killed -name '.step_*' -o -name '*.tmp*')"
 
-# ---- checkpoints that are kept for good ----
+# ---- checkpoints that are never deleted ----
 expect "every 8th step is kept, however often a run saves" train gpt2 every --save-every 30m --keep 1 --keep-every 8
 expect "and the last" test "$(printf '%s\n' every/step_* | wc -l) $(printf '%s\n' every/step_* | tail -n 2 | tr '\n' ' ')" == "4 every/step_00000024 every/step_00000030 "
 
 # ---- the moving average of the weights ----
 few=(--train-iters 8 --lr-decay-iters 8 --eval-interval 4 --eval-fixed)
 expect "without an average" train gpt2 plain "${few[@]}"
-# A model whose files are fp32: training begins with every bit of it.
+# A model with fp32 files: training starts from every bit of it.
 weights_of() { if [[ -e $1/training/master.safetensors ]]; then echo "$1/training/master.safetensors"; else echo "$1/model.safetensors"; fi; }
 mkdir fp32 && cp plain/latest/*.json fp32 && rm fp32/manifest.json && cp "$(weights_of plain/latest)" fp32/model.safetensors
 expect "trained further from fp32" "$program" train --model fp32 --data-path text --seq-length 24 --global-batch-size 2 --micro-batch-size 2 --train-iters 1 --lr 1e-20 --out from-fp32
@@ -125,7 +125,7 @@ says "resumed without it: which option" "--override ema-decay"
 expect "begun on a resume" train gpt2 begun "${few[@]}" --resume plain --override ema-decay train-iters --ema-decay 0.9 --train-iters 9
 expect "begun on a resume: it is written" test -s begun/latest/ema/model.safetensors
 
-# ---- the global batch that a run had ----
+# ---- the run's own global batch size ----
 implicit() { "$program" train "${small[@]}" --data-path text --train-iters 8 --save-every 4 --keep 0 --out implicit "$@"; }
 expect "without --global-batch-size" implicit
 rm -r implicit/step_00000008 && ln -sfn step_00000004 implicit/latest
@@ -133,7 +133,7 @@ expect "fewer samples at a time: another batch is refused" refused implicit --re
 says "with what keeps it" "global batch is 1 sample, .* written with 2,.*HINT: --global-batch-size 2 keeps it"
 expect "which goes on" implicit --resume auto --micro-batch-size 1 --global-batch-size 2
 
-# ---- latest is what counts ----
+# ---- latest decides ----
 cp -r gpt2-whole unpointed
 ln -sfn step_00000020 unpointed/latest
 expect "killed between a checkpoint and latest: goes on" train gpt2 unpointed --resume auto --keep 0
@@ -191,7 +191,7 @@ expect "inspect: tensors" "$program" inspect gpt2-whole/latest/model.safetensors
 says "inspect: a tensor's shape" "transformer.h.0.attn.c_attn.weight *[BF3216]* \[32, 96\]"
 expect "inspect: something else is refused" refused "$program" inspect text.txt
 
-# ---- disagreement ----
+# ---- contradicting options ----
 expect "another learning rate is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --lr 1e-3
 says "it is named" "--override lr"
 expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_00000028 --lr 1e-3 --override lr
@@ -205,11 +205,11 @@ expect "and is stored so, the other as it was" test "$(dtype_of narrowed exp_avg
 expect "moments in more bits need no leave" train ramp-up widened --resume ramp-up-whole/step_00000028 --main-grads-dtype fp32 --exp-avg-dtype fp32 --exp-avg-sq-dtype fp32
 says "which is said" 'overridden: main-grads-dtype is "fp32", it was "bf16"; exp-avg-dtype is "fp32", it was "bf16"; exp-avg-sq-dtype is "fp32", it was "bf16"'
 expect "and are stored so" test "$(dtype_of ramp-up-whole exp_avg) $(dtype_of widened exp_avg)" == "BF16 F32"
-# A longer run keeps the order of its samples as long as the data is read as often.
+# A longer run keeps the order of its samples if it reads the data as often.
 fixed=(--lr-decay-iters 60 --eval-interval 40)
 expect "60 steps" train gpt2 longer-whole "${fixed[@]}" --train-iters 60
 expect "30 steps" train gpt2 longer "${fixed[@]}"
-# The earlier part took, as its log says, 1000 seconds, and had the best validation that there will be.
+# Make the log say that the first part took 1000 seconds and had the best validation.
 sed -i 's/"seconds":[0-9.]*/"seconds":1000.5/; s/\("kind":"valid","step":[0-9]*,"loss":\)[0-9.]*/\10.25/' longer/log.jsonl
 expect "then 30 more" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 60 --override train-iters --name renamed
 says "the time goes on from before" "finished after 60 steps and .* tokens in 16m 4[01]s"
@@ -250,7 +250,7 @@ kill -USR1 $pid
 expect "SIGUSR1 saves and ends with status 0" wait $pid
 expect "it wrote a checkpoint" test -s busy/latest/training/state.json
 
-# ---- disk full while training: the run goes on, older checkpoints stay, and there is another try ----
+# ---- disk full while training: the run continues, older checkpoints stay, and saving is tried again ----
 if mkdir tiny && mount -t tmpfs -o size=6000k tmpfs tiny 2>/dev/null; then
     head -c 5000000 /dev/zero >tiny/ballast
     EXEC=exec train llama-wsd tiny/out --train-iters 1000000 --save-every 0.2s --keep 1 --lr-wsd-decay-iters 8 >tiny.txt 2>&1 &

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Nothing of the user's is lost: what a start may remove, who may write into a folder, what signals do, which checkpoints count.
+# No user file is lost: which files a start may remove, who may write to a folder, the effect of signals, which checkpoints
+# are valid.
 #   TRAIN_GPT=path/to/train_gpt test/safety_test.sh
 here=$(realpath "$(dirname "$0")")
 . "$(dirname "$0")/lib.sh"
@@ -9,28 +10,28 @@ expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --outp
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents blank
 S=(--num-layers 1 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --data-path text --seq-length 24 --micro-batch-size 2
     --global-batch-size 4 --lr 1e-3 --eval-iters 0 --threads 1)
-# endless OUT [OPTIONS]: a run that ends only when it is told to.
+# endless OUT [OPTIONS]: a run that ends only by a signal.
 endless() { exec "$program" train "${S[@]}" --train-iters 100000 --out "$@" >"$1.txt" 2>&1; }
-# slow OUT [OPTIONS]: the same, of one step that takes minutes.
+# slow OUT [OPTIONS]: the same, with steps that take minutes.
 slow() {
     exec "$program" train "${S[@]}" --num-layers 4 --hidden-size 256 --micro-batch-size 1 --global-batch-size 20000 --train-iters 5 \
         --out "$@" >"$1.txt" 2>&1
 }
-# wait_for PATTERN FILE: until it is there.
+# wait_for PATTERN FILE: waits until the file has a matching line.
 wait_for() { comes grep -e "$1" "$2"; }
-# error COMMAND...: it ends with an error of its own, and not by a signal.
+# error COMMAND...: it exits with status 1, not by a signal.
 error() {
     "$@"
     [[ $? == 1 ]]
 }
-# ends NAME PID [STATUS]: the process ends with it.
+# ends NAME PID [STATUS]: the process exits with this status.
 ends() {
     wait "$2"
     local status=$?
     if [[ $status == "${3:-0}" ]]; then echo "ok: $1"; else echo "FAILED: $1: status $status"; fi
 }
 
-# Told to stop, and kept from it; what it says half a minute later is looked at in the end.
+# This run gets SIGTERM and is then suspended; its message after half a minute is checked at the end of this script.
 for _ in 1 2 3 4 5; do # a signal before the first micro-batch would end it at once
     rm -rf late
     slow late --plain --micro-batch-size 500 &
@@ -45,7 +46,7 @@ for _ in 1 2 3 4 5; do # a signal before the first micro-batch would end it at o
 done
 told=$SECONDS
 
-# ---- a start removes nothing of the user's ----
+# ---- a start removes no user file ----
 mkdir -p home/my.tmp.notes home/.step_mine home/step_7 home/.step_00000003.tmp home/.step_00000004.old
 echo mine | tee home/my.tmp.notes/a home/.step_mine/a home/report.html.tmp.old home/data.bin.tmp.77 home/log.jsonl home/report.html home/loss.svg home/ranks home/latest home/step_7/a >/dev/null
 touch home/report.html.tmp.123
@@ -117,7 +118,8 @@ kill -TERM $run
 ends "a long step is left between micro-batches: status 0" $run
 expect "a long step is left between micro-batches: at once" test $((SECONDS - start)) -le 10
 expect "a long step is left between micro-batches: nothing to save" test ! -e micro/latest
-# left NAME OUT: the run, told to stop within what follows its first step, ends well, soon, and with that step saved.
+# left NAME OUT: the run gets SIGTERM during the work after its first step; it must end well, soon, and with that step
+# saved.
 left() {
     wait_for '"kind":"step","step":1,' "$2/log.jsonl"
     sleep 0.5
@@ -137,7 +139,7 @@ slow tasks --plain --global-batch-size 2 --train-iters 2 --eval-tasks questions.
 run=$!
 left "within tasks" tasks
 expect "within tasks: a part of them is not logged" refused grep -q '"kind":"tasks"' tasks/log.jsonl
-# A text of 20,000 tokens, which no end-of-document token ends before.
+# 20,000 tokens of generated text: the tokenizer has no end-of-document token that could end it early.
 expect "a tokenizer without such a token" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<pad>" --output endless-tok
 expect "and its data" "$program" prepare --input text.txt --output endless --tokenizer endless-tok --split-documents blank --no-append-eod
 slow sample --tokenizer endless-tok --data-path endless --global-batch-size 2 --train-iters 2 --sample-interval 1 --sample-prompt the --sample-tokens 20000 \
@@ -159,7 +161,7 @@ for pause in 0 0.01 0.02 0.03 0.05 0.08; do
         echo "FAILED: SIGTERM after $pause s: status $status"
     fi
 done
-# What was done before the dropped step is saved, and the resumed run has the bits of one that was not stopped.
+# The steps before the dropped one are saved, and the resumed run has an uninterrupted run's bits.
 expect "whole" "$program" train "${S[@]}" --train-iters 40 --out whole
 "$program" train "${S[@]}" --train-iters 40 --out dropped --exit-after 0.02s >dropped.txt 2>&1
 for _ in 1 2 3 4 5 6 7 8; do "$program" train "${S[@]}" --train-iters 40 --out dropped --exit-after 0.01s --resume auto >>dropped.txt 2>&1; done
@@ -186,7 +188,7 @@ expect "but points it again" test "$(readlink copy/latest)" == step_00000009
 endless replaced --save-every 20 --keep 1 &
 run=$!
 wait_for "checkpoint replaced/step" replaced.txt
-put_folder() { rm -f replaced/latest && mkdir replaced/latest; } # between two checkpoints of the run, so perhaps not at once
+put_folder() { rm -f replaced/latest && mkdir replaced/latest; } # between two checkpoints of the run, so possibly after a retry
 expect "latest is replaced by a folder while running" comes put_folder
 sleep 1
 kill -TERM $run
@@ -196,7 +198,7 @@ expect "latest replaced by a folder while running: one checkpoint is kept" test 
 endless deleted --save-every 50 &
 run=$!
 wait_for "checkpoint deleted/step" deleted.txt
-mv deleted deleted-now  # rm alone would race with what the run writes
+mv deleted deleted-now  # rm by itself would race with the run's writes
 expect "the folder is deleted while running" rm -rf deleted-now
 sleep 1
 expect "the folder deleted while running: nobody else gets in" refused "$program" train "${S[@]}" --train-iters 9 --out deleted
@@ -222,8 +224,8 @@ ends "a folder that another run took: that one ends well" $thief
 expect "a folder that another run took: with its own log" test "$(stat -c %i lost/log.jsonl)" == "$inode"
 expect "the folder deleted while running: the last checkpoint is there" "$program" inspect deleted
 
-# ---- which checkpoint counts ----
-damage() { rm -rf bad; cp -r orig bad; } # for one of bad's checkpoints to be spoilt
+# ---- which checkpoint is valid ----
+damage() { rm -rf bad; cp -r orig bad; } # copies the checkpoints to bad, for one to be damaged
 expect "intact to begin with" "$program" inspect orig
 for file in model.safetensors config.json training/state.json training/exp_avg.safetensors training/exp_avg_sq.safetensors $(cd orig/latest && ls training/master* 2>/dev/null); do
     damage
@@ -266,7 +268,7 @@ END
     says "which names it" "state.json.*$(tr -d '"' <<<"$name")"
 done
 
-# ---- no checkpoint at all, for measurements ----
+# ---- no checkpoints, for measurements ----
 expect "--save-every never" "$program" train "${S[@]}" --train-iters 2 --save-every never --out unsaved
 expect "saves nothing" test -z "$(find unsaved -name 'step_*' -o -name latest)"
 expect "and has its log" grep -q '"status":"finished"' unsaved/log.jsonl
@@ -283,7 +285,7 @@ ends "told to stop it ends" $pid
 expect "and promises no checkpoint" grep -q "stopping after this micro-batch; nothing is saved" unsaved-endless.txt
 expect "of which there is none" test -z "$(find unsaved-endless -name 'step_*' -o -name latest)"
 
-# ---- weights that have changed since they were written are not used ----
+# ---- weights that changed after they were saved are not used ----
 cp -r home flipped
 printf x | dd of="$(realpath flipped/latest)/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
 for use in "generate --prompt a --model" "eval --text text.txt --model" "export --gguf x.gguf --model" \
@@ -303,13 +305,13 @@ expect "if it has changed it is not" refused "$program" eval --text text.txt --m
 says "by its name" "ema/model.safetensors is damaged"
 expect "the weights beside it are" "$program" eval --text text.txt --model averaged/latest
 
-# ---- a tokenizer that cannot be written ----
+# ---- a tokenizer that cannot be saved ----
 cp -r tok kept
 expect "no room for a tokenizer: an error" error bash -c "trap '' XFSZ; ulimit -f 4; exec '$program' tokenizer --input text.txt --vocab-size 320 --output kept"
 expect "the one before is in its place" cmp tok/tokenizer.json kept/tokenizer.json
 expect "and alone" test "$(ls kept)" == tokenizer.json
 
-# ---- what is not finite: weights whose exponents flip and that each update multiplies by -9,999 ----
+# ---- non-finite values: weights whose exponents are flipped and that each update multiplies by -9,999 ----
 steep=(--lr 10 --min-lr 10 --weight-decay 1000 --train-iters 3)
 export TRAIN_GPT_FAULTS="flip-weight=1 flip-weight=2"
 expect "weights that are not finite: the run does not end well" error "$program" train "${S[@]}" "${steep[@]}" --save-every 2 --out nan
@@ -322,7 +324,7 @@ expect "the log says so in its only end" grep -q '"status":"failed".*the last lo
 expect "which is written once" test "$(grep -c '"kind":"end"' nan/log.jsonl)" == 1
 expect "neither says finished" refused grep -h '"status":"finished"' nan/log.jsonl nan/log.jsonl.1
 
-# ---- a checkpoint that does not come in time ----
+# ---- a checkpoint that takes too long ----
 while [[ $((SECONDS - told)) -lt 32 ]]; do sleep 0.2; done
 kill -CONT $late
 wait_for "30 s after the signal" late.txt
@@ -337,7 +339,7 @@ allow_mpirun_everywhere
 export ASAN_OPTIONS=detect_leaks=0  # MPI's own
 launcher=$(realpath "$here/../scripts/launch.sh")
 long=(train "${S[@]}" --num-layers 4 --hidden-size 128 --global-batch-size 20000 --rampup-batch-size 4 19996 40 --train-samples 90000 --out)
-# stopped NAME OUT PID SIGNAL...: the run of that launcher ends well, soon, and with a checkpoint of the tenth step.
+# stopped NAME OUT PID SIGNAL...: the launcher's run ends well, soon, and with a checkpoint of the tenth step.
 stopped() {
     local name=$1 out=$2 pid=$3 start
     shift 3

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks the machine code (SASS) of our kernels for Hopper, as cuobjdump shows it, and what each kernel takes of a multiprocessor.
+"""Checks the machine code (SASS) of our kernels for Hopper, as shown by cuobjdump, and each kernel's use of a multiprocessor.
 
     test/sass.py --compiler VERSION [--write] OBJECT     OBJECT was compiled by nvcc VERSION for sm_90a (and others)
 
-Rules that hold always: no kernel keeps more than two registers in local memory; in attention's loops over tiles nothing is
-computed element by element behind branches, ALiBi's term is computed only for models that have it, and where exponentials are to
-run while products do, they come before the wait for these. The numbers of every kernel are in dev/kernels/resources.md (--write
-writes it) and are compared with it: they change only where a commit shows it. Another compiler gives other registers, so that
-numbers are compared for the table's compiler alone.
+Fixed rules: no kernel keeps more than two registers in local memory; in attention's loops over tiles nothing is computed
+element by element behind branches, ALiBi's term is computed only for models that use it, and exponentials that overlap products
+are before the wait for them. Each kernel's numbers are compared with the table in dev/kernels/resources.md (--write updates it), so
+that every change is visible in a commit. Registers depend on the compiler, so numbers are compared only for the table's
+compiler.
 make test-sass compiles, gets cuobjdump where it is missing, and runs this; so does make test where cuobjdump is there.
 Prints `ok: NAME` or `FAILED: NAME` per check.
 """
@@ -19,13 +19,13 @@ import sys
 
 TABLE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../dev/kernels/resources.md")
 STACK_BYTES = 8  # two registers
-RESERVED_BYTES = 1024  # of a block's shared memory, by the system; SHARED counts them
-SHARED_BYTES = 227 * 1024  # of a block, static and dynamic, without the reserved part
-BRANCHES = 12  # of a loop over tiles: waits, masks as a whole, the loop itself. A branch per element makes it about 100
+RESERVED_BYTES = 1024  # of a block's shared memory, reserved by the system; included in SHARED
+SHARED_BYTES = 227 * 1024  # per block, static and dynamic, without the reserved part
+BRANCHES = 12  # in a loop over tiles: waits, masks as a whole, the loop itself. A branch per element makes it about 100
 
-# Loops over tiles of attention on Hopper: exponentials and products of each iteration, and whether the last wait comes after all
-# exponentials. dk, dv multiply these before that wait, so that they cannot come after it. The last template argument: with caps
-# and dropout, where tanh takes another exponential, and dq has a second copy of the tile's weights for those without a mask.
+# Attention's loops over tiles on Hopper: exponentials and products of each iteration, and whether the last wait is after
+# all exponentials. dk, dv multiply these before that wait, so there it cannot be. The last template argument: with caps and
+# dropout, where tanh takes another exponential, and dq has a second copy of the loop body for tiles without a mask.
 LOOPS = {
     "hopper::attention_forward_kernel<128, false>": (66, 16, True),  # 64 x 128 scores of 128 threads, 2 rescales
     "hopper::attention_forward_kernel<128, true>": (66 + 64, 16, True),
@@ -42,10 +42,10 @@ LOOPS = {
     "hopper::attention_backward_keys_kernel<128, true, false>": (32, 32, False),  # dq too: 64 x 64 scores, five products
     "hopper::attention_backward_keys_kernel<64, true, false>": (64, 32, False),  # 64 x 128
 }
-# The ladder's matrix product (dev/kernels/gemm_hopper.cuh): its code and its loop over K have the products of one step of 64, one
-# fence before and one wait after them, and no fence of the whole GPU.
+# The ladder's matrix product (dev/kernels/gemm_hopper.cuh): its code and its loop over K have the products of one step of
+# 64, one fence before and one wait after them, and no GPU-wide fence.
 PRODUCTS = {"HGMMA": 64 // 16, "WARPGROUP.ARRIVE": 1, "WARPGROUP.DEPBAR": 1, r"MEMBAR\S*GPU": 0}
-# Column of the table, and how far a number may be from the table's.
+# Columns of the table, with the allowed difference from it.
 COLUMNS = {"registers": 4, "setmaxnreg": 0, "stack": 0, "static shared": 0, "dynamic shared, at most": 0, "HGMMA": 0}
 LOOP_COLUMNS = {"instructions": 40, "always issued": 40, "HGMMA": 0, "MUFU.EX2": 0, "after the last wait": 0, "branches": 2}
 
@@ -55,12 +55,12 @@ def cuobjdump(option, obj):
 
 
 def readable(names):
-    """Demangled names without namespaces that all share, results and parameters."""
+    """Demangled names without our namespaces, results and parameters."""
     text = subprocess.run(["c++filt"], input="\n".join(names), check=True, capture_output=True, text=True).stdout
     short = {}
     for mangled, name in zip(names, text.splitlines()):
         depth = 0
-        for end, letter in enumerate(name):  # the parameters begin at the first ( outside of <>
+        for end, letter in enumerate(name):  # the parameters start at the first ( outside of <>
             depth += {"<": 1, ">": -1}.get(letter, 0)
             if letter == "(" and depth == 0:
                 break
@@ -89,12 +89,12 @@ def code(text):
 
 
 def count(instructions, pattern):
-    """Instructions whose name, after a predicate, matches from its start on."""
+    """The number of instructions whose name, after a predicate, starts with a match."""
     return sum(bool(re.match(r"(@\S+ )?(%s)" % pattern, text)) for _, text in instructions)
 
 
 def tile_loop(instructions):
-    """The shortest loop that has exponentials and waits twice or more for products: from a branch's target back to the branch."""
+    """The shortest loop with exponentials and at least two waits for products: from a branch's target to the branch."""
     best = None
     for last, (address, text) in enumerate(instructions):
         m = re.match(r"(@\S+ )?BRA\b.*\b(0x[0-9a-f]+)", text)
@@ -109,7 +109,7 @@ def tile_loop(instructions):
 
 
 def always_issued(loop):
-    """The loop without the blocks that a branch skips: masks, ALiBi. A block with products is a tile's whole work."""
+    """The loop without the blocks that a branch skips (masks, ALiBi), except blocks with products, which are a tile's work."""
     skipped = set()
     for address, text in loop:
         m = re.match(r"@\S+ BRA\b.*\b(0x[0-9a-f]+)", text)
@@ -120,7 +120,7 @@ def always_issued(loop):
 
 
 def product_loop(instructions):
-    """The shortest loop that has products."""
+    """The shortest loop with products."""
     loops = []
     for last, (address, text) in enumerate(instructions):
         m = re.match(r"(@\S+ )?BRA\b.*\b(0x[0-9a-f]+)", text)
@@ -181,7 +181,7 @@ the products that it waits for.
 
 
 def read_table(text):
-    """Rows of both tables, by name: columns' text."""
+    """Rows of both tables: {name: cells}."""
     tables = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("| \n").split(" | ")] if line.startswith("|") else []
@@ -202,7 +202,7 @@ def far(new, old, most):
 
 
 def compare(rows, old_rows, columns):
-    """What differs by more than it may, a line each."""
+    """A line for each difference above its limit."""
     lines = [f"{name} is not in the table" for name in rows if name not in old_rows]
     lines += [f"{name} is in the table alone" for name in old_rows if name not in rows]
     for name in rows.keys() & old_rows.keys():
@@ -246,7 +246,7 @@ def main():
         fine &= verdict(f"{short}: {exponentials} exponentials in its loop", [] if n["MUFU.EX2"] == exponentials else [str(n)])
         fine &= verdict(f"{short}: {products} products in its loop", [] if n["HGMMA"] == products else [str(n)])
         fine &= verdict(f"{short}: at most {BRANCHES} branches in its loop", [] if n["branches"] <= BRANCHES else [str(n)])
-        biases = count(always_issued(loop), "I2F") if short.endswith("false>") else 0  # a distance in tokens becomes a float
+        biases = count(always_issued(loop), "I2F") if short.endswith("false>") else 0  # a token distance as float
         fine &= verdict(f"{short}: ALiBi's term only behind a branch", [f"{biases} conversions"] if biases else [])
         if overlapped:
             late = n["after the last wait"]

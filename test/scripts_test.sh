@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The runs of scripts/: each plans (--dry-run) for as many ranks as its layout has, with the published number of parameters; its
-# header agrees with what the program says and with itself; hyperparameters that all share are in common.sh alone. Then
-# common.sh's settings and refusals, and the SLURM job with stand-ins for SLURM. And test/run.sh, which runs all tests: what it
-# could not run has not passed.
+# The runs of scripts/: each plans (--dry-run) for its layout's number of ranks, with the published number of parameters;
+# its header agrees with the plan and with itself; shared hyperparameters are only in common.sh. Then common.sh's settings
+# and refusals, and the SLURM job with a fake SLURM. And test/run.sh, which runs all tests: a test that it could not run has
+# not passed.
 #   TRAIN_GPT=path/to/train_gpt test/scripts_test.sh
 scripts=$(realpath "$(dirname "$0")/../scripts")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
@@ -10,7 +10,7 @@ scripts=$(realpath "$(dirname "$0")/../scripts")
 export TRAIN_GPT=$program
 unset DATA TOKENIZER OUT RANKS LAUNCH EXTRA
 
-# verdict NAME CONDITION...: the condition, a command, holds.
+# verdict NAME CONDITION...: the condition, a command, succeeds.
 verdict() {
     local name=$1
     shift
@@ -22,16 +22,16 @@ matches() {
     # shellcheck disable=SC2053  # a pattern
     [[ $1 == $2 ]]
 }
-# shellcheck disable=SC2016  # as it stands in the scripts
+# shellcheck disable=SC2016  # as in the scripts
 source='. "$(dirname "$0")/common.sh"'
 
-# Name, ranks, parameters. Published counts of BLOOM and GPT-2; LLM-jp 172B's 172,394,557,440 is of 10 padded rows of the
-# vocabulary more, embedding and head: 2 x 10 x 12288; MT-NLG's from L (12 h^2 + 13 h) + (V + s + 2) h.
+# Name, ranks, parameters. Published numbers of BLOOM and GPT-2; LLM-jp 172B's 172,394,557,440 has 10 more padded rows of
+# vocabulary in embedding and head: 2 x 10 x 12288; MT-NLG's is L (12 h^2 + 13 h) + (V + s + 2) h.
 while read -r name ranks parameters; do
     run=$scripts/run_$name.sh
     plan=plan_$name.txt
     if bash "$run" --dry-run >"$plan" 2>&1; then echo "ok: $name plans"; else echo "FAILED: $name plans"; tail -n 5 "$plan"; fi
-    # A row of the table; values that are too long for a line go on in the next.
+    # A row of the table, including its continuation lines.
     row() {
         awk -v row="  $1 " 'on && /^ {12}/ { text = text " " $0; next }
             on { exit }
@@ -50,7 +50,7 @@ while read -r name ranks parameters; do
         fullest=$(grep -o '^  memory of .* GiB of' "$plan" | grep -o '[0-9.]* GiB' | sort -rg | head -n 1)
         verdict "$name's header has this memory" matches "$(header memory)" "$fullest on the fullest GPU *"
     fi
-    # FLOPs = 6 x parameters x tokens; time = FLOPs / (GPUs x share x peak), to the digits written.
+    # FLOPs = 6 x parameters x tokens; time = FLOPs / (GPUs x share x peak), to the printed digits.
     verdict "$name's header is right in its arithmetic" awk -v parameters="$parameters" -v tokens="$tokens" \
         -v flops="$(header FLOPs)" -v time="$(header time)" 'BEGIN {
             sub(/.* = /, "", flops)
@@ -63,7 +63,7 @@ while read -r name ranks parameters; do
             given = w[8] * (w[9] == "days" ? 86400 : 3600)
             exit !(w[1] == '"$ranks"' && given > 0.9 * seconds && given < 1.1 * seconds)
         }'
-    # Nothing but a header, the ranks and one call; what common.sh says is not said again, but for the article's epsilon.
+    # Only a header, the ranks and one call; nothing repeats common.sh, except the article's epsilon.
     code=$(grep -v '^#' "$run" | sed -e ':a' -e '/\\$/N; s/ *\\\n */ /; ta')
     verdict "$name is three lines" matches "$(wc -l <<<"$code") $code" \
         "3 $source"$'\n'"RANKS=\${RANKS:-$ranks}"$'\n''run --preset *"$@"'
@@ -104,8 +104,8 @@ verdict "MT-NLG's layout" [ "$(layout mt-nlg-530b)" = "2240 ranks = tensor 8 x d
 verdict "BLOOM 176b's stages" grep -q "layers of the stages: 5 6 6 6 6 6 6 6 6 6 6 5" plan_bloom-176b.txt
 verdict "BLOOM 176b's steps" grep -q "115,311 steps" plan_bloom-176b.txt
 
-# MT-NLG on 280, 350 and 420 nodes: published are 60.1, 50.2 and 44.4 s for a step; the latter two are too many replicas for the
-# sizes of the ramp-up.
+# MT-NLG on 280, 350 and 420 nodes: published are 60.1, 50.2 and 44.4 s per step; the latter two have too many replicas for
+# the ramp-up's batch sizes.
 for case in 2240:60.1 2800:50.2 3360:44.4; do
     ranks=${case%:*}
     expect "MT-NLG on $ranks GPUs" env RANKS="$ranks" EXTRA="--no-rampup-batch-size --json" bash "$scripts/run_mt-nlg-530b.sh" --dry-run
@@ -152,9 +152,9 @@ says "without the program: says so" "./nothing; HINT: make train_gpt"
 expect "without the launcher" refused env DATA=corpus LAUNCH=no-such-launcher bash "$small"
 says "without the launcher: names it" "no no-such-launcher"
 
-# ---- SLURM: a job that has time for 1 second of training, or plenty ----
+# ---- SLURM: a job with time for 1 second of training, or plenty ----
 mkdir slurm
-printf '#!/bin/sh\nshift 2\nexec "$@"\n' >slurm/srun  # as srun --mpi=pmix --kill-on-bad-exit=1, one task
+printf '#!/bin/sh\nshift 2\nexec "$@"\n' >slurm/srun  # like srun --mpi=pmix --kill-on-bad-exit=1, one task
 printf '#!/bin/sh\necho "scontrol $*"\n' >slurm/scontrol
 printf '#!/bin/sh\ndate -d "+2 hours" +%%Y-%%m-%%dT%%H:%%M:%%S\n' >slurm/squeue
 # shellcheck disable=SC2016
@@ -170,7 +170,7 @@ says "SLURM: it stops before the limit" "trains train .*--seed 3 --exit-after 7[
 verdict "SLURM: a run that ends is not queued again" refused grep -q scontrol out.txt
 expect "SLURM: the end is asked for" job "$small"
 says "SLURM: the end is asked for, and used" "--exit-after 6[56][0-9][0-9]s"
-# Three jobs whose time ends at once: one that goes on, one that fails, one that was started again too often.
+# Three jobs whose time ends at once: one continues, one fails, one was restarted too often.
 stopped() { SLURM_JOB_END_TIME=$(soon) WORK=2.2 job "$small"; }
 stopped >goes-on.txt 2>&1 & jobs=($!)
 STATUS=3 stopped >fails.txt 2>&1 & jobs+=($!)
@@ -197,7 +197,7 @@ says "SLURM: too little time: says so" "MARGIN=600.*HINT"
 expect "SLURM: not a run" refused job nothing.sh
 says "SLURM: not a run: says so" "'nothing.sh' is not a run"
 
-# What runs the second test is killed: the third is not run.
+# The second test kills its runner: the third is not run.
 echo 'echo "ok: it"' | tee first_test.sh >third_test.sh
 # shellcheck disable=SC2016
 echo 'read -r _ _ _ runner _ </proc/$PPID/stat; kill -9 "$runner"' >second_test.sh

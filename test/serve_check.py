@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a server of the models gpt and chat, in this directory, answers: prints `ok: NAME` or `FAILED: NAME` per test.
+"""Checks the answers of a server of the models gpt and chat in this directory: prints `ok: NAME` or `FAILED: NAME` per test.
 
   serve_check.py PROGRAM
 """
@@ -54,7 +54,7 @@ class Server:
         return json.loads(data)
 
     def refuses(self, body, status=400, path="/v1/completions", param=None, code=None):
-        """An error object of the API; returns its message."""
+        """Checks an error object of the API; returns its message."""
         got, data = self.raw("POST", path, body if isinstance(body, (str, bytes)) else json.dumps(body))
         assert got == status, (got, data)
         error = json.loads(data)["error"]
@@ -166,7 +166,7 @@ def together():
     assert got == wanted
 
 
-# Many programs that come at the same moment: each is answered, if only with "overloaded".
+# Many simultaneous requests: each gets an answer, if only "overloaded".
 def crowd():
     got, at_once = [], threading.Barrier(100)
 
@@ -213,13 +213,13 @@ def refusals():
     server.refuses({"prompt": "x"}, 404, path="/v1/embeddings")
     assert server.raw("GET", C)[0] == 404
     assert "chat template" in server.refuses({"messages": [{"role": "user", "content": "x"}]}, path="/v1/chat/completions", code="no_chat_template")
-    # What changes nothing is taken.
+    # No-op values are accepted.
     server.ask(C, prompt="x", max_tokens=1, logprobs=None, echo=False, best_of=1, logit_bias={}, presence_penalty=0, user="me", suffix=None)
     server.ask(C, prompt="x", max_tokens=1, n=2, best_of=2, temperature=1)
 
 
 def bodies():
-    """Those that state no length are bounded, too, and are not held; what curl states by itself is taken."""
+    """Bodies without a length are limited, too, and not buffered; curl's default headers are accepted."""
     def send(path, headers, body):
         connection = server.connect()
         connection.request("POST", path, body, headers, encode_chunked="Transfer-Encoding" in headers)
@@ -271,7 +271,7 @@ def garbage():
 
 
 def one_by_one():
-    """A stream comes as it is written, and its end makes room; the other texts go on."""
+    """A stream delivers tokens as they are generated; closing it frees its slot, and other completions continue."""
     connection = server.connect()
     connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True}))
     response = connection.getresponse()
@@ -291,14 +291,14 @@ many = {"prompt": "A", "max_tokens": 1000, "n": 100, "seed": 1}  # some 20,000 t
 
 
 def left():
-    """A client that goes away leaves no text behind that is written on; whether it streams or not."""
+    """If a client disconnects, its completion is cancelled, streaming or not."""
     one = Server("gpt", "--batch", "1", "--max-queue", "1")
 
     def answered(connection):
         return bool(select.select([connection.sock], [], [], 0)[0])
 
     def waiting(stream):
-        """A connection that waits for a long text; if a short one came before it, it was refused and asks again."""
+        """A connection waiting for a long completion; if a short one got in first, it was refused and is retried."""
         while True:
             connection = one.connect()
             connection.request("POST", C, json.dumps({**many, "stream": stream}))
@@ -325,7 +325,7 @@ def left():
 
 
 def hangups():
-    """SIGHUP ends the server, unless it was ignored when it began, as nohup does."""
+    """SIGHUP ends the server, unless it was ignored at the start, as with nohup."""
     before = signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     one = Server("gpt")
@@ -340,7 +340,7 @@ def hangups():
 
 
 def in_time():
-    """A text that takes too long ends where it is; one that has not begun by then is refused."""
+    """A completion that takes too long is cut off; one that has not started by then is refused."""
     one = Server("gpt", "--batch", "1", "--timeout", "1")
     statuses = []
 
@@ -354,10 +354,10 @@ def in_time():
     assert statuses == [200] and time.monotonic() - begin < 10, statuses
     one.end()
 
-    # A server that stands still for longer than that while a text waits behind others.
+    # A server that is suspended for longer than the timeout while a request is queued.
     one = Server("gpt", "--batch", "1", "--max-queue", "1000", "--timeout", "2")
     refused = None
-    for _ in range(5):  # on a busy machine the text may come only when the server goes on
+    for _ in range(5):  # on a busy machine the request may arrive only after the server resumes
         first, second = one.connect(), one.connect()
         first.request("POST", C, json.dumps({**many, "n": 128, "stream": True}))
         first.getresponse().readline()
@@ -376,7 +376,7 @@ def in_time():
 
 
 def ending():
-    """A signal ends the texts that are being written; their answers are whole."""
+    """A signal ends running completions; their answers are complete."""
     one = Server("gpt", "--batch", "2", "--max-queue", "1000")
     answers = []
 

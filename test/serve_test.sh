@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Texts that are written together: generate --batch and --prompts, and train_gpt serve as its users ask it (test/serve_check.py).
+# Batched generation: generate --batch and --prompts, and train_gpt serve as a client uses it (test/serve_check.py).
 #   TRAIN_GPT=path/to/train_gpt test/serve_test.sh
 checks=$(realpath "$(dirname "$0")/serve_check.py")
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
 
-# Two models that have hardly learned: what they say is nonsense, but depends on every token before it.
+# Two models that have hardly learned: their output is nonsense, but depends on every token before it.
 for i in $(seq 40); do
     echo "{\"messages\": [{\"role\": \"user\", \"content\": \"Who lives in house $i?\"}, {\"role\": \"assistant\", \"content\": \"A fish or a goat lives there, and nobody knows why.\"}]}"
 done >chats.jsonl
@@ -23,9 +23,9 @@ model() { # model OUT TOKENIZER OPTIONS...
 expect "a model" model gpt tok --seq-length 1024
 expect "a model with a chat template" model chat tok-chat --seq-length 128 --normalization RMSNorm --position-embedding-type rope --swiglu
 
-# Samples are the same however many are written at a time, and in their order.
+# Samples are the same, and in the same order, for any batch size.
 sampled() { "$program" generate --model gpt --prompt "A fish" --num-samples 5 --max-new-tokens 30 --batch "$@" 2>speed.txt; }
-# (A CPU's tile unit has another kernel for one text than for many.)
+# (A CPU's tile unit has different kernels for one sequence and for many.)
 sampled 1 --matrix-unit portable >alone.txt
 sampled 3 >three.txt
 for batch in 2 5 8; do
@@ -46,7 +46,7 @@ for layout in "--tp 2" "--pp 2"; do
     expect "two ranks write them together, too: $layout" test "$(wc -l <ranks.txt)" == "$(wc -l <one.txt)"
 done
 
-# How many at a time.
+# The batch size.
 measured() { "$program" generate --model gpt --prompt "A fish" --max-new-tokens 12 --measure-batches --batch 5 "$@"; }
 expect "numbers of texts are measured" measured
 says "and the fastest is named" "^the most tokens: --batch [1-5], [0-9]* a second$"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The rooms of llmc/ (llmc/README.md): a header includes its own room and those below it, never one above.
+# The rooms of llmc/ (llmc/README.md): a header includes its own room and lower ones, never a higher one.
 repository=$(realpath "$(dirname "$0")/..")
 . "$(dirname "$0")/lib.sh"
 
-# The floor of each room. What two rooms on one floor share lies below them; gpu/ may use what cpu/ has for the host.
-# Prints each include of FOLDER/llmc that goes up or beside, and fails if there is one.
+# The floor of each room. Headers shared by two rooms on one floor are in a lower room; gpu/ may use cpu/'s host code.
+# Prints each include of FOLDER/llmc that goes up or sideways, and fails if there is one.
 includes_go_down() {
     local bad=0 file line target from to
     local -A floor=([base]=1 [.]=2 [cpu]=3 [gpu]=4 [model]=5 [data]=6 [parallel]=7 [report]=8 [curate]=9 [run]=10)
@@ -13,9 +13,9 @@ includes_go_down() {
         file=$(realpath --relative-to="$1/llmc" "$file")
         from=$(dirname "$file") to=$(dirname "$target")
         case "$file $target" in
-            "ops.h cpu/ctx.h" | "ops.h gpu/ctx.cuh") continue ;; # the context of each backend, which every op takes
-            gpu/*" ../test/emu/"*) continue ;;                   # the emulator's instructions, in its build alone
-            "data/"*" parallel/"* | "parallel/"*" data/"*) ;;     # neither knows the other
+            "ops.h cpu/ctx.h" | "ops.h gpu/ctx.cuh") continue ;; # each backend's context, an argument of every op
+            gpu/*" ../test/emu/"*) continue ;;                   # the emulator's instructions, only in its build
+            "data/"*" parallel/"* | "parallel/"*" data/"*) ;;     # these two are independent
             *) [[ -n ${floor[$from]:-} && -n ${floor[$to]:-} && ${floor[$to]} -le ${floor[$from]} ]] && continue ;;
         esac
         echo "llmc/$file includes $target"
@@ -50,8 +50,8 @@ touch tree/llmc/run/hidden.h tree/llmc/README.md
 expect "one that is not is found" refused headers_are_named tree
 says "and named" "hidden.h of run/ is named nowhere"
 
-# No line of the source is longer than 128 characters (what others' code needs to compile keeps its layout). Prints those of FOLDER
-# that are, and fails if there is one.
+# No source line is longer than 128 characters (declarations of foreign code keep their layout). Prints longer ones in
+# FOLDER, and fails if there is one.
 short_lines() {
     find "$1" -path "$1/build" -prune -o -path '*/emu/foreign' -prune -o -regex '.*\.\(h\|cuh\|inl\|cu\|cpp\)' -print0 |
         LC_ALL=C.UTF-8 xargs -0 grep -nE '.{129}' && return 1
@@ -64,7 +64,7 @@ printf '%0129d\n' 0 >>tree/llmc/run/hidden.h
 expect "one more is found" refused short_lines tree
 says "and named" "run/hidden.h:3:0000"
 
-# Each line of code that dev/HOWTO-ADD.md shows is in the source. A comment of one word says where the next lines are.
+# Each line of code in dev/HOWTO-ADD.md is in the source. A comment of one word says where the next lines are.
 trimmed() { sed 's/^ *//; s/ *$//' "$@"; }
 shown() { awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$1" | trimmed | grep -vE '^(// [a-z_0-9]+)?$'; }
 source_lines() { trimmed "$repository"/train_gpt.cu "$repository"/llmc/*/*.h "$repository"/test/test_model_fp64.cpp; }
@@ -74,8 +74,8 @@ expect "and is counted" grep -q ": $(shown <(sed '/^## The test/q' "$repository/
 { cat "$repository/dev/HOWTO-ADD.md"; printf '```cpp\nint nowhere;\n```\n'; } >howto.md
 expect "a line that is not is found" test "$(gone howto.md)" == "int nowhere;"
 
-# The contract (llmc/ops.inl) stays readable: an op has at most 8 parameters beside its context, no five ints in a row, and no
-# default argument. Prints each op that has more, and fails if there is one.
+# The contract (llmc/ops.inl) stays readable: an op has at most 8 parameters besides its context, no five ints in a row, and
+# no default argument. Prints each op that breaks this, and fails if there is one.
 short_signatures() {
     sed -E 's|//.*||; s@/\*([^*]|\*[^/])*\*/@@g' "$1" | tr '\n' ' ' | tr -s ' ' | tr ';' '\n' | grep '(Ctx& ctx\|(const Ctx& ctx' | awk '{
         n = gsub(/,/, ",")
@@ -89,8 +89,8 @@ for parameters in "int a, int b, int c, int d, int e" "int* a, int* b, int* c, i
     says "and named" "op_forward"
 done
 
-# The Makefile stays one that can be read: at most 200 lines of at most 120 columns, without generated rules or a nested make for
-# another configuration; and every kind of program can be asked for by its path in any configuration.
+# The Makefile stays readable: at most 200 lines of at most 120 columns, without generated rules or a nested make for
+# another configuration; and every kind of program can be built by its path in any configuration.
 short_makefile() {
     awk 'length > 120 || /\$\(eval|^define|\$\(MAKE\).*(BACKEND|PRECISION)=/ { print FILENAME ":" FNR ": " $0; bad = 1 }
         END { exit bad || NR > 200 }' "$1"
@@ -114,7 +114,7 @@ END
 expect "make refuses what is no program" refused made build/cpu-bf16/nothing
 says "and says so" "no program is called build/cpu-bf16/nothing"
 
-# Optional libraries: linked where their headers are, left out elsewhere.
+# Optional libraries: linked if their headers are installed, otherwise omitted.
 linked() { make -s -C "$repository" NODEPS=1 print-optional "$@"; }
 as_installed() {
     local package header flag all

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs that heal themselves: batches that are left out, outliers that are said, dropped or rolled back, on one rank and on four, with
-# planted faults: noise in the data, a NaN in a gradient, flipped bits in weights and moments.
+# Runs that recover: skipped batches; outliers that are reported, dropped or rolled back; on one rank and on four; with
+# injected faults: noise in the data, a NaN in a gradient, flipped bits in weights and moments.
 #   TRAIN_GPT=build/cpu-bf16/train_gpt test/stability_test.sh
 . "$(dirname "$0")/lib.sh"
 MPIRUN=${MPIRUN:-mpirun}
 allow_mpirun_everywhere
-export ASAN_OPTIONS=detect_leaks=0 # MPI keeps some memory
+export ASAN_OPTIONS=detect_leaks=0 # MPI does not free all its memory
 
 for i in $(seq 1 600); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 380 --output tok
@@ -25,7 +25,7 @@ valid_loss() { sed -n 's/.*"kind":"valid".*"loss":\([0-9.e+-]*\).*/\1/p' "$1/log
 steps_of() { losses "$1" | cut -d' ' -f1 | tr '\n' ' '; }
 field() { sed -n "s/.*\"kind\":\"step\",\"step\":$2,.*\"$3\":\([0-9.e+-]*\).*/\1/p" "$1/log.jsonl" | tail -n 1; }
 
-# ---- batches left out ----
+# ---- skipped batches ----
 expect "without skips" train 1 all
 every=4 expect "batches 7 to 10 and 13 left out" train 1 skips --skip-batches 7-10,13
 expect "they are steps without a line" test "$(steps_of skips)" == "1 2 3 4 5 6 11 12 14 15 16 17 18 19 20 "
@@ -43,7 +43,7 @@ expect "its steps are counted on" test "$(steps_of llm-jp)" == "$(seq 1 20 | tr 
 expect "but read the same batches" cmp <(losses skips | sed -n '7,8p' | cut -d' ' -f2) <(losses llm-jp | sed -n '7,8p' | cut -d' ' -f2)
 numbers_of() { grep -o "\"$2\":[0-9.e+-]*" "$1/log.jsonl"; }
 for name in lr consumed_samples tokens; do expect "$name as without it" cmp <(numbers_of all $name) <(numbers_of llm-jp $name); done
-for from in 4 8 12; do # before it, at an iteration that it names, behind it
+for from in 4 8 12; do # before it, at an iteration that it names, after it
     expect "resumed from $from with it" train 1 "llm-jp $from" --resume "llm-jp/step_$(printf '%08d' $from)" --skip-train-iteration-range 7-10
     expect "to the bit" same llm-jp "llm-jp $from"
 done
@@ -57,7 +57,7 @@ expect "a range behind the end" train 1 "llm-jp behind" --skip-train-iteration-r
 expect "is never drawn" same all "llm-jp behind"
 expect "a range over the end" train 1 "llm-jp over" --skip-train-iteration-range 19-40
 expect "is drawn before step 19, which is no shorter for it" test "$(events "llm-jp over" skip-batches) $(steps_of "llm-jp over" | wc -w)" == "18  20"
-# What is due on a skipped batch is done there, or, if it needs a training step, in the next one.
+# Periodic work of a skipped batch is done there or, if it needs a training step, in the next one.
 checkpoints_of() { find "$1" -maxdepth 1 -name 'step_*' -printf '%f\n' | sort | sed 's/step_0*//' | tr '\n' ' '; }
 steps_with() { sed -n "s/.*\"kind\":\"$2\",\"step\":\([0-9]*\).*/\1/p" "$1/log.jsonl" | tr '\n' ' '; }
 for n in 1 2; do
@@ -147,7 +147,7 @@ expect "an older one has been kept" test "$(events "rollback far" rollback)" == 
 steps=120 expect "before the first checkpoint of its own" faults noise=103-107 train 1 "rollback other" --on-spike rollback --resume clean/step_00000100
 expect "back to the one of another run that it resumed from" test "$(events "rollback other" rollback)$(steps_of "rollback other")" == "100 $(seq 101 105 | tr '\n' ' ')$(seq 109 120 | tr '\n' ' ')"
 
-# ---- LLM-jp's recipe in miniature: bf16 first, then FP8, z-loss, a spike that heals ----
+# ---- LLM-jp's recipe in miniature: bf16 first, then FP8, z-loss, a spike with recovery ----
 for layout in "1" ${ALL:+"4 --tp 2"}; do
     read -r n cut <<<"$layout"
     # shellcheck disable=SC2086
@@ -164,7 +164,7 @@ steps=120 every=10 expect "without these batches from the start" train 1 uncross
 expect "ends with the same bits" same cross uncrossed
 [[ -z ${ALL:-} ]] || expect "one rank and four end near each other" near "recipe 4" "recipe 1" 0.01
 
-# ---- machines that compute wrong ----
+# ---- machines that compute incorrectly ----
 expect "gradients computed twice" train 1 twice --detect-nondeterminism 3
 expect "change no bit" same all twice
 expect "gradients computed twice in FP8 on 4 ranks" train 4 x --detect-nondeterminism 1 --tp 2 --fp8 hybrid --fp8-recipe current
@@ -181,7 +181,7 @@ for layout in "1" "4 --tp 2" "4 --tp 4 --num-query-groups 2 --zero 0" "4 --pp 2 
     steps=60 every=25 expect "memory is checked on $layout: no false alarm" train "$n" x --check-replicas 10 $cut
     rm -rf x
 done
-# found FAULT PATTERN RANKS OPTIONS...: the run ends, and says so; ranks are compared at steps 10 and 20.
+# found FAULT PATTERN RANKS OPTIONS...: the run ends with this message; ranks are compared at steps 10 and 20.
 found() {
     local fault=$1 pattern=$2 n=$3
     shift 3
@@ -207,7 +207,7 @@ expect "no bit changes" same health unseen
 steps=12 expect "on four ranks" train 4 health4 --log-health-interval 6 --fp8 hybrid --fp8-start 8 --tp 2
 records() { grep '"kind":"health"' "$1/log.jsonl"; }
 expect "two records of four layers" test "$(records health | wc -l) $(records health | grep -o '"layer"' | wc -l)" == "2 8"
-# The squares of the layers' gradient norms add up to the whole's.
+# The squared gradient norms of the layers add up to the model's.
 adds_up() { awk -v whole="$(field "$1" 12 grad_norm)" '{ sum += $1 * $1 } END { d = sqrt(sum) / whole - 1; exit !(NR == 4 && d < 1e-5 && d > -1e-5) }' <(records "$1" | tail -n 1 | grep -o '"grad_norm":[0-9.e+-]*' | cut -d: -f2); }
 expect "they add up" adds_up health
 expect "on four ranks too" adds_up health4
@@ -220,7 +220,7 @@ expect "shares of 12 tensors in two layers" test "$(shares health fp8_zero | wc 
 expect "are shares" awk '{ if (!($1 >= 0 && $1 < 0.5)) bad = 1; sum += $1 } END { exit bad || !(sum > 0) }' <(shares health fp8_zero; shares health fp8_largest)
 expect "in bf16 there are none" test -z "$(records health | head -n 1 | grep -o fp8_zero)"
 
-# ---- where nothing helps ----
+# ---- faults without a remedy ----
 steps=120 expect "skip, row after row: the run ends" refused faults noise=103-120 train 1 x --on-spike skip
 says "and says what to do" "on-spike rollback"
 rm -rf x

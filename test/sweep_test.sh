@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train_gpt sweep as a user runs it, on a tiny model: it finds the learning rate that was planted among hopeless ones, whatever
-# dies, however it is interrupted, and whatever the number of jobs; what it writes and what it refuses.
+# train_gpt sweep as a user runs it, on a tiny model: it finds the good learning rate among bad ones, despite failing runs
+# and interruptions, and with any number of jobs; its files and its refusals.
 . "$(dirname "$0")/lib.sh"
 
 for i in $(seq 400); do echo "In the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep"; [[ $((i % 4)) == 0 ]] && echo; done >text.txt
@@ -11,7 +11,7 @@ tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --tokenizer tok --
 sweep() { "$program" sweep "${tiny[@]}" --train-iters 90 "$@"; }
 # A width of 32 has no 3 heads: half of the configurations die.
 planted=(--lr 1e-6 --over "lr=1e-6,1e-5,3e-3" --over "num-attention-heads=2,3" --configs 8 --seeds 2)
-# results DIR: what every run has come to, without its time.
+# results DIR: every run's result, without its time.
 results() { grep -E '"(rung|config|seed|loss|failed)":' "$1/sweep.json"; }
 same() { cmp <(results "$1") <(results "$2") && cmp <(grep -v '^#' "$1/best.toml") <(grep -v '^#' "$2/best.toml"); }
 
@@ -40,7 +40,7 @@ says "it says so" "ended before  *10 runs"
 expect "no run is repeated" refused grep -q "^rung 1, run" out.txt
 expect "two jobs" sweep "${planted[@]}" --jobs 2 --threads 2 --out jobs
 expect "have the bits of one" same found jobs
-# ended_by SIGNAL OUT: after three runs; its status is then in `status`, all that it started has ended.
+# ended_by SIGNAL OUT: sends SIGNAL after three runs; sets `status`; all child processes must have ended.
 ended_by() {
     local pid trial
     "$program" sweep "${tiny[@]}" --train-iters 90 "${planted[@]}" --out "$2" >"$2.txt" 2>&1 &
@@ -105,7 +105,7 @@ expect "no folder" test ! -e nothing
 echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
 expect "tasks of the run are not measured in trials" sweep --over lr=1e-3..1e-2 --configs 2 --seeds 1 --eval-tasks task.jsonl --eval-tasks-samples 1 --eval-tasks-interval 5 --out tasks
 
-# ---- what is refused ----
+# ---- refusals ----
 no() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2
     shift 2

@@ -1,6 +1,6 @@
-"""Reads the event files of a run by a reader of its own and compares them with its log.jsonl.
+"""Reads the event files of a run with a reader of its own and compares them with its log.jsonl.
 
-    tensorboard_check.py DIR LOG      every checksum, then each step's numbers once and as the log has them
+    tensorboard_check.py DIR LOG      checks every checksum, then each step's numbers: once, and equal to the log's
 """
 
 import json
@@ -63,7 +63,7 @@ def fields(data):
 
 
 def read(folder):
-    """{tag: [(step, value)]}, without what a START made void."""
+    """{tag: [(step, value)]}, without steps that a later START invalidates."""
     curves = {}
     for path in sorted(pathlib.Path(folder).iterdir()):
         for n, record in enumerate(records(path)):

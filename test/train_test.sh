@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The program as a user runs it, on a small text: the same seed gives the same bits whatever is recomputed, other seeds do not;
-# fast and plain loops agree; checkpoints load; Ctrl-C ends cleanly; memory is what --dry-run says.
+# The program as a user runs it, on a small text: the same seed gives the same bits with any recompute policy, other seeds
+# do not; fast and plain loops agree; checkpoints load; Ctrl-C ends cleanly; memory is as planned by --dry-run.
 #   TRAIN_GPT=path/to/train_gpt test/train_test.sh
 . "$(dirname "$0")/lib.sh"
 
 same() { cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 differ() { ! same "$1" "$2"; }
-# close DIR DIR TOLERANCE: as many steps, and losses no further apart.
+# close DIR DIR TOLERANCE: the same number of steps, and losses within TOLERANCE.
 close() { paste -d ' ' <(losses "$1") <(losses "$2") | awk -v tolerance="$3" 'NF != 4 || $2 - $4 > tolerance || $4 - $2 > tolerance { bad = 1 } END { exit bad || NR == 0 }'; }
 
 for i in $(seq 1 600); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son, and it was good"; [[ $((i % 5)) == 0 ]] && echo; done >text.txt
@@ -38,11 +38,11 @@ for name in gpt2 bloom llama; do
     expect "$name: another seed" run "$name-seed" $name --seed 7
     expect "$name: another seed, other bits" differ "$name" "$name-seed"
     expect "$name: plain loops" run "$name-plain" $name --plain
-    # A step rounds to 8 bits (bf16) in the order of the loop; 12 steps from the same start stay this close.
+    # A step rounds to 8 bits (bf16) in its loop's order; 12 steps from the same start stay this close.
     expect "$name: fast and plain losses agree" close "$name" "$name-plain" 0.02
     expect "$name: one micro-batch instead of two" run "$name-micro" $name --micro-batch-size 8
     expect "$name: micro-batches sum to the same loss" close "$name" "$name-micro" 0.02
-    # What was written is what was trained: the same validation samples, the first ones (--eval-fixed), have the same loss.
+    # The saved model is the trained one: the same validation samples, the first ones (--eval-fixed), have the same loss.
     expect "$name: eval" "$program" eval --model "$name/latest" --data-path data --split "90, 10, 0" --seq-length 32 --max-samples 16
     trained=$(sed -n 's/.*"kind":"valid","step":12,"loss":\([0-9.]*\).*/\1/p' "$name/log.jsonl")
     says "$name: eval gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"
@@ -53,11 +53,11 @@ for name in gpt2 bloom llama; do
     expect "$name: generate" "$program" generate --model "$name/latest" --prompt "in the year" --max-new-tokens 20 --seed 3
     cp out.txt text1
     expect "$name: generate again" "$program" generate --model "$name/latest" --prompt "in the year" --max-new-tokens 20 --seed 3
-    # All but the speed, which is the last line.
+    # All except the speed, in the last line.
     expect "$name: the same seed writes the same text" test "$(sed '$d' text1)" == "$(sed '$d' out.txt)"
 done
 
-# ---- validation: as Megatron each reads the next samples; a loss per data set ----
+# ---- validation: each reads the next samples, as in Megatron; a loss per dataset ----
 head -300 text.txt >second.txt
 expect "prepare a second set, of one document" "$program" prepare --input second.txt --output second --tokenizer tok
 validated() { # OUT OPTIONS...: 12 steps, validated at 4, 8 and 12
@@ -68,7 +68,7 @@ validated() { # OUT OPTIONS...: 12 steps, validated at 4, 8 and 12
 }
 blend=(--data-path 3 data 1 second --split "80, 20, 0")
 valid() { sed -n "s/.*\"kind\":\"valid\",\"step\":$2,.*\"$3\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }
-# near A B: loss A is B's but for the roundings of an update at a learning rate of 1e-9.
+# near A B: losses A and B differ by no more than the roundings of an update at a learning rate of 1e-9.
 near() { awk "BEGIN { d = $1 - $2; exit !($1 > 0 && d < 1e-3 && d > -1e-3) }"; }
 expect "validation: moves on" validated moving "${blend[@]}"
 says "validation: says so" "a validation  *16 samples, each time the next ones"
@@ -85,7 +85,7 @@ done
 expect "validation: apart from a set's own weight" validated apart --data-path data --valid-data-path 2 second
 says "validation: of the one set" "validation second .* 100.0% of the samples"
 
-# ---- a text of any size can be trained on: as the README trains a downloaded model further ----
+# ---- a text of any size works: training a downloaded model further, as in the README ----
 tune() { # LINES SEQUENCE
     rm -rf mine.* tuned
     head -n "$1" text.txt >mine.txt
@@ -108,7 +108,7 @@ for text in "" "x"; do
     says "a text of '$text': says why" "error: .*tiny.*; HINT"
 done
 
-# ---- special tokens in training text are text, unless asked for ----
+# ---- special tokens in training text are text, unless enabled ----
 echo "one<|endoftext|>two" >spelled.txt
 expect "prepare a text that spells a special token" "$program" prepare --input spelled.txt --output spelled --tokenizer tok
 says "it is text, and said so" "1 place in the text spells a special token and stayed text. HINT: --parse-special-tokens"
@@ -117,7 +117,7 @@ expect "--parse-special-tokens" "$program" prepare --input spelled.txt --output 
 says "it is a token, and said so" "spells a special token and became that token"
 expect "which is shorter" test "$(stat -c %s spelled.bin)" -lt "$as_text"
 
-# ---- a model that others made: what it came with is kept; ids beyond its tokenizer; a tokenizer that is not its own ----
+# ---- a model made by others: its files are kept; ids beyond its tokenizer; a tokenizer that is not its own ----
 cp -rL llama/latest given && rm -rf given/training
 echo '{"eos_token_id": [0, 399], "temperature": 0.6}' >given/generation_config.json
 echo '{{ messages }}' >given/chat_template.jinja
@@ -155,8 +155,8 @@ expect "generate from it" "$program" generate --model padded/latest --prompt "a 
 says "generate names ids without text" "<|id [0-9]*|>"
 
 expect "a fresh start without a prompt" "$program" generate --model llama/latest --max-new-tokens 5
-# A text is evaluated in memory: as the data that prepare makes of it, its last, shorter sequence too, and without a file that a
-# planted link could lead astray.
+# A text is evaluated in memory: with the same result as data made by prepare, including the last, shorter sequence, and
+# without a file, so that a malicious link could not redirect it.
 head -c 20000 text.txt >part.txt
 expect "prepare the text as one document" "$program" prepare --input part.txt --output whole --tokenizer tok --no-append-eod
 tokens=$(sed -n 's/.* documents*, \([0-9,]*\) tokens.*/\1/p' out.txt | tr -d ,)
@@ -185,7 +185,7 @@ expect "nothing is written through a link" grep -q mine precious
 expect "a run is not written over" refused run llama llama
 says "the message says so" "already holds a run"
 
-# ---- threads: the start-up table says how many ----
+# ---- threads: the start-up table reports the number ----
 threads() { sed -n 's/^ *backend .* \([0-9]*\) thread.*/\1/p' out.txt; }
 expect "threads: 3 by option" run threads-option llama --threads 3
 expect "threads: says 3" test "$(threads)" == 3
@@ -201,7 +201,7 @@ expect "Ctrl-C ends the run with status 0" wait $pid
 expect "Ctrl-C: says that it stopped" grep -q "stopped after" interrupted.txt
 expect "Ctrl-C: the model is written" "$program" generate --model interrupted/latest --max-new-tokens 2
 
-# ---- memory: planned without data, and what a run really takes ----
+# ---- memory: planned without data, compared with a run's ----
 expect "dry run of a large model without data" "$program" train --preset llm-jp-172b --train-iters 10 --dry-run --seq-length 4096
 if [[ ${TRAIN_GPT:-} != *cuda* ]]; then
     says "which says how long it would take" "step  *about [0-9]*.*a second's measurement"
@@ -225,7 +225,7 @@ if [[ -z ${SAN:-} ]]; then
     expect "peak memory of $peak is within 10% of the planned $planned" awk "BEGIN { ratio = ${peak% MiB} / ${planned% MiB}; exit !(ratio > 0.9 && ratio < 1.1) }"
 fi
 
-# ---- another tokenizer than the model's ----
+# ---- a tokenizer other than the model's ----
 expect "beside one that cannot be read any is taken" tune_given given-run3 --tokenizer tok
 expect "another tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<|other|>" "<|endoftext|>" --output other-tok
 expect "its data" "$program" prepare --input text.txt --output-prefix other-data --tokenizer other-tok

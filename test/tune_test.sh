@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# train_gpt tune as a user runs it: published layouts against the best that it finds, the files that it writes, trials, and what
-# it refuses.
+# train_gpt tune as a user runs it: published layouts compared with the best it finds, its files, trials, and refusals.
 gpu=$(realpath "${GPU_TRAIN_GPT:-build/emu-bf16/tests/train_gpt}")
 . "$(dirname "$0")/lib.sh"
 allow_mpirun_everywhere
@@ -8,9 +7,9 @@ allow_mpirun_everywhere
 # number JSON-KEY FILE: the first value of this key.
 number() { grep -m 1 "\"$1\":" "$2" | sed 's/.*: *//; s/,$//'; }
 
-# Published layouts. The step of each by the plan is at most 10% above the best that the search finds for the same training on
-# the same GPUs. MT-NLG and BLOOM recomputed all layers, and sequence parallelism was not known; LLM-jp could have less time
-# with more memory: the best with the memory of its own layout is sought, by the plan with 3.2 GiB for NCCL.
+# Published layouts. Each one's step time, by the plan, is at most 10% above the best that the search finds for the same
+# training on the same GPUs. MT-NLG and BLOOM recomputed all layers, and sequence parallelism was not known; LLM-jp could
+# have been faster with more memory, so the search is limited to its layout's memory, by the plan with 3.2 GiB for NCCL.
 published() { # NAME LAYOUT... -- TRAINING...
     local name=$1 layout=() step best
     shift
@@ -32,8 +31,9 @@ published "BLOOM 176B on 384 A100" --tp 4 --pp 12 --micro-batch-size 2 -- --pres
 published "LLM-jp 172B on 512 H100" --tp 4 --pp 16 --micro-batch-size 1 -- --preset llm-jp-172b --seq-length 4096 \
     --global-batch-size 1728 --train-iters 292812 --world 512 --recompute selective --device-memory-gib 48
 
-# NeMo's table of training in FP8 on H100, docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html;
-# shapes of its 5B and 20B models by its configuration files.
+# NeMo's table of FP8 training on H100,
+# docs.nvidia.com/nemo-framework/user-guide/24.09/performance/performance_summary.html; shapes of its 5B and 20B models from
+# its configuration files.
 on_h100=(--fp8-format hybrid --train-iters 100 --vocab-size)
 published "NeMo GPT 5B on 64 H100" --tp 1 --pp 1 --micro-batch-size 4 -- --num-layers 24 --hidden-size 4096 \
     --num-attention-heads 32 --seq-length 2048 --global-batch-size 2048 --world 64 "${on_h100[@]}" 51200
@@ -100,7 +100,7 @@ refuses "layers to recompute without recomputation" "requires --recompute-granul
 refuses "NorMuon where memory is short" "HINT: .*device-memory-gib, or --main-grads-dtype bf16 --exp-avg-dtype bf16$" "${run[@]}" --world 64 --device-memory-gib 1 --optimizer normuon
 expect "nothing was written by these" test ! -e refused
 
-# Trials, here: the ranks that a trial starts are this program's, too.
+# Trials on this machine: the ranks of a trial run this program, too.
 for i in $(seq 300); do echo "In the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep"; echo; done >text.txt
 "$program" tokenizer --input text.txt --vocab-size 400 --output tok >/dev/null 2>&1
 mkdir data
@@ -131,7 +131,7 @@ if command -v mpirun >/dev/null; then
     expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --keep-every 5 --on-spike rollback --trials 1 --trial-steps 2 --out with-tasks
     expect "in a layout that can measure them" grep -qx "no-sequence-parallel = true" with-tasks/tune-1.toml
 fi
-# Keys and values of answers that are written to tasks are in the plan, too.
+# The plan includes keys and values for generated answers to tasks.
 echo '{"context": "In the year", "references": ["1"], "max_new_tokens": 4}' >written.jsonl
 answering=("${here[@]}" --eval-tasks written.jsonl --world 2 --tp 1 --pp 1 --recompute none)
 for micro in 1 2; do
@@ -140,7 +140,7 @@ for micro in 1 2; do
     planned=$(sed -n '/"memory_of_a_rank"/,$p' planned.json | number bytes /dev/stdin)
     expect "micro-batch $micro: $planned bytes, as train plans" test -n "$planned" -a "$(sed -n '/"best"/,$p' answering.json | number bytes /dev/stdin)" == "$planned.0"
 done
-# How texts are written, by the plan and measured.
+# Generation speed, planned and measured.
 writes=(--inference --seq-length 1024 --vocab-size 32000)
 "$program" tune --preset llama2-7b "${writes[@]}" --world 8 --json --dry-run >writing.json 2>/dev/null
 expect "several copies write the most" test "$(grep -A 4 '"best"' writing.json | number copies /dev/stdin)" -ge 4
@@ -169,7 +169,7 @@ expect "batches are measured here" "$program" tune --inference --model trained -
 says "the plan against the measurement" "planned  measured"
 says "the fastest" "generate --model trained .*--batch [124] "
 expect "nothing is left of them" test -z "$(find writing -name 'trials-*')"
-# Prompts that fill the context, as near as they come; what cannot be measured; a search that is interrupted.
+# Prompts that nearly fill the context; unsupported measurements; an interrupted search.
 long=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 320 --micro-batch-size 1
     --global-batch-size 1 --train-iters 1 --threads 2)
 expect "a model of a longer context" "$program" train "${long[@]}" --out long
@@ -180,7 +180,7 @@ refuses "trials without a tokenizer" "has no tokenizer" --inference --model mute
 touch file
 expect "a file in the place of the folder" refused "$program" tune --inference --model long --trials 1 --out file
 says "is told" "cannot create directory file.*HINT"
-ended_by() { # SIGNAL OUT TUNE...: tune is ended by this signal in the middle of a trial, and nothing is left in OUT
+ended_by() { # ends tune with this signal in the middle of a trial; OUT is empty afterwards
     local signal=$1 out=$2 tune trial status
     shift 2
     "$program" tune "$@" --out "$out" >tune.txt 2>&1 &

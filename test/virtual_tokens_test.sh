@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Virtual tokens (prompt tuning and p-tuning) from the command line: trained, resumed to the same bits, read by eval and generate; the
-# model under them stays as it was; bad input is refused by name.
+# Virtual tokens (prompt tuning and p-tuning) from the command line: training, resume to the same bits, eval and generate;
+# the base model stays unchanged; bad input is refused by name.
 #   TRAIN_GPT=path/to/train_gpt test/virtual_tokens_test.sh
 . "$(dirname "$0")/lib.sh"
 
 same() { (cd "$1/latest" && find . -name '*.safetensors') | while read -r file; do cmp "$1/latest/$file" "$2/latest/$file" || exit 1; done; }
 for i in $(seq 1 200); do echo "in the year $((i * 37 % 1000)) the king of city $((i % 17)) gave $((i * 11 % 97)) sheep to his son"; done >text.txt
 expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
-tr a-z b-za <text.txt >other.txt  # what the models are trained on, so that virtual tokens have something to bring
+tr a-z b-za <text.txt >other.txt  # the models' training text, so that virtual tokens have something to learn
 for name in text other; do expect "prepare $name" "$program" prepare --input $name.txt --output $name --tokenizer tok --split-documents line; done
 train() { "$program" train --data-path "${data:-text}" --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" --lr 3e-2 "$@"; }
 loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
@@ -45,7 +45,7 @@ expect "PEFT's name of the one" test "$(config llama-none peft_type)" == PROMPT_
 expect "and of the other" test "$(config llama-mlp peft_type) $(config llama-mlp encoder_hidden_size)" == "P_TUNING 32"
 expect "and of its kinds" test "$(config llama-mlp encoder_reparameterization_type) $(config llama-lstm encoder_reparameterization_type)" == "MLP LSTM"
 
-# ---- conversations: several in a sample, each behind the virtual tokens, beside text ----
+# ---- conversations: several per sample, each after the virtual tokens, next to text ----
 for i in $(seq 1 40); do echo "{\"messages\": [{\"role\": \"user\", \"content\": \"city $((i % 17))\"}, {\"role\": \"assistant\", \"content\": \"$((i * 11 % 97)) sheep\"}]}"; done >chat.jsonl
 expect "conversations" "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
 for encoder in none mlp lstm; do
@@ -63,7 +63,7 @@ data=chat expect "conversations alone" train --model llama --prompt-tokens 6 --s
 plain=$(chat_loss --model llama) tuned_loss=$(chat_loss --adapter talk)
 expect "conversations: virtual tokens lower the loss ($plain to $tuned_loss)" below "$tuned_loss" "$plain"
 
-# ---- as what they begin ----
+# ---- initialization ----
 train_one() { train --model llama --prompt-tokens 6 --train-iters 1 "$@"; }
 expect "a text" train_one --lr 1e-9 --prompt-init-text "in the year" --out began
 expect "is recorded" test "$(config began prompt_tuning_init_text)" == "in the year"

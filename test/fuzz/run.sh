@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs fuzz targets for some seconds each, one after another, from their corpus (test/fuzz/corpus/TARGET) and what earlier runs
-# found worth keeping (build/fuzz/TARGET/corpus). Inputs that fail are written to build/fuzz/TARGET/; run the program with such a
-# file to see the failure again.
+# Runs fuzz targets for some seconds each, one after another, from their corpus (test/fuzz/corpus/TARGET) and inputs found
+# by earlier runs (build/fuzz/TARGET/corpus). Failing inputs are written to build/fuzz/TARGET/; run the program with such a
+# file to reproduce the failure.
 #   test/fuzz/run.sh SECONDS build/fuzz/fuzz_safetensors ...
 set -u
 seconds=$1
@@ -17,7 +17,7 @@ for program in "$@"; do
         -artifact_prefix="$out/" -print_final_stats=1 "$out/corpus" "test/fuzz/corpus/$target" >"$out/log" 2>&1 &
     wait $!
     status=$?
-    rm -rf "/dev/shm/train_gpt_fuzz_$!"  # which a crash leaves there
+    rm -rf "/dev/shm/train_gpt_fuzz_$!"  # left behind by a crash
     runs=$(awk '/number_of_executed_units/ { print $2 }' "$out/log")
     if [[ $status == 0 ]]; then
         echo "ok: $target: ${runs:-0} inputs in $seconds s"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs foreign kernels, which are known to be right on GPUs, on the emulator (README.md says which and what came of it):
+# Runs other projects' kernels, known to be right on GPUs, on the emulator (README.md lists them with results):
 #   test/emu/foreign/run.sh CHECKOUT...     of github.com/karpathy/llm.c, github.com/pranjalssh/fast.cu or
 #                                           github.com/NVIDIA/cutlass     CXX=g++
-# Their sources are read from the checkouts and rewritten under build/foreign; nothing of theirs is kept. Prints one line for
-# each kernel; the status is not 0 if one gave wrong numbers that the README's list (expected_to_fail below) does not explain.
+# Reads their sources from the checkouts and writes modified ones to build/foreign; keeps none. Prints one line per kernel;
+# the status is not 0 if a kernel gave wrong numbers that the README's list (expected_to_fail below) does not explain.
 # shellcheck disable=SC2317  # report calls functions by name
 set -u
 source=$(realpath "$(dirname "$0")/../../..")
@@ -34,7 +34,7 @@ report() { # NAME EXPECTED-TO-FAIL COMMAND...
     echo "$name: $result ${why:0:150}"
 }
 
-# Why a kernel of llm.c's is not right here; empty for those that must be.
+# Why a kernel of llm.c is not right here; empty if it must be.
 expected_to_fail() {
     case "$1 $2" in
         "softmax_forward 4" | "attention_backward 7" | "attention_backward 8") echo "a barrier is missing in it" ;;
@@ -47,7 +47,7 @@ llm_c() { # CHECKOUT
     for file in "$folder"/*.cu; do
         name=$(basename "$file" .cu)
         kernels=
-        # B, T, C, V: small, but such as the sources' unwritten rules allow (T a multiple of the block, V larger than it).
+        # B, T, C, V: small, but within the sources' unstated requirements (T a multiple of the block, V larger than it).
         local T=512 C=192 V=1103 more=
         case $name in
             adamw | gelu_* | residual_forward | encoder_backward) kernels="1 2" ;;
@@ -62,7 +62,7 @@ llm_c() { # CHECKOUT
             # Kernel 6 writes whole blocks of each row.
             attention_backward) kernels="1 2 3 4 5 6 7 8" T=128 more='s/block_sizes\[\] = .*/block_sizes[] = {32, 64, 128};/' ;;
             matmul_backward) kernels=1 ;;
-            # Kernels 8 and 9 read lanes that take no part if a block has fewer than four warps.
+            # Kernels 8 and 9 read inactive lanes if a block has fewer than four warps.
             matmul_backward_bias) kernels="1 2 3 4 7 8 9" more='s/block_sizes\[\] = .*/block_sizes[] = {128, 256, 512, 1024};/' ;;
             trimat_forward) kernels="0 1 2 3 4" T=128 ;;
             permute) kernels=1 more='s/repeat_times = 1/repeat_times = 0/' ;;  # its benchmark calls a kernel like a function
@@ -83,8 +83,8 @@ llm_c() { # CHECKOUT
     build llmc_kernels "$here/llmc_kernels.cu" && report "llmc/*.cuh" "" timeout 300 "$out/llmc_kernels"
 }
 
-# llm.c's trainer as a program. llmc_reference.c has its train_gpt2.c train a small model on the CPU: ten losses, and for
-# test_gpt2.cu the gradients as well.
+# llm.c's complete trainer. llmc_reference.c lets its train_gpt2.c train a small model on the CPU: ten losses, and the
+# gradients for test_gpt2.cu.
 llm_c_trainer() { # CHECKOUT
     local checkout=$1 file precision
     mkdir -p "$run/dev/data/tinyshakespeare"
@@ -94,14 +94,14 @@ llm_c_trainer() { # CHECKOUT
         return
     fi
     cp "$run/tokens.bin" "$run/dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
-    # NCCL's counts are of elements: those of bytes reach beyond their buffers, which ends the emulator.
+    # NCCL's counts are in elements: counts in bytes exceed the buffers, which ends the emulator.
     for file in "$checkout"/llmc/*h "$checkout"/t*_gpt2.cu; do
         sed -E -f "$here/launches.sed" -e 's/sizeof\(float\), ncclFloat/1, ncclFloat/' \
             -e '/float expected_losses\[10\] = \{/,/\};/c #include "expected_losses.h"' "$file" >"$out/${file#"$checkout/"}"
     done
     build test_gpt2 -DENABLE_FP32 -I"$run" "$out/test_gpt2.cu" &&
         report "test_gpt2.cu in FP32" "a barrier is missing in softmax_autoregressive_backward_inplace_kernel" tests_pass
-    # A loop around blockReduce, which says that its second argument is for loops.
+    # A loop around blockReduce, whose documentation asks for its second argument in loops.
     sed -i 's/local_sum = blockReduce<warpReduceSum>(local_sum/&, true/' "$out/llmc/attention.cuh"
     for precision in FP32 BF16; do
         build test_gpt2 -DENABLE_$precision -I"$run" "$out/test_gpt2.cu" &&
@@ -123,19 +123,19 @@ llm_c_trainer() { # CHECKOUT
     report "train_gpt2.cu in FP32, 2 ranks" "" trains 2 2e-5 FP32 "-b 1 -z 0"
     report "train_gpt2.cu in FP32, 2 ranks, ZeRO-1" "" trains 2 2e-5 FP32 "-b 1 -z 1"
     report "train_gpt2.cu in BF16, 2 ranks, ZeRO-1" "" trains 2 4e-3 BF16 "-b 1 -z 1"
-    # cuBLASLt may refuse a fused GeLU; llm.c ends then.
+    # cuBLASLt may refuse a fused GeLU, which ends llm.c.
     EMU_REFUSALS=0 report "train_gpt2.cu in BF16, fused GeLU, no fp32 weights" "" trains 1 4e-3 BF16 "-b 2 -r 0 -w 0 -ge 2"
     sed -E -f "$here/launches.sed" -e 's/32 \* 1024 \* 1024/32 * 1024/' "$checkout/dev/cuda/nccl_all_reduce.cu" \
         >"$out/nccl_all_reduce.cu"
     build nccl_all_reduce "$out/nccl_all_reduce.cu" && report "nccl_all_reduce" "" all_good 2
     CXX=$OMPI_CXX
 }
-# It takes a NaN for right, and says so of itself; its losses may not.
+# The test accepts a NaN and prints OK; its losses must not.
 tests_pass() (
     cd "$run" && timeout 300 "$out/test_gpt2" | tee tests.txt
     ! grep -iw nan tests.txt && grep -q '^overall okay: 1$' tests.txt
 )
-# The losses of three steps of train_gpt2.cu within LIMIT of train_gpt2.c's, and the gradients' norms within a hundredth.
+# Three losses of train_gpt2.cu within LIMIT of train_gpt2.c's, and gradient norms within a hundredth.
 trains() ( # RANKS LIMIT PRECISION OPTIONS
     model=gpt2_124M.bin
     [[ $3 == FP32 ]] || model=gpt2_124M_bf16.bin
@@ -169,7 +169,7 @@ fast_cu() { # CHECKOUT
     done
 }
 
-# Descriptors, tensor maps and layouts, as CuTe has them and as we do.
+# Descriptors, tensor maps and layouts: CuTe's and ours.
 cute() { # CHECKOUT
     local cuda=${CUDA_HOME:-/usr/local/cuda}
     [[ -f $cuda/include/cuda_fp8.h ]] || { echo "CuTe: left out: no CUDA toolkit in $cuda (CUDA_HOME)" && return; }
