@@ -42,7 +42,7 @@ class Server:
 
     def raw(self, method, path, body=None):
         connection = self.connect()
-        connection.request(method, path, body, {"Content-Type": "application/json"})
+        connection.request(method, path, body, JSON)
         response = connection.getresponse()
         data = response.read()
         connection.close()
@@ -85,6 +85,7 @@ def generated(model, prompt, *options):
 
 
 C = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 server = Server("gpt", "--batch", "4", "--max-new-tokens", "900", "--max-body", "20000")
 greedy = {"prompt": "A fish", "max_tokens": 25, "temperature": 0}
 
@@ -219,10 +220,10 @@ def refusals():
 
 
 def bodies():
-    """Bodies without a length are limited, too, and not buffered; curl's default headers are accepted."""
+    """Bodies without a length are limited, too, and not buffered."""
     def send(path, headers, body):
         connection = server.connect()
-        connection.request("POST", path, body, headers, encode_chunked="Transfer-Encoding" in headers)
+        connection.request("POST", path, body, {"Content-Type": "application/json"} | headers, encode_chunked="Transfer-Encoding" in headers)
         response = connection.getresponse()
         response.read()
         connection.close()
@@ -238,7 +239,6 @@ def bodies():
     assert send(C, {"Content-Encoding": "gzip"}, gzip.compress(b'{"prompt": "' + b"x" * (200 << 20))) in (400, 413, 415)
     assert peak() < before + 100, (before, peak())
     long = json.dumps({"prompt": "x", "max_tokens": 1, "user": "x" * 15000})
-    assert send(C, {"Content-Type": "application/x-www-form-urlencoded"}, long) == 200
     assert send(C, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}, iter([long.encode()])) == 200
     assert send(C, {"Content-Type": "multipart/form-data; boundary=x"}, "--x--") == 415
 
@@ -273,16 +273,115 @@ def garbage():
 def one_by_one():
     """A stream delivers tokens as they are generated; closing it frees its slot, and other completions continue."""
     connection = server.connect()
-    connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True}))
+    connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True}), JSON)
     response = connection.getresponse()
     assert response.getheader("Content-Type") == "text/event-stream"
     assert response.readline().startswith(b"data: {")
     connection.close()
 
 
+def headers():
+    """Headers, request lines and lines within bodies have a bound, and are not held beyond it."""
+    def peak():
+        with open(f"/proc/{server.process.pid}/status") as status:
+            return int(re.search(r"VmHWM:\s*(\d+) kB", status.read()).group(1)) / 1024
+
+    before = peak()
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for begin, endless in ((b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: " + b"x" * 1000 + b"\r\n"), (b"GET /health HTTP/1.1\r\nX: ", b"x" * 1000),
+                           (b"GET /", b"x" * 1000), (post + b"Transfer-Encoding: chunked\r\n\r\n5;", b"x" * 1000)):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
+            got = b""
+            try:
+                s.sendall(begin)
+                for _ in range(20):  # 20 MiB
+                    s.sendall(endless * 1024)
+            except OSError:
+                pass
+            try:
+                got = s.recv(4096)
+            except OSError:
+                pass
+            assert not got or got.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 414 ")), got
+    assert peak() < before + 10, (before, peak())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
+        s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40000 + b"\r\n\r\n")
+        got = s.recv(4096)
+        assert got.startswith(b"HTTP/1.1 431 ") and b"32768 bytes" in got, got
+    assert server.raw("GET", "/health")[0] == 200
+
+
+def exchange(port, method, path, headers, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in headers:
+        connection.putheader(name, value)
+    if body is not None:
+        connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    response = connection.getresponse()
+    data = response.read()
+    connection.close()
+    return response.status, data, response
+
+
+def origins():
+    """Requests that a page of another site makes a browser send are refused: by its own name, across sites, as plain text."""
+    body = json.dumps({"prompt": "A", "max_tokens": 1}).encode()
+    json_type = ("Content-Type", "application/json")
+
+    def status(port, host, *more, method="POST"):
+        path = C if method == "POST" else "/v1/models"
+        return exchange(port, method, path, [("Host", host)] * (host is not None) + list(more), body if method == "POST" else None)[0]
+
+    here = f"127.0.0.1:{server.port}"
+    for host in ("localhost", "LOCALHOST:8080", "127.0.0.1", here, "[::1]:80", "10.1.2.3:8080", "a.localhost", socket.gethostname(), None):
+        assert status(server.port, host, json_type) == 200, host
+        assert status(server.port, host, method="GET") == 200, host
+    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "[evil]", ":80", "[", "1.2.3"):
+        assert status(server.port, host, json_type) == 403, host
+        assert status(server.port, host, method="GET") == 403, host
+    _, data, _ = exchange(server.port, "GET", "/", [("Host", "evil.example")])
+    assert "--allowed-hosts evil.example" in json.loads(data)["error"]["message"], data
+    assert status(server.port, here, json_type, ("Origin", f"http://{here}")) == 200
+    for origin in ("http://evil.example", "null", "http://localhost:1", f"http://127.0.0.1:{server.port + 1}", "http://"):
+        assert status(server.port, here, json_type, ("Origin", origin)) == 403, origin
+        assert status(server.port, here, ("Origin", origin), method="GET") == 403, origin
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/plain; application/json", ""):
+        assert status(server.port, here, ("Content-Type", kind)) == 415, kind
+    assert status(server.port, here) == 415
+    assert status(server.port, here, ("Content-Type", "Application/JSON; charset=utf-8")) == 200
+    # What follows a refused request in its body is no request.
+    inner = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    for more in (b"Origin: http://evil.example\r\nContent-Type: application/json\r\n", b"Content-Type: text/plain\r\n", b"Content-Type: multipart/form-data; boundary=x\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + more + b"Content-Length: %d\r\n\r\n" % len(inner) + inner)
+            got = b""
+            while part := s.recv(4096):
+                got += part
+            assert got.count(b"HTTP/1.1 ") == 1 and b"choices" not in got, got
+    other = Server("gpt", "--allowed-hosts", "llm.example.org", "Front")
+    assert status(other.port, "LLM.example.org:443", json_type, ("Origin", "https://llm.example.org:443")) == 200
+    assert status(other.port, "127.0.0.1", json_type, ("Origin", "https://llm.example.org")) == 200  # behind a proxy
+    assert status(other.port, "front:8080", json_type) == 200 and status(other.port, "evil.example", json_type) == 403
+    other.end()
+
+
+def page():
+    """The page comes with a policy of what it may load, once, whatever ranges are asked for."""
+    _, whole, response = exchange(server.port, "GET", "/", [("Host", "localhost")])
+    policy = response.getheader("Content-Security-Policy")
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and response.getheader("X-Content-Type-Options") == "nosniff", policy
+    for ranges in ("0-", ",".join(["0-"] * 500), ",".join(["0-1"] * 1500), "5-9"):
+        status, data, _ = exchange(server.port, "GET", "/", [("Host", "localhost"), ("Range", "bytes=" + ranges)])
+        assert status == 200 and data == whole, (status, len(data), len(whole))
+
+
+
 for name, body in {"models and the page": models, "a completion is what generate writes": completion, "samples are those of generate": samples,
                    "several prompts": prompts, "streams": streams, "stops": stops, "requests at the same time": together, "a crowd": crowd,
-                   "refusals by name": refusals, "bodies of any kind": bodies, "garbage": garbage, "a stream that is left": one_by_one}.items():
+                   "refusals by name": refusals, "bodies of any kind": bodies, "garbage": garbage, "headers without end": headers,
+                   "pages of other sites": origins, "the page's policy": page, "a stream that is left": one_by_one}.items():
     check(name, body)
 check("SIGTERM ends it", server.end)
 
@@ -301,7 +400,7 @@ def left():
         """A connection waiting for a long completion; if a short one got in first, it was refused and is retried."""
         while True:
             connection = one.connect()
-            connection.request("POST", C, json.dumps({**many, "stream": stream}))
+            connection.request("POST", C, json.dumps({**many, "stream": stream}), JSON)
             if stream:
                 connection.getresponse().readline()
                 return connection
@@ -359,9 +458,9 @@ def in_time():
     refused = None
     for _ in range(5):  # on a busy machine the request may arrive only after the server resumes
         first, second = one.connect(), one.connect()
-        first.request("POST", C, json.dumps({**many, "n": 128, "stream": True}))
+        first.request("POST", C, json.dumps({**many, "n": 128, "stream": True}), JSON)
         first.getresponse().readline()
-        second.request("POST", C, json.dumps(greedy))
+        second.request("POST", C, json.dumps(greedy), JSON)
         time.sleep(0.2)
         one.process.send_signal(signal.SIGSTOP)
         time.sleep(2.1)
@@ -418,7 +517,130 @@ def conversation():
     chat.end()
 
 
-for name, body in {"clients that go away": left, "texts that take too long": in_time, "a signal amid texts": ending, "hangups": hangups,
+def trickle(port, text, every=0.2):
+    """A client that sends a byte now and then, until it is shut out. Returns what it was answered."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as s:
+        s.setblocking(False)
+        got = b""
+        for byte in text:
+            try:
+                s.send(bytes([byte]))
+            except OSError:
+                break
+            if select.select([s], [], [], every)[0]:
+                try:
+                    part = s.recv(4096)
+                except OSError:
+                    break
+                got += part
+                if not part:
+                    break
+        return got
+
+
+def slow_clients():
+    """A request as a whole has a time limit, whatever comes in between; those that keep threads waiting make room for others."""
+    one = Server("gpt", "--max-queue", "0", "--batch", "1", "--request-timeout", "1")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for text in (head + b"X: " + b"x" * 1000, head + b"Content-Length: 1000\r\n\r\n{" + b" " * 1000):
+        begin = time.monotonic()
+        got = trickle(one.port, text, 0.01)
+        assert got.startswith(b"HTTP/1.1 408 ") and b"within 1 second" in got, got
+        assert time.monotonic() - begin < 6
+    # Far more of them than threads: another client is answered all the same.
+    slow = [socket.create_connection(("127.0.0.1", one.port), timeout=30) for _ in range(14)]
+    for s in slow:
+        s.sendall(head)
+    begin = time.monotonic()
+    assert one.raw("GET", "/health")[0] == 200 and time.monotonic() - begin < 15, time.monotonic() - begin
+    for s in slow:
+        s.close()
+    one.end()
+    # A signal ends the server although clients keep sending.
+    one = Server("gpt")
+    threads = [threading.Thread(target=trickle, args=(one.port, head + b"X: " + b"x" * 300)) for _ in range(3)]
+    for t in threads:
+        t.start()
+    time.sleep(0.3)
+    begin = time.monotonic()
+    one.end()
+    assert time.monotonic() - begin < 12, time.monotonic() - begin
+    for t in threads:
+        t.join()
+
+
+def long_prompts():
+    """Prompts of which only a token is asked are read one per step, between the tokens of the texts that are being written."""
+    one = Server("gpt", "--batch", "2", "--max-queue", "100", "--max-new-tokens", "900")
+    connection = one.connect()
+    connection.request("POST", C, json.dumps({"prompt": "A", "max_tokens": 900, "stream": True, "seed": 1}), JSON)
+    stream = connection.getresponse()
+    lines, begin = [], time.monotonic()
+
+    def read():
+        try:
+            while line := stream.readline():
+                if line.startswith(b"data: {"):
+                    lines.append(time.monotonic() - begin)
+        except (OSError, AttributeError, ValueError, http.client.HTTPException):
+            pass  # closed below
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    took = []
+
+    def ask():
+        one.ask(C, prompt=["house " * 50] * 15, max_tokens=1)
+        took.append(time.monotonic() - begin)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    start = time.monotonic() - begin
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    between = sum(start < at < max(took) for at in lines)
+    connection.close()
+    reader.join()
+    one.end()
+    assert between >= 15 or len(lines) >= 890, (between, start, took, lines)
+
+
+def gone_before_a_token():
+    """Clients that go away while their texts wait for their turn make room."""
+    one = Server("gpt", "--batch", "1", "--max-queue", "119")
+
+    def post(**more):
+        connection = one.connect()
+        connection.request("POST", C, json.dumps({**many, **more}), JSON)
+        return connection
+
+    def refused(n):
+        """Whether n texts more are too many; if not, they wait behind the first ones, and their client goes."""
+        connection = post(n=n)
+        if select.select([connection.sock], [], [], 0.5)[0]:
+            return connection.getresponse().status == 503
+        connection.close()
+        return False
+
+    first = post(n=100, stream=True)
+    first.getresponse().readline()
+    others = [post(n=5) for _ in range(4)]
+    begin = time.monotonic()
+    while not refused(10):
+        assert time.monotonic() - begin < 20
+    for c in others:
+        c.close()
+    while refused(10):
+        assert time.monotonic() - begin < 20
+        time.sleep(0.01)
+    first.close()
+    tokens, _ = one.end()
+    assert tokens < 12000, tokens
+
+
+for name, body in {"clients that send slowly": slow_clients, "long prompts": long_prompts,
+                   "clients that go before a token": gone_before_a_token, "clients that go away": left, "texts that take too long": in_time, "a signal amid texts": ending, "hangups": hangups,
                    "conversations": conversation}.items():
     check(name, body)
 

@@ -48,7 +48,10 @@ struct TextRequest {
 template <class Generator>
 class Decoder {
 public:
-    explicit Decoder(Generator& generator) : generator_(generator), active_((size_t)generator.sequences()) {}
+    // prompts_per_step: most prompts that a step reads; 0: as many as there is room for. Each is a pass of its own, for which
+    // the other texts wait.
+    explicit Decoder(Generator& generator, int prompts_per_step = 0)
+        : generator_(generator), active_((size_t)generator.sequences()), prompts_per_step_(prompts_per_step) {}
 
     void add(TextRequest request) { waiting_.push_back({std::move(request)}); }
     size_t waiting() const { return waiting_.size(); }
@@ -57,12 +60,16 @@ public:
     // Generates one token of each sequence. Returns false if no request is left.
     bool step() {
         drop_unwanted();
+        int prompts = 0;
         for (size_t s = 0; s < active_.size(); s++)
-            while (!active_[s].busy && !waiting_.empty()) begin((int)s);
+            while (!active_[s].busy && !waiting_.empty() && (!prompts_per_step_ || prompts < prompts_per_step_)) {
+                begin((int)s);
+                prompts++;
+            }
         std::vector<NextToken> next;
         for (size_t s = 0; s < active_.size(); s++)
             if (active_[s].busy) next.push_back({(int)s, active_[s].last});
-        if (next.empty()) return false;
+        if (next.empty()) return !waiting_.empty();
         generator_.append(next);
         choose(next);
         return true;
@@ -132,6 +139,7 @@ private:
 
     Generator& generator_;
     std::vector<Text> active_;  // by sequence
+    int prompts_per_step_;
     std::deque<Text> waiting_;
     int64_t tokens_ = 0;
 };

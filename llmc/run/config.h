@@ -553,6 +553,9 @@ inline Allowed one_of(Strings choices) {
     X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                        \
       "address to listen at; 0.0.0.0: every one of this machine. There are no passwords and no encryption")                  \
     X(int, port, "", 8080, between(0, 65535), "Network", "port to listen at; 0: a free one, which is printed")               \
+    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                            \
+      "further names by which browsers and proxies may ask this server (Host), or whose pages may (Origin); *: any; "        \
+      "default: addresses, localhost and this machine's name")                                                               \
     X(int, batch, "", 8, between(1, 4096), "Limits", "most texts written at the same time; memory grows with it")            \
     X(int, max_queue, "", 64, between(0, 4096), "Limits",                                                                    \
       "most texts that wait for their turn; requests for more get status 503")                                               \
@@ -560,6 +563,8 @@ inline Allowed one_of(Strings choices) {
     X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                            \
       "most tokens of a prompt and its text; memory grows with it; default: the model's longest sequence")                   \
     X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "most bytes of a request")                           \
+    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                           \
+      "seconds in which a request must arrive and a ready answer be read, plus one per MiB of it")                           \
     X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                                  \
       "seconds after which a text ends where it is, and a request of which nothing is written yet gets status 503")          \
     CPU_OPTIONS(X)

@@ -6,10 +6,10 @@
 #include "config.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<httplib.h>)
-// Must match Debian's library: Request has other members without it.
-#define CPPHTTPLIB_OPENSSL_SUPPORT
-#include <httplib.h>
+#include <arpa/inet.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -29,6 +29,7 @@
 #include "../base/terminal.h"
 #include "../model/decoder.h"
 #include "completions.h"
+#include "http_server.h"
 #include "inference.h"
 #include "serve_page.h"
 
@@ -110,7 +111,7 @@ public:
         }
         std::atomic<bool> listens{true};
         std::thread listener([&] {
-            http_.listen_after_bind();
+            http_.serve();
             listens = false;
         });
         // Before it runs, stop() would have no effect.
@@ -118,8 +119,8 @@ public:
         print_line(stdout, format("serving %s at http://%s:%d/ (API: /v1)", model_.name.c_str(), o_.host.c_str(), port));
         fflush(stdout);
         const std::exception_ptr problem = write(generator);
-        http_.stop();
-        listener.join();  // after the responses being sent
+        http_.close();
+        listener.join();  // after the responses being sent, or their time limit
         if (problem) std::rethrow_exception(problem);
         print_line(stdout, format("ended; %s in %s", counted(tokens_, "token").c_str(), counted(requests_, "request").c_str()));
     }
@@ -138,8 +139,8 @@ private:
     // Returns an error, if any.
     template <class Generator>
     std::exception_ptr write(Generator& generator) {
-        Decoder<Generator> decoder(generator);
-        std::exception_ptr problem;  // one request's error, which ends all
+        Decoder<Generator> decoder(generator, 1);  // one prompt per step: long prompts must not stall the running sequences
+        std::exception_ptr problem;                // one request's error, which ends all
         try {
             write_until_the_end(decoder);
         } catch (...) {
@@ -220,10 +221,26 @@ private:
         // A thread per active or queued request, and some to reject more.
         const size_t threads = (size_t)(o_.batch + o_.max_queue) + 8;
         check_threads(threads);
-        http_.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
+        http_.set_threads(threads);
+        http_.limits.request_seconds = o_.request_timeout;
+        http_.refusal = [this](int status) {
+            return json_text(ApiError{status, status == 408
+                                                  ? "the request did not arrive within " + counted(o_.request_timeout, "second")
+                                                  : format("the headers are above %zu bytes", http_.limits.head_bytes)}
+                                 .json());
+        };
         http_.set_payload_max_length((size_t)o_.max_body);
-        http_.set_read_timeout(10);
-        http_.set_write_timeout(10);
+        http_.set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+            using Handled = httplib::Server::HandlerResponse;
+            try {
+                check_origin(request);
+                return Handled::Unhandled;
+            } catch (const ApiError& e) {
+                HttpConnection::current()->close_after_answer();
+                refuse(response, e);
+                return Handled::Handled;
+            }
+        });
         http_.set_tcp_nodelay(true);
         http_.set_socket_options([this](socket_t socket) {
             socket_ = socket;
@@ -233,6 +250,13 @@ private:
             setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
         });
         http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
+            // Scripts and styles of the page itself alone; it asks this server alone, and no page may frame it.
+            response.set_header(
+                "Content-Security-Policy",
+                "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+            response.set_header("X-Content-Type-Options", "nosniff");
+            response.set_header("Referrer-Policy", "no-referrer");
             response.set_content(serve_page, "text/html; charset=utf-8");
         });
         http_.Get("/health", [](const httplib::Request&, httplib::Response& response) {
@@ -266,6 +290,54 @@ private:
         });
     }
 
+    // Rejects requests that a web page of another site makes a browser send: through a name that resolves to this machine (DNS
+    // rebinding: Host is the page's own name), or across sites (Origin is the page's name).
+    void check_origin(const httplib::Request& request) const {
+        if (request.get_header_value_count("Host") > 1) throw ApiError{400, "the request has several Host headers"};
+        const std::string host = lower_case(request.get_header_value("Host"));
+        if (!host.empty() && !known_host(without_port(host)))
+            throw ApiError{403,
+                           format("this server does not answer to the host '%s'; HINT: train_gpt serve --allowed-hosts %s",
+                                  printable(host.substr(0, 200)).c_str(), printable(without_port(host).substr(0, 200)).c_str()),
+                           "", "forbidden_host"};
+        if (!request.has_header("Origin")) return;
+        const std::string origin = lower_case(request.get_header_value("Origin"));
+        const size_t scheme = origin.find("://");
+        const std::string from = scheme == std::string::npos ? "" : origin.substr(scheme + 3);
+        const bool same = !from.empty() && from == host;
+        if (!same && (from.empty() || !allowed(without_port(from))))
+            throw ApiError{
+                403,
+                format("this server does not answer pages of '%s'; HINT: train_gpt serve --allowed-hosts NAME, with the "
+                       "page's host",
+                       printable(origin.substr(0, 200)).c_str()),
+                "", "forbidden_origin"};
+    }
+    static std::string lower_case(std::string text) {
+        for (char& c : text)
+            if (c >= 'A' && c <= 'Z') c = (char)(c - 'A' + 'a');
+        return text;
+    }
+    // "name:80" -> "name", "[::1]:80" -> "::1"
+    static std::string without_port(const std::string& host) {
+        if (host[0] == '[') return host.substr(1, host.find(']') - 1);
+        return host.substr(0, host.find(':'));
+    }
+    bool allowed(const std::string& host) const {
+        return std::any_of(o_.allowed_hosts.begin(), o_.allowed_hosts.end(),
+                           [&](const std::string& name) { return name == "*" || lower_case(name) == host; });
+    }
+    // Addresses, localhost and this machine's name: no other site can have them.
+    bool known_host(const std::string& host) const {
+        unsigned char address[sizeof(struct in6_addr)];
+        if (inet_pton(AF_INET, host.c_str(), address) == 1 || inet_pton(AF_INET6, host.c_str(), address) == 1) return true;
+        char own[256] = "";
+        gethostname(own, sizeof own - 1);
+        const std::string name = lower_case(own), suffix = ".localhost";
+        const bool below = host.size() > suffix.size() && host.compare(host.size() - suffix.size(), suffix.size(), suffix) == 0;
+        return host == "localhost" || below || host == lower_case(o_.host) || (!name.empty() && host == name) || allowed(host);
+    }
+
     // A handler of requests with bodies: answer(body, response), which may throw an ApiError.
     template <class Answer>
     httplib::Server::HandlerWithContentReader with_body(Answer answer) {
@@ -274,6 +346,7 @@ private:
                 try {
                     answer(read_body(request, response, read), response);
                 } catch (const ApiError& e) {
+                    if (e.status == 413 || e.status == 415) HttpConnection::current()->close_after_answer();
                     refuse(response, e);
                 }
             };
@@ -282,7 +355,12 @@ private:
     // requests need not do, and are 8 KiB for the type that curl -d declares. The excess of a too large body is discarded.
     std::string read_body(const httplib::Request& request, const httplib::Response& response,
                           const httplib::ContentReader& read) const {
-        if (request.is_multipart_form_data()) throw ApiError{415, "the body has parts; it must be JSON"};
+        // Browsers let pages of other sites send some other types without asking the server first.
+        const std::string type = lower_case(request.get_header_value("Content-Type"));
+        if (type.substr(0, type.find_first_of("; ")) != "application/json")
+            throw ApiError{415,
+                           format("the body's type is '%s'; it must be JSON, with the header 'Content-Type: application/json'",
+                                  printable(type.substr(0, 100)).c_str())};
         std::string body;
         bool fits = true;
         const bool whole = read([&](const char* data, size_t n) {
@@ -337,7 +415,13 @@ private:
         arrived_.notify_one();
         // Until the first token, an error can still be returned as an error response.
         std::unique_lock<std::mutex> lock(request->mutex);
-        request->changed.wait(lock, [&] { return request->begun || ended(*request); });
+        const HttpConnection& client = *HttpConnection::current();
+        while (!request->changed.wait_for(lock, std::chrono::milliseconds(100),
+                                          [&] { return request->begun || ended(*request); })) {
+            if (client.alive()) continue;
+            request->gone = true;
+            throw ApiError{503, "the client has gone"};
+        }
         if (!request->begun)
             throw ApiError{
                 503, detail::asked_to_end ? "the server is ending" : format("no text has begun within %d seconds", o_.timeout),
@@ -403,7 +487,7 @@ private:
     ServedModel model_;
     int64_t created_ = 0;
     socket_t socket_ = INVALID_SOCKET;  // the listening socket
-    httplib::Server http_;
+    HttpServer http_;
     std::atomic<int> texts_{0};  // active or queued
     std::atomic<int64_t> tokens_{0}, requests_{0}, ids_{0};
     std::mutex mutex_;  // protects the members below
