@@ -1,13 +1,13 @@
-// Checks of World and Comm on as many ranks as are started, for test/comm_test.sh; built for the CPU and for the GPU or the
-// emulator. Rank 0 prints `ok: NAME` or `FAILED: NAME` for what all ranks found together.
-//   comm_check all      everything but waiting (default)   comm_check world    only the World
-//   comm_check waiting  how long ranks wait for one that comes late
-//   comm_check choices FILE   the algorithms of products that ranks choose, where all have the same products and each its own
-//   comm_check groups   the groups of a layout of 8 ranks, once used
-//   comm_check bench    times of large operations     comm_check CASE R   a run that must end badly, because of rank R: see
+// Checks of World and Comm, on any number of ranks, for test/comm_test.sh; built for the CPU and for the GPU or the
+// emulator. Rank 0 prints `ok: NAME` or `FAILED: NAME`, combining the results of all ranks.
+//   comm_check all      everything except waiting (default)   comm_check world    only the World
+//   comm_check waiting  how long ranks wait for a late one
+//   comm_check choices FILE   how ranks agree on algorithms for matrix products, some common and some of a single rank
+//   comm_check groups   each communicator of a layout of 8 ranks, used once
+//   comm_check bench    times of large operations     comm_check CASE R   a run that must fail because of rank R: see
 //   fail_as_told
-// Values are small integers that depend on rank and element: sums are exact in bf16 too, and a mix-up of ranks, elements or
-// messages shows.
+// Values are small integers that depend on rank and element: sums are exact in bf16 too, and mixed-up ranks, elements or
+// messages are detected.
 #include <unistd.h>
 
 #include <csignal>
@@ -34,7 +34,7 @@ struct Test {
     be::Ctx& ctx;
     int failed = 0;
 
-    // Called by all ranks.
+    // Collective.
     void report(const std::string& name, bool ok) {
         int n_bad = 0;
         for (const std::string& s : world.all_gather(std::string(ok ? "1" : ""))) n_bad += s.empty();
@@ -46,7 +46,7 @@ struct Test {
     }
 };
 
-// Memory of the backend between two guards, and the host's copy of all three.
+// Device memory between two guards, with a host copy of all three.
 template <class E>
 class Buffer {
 public:
@@ -66,7 +66,7 @@ public:
         for (size_t i = 0; i < n_; i++) host()[i] = E((float)value(i));
         send();
     }
-    // Fetches; true if the guards are whole.
+    // Downloads; true if the guards are intact.
     bool fetch() {
         be::download(ctx_, host_.data(), memory_, bytes());
         for (size_t i = 0; i < guard; i++)
@@ -116,7 +116,7 @@ static void check_world(Test& t) {
     for (int r = 0; r < size; r++) ok &= many[r].rank == r && many[r].x == r * 0.5;
     t.report("structs", ok);
 
-    // A host's memory, 10,000 bytes of which some are in use: what others on it are to allocate is not there.
+    // A host's memory, with some of 10,000 bytes in use: the other ranks' planned allocations there are subtracted.
     Ranks ranks;
     ranks.world = &w;
     size_t others = 0, first_here = (size_t)size;
@@ -146,7 +146,7 @@ static void check_world(Test& t) {
 // ---- collectives -----------------------------------------------------------------------------------------------------------
 static const std::vector<size_t> sizes = {0, 1, 2, 3, 7, 64, 1000, 4097, 100003};
 
-// ranks: of the World, in the order of comm.
+// ranks: World ranks, in comm's order.
 template <class E>
 bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     be::Ctx& ctx = t.ctx;
@@ -190,7 +190,7 @@ bool check_collectives(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     return ok;
 }
 
-// What FP8 needs: codes gathered as bytes, the largest of floats, among which NaN counts for nothing.
+// As FP8 needs them: codes gathered as bytes, and the maximum of floats, which ignores NaN.
 static bool check_in_fp8(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     be::Ctx& ctx = t.ctx;
     const size_t rank = (size_t)comm.rank(), size = (size_t)comm.size();
@@ -221,7 +221,7 @@ static bool check_in_fp8(Test& t, be::Comm& comm, const std::vector<int>& ranks)
     return ok;
 }
 
-// Several at once, of different sizes and both kinds, finished in another order, with an operation that waits in between.
+// Several in flight, of different sizes and both kinds, finished in another order, with a blocking operation in between.
 template <class E>
 bool check_started(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     be::Ctx& ctx = t.ctx;
@@ -244,7 +244,7 @@ bool check_started(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     bool ok = x.equals([&](size_t i) { return sum_of_values(ranks, i, 9); });
     for (const size_t k : {1, 0, 3, 2, 5, 4}) {
         be::finish(ctx, pending[k]);
-        be::finish(ctx, pending[k]);  // nothing is left
+        be::finish(ctx, pending[k]);  // already finished
         const size_t n = ns[k];
         ok &= buffers[k]->fetch();
         const E* host = buffers[k]->host();
@@ -258,7 +258,7 @@ bool check_started(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     return ok;
 }
 
-// Random numbers: the same bits on all ranks and in a second run; on the CPU those of the sum in the order of ranks.
+// Random numbers: the same bits on all ranks and in a second run; on the CPU those of a sum in rank order.
 template <class E>
 bool check_bits(Test& t, be::Comm& comm) {
     be::Ctx& ctx = t.ctx;
@@ -282,7 +282,7 @@ bool check_bits(Test& t, be::Comm& comm) {
         if (be::memory_is_host) ok &= memcmp(&expected, x.host() + i, sizeof(E)) == 0;
         else ok &= std::abs((float)x.host()[i] - (float)sum) < 6;
     }
-    // Everyone's result, seen by everyone.
+    // Gather the results, to compare all ranks' on each.
     be::all_gather(ctx, comm, all.data(), (const E*)x.data(), n);
     ok &= all.fetch();
     for (size_t r = 0; r < size; r++) ok &= memcmp(all.host() + r * n, x.host(), n * sizeof(E)) == 0;
@@ -295,14 +295,14 @@ static bool check_all(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-// Two rings of all ranks, to the next one and to the previous one.
+// Two rings of all ranks: to the next rank and to the previous one.
 struct Rings {
     be::Comm down, up;
     Rings(Test& t, const std::vector<int>& ranks, const std::string& name)
         : down(t.ctx, t.world, ranks, name, {1, true}), up(t.ctx, t.world, ranks, name + ", up", {-1, true}) {}
 };
 
-// Everyone sends to the next rank, or to both neighbours, before it receives; `between` runs after the sends.
+// Every rank sends to the next one, or to both neighbours, before it receives; `between` runs after the sends.
 template <class F>
 bool check_neighbours(Test& t, Rings& rings, size_t n, bool both, F between) {
     const int rank = rings.down.rank(), size = rings.down.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
@@ -321,12 +321,12 @@ bool check_neighbours(Test& t, Rings& rings, size_t n, bool both, F between) {
            down.equals([&](size_t i) { return value(rank, i, 3); });
 }
 
-// Messages of many sizes from each rank to the next, all under way at once, taken in their order.
+// Messages of many sizes from each rank to the next, all in flight at once, received in order.
 static bool check_order(Test& t, be::Comm& comm) {
     const int rank = comm.rank(), size = comm.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
     std::vector<std::unique_ptr<Buffer<floatX>>> out, in;
     std::vector<be::Pending> sends;
-    for (size_t k = 0; k < sizes.size(); k++) {  // first: to allocate memory waits for the device
+    for (size_t k = 0; k < sizes.size(); k++) {  // first, as allocating memory waits for the device
         out.push_back(std::make_unique<Buffer<floatX>>(t.ctx, sizes[k]));
         in.push_back(std::make_unique<Buffer<floatX>>(t.ctx, sizes[k]));
         out[k]->set([&](size_t i) { return value(rank, i, (int)k); });
@@ -341,8 +341,8 @@ static bool check_order(Test& t, be::Comm& comm) {
     return ok;
 }
 
-// A step of a pipeline: each stage receives, checks, and sends on. A send is finished one pass later, before its buffer is used
-// for the next message of that direction.
+// A pipeline step: each stage receives, checks, and sends on. A send is finished one pass later, before its buffer is
+// reused for the next message in that direction.
 static bool check_pipeline(Test& t, Rings& rings, int vpp, int micro_batches, size_t n) {
     const int pp = rings.down.size(), rank = rings.down.rank(), last = pp * vpp - 1;
     Buffer<floatX> in(t.ctx, n), out[2] = {{t.ctx, n}, {t.ctx, n}};
@@ -425,7 +425,7 @@ static void check_comm(Test& t) {
         t.report(format("a ring where all send %zu first", length), check_neighbours(t, rings, length, false, nothing));
         t.report(format("neighbours that send %zu first", length), check_neighbours(t, rings, length, true, nothing));
     }
-    // With collectives on their way: more than have buffers to receive into.
+    // With collectives in flight: more messages than there are receive buffers.
     const size_t n = 300;
     Buffer<real> x(t.ctx, n), y[3] = {{t.ctx, n * (size_t)size}, {t.ctx, n * (size_t)size}, {t.ctx, n * (size_t)size}};
     be::Pending pending[3];
@@ -451,11 +451,11 @@ static void check_comm(Test& t) {
         t.report(format("1F1B, messages of %zu", length), check_pipeline(t, rings, 1, 7, length));
         t.report(format("interleaved stages, messages of %zu", length), check_pipeline(t, rings, 2, 2 * size, length));
     }
-    // Ranks have had different numbers of messages by now.
+    // Here ranks have had different numbers of messages.
     t.report("collectives after messages", check_collectives<real>(t, all, everyone));
 }
 
-// A rank that comes late has not waited; the others have, for it, in each kind of operation.
+// The late rank records no waiting time; the others do, in each kind of operation.
 static void check_waiting(Test& t) {
     World& w = t.world;
     std::vector<int> everyone;
@@ -528,7 +528,7 @@ static void check_groups(Test& t) {
     be::recv(t.ctx, ranks->backward, din.data(), 30, other, 1);
     for (be::Pending* p : {&shard, &a, &b}) be::finish(t.ctx, *p);
     ok &= in.equals([&](size_t) { return other; }) && din.equals([&](size_t) { return 10 + other; });
-    for (int i = 0; i < 200; i++) {  // events are used again
+    for (int i = 0; i < 200; i++) {  // reuses events
         be::all_reduce(t.ctx, ranks->tp, x.data(), 20);
         if (i % 10 == 0) x.fetch();
     }
@@ -536,7 +536,7 @@ static void check_groups(Test& t) {
 }
 
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
-// All ranks of a node take the first one's choice, and each choice is written once.
+// All ranks of a node use the first rank's choice, and each choice is written once.
 static void check_choices(Test& t, const char* file) {
     const int rank = t.world.rank(), size = t.world.size(), common = 20;
     const auto choice = [](int word) {
@@ -621,19 +621,19 @@ static void bench(Test& t) {
     });
 }
 
-// ---- runs that must end badly ----------------------------------------------------------------------------------------------
+// ---- runs that must fail ----------------------------------------------------------------------------------------------------
 static void fail_as_told(Test& t, const std::string& how, int who, const char* status_file) {
     World& w = t.world;
     const bool me = w.rank() == who;
     std::vector<int> everyone;
     for (int r = 0; r < w.size(); r++) everyone.push_back(r);
-    if (how == "late") {  // one rank computes for ever, or waits elsewhere
+    if (how == "late") {  // one rank computes forever, or waits elsewhere
         w.barrier();
         w.watch(1.5, status_file);
         w.barrier();
         if (me) sleep(600);
         w.barrier();
-    } else if (how == "suspended") {  // must end well: a wait that lasts because the job is stopped for a while
+    } else if (how == "suspended") {  // must succeed: a wait is long because the job is suspended for a while
         w.barrier();
         w.watch(1.5, status_file);
         w.barrier();
@@ -666,7 +666,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         be::finish(t.ctx, p);
         x.fetch();
 #ifdef BACKEND_EMU
-    } else if (how == "long_kernel") {  // must end well: a collective behind a kernel that lasts longer than the limit
+    } else if (how == "long_kernel") {  // must succeed: a collective after a kernel that takes longer than the limit
         be::Comm comm(t.ctx, w, everyone, "tensor");
         w.watch(1.5, status_file);
         Buffer<real> x(t.ctx, 100);
@@ -676,7 +676,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
         kernel->over = true;
         x.fetch();
 #endif
-    } else if (how == "late_message") {  // rank 0 expects one of rank 1
+    } else if (how == "late_message") {  // rank 0 expects one from rank 1
         be::Comm comm(t.ctx, w, everyone, "pipeline", {1, true});
         w.watch(1.5, status_file);
         Buffer<floatX> x(t.ctx, 100);
@@ -686,7 +686,7 @@ static void fail_as_told(Test& t, const std::string& how, int who, const char* s
     } else if (how == "kill") {
         if (me) raise(SIGKILL);
         w.barrier();
-    } else if (how == "kill_while_computing") {  // the others are in no operation
+    } else if (how == "kill_while_computing") {  // the others are not in an operation
         w.barrier();
         if (me) raise(SIGKILL);
         sleep(600);

@@ -1,21 +1,23 @@
-// Every layout of ranks against one rank: the same gradients tensor by tensor, the same losses and weights over a run.
-//   parity_check DIR reference                  one rank: writes what is expected to DIR
-//   mpirun -n N parity_check DIR [all|main|some]  every layout of N ranks, the main ones, or a third of these: all of the first
-//                                               model's, then in turn the even and the odd ones
-// Small models of several families and of many options, with accumulation, clipping, z-loss, masked targets, documents, uneven
-// layers, a padded vocabulary, tied and untied heads, all policies of recomputation, grouped queries (with more tensor-parallel
+// Compares every layout of ranks with one rank: the same gradients tensor by tensor, the same losses and weights over a
+// run.
+//   parity_check DIR reference                  one rank: writes the expected results to DIR
+//   mpirun -n N parity_check DIR [all|main|some]  every layout of N ranks, the main ones, or a third of these: all for the
+//                                               model, then alternately the even and the odd ones
+// Small models of several families with many options: accumulation, clipping, z-loss, masked targets, documents, uneven
+// layers, a padded vocabulary, tied and untied heads, all recompute policies, grouped queries (with more tensor-parallel
 // ranks than key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.
 //
-// Tolerance. Layouts add the same numbers in other orders. A gradient's element is a sum over a few hundred rows of products
-// that went through eight layers: errors of some roundings of the tensor's largest element; for the bias of keys, of that of
-// queries: attention does not see what all keys have in common but through rotation and norms, so terms of that size cancel.
-// allowed: 48 u with u = 2^-24 in fp32 (the most seen is 13); in bf16, where activations are rounded on their way (at
-// tensor-parallel sums in other places than on one rank), 8 roundings of 2^-8; 16 where a norm follows each branch: it makes
-// the branch, with its roundings, as large as the residual stream, which otherwise is larger (the most seen is 11), and where
-// an LSTM computes virtual tokens: the gradient of its recurrent weights follows all of theirs, rounded (14). Losses are
-// means of many rows: 8 u (0.2) and 2 roundings after each step of the run; norms, which follow the gradients of later steps,
-// 64 u (8). AdamW divides gradients by their own size, so where they are tiny a weight moves by another part of lr; they differ
-// by 0.002 of the largest (0.0003), in bf16 by 0.2, matrices only: a key's bias has no gradient but rounding.
+// Tolerance. Layouts add the same numbers in different orders. An element of a gradient is a sum over a few hundred rows of
+// products that passed through eight layers: the error is some roundings of the tensor's largest element. For the keys'
+// bias it is relative to the queries' bias: attention ignores a common part of all keys, except through rotation and norms,
+// so terms of that size cancel. Allowed are 48 u with u = 2^-24 in fp32 (maximum seen: 13); in bf16, where activations are
+// rounded (at tensor-parallel sums in other places than on one rank), 8 roundings of 2^-8; 16 if a norm follows each
+// branch, which makes the branch and its roundings as large as the residual stream, otherwise the larger of the two
+// (maximum seen: 11), or if an LSTM computes virtual tokens, as the gradient of its recurrent weights accumulates all their
+// roundings (14). Losses are means of many rows: 8 u (0.2) and 2 roundings after each step of the run; norms depend on
+// later gradients: 64 u (8). AdamW divides gradients by their own size, so if these are tiny a weight moves by another
+// fraction of lr; weights differ by 0.002 of the largest (0.0003), in bf16 by 0.2, and only matrices are compared: a key
+// bias has only rounding errors as gradient.
 #include "programs.h"
 #include "trainer.h"
 
@@ -66,7 +68,7 @@ struct Case {
     ModelConfig c;
     bool documents, rampup;
     std::string optimizer = "adamw";
-    bool pairs = false;  // of answers, which are compared
+    bool pairs = false;  // pairs of answers, for DPO
 };
 
 std::vector<Case> cases() {
@@ -135,7 +137,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.zero = l.zero;
     o.seq_length = k.c.room();
     o.prompt_tokens = k.c.virtual_tokens.count;
-    o.micro_batch_size = few && !k.c.virtual_tokens.lstm ? 1 : 2;  // with fewer rows its roundings weigh more
+    o.micro_batch_size = few && !k.c.virtual_tokens.lstm ? 1 : 2;  // with fewer rows its roundings have more weight
     o.global_batch_size = o.micro_batch_size * (few ? 4 : 8);
     o.train_iters = few ? 2 : 6;
     o.lr = 1e-3;
@@ -145,11 +147,11 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.clip_grad = 1.0;
     o.weight_decay = 0.1;
     o.optimizer = k.optimizer;
-    o.ddp_bucket_size = 20000;  // so that there are several
+    o.ddp_bucket_size = 20000;  // for several buckets
     o.seed = 3;
     o.data_path = {k.pairs ? data + "-pairs" : data};
     o.reset_position_ids = o.reset_attention_mask = o.eod_mask_loss = k.documents;
-    if (k.rampup)  // 3 steps of 8, of 4 micro-batches in all, then 3 of 16
+    if (k.rampup)  // 3 steps of 8, with 4 micro-batches in total, then 3 of 16
     {
         o.rampup_batch_size = {"8", "8", "24"};
         o.train_samples = 3 * 8 + 3 * 16;
@@ -169,14 +171,14 @@ void write_data(const std::string& prefix, int V) {
             x = x * 1664525u + 1013904223u;
             tokens.push_back(1 + (int)((x >> 8) % (uint32_t)(V - 1)));
         }
-        tokens.push_back(0);  // the end of a document
+        tokens.push_back(0);  // end of document
         writer.add(tokens.data(), tokens.size());
         writer.end_document();
     }
     writer.commit();
 }
 
-// A sample of 16 tokens holds one or two pairs.
+// A sample of 16 tokens has one or two pairs.
 void write_pairs(const std::string& prefix, int V) {
     TokenDatasetWriter writer(prefix, {"hash", "tokenizer", V}, {}, "plain", true);
     uint32_t x = 999;
@@ -199,7 +201,7 @@ void write_pairs(const std::string& prefix, int V) {
     writer.commit();
 }
 
-// One model in one layout: what it computes, as whole tensors in files below `prefix`.
+// One model with one layout: its results, as whole tensors in files with this prefix.
 struct Results {
     std::vector<double> losses, norms;
 };
@@ -230,12 +232,12 @@ public:
         plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
                     schedule_.micro_batches());
         allocate(ctx_, m_);
-        if (m_.frozen)  // B and biases, too: where B is zero, A has no gradient
+        if (m_.frozen)  // B and biases, too: if B is zero, A has no gradient
             for (TensorSpec& t : m_.table.rows) t.init = Init::kaiming;
         initialize(ctx_, m_, 5);
     }
 
-    // Reads weights (of any layout) and writes them as this one does.
+    // Reads weights (of any layout) and writes them with this layout.
     void reshard(const std::string& from, const std::string& to) {
         std::vector<real> whole(m_.table.size), parts(m_.shards.size);
         read_tensors(from + ".safetensors", m_.c, m_.table, whole.data());
@@ -244,7 +246,7 @@ public:
         });
         write(to, parts);
     }
-    // Of the first global batch, in files at prefix.
+    // For the first global batch, in files with this prefix.
     void write_gradients(const std::string& prefix) {
         accumulate_gradients(trainer_, schedule_.final_batch, (real)(1.0 / 256));
         std::vector<real> parts(m_.shards.size);
@@ -306,8 +308,9 @@ double largest_of(const std::vector<double>& x) {
     return largest;
 }
 
-// Whether a tensor makes or scales the queries or keys that one norm is of. Its gradient is a difference of terms of the size
-// of the values' gradients, and here 25 to 50 times smaller (OLMo-2, measured), so it is measured by a part of these.
+// Whether a tensor computes or scales queries or keys, and one norm covers all their heads. Its gradient is a difference of
+// terms as large as the values' gradients, but 25 to 50 times smaller (measured on OLMo-2), so its tolerance is relative to
+// a fraction of these.
 bool of_one_norm(const SafetensorsReader& file, const std::string& name) {
     const size_t at = name.find("self_attn.");
     if (at == std::string::npos) return false;
@@ -316,13 +319,13 @@ bool of_one_norm(const SafetensorsReader& file, const std::string& name) {
     return (rest == "q_" || rest == "k_") && norm && queries && norm->shape[0] == queries->shape[0];
 }
 
-// Whether a tensor is the norm of each head's queries or keys. Its few elements sum over all rows and heads what the gradient
-// of the projection before it holds one by one, and most of that cancels (a thirtieth is left, in layer 5 of "many options"),
-// so it is measured by a part of that gradient.
+// Whether a tensor is the norm of each head's queries or keys. Its few elements sum over all rows and heads terms of the
+// preceding projection's gradient, and most of that cancels (a thirtieth remains in layer 5 of "many options"), so its
+// tolerance is relative to a fraction of that gradient.
 bool of_each_head(const std::string& name) { return ends_with(name, "q_norm.weight") || ends_with(name, "k_norm.weight"); }
 
-// The worst difference of two files' tensors, each relative to the largest element: of the tensor, or of a key's bias of the
-// query's.
+// The largest difference between two files' tensors, each relative to the tensor's largest element; for a key bias to the
+// query bias's.
 double worst_difference(const std::string& a, const std::string& b, bool vectors, std::string& where) {
     const SafetensorsReader x = SafetensorsReader::open(a + ".safetensors"), y = SafetensorsReader::open(b + ".safetensors");
     double worst = 0;
@@ -381,7 +384,7 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
     for (size_t model = 0; model < models.size(); model++)
         for (const Layout& l : layouts(world.size(), what, model)) {
             const Case& k = models[model];
-            if (k.rampup && world.size() / (l.tp * l.pp) > 4) continue;  // the first steps' micro-batches are too few
+            if (k.rampup && world.size() / (l.tp * l.pp) > 4) continue;  // too few micro-batches in the first steps
             const std::string reference = dir + "/" + k.name, mine = what == "reference" ? reference : reference + "-mine";
             Run run(world, k, l, dir + "/data");
             run.write_weights(mine + "-initial");

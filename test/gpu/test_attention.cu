@@ -1,6 +1,6 @@
-// Attention on the GPU: the simple kernels and the tensor-core ones against sums in double (attention_reference.h). Their
-// bounds hold for the worst case; that the usual error is no larger than it must be, a comparison with the CPU's plain loops
-// says: root mean squares, at most twice theirs.
+// Attention on the GPU: the simple and the tensor-core kernels compared with sums in double (attention_reference.h). These
+// bounds are for the worst case; for the usual error, root mean squares must be at most twice those of the CPU's plain
+// loops.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -14,11 +14,11 @@ namespace test_gpu_attention {
 
 using namespace test;
 using namespace test::attention;
-using test::attention::rounding, test::attention::u;  // not those of other files
+using test::attention::rounding, test::attention::u;  // not other files'
 using Problem = attention::Problem<floatX>;
 using Results = attention::Results<floatX>;
 
-// Under ThreadSanitizer a block costs a hundred times more: the smaller cases have all kinds of tiles, too.
+// ThreadSanitizer makes a block a hundred times slower: only smaller cases, which also have all kinds of tiles.
 #ifdef EMU_TSAN
 constexpr bool brief = true;
 #else
@@ -56,27 +56,27 @@ Results run_plain_loops(const Problem& p) {
     return r;
 }
 
-// The kernels for Hopper have tests of their own.
+// The kernels for Hopper have their own tests.
 struct BeforeHopper : gpu::Ctx {
     BeforeHopper() { capability = capability == 90 ? 80 : capability; }
 };
 
-// The implementations that take heads of this size: plain true or false.
+// The implementations that support this head size: plain true or false.
 std::vector<bool> implementations(const gpu::Ctx& ctx, const Case& k) {
     if (gpu::choose_attention(ctx, k.shape(1)) == AttentionKernels::simple) return {true};
     return {true, false};
 }
 const char* name_of(bool plain) { return plain ? "simple" : "tensor cores"; }
 
-// The tensor-core kernels round weights and their gradients to bf16, and score and shift, in units of log2, before they
-// subtract.
+// The tensor-core kernels round weights and their gradients to bf16, and score and shift, in units of log2, before
+// subtracting.
 struct GpuArithmetic : GpuKernelArithmetic {
     const bool simple;
     explicit GpuArithmetic(bool simple) : GpuKernelArithmetic(simple ? 0 : rounding<floatX>, 32), simple(simple) {}
     double cap(double cap, double value) const override {
         return simple ? Arithmetic::cap(cap, value) : tanh_approx_error(cap, value);
     }
-    // lse and the factor of out are rounded again; this is an exponential of a difference from lse.
+    // lse and out's factor are rounded again; this is an exponential of a difference from lse.
     double lse_with_sink(double top) const override { return (32 + 8 * std::abs(top)) * u; }
     double sink_gradient(double exponent) const override { return (16 + 4 * std::abs(exponent)) * u; }
 
@@ -91,7 +91,7 @@ private:
 class Attention : public testing::TestWithParam<Case> {};
 
 // T: one token, part of a tile, a tile, one more, several; tiles have 32, 64 or 128 rows. Head sizes that only the simple
-// kernels take: smaller than a warp, no whole number of packs, above 128, the largest.
+// kernels support: smaller than a warp, not a multiple of a pack, above 128, the largest.
 INSTANTIATE_TEST_SUITE_P(SimpleSizes, Attention,
                          testing::Values(Case{1, 1, 1, 1, 16, false, false}, Case{2, 17, 2, 1, 40, true, true},
                                          Case{1, 65, 4, 2, 16, true, false}, Case{3, 75, 2, 2, 24, false, true},
@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(TensorCoreSizes, Attention,
                                          Case{1, 17, 2, 1, 256, true, false}, Case{1, 64, 1, 1, 256, false, false},
                                          Case{2, 130, 2, 1, 256, false, true}));
 
-// Windows of one key, within a tile, of a tile, of several. Caps, dropout, sinks, alone and together.
+// Windows of one key, within a tile, of a tile, of several. Caps, dropout and sinks, separately and together.
 INSTANTIATE_TEST_SUITE_P(Options, Attention,
                          testing::Values(Case{1, 70, 2, 1, 16, false, false, 1}, Case{1, 150, 2, 2, 64, true, true, 20},
                                          Case{1, 130, 2, 1, 80, false, false, 64}, Case{2, 40, 4, 2, 32, true, true, 0, 1.5},
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(Options, Attention,
                                          Case{1, 40, 2, 2, 16, false, true, 0, 0, 0.3},
                                          Case{2, 33, 4, 2, 64, false, false, 0, 0, 0, true},
                                          Case{1, 70, 2, 1, 24, true, true, 40, 2, 0.2, true}));
-// On tensor cores: each head size with both, and one at a time.
+// On tensor cores: each head size with caps and dropout, and either by itself.
 INSTANTIATE_TEST_SUITE_P(
     TensorCoreOptions, Attention,
     testing::Values(Case{1, 130, 2, 1, 64, false, true, 0, 0, 0.3}, Case{1, 150, 2, 1, 64, true, true, 40, 2, 0.2, true},
@@ -156,8 +156,8 @@ TEST(AttentionRuns, TheSameBitsTwice) {
     }
 }
 
-// Rounding weights to bf16 adds an error about as large as that of rounding the result, and independent of it: root mean
-// squares grow by about sqrt(2). More than twice would be a loss that a kernel could avoid.
+// Rounding weights to bf16 adds an independent error about as large as the result's rounding: root mean squares grow by
+// about sqrt(2). More than a factor of two would be an avoidable loss.
 TEST(AttentionAccuracy, AtMostTwiceTheErrorOfThePlainLoops) {
     if (brief) GTEST_SKIP() << "too long under ThreadSanitizer";
     BeforeHopper ctx;
@@ -198,8 +198,8 @@ TEST(AttentionValues, EqualScoresGiveMeans) {
     }
 }
 
-// Scores up to half a million, of both signs; as sums of whole numbers they are exact in fp32. The weights are 0 and 1 but for
-// ties. The tensor-core kernels round scores in units of log2: for them they count as inexact.
+// Scores up to half a million, of both signs; sums of whole numbers, so exact in fp32. The weights are 0 and 1, except
+// ties. The tensor-core kernels round scores in units of log2, so for them the scores are inexact.
 TEST(AttentionValues, LargeScoresDoNotOverflow) {
     BeforeHopper ctx;
     for (const int shift : {0, 8, -8}) {  // whole rows of large positive and of large negative scores
@@ -225,7 +225,7 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
     }
 }
 
-// ---- what a row may see ----------------------------------------------------------------------------------------------------
+// ---- causal masking --------------------------------------------------------------------------------------------------------
 TEST(AttentionMask, LaterTokensChangeNothingBefore) {
     const std::vector<int> changes = brief ? std::vector{100} : std::vector{1, 31, 64, 100, 139};
     for (const int HS : {16, 64}) {
@@ -300,7 +300,7 @@ TEST(AttentionLimits, WhoRuns) {
     }
 }
 
-// Each tile of each head once; within a section long tiles first; sections one after another.
+// Each tile of each head once; longest tiles first within a section; one section after another.
 TEST(AttentionPlan, EachTileOnceLongOnesFirst) {
     for (const gpu::WorkOrder& order : {gpu::WorkOrder{1, 1, 1}, {5, 7, 3}, {4, 6, 6}, {3, 8, 4}, {3, 8, 8}, {2, 5, 1}}) {
         std::set<std::pair<int, int>> seen;
@@ -321,7 +321,7 @@ TEST(AttentionPlan, EachTileOnceLongOnesFirst) {
     }
 }
 
-// Sections hold whole groups of heads, which read the same keys, at least one group and at most all heads.
+// Sections consist of whole groups of heads, which read the same keys: at least one group and at most all heads.
 TEST(AttentionPlan, SectionsFitTheCache) {
     EXPECT_EQ(gpu::work_order(3, 32, 4, 2 << 20, 16 << 20).section, 32);
     EXPECT_EQ(gpu::work_order(3, 128, 4, 2 << 20, 16 << 20).section, 32);
@@ -330,7 +330,7 @@ TEST(AttentionPlan, SectionsFitTheCache) {
 }
 
 #ifndef PRECISION_FP32
-// Bits of a warp's tile against the definition of dropout; tiles that begin with a draw and within one.
+// Bits of a warp's tile compared with the definition of dropout, for tiles that start at a draw and within one.
 template <int N, bool keys_are_rows>
 __global__ void kept_kernel(int* kept /*(32, N / 2)*/, AttentionShape a, int b, int h, int t0, int j0) {
     const gpu::KeptWeights<N, keys_are_rows> mine(a, b, h, t0, j0);
@@ -372,8 +372,8 @@ TEST(AttentionDropout, KeepsTheWeightsOfTheDefinition) {
     check_kept_weights<128, true>();
 }
 
-// ldmatrix reads the same chunk of 8 rows at once: free of bank conflicts if they lie in 8 different 16-byte columns of the 128
-// bytes that all banks hold. And each chunk has a place of its own.
+// ldmatrix reads the same chunk of 8 rows at once, without bank conflicts if the chunks are in 8 different 16-byte columns
+// of the banks' 128 bytes. And no two chunks overlap.
 template <int HS>
 void check_tile_layout() {
     std::set<int> places;
@@ -387,7 +387,7 @@ void check_tile_layout() {
                 for (int i = 0; i < 8; i++) columns.insert(gpu::mma::tile_offset<HS>(row + i, chunk) / 8 % 8);
                 EXPECT_EQ(columns.size(), 8u) << "HS " << HS << ", row " << row << ", chunk " << chunk;
             }
-            // The way in which products compute it.
+            // As the products compute it.
             const int own_row = row % 16, own_chunk = chunk % 2;
             EXPECT_EQ(gpu::mma::LaneOffset<HS>(own_row, own_chunk)(row / 16, chunk - own_chunk), offset);
         }
@@ -401,7 +401,7 @@ TEST(AttentionPlan, TilesAreFreeOfBankConflicts) {
     check_tile_layout<256>();
 }
 
-// What a block may ask for on GPUs with 100 KB of shared memory per multiprocessor.
+// The most shared memory of a block on GPUs with 100 KB per multiprocessor.
 TEST(AttentionPlan, FitsInSharedMemoryOfSmallGpus) {
     const size_t limit = 99 << 10;
     for (const int HS : {128, 256})

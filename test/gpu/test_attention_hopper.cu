@@ -1,4 +1,4 @@
-// Attention for Hopper against sums in double (attention_reference.h), in bf16 whatever the program's precision.
+// Attention for Hopper compared with sums in double (attention_reference.h), in bf16 at any precision of the build.
 #include <gtest/gtest.h>
 
 #include "../../llmc/gpu/attention_hopper_backward.cuh"
@@ -9,12 +9,12 @@ namespace test_gpu_attention_hopper {
 
 using namespace test;
 using namespace test::attention;
-using test::attention::rounding, test::attention::u;  // not those of other files
+using test::attention::rounding, test::attention::u;  // not other files'
 using Problem = attention::Problem<bf16>;
 using Results = attention::Results<bf16>;
 
 // ---- the ops under test ----------------------------------------------------------------------------------------------------
-// Backward in one kernel adds up queries' gradients in memory, in any order.
+// Backward in one kernel accumulates the queries' gradients in memory, in any order.
 enum class Backward { none, two_kernels, one_kernel };
 Results run(gpu::Ctx& ctx, const Problem& p, Backward backward = Backward::two_kernels) {
     const AttentionShape shape = p.shape();
@@ -33,12 +33,12 @@ Results run(gpu::Ctx& ctx, const Problem& p, Backward backward = Backward::two_k
     return {out.get(), dqkv.get(), lse.get(), {}};
 }
 
-// Weights (P, dS) are rounded to bf16. Score and shift are scaled by log2(e) and rounded before the special unit, whose error
-// is 2^-22.
+// Weights (P, dS) are rounded to bf16. Score and shift are scaled by log2(e) and rounded before the special unit, which has
+// an error of 2^-22.
 struct HopperArithmetic : GpuKernelArithmetic {
     const int T;
     explicit HopperArithmetic(int T) : GpuKernelArithmetic(rounding<bf16>, 64), T(T) {}
-    // The bias is put together from slope times the tile's distance (at most T + 128) and slope times the column.
+    // The bias is slope times the tile's distance (at most T + 128) plus slope times the column.
     double bias(double slope, int) const override { return 4 * u * slope * (T + 128); }
     double cap(double cap, double value) const override { return tanh_approx_error(cap, value); }
 
@@ -50,9 +50,9 @@ private:
 
 void check(const Problem& p, const Results& r) {
     const Expected expected = attention::check(p, r, HopperArithmetic(p.k.T));
-    // The bounds above hold for the worst case. That the usual error is no larger than it must be, root mean squares say: at
-    // most 1.5 times that of independent roundings, which is 1 / sqrt(6) of their largest (1 / sqrt(3) of the half unit in the
-    // last place, which relative to numbers of one binade is 1 / sqrt(2) of its largest).
+    // The bounds above are for the worst case. The usual error is checked by root mean squares: at most 1.5 times the value
+    // for independent roundings, 1 / sqrt(6) of their maximum (1 / sqrt(3) from half a unit in the last place, and 1 /
+    // sqrt(2) from numbers within a binade relative to its largest).
     const auto check_usual = [&](const std::vector<bf16>& x, const Bounded& of, int first_head, int heads, int all,
                                  const char* name) {
         double square = 0, allowed = 0;
@@ -65,7 +65,7 @@ void check(const Problem& p, const Results& r) {
         const double ratio = std::sqrt(square / (allowed / 6));
         EXPECT_TRUE(ratio <= 1.5) << name << ": root mean square error " << ratio << " times that of independent roundings";
     };
-    if (p.k.T == 1) return;  // dq and dk are 0, but for the rounding of D
+    if (p.k.T == 1) return;  // dq and dk are 0, except for the rounding of D
     const int NH = p.k.NH, NKV = p.k.NKV, all = NH + 2 * NKV;
     check_usual(r.out, expected.out, 0, NH, NH, "out");
     check_usual(r.dqkv, expected.dqkv, 0, NH, all, "dq");
@@ -73,14 +73,14 @@ void check(const Problem& p, const Results& r) {
     check_usual(r.dqkv, expected.dqkv, NH + NKV, NKV, all, "dv");
 }
 
-// ThreadSanitizer takes half a second per block of 384 threads and looks at order, not at values: the small shapes will do.
+// ThreadSanitizer takes half a second per block of 384 threads and checks order, not values: small shapes suffice.
 #ifdef EMU_TSAN
 constexpr bool slow = true;
 #else
 constexpr bool slow = false;
 #endif
 #ifdef EMU_ASAN
-constexpr unsigned runs = 1;  // it makes the emulator slow, too
+constexpr unsigned runs = 1;  // this also slows down the emulator
 #else
 constexpr unsigned runs = 3;
 #endif
@@ -100,8 +100,8 @@ class AttentionHopper : public OnHopper<testing::TestWithParam<Case>> {
 };
 class AttentionHopperMore : public OnHopper<testing::Test> {};
 
-// T: one token, part of a warpgroup's 64 rows, all of them, one more, two warpgroups, part of a second tile of queries; then
-// enough tiles of keys for a ring to go round within an item (3 of 128 at HS 128, 5 at HS 64).
+// T: one token, part of a warpgroup's 64 rows, all of them, one more, two warpgroups, part of a second query tile; then
+// enough key tiles for a ring to wrap around within an item (3 of 128 at HS 128, 5 at HS 64).
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionHopper,
                          testing::Values(Case{1, 1, 1, 1, 64, false, false}, Case{2, 17, 2, 1, 64, true, true},
                                          Case{1, 64, 2, 2, 64, false, false}, Case{1, 65, 5, 1, 64, true, false},
@@ -120,7 +120,8 @@ TEST_P(AttentionHopper, ForwardAndBackward) {
     expect_first_tokens_unchanged(p, r);
 }
 
-// Caps, dropout, both, with what else changes scores; sequences that are no multiple of a draw's four keys.
+// Caps, dropout, both, with everything else that changes scores; sequence lengths that are not a multiple of a draw's four
+// keys.
 INSTANTIATE_TEST_SUITE_P(Options, AttentionHopper,
                          testing::Values(Case{2, 70, 4, 2, 64, false, false, 0, 0.7}, Case{1, 150, 2, 2, 64, true, true, 20, 2},
                                          Case{2, 65, 2, 1, 64, false, true, 0, 0, 0.3},
@@ -136,7 +137,7 @@ TEST_P(AttentionHopper, BackwardInOneKernel) {
     check(p, run(ctx, p, Backward::one_kernel));
 }
 
-// Run after run, with rings that go round several times: whoever waits too little gets other bits sometimes.
+// Repeated runs, with rings that wrap around several times: a missing wait would sometimes change bits.
 TEST_F(AttentionHopperMore, TheSameBitsInEveryRun) {
     for (const Case& k :
          {Case{2, 200, 4, 2, 64, true, true}, Case{1, 700, 1, 1, 64, false, false}, Case{1, 600, 2, 1, 128, false, false}}) {

@@ -1,7 +1,7 @@
-// cuBLASLt against sums in double: what our products rely on, feature by feature. On the emulator this tests the emulated
-// library; built with nvcc it tests that the real one does what the emulated one does. Wrong numbers fail on both. What the
-// real one supports, refuses or suggests differs by version and GPU and is printed as a finding: our code asks it each time.
-// All sizes differ, columns lie further apart than they are long, and the gaps are NaN before and must be so after.
+// Each feature of cuBLASLt that our products use, compared with sums in double. On the emulator this tests the emulated
+// library; built with nvcc it tests that the real one behaves like the emulated one. Wrong numbers fail on both. The real
+// library's support, refusals and suggestions differ by version and GPU and are printed as findings: our code queries it
+// each time. All sizes differ, leading dimensions exceed the number of rows, and the gaps are NaN before and must be after.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -16,7 +16,7 @@ using namespace test;
 
 const Refusals no_chance(false);
 
-// ---- storage types, written down again -------------------------------------------------------------------------------------
+// ---- storage types, defined independently ----------------------------------------------------------------------------------
 size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; }
 
 double fp8_value(int code, cudaDataType type) {
@@ -27,7 +27,7 @@ double fp8_value(int code, cudaDataType type) {
     if (type == CUDA_R_8F_E5M2 && exponent == 31) return mantissa ? NAN : sign * INFINITY;
     return sign * (exponent == 0 ? fraction * std::pow(2, 1 - bias) : (1 + fraction) * std::pow(2, exponent - bias));
 }
-// The nearest number by looking at all of them; of two as near the one with an even code.
+// The nearest number, by comparing all; in a tie the one with an even code.
 uint8_t fp8_code(double x, cudaDataType type) {
     int best = 0;
     for (int code = 0; code < 128; code++) {
@@ -56,12 +56,12 @@ double roundoff_of(cudaDataType type) {
 }
 
 // ---- matrices --------------------------------------------------------------------------------------------------------------
-// A batch of column-major matrices on the device. All that is not an element is 0xff: NaN.
+// A batch of column-major matrices on the device. All bytes outside elements are 0xff: NaN.
 struct Matrix {
     int rows, cols, ld, batch;
     int64_t stride;
     cudaDataType type;
-    size_t shift;  // bytes by which the first element lies off an aligned address
+    size_t shift;  // offset in bytes of the first element from an aligned address
     std::vector<uint8_t> bytes;
     std::unique_ptr<DeviceMemory<uint8_t>> memory;
     cublasLtMatrixLayoutOpaque_t layout;
@@ -86,7 +86,7 @@ struct Matrix {
     }
     void* p() const { return memory->p() + shift; }
     template <class F>
-    Matrix& fill(F value) {  // value(i, j, batch)
+    Matrix& fill(F value) {  // from value(i, j, batch)
         for (int b = 0; b < batch; b++)
             for (int j = 0; j < cols; j++)
                 for (int i = 0; i < rows; i++) encode(at(bytes, i, j, b), value(i, j, b), type);
@@ -104,7 +104,7 @@ struct Matrix {
     }
     double operator()(int i, int j, int b = 0) { return decode(at(bytes, i, j, b), type); }
     double op(bool transposed, int i, int j, int b = 0) { return transposed ? (*this)(j, i, b) : (*this)(i, j, b); }
-    // What is on the device now. The gaps must not have changed.
+    // Downloads the matrix. The gaps must be unchanged.
     void download() {
         std::vector<uint8_t> now = memory->get();
         std::vector<uint8_t> gaps = now;
@@ -174,7 +174,8 @@ struct Product {
         ASSERT_EQ(start(&found[0].algo), CUBLAS_STATUS_SUCCESS);
         d.download();
     }
-    // The real library is not asked to start what it should refuse: what it accepts by mistake can end the device's context.
+    // Never starts products that the real library should refuse: if it accepts one by mistake, that can destroy the
+    // device's context.
     bool refused() {
         const auto found = algorithms(1);
         return found.empty() || (library_is_emulated && start(&found[0].algo) != CUBLAS_STATUS_SUCCESS);
@@ -207,11 +208,11 @@ struct Product {
             for (int j = 0; j < c.cols; j++)
                 for (int i = 0; i < c.rows; i++) c_before.push_back(c(i, j, b_));
     }
-    // fp32 sums in any order (k + 3 roundings, and twice that for accumulators that cut off), one rounding to D's type.
+    // fp32 sums in any order (k + 3 roundings, doubled for truncating accumulators), one rounding to D's type.
     double error(const Sum& s) const { return 2 * ((a_t ? a.rows : a.cols) + 3) * 0x1p-24 * s.magnitude; }
 
-    // y(i, j, batch, sum): what the epilogue makes of it. C and then a bias may find what they are added to rounded to a D of
-    // bf16 already: some algorithms of the library do so.
+    // y(i, j, batch, sum): the epilogue's result. Before C or a bias is added, some of the library's algorithms round the
+    // sum to a D of bf16.
     template <class F>
     void expect(F&& epilogue) {
         std::vector<double> actual, expected, allowed;
@@ -349,7 +350,7 @@ TEST(CublasLt, StridedBatches) {
     }
 }
 
-// Pointers aligned to their elements only, which the preference has to say.
+// Pointers aligned to only their elements, as the preference must state.
 TEST(CublasLt, PointersNeedNoMoreThanTheirElements) {
     gpu::Ctx ctx;
     for (const Types& t : type_pairs) {
@@ -404,7 +405,7 @@ TEST(CublasLt, Gelu) {
                 }
                 p.run();
                 const auto before = [&](int i, double y) { return y + (with_bias ? bias(i, 0) : 0); };
-                // GELU's error is absolute (x tanh's error) where it nearly cancels, so it is compared through x.
+                // GELU's error is absolute (x times tanh's error) near cancellation, so compare relative to x.
                 std::vector<double> actual, expected, allowed;
                 for (int j = 0; j < 17; j++)
                     for (int i = 0; i < 24; i++) {
@@ -418,7 +419,7 @@ TEST(CublasLt, Gelu) {
                 expect_close(actual, expected, allowed, "GELU");
                 if (!with_aux) continue;
                 aux.download();
-                Product stored(ctx, x.a, x.b, aux, aux, true, false);  // aux is what went into GELU
+                Product stored(ctx, x.a, x.b, aux, aux, true, false);  // aux is GELU's input
                 stored.expect([&](int i, int, int, double y) { return before(i, y); });
             }
 }
@@ -547,12 +548,13 @@ TEST(CublasLtFp8, ScalesMultiply) {
     }
 }
 
-// D in fp8: the result times D's scale, rounded to nearest, ties to even, and limited; amax is the largest before the scale.
+// D in fp8: the result times D's scale, rounded to nearest, ties to even, and saturated; amax is the maximum before
+// scaling.
 TEST(CublasLtFp8, ResultsAreScaledAndLimited) {
     gpu::Ctx ctx;
     if (!has_fp8(ctx)) GTEST_SKIP() << no_fp8;
     for (const cudaDataType out : {e4m3, e5m2}) {
-        // The product of two numbers of 4 bits has 8: every kind of rounding occurs. One row is far too large.
+        // The product of two 4-bit significands has 8 bits: every kind of rounding occurs. One row is far too large.
         Matrix a(out == e5m2 ? e5m2 : e4m3, 16, 32), b(e4m3, 16, 48), c(CUDA_R_16BF, 32, 48), d(out, 32, 48);
         Rng rng(9);
         a.fill([&](int l, int i, int) { return l == i % 16 ? (i == 31 ? 16384 : 1) * rng.normal() : 0; });
@@ -666,7 +668,7 @@ TEST(CublasLt, RefusesWhatDoesNotFit) {
 }
 
 #ifndef __CUDACC__
-// Some products with an epilogue that is not always fused, the same ones each time; none with a bias.
+// Refuses some products with an epilogue that is not always fused, the same ones each time; none with a bias.
 TEST(CublasLt, RefusesSomeEpilogues) {
     gpu::Ctx ctx;
     emu::config().refusals = 4;
@@ -722,7 +724,7 @@ TEST(CublasLt, EverySuggestedAlgorithmIsRight) {
             SCOPED_TRACE(testing::Message() << "algorithm " << id << ", splits " << splits << ", reduction " << scheme);
             EXPECT_TRUE(scheme == CUBLASLT_REDUCTION_SCHEME_NONE || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
             EXPECT_LE(found.workspaceSize, p.workspace_bytes);
-            // Through bytes, as a file would keep it.
+            // Copied as bytes, like an algorithm stored in a file.
             cublasLtMatmulAlgo_t again;
             memcpy(&again, &found.algo, sizeof again);
             cublasLtMatmulHeuristicResult_t checked = {};
@@ -764,7 +766,7 @@ TEST(CublasLt, ForeignAlgorithmsAreRefused) {
                                                   &checked) != CUBLAS_STATUS_SUCCESS);
 }
 
-// ---- what only the emulator does -------------------------------------------------------------------------------------------
+// ---- only on the emulator --------------------------------------------------------------------------------------------------
 #ifndef __CUDACC__
 TEST(CublasLtEmulator, LeastAccurateFirst) {
     gpu::Ctx ctx;
@@ -789,7 +791,7 @@ TEST(CublasLtEmulatorDeathTest, LeavingDeviceMemoryEndsTheProgram) {
         (void)cublasLtMatmul(ctx.cublas, &p.op, &one, a, &x.a.layout, x.b.p(), &x.b.layout, &zero, d, &x.d.layout, d,
                              &x.d.layout, &found[0].algo, ctx.workspace, p.workspace_bytes, ctx.stream);
     };
-    EXPECT_DEATH(run((const char*)x.a.p() + 512, x.d.p()), "A: .* not device memory");  // past the guard behind it
+    EXPECT_DEATH(run((const char*)x.a.p() + 512, x.d.p()), "A: .* not device memory");  // past the guard after it
     void* of_host = (void*)(((uintptr_t)host.data() + 15) / 16 * 16);
     EXPECT_DEATH(run(x.a.p(), of_host), "D: .* not device memory");
 }

@@ -1,10 +1,9 @@
-// FP8 linear layers on the GPU: codes, amax and scales have the bits of cpu::'s; products are compared with sums in double of
-// what the codes stand for, and with the bits of cpu::'s plain loops where every sum is exact.
-// Bound of a sum: Hopper's tensor cores take 32 products at a time and cut each of them, and the sum so far, 13 bits below the
-// leading bit of the largest of these 33 numbers (see test/emu/cublasLt.h). With M no less than any product and any sum on the
-// way, K products are off by at most K / 32 * 33 * 2^-13 M. For products of random signs, taken in any order that does not look
-// at them, M = 6 sqrt(sum of squares) is exceeded by one partial sum in 10^8. What follows is fp32 and one rounding to D's
-// type.
+// FP8 linear layers on the GPU: codes, amax and scales have cpu::'s bits; products are compared with sums in double of the
+// decoded values, and with the bits of cpu::'s plain loops where every sum is exact. Bound of a sum: Hopper's tensor cores
+// add 32 products at a time and truncate each, and the running sum, 13 bits below the leading bit of the largest of these
+// 33 numbers (see test/emu/cublasLt.h). If M bounds all products and partial sums, K products have an error of at most K /
+// 32 * 33 * 2^-13 M. For products of random signs, in any order independent of them, one partial sum in 10^8 exceeds M = 6
+// sqrt(sum of squares). Then fp32 and one rounding to D's type follow.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -20,8 +19,7 @@ namespace test_gpu_fp8 {
 
 using namespace test;
 
-// ThreadSanitizer takes half a second for a block of 256 threads: it is given some of the shapes, and none of the tests of
-// values.
+// ThreadSanitizer takes half a second for a block of 256 threads: it runs only some of the shapes, and no tests of values.
 #ifdef EMU_TSAN
 constexpr bool few_shapes = true;
 #else
@@ -32,7 +30,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 
 floatX floatx(double x) { return from_double<floatX>(x); }
 
-// Codes, their transpose and amax, whose bits are cpu::'s.
+// Codes, their transpose and amax must have cpu::'s bits.
 void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C, Fp8 kind, float scale, float amax_before,
                        const std::string& name) {
     const std::string of = name + format(" (%d, %d) ", N, C) + fp8_name(kind) + format(" scale %g ", scale);
@@ -48,7 +46,7 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
         DeviceMemory<float> damax(std::vector<float>{amax_before}, "amax");
         gpu::quantize(ctx, {dcodes.p(), wanted ? dtransposed.p() : nullptr, damax.p(), dscale.p(), kind}, dx.p(), N, C);
         const std::vector<uint8_t> got = dcodes.get();
-        // The GPU's conversion gives a NaN no sign.
+        // The GPU's conversion drops the sign of a NaN.
         const auto same = [](uint8_t a, uint8_t b) { return a == b || ((a & 127) == 127 && (b & 127) == 127); };
         for (size_t i = 0; i < got.size(); i++)
             ASSERT_PRED2(same, got[i], codes[i]) << of << "code of " << as_double(x[i]) << " at " << i;
@@ -63,7 +61,7 @@ void expect_cpus_codes(gpu::Ctx& ctx, const std::vector<floatX>& x, int N, int C
 
 // ---- codes -----------------------------------------------------------------------------------------------------------------
 #ifndef EMU_TSAN
-// Each bf16 there is, NaNs and infinities too.
+// Every bf16, including NaNs and infinities.
 TEST(GpuFp8Codes, EveryBf16) {
     gpu::Ctx ctx;
     std::vector<floatX> x(1 << 16);
@@ -76,7 +74,7 @@ TEST(GpuFp8Codes, EveryBf16) {
             expect_cpus_codes(ctx, x, 256, 256, kind, scale, 0, "every bf16");
 }
 
-// Around each code and each middle between two codes: the float there, the one below and the one above.
+// Around each code and each midpoint between two codes: the float there, the one below and the one above.
 TEST(GpuFp8Codes, RoundingToNearestEven) {
     gpu::Ctx ctx;
     for (const Fp8 kind : formats) {
@@ -98,7 +96,7 @@ TEST(GpuFp8Codes, RoundingToNearestEven) {
 
 TEST(GpuFp8Codes, NanInfinityZerosAndHugeNumbers) {
     gpu::Ctx ctx;
-    const int N = 144, C = 144;  // four tiles, so that the largest must come from one of them
+    const int N = 144, C = 144;  // four tiles, so that one of them determines the maximum
     const double largest = as_double(std::numeric_limits<floatX>::is_specialized ? std::numeric_limits<floatX>::max()
                                                                                  : from_double<floatX>(0x1.fep127));
     for (const Fp8 kind : formats) {
@@ -124,7 +122,7 @@ TEST(GpuFp8Codes, NanInfinityZerosAndHugeNumbers) {
 }
 #endif
 
-// The numbers of the definition, so that both backends cannot be wrong together.
+// Numbers from the definition, so that both backends cannot be wrong together.
 TEST(GpuFp8Codes, KnownNumbers) {
     gpu::Ctx ctx;
     struct Known {
@@ -153,7 +151,7 @@ TEST(GpuFp8Codes, KnownNumbers) {
     }
 }
 
-// Sizes are multiples of 16, tiles of 128: every kind of edge, and several tiles both ways.
+// Sizes are multiples of 16, tiles of 128: every kind of edge, and several tiles in both dimensions.
 TEST(GpuFp8Codes, Shapes) {
     gpu::Ctx ctx;
     const int shapes[][2] = {{16, 16},   {16, 400},  {400, 16},  {128, 128}, {112, 144}, {144, 112},
@@ -195,7 +193,7 @@ TEST(GpuFp8Codes, TwiceTheSameBits) {
     expect_same_bits(amax[0], amax[1], "amax");
 }
 
-// The largest at every kind of place: first, last, in the last pack, beyond it; from addresses of any alignment.
+// The maximum in every kind of position: first, last, in the last pack, beyond it; from addresses of any alignment.
 TEST(GpuFp8Codes, AbsoluteMax) {
     gpu::Ctx ctx;
     for (const size_t n : {(size_t)1, (size_t)7, (size_t)8, (size_t)1000, (size_t)20011}) {
@@ -203,7 +201,7 @@ TEST(GpuFp8Codes, AbsoluteMax) {
         for (const size_t shift : {0, 1, 3}) {
             Rng rng(n);
             std::vector<floatX> x = rng.normals<floatX>(n + shift);
-            for (size_t i = 0; i < shift; i++) x[i] = floatx(1e6);  // not to be looked at
+            for (size_t i = 0; i < shift; i++) x[i] = floatx(1e6);  // must not be read
             for (const size_t place : {(size_t)0, n / 2, n - 1}) {
                 std::vector<floatX> y = x;
                 y[shift + place] = floatx(place % 2 ? -100 : 100);
@@ -234,9 +232,8 @@ TEST(GpuFp8Codes, ScalesHaveTheCpusBits) {
             }
 }
 
-// The ops that make codes: those of cpu::'s quantize(), of the numbers that this backend's op computes.
-// The sign of a NaN that an op computes is the compiler's choice on the emulator, and may be another one where the op makes
-// codes.
+// The ops that write codes: equal to cpu::quantize() of the numbers computed by this backend's op. On the emulator the sign
+// of a computed NaN is the compiler's choice, which may differ when the op writes codes.
 std::vector<floatX> with_positive_nans(std::vector<floatX> numbers) {
     for (floatX& x : numbers)
         if (std::isnan((float)x)) x = floatx(NAN);
@@ -319,7 +316,7 @@ TEST(GpuFp8Codes, OfTheOpsThatComputeTheNumbers) {
 
 // ---- products --------------------------------------------------------------------------------------------------------------
 
-// A tensor as codes, in both orders. Scales stand 16 bytes apart.
+// A tensor as codes, in both orders. Scales are 16 bytes apart.
 struct Tensor {
     int rows, columns;
     Fp8 kind;
@@ -418,7 +415,7 @@ struct Layer {
         return r;
     }
 
-    // y (M, K') = start + inverse * sum over k of a(m, k) b(k, n), within the bound at the head of this file.
+    // y (M, K') = start + inverse * sum over k of a(m, k) b(k, n), within the bound at the top of this file.
     using Element = std::function<double(int, int)>;
     template <class Buffer>
     static void expect_product(const Buffer& actual, int M, int columns, int K, double inverse, const Element& a,
@@ -505,8 +502,8 @@ TEST(GpuFp8Linear, RandomNumbers) {
         }
 }
 
-// Whole numbers whose sums stay below 2^13 are exact in any order, also in the tensor cores' short sums: cpu::'s bits. A single
-// product that is missing or misplaced shows.
+// Whole numbers whose sums stay below 2^13 are exact in any order, also in the tensor cores' short sums: cpu::'s bits. A
+// single missing or misplaced product is detected.
 TEST(GpuFp8Linear, WholeNumbersGiveTheCpusBits) {
     gpu::Ctx ctx;
     SKIP_WITHOUT_FP8(ctx);
@@ -548,7 +545,7 @@ TEST(GpuFp8Linear, RunTwiceTheSameBits) {
     expect_same_results(layer.run(other), first, "of another context");
 }
 
-// From tensors to gradients as training does it: quantised here, and within the codes' own precision of the exact product.
+// From tensors to gradients, as in training: quantized here, and within the codes' own precision of the exact product.
 TEST(GpuFp8Linear, QuantisedHere) {
     gpu::Ctx ctx;
     SKIP_WITHOUT_FP8(ctx);
@@ -567,7 +564,7 @@ TEST(GpuFp8Linear, QuantisedHere) {
     gpu::quantize(ctx, {x_codes.p(), nullptr, amax.p(), x_scale, Fp8::e4m3}, dx.p(), N, IC);
     gpu::quantize(ctx, {w_codes.p(), w_transposed.p(), amax.p() + 1, w_scale, Fp8::e4m3}, dw.p(), OC, IC);
     gpu::fp8_linear_forward(ctx, out.p(), {x_codes.p(), x_scale + 4}, {w_codes.p(), w_scale + 4}, nullptr, N, IC, OC, true);
-    // Each factor is off by 2^-4 of itself at most, by 2^-10 of the largest's 448th if it is that small.
+    // Each factor has an error of at most 2^-4 of itself or, if it is small, 2^-10 of 1/448 of the maximum.
     Doubles value, allowed;
     const double x_least = amax.get()[0] * 0x1p-10 / 448, w_least = amax.get()[1] * 0x1p-10 / 448;
     for (int n = 0; n < N; n++)
@@ -647,8 +644,8 @@ TEST(GpuFp8Plans, TimedOnceAndReadFromTheFile) {
 #endif
 
 #ifndef __CUDACC__
-// 128 large products, 128 small ones, and the large ones' opposites: the small ones are lost beside the large sum, unless that
-// has been moved out of the tensor cores.
+// 128 large products, 128 small ones, and the negated large ones: next to the large sum the small ones are lost, unless
+// that has been moved out of the tensor cores.
 TEST(GpuFp8Linear, FastSumsHaveFewerBits) {
     gpu::Ctx ctx;
     const int N = 16, IC = 384, OC = 16;
@@ -666,7 +663,7 @@ TEST(GpuFp8Linear, FastSumsHaveFewerBits) {
     for (const bool fast : {false, true}) {
         gpu::fp8_linear_forward(ctx, out.p(), {x.p(), one.p()}, {w.p(), one.p()}, nullptr, N, IC, OC, fast);
         expect_close(out.get(), Doubles((size_t)N * OC, fast ? 0 : 128), 0, 0, fast ? "fast" : "in fp32");
-        // The same sums as gradients: of an input with OC in IC's place, of a weight over IC rows.
+        // The same sums as gradients: of an input with OC and IC exchanged, of a weight over IC rows.
         DeviceMemory<float> dweight((size_t)N * OC);
         gpu::fp8_linear_backward_input(ctx, out.p(), {x.p(), one.p()}, {w.p(), one.p()}, N, OC, IC, fast);
         gpu::fp8_linear_backward_weight(ctx, dweight.p(), {x.p(), one.p()}, {w.p(), one.p()}, IC, OC, N, Acc::Set, fast);
@@ -688,7 +685,7 @@ TEST(GpuFp8Limits, OlderGpusSaySo) {
 }
 #endif
 
-// What the library would refuse, or worse, is refused with a reason.
+// Inputs that the library would refuse, or worse, are refused with a reason.
 TEST(GpuFp8Limits, SizesAndAddressesAreMultiplesOf16) {
     gpu::Ctx ctx;
     DeviceMemory<uint8_t> codes(4096), turned(4096);
@@ -698,7 +695,7 @@ TEST(GpuFp8Limits, SizesAndAddressesAreMultiplesOf16) {
         gpu::quantize(ctx, {codes.p() + shift, transposed, floats.p(), floats.p(), Fp8::e4m3}, x.p(), N, C);
     };
     quantize(16, 32, 16, turned.p());
-    quantize(23, 32, 0);  // of one rank, which has part of the rows
+    quantize(23, 32, 0);  // on one rank, which has part of the rows
     EXPECT_DEATH(quantize(24, 32, 0, turned.p()), "internal check");
     EXPECT_DEATH(quantize(16, 40, 0), "internal check");
     EXPECT_DEATH(quantize(16, 32, 8), "internal check");

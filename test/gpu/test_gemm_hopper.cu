@@ -1,5 +1,5 @@
-// dev/kernels/gemm_hopper.cuh against plain loops: all layouts, with and without clusters, sizes that end within tiles, more
-// items than blocks, bias, K in several parts. The numbers are whole and their sums exact, so that bits must be equal.
+// dev/kernels/gemm_hopper.cuh compared with plain loops: all layouts, with and without clusters, sizes that end within
+// tiles, more items than blocks, bias, split K. Whole numbers with exact sums, so that bits must be equal.
 #include <gtest/gtest.h>
 
 #include "../../dev/kernels/gemm_hopper.cuh"
@@ -53,7 +53,7 @@ constexpr Major rows = Major::rows, columns = Major::columns;
 TEST_F(GemmHopper, Forward) {
     check(ctx, {1, 8, 8, rows, rows, false, 0});
     check(ctx, {257, 264, 72, rows, rows, true, 0});
-    check(ctx, {520, 520, 328, rows, rows, true, 1});  // items and steps enough to go round the ring, and several per block
+    check(ctx, {520, 520, 328, rows, rows, true, 1});  // items and steps for the ring to wrap around, several per block
 }
 TEST_F(GemmHopper, BackwardInput) {
     check(ctx, {3, 8, 24, rows, columns, false, 0});

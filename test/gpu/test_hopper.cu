@@ -1,6 +1,6 @@
-// The wrappers of llmc/gpu/hopper.cuh, each alone, against plain loops: TMA boxes with edges inside and outside the array,
-// their swizzle, wgmma in all its forms, mbarriers, named barriers. Then a small pipeline of all of them, and the same pipeline
-// with one wait left out, which must give wrong numbers.
+// Each wrapper of llmc/gpu/hopper.cuh by itself, compared with plain loops: TMA boxes with edges inside and outside the
+// array, their swizzle, all forms of wgmma, mbarriers, named barriers. Then a small pipeline of all of them, and the same
+// pipeline without one of its waits, which must give wrong numbers.
 #include <gtest/gtest.h>
 
 #include "../../llmc/gpu/hopper.cuh"
@@ -33,7 +33,7 @@ __device__ void store_box(const CUtensorMap& map, const void* from, const Positi
     if constexpr (rank == 4) tma_store(map, from, at.x[0], at.x[1], at.x[2], at.x[3]);
 }
 
-// Shared memory as TMA left it goes to out.
+// Copies shared memory as written by TMA to out.
 template <int rank>
 __global__ void load_kernel(const __grid_constant__ CUtensorMap map, uint16_t* out, Position<rank> at, int bytes) {
 #ifdef HOPPER_CODE
@@ -72,7 +72,7 @@ __global__ void store_kernel(const __grid_constant__ CUtensorMap map, const uint
 #endif
 }
 
-// An array of `sizes` whose rows lie apart, and a box in it.
+// An array of `sizes` with padded rows, and a box in it.
 template <int rank>
 struct BoxCase {
     uint64_t sizes[rank], strides[rank - 1];
@@ -127,9 +127,9 @@ void check_boxes(gpu::Ctx& ctx, const BoxCase<rank>& k, const std::vector<Positi
 }
 
 TEST_F(Hopper, TmaBoxesOfTwoDimensions) {
-    // 104 columns of rows of 112, and boxes partly and wholly outside. Along a row an H100 moves 16 bytes at a time: it stores
-    // past the end of 100 columns, which tensor_map refuses, and a box that begins within 16 bytes, or is stored from a
-    // negative column on, is an illegal instruction.
+    // 104 columns of rows of 112, and boxes partly and completely outside. An H100 moves 16 bytes at a time along a row: it
+    // stores past the end of 100 columns, which tensor_map refuses, and a box that starts within 16 bytes, or a store from
+    // a negative column, is an illegal instruction.
     check_boxes<2>(
         ctx, {{104, 37}, {224}, {64, 16}},
         {{{0, 0}}, {{64, 16}}, {{8, 30}}, {{0, -5}}, {{40, 21}}, {{96, 36}}, {{104, 0}}, {{0, 37}}, {{-64, 0}}, {{-8, 3}}});
@@ -138,7 +138,7 @@ TEST_F(Hopper, TmaBoxesOfThreeDimensions) {
     check_boxes<3>(ctx, {{64, 5, 3}, {128, 768}, {64, 8, 2}}, {{{0, 0, 0}}, {{0, 2, 2}}, {{8, -1, 1}}, {{0, 0, -1}}});
 }
 TEST_F(Hopper, TmaBoxesOfFourDimensions) {
-    // Heads of a fused projection, as attention reads them: (B 2, T 19, heads * slabs 6, 64).
+    // Heads of a fused projection, as read by attention: (B 2, T 19, heads * slabs 6, 64).
     check_boxes<4>(ctx, {{64, 19, 6, 2}, {768, 128, 19 * 768}, {64, 16, 2, 1}},
                    {{{0, 0, 0, 0}}, {{0, 16, 2, 1}}, {{0, 8, 5, 0}}, {{0, 18, 4, 1}}, {{0, 32, 0, 1}}});
 }
@@ -164,7 +164,8 @@ __global__ void bulk_kernel(float* out, const float* in, int n) {
 }
 
 namespace {
-// Blocks add the same numbers, a part by each of two warps, twice: out of one buffer, which the first must have left.
+// Blocks add the same numbers, in two warps with a part each, twice: from one buffer, which the first addition must have
+// read.
 __global__ void bulk_add_kernel(float* sums, int n) {
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(float, buffer);
@@ -322,7 +323,7 @@ TEST_F(Hopper, Products) {
     check_product<256, Major::columns, Left::columns>(ctx);
 }
 
-// Each warp stores 16 x 16 numbers, held as mma's d, with rows 24 apart.
+// Each warp stores 16 x 16 numbers, in the layout of mma's d, with rows 24 apart.
 __global__ void stmatrix_kernel(uint16_t* out) {
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(uint16_t, tile);  // (2, 16, 24)
@@ -349,7 +350,7 @@ TEST_F(Hopper, Stmatrix) {
 
 // ---- barriers --------------------------------------------------------------------------------------------------------------
 
-// Warp 0 writes numbers into a ring of two places, warps 1 and 2 add them up; 32 arrivals fill a place, 64 empty it.
+// Warp 0 writes numbers to a ring of two slots, warps 1 and 2 sum them; 32 arrivals fill a slot, 64 free it.
 __global__ void ring_kernel(int* out, int rounds) {
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(int, place);  // 2 x 32
@@ -383,7 +384,7 @@ __global__ void ring_kernel(int* out, int rounds) {
 #endif
 }
 
-// Three warps take turns at one counter, without waiting for those that need not come: arrive for the next, sync for oneself.
+// Three warps use a counter in turn without waiting unnecessarily: arrive for the next warp, sync for the own turn.
 __global__ void turns_kernel(int* out, int rounds) {
 #ifdef HOPPER_CODE
     DYNAMIC_SHARED(int, counter);
@@ -435,7 +436,7 @@ TEST_F(Hopper, NamedBarriersTakeTurns) {
 
 enum class Together { right, no_last_barrier, releases_own_only, loads_own_only, no_first_barrier };
 
-// Both blocks of a cluster add up `steps` boxes (64, 16) in shared memory: each loads 8 rows of a box for both. Two stages.
+// Both blocks of a cluster sum `steps` boxes (64, 16) in shared memory: each loads 8 rows of a box for both. Two stages.
 template <Together how>
 __global__ void cluster_kernel(const __grid_constant__ CUtensorMap map, float* out, int steps) {
 #ifdef HOPPER_CODE
@@ -520,8 +521,8 @@ enum class Wrong {
     leading_bytes
 };
 
-// out (steps, 64, 128) = running sums of a (64, 64 steps) b (64 steps, 128): a producer warp fills a ring of two stages, a
-// warpgroup multiplies and sends each running sum, rounded, through one staging buffer. `wrong` breaks one thing.
+// out (steps, 64, 128) = running sums of a (64, 64 steps) b (64 steps, 128): a producer warp fills a ring of two stages; a
+// warpgroup multiplies and writes each running sum, rounded, through one staging buffer. `wrong` breaks one thing.
 template <Wrong wrong>
 __global__ void pipeline_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                                 const __grid_constant__ CUtensorMap out_map, int steps) {
@@ -615,7 +616,7 @@ bool pipeline_is_right(gpu::Ctx& ctx) {
 
 TEST_F(Hopper, Pipeline) { EXPECT_TRUE(pipeline_is_right<Wrong::nothing>(ctx)); }
 
-// ---- what the emulator finds -----------------------------------------------------------------------------------------------
+// ---- errors that the emulator detects --------------------------------------------------------------------------------------
 #ifndef __CUDACC__
 
 template <Wrong wrong>
@@ -702,7 +703,7 @@ __global__ void mistaken_kernel(const __grid_constant__ CUtensorMap map, float* 
     constexpr bool by_one = mistake == Mistake::store_fenced_by_one_warp;
     constexpr bool adds = mistake == Mistake::unfenced_add;
     if (mistake == Mistake::unfenced_store || by_one || adds || mistake == Mistake::unfenced_operand) {
-        tile[threadIdx.x] = bf16((float)blockIdx.x + 20);  // not what the block before has left
+        tile[threadIdx.x] = bf16((float)blockIdx.x + 20);  // differs from the previous block's data
         if (by_one && threadIdx.x < 32) fence_proxy_async();
         __syncthreads();
         if (threadIdx.x == 0 && adds) {

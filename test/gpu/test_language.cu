@@ -1,5 +1,5 @@
-// What kernels may write beside our own use: min and max of floats, shuffles within parts of a warp, atomics with an argument
-// of another type. On the emulator these were once missing or, like max, silently taken for those of int.
+// Language features beyond our own use: min and max of floats, shuffles within parts of a warp, atomics with an argument of
+// another type. The emulator once lacked these or, as for max, silently used the int version.
 #include <gtest/gtest.h>
 
 #include "../../llmc/gpu/device.cuh"
@@ -24,7 +24,7 @@ __global__ void language_kernel(float* out, unsigned* counter) {
     atomicAdd(counter, 2);
 }
 
-// Lanes that have returned: they vote no more, and what a shuffle reads of them is undefined.
+// Lanes that have returned no longer vote, and a shuffle that reads from them is undefined.
 __global__ void returned_lanes_kernel(unsigned* votes, float* read) {
     const int lane = threadIdx.x;
     votes[0] = __ballot_sync(all_lanes, true);

@@ -1,8 +1,8 @@
-// Linear layers on the GPU against sums in double and against the plain loops of cpu::, and how their algorithms are chosen,
-// kept in a file and found again.
-// Bounds as in test/test_matmul.cpp: K products and a start value, each term rounded at most K + 1 times on its way, in any
-// order: (K + 2) u times the sum of magnitudes, u = 2^-24; on a GPU twice that, for its tensor cores cut off instead of
-// rounding. The result is that sum rounded once, so it lies between the ends of the interval, rounded.
+// Linear layers on the GPU, compared with sums in double and with the plain loops of cpu::; and how their algorithms are
+// chosen, saved to a file and loaded.
+// Bounds as in test/test_matmul.cpp: K products and a start value, each term rounded at most K + 1 times, in any order: (K
+// + 2) u times the sum of magnitudes, u = 2^-24; doubled on a GPU, whose tensor cores truncate. The result is that sum
+// rounded once, so it is between the rounded ends of the interval.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace test_gpu_matmul {
 using namespace test;
 
 constexpr double u = roundoff<float>;
-// ThreadSanitizer takes half a second for a block of the bias gradient: it is given some of the shapes only.
+// ThreadSanitizer takes half a second for a block of the bias gradient: it runs only some of the shapes.
 #ifdef EMU_TSAN
 constexpr bool few_shapes = true;
 #else
@@ -30,13 +30,13 @@ constexpr bool few_shapes = false;
 struct Shape {
     int N, IC, OC;
 };
-// That Layer::run makes with bias gradients apart: forward without and with a bias, backward_input, backward_weight set, added,
-// and set in bf16 (in an fp32 build that is the first of these).
+// Made by Layer::run with separate bias gradients: forward without and with a bias, backward_input, backward_weight with
+// Set, Add, and Set in bf16 (in an fp32 build equal to the first of these).
 constexpr int products = std::is_same<floatX, bf16>::value ? 6 : 5;
 struct Results {
     std::vector<floatX> out, out_biased, dinp;
     std::vector<float> dweight_set, dbias_set, dweight_add, dbias_add, dweight_alone;
-    std::vector<floatX> dweight_stored;  // as gradients in bf16 are
+    std::vector<floatX> dweight_stored;  // like gradients in bf16
     std::vector<float> dbias_beside;
 };
 
@@ -56,7 +56,7 @@ void expect_product(const Buffer& actual, int M, int N, int K, const Element& a,
                 sum += term;
                 magnitude += std::abs(term);
             }
-            // The library may round a product to D's type before it adds a bias of that type.
+            // The library may round a product to D's type before adding a bias of that type.
             const double before = sum - start(m, n),
                          rounded = start(m, n) == 0 || std::is_same<T, float>::value ? 0 : std::abs(before) * roundoff<T>;
             const double error = 2 * (K + 2) * u * magnitude + rounded + 1e-35;
@@ -70,7 +70,7 @@ void expect_product(const Buffer& actual, int M, int N, int K, const Element& a,
 double zero(int, int) { return 0; }
 
 // ---- one layer -------------------------------------------------------------------------------------------------------------
-// `shift` elements into each buffer, so that pointers are aligned to elements only.
+// Each buffer starts `shift` elements later, so that pointers are only aligned to elements.
 template <class T>
 std::vector<T> shifted(const std::vector<T>& x, size_t shift) {
     std::vector<T> y(shift, from_double<T>(std::nan("")));
@@ -81,7 +81,7 @@ std::vector<T> shifted(const std::vector<T>& x, size_t shift) {
 struct Layer {
     Shape k;
     std::vector<floatX> inp, weight, bias, dout;
-    std::vector<float> dweight0, dbias0;  // what Acc::Add adds to
+    std::vector<float> dweight0, dbias0;  // initial values for Acc::Add
 
     Layer(const Shape& shape, uint64_t seed) : k(shape) {
         Rng rng(seed);
@@ -117,7 +117,7 @@ struct Layer {
             values.erase(values.begin(), values.begin() + (std::ptrdiff_t)shift);
             return values;
         };
-        EXPECT_EQ(x.get().size(), shift + inp.size());  // waits, and looks at the guards
+        EXPECT_EQ(x.get().size(), shift + inp.size());  // waits, and checks the guards
         return {get(out),         get(out_biased), get(dinp),          get(dweight_set),    get(dbias_set),
                 get(dweight_add), get(dbias_add),  get(dweight_alone), get(dweight_stored), get(dbias_beside)};
     }
@@ -175,7 +175,7 @@ TEST(GpuLinear, OddShapes) {
     }
 }
 
-// Tensors begin anywhere in the arena of parameters.
+// Tensors start anywhere in the parameters' buffer.
 TEST(GpuLinear, BuffersNeedNoAlignment) {
     gpu::Ctx ctx;
     for (const Shape& k : {Shape{35, 64, 32}, Shape{64, 33, 65}, Shape{2, 40, 24}}) {
@@ -185,7 +185,7 @@ TEST(GpuLinear, BuffersNeedNoAlignment) {
     }
 }
 
-// Bias gradients from the product itself and from a kernel of their own.
+// Bias gradients fused into the product and from a separate kernel.
 TEST(GpuLinear, BiasGradientFusedAndApart) {
     const Shape shape = few_shapes ? Shape{9, 16, 8} : Shape{150, 24, 40};
     int runs = 0;
@@ -205,7 +205,7 @@ TEST(GpuLinear, BiasGradientFusedAndApart) {
     }
 }
 
-// The product added to the residual stream by the library, and by a kernel of its own. Integers, so that nothing is rounded.
+// The product added to the residual stream by the library, and by a separate kernel. Integers, so that nothing is rounded.
 TEST(GpuLinear, ResidualFusedAndApart) {
     constexpr int N = 24, IC = 16, OC = 40;
     std::vector<floatX> inp, weight, bias, residual;
@@ -253,7 +253,7 @@ TEST(GpuLinear, GoldenValues) {
     expect_close(dbias.get(), {1.5, 1}, 0, 0, "dbias");
 }
 
-// Sums of -1, 0 and 1 are exact in any order, below 257 in bf16 too: the same bits as the CPU's plain loops.
+// Sums of -1, 0 and 1 are exact in any order, and in bf16 below 257: the same bits as the CPU's plain loops.
 TEST(GpuLinear, WholeNumbersGiveTheCpusBits) {
     gpu::Ctx ctx;
     cpu::Ctx host(1);
@@ -296,7 +296,7 @@ TEST(GpuLinear, NanStaysInItsRow) {
     for (int o = 0; o < k.OC; o++) ASSERT_EQ(std::isnan(r.dbias_set[(size_t)o]), o == 18) << "dbias " << o;
 }
 
-// dweight adds in fp32 what bf16 would lose: 8 to 65536.
+// dweight accumulates in fp32, where bf16 would lose bits: 8 to 65536.
 TEST(GpuLinear, GradientsAccumulateInFp32) {
     gpu::Ctx ctx;
     const std::vector<floatX> ones(64, from_double<floatX>(1));
@@ -307,7 +307,7 @@ TEST(GpuLinear, GradientsAccumulateInFp32) {
     expect_close(dbias.get(), Doubles(8, 65560), 0, 0, "dbias");
 }
 
-// One part, several parts, a last part that is short; whole packs of columns and not.
+// One part, several parts, a short last part; columns that are a multiple of a pack, and others.
 TEST(GpuLinear, BiasGradientOfManyRows) {
     gpu::Ctx ctx;
     for (const int N : {1, 15, 16, 63, 64, 127, 128, 641, 1000})
@@ -329,7 +329,7 @@ TEST(GpuLinear, BiasGradientOfManyRows) {
         }
 }
 
-// Memory that ends where dout ends, so that AddressSanitizer (or compute-sanitizer) sees what is read behind it.
+// The allocation ends with dout, so that AddressSanitizer (or compute-sanitizer) detects reads past the end.
 TEST(GpuLinear, BiasGradientReadsNothingBehindItsInput) {
     gpu::Ctx ctx;
     for (const int OC : {5, 16, 33}) {
@@ -382,7 +382,7 @@ TEST(GpuGemmPlans, MadeOncePerProduct) {
     EXPECT_EQ(ctx.plans->plans.size(), 3 * products);
 }
 
-// Everything that changes the algorithm changes the key's text, which names it in the file.
+// Everything that changes the algorithm changes the key's text, its name in the file.
 TEST(GpuGemmPlans, KeysDiffer) {
     const gpu::GemmKey key = {1,
                               2,
@@ -420,14 +420,14 @@ TEST(GpuGemmPlans, KeysDiffer) {
         }
 }
 
-// Each matrix has its own: a bias at any address does not narrow the choice for the others.
+// Per matrix: a bias at any address does not limit the algorithms for the others.
 TEST(GpuGemmPlans, AlignmentIsEachPointersOwn) {
     const auto at = [](uintptr_t address) { return (void*)address; };
     const gpu::GemmAlignment alignment = gpu::GemmPointers{at(4096), at(264), at(260), at(258), nullptr};
     EXPECT_EQ(alignment.fields(), std::make_tuple(16, 8, 4, 2, 16));
 }
 
-// ---- choosing by time, and the file ----------------------------------------------------------------------------------------
+// ---- choosing by timing, and the file --------------------------------------------------------------------------------------
 
 struct GpuGemmCache : testing::Test {
     TemporaryDirectory dir;
@@ -475,7 +475,7 @@ TEST_F(GpuGemmCache, AutotuneNeedsNoFile) {
     EXPECT_EQ(r.warnings, "");
 }
 
-#ifndef EMU_TSAN  // nothing runs in parallel in what follows
+#ifndef EMU_TSAN  // nothing below runs in parallel
 TEST_F(GpuGemmCache, WrittenAndFoundAgain) {
     const Run first = run(true);
     EXPECT_EQ(first.timed, products);
@@ -500,7 +500,7 @@ TEST_F(GpuGemmCache, NothingIsTimedOrWrittenWithoutAutotune) {
     expect_same_results(layer.run(plain), r.results, "without a file");
 }
 
-// Timing has matrices of its own: what comes out is what the chosen algorithm makes of the caller's, once.
+// Timing uses its own matrices: the result is the chosen algorithm's for the caller's matrices, computed once.
 TEST_F(GpuGemmCache, TimingTouchesNobodysData) {
     const Run timed = run(true), later = run(false);
     expect_same_results(timed.results, later.results, "in the run that timed");
@@ -516,7 +516,7 @@ TEST_F(GpuGemmCache, NewProductsAreAdded) {
     EXPECT_EQ(run(true).timed, 0);
 }
 
-// Ranks of one machine share the file: what one has timed meanwhile is taken over by the others, and no line is lost.
+// Ranks of one machine share the file: each rank also uses choices timed by others in the meantime, and no line is lost.
 TEST_F(GpuGemmCache, RanksShareTheirChoices) {
     const auto key = [](int m) { return format("a GPU\ta version\tm %d", m); };
     const auto choice = [](uint64_t word) {
@@ -529,7 +529,7 @@ TEST_F(GpuGemmCache, RanksShareTheirChoices) {
     b.read(file);
     EXPECT_EQ(a.add(key(1), choice(11)).algo.data[0], 11u);
     EXPECT_EQ(b.add(key(2), choice(22)).algo.data[0], 22u);
-    EXPECT_EQ(b.add(key(1), choice(33)).algo.data[0], 11u);  // the first one's
+    EXPECT_EQ(b.add(key(1), choice(33)).algo.data[0], 11u);  // the first rank's
     EXPECT_EQ(lines(), 3u);
     gpu::GemmChoices later;
     later.read(file);
@@ -556,20 +556,20 @@ TEST_F(GpuGemmCache, DamagedLinesAreIgnored) {
     const std::string whole = read_whole_file(file);
     std::string text = whole;
     const size_t second_line = text.find('\n') + 1, at = text.find('\n', second_line) - 20;
-    text[at] = text[at] == '0' ? '1' : '0';  // in the algorithm's last digits
+    text[at] = text[at] == '0' ? '1' : '0';  // in the last digits of the algorithm
     write_file_atomically(file, text);
     Run r = run(false);
     EXPECT_EQ(r.warnings, "warning: " + file + ": 1 damaged lines are ignored\n");
     r = run(true);
     EXPECT_EQ(r.timed, 1);
     EXPECT_EQ(lines(), 1 + products);
-    // Cut off at every byte of the last line, and in the middle of the first.
+    // Truncated at every byte of the last line, and in the middle of the first.
     for (size_t size = whole.rfind('\n', whole.size() - 2) + 2; size < whole.size() - 1; size += 37) {
         write_file_atomically(file, whole.substr(0, size));
         r = run(false);
         EXPECT_NE(r.warnings.find("1 damaged lines"), std::string::npos) << r.warnings;
     }
-    write_file_atomically(file, whole.substr(0, whole.size() - 1));  // only the last line's end is missing
+    write_file_atomically(file, whole.substr(0, whole.size() - 1));  // only the last newline is missing
     EXPECT_EQ(run(true).timed, 0);
 }
 
@@ -595,7 +595,7 @@ TEST_F(GpuGemmCache, WhatCannotBeReadOrWrittenIsAWarning) {
     EXPECT_EQ(std::count(missing.warnings.begin(), missing.warnings.end(), '\n'), 1) << "one warning, not one per product";
 }
 
-// Whether an epilogue is faster than a kernel of its own is measured once, and stands in the file like the algorithm.
+// Whether an epilogue is faster than a separate kernel is measured once, and saved in the file like the algorithm.
 TEST_F(GpuGemmCache, FusionIsChosenByTimeAndKept) {
     const Refusals none(false);
     fusion = gpu::Fusion::if_faster;
@@ -646,7 +646,7 @@ TEST_F(GpuGemmCache, ProductsOfTextsAreNotTimed) {
     EXPECT_EQ(run(true).timed, products);
 }
 
-// A line whose checksum is right, but whose algorithm the library does not take.
+// A line whose checksum is right, but whose algorithm the library refuses.
 TEST_F(GpuGemmCache, RefusedAlgorithmsAreChosenAgain) {
     run(true);
     std::string text = read_whole_file(file), rewritten;
@@ -671,7 +671,7 @@ TEST_F(GpuGemmCache, RefusedAlgorithmsAreChosenAgain) {
 #endif
 
 #ifndef __CUDACC__
-// Where a model fills the GPU, products are timed on their own data, with the same results.
+// If a model fills the GPU, products are timed on their own data, with the same results.
 TEST_F(GpuGemmCache, WithoutMemoryProductsAreTimedInPlace) {
     const auto fill = [](gpu::Ctx& ctx) {
         ctx.scratch(1 << 16);
@@ -697,7 +697,7 @@ TEST_F(GpuGemmCache, WithoutMemoryProductsAreTimedInPlace) {
     EXPECT_GE(ctx.plans->timed, 3);
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 
-    // Added to: what it is added to needs memory, so that it is added once.
+    // Acc::Add needs memory for a copy of the gradient, so that the product is added only once.
     const int timed = ctx.plans->timed;
     testing::internal::CaptureStderr();
     gpu::linear_backward_weight(ctx, dw.p(), db.p(), x.p(), x.p(), n, n, n, Acc::Add);

@@ -1,2 +1,2 @@
-// The tests of test_muon.cpp with the kernels of GPUs.
+// The tests of test_muon.cpp with the GPU kernels.
 #include "../test_muon.cpp"

@@ -1,2 +1,2 @@
-// The tests of test_offload.cpp with the kernels and streams of GPUs.
+// The tests of test_offload.cpp with the GPU kernels and streams.
 #include "../test_offload.cpp"

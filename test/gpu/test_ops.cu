@@ -1,6 +1,6 @@
-// Ops of the GPU: the tests of op_tests.h, and what holds for this backend alone: rotary positions, memory that is not aligned
-// to 16 bytes, more rows than a grid has in its other dimensions, outputs in the place of inputs, nothing at all, and the same
-// bits in every run whatever was in scratch memory.
+// Ops of the GPU: the tests of op_tests.h, and tests of only this backend: rotary positions, memory not aligned to 16
+// bytes, more rows than the y dimension of a grid allows, in-place outputs, empty inputs, and the same bits in every run
+// whatever the contents of scratch memory.
 #include <gtest/gtest.h>
 
 #include "../../llmc/cpu/optimizer.h"
@@ -70,8 +70,8 @@ TEST(Rope, ForwardBackwardAndValuesUntouched) {
     }
 }
 
-// ---- this backend alone ---------------------------------------------------------------------------------------------------
-// Arguments one element past a multiple of 16 bytes give what aligned ones give, up to the order of sums.
+// ---- only this backend ----------------------------------------------------------------------------------------------------
+// Arguments one element past a multiple of 16 bytes give the results of aligned ones, except for the order of sums.
 TEST(Unaligned, AsAligned) {
     gpu::Ctx ctx;
     Rng rng(21);
@@ -200,7 +200,7 @@ TEST(InPlace, OutputsMayBeInputs) {
     gpu::activation_backward(ctx, wide.p(), a.p(), b.p(), N, F, Activation::swiglu);
     gpu::activation_backward(ctx, wide_together.p(), a.p(), wide_together.p(), N, F, Activation::swiglu);
     expect_same_bits(wide_together.get(), wide.get(), "swiglu backward");
-    // The residual stream's sum, and the gradient over the one that came in.
+    // The residual stream's sum, and a gradient that overwrites its input.
     Buffer<floatX> sum(n), out(n), sum_together(a.host()), out_together(n);
     Buffer<real> r(N);
     const NormParams params = {w.p(), nullptr, C, 1e-5f};
@@ -232,7 +232,7 @@ TEST(Empty, NothingHappens) {
     gpu::adamw(ctx, nullptr, nullptr, {}, {}, {}, 0, {1, 0, 0, 1, 0, 1, 1}, {});
 }
 
-// GeLU in the product and in a kernel of its own; from Hopper on in the product unless that is slower.
+// GeLU fused into the product and in a separate kernel; from Hopper on fused unless that is slower.
 TEST(LinearGelu, FusedAndApart) {
     int runs = 0;
     for (const auto fusion : {gpu::Fusion::always, gpu::Fusion::never, gpu::Fusion::if_faster, gpu::Fusion::always}) {
@@ -308,7 +308,7 @@ TEST(Ops, SameBitsInEachRun) {
     expect_same_bits(run(0), once, "a second run");
 }
 
-// Memory is zero when allocate_memory returns, whatever stream is used next.
+// Memory is zero when allocate_memory returns, whichever stream is used next.
 TEST(Memory, ClearingComesBeforeUploads) {
     gpu::Ctx ctx;
     const std::vector<int> values(1000, 7);
@@ -359,7 +359,7 @@ TEST(Memory, RowsOfLogitsAtATime) {
     EXPECT_LE(gpu::logits_rows(ctx, gpt2) * 50304, (size_t)INT_MAX);
 }
 
-// Up to and over the slots of page-locked memory that a copy goes through, each used more than once.
+// Below, at and above the size of the page-locked slots used for copies, each slot used more than once.
 TEST(Memory, CopiesOfAnyLength) {
     gpu::Ctx ctx;
     const size_t slot = gpu::Staging::slot_bytes, ring = slot * gpu::Staging::n_slots;
@@ -378,7 +378,7 @@ TEST(Memory, CopiesOfAnyLength) {
 }
 
 #ifndef __CUDACC__
-// Two streams that nothing orders, and a source that is overwritten too early.
+// Two unordered streams, and a source that is overwritten too early.
 TEST(Emulator, ShowsMissingOrderOfStreams) {
     const emu::Config before = emu::config();
     emu::config().order = emu::Order::random;
@@ -413,7 +413,7 @@ TEST(Emulator, ShowsMissingOrderOfStreams) {
     for (uint8_t* source : {(uint8_t*)page_locked, &pageable}) {
         *source = 1;
         CUDA(cudaMemcpyAsync(x, source, 1, cudaMemcpyHostToDevice, writes));
-        *source = 2;  // nobody has waited
+        *source = 2;  // without waiting
         CUDA(cudaMemcpyAsync(&got[source == &pageable], x, 1, cudaMemcpyDeviceToHost, writes));
     }
     EXPECT_EQ(got[0], 2) << "page-locked memory is read late";
