@@ -1,8 +1,8 @@
-"""One start of the trainer: its processes, what strikes them and when, and how it ended.
+"""One start of the trainer: its processes, faults and their times, and how it ended.
 
-  Launch    how it is to be started; faults change it before
-  Moment    when a fault strikes: so long after the start, at a step, or in the middle of saving
-  Attempt   starts it, lets the faults strike, waits for the end of every process, and says how it ended
+Launch    how it will be started; faults may change this first
+Moment    when a fault occurs: some time after the start, at a step, or in the middle of saving
+Attempt   starts it, triggers the faults, waits for the end of every process, and returns how it ended
 """
 
 import os
@@ -16,7 +16,8 @@ from pathlib import Path
 import verify
 from verify import Failure, require
 
-# Lets Open MPI run as root, with more ranks than cores, and where no process may read another's memory (as test/lib.sh).
+# Lets Open MPI run as root, with more ranks than cores, and where processes may not read each other's memory (see
+# test/lib.sh).
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
        "OMPI_MCA_btl": "self,vader", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # fmt: skip
 QUIET_THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "ASAN_OPTIONS": "detect_leaks=0", "EMU_DEVICES": "4"}
@@ -24,7 +25,7 @@ CRASHES = re.compile(r"internal check failed|terminate called|bad_alloc|Segmenta
                      r"|double free|malloc\(\)|free\(\):|stack smashing|runtime error:|Sanitizer|Assertion .* failed|pure virtual")  # fmt: skip
 ERROR = re.compile(r"^(error: |error on rank |.*: error while loading shared libraries: )", re.MULTILINE)
 ASK_TO_STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}  # only a second SIGINT ends a run at once
-# mpirun (Open MPI 4.1.4) crashes itself when it is signalled while a rank's death ends the job.
+# mpirun (Open MPI 4.1.4) itself crashes if it gets a signal while a rank's death ends the job.
 LAUNCHER_CRASH = re.compile(r"\*\*\* Process received signal \*\*\*(?:(?!\*\*\* End of error).)*?\] mpirun\(.*?\*\*\* End of error message \*\*\*", re.DOTALL)
 OWN_CRASH = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
@@ -35,10 +36,10 @@ class Launch:
     program: str
     ranks: int
     options: list
-    environment: dict = field(default_factory=dict)  # of the trainer alone
+    environment: dict = field(default_factory=dict)  # only for the trainer
     prefix: list = field(default_factory=list)  # prlimit, setpriv, nice: before the trainer
     shell: str = ""  # redirections: '>&-'
-    head: bool = False  # standard output goes to a reader that leaves after the first line
+    head: bool = False  # standard output goes to a reader that exits after the first line
     deadline: float = 120
 
     def command(self):
@@ -51,7 +52,7 @@ class Launch:
 
 @dataclass
 class Moment:
-    """after: seconds, as a part of an undisturbed run's; step: when the log has that step; saving: when that save begins."""
+    """after: as a fraction of an undisturbed run's time; step: when the log has that step; saving: when that save starts."""
 
     kind: str
     value: float
@@ -71,7 +72,7 @@ class Moment:
 
 
 def processes(token):
-    """[(pid, rank or None for others, such as mpirun)] of what carries the token and is not dead."""
+    """[(pid, rank or None for others, such as mpirun)] of live processes with the token."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -102,7 +103,7 @@ class Attempt:
         self.token = f"CHAOS_TOKEN={os.getpid()}.{Attempt.counter}."
         self.typical_seconds, self.work = typical_seconds, work
         self.mains, self.agenda = [], []
-        self.signals = set()  # that it was sent, or may die of
+        self.signals = set()  # sent to it, or possible causes of its death
         self.may_be_refused = any(f.refuses for f in faults)
         for f in faults:
             f.prepare(launch, self)
@@ -115,7 +116,7 @@ class Attempt:
         script.write_text("# " + "; ".join(map(str, faults)) + "\n" + " ".join(map(_quoted, launch.command())) + "\n")
 
     def start_one(self):
-        """Starts the trainer; a fault may do so a second time."""
+        """Starts the trainer; a fault may call this a second time."""
         name, value = self.token.split("=")
         environment = {**os.environ, **MPI, **QUIET_THREADS, name: value}
         with open(self.stderr, "ab") as err, open(self.stdout, "ab") as out:
@@ -127,7 +128,7 @@ class Attempt:
             if self.launch.head:
                 reader.stdin.close()
 
-    # ---- what faults ask and do ----
+    # ---- for faults ----
     def processes(self):
         return processes(self.token)
 
@@ -142,7 +143,7 @@ class Attempt:
 
     # ---- running ----
     def run(self):
-        """Returns the end: finished, stopped, refused or killed. Raises Failure for any other."""
+        """Returns the end: finished, stopped, refused or killed. Raises Failure for anything else."""
         self.started = time.monotonic()
         self.start_one()
         self.saves_seen, self.saving = 0, False

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""train_gpt, broken on purpose: `chaos.py --self-test` must find out every kind. Runs $CHAOS_REAL and then does the damage that
-$CHAOS_BREAK names."""
+"""A deliberately broken train_gpt: `chaos.py --self-test` must detect every kind. Runs $CHAOS_REAL, then does the damage
+named by $CHAOS_BREAK."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def real(*extra):
 
 
 def change(name, at, bits, with_manifest):
-    """Flips bits of a file of the latest checkpoint, which the manifest may then confirm."""
+    """Flips bits of a file in the latest checkpoint, optionally updating the manifest to match."""
     folder = out / "latest"
     data = bytearray((folder / name).read_bytes())
     data[at] ^= bits
@@ -48,7 +48,7 @@ if kind == "needless-error":
 if kind == "abort":
     print("check.h:1: internal check failed: truth", file=sys.stderr)
     sys.exit(1)
-if kind == "older":  # stopped at step 8; then it goes on from step 4
+if kind == "older":  # stopped at step 8; then resumes from step 4
     if (out / "latest").exists():
         sys.exit(real("--resume", str(out / "step_00000004")))
     subprocess.run([os.environ["CHAOS_REAL"], *arguments], stdout=subprocess.DEVNULL, check=True)

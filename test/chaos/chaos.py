@@ -1,36 +1,36 @@
 #!/usr/bin/env python3
-"""Trains tiny models while everything goes wrong, and checks that nothing is lost that had been saved: `make chaos`.
+"""Trains tiny models while everything goes wrong, and checks that nothing saved is lost: `make chaos`.
 
-A run is drawn from a seed. It has a scenario (scenario.py): a family of models with odd options, a layout of 1, 2 or 4 ranks,
-how checkpoints are kept. The scenario is trained undisturbed first; that is the reference. Then it is trained in one to three
-starts while faults (faults.py) strike: processes killed, stopped, signalled; disks full, read-only, slow, failing at the n-th
-call; the clock jumping; files deleted, replaced, damaged; a second start in the same folder. Last it is resumed with
-`--resume auto`, without any fault, until it is finished. It must end in one of these ways:
+A run is drawn from a seed. It has a scenario (scenario.py): a model family with unusual options, a layout of 1, 2 or 4 ranks,
+and checkpoint settings. First the scenario is trained undisturbed, as the reference. Then it is trained in one to three
+starts with faults (faults.py): processes killed, stopped, signalled; disks full, read-only, slow, failing at the n-th call;
+the clock jumping; files deleted, replaced, damaged; a second start in the same folder. Finally it is resumed with
+`--resume auto`, without faults, until it is finished. It must end in one of these ways:
 
-  same bits   weights, master weights, moments and counters are the undisturbed run's, byte by byte, and so is every logged
-              step, each in the log once
-  near        it was resumed on another number of ranks: each loss is the undisturbed run's within 0.05
-  recomputed  as `same bits`, after a checkpoint had been damaged or deleted by a fault: training went on from an older one
-  refused     no intact checkpoint was left, and the trainer said so; without them it starts anew, and ends with the same bits.
-              Or the scenario's options cannot be used together
+  same bits   weights, master weights, moments and counters equal the undisturbed run's, byte by byte, and so does every logged
+              step, each once in the log
+  near        it was resumed on another number of ranks: each loss is within 0.05 of the undisturbed run's
+  recomputed  as `same bits`, after a fault damaged or deleted a checkpoint: training resumed from an older one
+  refused     no intact checkpoint was left, and the trainer reported it; without checkpoints it starts over, and ends with the
+              same bits. Or the scenario's options cannot be combined
 
-and on the way these are failures:
-  - a crash (a signal that nobody sent, an internal check, an uncaught exception), a hang, status 0 without having finished or
-    stopped, an end by an error where nothing was in the way, an end without a word
-  - a checkpoint that is not whole under its final name; one that the log announced and that is gone; one that is intact while
-    training went on from an older one; `latest` pointing nowhere; something temporary left behind after a finished run
-  - a file of the user's gone or changed
-  - counters, log and tensors that contradict each other (verify.py reads them without the trainer's code: its own CRC-32C,
-    weights against rounded masters, samples against the sum of the batches)
+and these are failures:
+- a crash (a signal not sent by us, an internal check, an uncaught exception), a hang, status 0 without having finished or
+  stopped, an error without a cause, an exit without a message
+- an incomplete checkpoint under its final name; a logged checkpoint that is missing; an intact one that is ignored while
+  training resumes from an older one; a dangling `latest`; temporary files left after a finished run
+- a user file missing or changed
+- counters, log and tensors that contradict each other (verify.py reads them without the trainer's code: its own CRC-32C,
+  weights compared with rounded masters, samples with the sum of the batches)
 
-A failure is repeated and reduced: faults and options are left out one by one as long as it stays. The last lines are the
-command that repeats it. Its folder is kept: attempt-N.sh, .out, .err, and OUT as it was.
+A failure is repeated and reduced: faults and options are removed one by one while it persists. The last lines are the command
+that reproduces it. Its folder is kept: attempt-N.sh, .out, .err, and OUT.
 
   chaos.py [--seconds 600 | --runs N] [--seed S] [--leave-out "NAME ..."] [--faults "NAME ..."] PROGRAM...
-  chaos.py --self-test PROGRAM     a trainer that is broken on purpose (broken.py) must be found out
+  chaos.py --self-test PROGRAM     a deliberately broken trainer (broken.py) must be detected
 
-PROGRAM is a build's train_gpt; most runs are of the first. Run i of a campaign has the seed S + i. --leave-out names faults
-and features that do not take part, --faults the only faults that do.
+PROGRAM is a build's train_gpt; most runs use the first. Run i of a campaign has the seed S + i. --leave-out names faults and
+features to exclude, --faults the only faults to include.
 """
 
 import argparse
@@ -60,12 +60,12 @@ HERE = Path(__file__).resolve().parent
 TOLERANCE = 0.05  # of losses on another layout
 
 
-# What scenarios may ask for that cannot be done; any other refusal of an undisturbed run is a failure.
+# Unsupported combinations in scenarios; any other refusal of an undisturbed run is a failure.
 IMPOSSIBLE = re.compile("micro-batches in a step are not a multiple of the")
 
 
 class Refused(Exception):
-    """The scenario's options cannot be used together, as the undisturbed run says."""
+    """The scenario's options cannot be combined, as the undisturbed run reports."""
 
 
 class Chaos:
@@ -78,7 +78,7 @@ class Chaos:
         self.prepare_data()
 
     def find_tools(self):
-        """What faults need of this machine: {name: truth}; says what is missing."""
+        """The requirements of faults on this machine: {name: available}; prints the missing ones."""
         tools, root = {}, os.geteuid() == 0
         tools["setpriv"] = root and shutil.which("setpriv")
         trial = self.work / "trial"
@@ -253,7 +253,7 @@ class Case:
         return "recomputed" if self.lost and place.damaged else "same bits"
 
     def names(self):
-        """What can be left out of it."""
+        """Names that can be excluded from it."""
         return list(dict.fromkeys([f.name() for f in self.tried] + [f.name() for a in self.plan for f in a] + self.s.names()))
 
 
@@ -266,7 +266,7 @@ def command_of(chaos, case, leave_out, only):
 
 
 def reduce(chaos, failed, leave_out, only, seconds):
-    """Leaves out faults and features one by one as long as the same failure comes. Returns what is left out, how often the rest
+    """Excludes faults and features one by one while the same failure occurs. Returns the excluded names, how often the rest
     fails, and in how many tries."""
     until = time.monotonic() + seconds
     kind = failed.failure.kind
@@ -317,7 +317,7 @@ def table(counts):
 
 def campaign(chaos, arguments):
     counts, outcomes = collections.defaultdict(collections.Counter), collections.Counter()
-    failures = {}  # kind -> [command, how often]
+    failures = {}  # kind -> [command, number of times]
     start, number = time.monotonic(), 0
     while number < arguments.runs if arguments.runs else time.monotonic() - start < arguments.seconds:
         case = chaos.case(arguments.seed + number, arguments.leave_out, arguments.faults, keep=True)
@@ -353,7 +353,7 @@ def campaign(chaos, arguments):
 
 
 def self_test(arguments):
-    """A trainer that is broken in a known way must be found out; an unbroken one must not."""
+    """A trainer broken in a known way must be detected; an unbroken one must pass."""
     expected = {
         "nothing": "",
         "user-file": "a file of the user's",
@@ -394,7 +394,7 @@ def self_test(arguments):
 
 
 class SelfTestCase(Case):
-    """One rank, ten steps, a file of the user's, no fault."""
+    """One rank, ten steps, one user file, no fault."""
 
     def __init__(self, chaos, *arguments):
         super().__init__(chaos, *arguments)
@@ -445,7 +445,7 @@ def main():
 
 
 def in_own_mounts():
-    """Starts this program again where its mounts are its own and vanish with it, if that is allowed."""
+    """Restarts this program with private mounts that vanish with it, if permitted."""
     if os.geteuid() == 0 and "CHAOS_UNSHARED" not in os.environ and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0:
         os.environ["CHAOS_UNSHARED"] = "1"
         os.execvp("unshare", ["unshare", "-m", sys.executable, *sys.argv])

@@ -1,10 +1,10 @@
-"""The faults. Each is a class; its docstring says what it does. A fault is drawn with parameters of its own and then either
-changes how the trainer is started (prepare), strikes while it runs (strikes), or spoils what lies in OUT between two starts
-(between); lift() puts right what is in the way of the next start, as the user would.
+"""The faults. Each is a class; its docstring describes it. A fault is drawn with its own parameters and then either
+changes how the trainer is started (prepare), occurs while it runs (strikes), or damages OUT between two starts (between);
+lift() removes obstacles to the next start, as the user would.
 
-  refuses          the run may end by an error that says why
-  signals          signals that the trainer may die of
-  keeps_saves      no checkpoint can be lost, nor be written at another step: what a rollback finds stays the same
+  refuses          the run may end with an error that gives the reason
+  signals          signals that may kill the trainer
+  keeps_saves      no checkpoint can be lost or saved at another step, so a rollback finds the same ones
   possible(...)    "" or why it cannot be tried here
 """
 
@@ -49,7 +49,7 @@ class Fault:
     def strikes(self):
         return []
 
-    def judge(self, attempt, end, first, last): ...  # it trained the steps first to last
+    def judge(self, attempt, end, first, last): ...  # trained the steps first to last
 
     def lift(self, place): ...
     def between(self, place): ...
@@ -57,7 +57,7 @@ class Fault:
 
 # ---- processes ---------------------------------------------------------------------------------------------------------------
 class Strike(Fault):
-    """Something that happens once, at the moment."""
+    """Occurs once, at its moment."""
 
     def strikes(self):
         return [(self.moment, self.strike)]
@@ -78,7 +78,7 @@ class KillRank(Strike):
 
 
 class KillMpirun(Strike):
-    """kill -9 of mpirun: its ranks must not live on."""
+    """kill -9 of mpirun: its ranks must not survive."""
 
     keeps_saves, signals, refuses = True, (signal.SIGKILL,), True
 
@@ -91,7 +91,7 @@ class KillMpirun(Strike):
 
 
 class KillAll(Strike):
-    """kill -9 of everything, as when the machine stops."""
+    """kill -9 of everything, as in a machine crash."""
 
     keeps_saves, signals = True, (signal.SIGKILL,)
 
@@ -116,7 +116,7 @@ class Pause(Strike):
 
 
 class Freeze(Strike):
-    """A rank stops for good while it trains: the others must report and end. (Before, MPI waits for it without limit.)"""
+    """A rank stops forever while it trains: the others must report it and exit. (Earlier, MPI waits for it without limit.)"""
 
     refuses, signals, keeps_saves, chance = True, (signal.SIGKILL,), True, 0.5
 
@@ -137,7 +137,7 @@ class Freeze(Strike):
 
 
 class SlowRank(Strike):
-    """A rank that gets little of its processor for a while: stopped again and again."""
+    """A rank that gets little CPU time for a while: stopped again and again."""
 
     keeps_saves = True
 
@@ -152,7 +152,7 @@ class SlowRank(Strike):
 
 
 class Nice(Fault):
-    """A rank at the lowest priority, or all."""
+    """One rank or all at the lowest priority."""
 
     keeps_saves, chance = True, 0.3
 
@@ -161,7 +161,7 @@ class Nice(Fault):
 
 
 class Signals(Strike):
-    """Bursts of the signals that schedulers and terminals send: SIGINT, SIGTERM (repeated), SIGUSR1, SIGHUP."""
+    """Bursts of the signals of schedulers and terminals: SIGINT, SIGTERM (repeated), SIGUSR1, SIGHUP."""
 
     chance, refuses = 3, True
 
@@ -199,7 +199,7 @@ class ExitAfter(Fault):
 
 
 class TwoStarters(Strike):
-    """A second start in the same folder, at once or later, sometimes with a lock that takes its time: one of them must go."""
+    """A second start in the same folder, at once or later, sometimes with slow locking: one of them must exit."""
 
     refuses, chance = True, 1.5
 
@@ -226,7 +226,7 @@ class TwoStarters(Strike):
 
 # ---- standard output ---------------------------------------------------------------------------------------------------------
 class Output(Fault):
-    """Standard output is closed, full, or a pipe whose reader has left; standard input and error may be closed as well."""
+    """Standard output is closed, full, or a pipe whose reader has exited; standard input and error may be closed as well."""
 
     refuses = False
 
@@ -250,7 +250,7 @@ class Output(Fault):
 
 # ---- disk --------------------------------------------------------------------------------------------------------------------
 class DiskFull(Strike):
-    """OUT lies on a small disk of its own, which is filled, and freed some time later."""
+    """OUT is on a small disk of its own, which is filled, and freed some time later."""
 
     refuses, chance = True, 1.5
 
@@ -317,7 +317,7 @@ class NotMine(Fault):
 
 
 class Limit(Fault):
-    """Too little memory, too few descriptors, or files that may not grow: whatever falls short says so."""
+    """Too little memory, too few descriptors, or a limit on file sizes: the run must report whichever it hits."""
 
     refuses, chance = True, 1.5
 
@@ -338,7 +338,7 @@ class Limit(Fault):
 
 
 class Shim(Fault):
-    """What the shim does at a chosen call."""
+    """A fault of the shim at a chosen call."""
 
     variable = ""
 
@@ -372,7 +372,7 @@ class DieAtCall(Shim):
 
 
 class FailAtCall(Shim):
-    """The n-th such call fails, alone or with some after it: disk full, input/output error, quota, interrupted, too many files."""
+    """The n-th such call fails, or several in a row: disk full, input/output error, quota, interrupted, too many files."""
 
     refuses, variable, chance = True, "CHAOS_FAIL", 2.5
 
@@ -414,7 +414,7 @@ class ClockJump(Shim):
         return f"{self.part * 0.4:.3f} {self.shift}"
 
 
-# ---- machines that compute wrong (llmc/run/faults.h) -----------------------------------------------------------------------------
+# ---- machines that compute incorrectly (llmc/run/faults.h) -------------------------------------------------------------------
 class WrongMachine(Fault):
     refuses, said = True, ""
 
@@ -435,7 +435,7 @@ class WrongMachine(Fault):
 
 
 class FlipWeight(WrongMachine):
-    """A bit of a weight flips on one of the replicas, which --check-replicas compares after every step."""
+    """A bit of a weight flips on one of the replicas; --check-replicas compares them after every step."""
 
     chance, said = 2, "has other bits on rank"
 
@@ -458,7 +458,7 @@ class FlakyGradient(WrongMachine):
         launch.options = launch.options + ["--detect-nondeterminism", "1"]
 
 
-# ---- what is deleted or replaced ---------------------------------------------------------------------------------------------
+# ---- deleted or replaced files -----------------------------------------------------------------------------------------------
 TARGETS = {"OUT": 1, "log.jsonl": 2, "latest": 2, "report.html": 1, "checkpoint": 2, "a file of a checkpoint": 2, ".lock": 1, ".ranks": 0.5}
 TOUCHES = {"OUT": {"OUT", "log", "report", "latest", "checkpoints"}, "log.jsonl": {"log"}, "latest": {"latest"}, "checkpoint": {"checkpoints", "latest"},
            "a file of a checkpoint": {"checkpoints"}, "report.html": {"report"}}  # fmt: skip
@@ -515,7 +515,7 @@ class RemoveBetween(Remove):
 
 
 class Replace(Remove):
-    """Something in OUT gives way to a folder, a link to nowhere, an empty file or garbage."""
+    """Something in OUT is replaced by a folder, a dangling link, an empty file or garbage."""
 
     def draw(self):
         super().draw()
@@ -538,7 +538,7 @@ class Replace(Remove):
             else:
                 path.write_bytes(b"" if self.by == "empty file" else self.pick.randbytes(3000))
         except OSError:
-            pass  # the trainer was quicker
+            pass  # the trainer was faster
 
 
 class ReplaceBetween(Replace):
@@ -549,7 +549,7 @@ class ReplaceBetween(Replace):
 
 # ---- between two starts ------------------------------------------------------------------------------------------------------
 class Damage(Fault):
-    """A file of the newest checkpoint, or of several, changes: between two starts."""
+    """One file of the newest checkpoint, or of several, changes between two starts."""
 
     when = "between"
 
@@ -584,7 +584,7 @@ class FlipBit(Damage):
 
 
 class Truncate(Damage):
-    """A file of a checkpoint is cut, or has more at its end."""
+    """A file of a checkpoint is truncated or extended."""
 
     def spoil(self, path):
         data = path.read_bytes()
@@ -592,7 +592,7 @@ class Truncate(Damage):
 
 
 class HalfLine(Fault):
-    """The log ends in half a line, or holds a line that is no record."""
+    """The log ends with half a line, or has a line that is not a record."""
 
     when = "between"
 
@@ -612,7 +612,7 @@ class HalfLine(Fault):
 
 
 class Copy(Fault):
-    """The run is copied with cp -rL, links followed, and goes on in the copy."""
+    """The run is copied with cp -rL, following links, and continues in the copy."""
 
     when = "between"
 
@@ -627,7 +627,7 @@ class Copy(Fault):
 
 
 class OtherLayout(Fault):
-    """It goes on on another number of ranks; compared within a tolerance."""
+    """Resumes on another number of ranks; compared within a tolerance."""
 
     when, chance = "between", 1.5
 
@@ -643,7 +643,7 @@ class OtherLayout(Fault):
 
 
 class UserFiles(Fault):
-    """Files of the user's own lie in OUT, under names much like the trainer's: they stay."""
+    """The user's own files are in OUT, under names much like the trainer's: they must stay."""
 
     when, keeps_saves, chance = "before", True, 3
 
@@ -655,11 +655,11 @@ class UserFiles(Fault):
 ALL = [KillRank, KillMpirun, KillAll, Pause, Freeze, SlowRank, Nice, Signals, ExitAfter, TwoStarters, Output, DiskFull, ReadOnly, NotMine,
        Limit, DieAtCall, FailAtCall, SlowFiles, ClockJump, Remove, RemoveBetween, Replace, ReplaceBetween, FlipBit, Truncate, HalfLine, Copy,
        OtherLayout, UserFiles, FlipWeight, FlakyGradient]  # fmt: skip
-ALONE = {DiskFull, ReadOnly, TwoStarters, NotMine, Freeze, FlipWeight, FlakyGradient}  # at most one of these in an attempt
+ALONE = {DiskFull, ReadOnly, TwoStarters, NotMine, Freeze, FlipWeight, FlakyGradient}  # at most one of these per attempt
 
 
 def draw(seed, scenario, steps, tools, leave_out, only):
-    """[attempt's faults, ...], [faults before all]: two or three starts, each with some faults during it and after it."""
+    """[[faults of a start, ...], [faults before all]]: two or three starts, each with some faults during and after it."""
     r = random.Random(f"{seed} faults")
     plan, before = [], []
     usable = []

@@ -1,4 +1,4 @@
-"""The folder of one run: OUT, what the trainer said, what the user has put there, and what faults have touched."""
+"""The folder of one run: OUT, the trainer's output, the user's files, and everything touched by faults."""
 
 import os
 import shutil
@@ -13,16 +13,16 @@ class Place:
     def __init__(self, folder, tools, calls, small_disk=False):
         self.dir = Path(folder)
         self.dir.mkdir(parents=True)
-        self.calls, self.shim = calls, tools.get("shim")  # {rank: {call: how often an undisturbed run makes it}}
+        self.calls, self.shim = calls, tools.get("shim")  # {rank: {call: number of calls in an undisturbed run}}
         self.disk = self.dir / "disk"
         self.disk.mkdir()
         if small_disk:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(self.disk)], check=True)
         self.out = self.disk / "out"
         self.planted = {}  # path below OUT -> content
-        self.touched = set()  # OUT, log, latest, checkpoints: faults have been there
-        self.damaged = set()  # names of checkpoints that faults have spoiled
-        self.obstacles = []  # what faults have put in place of the trainer's files
+        self.touched = set()  # by faults: OUT, log, latest, checkpoints
+        self.damaged = set()  # names of checkpoints damaged by faults
+        self.obstacles = []  # put by faults in place of the trainer's files
         self.read_only, self.other_layout = None, False
 
     def plant(self, files):
@@ -39,13 +39,13 @@ class Place:
             with open(self.disk / "ballast", "wb") as f:
                 os.posix_fallocate(f.fileno(), 0, max(4096, s.f_bavail * s.f_frsize - left))
         except OSError:
-            pass  # the trainer took the space meanwhile
+            pass  # the trainer took the space in the meantime
 
     def free(self):
         (self.disk / "ballast").unlink(missing_ok=True)
 
     def make_read_only(self):
-        """By a second mount of OUT, made read-only before it covers OUT: nothing in it can be open for writing."""
+        """By a second mount of OUT, made read-only before it covers OUT, so that no file in it can be open for writing."""
         if self.out.is_dir() and not self.read_only:
             aside = self.dir / "aside"
             aside.mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ class Place:
             self.read_only = None
 
     def clear_obstacles(self):
-        """What a user does who is told that something is in the way."""
+        """What a user does when told about an obstacle."""
         for path in self.obstacles:
             subprocess.run(["rm", "-rf", str(self.out / path.name)])
         self.obstacles = []
@@ -79,7 +79,7 @@ class Place:
         if not keep:
             shutil.rmtree(self.dir)
 
-    # ---- what must be true whenever no process runs ----
+    # ---- conditions whenever no process runs ----
     def check_after(self, end, announced, final_step):
         for name, content in self.planted.items():
             path = self.out / name
@@ -95,7 +95,7 @@ class Place:
         spoiled = {int(verify.STEP.match(name)[1]) for name in self.damaged}
         if announced and "OUT" not in self.touched:
             newest = max(announced)
-            there = any(step >= newest for step in [*verify.intact_steps(self.out), *spoiled])  # a later one may not be announced yet
+            there = any(step >= newest for step in [*verify.intact_steps(self.out), *spoiled])  # maybe not announced yet
             require(there, "the newest checkpoint that the log announces is not there", f"step {newest}")
         if end in ("finished", "stopped") and not {"latest", "checkpoints", "OUT"} & self.touched:
             if end == "stopped" and not latest.is_symlink() and not any(r.get("kind") == "step" for r in verify.read_log(self.out / "log.jsonl")):
@@ -105,7 +105,7 @@ class Place:
             require(end != "finished" or step == final_step, "finished, but the latest checkpoint is not the last step's", f"{step}, not {final_step}")
 
     def check_no_leftovers(self):
-        """After a run that has ended well, what is in OUT is a user's or has a name of its own."""
+        """After a run has ended well, OUT has only the user's files and final names."""
         own = {name.split("/")[0] for name in self.planted}
         for path in [*self.out.iterdir(), *(p for c in verify.checkpoints(self.out).values() for p in c.rglob("*"))]:
             temporary = ".tmp" in path.name or path.name.endswith(".old") or path.name.startswith(".step_")

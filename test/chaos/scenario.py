@@ -1,4 +1,4 @@
-"""A scenario: what is trained, and on how many ranks. Drawn from a seed, made of named features that can be left out.
+"""A scenario: a model, its training options, and the ranks. Drawn from a seed, made of named features that can be excluded.
 
 Sizes are tiny: two layers of width 32, some dozens of steps that take a millisecond each.
 """
@@ -12,7 +12,7 @@ LAYOUTS = {
     2: [{"tp": 2}, {"tp": 2, "no-sp": 1}, {"dp": 2}, {"dp": 2, "zero-0": 1}, {"pp": 2}, {"pp": 2, "vpp": 2}],
     4: [{"tp": 2, "pp": 2}, {"tp": 2, "dp": 2}, {"dp": 2, "pp": 2}, {"dp": 4}, {"tp": 4}, {"tp": 2, "dp": 2, "zero-0": 1}],
 }
-# Each is taken with this chance; the functions below say what it means.
+# Each is chosen with this probability; the functions below define it.
 CHANCES = {"grouped-queries": 0.3, "z-loss": 0.2, "fp8": 0.2, "ramp-up": 0.2, "blend": 0.2, "epochs": 0.25, "documents": 0.15,
            "skip-batches": 0.15, "skip-iterations": 0.1, "recompute": 0.15, "rollback": 0.12, "nan-gradient": 0.1, "samples": 0.1,
            "no-validation": 0.1, "check-replicas": 0.1, "health": 0.1, "wsd": 0.2, "weight-decay": 0.1, "keep-every": 0.2,
@@ -26,7 +26,7 @@ class Scenario:
     build: str
     layers: int
     layout: dict
-    other: dict  # another layout to go on with
+    other: dict  # another layout, for resuming
     features: dict = field(default_factory=dict)  # name -> options
     environment: dict = field(default_factory=dict)  # TRAIN_GPT_FAULTS
 
@@ -42,14 +42,14 @@ class Scenario:
         for name in ("tp", "pp", "vpp"):
             if name in layout:
                 words += ["--" + name, str(layout[name])]
-        if not self.build.startswith("cpu"):  # the fastest algorithms by the clock may be others next time, with other bits
+        if not self.build.startswith("cpu"):  # the fastest algorithms may be others next time, with other bits
             words += ["--gemm-cache", "none"]
         words += ["--no-sequence-parallel"] if "no-sp" in layout else []
         words += ["--zero", "0"] if "zero-0" in layout else []
         return words
 
     def names(self):
-        """What may be left out, in the order in which that is tried."""
+        """Names that can be excluded, in the order to try."""
         hidden = ("family", "steps", "sizes", "save", "keep", "data", "evaluation")
         return [n for n in self.features if n not in hidden] + list(self.layout)
 
@@ -62,7 +62,7 @@ class Scenario:
 
 
 def draw(seed, builds, leave_out):
-    """builds: their names. Whatever is left out, the rest is drawn the same."""
+    """builds: their names. Whatever is excluded, the rest is drawn the same."""
     r = random.Random(f"{seed} scenario")
     choice = random.Random(f"{seed} build").random()
     build = builds[0] if choice < 0.7 else builds[int((choice - 0.7) / 0.3 * len(builds))]
@@ -84,7 +84,7 @@ def draw(seed, builds, leave_out):
         chosen -= {"grouped-queries"}
     if layout.get("tp") == 4:
         chosen -= {"fp8"}
-    if "fp8" in chosen:  # wants sizes in sixteens
+    if "fp8" in chosen:  # needs sizes in multiples of sixteen
         seq, micro = 16, 2
     if not (layout.get("dp", 1) > 1):
         chosen -= {"check-replicas", "buckets"}
@@ -92,7 +92,7 @@ def draw(seed, builds, leave_out):
         steps, chosen = min(steps, 6), chosen - {"rollback", "samples"}
     if brief:
         steps, chosen = 1 + trainer_seed % 3, chosen - {"skip-batches", "skip-iterations", "wsd", "fp8", "nan-gradient", "rollback", "ramp-up"}
-    if "rollback" in chosen:  # needs steps that go by undisturbed, and checkpoints at fixed places
+    if "rollback" in chosen:  # needs undisturbed steps, and checkpoints at fixed steps
         chosen -= {"skip-batches", "skip-iterations", "ramp-up", "nan-gradient", "epochs", "no-validation"}
         steps, keep, save = 40, "0", "5"
     if "epochs" in chosen:

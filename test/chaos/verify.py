@@ -1,6 +1,6 @@
-"""What lies in a run's folder, read without the trainer's code: checksums, tensors, counters, the log.
+"""A run's folder, read without the trainer's code: checksums, tensors, counters, the log.
 
-Checks raise Failure(kind, detail); kind is the same for the same mistake whatever the numbers, as reducing a failure needs it.
+Checks raise Failure(kind, detail); kind is the same for the same mistake whatever the numbers, so that failures can be reduced.
 """
 
 import array
@@ -62,13 +62,13 @@ def _crc_of_version(path, inode, changed_ns, size):
 
 
 def crc_of(path):
-    """Of a file; remembered until the file changes."""
+    """The checksum of a file, cached until the file changes."""
     s = os.stat(path)
     return _crc_of_version(str(path), s.st_ino, (s.st_mtime_ns, s.st_ctime_ns), s.st_size)
 
 
 def problem_of(checkpoint):
-    """What is wrong with a checkpoint by its manifest; "" if it is as it was written."""
+    """The first mismatch between a checkpoint and its manifest, or ""."""
     try:
         files = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
         if not files:
@@ -111,7 +111,7 @@ def tensors(path):
 
 
 def check_tensors(checkpoint):
-    """All numbers are finite, and the model's weights are the master weights rounded to the nearest, halves away from zero."""
+    """All numbers are finite, and the model's weights are the master weights rounded to nearest, halves away from zero."""
     found = {name: tensors(checkpoint / name) for name in TENSOR_FILES if (checkpoint / name).exists()}
     for file, content in found.items():
         for name, (dtype, values) in content.items():
@@ -125,7 +125,7 @@ def check_tensors(checkpoint):
 
 
 def check_manifest(checkpoint):
-    """Intact, and every file is listed."""
+    """The checkpoint is intact, and every file is listed."""
     require(not problem_of(checkpoint), "a checkpoint is not intact", f"{checkpoint}: {problem_of(checkpoint)}")
     listed = set(json.loads((checkpoint / "manifest.json").read_bytes())["files"])
     there = {str(p.relative_to(checkpoint)) for p in checkpoint.rglob("*") if p.is_file()} - {"manifest.json"}
@@ -134,7 +134,7 @@ def check_manifest(checkpoint):
 
 # ---- the log -----------------------------------------------------------------------------------------------------------------
 def read_log(path, whole=False):
-    """Records of log.jsonl; with `whole` every line must be one, else half lines are left out."""
+    """Records of log.jsonl; with `whole` every line must be one, otherwise half lines are skipped."""
     records = []
     try:
         text = path.read_bytes()
@@ -150,7 +150,7 @@ def read_log(path, whole=False):
 
 
 def steps_of(records):
-    """{step: (loss, grad_norm, lr, batch, samples, skipped)}; where a run went back the last course counts."""
+    """{step: (loss, grad_norm, lr, batch, samples, skipped)}; after a rollback the last pass over a step counts."""
     fields = ("loss", "grad_norm", "lr", "global_batch", "consumed_samples", "tokens", "skipped")
     return {r["step"]: tuple(r.get(f) for f in fields) for r in records if r.get("kind") == "step"}
 
@@ -160,7 +160,7 @@ def events_of(records, name):
 
 
 def announced_steps(records):
-    """Steps of the checkpoints that the log says are written; those that a rollback gave up do not count."""
+    """Steps of checkpoints that the log reports as written, except those discarded by a rollback."""
     steps = set()
     for r in records:
         if r.get("kind") == "event" and r["event"] == "checkpoint" and r["level"] == "info":
@@ -182,7 +182,7 @@ def read_state(checkpoint):
 
 
 def check_alone(out, ranks, plain, touched):
-    """A finished run agrees with itself. plain: no batch was left out; touched: what faults have changed."""
+    """A finished run is consistent. plain: no batch was skipped; touched: what faults have changed."""
     log_is_whole = "log" not in touched
     latest = out / "latest"
     require(latest.is_symlink() and latest.exists(), "latest is not a link to a checkpoint", str(latest))
@@ -214,7 +214,7 @@ def check_alone(out, ranks, plain, touched):
 
 
 def compare(ours, reference, log_is_whole, validations_may_miss):
-    """Every bit, counter and logged loss is that of the undisturbed run."""
+    """Every bit, counter and logged loss equals the undisturbed run's."""
     a, b = ours / "latest", reference / "latest"
     for name in TENSOR_FILES:
         if (b / name).exists():
@@ -228,7 +228,7 @@ def compare(ours, reference, log_is_whole, validations_may_miss):
 
 
 def compare_logs(ours, reference, log_is_whole, tolerance):
-    """Losses of each step; tolerance 0: and all else that a step tells."""
+    """Losses of each step; with tolerance 0 also all other fields of a step."""
     x, y = (steps_of(read_log(o / "log.jsonl")) for o in (ours, reference))
     require(not log_is_whole or x.keys() == y.keys(), "the log has other steps than the undisturbed run's", str(sorted(x.keys() ^ y.keys())))
     for step in x.keys() & y.keys():
