@@ -10,7 +10,7 @@ using namespace gpu;
 
 constexpr int n_threads = 128;
 
-// The sum of 128 numbers, in place, by halves.
+// The sum of 128 numbers, in place, by repeated halving.
 __global__ void missing_barrier(float* x, bool fixed) {
     __shared__ float s[n_threads];
     s[threadIdx.x] = x[threadIdx.x];
@@ -28,7 +28,7 @@ __global__ void missing_barrier_before_overwrite(float* x, bool fixed) {
     x[threadIdx.x] = neighbour;
 }
 
-// Tiles pass through one buffer; the next must not arrive before all threads have read this one.
+// Tiles pass through one buffer; the next must not arrive before all threads have read the current one.
 __global__ void missing_barrier_in_loop(float* x, bool fixed) {
     __shared__ float tile[n_threads];
     float sum = 0;
@@ -95,12 +95,12 @@ __global__ void uninitialised_shared(float* x, bool fixed) {
 }
 
 __global__ void uninitialised_global(float* x, bool fixed) {
-    float* y = x + n_threads;  // the host has not written there
+    float* y = x + n_threads;  // not initialized by the host
     if (fixed) y[threadIdx.x] = 1;
     x[threadIdx.x] = y[threadIdx.x];
 }
 
-// A copy of 16 bytes per thread that is read before it has arrived.
+// A copy of 16 bytes per thread that is read too early.
 __global__ void missing_copy_wait(float* x, bool fixed) {
     DYNAMIC_SHARED(float, s);
     if (threadIdx.x < 32) copy_async_16(s + threadIdx.x * 4, x + threadIdx.x * 4);
@@ -115,7 +115,7 @@ __global__ void missing_copy_wait(float* x, bool fixed) {
 struct Fault {
     const char* name;
     void (*kernel)(float*, bool);
-    float (*expected)(int i);  // of x[i], from x[i] = i before
+    float (*expected)(int i);  // of x[i], if x[i] = i initially
     int checked;               // elements
 };
 
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
     for (const Fault& fault : faults) {
         if (argc < 2) printf("%s\n", fault.name);
         if (argc < 2 || strcmp(argv[1], fault.name)) continue;
-        // global_out_of_bounds needs the memory to end after the numbers, uninitialised_global to extend further.
+        // global_out_of_bounds needs memory that ends after the numbers, uninitialised_global a longer one.
         const int n = fault.kernel == uninitialised_global ? 2 * n_threads : n_threads;
         std::vector<float> host(n_threads);
         for (int i = 0; i < n_threads; i++) host[i] = (float)i;

@@ -1,14 +1,14 @@
-// Checks of NCCL's collectives, for the emulated library (nccl.h in this folder), run by test/nccl_test.sh on several ranks.
-// Rank 0 prints `ok: NAME` or `FAILED: NAME` per check. Except under BACKEND_EMU, it only uses guarantees of the real library,
-// and so checks that one as well, one GPU for each rank:
+// Checks of NCCL's collectives, for the emulated library (nccl.h in this folder), run by test/nccl_test.sh on several
+// ranks. Rank 0 prints `ok: NAME` or `FAILED: NAME` per check. Except under BACKEND_EMU, it relies only on guarantees of
+// the real library, and so can check that too, with a GPU per rank:
 //   nvcc -std=c++17 -x cu test/emu/nccl_check.cpp -I/usr/lib/x86_64-linux-gnu/openmpi/include -lmpi -lnccl -o nccl_check
 //   mpirun -n 2 ./nccl_check
 // Numbers are small integers, exact in every type; 1/n must be a power of two for avg to be exact (1, 2, 4, 8 ranks).
-//   nccl_check              all checks; MPI is initialised here
+//   nccl_check              all checks; initializes MPI here
 //   nccl_check short        all checks, with nothing larger than 12 kB
-//   nccl_check lazy         a few, with MPI left to the library
-//   nccl_check hang|die     the same; a send that nobody receives; a rank that gives up while others wait
-#define OMPI_SKIP_MPICXX 1  // not the C++ bindings, which were removed from MPI
+//   nccl_check lazy         a few; the library initializes MPI
+//   nccl_check hang|die     a few, then a send that nobody receives; a rank that gives up while others wait
+#define OMPI_SKIP_MPICXX 1  // without the C++ bindings, which were removed from MPI
 #include <cuda_runtime.h>
 #include <mpi.h>
 #include <nccl.h>
@@ -153,7 +153,7 @@ static void check_type(ncclComm_t comm, int rank, int n, cudaStream_t stream) {
     const size_t ranks = (size_t)n, r = (size_t)rank;
     bool ok = true;
     for (const Op& op : all_ops) {
-        for (size_t count : {37, 1, 3}) {  // fewer elements than ranks too
+        for (size_t count : {37, 1, 3}) {  // also fewer elements than ranks
             auto mine = [&](size_t i) { return input(op.id, rank, i); };
             auto sum = [&](size_t i) { return reduced(op.id, n, i, integer); };
             Buffer<T> a(count), b(count);
@@ -238,7 +238,7 @@ static void check_groups(ncclComm_t comm, int rank, int n, size_t large, cudaStr
     const size_t count = 19, ranks = (size_t)n;
     auto value = [](int from, int to, size_t i) { return (double)(100 * from + 10 * to) + (double)(i % 7); };
     {
-        // All to all, this rank included, in two messages to each rank that must keep their order.
+        // All to all, including this rank, in two messages to each rank that must stay in order.
         Buffer<float> a(2 * count * ranks), b(2 * count * ranks);
         for (int peer = 0; peer < n; peer++)
             a.fill(2 * count * (size_t)peer, 2 * count, [&](size_t i) { return value(rank, peer, i); });
@@ -311,7 +311,7 @@ static void check_groups(ncclComm_t comm, int rank, int n, size_t large, cudaStr
 }
 
 // ---- communicators ---------------------------------------------------------------------------------------------------------
-static ncclComm_t communicator(int first_rank, int n, int rank) {  // of n ranks; the world's first_rank makes the id
+static ncclComm_t communicator(int first_rank, int n, int rank) {  // of n ranks; the world's first_rank creates the id
     std::vector<ncclUniqueId> ids((size_t)world_size);
     ncclUniqueId own;
     must(ncclGetUniqueId(&own));
@@ -512,7 +512,7 @@ static void check_emulation(ncclComm_t world, int rank, int n, cudaStream_t stre
     report("emulated: refused: sums in fp16", ok && good(ncclBroadcast(p, p, 4, ncclFloat16, 0, world, stream)));
 
     {
-        // bf16 is rounded after each addition, in the order of a ring: 256 + 1 is 256 again, 1 + 1 + 1 is 3.
+        // bf16 is rounded after each addition, in ring order: 256 + 1 is 256 again, 1 + 1 + 1 is 3.
         const size_t count = 8 * (size_t)n;
         Buffer<bf16> x(count);
         x.fill(0, count, [&](size_t) { return rank == 0 ? 256.0 : 1.0; });
@@ -534,7 +534,7 @@ static void check_emulation(ncclComm_t world, int rank, int n, cudaStream_t stre
         report("emulated: a sum keeps NaN", sum[y.guard] != sum[y.guard]);
     }
     if (n > 1) {
-        // A disagreement of ranks is refused by all, and the communicator is unusable afterwards.
+        // If ranks disagree, all refuse, and the communicator is unusable afterwards.
         struct Case {
             const char* name;
             std::function<ncclResult_t(ncclComm_t)> call;

@@ -1,6 +1,5 @@
-// Conversations and chat templates: whatever a Jinja template spells, it is one of those that are known or none; whatever a
-// record says, it has a conversation or a reason why not, and each template that takes it gives tokens with a mask of the same
-// length.
+// Conversations and chat templates: any Jinja template is either a known one or none; any record has a conversation or a
+// reason why not, and each template that accepts it gives tokens with a mask of the same length.
 #include "fuzz.h"
 
 #include "../../llmc/data/chat_template.h"
@@ -15,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::vector<ChatMessage> messages;
     if (!ConversationReader::read(record, "", messages).empty()) return 0;
     for (const ChatTemplate& t : chat_templates()) {
-        if (!t.tokens.empty()) continue;  // which this tokenizer has not
+        if (!t.tokens.empty()) continue;  // not in this tokenizer
         const ChatEncoder encoder(tokenizer, t);
         if (!encoder.problem(messages).empty()) continue;
         const ChatTokens tokens = encoder.encode(messages, false);

@@ -1,7 +1,7 @@
-// A text classifier's file. The input begins with two bytes. If the first is odd, the rest is the file as it stands; else they
-// are a number, and the rest is a header, 0xff and a text: so many bytes of weights go behind the header, and the checksum is
-// made to fit, so that mutations reach the checks behind it. What was loaded must save to a file that gives the same
-// probabilities.
+// A text classifier's file. If the input's first byte is odd, the file is the input after the first two bytes. Otherwise
+// these two bytes are a number of weights, and the rest is a header, 0xff and a text; the weights are appended to the
+// header, and the checksum is corrected, so that mutations reach the later checks. A loaded model must save to a file that
+// gives the same probabilities.
 #include "fuzz.h"
 
 #include "../../llmc/curate/text_classifier.h"

@@ -1,4 +1,4 @@
-// config.json: what is accepted gives a model whose sizes fit their types, and is the same after writing and reading it.
+// config.json: an accepted file gives a model whose sizes fit their types, and is the same after writing and reading it.
 #include "fuzz.h"
 
 #include "../../llmc/run/checkpoint.h"
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         pad_vocabulary(c, 128);
         CHECK(c.Vp >= c.V && c.QKV() > 0 && c.F1() >= c.F, "sizes overflow");
         CHECK((float)c.eps > 0 && std::isfinite((float)c.eps), "norm-epsilon %g is no float", c.eps);
-        c.L = std::min(c.L, 3);  // of many layers, three tell enough
+        c.L = std::min(c.L, 3);  // three layers show enough
         const ParameterTable table(c);
         for (const TensorSpec& spec : table.rows) CHECK(spec.rows > 0 && spec.cols > 0, "%s is empty", spec.name.c_str());
     });

@@ -1,7 +1,7 @@
-// Tokenised datasets. The first byte of the input, modulo 3, says what the rest is:
-//   '0'  two bytes with the size of a .bin, and an .idx as it stands
-//   '1'  a llm.c shard as it stands
-//   '2'  the 12 bytes of numbers of a shard's header, and its tokens
+// Tokenized datasets. The first byte of the input, modulo 3, selects the format of the rest:
+//   '0'  two bytes with the size of a .bin, then a complete .idx
+//   '1'  a complete llm.c shard
+//   '2'  the 12 bytes of numbers in a shard's header, and its tokens
 #include "fuzz.h"
 
 #include "../../llmc/data/dataset.h"

@@ -1,6 +1,6 @@
-// GGUF files. The first byte of the input, modulo 2, says what the rest is:
-//   '0'  a file as it stands
-//   '1'  a byte n and what follows the counts: the numbers of tensors and values go before it, n zeros of data behind it
+// GGUF files. The first byte of the input, modulo 2, selects the format of the rest:
+//   '0'  a complete file
+//   '1'  a byte n and the file after its counts: the numbers of tensors and values are prepended, n zeros of data appended
 #include "fuzz.h"
 
 #include "../../llmc/run/gguf_command.h"
@@ -16,7 +16,7 @@ static void read_all(const std::string& path) {
     const auto has = [&](const std::string& name) { return file.find(name) != nullptr; };
     ModelConfig c = gguf_config(file.metadata(), path, has);
     check_config(c);
-    if ((int64_t)c.L * c.C > 1 << 16) return;  // the table of its parameters alone would take long
+    if ((int64_t)c.L * c.C > 1 << 16) return;  // the table of its parameters would take too long
     pad_vocabulary(c, 1);
     const GgufArchitecture& a = gguf_architecture(file.metadata(), path);
     detail::check_no_other_tensors(file, c, a);

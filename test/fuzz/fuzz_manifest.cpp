@@ -1,5 +1,5 @@
-// A checkpoint's manifest, beside files of 0, 1 and 3000 bytes, a pipe, a link to a device and one to a file outside. Whatever
-// it names, checking ends, and nothing outside is ever found as it should be but through that link.
+// A checkpoint's manifest, next to files of 0, 1 and 3000 bytes, a pipe, a link to a device and one to an outside file.
+// Whatever it names, checking ends, and no outside file is reported as correct except through that link.
 #include <sys/stat.h>
 
 #include "fuzz.h"

@@ -1,4 +1,4 @@
-// Parquet files: whatever a file says, its rows end or are refused, and no byte outside of it is read.
+// Parquet files: for any file, reading rows ends or is refused, and no byte outside of it is read.
 #include "fuzz.h"
 
 #include "../../llmc/data/parquet.h"

@@ -1,8 +1,8 @@
-// safetensors files and directories of several. The first byte of the input, modulo 3, says what the rest is:
-//   '0'  a file as it stands
-//   '1'  a byte n and a header: its length goes before it and n bytes of data behind it, so that mutations of the header
-//        reach the checks beyond the file's outer form
-//   '2'  an index, then up to three files as in '1', all separated by 0xff, which no JSON text holds
+// safetensors files and directories of several. The first byte of the input, modulo 3, selects the format of the rest:
+//   '0'  a complete file
+//   '1'  a byte n and a header: its length is prepended and n bytes of data appended, so that mutations of the header
+//        reach the checks beyond the file's outer structure
+//   '2'  an index, then up to three files as in '1', all separated by 0xff, which JSON cannot contain
 #include "fuzz.h"
 
 #include "../../llmc/base/safetensors.h"

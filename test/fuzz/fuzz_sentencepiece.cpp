@@ -1,9 +1,9 @@
-// SentencePiece's .model files. After loading, a text is encoded and decoded, and every token looked at.
+// SentencePiece's .model files. After loading, a text is encoded and decoded, and every token is read.
 #include "fuzz.h"
 
 #include "../../llmc/data/tokenizer.h"
 
-// Words, runs of spaces, several scripts, accents apart from their letters, bytes that are not UTF-8, NUL, names of tokens.
+// Words, runs of spaces, several scripts, accents separate from their letters, invalid UTF-8, NUL, names of tokens.
 static const std::string text =
     "The cat's 12345 hats, we'll  see...  \t\n\n \u2581\u2581x\r\n日本語、ﾃｷｽﾄ。 e\u0301 Ünïcödé \u200d🙂 aaaaaaaaaaaaaaaaaaaaaaaaab "
     "\xff\xc0\xaf\xe3\x81 <s></s><unk><0x0A> " +
@@ -11,7 +11,7 @@ static const std::string text =
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Files files;
-    // What begins in another way is taken for a tokenizer.json, which fuzz_tokenizer reads.
+    // Files that start differently are treated as tokenizer.json, which fuzz_tokenizer tests.
     std::string bytes(view(data, size));
     if (bytes.size() < 3) return 0;
     bytes[0] = bytes[2] = '\n';

@@ -1,5 +1,6 @@
-// tokenizer.json. In the input, $BYTES stands for the 256 tokens of single bytes with the ids 0 .. 255, without which no file
-// is accepted, so that inputs are short and mutations hit what matters. After loading, a text must survive encode and decode.
+// tokenizer.json. In the input, $BYTES is replaced by the 256 single-byte tokens with the ids 0 .. 255, which every
+// accepted file must have, so that inputs are short and mutations effective. After loading, a text must survive encode and
+// decode.
 #include "fuzz.h"
 
 #include "../../llmc/data/tokenizer.h"
@@ -11,7 +12,7 @@ static std::string byte_tokens() {
     return text.substr(1, text.size() - 2);
 }
 
-// Words, digits, white space, several scripts, a run that is merged in the other way, bytes that are not UTF-8, NUL.
+// Words, digits, white space, several scripts, a run that is merged in the other order, invalid UTF-8, NUL.
 static const std::string text =
     "The cat's 12345 hats, we'll see...  \t\n\n  (int x = 0;)\r\n日本語、テキスト。 Ünïcödé café Ελλάδα "
     "\u200d🙂 "

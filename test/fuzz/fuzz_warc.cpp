@@ -1,4 +1,4 @@
-// WARC files: whatever the records say, they end or are refused; whatever a page is, it gives text in UTF-8 or is left out.
+// WARC files: for any records, reading ends or is refused; any page gives text in UTF-8 or is dropped.
 #include "fuzz.h"
 
 #include "../../llmc/data/warc.h"

@@ -1,9 +1,9 @@
-// CuTe's layouts for llmc/gpu/hopper.cuh, in the same lines as our_facts.cu prints. Plain C++: nothing is launched, an address
-// in shared memory is a number, the driver and the runtime are the two functions below.
+// CuTe's layouts for llmc/gpu/hopper.cuh, printed line by line like our_facts.cu. Plain C++: nothing is launched, an
+// address in shared memory is a number, and the two functions below replace driver and runtime.
 #include <cstdint>
 #include <cstdio>
 
-// A shared address is the pointer's own number.
+// A shared address is the pointer's own value.
 #define CUTE_CVTA_GENERIC_TO_SHARED_ACTIVATED 1
 inline size_t __cvta_generic_to_shared(const void* p) { return (size_t)p; }
 #define CUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL 1

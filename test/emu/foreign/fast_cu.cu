@@ -1,4 +1,5 @@
-// fast.cu's matmuls against a plain loop: fast_cu NUMBER. C (n, m) = B (n, k) A (m, k)^T; the first: C (m, n) = A (m, k) B (k, n).
+// fast.cu's matmuls compared with a plain loop: fast_cu NUMBER. C (n, m) = B (n, k) A (m, k)^T; the first: C (m, n) = A (m,
+// k) B (k, n).
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda/barrier>

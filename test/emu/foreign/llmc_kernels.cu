@@ -1,4 +1,4 @@
-// Kernels of llm.c's trainer (llmc/*.cuh, bf16, Packed128) against plain loops.
+// Kernels of llm.c's trainer (llmc/*.cuh, bf16, Packed128) compared with plain loops.
 #include "llmc/layernorm.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/global_norm.cuh"

@@ -1,6 +1,6 @@
-// The layouts of cute_facts.cpp by llmc/gpu/hopper.cuh and the emulator, line by line: descriptors and tensor maps from our
-// kernels' functions; where the emulated wgmma reads its operands by these descriptors; the contents of its registers; where
-// the emulated copy engine loads to and stores from.
+// The layouts of cute_facts.cpp from llmc/gpu/hopper.cuh and the emulator, line by line: descriptors and tensor maps from
+// our kernels' functions; where the emulated wgmma reads its operands for these descriptors; its register layout; the
+// addresses of the emulated copy engine's loads and stores.
 #include <cuda.h>
 
 #include "facts.h"
@@ -68,7 +68,7 @@ void kernel(const CUtensorMap& load_map, const CUtensorMap& store_map) {
     registers("d of 128", 128);
     registers("a", 16);
 
-    // The tensors of the copies have a distinct number in each place.
+    // The copied tensors have a distinct number in each position.
     const int n = 64 * 128;
     uint64_t* const barrier = (uint64_t*)emu::block().shared;
     uint16_t* const elements = (uint16_t*)tile;

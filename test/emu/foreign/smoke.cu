@@ -1,5 +1,5 @@
-// A program as others write them, so that test/emulator_test.sh can check run.sh without foreign sources: launches with <<<>>>,
-// on a stream and over several lines, dynamic shared memory, cooperative groups, bf16, cuBLAS.
+// A program in other projects' style, so that test/emulator_test.sh can check run.sh without foreign sources: launches with
+// <<<>>>, on a stream and over several lines, dynamic shared memory, cooperative groups, bf16, cuBLAS.
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #include <cublas_v2.h>
