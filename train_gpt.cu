@@ -1246,25 +1246,47 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
     return sums;
 }
 
-// Only the scored rows go through the head: they are gathered at the front of in.out(), head_rows at a time. `rows` must
-// ascend: then a row's destination never lies after its source, and none is overwritten before it is read.
-static void score_rows(be::Ctx& ctx, Model& m, MicroBatch& in, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
-    floatX* x = in.out();
-    const size_t C = m.c.C, row_bytes = C * sizeof(floatX);
+// Moves n scored rows to the front of the head's input, `to`. They must ascend: then a row's destination never lies after its
+// source, and none is overwritten before it is read. With sequence parallelism each rank copies the rows that it has, and a sum
+// over the ranks, which leave the others zero, gives all of them to each; `to` must then be other memory.
+static void move_scored_rows(const Pass& p, floatX* to, const ScoredRow* rows, size_t n) {
+    const size_t C = p.m.c.C, row_bytes = C * sizeof(floatX);
+    const auto copy = [&](floatX* out, const floatX* inp, size_t count) {
+        if (out != inp) be::copy_rows(p.ctx, out, row_bytes, inp, row_bytes, row_bytes, count);
+    };
+    if (!p.m.ranks->sequence_parallel) {
+        for (size_t i = 0; i < n; i++) copy(to + i * C, p.in.out() + rows[i].row * C, 1);
+        return;
+    }
+    const size_t held = (size_t)p.local_rows(), rank = (size_t)p.m.ranks->mesh.tp.rank, tp = (size_t)p.m.n.tp_size;
+    CHECK(p.cut_rows(), "%d rows are not divided over %zu ranks", p.N(), tp);
+    be::clear(p.ctx, p.m.a.full, n * row_bytes);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].row / held == rank) copy(p.m.a.full + i * C, p.in.out() + rows[i].row % held * C, 1);
+    be::all_reduce(p.ctx, p.m.ranks->tp, p.m.a.full, n * C);
+    const bool cut = n % tp == 0;  // as the head's pass will be
+    copy(to, p.m.a.full + (cut ? rank * (n / tp) * C : 0), cut ? n / tp : n);
+}
+
+// Only the scored rows go through the head, at most head_rows at a time.
+static void score_rows(const Pass& p, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
+    be::Ctx& ctx = p.ctx;
+    Model& m = p.m;
+    const bool cut = m.ranks->sequence_parallel;
+    const size_t most = cut ? std::min(m.a.head_rows, p.local_rows()) : m.a.head_rows;
+    MicroBatch scored = p.in;
+    if (cut) scored.x.back() = m.a.branch;
     Batch batch;
     batch.begins = false;
+    batch.B = 1;
     std::vector<int>& targets = batch.targets;
     for (size_t first = 0; first < rows.size(); first += targets.size()) {
+        const size_t n = std::min(most, rows.size() - first);
+        move_scored_rows(p, scored.out(), &rows[first], n);
         targets.clear();
-        for (size_t i = 0; i < (size_t)m.a.head_rows && first + i < rows.size(); i++) {
-            const ScoredRow& r = rows[first + i];
-            if (r.row != i) be::copy_rows(ctx, x + i * C, row_bytes, x + r.row * C, row_bytes, row_bytes, 1);
-            targets.push_back(r.target);
-        }
-        const size_t n = targets.size();
-        batch.B = 1;
+        for (size_t i = 0; i < n; i++) targets.push_back(rows[first + i].target);
         batch.T = (int)n;
-        head(upload(ctx, m, batch, in), 0, 0, false);
+        head(upload(ctx, m, batch, scored), 0, 0, false);
         HostSide<real> loss(ctx, m.a.loss, n);
         loss.download();
         const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.n, m.a.logits, m.a.statistics, n);
@@ -1282,8 +1304,7 @@ static std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, 
     PipelineLinks links = pipeline_links(ctx, m);
     int i = 0;
     const auto run = [&](const ScoringPass& scored, std::vector<Score>& scores) {
-        forward_only(ctx, m, links, scored.batch, i++,
-                     [&](const Pass& pass) { score_rows(ctx, m, pass.in, scored.rows, scores); });
+        forward_only(ctx, m, links, scored.batch, i++, [&](const Pass& pass) { score_rows(pass, scored.rows, scores); });
     };
     return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run, stop);
 }
@@ -1466,7 +1487,8 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
-    const int sequences = run.writes_answers ? B : o.sample_interval > 0 ? 1 : 0;
+    // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
+    const int sequences = run.writes_answers && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
     m->plan_copy(m->arena, o.save_in_foreground);
     return m;

@@ -158,8 +158,27 @@ if [[ $program != *-fp32/* ]] && command -v mpirun >/dev/null; then
         expect "2 ranks, $layout: the same bits" same "plain $layout" "tasked $layout"
         expect "2 ranks, $layout: three times" test "$(grep -c '"kind":"tasks"' "tasked $layout/log.jsonl")" == 3
     done
-    expect "sequence parallelism" bash -c "$(declare -f train measured refused); program='$program' launcher='mpirun -n 2'; refused measured none --tp 2 --eval-tasks choices.jsonl"
-    says "is refused with a hint" "HINT: --no-sequence-parallel"
+    # With sequence parallelism each rank has some of the scored rows. A run whose learning rate is almost zero keeps the weights of
+    # its model, so that tasks have one rank's values in every layout.
+    expect "a model that four ranks divide" measured four --num-layers 4 --num-attention-heads 4 --global-batch-size 8
+    still=(--model four --num-layers 4 --num-attention-heads 4 --lr 1e-12 --min-lr 0 --weight-decay 0 --global-batch-size 8)
+    asked=(--eval-tasks choices.jsonl last_word.jsonl written.jsonl --eval-tasks-interval 6)
+    expect "tasks on one rank" measured "still 1" "${still[@]}" "${asked[@]}"
+    for layout in "2 --tp 2" "4 --tp 2 --pp 2" "4 --tp 4 --head-rows 3"; do
+        read -r n options <<<"$layout"
+        # shellcheck disable=SC2086
+        launcher="mpirun -n $n" expect "sequence parallelism, $layout: with tasks" measured "still $layout" "${still[@]}" "${asked[@]}" $options
+        for of in choices:acc choices:acc_norm last_word:acc; do
+            task=${of%:*} metric=${of#*:}
+            metric_of() { tasks "$1" 12 | sed "s/.*\"$task\":{\([^}]*\)}.*/\1/" | grep -oE "\"$metric\":[0-9.e+-]*"; }
+            expect "sequence parallelism, $layout: $task, $metric $(metric_of "still 1") is one rank's" bash -c "[[ -n '$(metric_of "still 1")' ]] && awk 'BEGIN { d = $(metric_of "still 1" | cut -d: -f2) - $(metric_of "still $layout" | cut -d: -f2); exit !(d * d <= 0.0026) }'"
+        done
+        perplexity() { tasks "$1" 12 | grep -oE '"perplexity":[0-9.e+-]*' | cut -d: -f2; }
+        expect "sequence parallelism, $layout: perplexity $(perplexity "still 1") is one rank's" awk "BEGIN { d = log($(perplexity "still 1") / $(perplexity "still $layout")); exit !(d * d < 1e-4) }"
+        # shellcheck disable=SC2086
+        launcher="mpirun -n $n" expect "sequence parallelism, $layout: without tasks" measured "untasked $layout" "${still[@]}" $options
+        expect "sequence parallelism, $layout: the same bits" same "still $layout" "untasked $layout"
+    done
 fi
 expect "a task that is not there" refused measured none --eval-tasks nothing.jsonl
 expect "two of one name" refused measured none --eval-tasks choices.jsonl ./choices.jsonl

@@ -51,11 +51,12 @@ struct ScoringPass {
 // Shorter ones are padded at the right, where causal attention never looks; the length is rounded up, so that there are few
 // different shapes of matrix products.
 inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
-                                     int B, int T, int virtual_tokens) {
+                                     int B, int T, int virtual_tokens, int multiple) {
     ScoringPass pass;
     Batch& batch = pass.batch;
     batch.T = std::min(T - virtual_tokens, (requests[order[first]].n_inputs() + 15) / 16 * 16);
-    const int row_length = virtual_tokens + batch.T;
+    const int row_length = (virtual_tokens + batch.T + multiple - 1) / multiple * multiple;
+    batch.T = row_length - virtual_tokens;
     batch.B = (int)std::min<size_t>((size_t)(B * T / row_length), order.size() - first);
     batch.tokens.assign((size_t)batch.B * batch.T, 0);
     for (size_t i = 0; i < batch.tokens.size(); i++) batch.positions.push_back((int)i % batch.T);
@@ -84,9 +85,10 @@ std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int 
     std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
     for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
+    const int multiple = ranks.sequence_parallel ? mesh.tp.size : 1;
     std::vector<ScoringPass> passes;
     for (size_t first = 0; first < order.size(); first += (size_t)passes.back().batch.B)
-        passes.push_back(make_scoring_pass(requests, order, first, B, T, virtual_tokens));
+        passes.push_back(make_scoring_pass(requests, order, first, B, T, virtual_tokens, multiple));
     std::vector<size_t> of_ranks = {passes.size()};
     if (const size_t mine = passes.size(); mesh.world.size > 1) {
         of_ranks.resize((size_t)mesh.world.size);

@@ -460,14 +460,6 @@ inline Preference preference_of(const TrainOptions& o) {
     return p;
 }
 
-// Rejects tasks during training in a layout that cannot measure them.
-inline void check_tasks_of_layout(const TrainOptions& o, int tp, bool sequence_parallel) {
-    if (!o.eval_tasks.empty() && tp > 1 && sequence_parallel)
-        fail_usage(
-            "--eval-tasks takes single rows out of a pass, which sequence parallelism has split over ranks; HINT: "
-            "--no-sequence-parallel, or --eval-tasks on the checkpoints: train_gpt eval --tasks");
-}
-
 // The layout of the run over its ranks.
 inline RankLayout layout_of(const TrainOptions& o) {
     RankLayout layout;

@@ -354,9 +354,7 @@ private:
                 if (l.dp() == 1 && !given("zero") ? zero == 0 : !is_free("zero", zero, problem_.o.zero)) continue;
                 l.sequence_parallel = l.tp == 1 ? !problem_.o.no_sequence_parallel : cut;
                 l.zero = zero;
-                if (passes("sequence parallelism, with which --eval-tasks are not measured",
-                           [&] { check_tasks_of_layout(o_, l.tp, l.sequence_parallel); }) &&
-                    passes("sequence parallelism that does not divide a sequence", [&] {
+                if (passes("sequence parallelism that does not divide a sequence", [&] {
                         check_tensor_parallel(c_, l.tp, l.sequence_parallel, o_.seq_length + c_.virtual_tokens.count);
                     }))
                     for (const bool fp8 : {false, true}) {

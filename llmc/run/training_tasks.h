@@ -25,7 +25,6 @@ inline void check_options_of_tasks(const TrainOptions& o, const Tokenizer* token
         fail_usage("--eval-tasks-samples are those of --eval-tasks, and none are given; HINT: --eval-tasks FILE");
     if (o.eval_tasks.empty()) return;
     if (!tokenizer) fail_usage("--eval-tasks needs a tokenizer; HINT: --tokenizer DIR");
-    check_tasks_of_layout(o, o.tensor_model_parallel_size, !o.no_sequence_parallel);
 }
 
 class TrainingTasks {
