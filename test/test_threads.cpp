@@ -4,9 +4,12 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <fstream>
 #include <functional>
 #include <set>
+#include <sstream>
+#include <thread>
 
 #include "../llmc/cpu/memory.h"
 #include "../llmc/cpu/team.h"
@@ -35,25 +38,120 @@ TEST(Threads, HyperthreadsAreOneCore) {
     EXPECT_EQ(cpu::cores_of({3, 7}, system / ""), Cores({2, 7}));  // of 7 the system says nothing
 }
 
-TEST(Threads, LimitsOfContainers) {
+// A made-up /proc/self and the control groups that it names.
+struct Cgroups {
     TemporaryDirectory dir;
-    const auto quota = [&](const char* text) {
-        write_file(dir / "cpu.max", text);
-        return cpu::cpu_quota((dir / "cpu.max").c_str());
-    };
-    EXPECT_EQ(quota("max 100000\n"), 0);
-    EXPECT_EQ(quota("400000 100000\n"), 4);
-    EXPECT_EQ(quota("350000 100000\n"), 4);
-    EXPECT_EQ(quota("20000 100000\n"), 1);
-    EXPECT_EQ(quota(""), 0);
-    EXPECT_EQ(cpu::cpu_quota((dir / "none").c_str()), 0);
+    std::string root() const { return dir / ""; }
+    void file(const std::string& path, const std::string& text) const {
+        std::filesystem::create_directories(std::filesystem::path(dir / path).parent_path());
+        write_file(dir / path, text);
+    }
+    // mounts: lines of "ROOT PLACE TYPE OPTIONS".
+    Cgroups(const std::string& paths, const std::vector<std::string>& mounts) {
+        file("proc/self/cgroup", paths);
+        std::string lines = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n";
+        for (const std::string& m : mounts) {
+            std::istringstream words(m);
+            std::string top, place, type, options;
+            words >> top >> place >> type >> options;
+            lines += "31 23 0:28 " + top + " " + place + " rw,nosuid shared:9 - " + type + " " + type + " rw," + options + "\n";
+        }
+        file("proc/self/mountinfo", lines);
+    }
+    cpu::CgroupLimits limits() const { return cpu::cgroup_limits(root()); }
+};
+
+TEST(Threads, QuotasAreRounded) {
+    EXPECT_EQ(cpu::rounded_quota(0), 0);
+    EXPECT_EQ(cpu::rounded_quota(4), 4);
+    EXPECT_EQ(cpu::rounded_quota(3.5), 4);
+    EXPECT_EQ(cpu::rounded_quota(0.2), 1);
 }
 
-TEST(Threads, TheCacheOfFilesIsNotUsedMemory) {
-    TemporaryDirectory dir;
-    write_file(dir / "memory.stat", "anon 4096\nfile 90\ninactive_anon 7\nactive_anon 9\ninactive_file 20\nactive_file 10\n");
-    EXPECT_EQ(cpu::file_cache_of((dir / "memory.stat").c_str()), 30u);
-    EXPECT_EQ(cpu::file_cache_of((dir / "none").c_str()), 0u);
+TEST(Cgroups, AContainerSeesItsGroupAsTheRoot) {
+    const Cgroups c("0::/\n", {"/ /sys/fs/cgroup cgroup2 nsdelegate"});
+    EXPECT_EQ(c.limits().cores, 0);
+    EXPECT_EQ(c.limits().memory_left, SIZE_MAX);
+    c.file("sys/fs/cgroup/cpu.max", "max 100000\n");
+    c.file("sys/fs/cgroup/memory.max", "max\n");
+    c.file("sys/fs/cgroup/memory.current", "700\n");
+    EXPECT_EQ(c.limits().cores, 0);
+    EXPECT_EQ(c.limits().memory_left, SIZE_MAX);
+    c.file("sys/fs/cgroup/cpu.max", "350000 100000\n");
+    c.file("sys/fs/cgroup/memory.max", "1000\n");
+    EXPECT_EQ(c.limits().cores, 3.5);
+    EXPECT_EQ(c.limits().memory_left, 300u);
+    c.file("sys/fs/cgroup/memory.stat",
+           "anon 4096\nfile 90\ninactive_anon 7\nactive_anon 9\ninactive_file 20\nactive_file 10\n");
+    EXPECT_EQ(c.limits().memory_left, 330u);  // page cache is not used memory
+    c.file("sys/fs/cgroup/memory.current", "2000\n");
+    EXPECT_EQ(c.limits().memory_left, 0u);
+}
+
+TEST(Cgroups, ASystemdServiceHasTheLimitsOfItsSlices) {
+    const Cgroups c("0::/user.slice/user-1000.slice/run-7.scope\n",
+                    {"/ /sys/fs/cgroup cgroup2 nsdelegate,memory_recursiveprot"});
+    const std::string slice = "sys/fs/cgroup/user.slice/user-1000.slice/";
+    c.file(slice + "cpu.max", "200000 100000\n");
+    c.file(slice + "run-7.scope/cpu.max", "max 100000\n");
+    c.file("sys/fs/cgroup/user.slice/cpu.max", "800000 100000\n");
+    c.file("sys/fs/cgroup/user.slice/memory.max", "9000\n");
+    c.file("sys/fs/cgroup/user.slice/memory.current", "8500\n");
+    c.file(slice + "run-7.scope/memory.max", "5000\n");
+    c.file(slice + "run-7.scope/memory.current", "1000\n");
+    EXPECT_EQ(c.limits().cores, 2);
+    EXPECT_EQ(c.limits().memory_left, 500u);  // of user.slice, whose other scopes use the rest
+    c.file(slice + "run-7.scope/memory.high", "1200\n");
+    EXPECT_EQ(c.limits().memory_left, 200u);
+}
+
+TEST(Cgroups, ASlurmJobOfVersionOne) {
+    const Cgroups c("11:memory:/slurm/uid_1000/job_5/step_0\n6:cpu,cpuacct:/slurm/uid_1000/job_5/step_0\n1:name=systemd:/x\n",
+                    {"/ /sys/fs/cgroup/cpu,cpuacct cgroup cpu,cpuacct", "/ /sys/fs/cgroup/memory cgroup memory",
+                     "/ /sys/fs/cgroup/systemd cgroup name=systemd"});
+    const std::string memory = "sys/fs/cgroup/memory/slurm/uid_1000/job_5/", cpu = "sys/fs/cgroup/cpu,cpuacct/slurm/uid_1000/";
+    c.file(memory + "memory.limit_in_bytes", "64000\n");
+    c.file(memory + "memory.usage_in_bytes", "60000\n");
+    c.file(memory + "memory.stat", "active_file 1\ninactive_file 2\ntotal_active_file 3000\ntotal_inactive_file 4000\n");
+    c.file(memory + "step_0/memory.limit_in_bytes", "9223372036854771712\n");  // none
+    c.file(memory + "step_0/memory.usage_in_bytes", "50000\n");
+    c.file(cpu + "cpu.cfs_quota_us", "-1\n");
+    c.file(cpu + "cpu.cfs_period_us", "100000\n");
+    c.file(cpu + "job_5/cpu.cfs_quota_us", "1600000\n");
+    c.file(cpu + "job_5/cpu.cfs_period_us", "100000\n");
+    EXPECT_EQ(c.limits().cores, 16);
+    EXPECT_EQ(c.limits().memory_left, 11000u);
+}
+
+TEST(Cgroups, AContainerOfVersionOneIsMountedBelowItsPath) {
+    const Cgroups c("4:memory:/docker/abc\n3:cpu:/docker/abc\n",
+                    {"/docker/abc /sys/fs/cgroup/memory cgroup memory", "/docker/abc /sys/fs/cgroup/my\\040cpu cgroup cpu"});
+    c.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
+    c.file("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
+    c.file("sys/fs/cgroup/my cpu/cpu.cfs_quota_us", "150000\n");
+    c.file("sys/fs/cgroup/my cpu/cpu.cfs_period_us", "100000\n");
+    EXPECT_EQ(c.limits().cores, 1.5);
+    EXPECT_EQ(c.limits().memory_left, 4000u);
+}
+
+TEST(Cgroups, HierarchiesOfBothVersions) {
+    const Cgroups c("4:memory:/job\n0::/job\n",
+                    {"/ /sys/fs/cgroup/unified cgroup2 nsdelegate", "/ /sys/fs/cgroup/memory cgroup memory"});
+    c.file("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "5000\n");
+    c.file("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "4000\n");
+    c.file("sys/fs/cgroup/unified/job/cpu.max", "300000 100000\n");
+    EXPECT_EQ(c.limits().cores, 3);
+    EXPECT_EQ(c.limits().memory_left, 1000u);
+}
+
+TEST(Cgroups, WithoutThemOrOutsideOfThemThereIsNoLimit) {
+    TemporaryDirectory empty;
+    EXPECT_EQ(cpu::cgroup_limits(empty / "").cores, 0);
+    EXPECT_EQ(cpu::cgroup_limits(empty / "").memory_left, SIZE_MAX);
+    const Cgroups c("0::/../../other\nnonsense\n", {"/ /sys/fs/cgroup cgroup2 x"});
+    c.file("other/cpu.max", "100000 100000\n");
+    EXPECT_EQ(c.limits().cores, 0);
+    EXPECT_LE(cpu::available_memory(), SIZE_MAX - 1);  // of this machine
 }
 
 TEST(Threads, SharesOfRanks) {

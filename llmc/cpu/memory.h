@@ -7,24 +7,13 @@
 #include <cstring>
 
 #include "../ops.h"
+#include "cgroup.h"
 #include "parallel.h"
 
 namespace cpu {
 
-// The page cache in a cgroup's memory, which the system reclaims when needed.
-inline size_t file_cache_of(const char* memory_stat) {
-    size_t sum = 0, bytes;
-    if (FILE* f = fopen(memory_stat, "r")) {
-        char line[256];
-        while (fgets(line, sizeof line, f))
-            if (sscanf(line, "active_file %zu", &bytes) == 1 || sscanf(line, "inactive_file %zu", &bytes) == 1) sum += bytes;
-        fclose(f);
-    }
-    return sum;
-}
-
-// Bytes that this process can still allocate: the machine's available memory or, in a container with its own cgroup v2, that
-// limit minus the cgroup's memory without page cache. Limits of other cgroups (SLURM, systemd, v1) are not detected.
+// Bytes that this process can still allocate: the machine's available memory or, if that is less, what its control groups leave
+// (cgroup.h).
 inline size_t available_memory() {
     size_t available = SIZE_MAX;
     if (FILE* f = fopen("/proc/meminfo", "r")) {
@@ -34,18 +23,7 @@ inline size_t available_memory() {
             if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
         fclose(f);
     }
-    const auto number_in = [](const char* path) {
-        size_t value = SIZE_MAX;
-        if (FILE* f = fopen(path, "r")) {
-            if (fscanf(f, "%zu", &value) != 1) value = SIZE_MAX;  // "max": no limit
-            fclose(f);
-        }
-        return value;
-    };
-    const size_t limit = number_in("/sys/fs/cgroup/memory.max"), held = number_in("/sys/fs/cgroup/memory.current");
-    const size_t cache = file_cache_of("/sys/fs/cgroup/memory.stat"), used = held > cache ? held - cache : 0;
-    if (limit != SIZE_MAX && held != SIZE_MAX) available = std::min(available, limit > used ? limit - used : 0);
-    return available;
+    return std::min(available, cgroup_limits().memory_left);
 }
 
 // GPU memory that plans must leave free: scratch memory of ops, NCCL's buffers, and lazily loaded code.

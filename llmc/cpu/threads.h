@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "cgroup.h"
+
 namespace cpu {
 
 namespace detail {
@@ -73,15 +75,12 @@ inline std::vector<int> cores_of(const std::vector<int>& cpus, const std::string
     return cores;
 }
 
-// CPU time per wall time that the process's control group may use, rounded, at least 1; 0: no limit. Containers with a limit
+// CPU time per wall time that the process's control groups may use, rounded, at least 1; 0: no limit. Containers with a limit
 // show all of the machine's CPUs, and throttle a process that exceeds its quota for the rest of each period.
-inline int cpu_quota(const char* path = "/sys/fs/cgroup/cpu.max") {
-    double quota = 0, period = 0;
-    if (FILE* f = fopen(path, "r")) {
-        if (fscanf(f, "%lf %lf", &quota, &period) != 2) quota = 0;  // "max 100000"
-        fclose(f);
-    }
-    return quota > 0 && period > 0 ? std::max(1, (int)std::lround(quota / period)) : 0;
+inline int rounded_quota(double cores) { return cores > 0 ? std::max(1, (int)std::lround(cores)) : 0; }
+inline int cpu_quota() {
+    static const int quota = rounded_quota(cgroup_limits().cores);
+    return quota;
 }
 
 // A rank's share of its machine's cores, given the cores that each rank there may use, including its own: the cores that only
