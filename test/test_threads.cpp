@@ -5,13 +5,17 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <set>
 #include <sstream>
 #include <thread>
 
+#include "../llmc/cpu/denormals.h"
 #include "../llmc/cpu/memory.h"
+#include "../llmc/cpu/optimizer.h"
 #include "../llmc/cpu/team.h"
 #include "files.h"
 
@@ -326,6 +330,54 @@ TEST(Team, LiesApartWhereOpenMpBinds) {
     for (const auto& own : cpus) all.insert(own.begin(), own.end());
     for (const auto& own : cpus) EXPECT_LT(own.size(), threads > 1 ? all.size() : 2);
     EXPECT_EQ(all.size(), cpu::usable_cpus().size());
+}
+
+// Threads inherit the setting from the one that starts them.
+TEST(Denormals, AreZeroOnEveryThread) {
+    std::atomic<int> checked{0};
+    const auto check = [&checked] {
+        volatile float tiny = 1e-30f, denormal = 1e-40f;
+        EXPECT_EQ(tiny * 1e-10f, 0.0f);
+        EXPECT_EQ(denormal * 1e30f, 0.0f);
+        checked++;
+    };
+    std::thread([&] {
+        cpu::flush_denormals();
+        check();
+#pragma omp parallel num_threads(3)
+        check();
+        cpu::Team::run(3, [&](cpu::Team::Member&) { check(); });
+        std::thread(check).join();
+        std::async(std::launch::async, check).get();
+    }).join();
+    EXPECT_GE(checked, 1 + 3 + 1 + 1 + 1);  // of a team at least one
+}
+
+// The moments of a token that no longer occurs decay to denormals, and stay there.
+TEST(Denormals, AdamWTakesNoLonger) {
+    std::thread([] {
+        cpu::flush_denormals();
+        cpu::op_threads() = 1;
+        constexpr size_t n = 1 << 14;
+        std::vector<floatX> weights(n, floatX(0.5f));
+        std::vector<LowerHalf> lower(n);
+        std::vector<real> grad(n), m(n), v(n);
+        cpu::Ctx ctx;
+        const auto seconds = [&](real start) {
+            double best = 1;
+            for (int i = 0; i < 40; i++) {
+                std::fill(m.begin(), m.end(), start);
+                std::fill(v.begin(), v.end(), start);
+                const auto begin = std::chrono::steady_clock::now();
+                cpu::adamw(ctx, weights.data(), has_lower_halves ? lower.data() : nullptr, m.data(), v.data(), grad.data(), n,
+                           {1e-3f, 0.9f, 0.95f, 1e-8f, 0, 1, 5}, {});
+                best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+            }
+            return best;
+        };
+        const double normal = seconds(1e-3f), denormal = seconds(1e-40f);
+        EXPECT_LT(denormal, 1.5 * normal);
+    }).join();
 }
 
 }  // namespace test_threads

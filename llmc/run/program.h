@@ -8,6 +8,8 @@
 #include "../base/check.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
+#include "../cpu/denormals.h"
+#include "../ops.h"
 #include "../parallel/world.h"
 #include "cli.h"
 #include "config.h"
@@ -96,6 +98,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
 
 inline int run_program(int argc, char** argv, const ModelCommands& commands) try {
     open_standard_streams();
+    if (be::memory_is_host) cpu::flush_denormals();  // before there are other threads
     const int status = detail::run_command_line(Strings(argv + 1, argv + argc), commands);
     if (status == 0 && !has_trained()) check_output();  // a run does not need its console: it has a log
     return status;
