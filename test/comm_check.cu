@@ -258,7 +258,7 @@ bool check_started(Test& t, be::Comm& comm, const std::vector<int>& ranks) {
     return ok;
 }
 
-// Random numbers: the same bits on all ranks and in a second run; on the CPU those of a sum in rank order.
+// Random numbers: the same bits on all ranks and in a second run; on the CPU they equal a sum in rank order.
 template <class E>
 bool check_bits(Test& t, be::Comm& comm) {
     be::Ctx& ctx = t.ctx;

@@ -2,7 +2,7 @@
 // run.
 //   parity_check DIR reference                  one rank: writes the expected results to DIR
 //   mpirun -n N parity_check DIR [all|main|some]  every layout of N ranks, the main ones, or a third of these: all for the
-//                                               model, then alternately the even and the odd ones
+//                                               first model, then alternately the even and the odd ones
 // Small models of several families with many options: accumulation, clipping, z-loss, masked targets, documents, uneven
 // layers, a padded vocabulary, tied and untied heads, all recompute policies, grouped queries (with more tensor-parallel
 // ranks than key/value heads where N allows). Prints `ok: ` or `FAILED: ` for each model and layout.

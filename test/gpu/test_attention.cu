@@ -1,6 +1,6 @@
 // Attention on the GPU: the simple and the tensor-core kernels compared with sums in double (attention_reference.h). These
-// bounds are for the worst case; for the usual error, root mean squares must be at most twice those of the CPU's plain
-// loops.
+// bounds are for the worst case; for the usual error, root mean squares must be at most twice as large as for the
+// CPU's plain loops.
 #include <gtest/gtest.h>
 
 #include <set>
