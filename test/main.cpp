@@ -1,5 +1,5 @@
-// main of a program that holds other programs besides tests (test/programs.h): one of those, by its first argument or by the
-// name that it is called by, or GoogleTest's.
+// main of a program that contains other programs besides tests (test/programs.h): runs the one named by its first argument or
+// by the name it was called with, otherwise GoogleTest.
 //   build/cpu-bf16/host_tests comm_check world        build/cpu-bf16/host_tests --gtest_filter=Guard.*
 #include "programs.h"
 

@@ -1,5 +1,5 @@
-// Attention and rotary positions in the program's precision (bf16 or fp32): the plain loops and the tiles against sums in
-// double (attention_reference.h).
+// Attention and rotary positions in the build's precision (bf16 or fp32): the plain loops and the tiles compared with sums
+// in double (attention_reference.h).
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -14,13 +14,13 @@ namespace test_attention {
 
 using namespace test;
 using namespace test::attention;
-using test::attention::rounding, test::attention::u;  // not those of other files
+using test::attention::rounding, test::attention::u;  // not other files'
 using Problem = attention::Problem<floatX>;
 using Results = attention::Results<floatX>;
 
-// A weight: its score, its exponent rounded, and an exponential or two per tile passed; in backward one exponential. Units of
-// bf16 multiply weights, and gradients of weights, that are rounded. lse is the sum of a score and a logarithm, out a sum
-// divided by another.
+// Errors of a weight: its score, the rounded exponent, and one or two exponentials per later tile; in backward one
+// exponential. bf16 units multiply rounded weights and rounded gradients of weights. lse is the sum of a score and a
+// logarithm, out a sum divided by another.
 struct CpuArithmetic : Arithmetic {
     explicit CpuArithmetic(bool rounded_weights) {
         operand = rounded_weights ? rounding<bf16> : 0;
@@ -34,17 +34,17 @@ struct CpuArithmetic : Arithmetic {
     double backward_weight(double score, double log_sum, double score_error) const override {
         return std::expm1(score_error + of_exponent(score, log_sum) + 4 * u);
     }
-    // lse and the factor of out are rounded again; this is an exponential of a difference from lse.
+    // lse and out's factor are rounded again; this is an exponential of a difference from lse.
     double lse_with_sink(double) const override { return 16 * u; }
     double out_with_sink(double top) const override { return 16 * u + 4 * u * std::abs(top); }
     double sink_gradient(double exponent) const override { return (8 + 2 * std::abs(exponent)) * u; }
 
 private:
-    // Absolute, of the rounded difference. Weights of larger ones are 0.
+    // Absolute error of the rounded difference. For larger differences weights are 0.
     static double of_exponent(double score, double shift) { return u * std::min(std::abs(score - shift), 100.0); }
 };
 
-// Ways to compute it: the plain loops, and tiles on each matrix unit there is.
+// Implementations: the plain loops, and tiles on each available matrix unit.
 struct Way {
     std::string name;
     std::optional<cpu::AnyUnit> unit;
@@ -62,14 +62,14 @@ std::vector<Way> all_ways() {
     return ways;
 }
 
-// What earlier ops left in scratch memory must not matter: NaN everywhere.
+// Results must not depend on scratch memory: fills it with NaN.
 void spoil_scratch(cpu::Ctx& ctx) {
     const size_t bytes = 1 << 21;
     memset(ctx.scratch(bytes), 0xff, bytes);
 }
 
 // ---- the op under test ----------------------------------------------------------------------------------------------------
-// A problem's inputs between guards.
+// A problem's inputs, between guards.
 struct Inputs {
     Guarded<floatX> qkv, dout, sinks;
     Guarded<real> slopes;
@@ -102,7 +102,8 @@ Results run(cpu::Ctx& ctx, const Problem& p) {
 // ---- values ---------------------------------------------------------------------------------------------------------------
 class Attention : public testing::TestWithParam<Case> {};
 
-// T: one token, one short of a tile of 64, a tile, one more, several. Head sizes of real models, and some that fill no vector.
+// T: one token, one less than a tile of 64, a tile, one more, several. Head sizes of real models, and some that are not a
+// multiple of a vector.
 INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
                          testing::Values(Case{1, 1, 1, 1, 8, false, false}, Case{3, 1, 4, 2, 16, true, true},
                                          Case{2, 3, 2, 1, 32, false, true}, Case{1, 7, 6, 3, 5, true, false},
@@ -112,7 +113,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
                                          Case{1, 192, 2, 1, 64, false, false}, Case{1, 200, 2, 1, 96, true, false},
                                          Case{1, 200, 4, 2, 64, false, true}, Case{1, 300, 2, 2, 8, false, false}));
 
-// Windows of one key, within a tile, of a tile, of several; with documents, too. Caps, dropout, sinks, alone and together.
+// Windows of one key, within a tile, of a tile, of several; also with documents. Caps, dropout and sinks, separately and
+// together.
 INSTANTIATE_TEST_SUITE_P(Options, Attention,
                          testing::Values(Case{1, 70, 2, 1, 16, false, false, 1}, Case{2, 150, 2, 2, 24, true, true, 20},
                                          Case{1, 200, 4, 2, 64, false, false, 64}, Case{1, 300, 2, 1, 32, false, false, 130},
@@ -130,7 +132,7 @@ TEST_P(Attention, PlainAndTiles) {
         way.choose(ctx);
         const Results r = run(ctx, p);
         check(p, r, way.arithmetic());
-        // In fp32 a value is multiplied by a weight that is 1 but for a rounding, and divided by the same.
+        // In fp32 a value is multiplied by a weight that is 1 except for rounding, and divided by the same.
         expect_first_tokens_unchanged(p, r, std::is_same<floatX, float>::value ? 3 * u : 0);
         spoil_scratch(ctx);
         expect_same_results(run(ctx, p), r);
@@ -155,7 +157,7 @@ TEST(AttentionThreads, SameBitsForAnyNumberOfThreads) {
     }
 }
 
-// The scratch memory of a context is cut for its own threads, not for those of the context made last.
+// A context's scratch memory is divided among its own threads, not among the newest context's.
 TEST(AttentionThreads, ContextsSideBySide) {
     const Problem p(Case{1, 130, 4, 4, 64, false, false}, 6);
     cpu::Ctx one(1), four(4);
@@ -173,12 +175,12 @@ TEST(AttentionValues, EqualScoresGiveMeans) {
     }
 }
 
-// Scores up to a million, of both signs; as sums of whole numbers they are exact in fp32. The weights are 0 and 1 but for ties.
+// Scores up to a million, of both signs; sums of whole numbers, so exact in fp32. The weights are 0 and 1, except ties.
 TEST(AttentionValues, LargeScoresDoNotOverflow) {
     for (const bool documents : {false, true}) {
         const Case k{2, 140, 2, 1, 16, false, documents};
         Rng rng(7);
-        for (const int shift : {0, 8, -8}) {  // whole rows of large positive and of large negative scores
+        for (const int shift : {0, 8, -8}) {  // whole rows of large positive or large negative scores
             std::vector<floatX> qkv = rng.normals<floatX>(k.rows() * k.width());
             for (size_t i = 0; i < qkv.size(); i++) {
                 const size_t head = i % k.width() / k.HS;
@@ -203,7 +205,7 @@ TEST(AttentionValues, LargeScoresDoNotOverflow) {
     }
 }
 
-// ---- what a row may see ---------------------------------------------------------------------------------------------------
+// ---- causal masking -------------------------------------------------------------------------------------------------------
 TEST(AttentionMask, LaterTokensChangeNothingBefore) {
     const Problem p({1, 150, 4, 2, 16, true, false}, 8);
     for (const Way& way : all_ways()) {
@@ -256,7 +258,7 @@ struct Rotation {
     std::vector<int> positions;
     std::vector<real> table;
     std::vector<floatX> qkv;
-    int rotated;  // numbers of a head
+    int rotated;  // dimensions per head
     Rotation(int N, int NH, int NKV, int HS, int P, uint64_t seed, int rotated)
         : N(N), NH(NH), NKV(NKV), HS(HS), P(P), rotated(rotated) {
         Rng rng(seed);
@@ -268,7 +270,7 @@ struct Rotation {
     }
     bool stays(size_t i) const { return (int)(i / HS % (NH + 2 * NKV)) >= NH + NKV || (int)(i % HS) >= rotated; }
 
-    // Turned by direction * angle: two products and their sum, each rounded.
+    // Rotated by direction * angle: two products and their sum, each rounded.
     Bounded expected(const Doubles& x, int direction) const {
         Bounded y(x.size());
         for (size_t i = 0; i < x.size(); i++) {
@@ -302,7 +304,8 @@ TEST(Rope, ForwardBackwardAndBack) {
             expect_close(turned, forward.value, forward.allowed, "qkv");
             expect_close(gradient, backward.value, backward.allowed, "dqkv");
 
-            // There and back: the roundings of a pair, turned, are at most `rounding` times its length; then its own once more.
+            // Forward and back: the errors of a rotated pair are at most `rounding` times its length; then one more
+            // rounding.
             Guarded<floatX> back(turned.values(), "there and back");
             cpu::rope_backward(ctx, back.data(), rope, shape);
             const Doubles x = doubles(k.qkv);
@@ -316,8 +319,8 @@ TEST(Rope, ForwardBackwardAndBack) {
         }
 }
 
-// Gradients of queries and keys before they were turned have the bits of the two ops one after another. Heads that are turned
-// as they are stored, and one that is too large for that; a task per key/value head, and per query head.
+// Gradients of unrotated queries and keys have the bits of the two separate ops. Heads that are rotated while being stored,
+// and one too large for that; a task per key/value head, and per query head.
 TEST(Rope, BackwardWithAttention) {
     for (const Case& k :
          {Case{2, 150, 4, 4, 32, false, true}, Case{1, 70, 4, 1, 64, false, false}, Case{2, 67, 2, 2, 10, false, false},

@@ -1,5 +1,5 @@
-// Linear layers, rotary positions and attention in double: every gradient against finite differences of the forward, for the
-// plain loops and the tiles. Outputs lie between guards and are NaN before they are set.
+// Linear layers, rotary positions and attention in double: every gradient compared with finite differences of the forward
+// pass, for the plain loops and the tiles. Outputs are between guards and start as NaN.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -82,7 +82,7 @@ TEST(Fp64, Rope) {
     }
 }
 
-// A query's product with a key depends on the distance of their positions only.
+// The product of a query with a key depends only on the distance of their positions.
 TEST(Fp64, RopeIsRelative) {
     cpu::Ctx ctx(1);
     Rng rng(3);
@@ -108,7 +108,7 @@ struct AttentionCase {
     bool alibi, documents;
     double softcap = 0, dropout = 0;
     bool sinks = false;
-    int window = 0;  // keys that a query sees; 0: all
+    int window = 0;  // window size; 0: all keys
 
     AttentionShape shape() const {
         AttentionShape s{B, T, NH, NKV, HS, 1 / std::sqrt((double)HS), softcap};
@@ -120,7 +120,7 @@ struct AttentionCase {
     }
 };
 
-// Documents begin at tokens 0, 1, 3, at a tile's edge, and one before the end.
+// Documents start at tokens 0, 1, 3, at a tile's edge, and one before the end.
 std::vector<int> document_starts(int B, int T) {
     std::vector<int> starts;
     for (int b = 0; b < B; b++)
@@ -178,7 +178,8 @@ TEST_P(Fp64Attention, Gradients) {
     }
 }
 
-// Two tokens, by hand: query (1, 2), keys (1, 0) and (0, 1), scale 1/2: scores 1/2 and 1; ALiBi takes 1/4 from the first.
+// Two tokens, by hand: query (1, 2), keys (1, 0) and (0, 1), scale 1/2: scores 1/2 and 1; ALiBi subtracts 1/4 from the
+// first.
 TEST_P(Fp64Attention, GoldenValues) {
     cpu::Ctx ctx(1);
     ctx.plain = GetParam();
@@ -227,7 +228,7 @@ TEST_P(Fp64Attention, GoldenValuesOfCapsDropoutAndSinks) {
         for (const int count : row) EXPECT_GE(count, 8);  // 25 of 100 expected, with a standard deviation of 4.3
 }
 
-// Query head h reads key and value head h / (NH / NKV): the same as with each key and value head written out for its group.
+// Query head h reads key/value head h / (NH / NKV): the same as with key/value heads repeated for each head of their group.
 TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
     cpu::Ctx ctx(1);
     ctx.plain = GetParam();
@@ -237,8 +238,7 @@ TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
     Doubles repeated;
     for (int t = 0; t < T; t++)
         for (int head = 0; head < 3 * NH; head++) {
-            const int source =
-                head < NH ? head : NH + (head - NH) / 3;  // groups of 3: keys 6, 7 and values 8, 9 follow each other
+            const int source = head < NH ? head : NH + (head - NH) / 3;  // groups of 3: keys 6, 7, then values 8, 9
             const double* from = &qkv[(t * (NH + 2 * NKV) + source) * HS];
             repeated.insert(repeated.end(), from, from + HS);
         }
@@ -249,7 +249,7 @@ TEST_P(Fp64Attention, GroupedHeadsAreRepeatedHeads) {
     expect_same_bits(lse, expected_lse, "lse");
 }
 
-// Token by token as all at once: with windows, caps, sinks and ALiBi.
+// Token by token equals all at once: with windows, caps, sinks and ALiBi.
 TEST(Fp64, DecodeIsForward) {
     cpu::Ctx ctx(1);
     Rng rng(21);

@@ -1,6 +1,6 @@
-// Tokenizers whose symbols are characters: SentencePiece's models, and tokenizer.json of types unigram and BPE with byte
-// fallback, against SentencePiece and Hugging Face's library (test/golden/tokenizer/characters*, made by
-// dev/ref/tokenizer_golden.py). What is damaged or unknown is refused by name.
+// Tokenizers with characters as symbols: SentencePiece models, and tokenizer.json of types unigram and BPE with byte
+// fallback, compared with SentencePiece and Hugging Face's library (test/golden/tokenizer/characters*, from
+// dev/ref/tokenizer_golden.py). Damaged or unknown content is refused by name.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -28,7 +28,7 @@ std::string from_hex(const std::string& hex) {
     return bytes;
 }
 
-// A tokenizer.json that is a change of another one.
+// A modified copy of another tokenizer.json.
 Tokenizer patched(const test::TemporaryDirectory& dir, const std::string& base, const nlohmann::json& patch) {
     test::write_file(dir / "tokenizer.json", read_json(golden + base).patch(patch).dump());
     return Tokenizer::load(dir / "tokenizer.json");
@@ -70,7 +70,7 @@ TEST(CharacterTokenizers, TextThatSpellsASpecialTokenStaysText) {
     }
 }
 
-// What transformers' tokenizers in Python have added to a model, by both of their files.
+// Tokens added to a model by transformers' Python tokenizers, through both of their files.
 TEST(CharacterTokenizers, TokensAddedBesideAModel) {
     using nlohmann::json;
     const test::TemporaryDirectory dir;
@@ -146,7 +146,7 @@ TEST(CharacterTokenizers, AnEndThatIsNoTokenIsTold) {
         << note;
 }
 
-// A document that is read in parts has the tokens of the whole: no space is put before the later ones.
+// A document read in parts has the tokens of the whole: no space is inserted before later parts.
 TEST(CharacterTokenizers, PartsOfADocument) {
     const test::TemporaryDirectory dir;
     const auto values = read_json(golden + "characters.json");
@@ -162,7 +162,7 @@ TEST(CharacterTokenizers, PartsOfADocument) {
     }
 }
 
-// Any bytes come back where bytes have tokens and the model does not normalise.
+// Any bytes round-trip if bytes have tokens and the model does not normalize.
 TEST(CharacterTokenizers, BytesThatAreNotUtf8) {
     const test::TemporaryDirectory dir;
     for (const char* base : {"characters_bpe.json", "characters_unigram.json"}) {
@@ -173,7 +173,7 @@ TEST(CharacterTokenizers, BytesThatAreNotUtf8) {
     }
 }
 
-// The cost of a text is its length times that of the longest piece, however its words are.
+// The cost is the text's length times the longest piece's, whatever its words.
 TEST(CharacterTokenizers, LongRunsTakeLinearTime) {
     const test::TemporaryDirectory dir;
     const auto values = read_json(golden + "characters.json");
@@ -221,11 +221,11 @@ TEST(UnigramTrainer, LearnsTheSameWithAnyNumberOfThreadsAndLoads) {
     EXPECT_EQ(tokenizer.decode(tokens), text);
     EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 1), 0);
     EXPECT_EQ(tokenizer.decode(tokenizer.encode("\xff \u0c15\n  x")), "\xff \u0c15\n  x");
-    // SentencePiece's model of this text, of 797 pieces, takes 3,867 tokens for its lines.
+    // SentencePiece's model of this text, with 797 pieces, needs 3,867 tokens for its lines.
     EXPECT_LE(tokens.size(), 3867u);
 }
 
-// No word occurs twice, and all have one part in common.
+// No word occurs twice, but all share a part.
 TEST(UnigramTrainer, FindsThePartsThatWordsHaveInCommon) {
     std::string text;
     for (char a = 'p'; a <= 'v'; a++)
@@ -235,10 +235,10 @@ TEST(UnigramTrainer, FindsThePartsThatWordsHaveInCommon) {
     for (const auto& piece : json["model"]["vocab"]) pieces.push_back(piece[0]);
     for (const char* part : {"\u2581pbcde", "\u2581vbcde", "q"})
         EXPECT_EQ(std::count(pieces.begin(), pieces.end(), part), 1) << part;
-    EXPECT_EQ(std::count(pieces.begin(), pieces.end(), "\u2581pbcdeq"), 0);  // as a whole it occurs once
+    EXPECT_EQ(std::count(pieces.begin(), pieces.end(), "\u2581pbcdeq"), 0);  // the whole word occurs only once
 }
 
-// Of several hundred candidates some thirty are kept: the words that occur often, and none of the others.
+// Keeps some thirty of several hundred candidates: the frequent words, and none of the others.
 TEST(UnigramTrainer, PrunesWhatIsSeldomUsed) {
     std::mt19937 random(3);
     std::set<std::string> words;
@@ -250,8 +250,8 @@ TEST(UnigramTrainer, PrunesWhatIsSeldomUsed) {
     const std::vector<std::string> all(words.begin(), words.end());
     std::string text;
     for (size_t i = 0; i < all.size(); i++)
-        for (int n = i % 20 ? 2 : 60; n > 0; n--) text += all[i];  // 16 words are often used
-    for (int n = 0; n < 40; n++)                                   // and so is each character, of which any word can be made
+        for (int n = i % 20 ? 2 : 60; n > 0; n--) text += all[i];  // 16 words are frequent
+    for (int n = 0; n < 40; n++)                                   // and so is each character, so any word can be composed
         for (const char c : std::string(" abcdefghij")) text += std::string("\n") + c;
     const auto json = trained(text, 258 + 12 + 16, 2);
     std::set<std::string> pieces;
@@ -268,14 +268,14 @@ TEST(UnigramTrainer, TextsThatTeachNothing) {
     }
 }
 
-// A part of a long text that goes on has no beginning to strip.
+// Later parts of a long text have no start to strip.
 TEST(CharacterTokenizers, StripOfAPart) {
     const Normalizer strip(nlohmann::json{{"type", "Strip"}});
     EXPECT_EQ(strip.normalize("\n a b ", false), "a b");
     EXPECT_EQ(strip.normalize("\n a b ", true), "\n a b");
 }
 
-// ---- what is refused ----
+// ---- refusals ----
 void expect_refused(const nlohmann::json& json, const std::string& part) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "tokenizer.json", json.dump());
@@ -341,7 +341,7 @@ TEST(CharacterTokenizers, RefuseHostileUnigramFiles) {
          {nlohmann::json(nullptr), nlohmann::json(-1), nlohmann::json(2147483648), nlohmann::json("0")})
         expect_refused(with("/model/unk_id", id), "unk_id");
     const test::TemporaryDirectory dir;
-    auto folded = good;  // an added token that the normaliser turns into another one
+    auto folded = good;  // an added token that the normalizer changes into another one
     folded["normalizer"] = {{"type", "Lowercase"}};
     folded["model"]["vocab"][300][0] = "qqq";
     folded["model"]["vocab"][301][0] = "QQQ";
@@ -407,7 +407,7 @@ TEST(CharacterTokenizers, RefuseHostileModels) {
         } catch (const Error&) {
         }
     }
-    EXPECT_LE(survived, 4);  // cut between two fields behind the pieces
+    EXPECT_LE(survived, 4);  // cut between two fields after the pieces
 }
 
 }  // namespace test_character_tokenizers

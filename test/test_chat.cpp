@@ -1,5 +1,5 @@
-// Conversations: their forms in JSON, the templates beside transformers' (test/golden/chat.json), what is learned, packing into
-// samples, and from a file of conversations to batches.
+// Conversations: their JSON formats, templates compared with transformers' (test/golden/chat.json), loss masks, packing
+// into samples, and from a file of conversations to batches.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -22,7 +22,7 @@ const json& golden() {
     return j;
 }
 
-// A tokenizer of test/golden/tokenizer with the special tokens of templates, in a directory as models have it.
+// A tokenizer of test/golden/tokenizer plus the templates' special tokens, in a model-like directory.
 void write_tokenizer(const std::string& dir, const std::string& name, const std::string& jinja = "") {
     const json& t = golden()["tokenizers"][name];
     const json file = json::parse(test::read_file("test/golden/tokenizer/" + t["base"].get<std::string>())).patch(t["patch"]);
@@ -103,7 +103,7 @@ TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
     expect_error([&] { find_chat_template(bytes(), "vicuna", ""); }, {"vicuna", "chatml, llama-2", "plain"});
     write_tokenizer(dir / "t", "bytes", golden()["unknown"][3]);
     expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); }, {"none of those", "chatml, llama-2", "HINT"});
-    // As transformers: the file comes first, and of several templates the one that is called default.
+    // As in transformers: the file has priority, and of several templates the one named default.
     write_file(dir / "t/chat_template.jinja", golden()["templates"][5]["jinja"]);
     EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "llama-3");
     std::filesystem::remove(dir / "t/chat_template.jinja");
@@ -111,7 +111,7 @@ TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
                           {{"name", "default"}, {"template", golden()["templates"][0]["jinja"]}}};
     write_file(dir / "t/tokenizer_config.json", json{{"chat_template", several}}.dump());
     EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "chatml");
-    // What adapters learned comes before what the model under them has.
+    // The adapter's template has priority over its base model's.
     std::filesystem::create_directory(dir / "adapter");
     EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter").name, "chatml");
     write_file(dir / "adapter/chat_template.jinja", golden()["templates"][5]["jinja"]);
@@ -127,7 +127,7 @@ TEST(ChatTemplate, NeedsItsTokens) {
     expect_error([&] { ChatEncoder(bare, named("gemma")); }, {"no token '<start_of_turn>'"});
     EXPECT_EQ(ChatEncoder(bare, named("plain")).end_token(), bare.eod_id());
     EXPECT_EQ(bytes().token_bytes(ChatEncoder(bytes(), named("chatml")).end_token()), "<|im_end|>");
-    // A template's end is the tokenizer's end of a document, and there is none.
+    // The template ends with the tokenizer's end-of-document token, and there is none.
     const TemporaryDirectory dir;
     json file = json::parse(test::read_file("test/golden/tokenizer/gpt2.json"));
     file["added_tokens"][0]["content"] = "<|other|>";
@@ -136,7 +136,7 @@ TEST(ChatTemplate, NeedsItsTokens) {
     write_file(dir / "t.json", file.dump());
     const Tokenizer endless = Tokenizer::load(dir / "t.json");
     expect_error([&] { ChatEncoder(endless, named("plain")); }, {"no token that ends a document", "plain"});
-    // A token that takes the white space beside it.
+    // A token that strips adjacent white space.
     json wide = json::parse(test::read_file("test/golden/tokenizer/gpt2.json"));
     wide["added_tokens"].push_back({{"id", 600}, {"content", "<|im_start|>"}, {"special", true}});
     wide["added_tokens"].push_back({{"id", 601}, {"content", "<|im_end|>"}, {"special", true}, {"rstrip", true}});
@@ -145,7 +145,7 @@ TEST(ChatTemplate, NeedsItsTokens) {
     expect_error([&] { ChatEncoder(stripping, named("chatml")); }, {"'<|im_end|>' takes the white space", "not supported"});
 }
 
-// GPT-2's <|endoftext|> is a token that is looked for in normalized text. Templates have it where no normalizer changes it.
+// GPT-2's <|endoftext|> is matched in normalized text. Templates may use it if no normalizer changes it.
 TEST(ChatTemplate, TokensThatAreNormalized) {
     const TemporaryDirectory dir;
     const auto replacing = [](const char* what) -> json {
@@ -174,7 +174,7 @@ TEST(ChatTemplate, TokensThatAreNormalized) {
     expect_error([&] { ChatEncoder(changed, named("plain")); }, {"'<|endoftext|>', which is no token of"});
 }
 
-// A message that spells a special token stays text, unless that is asked for.
+// A special token spelled out in a message stays text, unless enabled.
 TEST(ChatTemplate, MessagesAreText) {
     const ChatEncoder encoder(bytes(), named("chatml"));
     const Messages conversation = {{"user", "<|im_end|>\n<|im_start|>system"}, {"assistant", "no", true}};
@@ -186,8 +186,8 @@ TEST(ChatTemplate, MessagesAreText) {
     EXPECT_EQ(ends(true), 3);
 }
 
-// Where a token would reach from the prompt into the answer, the text is cut: what is given to generate() is how the tokens of
-// the whole begin, for every answer.
+// Text is split where a token would cross from the prompt into the answer: generate()'s prompt is a prefix of the whole
+// conversation's tokens, for every answer.
 TEST(ChatTemplate, AnAnswerBeginsWithATokenOfItsOwn) {
     for (const char* name : {"chatml", "qwen3", "llama-2", "llama-3", "mistral", "gemma", "olmo-2", "plain"})
         for (const Tokenizer* tokenizer : {&bytes(), &characters()})
@@ -226,7 +226,7 @@ TEST(Conversation, IsReadInEveryForm) {
         EXPECT_EQ(found[0].role + found[0].text + found[1].role + found[1].text, "usera\n\nbassistantc");
         EXPECT_TRUE(!found[0].learned && found[1].learned);
     }
-    // What is not learned: of a prompt, and what has the weight 0.
+    // Not in the loss: prompts, and messages with weight 0.
     const char* const partly[] = {
         R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0},
             {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "weight": 1}]})",
@@ -240,7 +240,7 @@ TEST(Conversation, IsReadInEveryForm) {
         ASSERT_EQ(found.size(), 4u);
         EXPECT_TRUE(!found[1].learned && found[3].learned) << record;
     }
-    // Messages under keys of their own: the system's, and earlier questions with their answers.
+    // Messages under separate keys: the system's, and earlier questions with their answers.
     const char* const apart[] = {
         R"({"system": "s", "instruction": "e", "input": "", "output": "d", "history": [["a", "b"]], "tools": []})",
         R"({"system": "s", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
@@ -326,7 +326,7 @@ TEST(Conversation, PairsOfAnswersAreReadInEveryForm) {
     ASSERT_EQ(chosen.size(), 3u);
     EXPECT_EQ(chosen[0].role + chosen[0].text + rejected[0].role + rejected[0].text, "systemssystems");
     chosen.clear(), rejected.clear();
-    // An answer with which both conversations begin is part of the prompt.
+    // If both conversations start with the same answer, it is part of the prompt.
     const std::string begin = std::string(user) + ", " + b + ", " + user + ", ";
     const std::string longer =
         format(R"({"chosen": [%s%s], "rejected": [%s%s]})", begin.c_str(), c.c_str(), begin.c_str(), b.c_str());
@@ -359,7 +359,7 @@ TEST(Conversation, SaysWhyThereIsNoPairOfAnswers) {
 }
 
 // ---- packing ---------------------------------------------------------------------------------------------------------------
-// Conversation d has lengths[d] tokens, 1000 (d + 1) and up; the last half of them is learned.
+// Conversation d has lengths[d] tokens, 1000 (d + 1) and up; the last half of them is in the loss.
 void write_conversations(const std::string& prefix, const Ints& lengths, bool pairs = false) {
     TokenDatasetWriter writer(prefix, {"hash", "tokenizer", 1 << 20}, {}, "chatml", pairs);
     for (size_t d = 0; d < lengths.size(); d++) {
@@ -382,7 +382,7 @@ DataOptions options_for(const std::string& prefix, int T) {
 
 TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
     const TemporaryDirectory dir;
-    const Ints lengths = {9, 3, 17, 12, 5, 2, 8, 16, 30, 7, 4, 40};  // 30 keeps an answer's beginning, of 40 none is left
+    const Ints lengths = {9, 3, 17, 12, 5, 2, 8, 16, 30, 7, 4, 40};  // 30 keeps the start of an answer, 40 nothing
     write_conversations(dir / "chat", lengths);
     const int T = 16;
     const DataLoader data(options_for(dir / "chat", T));
@@ -422,8 +422,8 @@ TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
     EXPECT_EQ(data.unmasked(0, data.n_samples()), expected);
 }
 
-// Each conversation begins with n places without a token, which it sees; the first one's are not of the T. Text beside them has
-// these.
+// Each conversation, and each piece of text next to them, starts with n places without tokens, visible to its tokens; the
+// first one's are not among the T.
 TEST(Packing, LeavesPlacesForVirtualTokensBeforeEveryConversation) {
     const TemporaryDirectory dir;
     const int T = 20, n = 3;
@@ -470,8 +470,8 @@ TEST(Packing, LeavesPlacesForVirtualTokensBeforeEveryConversation) {
     }
     EXPECT_EQ(seen.size(), lengths.size() + 3);
     o.virtual_tokens = 0;
-    EXPECT_LT(DataLoader(o).n_samples(), data.n_samples());  // they take room
-    // Without tokens, as a prompt of one token begins where ranks cut rows.
+    EXPECT_LT(DataLoader(o).n_samples(), data.n_samples());  // they take up space
+    // No tokens: how a prompt of one token starts if rows are split over ranks.
     Batch none;
     none.B = 1;
     EXPECT_EQ(none.behind(n).tokens, Ints(n, -1));
@@ -497,7 +497,7 @@ TEST(Packing, OrderDoesNotDependOnTheLengthOfTheRun) {
     };
     const Ints one = firsts(0), many = firsts(200);
     EXPECT_EQ(Ints(many.begin(), many.begin() + (long)one.size()), one);
-    // Each epoch has each sample once, in another order.
+    // Each epoch has each sample once, in a different order.
     const Ints second(many.begin() + (long)one.size(), many.begin() + 2 * (long)one.size());
     EXPECT_NE(second, one);
     EXPECT_EQ(std::multiset<int>(second.begin(), second.end()), std::multiset<int>(one.begin(), one.end()));
@@ -520,7 +520,7 @@ TEST(Packing, SplitsByConversationsAndBlendsWithText) {
     write_conversations(dir / "one", {6});
     EXPECT_EQ(load(dir / "one", "969, 30, 1", DataSplit::train), 1);
     EXPECT_EQ(load(dir / "one", "969, 30, 1", DataSplit::valid), 0);
-    // With text: its rows see all of the sample, conversations only themselves.
+    // With text: its rows see the whole sample, conversations only themselves.
     TokenDatasetWriter text(dir / "text", 1 << 20);
     Ints tokens(200);
     std::iota(tokens.begin(), tokens.end(), 500000);
@@ -546,7 +546,7 @@ TEST(Packing, SplitsByConversationsAndBlendsWithText) {
     EXPECT_EQ(data.unmasked(0, 10), targets);
 }
 
-// Both answers of a pair are in one sample, from position 0 each; a pair that is longer than a sample is left out; a split cuts
+// Both answers of a pair are in one sample, each from position 0; a pair longer than a sample is dropped; a split cuts
 // between pairs; the mean is over pairs.
 TEST(Packing, KeepsPairsOfAnswersTogether) {
     const TemporaryDirectory dir;
@@ -588,7 +588,7 @@ TEST(Packing, KeepsPairsOfAnswersTogether) {
     }
     EXPECT_EQ(seen, (std::set<int64_t>{1, 2, 3, 4, 5}));
     EXPECT_EQ(data.terms(0, 1), in_first);
-    // What the reference has not scored is refused, not compared.
+    // A missing reference score is refused.
     reference[4] = NAN;
     data.set_reference(reference);
     expect_error([&] { data.fetch(0, (int)data.n_samples(), batch); }, {"document 4", "is not known", "--seq-length"});
@@ -602,7 +602,7 @@ TEST(Packing, KeepsPairsOfAnswersTogether) {
     split.part = DataSplit::valid;
     EXPECT_EQ(DataLoader(split).summary()[0].documents, 4);
     EXPECT_NE(DataLoader(split).checksum_of_pairs(), data.checksum_of_pairs());
-    // Conversations are not compared, and half a pair is damage.
+    // Conversations have no pairs, and half a pair is damage.
     write_conversations(dir / "chat", {6, 6});
     DataOptions chat = options_for(dir / "chat", T);
     chat.pairs = true;
@@ -625,7 +625,7 @@ TEST(Packing, RefusesMasksThatDoNotBelong) {
     std::filesystem::remove(dir / "chat.mask");
     expect_error(opens, {"chat.mask is missing", "HINT"});
     write_file(dir / "chat.mask", mask);
-    // Text over conversations takes the mask away; a mask of others is not overwritten.
+    // Writing text in place of conversations removes the mask; a foreign mask is not overwritten.
     const auto writes = [&] {
         TokenDatasetWriter text(dir / "chat", {"hash", "tokenizer", 1 << 20});
         const Ints tokens = {1, 2, 3};
@@ -638,7 +638,7 @@ TEST(Packing, RefusesMasksThatDoNotBelong) {
     write_file(dir / "chat.mask", std::string(3, '\1'));
     expect_error(opens, {"chat.mask belongs to other data", "HINT"});
     expect_error(writes, {"chat.mask was not written by train_gpt prepare", "HINT"});
-    // No conversation with an answer within a sample.
+    // No conversation has an answer that fits in a sample.
     write_conversations(dir / "long", {100, 90});
     expect_error([&] { DataLoader{options_for(dir / "long", 8)}; }, {"no conversation", "first 9 tokens", "--seq-length"});
     write_conversations(dir / "long", {100});
@@ -689,7 +689,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     EXPECT_EQ(data.chat_template(), "chatml");
     ASSERT_EQ(data.n_documents(), 42);
     const Tokenizer tokenizer = Tokenizer::load(dir / "t");
-    const auto text = [&](int64_t d) {  // what is learned in brackets
+    const auto text = [&](int64_t d) {  // tokens in the loss are in brackets
         Ints tokens((size_t)data.length(d)), given, learned;
         data.read(d, 0, data.length(d), tokens.data());
         for (size_t i = 0; i < tokens.size(); i++) (data.learned(d)[i] ? learned : given).push_back(tokens[i]);
@@ -697,7 +697,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     };
     EXPECT_EQ(text(40), "<|im_start|>user\nwho<|im_end|>\n<|im_start|>assistant\n\n[Adam<|im_end|>]");
     EXPECT_EQ(text(7), "<|im_start|>user\nthe king 7<|im_end|>\n<|im_start|>assistant\n\n[the son <|im_end|> of 7<|im_end|>]");
-    // An interrupted run goes on, and gives the same bytes.
+    // An interrupted run resumes, and gives the same bytes.
     PrepareOptions again = o;
     again.output_prefix = dir / "again";
     again.resume = true;
@@ -711,7 +711,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     prepared(again);
     for (const char* end : {".bin", ".idx", ".mask"})
         EXPECT_TRUE(test::read_file(dir / "again" + end) == test::read_file(dir / "chat" + end)) << end;
-    // Pairs of answers, interrupted too.
+    // Pairs of answers, also interrupted.
     PrepareOptions pairs = o;
     pairs.chat = false;
     pairs.preference = true;
@@ -736,7 +736,7 @@ TEST(PrepareChat, FromFilesToBatches) {
                                                 (d ? "Eve" : "Adam") + "<|im_end|>\n");
         EXPECT_EQ(of_answers.learned(d)[0], 0);
     }
-    // What does not go together.
+    // Incompatible options.
     pairs.chat = true;
     expect_error([&] { prepared(pairs); }, {"--chat is for conversations, --preference for pairs"});
     pairs.chat = false;

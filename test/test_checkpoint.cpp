@@ -1,5 +1,5 @@
-// Checkpoints: the checksum, the manifest, sharded tensors, which checkpoint is found, which are kept, what a resumed run must
-// agree with, and when to save.
+// Checkpoints: checksum, manifest, sharded tensors, which checkpoint is found and which are kept, which options a resumed
+// run must match, and when to save.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -29,7 +29,7 @@ ModelConfig tiny(const std::string& family) {
     return c;
 }
 
-// RFC 3720 B.4 and the customary check value.
+// RFC 3720 B.4 and the usual check value.
 TEST(Crc32c, GoldenValues) {
     EXPECT_EQ(crc32c("123456789", 9), 0xE3069283u);
     EXPECT_EQ(crc32c("", 0), 0u);
@@ -51,7 +51,7 @@ TEST(Crc32c, InstructionEqualsTableAndPartsEqualTheWhole) {
     }
 }
 
-// The sum of a file that is written in pieces in any order, by several writers, with holes of zeros.
+// The checksum of a file written in pieces, in any order, by several writers, with holes of zeros.
 TEST(Crc32c, PiecesInAnyOrderGiveTheSumOfTheWhole) {
     test::Rng rng(2);
     std::string bytes(5000, '\0');
@@ -70,11 +70,11 @@ TEST(Crc32c, PiecesInAnyOrderGiveTheSumOfTheWhole) {
     EXPECT_EQ(sums.at("a/b").bytes, 5000u);
     EXPECT_EQ(sums.at("a/b").crc, crc32c(bytes.data(), bytes.size()));
     expect_error([&] { check_against_disk("dir", sums, {{"a/b", {5000, 7}}}); }, {"dir/a/b does not hold what was written"});
-    const size_t far = ((size_t)1 << 40) + 12345;  // x^(8 (a + b)) = x^(8 a) x^(8 b), for lengths beyond 32 bits, too
+    const size_t far = ((size_t)1 << 40) + 12345;  // x^(8 (a + b)) = x^(8 a) x^(8 b), also for lengths beyond 32 bits
     EXPECT_EQ(crc32c_power(far), crc32c_product(crc32c_power(far - 999), crc32c_power(999)));
 }
 
-// A file is damaged, missing or unreadable, and only the first two are judged.
+// A file is damaged, missing or unreadable; only the first two count as bad.
 TEST(Reading, WhatCannotBeReadIsNotJudged) {
     const TemporaryDirectory dir;
     write_file(dir / "a", "text");
@@ -86,7 +86,7 @@ TEST(Reading, WhatCannotBeReadIsNotJudged) {
     EXPECT_FALSE(file_exists(dir / "a/b"));
     EXPECT_TRUE(names_in(dir / "a").empty());
     expect_error([&] { read_whole_file(dir / "b"); }, {"cannot open"});
-    std::string big(3 << 20, 'x');  // a length that is no multiple of any block
+    std::string big(3 << 20, 'x');  // not a multiple of any block size
     big += "end";
     write_file(dir / "big", big);
     EXPECT_EQ(sum_file(dir / "big", SIZE_MAX, true).crc, crc32c(big.data(), big.size()));
@@ -96,7 +96,8 @@ TEST(Reading, WhatCannotBeReadIsNotJudged) {
     EXPECT_EQ(calls, 4);
 }
 
-// bf16 weights that are not the fp32 weights rounded, as after a write that was lost before sums were compared with the disk.
+// bf16 weights that differ from the rounded fp32 weights, as after a lost write in versions that did not read back
+// checksums.
 TEST(Checkpoints, WeightsAreTheRoundedMasters) {
     const ModelConfig c = tiny("gpt2");
     const ParameterTable table(c);
@@ -162,14 +163,14 @@ TEST(Manifest, EveryDamageIsSeenAndNamed) {
     EXPECT_NE(verify_directory(dir / "none"), "");
 }
 
-// A manifest may be anyone's. Whatever it names, reading ends soon and goes nowhere else.
+// A manifest may come from anyone. Whatever it names, reading ends soon and stays in the directory.
 TEST(Manifest, HostileNamesAreRefused) {
     const TemporaryDirectory dir;
     const std::string model = dir / "model";
     std::filesystem::create_directories(model + "/training");
     write_file(dir / "secret", "s");
     write_file(model + "/a.bin", "a");
-    alarm(60);  // instead of waiting for a pipe for ever
+    alarm(60);  // instead of waiting forever for a pipe
     const auto problem = [&](const std::string& name, size_t bytes = 1) {
         nlohmann::json manifest = {{"files", {{name, {{"bytes", bytes}, {"crc32c", format("%08x", crc32c("s", 1))}}}}}};
         write_file(model + "/manifest.json", manifest.dump());
@@ -191,12 +192,12 @@ TEST(Manifest, HostileNamesAreRefused) {
     close(s);
     for (const std::string name : {"pipe", "zeros", "training", "socket"})
         EXPECT_NE(problem(name).find(model + "/" + name), std::string::npos) << problem(name);
-    // A link to a file is one.
+    // A link to a file counts as one.
     std::filesystem::create_symlink(dir / "secret", model + "/link");
     EXPECT_EQ(problem("link"), "");
     write_file(model + "/manifest.json", R"({"files": {"a.bin": {"bytes": 1e300, "crc32c": "00000000"}}})");
     EXPECT_NE(verify_directory(model).find("the size of a.bin is 1e+300"), std::string::npos) << verify_directory(model);
-    // No more is read than was written: this file has 4 TiB.
+    // Reads no more than the manifest's length: this file has 4 TiB.
     std::filesystem::resize_file(model + "/a.bin", (uintmax_t)1 << 42);
     EXPECT_NE(problem("a.bin").find("a.bin has 4398046511104 bytes; it was written with 1"), std::string::npos);
     alarm(0);
@@ -228,7 +229,7 @@ TEST(Tensors, ShardsHoldTheSame) {
     }
 }
 
-// The head of a tied model that is stored, too, must be the embedding: files of transformers 5 may have another one.
+// If a tied model's file also stores the head, it must equal the embedding: files of transformers 5 may have another one.
 TEST(Tensors, TiedHeadIsTheEmbedding) {
     const ModelConfig c = tiny("gpt2");
     const ParameterTable table(c);
@@ -258,8 +259,8 @@ TEST(Tensors, TiedHeadIsTheEmbedding) {
     expect_error([&] { read({c.C, c.V}, n); }, {"tie_word_embeddings"});
 }
 
-// A weight without a place here means that the model is another one; masks are no weights. An adapter on a tied head is no copy
-// of it.
+// A weight unknown to us means a different model; masks are not weights. An adapter on a tied head is not a copy of the
+// head.
 TEST(Tensors, UnknownOnesAreRefusedByName) {
     ModelConfig c = tiny("gpt2");
     ParameterTable table(c);
@@ -326,11 +327,11 @@ TEST(Checkpoints, TheLatestIntactIsResumedAndDamageReported) {
     EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20));
     ASSERT_EQ(reports.size(), 1u);
     EXPECT_NE(reports[0].find("step_00000100/a"), std::string::npos);
-    // A copy of it under another name is not that step's.
+    // A copy under another name is not that step's checkpoint.
     std::filesystem::copy(step_directory(out / "", 20), step_directory(out / "", 30), std::filesystem::copy_options::recursive);
     EXPECT_NE(verify_checkpoint(step_directory(out / "", 30)).find("holds the checkpoint of step 20"), std::string::npos);
     std::filesystem::remove_all(step_directory(out / "", 30));
-    // One that was gone back to comes before those after it; if it is damaged, those before it do.
+    // A checkpoint chosen by going back has priority over later ones; if it is damaged, earlier ones follow.
     write_file(step_directory(out / "", 100) + "/a", "abc");
     make_latest(out / "", step_directory(out / "", 20));
     EXPECT_EQ(checkpoint_to_resume(out / "", report), step_directory(out / "", 20));
@@ -360,12 +361,12 @@ TEST(Checkpoints, TheLastAndEveryMthAreKept) {
     EXPECT_EQ(find_checkpoints(out / "").size(), 8u);
     prune(out / "", 80, {2, 30});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60, 30}));
-    // Checkpoints after the one just written, of another course of the run, do not push it out.
+    // Later checkpoints, from another course of the run, do not evict the one just written.
     prune(out / "", 60, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 70, 60}));
     prune(out / "", 80, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80}));
-    // `latest` could not be pointed to the newest one.
+    // `latest` could not be updated to the newest one.
     for (int64_t step : {10, 20}) {
         std::filesystem::create_directory(step_directory(out / "", step));
         write_file(step_directory(out / "", step) + "/manifest.json", "{}");
@@ -375,7 +376,7 @@ TEST(Checkpoints, TheLastAndEveryMthAreKept) {
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 10}));
     std::filesystem::remove(out / "latest");
     std::filesystem::remove_all(step_directory(out / "", 10));
-    // A directory of the user's that is named like a checkpoint.
+    // A user's directory with a checkpoint's name.
     std::filesystem::create_directory(step_directory(out / "", 75));
     prune(out / "", 80, {1, 0});
     EXPECT_EQ(find_checkpoints(out / ""), (std::vector<int64_t>{80, 75}));
@@ -396,12 +397,12 @@ TEST(Checkpoints, ARollbackAlwaysFindsOneThatIsFarEnoughBack) {
             const std::vector<int64_t> kept = find_checkpoints(out / "");
             EXPECT_LE(kept.size(), 4u);
             EXPECT_EQ(kept[0], step);
-            // At the first step from here on at which a spike may be seen, and until the next checkpoint.
+            // From the first step at which a spike may be detected until the next checkpoint.
             for (int64_t now = step; now < step + 10; now++) {
                 const auto far = std::find_if(kept.begin(), kept.end(), [&](int64_t s) { return s <= now - way_back; });
-                if (now - way_back < 10) EXPECT_EQ(kept.back(), 10) << now;  // there was none
+                if (now - way_back < 10) EXPECT_EQ(kept.back(), 10) << now;  // there was no other
                 else ASSERT_NE(far, kept.end()) << now << ", " << way_back;
-                // And not much farther than it must be.
+                // And not much farther than necessary.
                 if (far == kept.end()) continue;
                 EXPECT_GT(*far, now - 2 * way_back - 30) << now << ", " << way_back;
             }
@@ -422,7 +423,7 @@ TEST(Checkpoints, ThoseAfterTheOneThatTrainingGoesOnFromAreRenamed) {
         EXPECT_NE(done.find(name), std::string::npos) << done;
     }
     EXPECT_EQ(go_back_to(out / "", step_directory(out / "", 20), 20), "");
-    // To the checkpoint of another run, which began this one: none of this one's is left, nor a link to it.
+    // To a checkpoint of another run, from which this one started: no checkpoint or link of this run is left.
     put_checkpoint(elsewhere, 5);
     std::filesystem::remove_all(step_directory(out / "", 50));
     EXPECT_NE(go_back_to(out / "", step_directory(elsewhere / "", 5), 5), "");
@@ -478,9 +479,9 @@ TEST(RunLock, IsTakenAgainWhereItWasDeletedAndLeavesNoFolderOfARefusedRun) {
             const RunLock thief(out);
             expect_error([&] { lock.hold(); }, {"another run"});
         }
-        lock.hold();  // that one has left nothing
+        lock.hold();  // the other one left nothing
         unlink((out + "/.lock").c_str());
-        write_file(out + "/.lock", "1");  // another process has been here, and has ended
+        write_file(out + "/.lock", "1");  // another process was here, and has exited
         for (int i = 0; i < 2; i++) expect_error([&] { lock.hold(); }, {"another run", "process 1"});
         std::filesystem::remove_all(out);
     }
@@ -531,21 +532,21 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     expect_error([&] { agree([](TrainOptions& n) { n.seed = 9; }); }, {"--seed"});
     expect_error([&] { agree([](TrainOptions& n) { n.global_batch_size = 9; }, {"lr"}); }, {"--global-batch-size 16 keeps it"});
     expect_error([&] { agree([](TrainOptions&) {}, {"threads"}); }, {"'threads'"});
-    // Earlier versions wrote no global batch where it was a micro-batch of each rank.
+    // Earlier versions saved no global batch if it was one micro-batch per rank.
     saved.options["global-batch-size"] = 0;
     saved.options["micro-batch-size"] = 4;
     saved.layout["dp"] = 2;
     expect_error([&] { agree([](TrainOptions&) {}); }, {"16 samples, the checkpoint was written with 8"});
     agree([](TrainOptions& n) { n.global_batch_size = 8; });
     saved.options["global-batch-size"] = 16;
-    // A length that a time budget has chosen stays.
+    // A length chosen by a time budget is kept.
     const auto an_hour = [](TrainOptions& n) { n.time_budget = "1h"; };
     agree(an_hour, {"time-budget"});
     saved.length.steps = 70;
     expect_error([&] { agree(an_hour, {"time-budget"}); }, {"has chosen its length, 70 steps", "HINT"});
     saved.length = {};
     const auto narrow = [](TrainOptions& n) { n.exp_avg_sq_dtype = "bf16"; };
-    for (const bool old_version : {false, true}) {  // which had moments in fp32 only, and no option to say so
+    for (const bool old_version : {false, true}) {  // a version with only fp32 moments, without the option
         if (old_version) {
             saved.options.erase("exp-avg-dtype");
             saved.options.erase("exp-avg-sq-dtype");
@@ -574,7 +575,7 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     const auto with_sum = [](const char* sum) {
         return nlohmann::ordered_json{{{"documents", 3}, {"tokens", 50}, {"crc32c", sum}}};
     };
-    check_agreement(saved, o, with_sum("01234567"), "", {});  // a checkpoint of an earlier version has none
+    check_agreement(saved, o, with_sum("01234567"), "", {});  // checkpoints of earlier versions have none
     saved.data = with_sum("01234567");
     check_agreement(saved, o, with_sum("01234567"), "", {});
     expect_error([&] { check_agreement(saved, o, with_sum("01234568"), "", {}); }, {"checksum", "--override data-path"});
@@ -630,7 +631,7 @@ TEST(State, ComesBack) {
     const TrainingState t = read_state(dir / "");
     EXPECT_EQ(to_json(s), to_json(t));
     EXPECT_TRUE(std::isnan(t.valid_loss));
-    // Counters out of range, and relations that cannot be.
+    // Counters out of range, and impossible relations.
     for (const auto& [name, value] : std::vector<std::pair<const char*, nlohmann::json>>{{"step", -1},
                                                                                          {"step", 1e300},
                                                                                          {"step", 7.5},
@@ -650,7 +651,7 @@ TEST(State, ComesBack) {
         write_file(state_file(dir / ""), damaged.dump());
         expect_error([&] { read_state(dir / ""); }, {"state.json is damaged", "whole number"});
     }
-    // What earlier versions wrote: 100 steps of 8 samples of 16 tokens, and 5 batches that were dropped and 3 skipped.
+    // A state of earlier versions: 100 steps of 8 samples of 16 tokens, with 5 dropped and 3 skipped batches.
     TrainingState old = s;
     old.step = 103;
     old.discarded = 5;

@@ -1,4 +1,4 @@
-// The command line: values, lists, aliases, configuration files, and what a refusal says.
+// The command line: values, lists, aliases, configuration files, and error messages.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -120,7 +120,7 @@ TEST(Cli, ConfigurationFilesThatAreWrong) {
 
 TEST(Cli, ConfigurationFileAndCommandLine) {
     const test::TemporaryDirectory dir;
-    const std::string mark = "\xef\xbb\xbf";  // as editors on Windows write it
+    const std::string mark = "\xef\xbb\xbf";  // as written by editors on Windows
     test::write_file(
         dir / "run.toml",
         mark + "# a run\nnum-layers = 5\nlr = 0.01\nswiglu = true\ndata-path = [\"a\", \"b\"]\nlr-decay-style = \"linear\"\n");
@@ -135,7 +135,7 @@ TEST(Cli, ConfigurationFileAndCommandLine) {
     refused({"--config", dir / "none.toml"}, {"none.toml"});
 }
 
-// Kernels compute in fp32, in which 1e300 is infinite and 1e-300 is 0: a number that is allowed is neither, nor is its inverse.
+// Kernels compute in fp32, where 1e300 is infinite and 1e-300 is 0: no accepted number is either, nor is its inverse.
 template <class Options>
 void expect_bounds_within_fp32() {
     Options o;
@@ -188,7 +188,7 @@ TEST(Cli, RefusalsNameTheValueAndWhatIsAllowed) {
     refused({"stray"}, {"stray"});
 }
 
-// What `arguments` of train are answered with.
+// train's answer to these arguments.
 std::string answer(const std::vector<std::string>& arguments) {
     try {
         parsed(arguments);
@@ -219,7 +219,7 @@ TEST(Cli, NamesOfOtherProgramsLeadToOurs) {
     };
     for (const auto& [given, ours] : pairs)
         EXPECT_NE(answer({given, "1"}).find(ours), std::string::npos) << answer({given, "1"});
-    // The options that the advice names exist; none of the names is one of ours.
+    // Our option named in each hint exists; no foreign name is one of ours.
     for (const cli::OtherName& o : cli::other_names)
         for (const cli::Command& c : cli::commands()) {
             if ((" " + std::string(o.commands) + " ").find(" " + std::string(c.name) + " ") == std::string::npos) continue;
@@ -284,7 +284,7 @@ TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
         });
     };
     EXPECT_EQ(shown(all), (int)rows.size());
-    const auto& everyday = everyday_options();  // some are tune's alone
+    const auto& everyday = everyday_options();  // some exist only in tune
     const auto of_train = std::count_if(rows.begin(), rows.end(), [&](const cli::OptionRow& row) {
         return std::find(everyday.begin(), everyday.end(), row.name) != everyday.end();
     });
@@ -299,7 +299,7 @@ TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
     for (const char* name : {"resume", "world", "time-budget"}) EXPECT_EQ(row_of("sweep", name), "none") << "sweep refuses it";
     EXPECT_EQ(row_of("tune", "resume"), "none");
     EXPECT_EQ(row_of("tune", "head-rows"), "rows (tokens) whose logits are in memory at a time; default: searched");
-    // Sentences that stand alone: each row says more than its name, and its default once.
+    // Self-contained sentences: each row says more than its name, and its default only once.
     for (const cli::Command& c : cli::commands())
         for (const cli::OptionRow& row : cli::options_of(c.name)) {
             EXPECT_GE(row.help.size(), 9u) << row.name;

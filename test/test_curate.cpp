@@ -1,4 +1,4 @@
-// Curation: each stage on small texts whose result was worked out by hand.
+// Curation: each stage on small texts with results worked out by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace test_curate {
 
-// The text that a stage makes of `text`, or "dropped: RULE"; behind it what it counted: "café (encoding-repair 1)".
+// The stage's output for `text`, or "dropped: RULE"; followed by its counts: "café (encoding-repair 1)".
 std::string normalised(const std::string& text) {
     Document d;
     d.text = text;
@@ -24,7 +24,7 @@ std::string normalised(const std::string& text) {
 TEST(Curate, Normalises) {
     const std::pair<std::string, std::string> rows[] = {
         {"plain", "plain"},
-        // mojibake of one, two and three readings, by Windows-1252 and by Latin-1
+        // mojibake of one, two and three misreadings, as Windows-1252 and Latin-1
         {"cafÃ©", "café (encoding-repair 1)"},
         {"cafÃƒÂ©", "café (encoding-repair 2)"},
         {"Itâ€™s â€œgoodâ€\u009d", "It’s “good” (encoding-repair 3)"},
@@ -32,11 +32,11 @@ TEST(Curate, Normalises) {
         {"Ð¿Ñ€Ð¸Ð²ÐµÑ‚", "привет (encoding-repair 1)"},
         {"ðŸ˜€ Â£5", "😀 £5 (encoding-repair 2)"},
         {"æ—¥æœ¬", "日本 (encoding-repair 1)"},
-        // sound texts that have such characters
+        // correct texts with such characters
         {"“AMANHÃ” perché»… „Spaß“ «Â» naïve façade", "“AMANHÃ” perché»… „Spaß“ «Â» naïve façade"},
         {"Þórður à Örebro: 5 × 3 = 15 °C, ½ €", "Þórður à Örebro: 5 × 3 = 15 °C, ½ €"},
         {"São Paulo não é CÃO", "São Paulo não é CÃO"},
-        // a weak place counts where a strong one begins alike: Ð¸ alone could be meant
+        // an ambiguous sequence is repaired if a clear one starts the same way: Ð¸ by itself could be intended
         {"Ð¿Ñ€ Ð¸ Å“", "пр и Å“ (encoding-repair 2)"},
         // bytes, lines, controls, forms
         {"caf\xe9 \x93quoted\x94", "café “quoted” (invalid-utf8 3)"},
@@ -50,7 +50,7 @@ TEST(Curate, Normalises) {
     };
     for (const auto& [text, expected] : rows) {
         EXPECT_EQ(normalised(text), expected) << text;
-        // What is normalised stays as it is.
+        // Normalized text stays unchanged.
         Document once;
         once.text = text;
         Changes changes;
@@ -86,7 +86,7 @@ TEST(Curate, MeasuresWhatTheRulesSay) {
         {"gopher-top-3-gram", "a b", 0},                  // none
         {"gopher-top-4-gram", "a b c d x a b c d", 2 * 7.0 / 17},
         {"gopher-repeated-5-grams", "a b c d e a b c d e f", 5.0 / 21},
-        // the second copy is counted once, not once per n-gram in it
+        // the second copy counts once, not once per n-gram
         {"gopher-repeated-5-grams", "a b c d e f g a b c d e f g", 5.0 / 27},
         {"fineweb-line-ends", "One.\nTwo\n\nThree。\n four!\n", 3.0 / 4},
         {"fineweb-short-lines", "short\n\na line of more than thirty characters\n", 0.5},
@@ -268,8 +268,8 @@ TEST(Curate, MixesSourcesByWeight) {
     EXPECT_EQ(copies_of(5, 0, 7), 0);
 }
 
-// Table 2 of Smith et al. 2022 (arXiv:2201.11990): tokens of each set in billions, its share in %, and its epochs among 270
-// billion tokens of training. Shares and sizes are published with two or three digits, epochs with one decimal.
+// Table 2 of Smith et al. 2022 (arXiv:2201.11990): each set's tokens in billions, its share in %, and its epochs in 270
+// billion training tokens. Shares and sizes are published with two or three digits, epochs with one decimal.
 TEST(Curate, MixesAsMtNlg) {
     struct Row {
         const char* name;

@@ -1,4 +1,4 @@
-// Batches and their masks, in the order that test_sample_order.cpp is about; data that cannot be used.
+// Batches and their masks, in the order tested by test_sample_order.cpp; unusable data.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -77,7 +77,7 @@ TEST(Loader, BlendsAsMegatron) {
         EXPECT_DOUBLE_EQ(rows[j].epochs, 4.0 * (double)samples[j] / (double)tokens[j]);
     }
 
-    // by size: 5, 3 and 7 samples are there
+    // by size: there are 5, 3 and 7 samples
     const Ints by_size = {200008, 2000,   100004, 200004, 4,      200024, 101001, 2004,
                           200000, 200016, 0,      100000, 200020, 2008,   200012};
     o = options_for({dir / "a", dir / "b", dir / "c"}, 4);
@@ -86,7 +86,7 @@ TEST(Loader, BlendsAsMegatron) {
     EXPECT_EQ(firsts(DataLoader(o)), Ints(by_size.begin(), by_size.begin() + 9));
     o.n_samples = 15;
     EXPECT_EQ(firsts(DataLoader(o)), by_size);
-    // more than are there: data is repeated, in the same shares
+    // more than there are: data is repeated, in the same shares
     o.n_samples = 150;
     const std::vector<DataSummary> repeated = DataLoader(o).summary();
     EXPECT_EQ(repeated[0].samples, 50);
@@ -97,8 +97,8 @@ TEST(Loader, BlendsAsMegatron) {
     EXPECT_EQ(firsts(DataLoader(o)), by_size);
 }
 
-// What Megatron-LM's own GPTDataset and BlendedMegatronDatasetBuilder (of August 2026) give for 40 steps of global batch 4 that
-// are validated every 10 with 2 batches: (40 / 10 + 1) * 2 * 4 = 40 samples, of which validation k reads those from 8 k on.
+// Results of Megatron-LM's own GPTDataset and BlendedMegatronDatasetBuilder (August 2026) for 40 steps of global batch 4,
+// validated every 10 steps with 2 batches: (40 / 10 + 1) * 2 * 4 = 40 samples; validation k reads from sample 8 k.
 TEST(Loader, ValidatesAsMegatron) {
     TemporaryDirectory dir;
     const auto times = [](const Ints& lengths, int n) {
@@ -111,7 +111,7 @@ TEST(Loader, ValidatesAsMegatron) {
     write_dataset(dir / "c", 1 << 20, numbered_documents(times({30}, 10), 200000));
     struct Row {
         std::vector<std::string> words;
-        const char* split;  // "": the data is all for validation
+        const char* split;  // "": all data is for validation
         int n;
         Ints first_tokens;
     };
@@ -163,8 +163,8 @@ TEST(Loader, NamesOfSets) {
     EXPECT_EQ(DataLoader(options_for({dir / "x/a", dir / "y/a"}, 4)).set_names(), (Names{dir / "x/a", dir / "y/a"}));
 }
 
-// Every small data set is split into parts that give a sample each, or training has all of it, or the message says which
-// --seq-length would work; whole documents, as Megatron's, where these suffice.
+// Every small dataset is either split into parts of at least one sample each, or is all for training, or the message names
+// a --seq-length that would work. Splits by whole documents, like Megatron's, if these suffice.
 TEST(Loader, SmallDataIsSplit) {
     TemporaryDirectory dir;
     int by_documents = 0, by_tokens = 0, only_training = 0, refused = 0;
@@ -234,7 +234,7 @@ TEST(Loader, SmallDataIsSplit) {
     for (const int n : {by_documents, by_tokens, only_training, refused}) EXPECT_GT(n, 10);
 }
 
-// 1000 tokens in one document: 969, 30 and 1 of them.
+// 1000 tokens in one document: splits of 969, 30 and 1.
 TEST(Loader, OneDocumentIsSplitByTokens) {
     TemporaryDirectory dir;
     write_dataset(dir / "d", 1 << 20, {[] {
@@ -254,10 +254,10 @@ TEST(Loader, OneDocumentIsSplitByTokens) {
     EXPECT_EQ(tokens(DataSplit::valid, 4, true), std::tuple(30, 969, 996));
     EXPECT_EQ(tokens(DataSplit::train, 49, true), std::tuple(949, 0, 930));
     EXPECT_EQ(tokens(DataSplit::valid, 49, true), std::tuple(50, 949, 997));  // one sample, not 30 tokens
-    EXPECT_EQ(tokens(DataSplit::train, 4, false), std::tuple(1000, 0, 995));  // as Megatron: validation wants none of it
+    EXPECT_EQ(tokens(DataSplit::train, 4, false), std::tuple(1000, 0, 995));  // as in Megatron: validation requests none of it
 }
 
-// A run whose length is chosen later orders more samples, with the order that it has at that length from the start.
+// If a run's length is chosen later, more samples are requested, in the order of that length from the start.
 TEST(Loader, OrdersMoreSamplesLater) {
     const TemporaryDirectory dir;
     write_dataset(dir / "a", 1 << 20, numbered_documents({30, 50, 20, 40}));
@@ -281,7 +281,7 @@ TEST(Loader, OrdersMoreSamplesLater) {
     }
 }
 
-// Of a blend, what is too small to be split is only trained on; the others keep their weights.
+// In a blend, a set too small to be split is only trained on; the others keep their weights.
 TEST(Loader, SmallSetsOfABlend) {
     TemporaryDirectory dir;
     write_dataset(dir / "a", 1 << 20, numbered_documents({600}));
@@ -346,8 +346,8 @@ TEST(Loader, SameSeedSameOrder) {
     EXPECT_NE(all_tokens(DataLoader(o)), tokens);
 }
 
-// A longer run has the same order as far as each data set is read as often; where it is not, it is said, and how far it would
-// be.
+// A longer run has the same order as long as each dataset is read equally often; otherwise it reports how far the order is
+// the same.
 TEST(Loader, OrderOfALongerRun) {
     TemporaryDirectory dir;
     write_dataset(dir / "a", 1 << 20, numbered_documents({50, 30, 70, 20, 90, 141}));    // 401 tokens: 100 samples of 4
@@ -387,7 +387,7 @@ TEST(Loader, OrderOfALongerRun) {
         EXPECT_NE(problem.find(part), std::string::npos) << part << " not in: " << problem;
 }
 
-// Any batch size, from any sample on, in any thread: the same rows.
+// Any batch size, start sample and thread: the same rows.
 TEST(Loader, BatchesAreRowsOfTheSameOrder) {
     TemporaryDirectory dir;
     write_dataset(dir / "d", 1 << 20, numbered_documents({50, 30, 70, 20, 90}));
@@ -416,8 +416,8 @@ TEST(Loader, BatchesAreRowsOfTheSameOrder) {
     for (int t = 0; t < 4; t++) EXPECT_EQ(found[t], Ints(tokens.begin() + 96 * t, tokens.begin() + 96 * (t + 1)));
 }
 
-// ---- the loader: what a batch holds ----------------------------------------------------------------------------------------
-// One document, so that the only sample of an epoch is its beginning.
+// ---- the loader: contents of a batch ----------------------------------------------------------------------------------------
+// One document, so that an epoch's only sample is its start.
 class Masks : public ::testing::Test {
 protected:
     static constexpr int eod = 9;
@@ -461,7 +461,7 @@ TEST_F(Masks, EachAlone) {
     EXPECT_EQ(attention.positions, plain.positions);
     EXPECT_EQ(attention.targets, plain.targets);
 
-    const Batch loss = fetch(8, false, false, true);  // the target EOD is trained, what follows it is not
+    const Batch loss = fetch(8, false, false, true);  // the target EOD is in the loss, the token after it is not
     EXPECT_EQ(loss.targets, (Ints{6, 9, -1, 9, -1, -1, 4, 9}));
     EXPECT_EQ(loss.positions, plain.positions);
     EXPECT_TRUE(loss.doc_start.empty());
@@ -481,7 +481,7 @@ TEST_F(Masks, AllTogetherAtTheBorders) {
     EXPECT_EQ(fetch(2, true, true, true).doc_start, (Ints{0, 0}));
 }
 
-// Rows of a batch do not touch each other, and a batch that is used again forgets what it held.
+// Rows of a batch are independent, and a reused batch keeps nothing of its previous contents.
 TEST_F(Masks, ManyRows) {
     test::Rng rng(8);
     write(rng.integers(4001, 5, 10));
@@ -551,19 +551,19 @@ TEST(Loader, ShardsWithoutWeightsAreOneStream) {
         EXPECT_EQ(batch.tokens, Ints(slow.samples[i].begin(), slow.samples[i].end() - 1));
         EXPECT_EQ(batch.targets, Ints(slow.samples[i].begin() + 1, slow.samples[i].end()));
     }
-    // with weights each is a dataset
+    // with weights each is a separate dataset
     DataOptions weighted = options_for({"1", dir / "x_*.bin", "1", dir / "y.bin"}, 2);
     weighted.n_samples = 10;
     EXPECT_EQ(DataLoader(weighted).summary().size(), 2u);
 
-    // one shard is split by tokens: 4 of them are too few for two samples of 3
+    // one shard is split by tokens: its 4 are too few for two samples of 3
     DataOptions o = options_for({dir / "y.bin"}, 2, DataSplit::valid);
     EXPECT_EQ(DataLoader(o).n_samples(), 0);
     o.T = 1;
     EXPECT_EQ(DataLoader(o).n_samples(), 1);
 }
 
-// ---- data that cannot be used ----------------------------------------------------------------------------------------------
+// ---- unusable data ----------------------------------------------------------------------------------------------------------
 TEST(Refused, NoData) {
     TemporaryDirectory dir;
     expect_error([&] { DataLoader data(options_for({}, 4)); }, {"no data", "--data-path"});
@@ -608,10 +608,10 @@ TEST(Refused, TokensOutsideTheVocabulary) {
     write_dataset(dir / "d", 100000, {{1, 2, 3}, {4, 5, 77777, 6}, {7, 8}});
     message(options_for({dir / "d"}, 2), 77777, {dir / "d", "token 2 of document 1", "77777", "77777 tokens", "tokenizer"});
     message(options_for({dir / "d"}, 8), 100, {dir / "d", "token 2 of document 1", "is 77777", "vocabulary of 100 tokens"});
-    // as a target only
+    // only as a target
     write_dataset(dir / "last", 100000, {{1, 2, 77777}});
     message(options_for({dir / "last"}, 2), 100, {dir / "last", "token 2 of document 0", "is 77777"});
-    // the right one of several, behind the first documents of a split
+    // the right one of several, after the first documents of a split
     write_dataset(dir / "many", 100000, {{1, 2, 3}, {4, 5, 6}, {7, 77777, 8}});
     DataOptions o = options_for({dir / "last", dir / "many"}, 2, DataSplit::valid);
     o.split = "0, 1";
@@ -620,7 +620,7 @@ TEST(Refused, TokensOutsideTheVocabulary) {
     write_shard(dir / "s.bin", {1, 2, 50256, 3});
     message(options_for({dir / "s.bin"}, 3), 50256, {dir / "s.bin", "token 2", "is 50256", "vocabulary of 50256"});
 
-    // negative tokens are in no vocabulary
+    // negative tokens are not in any vocabulary
     const auto index = std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>(1) + bytes_of<uint8_t>(4) + bytes_of<uint64_t>(1) +
                        bytes_of<uint64_t>(2) + bytes_of<int32_t>(3) + bytes_of<int64_t>(0) + bytes_of<int64_t>(0) +
                        bytes_of<int64_t>(1);

@@ -38,7 +38,7 @@ std::vector<int> document(const TokenDataset& d, int64_t i) {
 void write_dataset(const std::string& prefix, int vocab_size, const std::vector<std::vector<int>>& documents) {
     TokenDatasetWriter writer(prefix, vocab_size);
     for (const auto& d : documents) {
-        writer.add(d.data(), d.size() / 2);  // in two parts: parts make no difference
+        writer.add(d.data(), d.size() / 2);  // in two parts, which makes no difference
         writer.add(d.data() + d.size() / 2, d.size() - d.size() / 2);
         writer.end_document();
     }
@@ -79,7 +79,7 @@ TEST(Writer, LeavesNothingWithoutCommit) {
     TemporaryDirectory dir;
     {
         TokenDatasetWriter writer(dir / "d", 100);
-        const std::vector<int> tokens(3 << 20, 1);  // more than is buffered
+        const std::vector<int> tokens(3 << 20, 1);  // more than the buffer
         writer.add(tokens.data(), tokens.size());
         writer.end_document();
     }
@@ -87,7 +87,7 @@ TEST(Writer, LeavesNothingWithoutCommit) {
     expect_error([&] { TokenDatasetWriter(dir / "no/such/place", 100); }, {"no/such/place.bin", "No such file"});
 }
 
-// ---- which tokenizer made it -----------------------------------------------------------------------------------------------
+// ---- the dataset's tokenizer -----------------------------------------------------------------------------------------------
 void write_origin_dataset(const std::string& prefix, const TokenizerIdentity& tokenizer) {
     TokenDatasetWriter writer(prefix, tokenizer);
     const std::vector<int> tokens = {1, 2, 3};
@@ -96,7 +96,7 @@ void write_origin_dataset(const std::string& prefix, const TokenizerIdentity& to
     writer.commit();
 }
 
-// What a killed process left is removed, but not what another one writes, and no file of another name.
+// Files left by a killed process are removed, but not a live process's, and no file with another name.
 TEST(Writer, RemovesWhatAKilledOneLeft) {
     const TemporaryDirectory dir;
     for (const char* name : {"a.bin.tmp.1", "a.idx.tmp.22", "a.bin.tmp.x", "aa.bin.tmp.1", "a.bin.partial"})
@@ -123,7 +123,7 @@ TEST(Origin, LiesBesideThePairAndGoesWithIt) {
         EXPECT_EQ(d.tokenizer().vocab_size, 100);
     }
     const std::string origin = read_file(dir / "d.meta.json");
-    write_dataset(dir / "d", 100, {{1, 2}});  // nobody knows whose: what lay there told of other data
+    write_dataset(dir / "d", 100, {{1, 2}});  // unknown tokenizer: the old description was about other data
     EXPECT_FALSE(TokenDataset::open(dir / "d").tokenizer().known());
     EXPECT_EQ(dir.names(), (std::set<std::string>{"d.bin", "d.idx"}));
     write_file(dir / "d.meta.json", origin);
@@ -140,7 +140,7 @@ TEST(Origin, AFileOfTheUsersIsLeftAsItIs) {
     }
 }
 
-// A size limit makes write() fail as a full disk does.
+// A size limit makes write() fail as on a full disk.
 TEST(Writer, FullDiskLeavesNothingNewAndKeepsTheOld) {
     TemporaryDirectory dir;
     write_dataset(dir / "d", 100, {{1, 2, 3}});
@@ -205,7 +205,7 @@ TEST(MappedFile, OtherBusErrorsAreNotItsBusiness) {
     munmap((void*)foreign, 50000);
 }
 
-// What a killed process has left under the temporary name, or another has put there, is removed and not written into.
+// A temporary file left by a killed process, or planted there, is removed instead of written to.
 TEST(FileWriter, NothingIsWrittenThroughALink) {
     TemporaryDirectory dir;
     const std::string temporary = dir / ("x.tmp." + std::to_string(getpid()));
@@ -222,12 +222,12 @@ TEST(FileWriter, NothingIsWrittenThroughALink) {
     write_file_atomically(dir / "x", "and again");
     EXPECT_EQ(read_file(dir / "x"), "and again");
     EXPECT_EQ(dir.names(), (std::set<std::string>{"precious", "x"}));
-    std::filesystem::create_directory(temporary);  // the name cannot be had
+    std::filesystem::create_directory(temporary);  // the name is not available
     expect_error([&] { write_file_atomically(dir / "x", "text"); }, {dir / "x"});
     EXPECT_EQ(read_file(dir / "x"), "and again");
 }
 
-// Without a directory of the user's own there is none: one that is everyone's will not do.
+// The cache is the user's own directory or none: a shared one is not used.
 TEST(CacheDirectory, IsTheUsersOrNone) {
     TemporaryDirectory dir;
     const auto with = [&](const char* cache, const char* home) {
@@ -262,7 +262,7 @@ TEST(FileWriter, OverwritesAndReadsBack) {
     EXPECT_EQ(read_file(dir / "x"), "hEAd" + body + "tail");
 }
 
-// Of a buffer that was written in part it is not known which part: what follows must not be written behind it.
+// After a partial write the position is unknown, so nothing more may be written after it.
 TEST(FileWriter, FailsOnceForAll) {
     TemporaryDirectory dir;
     FileWriter file(dir / "x");
@@ -279,7 +279,7 @@ TEST(FileWriter, FailsOnceForAll) {
     expect_error([&] { file.commit(); }, {dir / "x"});
 }
 
-// Complete, but without its name yet, as long as others of its data set are written: no other process removes it.
+// A finished file keeps its temporary name while others of its dataset are written: no other process may remove it.
 TEST(FileWriter, IsLockedUntilItHasItsName) {
     TemporaryDirectory dir;
     FileWriter file(dir / "x");
@@ -312,7 +312,7 @@ TEST(Reader, HandWrittenBytes) {
         d.read(2, 1, 1, &token);
         EXPECT_EQ(token, 40);
     }
-    // with modes, as multimodal data has
+    // with modes, as in multimodal data
     write_file(dir / "d.idx", good_index() + std::string(3, '\0'));
     EXPECT_EQ(TokenDataset::open(dir / "d").n_documents(), 3);
 }
@@ -386,7 +386,7 @@ TEST(Reader, HostileIndices) {
     refuse(with({3, 0, 2}, {0, 6, -6}, {0, 1, 2, 3}), together);
     refuse(with({3, 0, 2}, {0, 6, INT64_MAX}, {0, 1, 2, 3}), together);
     refuse(with({3, 0, 2}, {0, INT64_MAX - 3, 6}, {0, 1, 2, 3}), together);
-    refuse(with({3, 0, 2}, {0, 4, 6}, {0, 1, 2, 3}), together);  // one over another
+    refuse(with({3, 0, 2}, {0, 4, 6}, {0, 1, 2, 3}), together);  // overlapping
     refuse(with({2, 3, 2}, {6, 0, 6}, {0, 1, 2, 3}), together);  // out of order
     refuse(with({3, 0, 1}, {0, 6, 6}, {0, 1, 2, 3}), together);  // ends early
     const std::string borders = "document borders";

@@ -1,4 +1,4 @@
-// Decontamination by n-grams: the rule by hand, and against a plain implementation on random texts.
+// Decontamination by n-grams: the rule worked out by hand, and compared with a plain implementation on random texts.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -24,7 +24,7 @@ std::string sentences(const std::string& name, int n) {  // of 21 characters eac
 
 class Decontamination : public testing::Test {
 protected:
-    // A task file whose examples are these texts, split before the last word.
+    // A task file with these texts as examples, split before the last word.
     Decontaminator of(const std::vector<std::string>& texts, DecontaminationOptions options = {}) {
         std::string lines;
         for (const std::string& text : texts) {
@@ -47,8 +47,8 @@ TEST_F(Decontamination, CutsTheSentencesAround) {
     const std::string text = before + "W3, w4: w5 w6 w7-w8 (w9) w10 w11 w12 w13 w14 w15 w16. " + behind;
     const Pieces pieces = tasks.apply(text, counts_);
     ASSERT_EQ(pieces.size(), 2u);
-    EXPECT_EQ(pieces[0], before.substr(0, 20 * 21 - 1));  // the last sentence that ends 200 characters before the match
-    EXPECT_EQ(pieces[1], behind.substr(10 * 21 - 1));     // behind the first one that ends 200 characters behind it
+    EXPECT_EQ(pieces[0], before.substr(0, 20 * 21 - 1));  // up to the last sentence end 200 characters before the match
+    EXPECT_EQ(pieces[1], behind.substr(10 * 21 - 1));     // from the first sentence end at least 200 characters after it
     EXPECT_EQ(counts_.documents, 1);
     EXPECT_EQ(counts_.pieces, 2);
     EXPECT_EQ(counts_.dropped, 0);
@@ -61,7 +61,7 @@ TEST_F(Decontamination, CutsTheSentencesAround) {
     EXPECT_EQ(tasks.apply("", counts_), Pieces{""});
     EXPECT_EQ(tasks.apply(" \n\n ", counts_), Pieces{" \n\n "});
     EXPECT_EQ(counts_.documents, 1);
-    EXPECT_TRUE(tasks.apply(numbered(1, 20), counts_).empty());  // nothing but the example
+    EXPECT_TRUE(tasks.apply(numbered(1, 20), counts_).empty());  // only the example
     EXPECT_EQ(counts_.dropped, 1);
 }
 
@@ -92,7 +92,7 @@ TEST_F(Decontamination, CommonPhrasesAndManyPieces) {
     Decontaminator tasks = of({numbered(1, 13), numbered(21, 33)});
     const std::string around = sentences("around", 40), common = around + numbered(1, 13) + ". ",
                       rare = numbered(21, 33) + ". ";
-    for (int i = 0; i < 9; i++) tasks.add(tasks.matches(common + common));  // counts once for each document
+    for (int i = 0; i < 9; i++) tasks.add(tasks.matches(common + common));  // counts once per document
     tasks.solve();
     EXPECT_EQ(tasks.n_common(), 0u);
     EXPECT_EQ(tasks.apply(common + around, counts_).size(), 2u);
@@ -108,7 +108,7 @@ TEST_F(Decontamination, CommonPhrasesAndManyPieces) {
     EXPECT_TRUE(tasks.apply(many + rare + around, counts_).empty());
 }
 
-// The rule in as few words as possible, for ASCII.
+// A minimal implementation of the rule, for ASCII.
 struct Plain {
     std::set<std::vector<std::string>> ngrams;
     std::set<size_t> lengths;

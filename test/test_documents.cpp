@@ -1,5 +1,5 @@
-// How files become documents: what a file is, how it is split, compression, folders and patterns; and that what is written
-// reads back.
+// How files become documents: detecting formats, splitting, compression, folders and patterns; and that written files can
+// be read back.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -65,7 +65,7 @@ TEST(DocumentReader, ReadsJsonLines) {
     test::expect_error([&] { DocumentReader reader(TextInput{}); }, {"--input"});
 }
 
-// ---- what a file is --------------------------------------------------------------------------------------------------------
+// ---- file formats -----------------------------------------------------------------------------------------------------------
 TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
     const test::TemporaryDirectory dir;
     const auto utf16 = [](const std::string& text, bool little) {
@@ -140,7 +140,7 @@ TEST(TextFormat, JsonLinesByNameOrBeginning) {
     EXPECT_EQ(chunk.text, line);
 }
 
-// Eight bytes of ASCII at a time or not: the same counts.
+// Eight ASCII bytes at a time or not: the same counts.
 TEST(OddBytes, AreCountedWhereverTheyStand) {
     for (const std::string& odd : {std::string(1, '\0'), std::string("\xff"), std::string("\xe3\x81"), std::string("\x01"),
                                    std::string("\x7f"), std::string("あ"), std::string("\x80")})
@@ -169,7 +169,7 @@ TEST(JsonValues, ArraysAndObjectsOverSeveralLines) {
         std::swap(expected[0], expected[1]);
         EXPECT_EQ(documents(dir / "a.json", "file"), expected) << text;
     }
-    test::write_file(dir / "a.txt", "[ {\"text\": \"one\"}]");  // the beginning alone tells
+    test::write_file(dir / "a.txt", "[ {\"text\": \"one\"}]");  // the start suffices
     EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{"one"});
     test::write_file(dir / "a.json", "[]");
     EXPECT_EQ(documents(dir / "a.json", "file"), Texts{});
@@ -189,7 +189,7 @@ TEST(JsonValues, ArraysAndObjectsOverSeveralLines) {
 }
 
 // ---- one key of a line ----
-// Whatever the scan accepts, nlohmann::json accepts with the same text; and it accepts what corpora have.
+// Whatever the scan accepts, nlohmann::json accepts with the same text; and the scan accepts common corpora.
 TEST(JsonScan, AgreesWithTheParser) {
     const Texts usual = {
         R"({"text": "one"})",
@@ -228,7 +228,7 @@ TEST(JsonScan, AgreesWithTheParser) {
         EXPECT_FALSE(JsonScan::find(left, "text", none)) << left;
 }
 
-// What stands beside a text passes through as it is written, and none of it costs more than its length.
+// Fields next to the text are copied unchanged, in time linear in their length.
 TEST(JsonScan, KeepsFieldsAsTheyAreWritten) {
     const test::TemporaryDirectory dir;
     std::string many = R"({"text":"t")", nested = R"({"text":"t","x":)";
@@ -298,7 +298,7 @@ TEST(DocumentReader, PartsAreOfWholeCharacters) {
     EXPECT_TRUE(all == text);
 }
 
-// Every byte at every place of eight, and random texts of what is escaped, what is not UTF-8, and what is neither.
+// Every byte at each of eight positions, and random texts of escaped, invalid and other characters.
 TEST(Json, AppendedStringsAreThoseOfTheLibrary) {
     const auto check = [](const std::string& text) {
         std::string ours = "[";
@@ -355,7 +355,7 @@ TEST(Compression, WhatIsWrittenReadsBack) {
         const std::string file = dir / ("a" + ending);
         write_documents(file, texts);
         EXPECT_TRUE(documents(file, "file") == texts) << ending;
-        // Members and frames follow one another; the name says nothing.
+        // Concatenated members and frames; the file's name does not matter.
         const std::string bytes = test::read_file(file);
         Texts twice = texts;
         twice.insert(twice.end(), texts.begin(), texts.end());
@@ -383,7 +383,7 @@ TEST(Compression, FieldsAreKept) {
     EXPECT_EQ(chunk.fields.object(), R"({"id":0})");
 }
 
-// Cut anywhere, or with a byte changed: an error that names the file and the place, never other documents as if all were well.
+// Cut anywhere, or with a byte changed: an error that names the file and the position, never silently other documents.
 TEST(Compression, DamagedFilesAreRefused) {
     const test::TemporaryDirectory dir;
     Texts texts;
@@ -411,7 +411,7 @@ TEST(Compression, DamagedFilesAreRefused) {
     }
 }
 
-// A small file that holds a gigabyte: a line is not held beyond the limit.
+// A small file that expands to a gigabyte: no more of a line is kept than the limit.
 TEST(Compression, ALineLongerThanTheLimitIsLeftOut) {
     const test::TemporaryDirectory dir;
     const std::string file = dir / ("a" + endings().back());
@@ -457,7 +457,7 @@ TEST(InputFiles, FoldersAndPatternsInOrder) {
     EXPECT_NE(read({"d"}).second.back().find("a.png (a PNG image)"), std::string::npos);
 }
 
-// What is in a folder is read, or counted, or the folder is refused: never less than all of it in silence.
+// Each file of a folder is read or counted, or the folder is refused: no file is ignored silently.
 TEST(InputFiles, FoldersAreReadAsAWhole) {
     const test::TemporaryDirectory dir;
     std::filesystem::permissions(dir / "", std::filesystem::perms(0755));
@@ -487,7 +487,7 @@ TEST(InputFiles, FoldersAreReadAsAWhole) {
     std::filesystem::permissions(dir / "d/b", std::filesystem::perms(0755));
 }
 
-// Files of 30 bytes, of which a batch has many, must not each take what a large one does.
+// Files of 30 bytes, of which a batch has many, must not need as much memory as large ones.
 TEST(InputFiles, SmallFilesTakeLittleMemory) {
     const test::TemporaryDirectory dir;
     TextInput input;
@@ -505,7 +505,7 @@ TEST(InputFiles, SmallFilesTakeLittleMemory) {
     }
 }
 
-// More files than are read ahead: their order stays.
+// More files than the read-ahead: their order is kept.
 TEST(InputFiles, ReadAheadKeepsTheOrder) {
     const test::TemporaryDirectory dir;
     TextInput input;
@@ -541,7 +541,7 @@ std::vector<std::string> parquet_files() {
     std::sort(files.begin(), files.end());
     return files;
 }
-// Its chunks, opened.
+// Its chunks, open for reading.
 std::vector<Chunk> chunks(const TextInput& input) {
     DocumentReader reader(input);
     std::vector<Chunk> found;
@@ -592,7 +592,7 @@ TEST(Parquet, WhatIsNotAColumnOfTextsIsRefusedByName) {
     }
 }
 
-// A column of lists that belongs to a conversation is refused, not left out.
+// A list column that belongs to a conversation is refused, not ignored.
 TEST(Parquet, ListsOfConversationsAreRefused) {
     TextInput input;
     input.open_record = [](const nlohmann::json&, Chunk&) {};
@@ -600,7 +600,7 @@ TEST(Parquet, ListsOfConversationsAreRefused) {
                        {"'history'", "lists", "JSON", "HINT"});
 }
 
-// Cut anywhere, or with any byte changed: the texts of before or an error that names the file, and never a crash.
+// Cut anywhere, or with any byte changed: the same texts, or an error that names the file, but never a crash.
 TEST(Parquet, DamagedFilesAreRefused) {
     const test::TemporaryDirectory dir;
     TextInput input;
@@ -621,7 +621,7 @@ TEST(Parquet, DamagedFilesAreRefused) {
         for (size_t at = 4; at < whole.size(); at += 3) {
             std::string other = whole;
             other[at] = (char)(other[at] ^ (1 << at % 8));
-            std::filesystem::remove(input.files[0]);  // a file that is written over is written to the disk
+            std::filesystem::remove(input.files[0]);  // overwriting a file would flush it to disk
             test::write_file(input.files[0], other);
             try {
                 read_all();
@@ -679,7 +679,7 @@ TEST(Warc, RecordsByTheirTypes) {
     const std::string wanted = long_text + "\n" + long_text + " Two.\n";
     std::string broken = "HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\n\r\n" + html;
     const std::vector<std::array<std::string, 3>> table = {
-        // record, text, why it is left out
+        // record, text, reason for dropping it
         {record("warcinfo", "application/warc-fields", "software: x"), "", "warcinfo records"},
         {record("request", "application/http; msgtype=request", "GET / HTTP/1.1"), "", "request records"},
         {record("conversion", "text/plain", "a text as it stands\r\nof two lines"), "a text as it stands\r\nof two lines", ""},
@@ -708,7 +708,7 @@ TEST(Warc, RecordsByTheirTypes) {
         input.keep_fields = true;
         std::string bytes = all;
 #ifdef HAVE_ZLIB
-        if (compressed) {  // a member per record, as the standard wants
+        if (compressed) {  // a member per record, as required by the standard
             bytes.clear();
             for (const auto& row : table) bytes += deflated(row[0], 15 + 16);
         }
@@ -742,12 +742,12 @@ TEST(Warc, CompressedPages) {
     const test::TemporaryDirectory dir;
     const std::string page = "<p>" + long_text + "<p>" + long_text + " Two.", whole = long_text + "\n" + long_text + " Two.\n";
     const std::string gzip = deflated(page, 15 + 16), type = "Content-Type: text/html\r\nContent-Encoding: ";
-    // What they are in, and the text: whole, nothing, or, of a page that was cut, its beginning.
+    // The compression and the text: complete, empty or, for a truncated page, its start.
     const std::vector<std::array<std::string, 2>> table = {
         {response(type + "gzip", gzip), whole},
         {response(type + "X-GZIP", gzip), whole},
         {response(type + "deflate", deflated(page, 15)), whole},
-        {response(type + "gzip", page), whole},  // a crawler has undone it
+        {response(type + "gzip", page), whole},  // the crawler has unpacked it
         {response(type + "identity", page), whole},
         {response(type + "deflate", page), whole},
         {response(type + "deflate", "neither packed nor a page"), ""},
@@ -757,7 +757,7 @@ TEST(Warc, CompressedPages) {
     input.files = {dir / "a.warc"};
     std::string all;
     for (const auto& row : table) all += row[0];
-    all += response(type + "gzip", gzip.substr(0, gzip.size() - 8));  // without its sum and length
+    all += response(type + "gzip", gzip.substr(0, gzip.size() - 8));  // without its checksum and length
     test::write_file(input.files[0], all);
     const std::vector<Chunk> found = chunks(input);
     ASSERT_EQ(found.size(), table.size() + 1);
@@ -767,7 +767,7 @@ TEST(Warc, CompressedPages) {
 #endif
 
 #ifdef HAVE_GUMBO
-// jusText's rules, one row each.
+// jusText's rules, one per row.
 TEST(Html, Boilerplate) {
     const auto text_of = [](const std::string& page) {
         std::vector<html::Paragraph> paragraphs;
@@ -784,8 +784,8 @@ TEST(Html, Boilerplate) {
         {good + "<p>short</p>" + links + links, line},            // before a bad one
         {"<h1>A heading</h1>" + good, "A heading\n" + line},
         {"<h1>A heading</h1>" + links + good, line},                         // too far
-        {good + "<p>" + middle + "</p>", line + middle + "\n"},              // near good, beside a good one
-        {"<p>" + middle + "</p>", ""},                                       // alone
+        {good + "<p>" + middle + "</p>", line + middle + "\n"},              // near good, next to a good one
+        {"<p>" + middle + "</p>", ""},                                       // isolated
         {good + "<p>\xc2\xa9 2024 " + middle + "</p>" + good, line + line},  // copyright
         {"<div>" + long_text + "<br><br>" + long_text + "</div>", line + line},
         {"<p>" + long_text + "<br>" + long_text + "</p>", long_text + " " + line},
@@ -800,7 +800,7 @@ TEST(Html, Boilerplate) {
     EXPECT_TRUE(html::page_paragraphs(deep.substr(0, 900 * 4) + good, paragraphs));
     std::string cells, wrong_ends;
     for (int i = 0; i < 300000; i++) cells += "<td>1</td>";
-    EXPECT_EQ(text_of("<table><tr>" + cells + "</table>"), "");  // with the square of them it would take minutes
+    EXPECT_EQ(text_of("<table><tr>" + cells + "</table>"), "");  // quadratic time would be minutes
     for (int i = 0; i < 200000; i++) wrong_ends += "<div></x>";
     EXPECT_FALSE(html::page_paragraphs(wrong_ends, paragraphs));
 }
