@@ -1,5 +1,5 @@
-// Duplicates in a corpus: sorting on the disk, words, MinHash and SimHash against their definitions, clusters of a labelled
-// set.
+// Duplicates in a corpus: sorting on disk, words, MinHash and SimHash compared with their definitions, clusters of a
+// labelled set.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -53,7 +53,7 @@ TEST(Duplicates, WordsByHand) {
     EXPECT_EQ(word_texts("Don't stop_it, 3.5 日本"), (std::vector<std::string>{"Don", "t", "stop_it", "3", "5", "日", "本"}));
 }
 
-// Words of all lengths, at all places, with what may stand between and within them.
+// Words of all lengths, at all positions, with any characters that may occur between and within them.
 template <Punctuation punctuation, Digits digits>
 void expect_words_as_defined(const std::string& text) {
     using Words = std::vector<std::tuple<uint64_t, size_t, size_t>>;
@@ -87,7 +87,7 @@ TEST(Duplicates, SortsMoreThanMemoryHolds) {
     const test::TemporaryDirectory dir;
     for (const size_t n : {0u, 1u, 8191u, 8192u, 8193u, 200000u}) {  // up to 25 runs, in five passes
         test::Rng rng(n);
-        ExternalSort<Number> sorter(dir / "work", 1);  // as little memory as it takes
+        ExternalSort<Number> sorter(dir / "work", 1);  // with minimal memory
         std::vector<Number> expected;
         for (size_t i = 0; i < n; i++) expected.push_back({(uint64_t)rng.below(1000), (uint64_t)rng.below(1 << 30)});
         for (const Number& x : expected) sorter.add(x);
@@ -146,7 +146,7 @@ TEST(Duplicates, AFullDiskIsNamed) {
         {"cannot write to the work directory", "HINT"});
     setrlimit(RLIMIT_FSIZE, &before);
     EXPECT_TRUE(std::filesystem::is_empty(dir / "work"));
-    if (getuid() == 0) return;  // who may write everywhere
+    if (getuid() == 0) return;  // root may write everywhere
     test::expect_error([&] { WorkFile("/proc/nothing").append("x", 1); }, {"/proc/nothing"});
 }
 
@@ -202,7 +202,7 @@ TEST(Duplicates, JaccardIndexByHand) {
     EXPECT_EQ(jaccard_index({1, 2, 3}, {}), 0);
     EXPECT_EQ(jaccard_index({1, 2, 3}, {1, 2, 3}), 1);
     EXPECT_EQ(jaccard_index({1, 2, 3}, {2, 3, 4, 9}), 0.4);
-    EXPECT_EQ(jaccard_index({1, 2, 3, 4}, {1, 5, 6, 7}, 2), 0.5);  // of the smallest two
+    EXPECT_EQ(jaccard_index({1, 2, 3, 4}, {1, 5, 6, 7}, 2), 0.5);  // from the smallest two
 }
 
 TEST(Duplicates, SimHashFindsAllWithinTheDistance) {
@@ -211,7 +211,7 @@ TEST(Duplicates, SimHashFindsAllWithinTheDistance) {
         test::Rng rng((uint64_t)k + 1);
         NearDuplicateOptions options = NearDuplicateOptions::preset("roots");
         options.hamming = k;
-        options.verify_jaccard = verified ? 0.7 : 0;  // which all pairs pass
+        options.verify_jaccard = verified ? 0.7 : 0;  // passed by all pairs
         NearDuplicates near(options, dir / "work", 1);
         std::vector<uint64_t> prints;
         for (int i = 0; i < 400; i++) {
@@ -223,7 +223,7 @@ TEST(Duplicates, SimHashFindsAllWithinTheDistance) {
         }
         for (size_t i = 0; i < prints.size(); i++) near.add((int64_t)i, 0, {{prints[i]}, {1}});
         const Clusters clusters = near.solve(1);
-        // The components of all pairs within the distance: the smallest number reaches every other one.
+        // The connected components of all pairs within the distance: the smallest number propagates to every member.
         std::vector<size_t> expected(prints.size());
         for (size_t i = 0; i < prints.size(); i++) expected[i] = i;
         for (bool changed = true; changed;) {
@@ -240,8 +240,8 @@ TEST(Duplicates, SimHashFindsAllWithinTheDistance) {
 }
 
 // ---- the probability of candidates -----------------------------------------------------------------------------------------
-// Pairs of documents whose sets of words have a Jaccard index that is known. The number of pairs found is binomial; a deviation
-// of more than five standard deviations happens once in a million such tests.
+// Pairs of documents whose word sets have a known Jaccard index. The number of pairs found is binomial; a deviation of more
+// than five standard deviations happens once in a million such tests.
 TEST(Duplicates, CandidatesFollowTheSCurve) {
     const test::TemporaryDirectory dir;
     constexpr int n_pairs = 500, all = 60;
@@ -253,7 +253,7 @@ TEST(Duplicates, CandidatesFollowTheSCurve) {
         for (const int shared : {36, 42, 46, 50, 55}) {
             NearDuplicates near(options, dir / "work", 1 << 20);
             int word = 0;
-            const auto name = [&] {  // letters only: runs of digits are all alike
+            const auto name = [&] {  // letters only: all runs of digits are equal
                 std::string s;
                 for (int x = word++; s.empty() || x > 0; x /= 26) s += (char)('a' + x % 26);
                 return s + " ";
@@ -277,8 +277,9 @@ TEST(Duplicates, CandidatesFollowTheSCurve) {
 }
 
 // ---- a labelled set --------------------------------------------------------------------------------------------------------
-// Documents of words drawn by Zipf's law. A third of them has one to three copies, each with a share of its words replaced,
-// left out or doubled; others share a fifth of their text with another document (a template), which makes no duplicates.
+// Documents of words drawn by Zipf's law. A third of them has one to three copies, each with a fraction of its words
+// replaced, deleted or doubled; others share a fifth of their text with another document (a template), which is not a
+// duplicate.
 struct Labelled {
     std::vector<std::string> texts;
     std::vector<int> origin;  // equal for near duplicates
@@ -348,11 +349,11 @@ TEST(Duplicates, LabelledSet) {
         const PairScore s = score(set.origin, near.solve(2));
         printf("%-8s precision %.4f, recall %.4f, F1 %.4f\n", name.c_str(), s.precision(), s.recall(), s.f1());
         EXPECT_GE(s.precision(), 0.99) << name;
-        EXPECT_GE(s.f1(), name == "roots" ? 0 : 0.952) << name;  // roots as it was published: dev/data/README.md has why
+        EXPECT_GE(s.f1(), name == "roots" ? 0 : 0.952) << name;  // the published roots settings: see dev/data/README.md
     }
 }
 
-// What a document repeats decides its SimHash alone: here one letter. Verified, only what is shared counts.
+// A document's repeated text dominates its SimHash: here one letter. After verification only the shared text matters.
 TEST(Duplicates, WhatIsRepeatedDoesNotMakeTextsAlike) {
     const test::TemporaryDirectory dir;
     for (const bool verified : {false, true}) {
@@ -360,7 +361,7 @@ TEST(Duplicates, WhatIsRepeatedDoesNotMakeTextsAlike) {
         for (int i = 0; i < 40; i++)
             near.add(i, 0,
                      near.sign(joined({i / 2, i / 2 + 100, i / 2 + 200, i / 2 + 300, i / 2 + 400}) + std::string(3000, 'x')));
-        EXPECT_EQ(near.solve(1).n_dropped(), verified ? 20 : 39);  // of each pair one; of all one
+        EXPECT_EQ(near.solve(1).n_dropped(), verified ? 20 : 39);  // one of each pair; one in total
     }
 }
 
@@ -382,7 +383,8 @@ TEST(Duplicates, KeepsTheLowestPriorityThenTheFirst) {
     }
 }
 
-// Candidates by one common band that share too few shingles are told apart; one that resembles another than the first is found.
+// Candidates with a common band but too few common shingles are separated; a text that resembles another one than the first
+// is found.
 TEST(Duplicates, VerifiesCandidates) {
     const test::TemporaryDirectory dir;
     NearDuplicateOptions options;
@@ -395,7 +397,7 @@ TEST(Duplicates, VerifiesCandidates) {
         std::vector<NearDuplicates::Signature> signatures;
         for (const std::string& text : texts) signatures.push_back(near.sign(text));
         for (size_t i = 0; i < texts.size(); i++) {
-            signatures[i].bands = {i < 5 ? 1u : 2u};  // as if "a" had the least hash
+            signatures[i].bands = {i < 5 ? 1u : 2u};  // as if "a" had the smallest hash
             near.add((int64_t)i, 0, signatures[i]);
         }
         const Clusters clusters = near.solve(1);
@@ -437,7 +439,7 @@ TEST(Duplicates, DocumentsWithoutShinglesAreKept) {
         NearDuplicates near(options, dir / "work", 1);
         const std::string few = options.shingle == "words" ? "only four words here" : "abcde";
         for (int i = 0; i < 9; i++) {
-            // NeMo's and MT-NLG's characters are taken as they are: white space is text.
+            // NeMo's and MT-NLG's presets use characters unchanged: white space is text.
             const std::string text = i < 3                     ? ""
                                      : i < 6 && options.folded ? " \n\t  \xe3\x80\x80 \n\n "
                                                                : few.substr(0, 4 + (size_t)(options.shingle == "words") * 100);
@@ -452,7 +454,7 @@ TEST(Duplicates, DocumentsWithoutShinglesAreKept) {
     EXPECT_TRUE(roots.sign(std::string(6001, 'a')).bands.empty());
 }
 
-// In time linear in their number, also where candidates are verified and where the table is on the disk.
+// In linear time, also if candidates are verified and if the table is on disk.
 TEST(Duplicates, AMillionEqualDocuments) {
     const test::TemporaryDirectory dir;
     for (const double jaccard : {0.0, 0.5}) {
@@ -510,7 +512,7 @@ TEST(Duplicates, RefusesWhatItCannotDo) {
     EXPECT_EQ(parsed.shingle, "words");
     EXPECT_EQ(parsed.verify_jaccard, 0.75);
     EXPECT_TRUE(parsed.folded);
-    // Settings of the other method would say nothing.
+    // Settings of the other method would have no effect.
     for (const std::string setting : {"bands=3", "rows=3", "hash-bits=32"})
         test::expect_error(
             [&] {
@@ -565,7 +567,7 @@ TEST(Duplicates, ExactByHand) {
     test::expect_error([] { without_duplicates({"words", false, 0}, {}, 0); }, {"'words'", "documents, paragraphs or lines"});
 }
 
-// Against a set of all texts, in a table that is larger than memory.
+// Compared with a set of all texts, using a table larger than memory.
 TEST(Duplicates, ExactAsWithASet) {
     test::Rng rng(3);
     std::vector<std::string> texts, expected;

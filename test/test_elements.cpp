@@ -1,5 +1,5 @@
-// AdamW's moments in bf16 and in 8 bits: how they are rounded, and that a rank's part of a tensor is rounded as
-// the whole tensor is.
+// AdamW's moments in bf16 and in 8 bits: their rounding, and that a rank's part of a tensor is rounded like the whole
+// tensor.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -47,7 +47,7 @@ TEST(StochasticRounding, WhatIsABf16Stays) {
         EXPECT_EQ(round_stochastically(from_bits(nan), 0xffff), 0x7fffu);
 }
 
-// The number of a code, by the definition of the format.
+// A code's value, from the format's definition.
 template <class Code>
 double defined(uint32_t code, int exponent_bits, int bias) {
     const uint32_t magnitude = code & Code::nan, fraction = magnitude & 3, exponent = magnitude >> 2;
@@ -70,7 +70,7 @@ void check_codes(int exponent_bits, int bias) {
         EXPECT_EQ((double)(float)bf16((float)c), x) << "every number is a bf16";
         for (const uint32_t random : {0u, 0x7fffu, 0xffffu}) EXPECT_EQ(Code::encode((float)c, random), code);
         EXPECT_EQ(Code((float)c).bits, code);
-        // Numbers between two neighbours: with each random number once, their mean.
+        // Numbers between two neighbours: over all random numbers they average to the value.
         if (code < Code::nan) {
             if (code > 0) {
                 for (const double share : {0.125, 0.5, 0x1p-16}) {
@@ -109,7 +109,7 @@ TEST(StochasticRounding, KeysDifferFromStepToStepAndBySeed) {
     EXPECT_EQ(keys.size(), 8000u);
 }
 
-// Every element of every rank, in every layout: tensor and place in the whole tensor, and each once.
+// Every element of every rank, in every layout: its tensor and its position in the whole tensor, each exactly once.
 TEST(StochasticRounding, PartsOfTensorsKnowTheirPlace) {
     ModelConfig llama;
     set_family(llama, "llama");

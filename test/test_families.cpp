@@ -1,5 +1,6 @@
-// Families: config.json of each as transformers 5 and 4 and published models write it, names of tensors, what is refused by
-// name, the family that a combination of options gets, RoPE scalings against transformers' numbers, and Hugging Face's cache.
+// Families: each one's config.json as written by transformers 5 and 4 and in published models, tensor names, refusals by
+// name, the family of a combination of options, RoPE scalings compared with transformers' numbers, and Hugging Face's
+// cache.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -30,7 +31,7 @@ std::string golden(const std::string& name) {
 
 ModelConfig read(const std::string& text) { return from_hf_config(json::parse(text), "config.json"); }
 
-// Sizes that every Llama-like class can have, and `further` keys.
+// Sizes that every Llama-like class accepts, and `further` keys.
 std::string llama_like(const std::string& type, const std::string& further) {
     return R"({"model_type": ")" + type +
            R"(", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -38,7 +39,7 @@ std::string llama_like(const std::string& type, const std::string& further) {
            (further.empty() ? "" : ", " + further) + "}";
 }
 
-// ---- what transformers writes ---------------------------------------------------------------------------------------------
+// ---- files of transformers ------------------------------------------------------------------------------------------------
 class Golden : public testing::TestWithParam<const char*> {};
 
 TEST_P(Golden, ConfigAndNames) {
@@ -50,7 +51,7 @@ TEST_P(Golden, ConfigAndNames) {
     EXPECT_TRUE(holds(family_of(c), c));
     const ModelConfig again = from_hf_config(json(to_hf_config(c, "float32")), "what was written");
     EXPECT_TRUE(same_model(c, again)) << to_hf_config(c, "");
-    // Every tensor of the file has a place, and every place a tensor of its shape.
+    // Every tensor of the file has a parameter, and every parameter a tensor of its shape.
     const ParameterTable table(c);
     std::vector<float> params(table.size);
     read_tensors(directory, c, table, params.data());
@@ -61,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Golden,
                                          "gemma2", "gemma3_text"),
                          [](const auto& test) { return std::string(test.param); });
 
-// ---- what published models have -------------------------------------------------------------------------------------------
+// ---- published models -----------------------------------------------------------------------------------------------------
 TEST(Families, PublishedConfigs) {
     const struct {
         const char* what;
@@ -149,7 +150,7 @@ TEST(Families, PublishedConfigs) {
     }
 }
 
-// The longest sequence is that of transformers' class where config.json does not say it.
+// The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
         {"llama", 2048}, {"mistral", 131072}, {"qwen2", 32768}, {"qwen3", 32768},        {"smollm3", 32768},
@@ -161,7 +162,7 @@ TEST(Families, LongestSequencesOfTheClasses) {
     }
 }
 
-// SmolLM3's own padding token, 128004, is beyond a small vocabulary, and transformers then opens no model.
+// SmolLM3's own padding token, 128004, exceeds a small vocabulary, and transformers then cannot load the model.
 TEST(Families, PaddingTokensAreGiven) {
     ModelConfig c;
     set_family(c, "smollm3");
@@ -223,7 +224,7 @@ TEST(Families, UnsupportedIsNamed) {
     for (const auto& [text, parts] : rows) expect_error([&, &t = text] { check_config(read(t)); }, parts);
 }
 
-// A key that may change what another program computes is named, if its value is not one that switches it off.
+// A key that may change another program's results is reported, unless its value disables it.
 TEST(Families, UnknownKeysAreNamed) {
     const auto unknown = [](const std::string& text) { return unknown_keys(json::parse(text), "config.json"); };
     using Names = std::vector<std::string>;
@@ -238,7 +239,7 @@ TEST(Families, UnknownKeysAreNamed) {
               Names{});
 }
 
-// Files of transformers 4 that a newer version saved again have both keys.
+// Files of transformers 4, saved again by a newer version, have both keys.
 TEST(Families, BothKeysOfRopeScaling) {
     const std::string scaling = R"("rope_scaling": {"type": "linear", "factor": 4})";
     const ModelConfig older = read(llama_like("llama", scaling));
@@ -265,7 +266,7 @@ TEST(Families, CombinationsFindTheirClass) {
         {"llama", [](ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = true; }},
         {"llama", [](ModelConfig& c) { c.activation = Activation::geglu; }},
         {"llama", [](ModelConfig& c) { c.hidden_dropout = c.attention_dropout = 0.1; }},
-        {"mistral", [](ModelConfig& c) { c.C = 63; }},  // transformers' Llama wants whole heads in the width
+        {"mistral", [](ModelConfig& c) { c.C = 63; }},  // transformers' Llama requires the width to be a multiple of the heads
         {"mistral", [](ModelConfig& c) { c.window = 8; }},
         {"qwen2", [](ModelConfig& c) { c.qkv_bias = true; }},
         {"qwen3", [](ModelConfig& c) { c.qk_norm = QkNorm::head; }},
@@ -310,7 +311,7 @@ TEST(Families, CombinationsFindTheirClass) {
         {"train_gpt",
          [](ModelConfig& c) {
              set_family(c, "bloom");
-             c.F = 100;  // the class has 4 times the width
+             c.F = 100;  // the class fixes 4 times the width
          }},
         {"train_gpt",
          [](ModelConfig& c) {
@@ -351,14 +352,14 @@ TEST(Families, CombinationsFindTheirClass) {
         EXPECT_EQ(c.family, rows[i].family) << "row " << i;
         const ModelConfig again = from_hf_config(json(to_hf_config(c, "")), "what was written");
         EXPECT_TRUE(same_model(again, before)) << "row " << i << to_hf_config(c, "");
-        // Another seed of differences: no field is lost.
+        // The comparison detects a changed field.
         ModelConfig other = before;
         other.eps *= 2;
         EXPECT_FALSE(same_model(other, before));
     }
 }
 
-// A field that own form forgot would be lost in silence: each is changed once.
+// A field missing in our own format would be lost silently, so change each one.
 TEST(Families, OurFormHasEveryField) {
     ModelConfig plain;
     plain.family = "train_gpt";
@@ -432,8 +433,8 @@ TEST(Families, OurFormHasEveryField) {
     }
 }
 
-// The classes of Gemma 2 and 3 build the window's mask in every pass and fail if sliding_window is null. Only keys that a class
-// checks before use may be null.
+// The classes of Gemma 2 and 3 build the window's mask in every pass and fail if sliding_window is null. Only keys that a
+// class checks before use may be null.
 TEST(Families, NothingIsNullThatTransformersNeeds) {
     const std::set<std::string> may_be_null = {"pad_token_id", "attn_logit_softcapping", "final_logit_softcapping"};
     for (const Family& f : families())
@@ -481,7 +482,7 @@ TEST(Families, PresetsAreOfTheirFamily) {
     for (const auto& [name, count] : published) EXPECT_EQ(ParameterTable(config_from_preset(name)).trained, count) << name;
 }
 
-// What a preset has, options take away; and nothing changes where they are not given.
+// Options can disable a preset's features; without them nothing changes.
 TEST(Families, OptionsTakeAwayWhatAPresetHas) {
     const auto configured = [](const std::vector<std::string>& arguments) {
         TrainOptions o;
@@ -513,7 +514,7 @@ TEST(Families, OptionsTakeAwayWhatAPresetHas) {
         arguments.insert(arguments.end(), options.begin(), options.end());
         EXPECT_FALSE(has(configured(arguments))) << preset << options[0];
     }
-    // What a model's directory has, too.
+    // The same for a model directory's features.
     const test::TemporaryDirectory dir;
     const auto model = [&](const std::string& text) {
         test::write_file(dir / "config.json", text);
@@ -532,14 +533,14 @@ TEST(Families, OptionsTakeAwayWhatAPresetHas) {
         EXPECT_EQ(with(scaled, off).rope_scaling.type, RopeScaling::Type::none) << off[0];
     EXPECT_EQ(with(scaled, {"--no-use-rope-scaling", "--rope-scaling", "linear"}).rope_scaling.type, RopeScaling::Type::linear);
     expect_error([&] { with(scaled, {"--rope-scaling", "none", "--rope-scaling-factor", "4"}); }, {"--rope-scaling-factor"});
-    // What stands for an activation has to be said.
+    // Disabling an activation requires another one.
     const std::vector<std::string> llama = {"--preset", "llama2-7b"};
     expect_error([&] { with(llama, {"--no-swiglu"}); }, {"--no-swiglu", "--activation gelu"});
     EXPECT_EQ(with(llama, {"--no-swiglu", "--activation", "gelu"}).activation, Activation::gelu);
     EXPECT_EQ(with(llama, {"--no-swiglu", "--squared-relu"}).activation, Activation::relu2);
 }
 
-// Every key that config.json's rope_scaling may have can be given as an option, and comes back from there.
+// Every key of config.json's rope_scaling exists as an option, and is read back.
 TEST(Families, DetailsOfRopeScaling) {
     const auto configured = [](std::vector<std::string> arguments) {
         const std::vector<std::string> sizes = {"--normalization",
@@ -605,7 +606,8 @@ TEST(Families, DetailsOfRopeScaling) {
 }
 
 // ---- tensors --------------------------------------------------------------------------------------------------------------
-// Each tensor of every layout over tp lies in its whole tensor once, also norms and sinks that are cut with their heads.
+// Over all tp ranks of a layout, each tensor's parts make up the whole exactly once, including norms and sinks, which are
+// sharded with their heads.
 TEST(Families, TensorsOfRanksMakeUpTheWhole) {
     for (const QkNorm norm : {QkNorm::head, QkNorm::whole})
         for (const int tp : {1, 2, 4}) {
@@ -689,7 +691,7 @@ TEST(Hub, FindsDownloadedModels) {
         std::filesystem::remove(snapshot + file);
     }
     test::write_file(snapshot + "/config.json", "{}");
-    // Published adapters name their model so.
+    // Published adapters name their base model like this.
     test::write_file(dir / "adapter_config.json", R"({"base_model_name_or_path": "some-org/a.model"})");
     EXPECT_TRUE(std::filesystem::equivalent(base_of_adapter(dir / ""), snapshot));
     test::write_file(dir / "adapter_config.json", R"({"base_model_name_or_path": "some-org/another"})");

@@ -1,4 +1,4 @@
-// The FLOP formulas against published throughput figures and against a count of every matrix product.
+// The FLOP formulas compared with published throughputs and with a count of every matrix product.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,13 +7,14 @@
 
 namespace test_flops {
 
-// The throughput that Megatron-LM v0.6 logs, in its own form; equals model_flops_per_token(s, AttentionCount::full).
+// The throughput logged by Megatron-LM v0.6, in its form; equals model_flops_per_token(s, AttentionCount::full).
 double megatron_flops_per_token(const FlopSizes& s) {
     const double L = s.L, h = s.C, a = s.NH, k = s.NKV, d = s.HS, f = s.F, V = s.V, T = s.T;
     return 12 * L * h * h * ((1 + k / a + T / h) * (d * a / h) + f / h * (s.gated ? 1.5 : 1.0) + V / (2 * L * h));
 }
 
-// The formula of the MT-NLG and BLOOM papers, FLOPs per token with full recomputation: F = 4C and one kv head per query head.
+// The formula of the MT-NLG and BLOOM papers, FLOPs per token with full recomputation: F = 4C and one kv head per query
+// head.
 double paper_flops_per_token(const FlopSizes& s) {
     const double L = s.L, h = s.C, V = s.V, T = s.T;
     return 96 * L * h * h * (1 + T / (6 * h) + V / (16 * L * h));
@@ -32,7 +33,7 @@ void expect_relative(double got, double want, double tolerance) {
     EXPECT_TRUE(std::abs(got - want) <= tolerance * std::abs(want)) << "got " << got << ", want " << want;
 }
 
-// Published to two or three decimals: half a unit of the last one.
+// Published with two or three decimals: within half a unit of the last one.
 TEST(Flops, BloomThroughput) {
     EXPECT_NEAR(tflops_per_gpu(paper_flops_per_token(bloom_176b), 2048, 2048, 104.70, 384), 149.763, 0.0005);
 }
@@ -51,7 +52,7 @@ TEST(Flops, LlmJpStep) {
     EXPECT_NEAR(step / 512 / 550e12, 27.3, 0.05);
 }
 
-// Three ways to write one count; doubles of about ten operations agree to some 1e-15 each.
+// Three formulas for the same count; doubles of about ten operations agree to some 1e-15 each.
 TEST(Flops, FormulasAgree) {
     for (const FlopSizes& s : {bloom_176b, mt_nlg_530b, llm_jp_172b})
         expect_relative(megatron_flops_per_token(s), model_flops_per_token(s, AttentionCount::full), 1e-14);
@@ -59,7 +60,7 @@ TEST(Flops, FormulasAgree) {
         expect_relative(paper_flops_per_token(s), full_recompute_flops_per_token(s, AttentionCount::full), 1e-14);
 }
 
-// A toy with sizes that are all different, counted product by product over one sequence.
+// A toy with distinct sizes, counted product by product over one sequence.
 TEST(Flops, CountedByHand) {
     const FlopSizes s = {3, 20, 6, 2, 5, 14, 37, 8, true};
     double forward = 0;
@@ -82,7 +83,7 @@ TEST(Flops, CountedByHand) {
     EXPECT_EQ(model_flops_per_token(s, AttentionCount::causal) * 8, 3 * (forward - 3 * 6 * (2 * 8 * 8 * 5)));
 }
 
-// The scores that a query computes, counted one by one; the formula leaves out half of the diagonal.
+// A query's scores, counted one by one; the formula omits half of the diagonal.
 TEST(Flops, WindowsAreCountedByTheirKeys) {
     ModelConfig c;
     c.L = 6;
@@ -103,7 +104,7 @@ TEST(Flops, WindowsAreCountedByTheirKeys) {
     EXPECT_EQ(model_flops_per_token(c, T), model_flops_per_token(whole, T)) << "a window of all keys";
 }
 
-// Under adapters no weight has a gradient: a third of the products of every layer, and of the head's, is not computed.
+// With adapters no frozen weight has a gradient: a third of the products of every layer and the head is not computed.
 TEST(Flops, AdaptersLeaveOutGradientsOfWeights) {
     ModelConfig c;
     c.L = 3;
@@ -123,8 +124,7 @@ TEST(Flops, AdaptersLeaveOutGradientsOfWeights) {
     }
 }
 
-// Square matrices of C columns cost 5 (4 + 2) C^3, fc1 and fc2 with F = 4 C 5 (16 + 2) C^3: together 25 C per parameter of a
-// layer.
+// C x C matrices cost 5 (4 + 2) C^3, fc1 and fc2 with F = 4 C cost 5 (16 + 2) C^3: together 25 C per parameter of a layer.
 TEST(Flops, NewtonSchulzStepsOfALayer) {
     const double C = 64;
     const FlopSizes s = {1, 64, 4, 4, 16, 256, 0, 8, false};

@@ -1,5 +1,5 @@
-// FP8 numbers, their scales and their products: every code and every tie against a definition in double, the state that
-// scales follow from, products against sums in double with bounds that follow from the formats.
+// FP8 numbers, scales and products: every code and every tie compared with a definition in double, the state that
+// determines scales, and products compared with sums in double within bounds derived from the formats.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -14,7 +14,7 @@ namespace test_fp8 {
 
 constexpr Fp8 formats[] = {Fp8::e4m3, Fp8::e5m2};
 
-// All finite numbers of a format that are not negative, from the formula, smallest first: index = code.
+// All finite non-negative numbers of a format, from the formula, in ascending order: index = code.
 std::vector<double> numbers(Fp8 format) {
     const int mantissa = format == Fp8::e4m3 ? 3 : 2, bias = format == Fp8::e4m3 ? 7 : 15;
     std::vector<double> all;
@@ -27,7 +27,7 @@ std::vector<double> numbers(Fp8 format) {
         }
 }
 
-// Nearest by search; of two equally near ones the even code; never beyond the largest.
+// Nearest by search; in a tie the even code; never beyond the largest.
 uint8_t nearest(const std::vector<double>& all, double x) {
     size_t best = 0;
     x = std::min(x, all.back());
@@ -107,7 +107,7 @@ TEST(Fp8State, FollowsTheHistoryByItsLargestOrNewestEntry) {
         recipe.most_recent = newest;
         Fp8State state(recipe, 1);
         const float amax[] = {4, 16, 8, 2, 1, 0, 0, 0, 0};
-        // of the newest three; where they are all zero the scale stays
+        // of the newest three; if all are zero the scale is unchanged
         const float largest[] = {4, 16, 16, 16, 8, 2, 1, 1, 1}, last[] = {4, 16, 8, 2, 1, 1, 1, 1, 1};
         EXPECT_EQ(state.measured(), 0);
         EXPECT_EQ(state.scales[0], 1);
@@ -204,7 +204,7 @@ TEST_P(Fp8Ops, QuantizeEncodesTransposesAndMeasures) {
     }
 }
 
-// An op that makes codes makes those that quantize() makes of its numbers, and the numbers themselves if they are wanted too.
+// An op with FP8 output writes quantize()'s codes of its numbers, and also the numbers if requested.
 TEST_P(Fp8Ops, OpsMakeTheCodesOfTheirNumbers) {
     const int N = 48, F = 80;
     std::mt19937 random(3);
@@ -264,7 +264,7 @@ TEST_P(Fp8Ops, OpsMakeTheCodesOfTheirNumbers) {
     });
 }
 
-// fp32 sums of K exact products differ from the exact sum by at most K u (sum of magnitudes), and the result is rounded once.
+// fp32 sums of K exact products differ from the exact sum by at most K u (sum of magnitudes); the result is rounded once.
 TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     const int N = 48, IC = 112, OC = 80;
     const float a = 0.25f, b = 3.0f;
@@ -311,8 +311,8 @@ TEST_P(Fp8Ops, ProductsAreThoseOfTheDecodedNumbers) {
     }
 }
 
-// A linear layer in FP8 against the same in double: each factor is off by at most half a step of its format, relative 2^-4
-// of e4m3 and 2^-3 of e5m2 for what is normal after scaling.
+// A linear layer in FP8 compared with double: each factor has an error of at most half a step of its format, relative 2^-4
+// for e4m3 and 2^-3 for e5m2 if it is normal after scaling.
 TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
     const int N = 32, IC = 64, OC = 48;
     std::mt19937 random(7);
@@ -334,7 +334,7 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
             double sum = 0, bound = 0;
             for (int i = 0; i < IC; i++) {
                 const double a = (double)(float)x[(size_t)n * IC + i], b = (double)(float)w[(size_t)o * IC + i];
-                // half a step: 2^-4 of a number, and not below half of the least step, 2^-10 over the scale
+                // half a step: 2^-4 of the number, at least half of the smallest step, 2^-10 over the scale
                 const double ea = std::max(std::fabs(a) * 0x1p-4, 0x1p-10 / scale[0]),
                              eb = std::max(std::fabs(b) * 0x1p-4, 0x1p-10 / scale[1]);
                 sum += a * b;
@@ -346,7 +346,7 @@ TEST_P(Fp8Ops, ALayerIsWithinTheFormatsBound) {
             norms += sum * sum;
         }
     EXPECT_LT(std::sqrt(errors / norms), 0x1p-4);  // errors are independent: far below the worst case
-    EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is 8 bits
+    EXPECT_GT(std::sqrt(errors / norms), 0x1p-8);  // and it is really 8 bits
 }
 
 }  // namespace test_fp8

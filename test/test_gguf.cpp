@@ -1,5 +1,5 @@
-// GGUF: halves and blocks against llama.cpp's package gguf (0.19), every way in which a file can be damaged, and models and
-// tokenizers that come back from a file as they went in. dev/interop/test_gguf.py reads the same with gguf and llama.cpp.
+// GGUF: fp16 numbers and blocks compared with llama.cpp's package gguf (0.19), every way in which a file can be damaged,
+// and round trips of models and tokenizers. dev/interop/test_gguf.py reads the same with gguf and llama.cpp.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -37,7 +37,7 @@ TEST(Gguf, HalvesRoundToNearestEven) {
         const float x = half_to_float((uint16_t)h);
         if (std::isnan(x)) EXPECT_EQ(float_to_half(x) & 0x7e00, 0x7e00);
         else EXPECT_EQ(float_to_half(x), h) << x;
-        // Half-way between two neighbours: to the even one; just off half-way: to the nearer.
+        // Halfway between two neighbours rounds to the even one; slightly off halfway to the nearer.
         const float next = half_to_float((uint16_t)(h + 1));
         if ((h & 0x7fff) >= 0x7bff || h == 0x7fff) continue;
         const float middle = (x + next) / 2;
@@ -52,8 +52,8 @@ TEST(Gguf, HalvesRoundToNearestEven) {
     EXPECT_EQ(float_to_half(-0.0f), 0x8000);
 }
 
-// 64 blocks of pseudo-random bytes, whose scales (at the places in `halves`) are below 2: what gguf.quants.dequantize makes of
-// them, as a hash of the numbers' bytes.
+// 64 blocks of pseudo-random bytes with scales (at the offsets in `halves`) below 2: gguf.quants.dequantize's result, as a
+// hash of the numbers' bytes.
 TEST(Gguf, DequantizesAsGgufDoes) {
     struct Golden {
         GgufType type;
@@ -76,7 +76,7 @@ TEST(Gguf, DequantizesAsGgufDoes) {
     }
 }
 
-// Sizes over 40 powers of two, a block of zeros, and one whose quotients all lie half-way between two whole numbers.
+// Sizes over 40 powers of two, a block of zeros, and one whose quotients are all halfway between two integers.
 TEST(Gguf, QuantizesToQ8_0AsGgufDoes) {
     const std::string random = pseudo_random_bytes(64 * 32 * 2, 7);
     std::vector<float> x(64 * 32);
@@ -152,11 +152,11 @@ TEST(Gguf, ReadsWhatItWrites) {
     for (int i = 0; i < 64; i++) EXPECT_NEAR(x[(size_t)i], 2 * i, 0.5);
 }
 
-// Whatever is cut off or put on, nothing is read.
+// A truncated or extended file is never read.
 TEST(Gguf, RefusesEveryTruncation) {
     TemporaryDirectory dir;
     const std::string whole = small_file();
-    const size_t padding = 96 - 12;  // after the last tensor; other programs may leave it out
+    const size_t padding = 96 - 12;  // after the last tensor; other programs may omit it
     for (size_t n = 0; n < whole.size() - padding % 32; n++) {
         write_file(dir / "x.gguf", whole.substr(0, n));
         expect_error([&] { GgufReader(dir / "x.gguf"); }, {"x.gguf"});
@@ -282,13 +282,13 @@ void run_import(const std::string& gguf, const std::string& out) {
     EXPECT_EQ(import_command(o), 0);
 }
 
-// Through a file of its own type or a wider one a model comes back byte by byte, its configuration key by key.
+// Through a file of its own type or a wider one, a model round-trips byte by byte and its configuration key by key.
 TEST(GgufModel, ComesBack) {
     for (const GgufArchitecture& a : gguf_architectures())
         for (const bool tied : {false, true}) {
-            if (std::string(a.family) == "mistral") continue;  // comes back as the Llama that it is without its window
+            if (std::string(a.family) == "mistral") continue;  // returns as a Llama, which it is without its window
             const ModelConfig c = tiny(a.family, tied);
-            if (c.tied != tied) continue;  // a family whose head is always tied
+            if (c.tied != tied) continue;  // a family with an always tied head
             SCOPED_TRACE(a.family);
             TemporaryDirectory dir;
             write_tiny(dir / "model", c);
@@ -299,8 +299,8 @@ TEST(GgufModel, ComesBack) {
         }
 }
 
-// Small models that transformers wrote, of every family and odd sizes: numbers and configuration come back, or what llama.cpp
-// fixes otherwise is named.
+// Small models written by transformers, of every family and with odd sizes: numbers and configuration round-trip, or the
+// settings that llama.cpp hard-codes differently are reported.
 TEST(GgufModel, OfTransformersComesBack) {
     const std::map<std::string, const char*> refused = {{"gemma2", "'attention_scale' is 0.33"},
                                                         {"gemma3_text", "'attention_scale' is 0.33"},
@@ -321,7 +321,7 @@ TEST(GgufModel, OfTransformersComesBack) {
         run_import(dir / "x.gguf", dir / "back");
         ModelConfig after = read_config(dir / "back");
         before.init_std = after.init_std;
-        if (before.family == "mistral") {  // without its window, which llama.cpp does not have
+        if (before.family == "mistral") {  // without its window, which llama.cpp lacks
             before.T = before.window ? std::min(before.T, before.window) : before.T;
             before.window = 0;
         }
@@ -343,7 +343,7 @@ TEST(GgufModel, OfTransformersComesBack) {
     EXPECT_GE(models, 10);
 }
 
-// In narrower types: what their numbers are, and which tensors stay in F32.
+// In narrower types: the numbers' values, and which tensors stay in F32.
 TEST(GgufModel, TypesOfTensors) {
     TemporaryDirectory dir;
     const ModelConfig c = tiny("gpt2");
@@ -364,7 +364,7 @@ TEST(GgufModel, TypesOfTensors) {
         EXPECT_EQ(file.find("output.weight"), nullptr);
         EXPECT_EQ(file.metadata().at("general.file_type"), gguf_type(type).file_type);
         EXPECT_EQ(file.metadata().at("gpt2.attention.head_count"), 6);
-        // (out, in) as here, whatever GPT-2's own files have
+        // (out, in) as ours, although GPT-2's own files are transposed
         const GgufTensor& t = *file.find("blk.1.ffn_up.weight");
         EXPECT_EQ(t.shape, (std::vector<int64_t>{c.F, c.C}));
         std::vector<float> x(t.elements);
@@ -374,7 +374,7 @@ TEST(GgufModel, TypesOfTensors) {
             ASSERT_NEAR(x[i], expected, type == GgufType::F16 ? 0 : 5.0 / 254) << i;  // half a step of a block's scale
         }
     }
-    // Rows of 40 are no whole blocks of 32.
+    // Rows of 40 are not a multiple of blocks of 32.
     ModelConfig odd = tiny("llama");
     odd.F = 40;
     write_tiny(dir / "odd", odd);
@@ -384,7 +384,7 @@ TEST(GgufModel, TypesOfTensors) {
     EXPECT_EQ(file.find("blk.0.ffn_up.weight")->type, GgufType::Q8_0);
 }
 
-// Element (i, half) of a head of queries and keys stands at (half, i) of ours: rotating neighbours is rotating halves.
+// Element (i, half) of a query or key head is at (half, i) in ours: rotating neighbours equals rotating halves.
 TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
     TemporaryDirectory dir;
     const ModelConfig c = tiny("llama");
@@ -437,9 +437,9 @@ TEST(GgufModel, NormsOfGemmaAreOneMore) {
 TEST(GgufModel, RefusesWhatItCannotSay) {
     ModelConfig c = tiny("llama");
     EXPECT_NO_THROW(check_gguf_says(c, gguf_architecture_of(c)));
-    c.rope_base = 12345.678;  // not a number of single precision
+    c.rope_base = 12345.678;  // not a number in single precision
     EXPECT_NO_THROW(check_gguf_says(c, gguf_architecture_of(c)));
-    ModelConfig gpt2 = tiny("gpt2");  // llama.cpp's graph of it has one activation
+    ModelConfig gpt2 = tiny("gpt2");  // llama.cpp's graph supports one activation for it
     EXPECT_NO_THROW(check_gguf_says(gpt2, gguf_architecture_of(gpt2)));
     for (const auto& [activation, name] : {std::pair{Activation::gelu_exact, "\"gelu_exact\""},
                                            {Activation::relu, "\"relu\""},
@@ -500,7 +500,7 @@ TEST(GgufModel, RefusesAFileOfAnotherModel) {
 const std::string golden = "test/golden/tokenizer/";
 const char* const sample = "In the year 1234 the king's sheep weren't 3.14 over\n\n  there: 言葉 Zürich <|endoftext|> !?";
 
-// The tokenizer in `dir` and what comes back from GGUF encode alike.
+// The tokenizer in `dir` and its round trip through GGUF encode equally.
 GgufTokenizer comes_back(const TemporaryDirectory& dir, const std::string& text) {
     const Tokenizer before = Tokenizer::load(dir / "");
     const GgufTokenizer t = read_hf_tokenizer(dir / "", before.vocab_size() + 3);
@@ -536,7 +536,7 @@ TEST(GgufTokenizer, OfBytes) {
     }
 }
 
-// As llama.cpp's converter, without the added tokens that the model lacks.
+// Like llama.cpp's converter: omits added tokens that the model lacks.
 TEST(GgufTokenizer, LeavesOutWhatTheModelLacks) {
     nlohmann::json j = nlohmann::json::parse(read_file(golden + "gpt2.json"));
     j["added_tokens"].push_back({{"id", 600}, {"content", "<image>"}, {"special", true}});
@@ -590,7 +590,7 @@ TEST(GgufTokenizer, OfBytesThatLlamaCppCannot) {
             "does not know its pre-tokenizer");
 }
 
-// A tokenizer.json with Llama 2's steps around its model.
+// A tokenizer.json with Llama 2's normalizer and decoder around its model.
 nlohmann::json with_steps(const std::string& file) {
     auto j = nlohmann::json::parse(read_file(file));
     const nlohmann::json space = {{"String", " "}}, symbol = {{"String", "\u2581"}};
@@ -604,11 +604,11 @@ nlohmann::json with_steps(const std::string& file) {
                       {{"type", "ByteFallback"}},
                       {{"type", "Fuse"}},
                       {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}}}};
-    j["added_tokens"].erase(4);  // that is found in normalised text
+    j["added_tokens"].erase(4);  // matched in normalized text
     return j;
 }
 
-// SentencePiece's models, and the same as tokenizer.json, whose merges become scores.
+// SentencePiece models, and the same as tokenizer.json, whose merges become scores.
 TEST(GgufTokenizer, OfCharacters) {
     for (const auto& [name, model] : {std::pair{"characters_bpe.model", "llama"},
                                       {"characters_bpe.json", "llama"},
@@ -625,7 +625,7 @@ TEST(GgufTokenizer, OfCharacters) {
         EXPECT_GE(t.unknown, 0);
         EXPECT_TRUE(std::filesystem::exists(dir / "back/tokenizer.model"));
     }
-    // Tokens that were added beside a model.
+    // Tokens added to a model.
     TemporaryDirectory more;
     write_file(more / "tokenizer.model", read_file(golden + "characters_bpe.model"));
     write_file(more / "added_tokens.json", R"({"<|im_end|>": 500, "<think>": 501})");
@@ -635,7 +635,7 @@ TEST(GgufTokenizer, OfCharacters) {
     EXPECT_EQ(t.tokens[501], "<think>");
     EXPECT_EQ(t.kinds[500], SentencePieceModel::control);
     EXPECT_EQ(t.kinds[501], SentencePieceModel::user_defined);
-    // Merges that SentencePiece would not make.
+    // Merges that SentencePiece would not do.
     TemporaryDirectory dir;
     nlohmann::json j = with_steps(golden + "characters_bpe.json");
     j["model"]["merges"].erase(j["model"]["merges"].size() - 1);
@@ -643,7 +643,7 @@ TEST(GgufTokenizer, OfCharacters) {
     expect_error([&] { read_hf_tokenizer(dir / "", 1 << 20); }, {"is not made as SentencePiece makes tokens"});
 }
 
-// The file's tokens that end a turn end generated text, too.
+// The file's end-of-turn tokens also end generated text.
 TEST(GgufTokenizer, EndsOfTurns) {
     TemporaryDirectory dir;
     ModelConfig c = tiny("llama");
@@ -677,7 +677,7 @@ TEST(GgufTokenizer, EndsOfTurns) {
     EXPECT_EQ(ends("d", {600, 5}), nlohmann::json({0, 5}));
 }
 
-// They are written for a model that has them: the template's first, then what generation_config.json names.
+// For a model with end-of-turn tokens they are written: first the template's, then generation_config.json's.
 TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
     nlohmann::json j = nlohmann::json::parse(read_file(golden + "gpt2.json"));
     const auto add = [&](int id, const char* token) {
@@ -710,7 +710,7 @@ TEST(GgufTokenizer, EndsOfTurnsAreWritten) {
     EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], "{}"), (Ints{601, -1}));
     EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [7, 601, 0]})"), (Ints{601, 7}));
     EXPECT_EQ(ends(chat_template_called("plain")->spellings[0], "{}"), (Ints{0, -1}));
-    // Where the tokenizer's end is that of a turn, the end of a document is the other one.
+    // If the tokenizer's end token ends a turn, the other one ends a document.
     write_file(dir / "model/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
     EXPECT_EQ(ends(chat_template_called("chatml")->spellings[0], R"({"eos_token_id": [601, 0]})", 601), (Ints{601, 0}));
 }

@@ -1,12 +1,12 @@
-// The trainer against PyTorch: test/golden/FAMILY_tiny is a small model of each family as transformers saves it, with the
-// logits, losses, gradients (by autograd) and 20 training steps that dev/ref/model_reference.py computed in float64. All of it
-// goes the way of a real run: the options are parsed from train.toml, the model is read from the directory, batches come from a
-// DataLoader, steps are train_step's.
+// The trainer compared with PyTorch: test/golden/FAMILY_tiny is a small model of each family as saved by transformers, with
+// the logits, losses, gradients (by autograd) and 20 training steps that dev/ref/model_reference.py computed in float64.
+// Everything uses the path of a real run: options are parsed from train.toml, the model is read from the directory, batches
+// come from a DataLoader, and steps are train_step's.
 //
-// Tolerance. noise.KEY is the largest error that PyTorch makes in KEY when it computes in float32 instead. One unit is that
-// plus one rounding of KEY's largest element, since the golden values themselves are stored as float32; we may be off by
-// `factor` units. The factor is there because our sums run in another order than PyTorch's and the error of one run is only a
-// sample; 8 units are 2e-6 to 1e-5 of a tensor's largest element, and the largest error seen is 2.3 units.
+// Tolerance. noise.KEY is PyTorch's largest error in KEY when computing in float32. One unit is that plus one rounding of
+// KEY's largest element, since the golden values are stored as float32; the allowed error is `factor` units. The factor
+// exists because our sums have another order than PyTorch's and the error of one run is only a sample; 8 units are 2e-6 to
+// 1e-5 of a tensor's largest element, and the largest error seen is 2.3 units.
 #include <set>
 #include <tuple>
 
@@ -53,7 +53,7 @@ public:
         worst_ = std::max(worst_, difference / unit);
         compared_.insert(key);
     }
-    // Every tensor of the model as files have it: parameters or gradients.
+    // Every tensor of the model, as in files: parameters or gradients.
     void expect_all(be::Ctx& ctx, const std::string& prefix, const ParameterTable& table, real* memory) {
         HostSide<real> host(ctx, memory, table.size);
         host.download();
@@ -65,7 +65,7 @@ public:
                 expect(prefix + t.name, file);
             }
     }
-    // Nothing in the file was left out, which would hide a parameter that we do not have.
+    // All of the file was compared, as a skipped tensor could be a parameter that we lack.
     void expect_compared(const std::vector<std::string>& prefixes) const {
         for (const auto& [key, unused] : file_.tensors())
             for (const std::string& prefix : prefixes) {
@@ -85,9 +85,9 @@ std::string fixture(const std::string& family) {
     return (std::filesystem::path(__FILE__).parent_path() / "golden" / (family + "_tiny")).string();
 }
 
-// Options as from the command line. Each golden sample becomes a data set of its own, twice its T tokens, of which every sample
-// of T+1 tokens at a multiple of T is the same. Blended with equal weights (powers of two, so that no rounding decides) the
-// data sets take turns, and the loader gives sample 0, 1, ..., S-1, 0, ... whatever its shuffling does.
+// Options as from the command line. Each golden sample becomes a dataset of its own, twice its T tokens, so that each
+// sample of T+1 tokens at a multiple of T is the same. Blended with equal weights (powers of two, so that rounding has no
+// effect) the datasets take turns, and the loader returns sample 0, 1, ..., S-1, 0, ... despite its shuffling.
 TrainOptions options_of(const std::string& directory, const Golden& golden, const ModelConfig& c,
                         const test::TemporaryDirectory& data) {
     TrainOptions o;
@@ -108,7 +108,7 @@ TrainOptions options_of(const std::string& directory, const Golden& golden, cons
 
 DataOptions loader_options(const TrainOptions& o, const ModelConfig& c, const Schedule& schedule) {
     DataOptions d = data_options(o, c, nullptr, DataSplit::whole, schedule.total_samples);
-    d.eod = 0;  // as the reference draws its tokens
+    d.eod = 0;  // like the reference's random tokens
     return d;
 }
 
@@ -124,7 +124,7 @@ ModelConfig config_of(const std::string& directory) {
 struct Fixture {
     std::string directory;
     Golden golden;
-    be::Ctx ctx{1};  // so little work that threads would only wait for each other
+    be::Ctx ctx{1};  // too little work for several threads
     Model m;
     test::TemporaryDirectory files;
     TrainOptions o;
@@ -184,7 +184,7 @@ TEST_P(Families, LogitsLossAndEveryGradient) {
     report(golden);
 }
 
-// Two micro-batches a step with different numbers of masked targets; warm-up, decay, clipped and unclipped steps.
+// Two micro-batches per step with different numbers of masked targets; warm-up, decay, clipped and unclipped steps.
 TEST_P(Families, TwentyTrainingSteps) {
     Fixture run(family(), plain(), 2);
     Golden& golden = run.golden;
@@ -194,7 +194,7 @@ TEST_P(Families, TwentyTrainingSteps) {
     Trainer trainer(run.ctx, run.m, run.o, run.schedule, run.data, {});
     std::vector<double> ce, z, norm, lr;
     while (trainer.state.step < run.schedule.total_steps) {
-        // The loader must give the batches that the reference trained on, or nothing below means anything.
+        // The loader must return the reference's batches, otherwise the comparisons below are meaningless.
         run.data.fetch(trainer.state.consumed, (int)run.schedule.final_batch, batch);
         const size_t first = (size_t)trainer.state.step * step_tokens % tokens.size(), last = first + step_tokens;
         ASSERT_EQ(batch.tokens, std::vector<int>(tokens.begin() + first, tokens.begin() + last)) << trainer.state.step;
@@ -220,7 +220,7 @@ TEST_P(Families, TwentyTrainingSteps) {
 }
 
 // ---- conversations ----------------------------------------------------------------------------------------------------------
-// A data set of conversations of random tokens; of each some are learned.
+// A dataset of conversations of random tokens, some of which are in the loss.
 DataOptions write_conversations(const std::string& prefix, const ModelConfig& c, int T, const std::vector<int>& lengths) {
     TokenDatasetWriter writer(prefix, {"", "", c.V}, {}, "chatml");
     for (size_t d = 0; d < lengths.size(); d++) {
@@ -246,8 +246,8 @@ std::vector<real> gradients_of(be::Ctx& ctx, Model& m) {
     return std::vector<real>(host.data(), host.data() + m.table.size);
 }
 
-// Packed into samples, conversations have the loss and the gradients that they have one by one, where each is a sequence of its
-// own: none sees another, positions begin anew, and only answers count. The loss of one by one is summed here, from its logits.
+// Packed conversations have the same loss and gradients as separate ones, each a sequence of its own: none sees another,
+// positions restart, and only answers count. For separate ones the loss is summed here, from logits.
 TEST_P(Families, PackedConversationsCountTheirAnswersAlone) {
     Fixture run(family(), plain(), 4);
     Model& m = run.m;
@@ -310,7 +310,7 @@ TEST_P(Families, PackedConversationsCountTheirAnswersAlone) {
         for (size_t i = 0; i < n; i++)
             ASSERT_NEAR(packed_gradients[spec.offset + i], expected[i], 2e-5 * largest) << spec.hf[0].name;
     }
-    // And this is the loss of a step.
+    // This is also the loss of a step.
     TrainOptions o = run.o;
     o.z_loss_strength = 0;
     o.global_batch_size = (int)data.n_samples();
@@ -328,9 +328,9 @@ INSTANTIATE_TEST_SUITE_P(Golden, Families, testing::Combine(testing::Values("gpt
                          });
 
 // ---- the other families -----------------------------------------------------------------------------------------------------
-// test/golden/families/NAME is a tiny model as transformers saves it, with its logits, loss and gradients
-// (dev/ref/families_reference.py): 5 query heads of 6 in a width of 20, one key/value head, windows and scaled positions that a
-// sequence of 17 reaches.
+// test/golden/families/NAME is a tiny model as saved by transformers, with its logits, loss and gradients
+// (dev/ref/families_reference.py): 5 query heads of 6 in a width of 20, one key/value head, windows and scaled positions
+// that take effect in a sequence of 17.
 class OfTransformers : public testing::TestWithParam<std::tuple<const char*, bool>> {};
 
 TEST_P(OfTransformers, LogitsLossAndEveryGradient) {
@@ -368,7 +368,7 @@ TEST_P(OfTransformers, LogitsLossAndEveryGradient) {
     std::vector<real> logits;
     for (int i = 0; i < N; i++)
         logits.insert(logits.end(), padded.data() + (size_t)i * m.c.Vp, padded.data() + (size_t)i * m.c.Vp + m.c.V);
-    if (const real cap = (real)m.c.logit_softcap; cap > 0)  // which the classifier applies
+    if (const real cap = (real)m.c.logit_softcap; cap > 0)  // as applied by the classifier
         for (real& x : logits) x = cap * std::tanh(x / cap);
     close("logits", logits);
 

@@ -1,5 +1,5 @@
-// The guard: every rule of its policies, on curves whose medians are known by hand; then long made-up curves, on which nothing
-// may be found but what was planted.
+// The guard: every rule of its policies, on curves with medians known by hand; then long synthetic curves, where exactly
+// the planted outliers must be found.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -14,7 +14,7 @@ namespace test_guard {
 GuardOptions options(const std::string& policy) { return {policy, 128, 8, 10, 3, 5, 100, 200}; }
 const char* const policies[] = {"warn", "skip", "rollback"};
 
-// A guard, and the numbers of the next step and its batch, which need not be equal.
+// A guard, and the numbers of the next step and its batch, which may differ.
 struct Training {
     Guard guard;
     int64_t step = 1, batch = 1001;
@@ -22,7 +22,7 @@ struct Training {
     explicit Training(const std::string& policy) : guard(options(policy)) {}
 
     Verdict judge(double loss, double norm) { return guard.judge(step++, batch++, loss, norm); }
-    // n normal steps. Losses 2.9, 3.0, 3.1 in turn: median 3, MAD 0.1. Norms 0.4, 0.5, 0.6: median 0.5.
+    // n normal steps. Losses cycle through 2.9, 3.0, 3.1: median 3, MAD 0.1. Norms 0.4, 0.5, 0.6: median 0.5.
     void calm(int n = 33) {
         for (int i = 0; i < n; i++) {
             const Verdict v = judge(2.9 + 0.1 * (i % 3), 0.4 + 0.1 * (i % 3));
@@ -63,7 +63,7 @@ TEST(Median, AgainstSorting) {
     }
 }
 
-// ---- what is an outlier -----------------------------------------------------------------------------------------------------
+// ---- outliers --------------------------------------------------------------------------------------------------------------
 TEST(Guard, LossSpikeIsEightRobustDeviationsAboveTheMedian) {
     const double highest = 3 + 8 * 1.4826 * 0.1;
     Training run("skip");
@@ -105,7 +105,7 @@ TEST(Guard, OnlyWhatLiesAboveCounts) {
     expect(run.judge(3, 0), Verdict::normal, true);
 }
 
-// A window without any noise, at several levels: the smallest MAD is 0.5% of the median, and 0.001.
+// A window without noise, at several levels: the smallest MAD is 0.5% of the median, and 0.001.
 TEST(Guard, QuietWindowDoesNotCryWolf) {
     for (const double level : {3.0, 10.0, 0.01, 0.0, -2.0}) {
         const double highest = level + 8 * 1.4826 * std::max(0.005 * std::abs(level), 0.001);
@@ -114,7 +114,7 @@ TEST(Guard, QuietWindowDoesNotCryWolf) {
         expect(Training(run).judge(highest - 1e-6, 0.5), Verdict::normal, true);
         expect(Training(run).judge(highest + 1e-6, 0.5), Verdict::spike, false);
     }
-    Training run("skip");  // no gradients so far: nothing to compare a norm with
+    Training run("skip");  // no gradients so far: no norm to compare with
     for (int i = 0; i < 40; i++) run.judge(3, 0);
     expect(run.judge(3, 1), Verdict::normal, true);
 }
@@ -123,7 +123,7 @@ TEST(Guard, NoSpikesBeforeTheWindowHoldsEnough) {
     Training run("skip");
     run.calm(31);
     expect(Training(run).judge(1e6, 1e6), Verdict::normal, true);
-    for (int i = 0; i < 2; i++) expect(run.nonfinite(), Verdict::nonfinite, false);  // judged, but does not count for `least`
+    for (int i = 0; i < 2; i++) expect(run.nonfinite(), Verdict::nonfinite, false);  // judged, but not counted towards `least`
     expect(Training(run).judge(1e6, 1e6), Verdict::normal, true);
     run.calm(1);
     EXPECT_EQ(run.judge(1e6, 1e6).kind, Verdict::spike);
@@ -224,7 +224,7 @@ TEST(Guard, AFewNormalStepsDoNot) {
         EXPECT_EQ(v.rollback, policy == std::string("rollback"));
         EXPECT_EQ(v.give_up, policy == std::string("skip"));
         if (!v.rollback) continue;
-        // No row is longer, and no checkpoint that is needed farther back.
+        // No row is longer, so no rollback needs an earlier checkpoint.
         const int64_t last = 34 + 2 * 12, far = last - run.guard.way_back();
         EXPECT_EQ(run.guard.plan_rollback({far, far + 1}, v.first_outlier_step), far);
     }
@@ -273,12 +273,12 @@ TEST(Guard, WarnStartsAnewAtANewLevel) {
     expect(v, Verdict::spike, true);
     EXPECT_TRUE(says(v, "new level")) << v.reason;
     EXPECT_EQ(run.window(), R"({"losses":[6.0,6.1,6.2],"grad_norms":[0.5,0.6,0.7]})");
-    // 29 more at the new level, and it is judged by that.
+    // After 29 more at the new level, steps are judged by it.
     for (int i = 0; i < 29; i++) expect(run.judge(6.0 + 0.1 * (i % 3), 0.5), Verdict::normal, true);
     const Verdict next = run.judge(9, 0.5);
     expect(next, Verdict::spike, true);
     EXPECT_TRUE(says(next, "median 6.1")) << next.reason;
-    EXPECT_FALSE(says(next, "in a row")) << next.reason;  // the first of a new one
+    EXPECT_FALSE(says(next, "in a row")) << next.reason;  // the first of a new row
 }
 
 TEST(Guard, WarnGivesUpWhenNothingIsFiniteAnyMore) {
@@ -292,7 +292,7 @@ TEST(Guard, WarnGivesUpWhenNothingIsFiniteAnyMore) {
         EXPECT_FALSE(v.apply);
         EXPECT_TRUE(says(v, "HINT")) << v.reason;
     }
-    // A spike between them is a finite step: what counts is non-finite ones that follow each other.
+    // A spike in between is a finite step: only consecutive non-finite steps count.
     Training run("warn");
     run.calm();
     for (int i = 0; i < 2; i++) expect(run.nonfinite(), Verdict::nonfinite, false);
@@ -301,7 +301,7 @@ TEST(Guard, WarnGivesUpWhenNothingIsFiniteAnyMore) {
     EXPECT_TRUE(run.nonfinite().give_up);
 }
 
-// Spikes with a non-finite step between them still make a new level, without the non-finite step.
+// Spikes with a non-finite step in between still establish a new level, without the non-finite step.
 TEST(Guard, WarnKeepsNonfiniteOutOfTheNewLevel) {
     Training run("warn");
     run.calm();
@@ -337,7 +337,7 @@ TEST(Guard, RollsBackAFewTimesThenGivesUp) {
         EXPECT_EQ(run.guard.rollbacks(), std::min(i, 2));
         if (i < 2) run.guard.rolled_back(saved);
     }
-    EXPECT_EQ(run.guard.spikes() + run.guard.nonfinite(), 12);  // the counts go on
+    EXPECT_EQ(run.guard.spikes() + run.guard.nonfinite(), 12);  // the counts continue
     EXPECT_EQ(run.guard.skipped(), 12);
 
     o.max_rollbacks = 0;
@@ -346,7 +346,7 @@ TEST(Guard, RollsBackAFewTimesThenGivesUp) {
     EXPECT_TRUE(never.nonfinite().give_up);
 }
 
-// The window is that of the checkpoint: losses were higher then. The row is over.
+// Restores the checkpoint's window: losses were higher then. The row is over.
 TEST(Guard, RollbackTakesTheCheckpointsWindow) {
     Training run("rollback");
     for (int i = 0; i < 200; i++) run.judge(8 - 0.001 * i, 0.5);
@@ -372,9 +372,9 @@ TEST(Guard, PlansTheRollback) {
     EXPECT_EQ(guard.plan_rollback({400, 200, 100, 300}, 350), Step(200));  // in any order
     EXPECT_EQ(guard.plan_rollback({100, 200, 300}, 301), Step(200));       // 100 steps between: 201 to 300
     EXPECT_EQ(guard.plan_rollback({100, 200, 300}, 300), Step(100));
-    EXPECT_EQ(guard.plan_rollback({300, 250, 400}, 310), Step(250));  // all too near: the oldest
+    EXPECT_EQ(guard.plan_rollback({300, 250, 400}, 310), Step(250));  // all too close: the oldest
     EXPECT_EQ(guard.plan_rollback({300}, 301), Step(300));
-    EXPECT_EQ(guard.plan_rollback({300}, 300), Step());  // it is the outlier's own
+    EXPECT_EQ(guard.plan_rollback({300}, 300), Step());  // the outlier's own
     EXPECT_EQ(guard.plan_rollback({300, 400}, 200), Step());
     EXPECT_EQ(guard.plan_rollback({}, 200), Step());
     EXPECT_EQ(guard.plan_rollback({0, 50}, 101), Step(0));
@@ -398,8 +398,8 @@ TEST(Guard, LeavesOutTheBatchesAroundTheFirstOutlier) {
     EXPECT_EQ(Guard(o).rollback_range(1000), (Range{998, 1002}));
 }
 
-// A whole run with a stretch of bad batches, as a trainer drives it: checkpoints, rollbacks, skip ranges. It comes through, has
-// left out all the bad batches, and has applied none of them.
+// A complete run with a stretch of bad batches, as driven by a trainer: checkpoints, rollbacks, skip ranges. It recovers,
+// has skipped all the bad batches, and has applied none of them.
 TEST(Guard, RunComesThroughABadStretchOfData) {
     GuardOptions o = options("rollback");
     Guard guard(o);
@@ -474,7 +474,7 @@ TEST(Guard, NoFalseAlarmOnLongCurves) {
     }
 }
 
-// Spikes of all sizes, each alone or in twos, are found, nothing else is, and the window is the same as without them.
+// Spikes of all sizes, single or in pairs, are found and nothing else; the window is the same as without them.
 TEST(Guard, FindsWhatIsPlanted) {
     for (const char* policy : policies) {
         Curve curve(18, 0.03);
@@ -485,7 +485,7 @@ TEST(Guard, FindsWhatIsPlanted) {
         for (int64_t step = 1; step <= 20000; step++) {
             const auto [loss, norm] = curve.at(step);
             for (int k = step > 1000 && rng.below(100) == 0 ? 1 + rng.below(2) : 0; k > 0; k--) {
-                const int kind = planted++ % 13;  // 0 to 5: losses, 6 to 9: norms, then what is not finite
+                const int kind = planted++ % 13;  // 0 to 5: losses, 6 to 9: norms, then non-finite values
                 const double bad_loss = kind < 6 ? loss + rises[kind] : kind == 10 ? NAN : kind == 11 ? INFINITY : loss;
                 const double bad_norm = kind == 12 ? NAN : kind >= 6 && kind < 10 ? norm * factors[kind - 6] : norm;
                 const Verdict v = run.judge(bad_loss, bad_norm);
@@ -502,7 +502,7 @@ TEST(Guard, FindsWhatIsPlanted) {
 }
 
 // ---- state ------------------------------------------------------------------------------------------------------------------
-// Saved as text and read again at any step, the guard goes on to the same verdicts and the same state.
+// Saved as text and read back at any step, the guard continues with the same verdicts and the same state.
 TEST(Guard, StateComesBackExactly) {
     for (const char* policy : policies) {
         Curve curve(5, 0.1);
@@ -588,7 +588,7 @@ TEST(Guard, RefusesDamagedState) {
         [](auto& j) {
             j["row"]["spikes"]["losses"] = {1.0, 2.0};
         },
-        [](auto& j) { j["row"]["length"] = 1; },   // holds a spike and a non-finite step
+        [](auto& j) { j["row"]["length"] = 1; },   // has a spike and a non-finite step
         [](auto& j) { j["row"]["length"] = 99; },  // the run has had two outliers
         [](auto& j) { j["row"]["nonfinite"] = 2; },
         [](auto& j) { j["row"]["step"] = 3.5; },
@@ -626,7 +626,7 @@ TEST(GuardDeathTest, RefusesOptionsThatMakeNoSense) {
 }
 
 // ---- steadiness -------------------------------------------------------------------------------------------------------------
-// Observes n steps with this loss and norm, and tells after which it was steady first; 0 if it never was.
+// Observes n steps with this loss and norm, and returns the first step after which it was steady; 0 if there was none.
 struct Watch {
     Steadiness steadiness;
     int64_t step = 0, steady_at = 0;
@@ -711,8 +711,8 @@ TEST(Steadiness, OutlierStartsBothWindowsAnew) {
     EXPECT_EQ(back.steady_at, 0);
 }
 
-// On a falling curve it waits until 64 steps gain 2% only. A median of 64 steps has an error of 1.25 x noise / 8 = 0.0008, so
-// that the ratio of two may be off by several times 0.0003.
+// On a falling curve it waits until 64 steps improve the loss by only 2%. A median of 64 steps has an error of 1.25 x noise
+// / 8 = 0.0008, so the ratio of two may have an error of several times 0.0003.
 TEST(Steadiness, WaitsForTheCurveToFlatten) {
     Watch w;
     test::Rng rng(8);

@@ -1,4 +1,4 @@
-// What a run tells while it trains: console and log.jsonl, whatever happens to them; a log that is resumed.
+// A run's output during training: console and log.jsonl, whatever happens to them; a resumed log.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -11,10 +11,10 @@
 #include "../llmc/report/logger.h"
 #include "runs.h"
 
-// As training does (stop.h).
+// As in training (stop.h).
 [[maybe_unused]] static const auto ignored = {std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN)};
 
-// Memory that is counted, and refused in pieces larger than a test says.
+// Counted memory, which refuses blocks larger than a test allows.
 static std::atomic<size_t> largest_piece{SIZE_MAX}, used{0}, peak{0};
 void* operator new(size_t bytes) {
     void* p = bytes > largest_piece ? nullptr : malloc(bytes);
@@ -38,7 +38,7 @@ namespace test_logger {
 
 using namespace test_runs;
 
-// What a terminal of any width shows in the end, without colours, and the most columns that it ever needed.
+// A terminal's final content at any width, without colours, and the largest number of columns it needed.
 struct Screen {
     std::vector<std::string> lines = {""};
     size_t widest = 0;
@@ -71,7 +71,7 @@ TEST(Eta, FollowsTheRate) {
     for (int i = 2; i <= 10; i++) eta.add(i, 150 + 2 * (i - 1));
     EXPECT_NEAR(eta.seconds_left(20), 20, 1e-9);
     EXPECT_EQ(eta.seconds_left(10), 0);
-    EXPECT_TRUE(std::isnan(eta.seconds_left(0)));  // how much there is to do is not known
+    EXPECT_TRUE(std::isnan(eta.seconds_left(0)));  // the total is unknown
 }
 
 // ---- the logger ----
@@ -186,7 +186,7 @@ TEST(Logger, QuietAndInterval) {
     EXPECT_EQ(count(stay, "/10  "), 4u) << stay;  // 1, 4, 8, 10
 }
 
-// Whatever the width, no line of any kind needs more, and what is rewritten leaves nothing behind.
+// At any width, no line of any kind is wider, and rewriting a line leaves no characters behind.
 TEST(Logger, LinesFitTheTerminal) {
     for (const int width : {40, 80, 120, 200}) {
         setenv("COLUMNS", std::to_string(width).c_str(), 1);
@@ -239,7 +239,7 @@ TEST(Logger, UnwritableDirectoryIsRefused) {
     EXPECT_THROW(Logger(scratch / "taken", false, false), Error);
 }
 
-// A limit on file sizes stands in for a full disk.
+// A limit on file sizes simulates a full disk.
 TEST(Logger, FullDiskIsReportedOnceAndTrainingGoesOn) {
     Scratch scratch;
     Console console;
@@ -265,7 +265,7 @@ TEST(Logger, FullDiskIsReportedOnceAndTrainingGoesOn) {
 TEST(Logger, NothingInItEndsTraining) {
     Scratch scratch;
     const std::string text(100000, 'x');
-    const json layers(4, json{{"layer", "block"}});  // few, for JSON needs memory even to be destroyed
+    const json layers(4, json{{"layer", "block"}});  // few, as JSON needs memory even for destruction
     for (const size_t bytes : {500, 1000, 3000, 20000, 90000}) {
         Console console;
         {
@@ -288,7 +288,7 @@ TEST(Logger, NothingInItEndsTraining) {
         EXPECT_GE(said, 1u) << bytes << console.str();
         EXPECT_LE(said, 4u) << "once for each: log, report, curve, console";
     }
-    // What cannot be written is said once.
+    // A write error is reported once.
     Console console;
     fs::create_directories(scratch / "in/report.html");
     fs::create_directories(scratch / "in/loss.svg");
@@ -317,7 +317,7 @@ TEST(Logger, AConsoleThatIsClosedEndsNoRun) {
     EXPECT_EQ(lines_of(scratch / "log.jsonl").back()["status"], "finished");
 }
 
-// By others, while the run goes on.
+// By others, during the run.
 TEST(Logger, ALogThatIsDeletedIsWrittenAgainWhole) {
     Scratch scratch;
     const std::string out = scratch / "out", path = out + "/log.jsonl";
@@ -339,7 +339,7 @@ TEST(Logger, ALogThatIsDeletedIsWrittenAgainWhole) {
             Logger log(out, false, false, 1, console.f);
             log.run(run_info(40));
             damage();
-            for (int i = 1; i <= 20; i++) log.step(step_at(i, 3));  // the first one refreshes the report
+            for (int i = 1; i <= 20; i++) log.step(step_at(i, 3));  // the first step refreshes the report
             EXPECT_EQ(lines_of(path).size(), 21u + expected) << name;
             damage();
             for (int i = 21; i <= 40; i++) log.step(step_at(i, 3));
@@ -356,7 +356,7 @@ TEST(Logger, ALogThatIsDeletedIsWrittenAgainWhole) {
     }
 }
 
-// The directory is another run's by now.
+// Meanwhile the directory belongs to another run.
 TEST(Logger, WhatIsAnothersIsLeftAlone) {
     Scratch scratch;
     const std::string out = scratch / "out";
@@ -376,7 +376,7 @@ TEST(Logger, WhatIsAnothersIsLeftAlone) {
     }
     for (const char* file : {"/log.jsonl", "/report.html", "/loss.svg"})
         EXPECT_EQ(read_whole_file(out + file), "another's") << file;
-    EXPECT_EQ(count(console.str(), "another run is writing there"), 3u);  // once for each
+    EXPECT_EQ(count(console.str(), "another run is writing there"), 3u);  // once per file
 }
 
 TEST(Logger, AnExceptionMarksTheRunAsFailed) {
@@ -458,7 +458,7 @@ TEST(Logger, AHostileLogIsPassedOverAndCounted) {
     }
 }
 
-// Of a long run only what the page needs is in memory, and the page is the same whether the run was resumed or not.
+// A long run keeps only the page's data in memory, and the page is the same whether the run was resumed or not.
 TEST(RunLog, ALongRunTakesLittleMemory) {
     Scratch scratch;
     const int64_t steps = 30000;

@@ -1,6 +1,6 @@
-// Low-rank adapters, in double: every gradient against finite differences, for each family and several choices of matrices,
-// also with dropout of their inputs; what is frozen stays as it is; merged matrices compute the same; the tables of PEFT's
-// names; recomputation gives the same bits.
+// Low-rank adapters in double: every gradient compared with finite differences, for each family and several choices of
+// matrices, also with dropout of their inputs; frozen weights stay unchanged; merged matrices compute the same; the tables
+// of PEFT's names; recomputation gives the same bits.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -26,7 +26,7 @@ ModelConfig tiny(const std::string& family, const Names& targets, int rank) {
     c.T = 11;
     c.V = 29;
     c.init_std = 0.2;
-    if (c.parallel()) c.rotary_fraction = 0.5;  // of GPT-NeoX: 2 of 4 numbers, not 1
+    if (c.parallel()) c.rotary_fraction = 0.5;  // in GPT-NeoX: 2 of 4 dimensions, not 1
     if (c.norm_place == NormPlace::both) {      // Gemma 2 and 3
         c.head_size = 8;
         c.window = 5;
@@ -63,13 +63,13 @@ struct Fixture {
         initialize(ctx, m, 42);
         upload(ctx, m, batch, m.a.micro_batch());
     }
-    // B begins at zero, where A has no gradient.
+    // B starts at zero, where A has no gradient.
     void move_adapters() {
         std::mt19937 rng(3);
         for (const TensorSpec& t : m.table.rows)
             for (size_t i = 0; i < t.size(); i++) m.params[t.offset + i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
     }
-    // As in training: the adapters' dropout takes place, with the masks of some sample in the run.
+    // As in training: with the adapters' dropout, using the masks of some sample of the run.
     void drop(double rate, int64_t sample = 5) {
         m.c.lora.dropout = rate;
         pass().in.drops = true;
@@ -230,7 +230,7 @@ TEST(Lora, TablesHavePeftsNames) {
     EXPECT_EQ(shapes.at(layer + "mlp.gate_proj.lora_B.weight"), (Shape{20, 4}));
     EXPECT_EQ(shapes.at(layer + "mlp.down_proj.lora_A.weight"), (Shape{4, 20}));
     EXPECT_EQ(peft_modules(c), (Names{"q_proj", "v_proj", "gate_proj", "down_proj"}));
-    // c_proj ends two names of GPT-2: one alone is named by its whole path.
+    // c_proj is the last part of two names in GPT-2: if only one is meant, its full path is used.
     EXPECT_EQ(peft_modules(tiny("gpt2", {"o", "qkv"}, 1)), (Names{"c_attn", "attn.c_proj"}));
     EXPECT_EQ(peft_modules(tiny("gpt2", {"c_proj"}, 1)), (Names{"c_proj"}));
     try {
@@ -241,7 +241,7 @@ TEST(Lora, TablesHavePeftsNames) {
     }
 }
 
-// Each rank's rows are those of the whole tensors, wherever heads and columns are cut.
+// Each rank's rows equal the whole tensors' rows, wherever heads and columns are split.
 TEST(Lora, RanksHoldPartsOfTheWhole) {
     ModelConfig c = tiny("llama", {"all"}, 3);
     c.NH = 4;

@@ -1,7 +1,7 @@
-// Linear layers in the program's precision (bf16 or fp32): the plain loops and the fast paths against sums in double.
-// A sum of K products and a start value takes at most K + 1 roundings on the way of each term, in any order of summation, and
-// one rounding of the product, so computed and exact sum differ by at most (K + 2) u times the sum of magnitudes, u = 2^-24.
-// The result is that sum rounded once; rounding is monotonic, so it lies between the two ends of the interval, rounded.
+// Linear layers in the build's precision (bf16 or fp32): the plain loops and the fast paths compared with sums in double.
+// In a sum of K products and a start value each term is rounded at most K + 1 times, in any order of summation, and the
+// product once, so the computed and the exact sum differ by at most (K + 2) u times the sum of magnitudes, u = 2^-24. The
+// result is that sum rounded once; rounding is monotonic, so it is between the rounded ends of the interval.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -24,7 +24,7 @@ struct Shape {
 };
 
 // ---- reference ------------------------------------------------------------------------------------------------------------
-// A matrix seen through strides, and a matrix product with the sums of magnitudes that bound its error.
+// A strided view of a matrix, and a matrix product with the sums of magnitudes that bound its error.
 struct View {
     const floatX* x;
     int row, col;
@@ -78,7 +78,7 @@ struct Results {
 struct Layer {
     Shape k;
     Guarded<floatX> inp, weight, bias, dout;
-    std::vector<real> dweight0, dbias0;  // what Acc::Add adds to
+    std::vector<real> dweight0, dbias0;  // initial values for Acc::Add
 
     using Fill = std::function<std::vector<floatX>(size_t)>;
     Layer(const Shape& shape, const Fill& fill)
@@ -91,7 +91,7 @@ struct Layer {
         for (const floatX x : fill(k.OC)) dbias0.push_back((real)x);
     }
 
-    // Every op once; outputs lie between guards and are NaN before they are set.
+    // Each op once; outputs are between guards and start as NaN.
     Results run(cpu::Ctx& ctx) const {
         const int N = k.N, IC = k.IC, OC = k.OC;
         Guarded<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"), dinp((size_t)N * IC, "dinp");
@@ -157,7 +157,7 @@ void expect_same_results(const Results& a, const Results& b, const std::string& 
 // ---- values ---------------------------------------------------------------------------------------------------------------
 TEST(Linear, OddShapes) {
     cpu::Ctx ctx(2);
-    // 64 columns are one task of the bias gradient; the last shapes are past the library's blocks.
+    // 64 columns are one task of the bias gradient; the last shapes exceed the library's blocks.
     const Shape shapes[] = {{9, 1, 1},    {5, 7, 300},  {17, 65, 3},    {65, 17, 33},    {33, 3, 65},
                             {64, 64, 64}, {63, 16, 64}, {129, 257, 65}, {300, 130, 129}, {48, 520, 260}};
     uint64_t seed = 1;
@@ -172,7 +172,7 @@ TEST(Linear, FewRows) {
             check_both_paths(ctx, k, seed++);
 }
 
-// Sums of small whole numbers are exact in fp32 in any order: every path has to give the exact sum, rounded once.
+// Sums of small integers are exact in fp32 in any order: every path must give the exact sum, rounded once.
 TEST(Linear, WholeNumbersAreExact) {
     cpu::Ctx ctx(2);
     for (const Shape& k : {Shape{3, 300, 37}, Shape{4, 65, 130}, Shape{77, 300, 37}, Shape{300, 33, 65}}) {
@@ -254,7 +254,7 @@ TEST(Linear, NanStaysInItsRow) {
     }
 }
 
-// Tensors begin anywhere in the arena of parameters.
+// Tensors start anywhere in the parameters' buffer.
 TEST(Linear, BuffersNeedNoAlignment) {
     cpu::Ctx ctx(2);
     for (const int N : {2, 35}) {
@@ -283,11 +283,11 @@ TEST(Linear, BuffersNeedNoAlignment) {
 }
 
 // ---- matrix units -----------------------------------------------------------------------------------------------------------
-// Every unit there is, AMX's stand-in among them.
+// Every available unit, including AMX's emulation.
 
-// Panels of 256 and 512 columns, slabs of 1024 and 2048, parts of 512, 640 and 768 of k, strips of 64 columns, one and more,
-// tiles of 16 and 32, rows shared by threads where there are few columns: below, at and past each. At the end, sizes that fill
-// no words or tiles.
+// Panels of 256 and 512 columns, slabs of 1024 and 2048, k in parts of 512, 640 and 768, one or more strips of 64 columns,
+// tiles of 16 and 32, rows shared by threads if there are few columns: below, at and above each. At the end, sizes that do
+// not fill words or tiles.
 const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},   {33, 1056, 48},  {128, 64, 112},
                           {129, 544, 144}, {40, 32, 1088}, {300, 32, 48},  {1100, 64, 272}, {270, 1056, 32},
                           {2100, 32, 48},  {40, 2112, 32}, {70, 800, 192}, {40, 768, 64},   {70, 64, 2112},
@@ -295,7 +295,7 @@ const Shape of_units[] = {{5, 32, 16},     {16, 64, 64},   {17, 96, 80},   {33, 
 
 const std::vector<cpu::AnyUnit> units = all_matrix_units(cpu::Products::layers);
 
-// c = a b, or c += a b, of operands that are packed by hand.
+// c = a b, or c += a b, with operands packed by hand.
 template <class E>
 void check_products(const cpu::MatrixUnit<E>& unit) {
     for (const int M : {16, 32, 48, 64})
@@ -360,8 +360,8 @@ TEST(MatrixUnits, LinearLayers) {
 }
 
 #if !defined(PRECISION_FP32)
-// Products of bf16 are exact in fp32, and units that multiply fp32 sum them in the same order: which of them it is changes no
-// bits, be multiply-adds fused or not.
+// Products of bf16 are exact in fp32, and fp32 units sum them in the same order: any of them gives the same bits, with
+// fused multiply-adds or without.
 TEST(MatrixUnits, SameBitsOfBf16OnUnitsOfFp32) {
     for (const Shape& k : {Shape{40, 1056, 80}, Shape{270, 32, 290}}) {
         const Layer layer = random_layer(k, 50);
@@ -378,7 +378,7 @@ TEST(MatrixUnits, SameBitsOfBf16OnUnitsOfFp32) {
 }
 #endif
 
-// Between 2^-40 and 2^40: every number has its own largest part.
+// Between 2^-40 and 2^40, so that splitting into bf16 parts must handle each number's own exponent.
 TEST(MatrixUnits, NumbersOfAllSizes) {
     for (const cpu::AnyUnit unit : units) {
         SCOPED_TRACE(name_of(unit));
@@ -396,8 +396,8 @@ TEST(MatrixUnits, NumbersOfAllSizes) {
     }
 }
 
-// What a product takes along has the bits of the ops one after another. N of several parts and of a few rows; IC of one slab
-// and of several; OC, and F, that fill strips, and that do not.
+// A product with fused ops has the bits of the separate ops. N: several parts, and few rows; IC: one slab and several; OC
+// and F: full strips, and partial ones.
 TEST(MatrixUnits, WhatAProductTakesAlong) {
     for (const cpu::AnyUnit unit : units)
         for (const Shape& k : {Shape{150, 64, 128}, Shape{3, 40, 128}, Shape{37, 1100, 192}, Shape{290, 96, 80}}) {
@@ -472,7 +472,7 @@ TEST(Linear, SameBitsOnEveryRun) {
     }
 }
 
-// Promised for the plain loops, for a few rows and for bias gradients.
+// Guaranteed for the plain loops, for few rows and for bias gradients.
 TEST(Linear, SameBitsForAnyNumberOfThreads) {
     for (const Shape& k : {Shape{2, 130, 65}, Shape{67, 130, 195}}) {
         const Layer layer = random_layer(k, 8);
@@ -494,8 +494,8 @@ TEST(Linear, SameBitsForAnyNumberOfThreads) {
     }
 }
 
-// A row of a few is computed like that row alone, so a text does not depend on those that are written with it: up to few_rows,
-// of a tile unit up to half as many, or as many as are asked for.
+// Each of a few rows is computed as if it were the only one, so a sequence does not depend on others in its batch: up to
+// few_rows, on a tile unit up to half as many, or as many as requested.
 TEST(Linear, FewRowsDoNotDependOnEachOther) {
     const int IC = 131, OC = 67, few = cpu::detail::few_rows;
     for (const cpu::AnyUnit& unit : test::all_matrix_units(cpu::Products::layers))
@@ -515,7 +515,7 @@ TEST(Linear, FewRowsDoNotDependOnEachOther) {
         }
 }
 
-// Of a result, each of two or four threads has about as many numbers, in the tasks that are its own (team.h): also where the
+// Two or four threads each compute about the same number of a result's elements in their own tasks (team.h), even if the
 // last panel of columns is narrow.
 TEST(Linear, ThreadsShareAResultEvenly) {
     const int N = 2048;
