@@ -128,7 +128,7 @@ private:
         gpu::detail::describe(plan, key);
         const auto algorithms = gpu::detail::suggestions(ctx_, plan, key, 32);
         if (algorithms.empty()) return {};
-        const gpu::detail::GemmScratch scratch(ctx_, key);
+        const gpu::detail::GemmScratch scratch(ctx_, key, {});
         gpu::GemmChoice choice;
         if (!scratch.obtained() || !gpu::detail::fastest(ctx_, plan, scratch, key, algorithms, choice)) return {};
         return choice;
@@ -141,7 +141,7 @@ private:
         figures_.add(name, "best of 32", choice->us * 1e-6, flops, machine_);
         gpu::GemmPlan plan;
         gpu::detail::describe(plan, key);
-        const gpu::detail::GemmScratch scratch(ctx_, key);
+        const gpu::detail::GemmScratch scratch(ctx_, key, {});
         if (!scratch.obtained()) return figures_.note(name, "skipped: memory is short");
         const gpu::GemmPointers pointers = scratch.pointers(key.epilogue);
         gpu::detail::Stopwatch stopwatch(ctx_);

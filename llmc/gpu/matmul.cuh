@@ -382,6 +382,7 @@ public:
     GemmScratch(Ctx& ctx, const GemmKey& key, const GemmPointers& callers) : callers_(callers) {
         const bool adds = key.add && (!callers.c || callers.c == callers.d);
         if (allocate(ctx, key, [](int) { return true; })) return;
+        if (!callers.d) return;  // there are none
         in_place_ = true;
         if (adds && !allocate(ctx, key, [](int i) { return i == 2 || i == 3; })) in_place_ = false;  // D, bias
         obtained_ = in_place_;

@@ -548,7 +548,7 @@ inline void progress(Ctx&, Comm&) {}  // NCCL's kernels progress on their own
 // that it allocates at a communicator's first use is gone before memory is planned. On the emulator, whose only algorithm is
 // the ring, the larger ones are smaller.
 inline void warm_up(Ctx& ctx, Comm& comm) {
-    constexpr bool emulated = std::string_view(backend_name) == "emu";
+    [[maybe_unused]] constexpr bool emulated = std::string_view(backend_name) == "emu";
     if (comm.size() == 1) return;
 #if HAVE_NCCL
     detail::Group& g = *comm.group();
