@@ -1488,7 +1488,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
     const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
     // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
-    const int sequences = run.writes_answers && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
+    const int sequences = run.tasks.any_written() && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
     m->plan_copy(m->arena, o.save_in_foreground);
     return m;
@@ -1545,7 +1545,7 @@ static double measured_step_seconds(Run& run, Recompute recompute) {
 static std::unique_ptr<Model> plan_run(Run& run) {
     const TrainOptions& o = run.o;
     run.begin("planning the memory");
-    warm_up(run.ctx, *run.ranks, run.generates());
+    warm_up(run.ctx, *run.ranks);
     const size_t before = run.free_before_groups;  // 0: the GPU that is planned for is not this machine's
     const size_t in_libraries = before ? before - std::min(before, be::available_memory()) : 0;
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
@@ -1670,8 +1670,6 @@ static void train(World& world, const TrainOptions& given) {
     if (!given.dry_run) take_directory(world, given, lock);
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
     set_up(run);
-    const TrainingTasks tasks = read_training_tasks(run.o, run.tokenizer.get(), run.o.seq_length);
-    run.writes_answers = tasks.any_written();
     const std::unique_ptr<Model> m = plan_run(run);
     if (run.o.sample_interval > 0) sample_prompt(run, *m);  // report errors now, not after hours of training
     Timetable timetable(run.o);
@@ -1705,7 +1703,7 @@ static void train(World& world, const TrainOptions& given) {
     std::optional<Generator> generator;
     const ModelFunctions functions = functions_for_loop(run, trainer, generator);
     try {
-        TrainingLoop(run, trainer, *m, functions, timetable, tasks, log, lock ? &*lock : nullptr).run();
+        TrainingLoop(run, trainer, *m, functions, timetable, run.tasks, log, lock ? &*lock : nullptr).run();
     } catch (const std::exception& e) {
         log.failed(e.what());
         throw;
@@ -1742,8 +1740,9 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     if (T > run.c.room())
         fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: --seq-length %d", T, run.c.room(),
                    run.c.room());
+    run.layout.generates = room.sequences > 0;
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
-    warm_up(run.ctx, *ranks, true);
+    warm_up(run.ctx, *ranks);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
     plan_memory(*m, Recompute::inference, B, T, head_rows, room);

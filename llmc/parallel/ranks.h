@@ -81,11 +81,9 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
     return ranks;
 }
 
-// Makes the libraries allocate their memory for the collectives of a run, before its memory is planned. generates: the run
-// generates text, for which pipeline stages sum logits.
-inline void warm_up(be::Ctx& ctx, Ranks& ranks, bool generates) {
-    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.kv, &ranks.ends}) be::warm_up(ctx, *comm);
-    if (generates) be::warm_up(ctx, ranks.pp);
+// Makes the libraries allocate their memory for the collectives of a run, before its memory is planned.
+inline void warm_up(be::Ctx& ctx, Ranks& ranks) {
+    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.pp, &ranks.kv, &ranks.ends}) be::warm_up(ctx, *comm);
 }
 
 // ---- sums over all ranks: identical on every rank, added in the same order -------------------------------------------------

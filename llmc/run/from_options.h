@@ -460,8 +460,8 @@ inline Preference preference_of(const TrainOptions& o) {
     return p;
 }
 
-// The layout of the run over its ranks.
-inline RankLayout layout_of(const TrainOptions& o) {
+// The layout of the run over its ranks. generates: it generates text while it trains.
+inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     RankLayout layout;
     layout.tp = o.tensor_model_parallel_size;
     layout.pp = o.pipeline_model_parallel_size;
@@ -473,7 +473,7 @@ inline RankLayout layout_of(const TrainOptions& o) {
     layout.rows = (int64_t)o.seq_length + o.prompt_tokens;
     layout.trains = true;
     layout.overlap = !o.no_overlap;
-    layout.generates = o.sample_interval > 0 || !o.eval_tasks.empty();
+    layout.generates = generates;
     return layout;
 }
 

@@ -34,6 +34,7 @@
 #include "time_budget.h"
 #include "timetable.h"
 #include "training_state.h"
+#include "training_tasks.h"
 
 // The description of the run, for the console and as rows of the report.
 struct RunTable {
@@ -78,11 +79,11 @@ struct Run {
     int64_t valid_samples = 0;      // samples per validation
     nlohmann::ordered_json data{};  // data_identity
     Reference reference{};
-    bool writes_answers = false;  // some of --eval-tasks
+    TrainingTasks tasks{};
     Peak peak{};
     size_t free_before_groups = 0;  // of a GPU's memory, in bytes
     // True if it generates text while it trains, for which the stages of a pipeline sum logits.
-    bool generates() const { return writes_answers || o.sample_interval > 0; }
+    bool generates() const { return tasks.any_written() || o.sample_interval > 0; }
     RunTable table{};
     PhaseStatus phase{};  // on rank 0
 
@@ -287,7 +288,8 @@ inline void set_up(Run& run) {
     detail::derive_from_size(run);
     detail::set_up_model(run);
     detail::check_options_of_plan(run);
-    const RankLayout layout = layout_of(run.o);
+    run.tasks = read_training_tasks(run.o, run.tokenizer.get(), run.o.seq_length);
+    const RankLayout layout = layout_of(run.o, run.generates());
     if (!be::memory_is_host && run.ctx.has_device()) run.free_before_groups = be::available_memory();
     run.ranks = run.o.world ? place_rank(run.o.world, 0, layout, run.c) : join_groups(run.ctx, run.world, layout, run.c);
     run.schedule = make_schedule(run.o, run.ranks->mesh.dp.size);

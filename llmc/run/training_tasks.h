@@ -36,6 +36,7 @@ public:
         const TaskExample& example(size_t i) const { return task.examples[all.examples[i]]; }
     };
 
+    TrainingTasks() = default;
     TrainingTasks(std::vector<Measured> tasks, int64_t interval) : interval_(interval), tasks_(std::move(tasks)) {}
 
     bool any() const { return !tasks_.empty(); }
@@ -72,7 +73,7 @@ public:
     }
 
 private:
-    int64_t interval_;
+    int64_t interval_ = 0;
     std::vector<Measured> tasks_;
 };
 

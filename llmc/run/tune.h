@@ -513,7 +513,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     detail::check_training(run, o);
     TrainOptions of_tasks = run.o;  // without a layout: the search checks whether each can run the tasks
     of_tasks.tensor_model_parallel_size = 1;
-    run.writes_answers = read_training_tasks(of_tasks, run.tokenizer.get(), run.o.seq_length).any_written();
+    run.tasks = read_training_tasks(of_tasks, run.tokenizer.get(), run.o.seq_length);
     for (size_t i = 0; i < detail::most_files; i++) check_replaceable(detail::layout_file(o.out, i), "tune");
     check_replaceable(o.out + "/tune.html", "tune");
     LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
