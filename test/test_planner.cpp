@@ -353,7 +353,7 @@ TEST(Planner, CountsCommunicatorsOfNccl) {
     c.NKV = 2;
     const auto count = [&](int ranks, int tp, int pp, bool generates = false) {
         const NcclMemory n = nccl_memory(c, make_mesh(ranks, 0, tp, pp, 1), generates);
-        EXPECT_EQ(n.bytes(), n.groups * 864.0 * (1 << 20) + n.edges * 192.0 * (1 << 20));
+        EXPECT_EQ(n.bytes(), n.groups * 864.0 * (1 << 20) + n.edges * 24.0 * (1 << 20));
         return std::make_pair(n.groups, n.edges);
     };
     EXPECT_EQ(count(1, 1, 1), std::make_pair(0, 0));

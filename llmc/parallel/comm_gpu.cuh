@@ -214,10 +214,6 @@ private:
     std::deque<Operation> operations_;  // in call order
 };
 
-// Multiprocessors for messages over an edge: a few reach the 50 GB/s between nodes, while the products need the others. Not yet
-// measured on a GPU.
-constexpr int edge_blocks = 4;
-
 // A communicator, and if needed a stream to use it on.
 struct Channel {
     ncclComm_t comm = nullptr;

@@ -290,12 +290,6 @@ inline void describe_data(Run& run) {
 }
 
 // ---- plans -----------------------------------------------------------------------------------------------------------------
-// The memory that a rank needs on its device, and on the host of a GPU.
-struct RankMemory {
-    size_t bytes, host;
-    NcclMemory nccl{};  // on GPUs that are planned for
-    double device() const { return (double)bytes + nccl.bytes(); }
-};
 // For one rank of each pipeline stage, with these options and number of ranks.
 using MemoryOfStages = std::function<std::vector<RankMemory>(const TrainOptions&, int ranks)>;
 
