@@ -122,10 +122,12 @@ enum class AttentionKernels {
 inline AttentionKernels attention_kernels(int HS, int capability, bool in_bf16) {
     if (!in_bf16) return AttentionKernels::simple;
     if (capability == 90 && (HS == 64 || HS == 128)) return AttentionKernels::hopper;
-    for (const int size : {32, 64, 80, 96, 128, 256})
+    for (const int size : {32, 64, 80, 96, 128, 160, 192, 256})
         if (HS == size) return AttentionKernels::mma;
     return AttentionKernels::simple;
 }
+// Whether the mma kernels compute dk and dv in a launch each.
+constexpr bool dk_dv_apart(int HS) { return HS > 160; }
 // Which keys a query sees, and biases of its scores. Default: all keys up to its own position, no biases.
 struct AttentionMask {
     const int* doc_start = nullptr;  // (B, T) or null: the first key that a row sees; does not decrease within a sequence

@@ -1,4 +1,4 @@
-// Flash attention on tensor cores through mma.sync: bf16, head sizes 32, 64, 80, 96, 128 and 256, GPUs of capability 8.0 and
+// Flash attention on tensor cores through mma.sync: bf16, head sizes 32 to 256 (attention_kernels), GPUs of capability 8.0 and
 // later (FlashAttention-2: Dao, 2023). The mathematics and the derivation of backward are in llmc/cpu/attention.h.
 //
 // Three kernels of the same form: a block keeps a tile of rows in shared memory, of which each warp owns 16 M, and loops over
@@ -10,7 +10,7 @@
 // first product have the register layout of the second one's left operand, so weights stay in registers, also for dk and dv,
 // which use S^T. A block of the last kernel loops over the queries of all heads of its group.
 //
-// Soft caps and dropout: attention_scores.cuh. Heads of 256: dk and dv in separate launches, as together they exceed the
+// Soft caps and dropout: attention_scores.cuh. Heads of 192 and 256: dk and dv in separate launches, as together they exceed the
 // registers; the weights are computed twice, so that backward has 8 products.
 //
 // Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special function unit,
@@ -38,13 +38,14 @@ struct Forward {
 };
 template <int HS>
 struct BackwardQueries {
-    static constexpr int M = HS <= 80 ? 2 : 1, N = HS == 256 ? 16 : 32, warps = HS == 256 ? 4 : 8 / M, rows = 16 * M * warps;
+    static constexpr int M = HS <= 80 ? 2 : 1, N = HS == 256 ? 16 : 32, warps = HS > 128 ? 4 : 8 / M, rows = 16 * M * warps;
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N);
 };
 template <int HS>
 struct BackwardKeys {  // small heads leave registers and shared memory for three smaller blocks
-    static constexpr int M = 1, N = HS == 256 ? 16 : 32, blocks = HS <= 64 ? 3 : 1, warps = HS <= 64 || HS == 256 ? 4 : 8,
-                         rows = 16 * M * warps;
+    static constexpr int M = 1, N = HS == 160 || HS == 256 ? 16 : 32, blocks = HS <= 64 ? 3 : 1,
+                         warps = HS <= 64 || HS > 128 ? 4 : 8, rows = 16 * M * warps;
+    static constexpr bool apart = dk_dv_apart(HS);  // dk and dv in a launch each, as together they exceed the registers
     static constexpr size_t bytes = sizeof(bf16) * HS * (2 * rows + 2 * 2 * N) + 2 * N * sizeof(RowInfo);
 };
 
@@ -53,7 +54,8 @@ template <int HS>
 constexpr bool fits_in_shared_memory =
     Forward<HS>::bytes <= 99 << 10 && BackwardQueries<HS>::bytes <= 99 << 10 && BackwardKeys<HS>::bytes <= 99 << 10;
 static_assert(fits_in_shared_memory<32> && fits_in_shared_memory<64> && fits_in_shared_memory<80>);
-static_assert(fits_in_shared_memory<96> && fits_in_shared_memory<128> && fits_in_shared_memory<256>);
+static_assert(fits_in_shared_memory<96> && fits_in_shared_memory<128> && fits_in_shared_memory<160>);
+static_assert(fits_in_shared_memory<192> && fits_in_shared_memory<256>);
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------------------------
 // The swizzled position in a tile of a row's chunk of 8 elements (16 bytes). ldmatrix reads the same chunk of 8 rows at once,
@@ -87,7 +89,7 @@ struct LaneOffset {
 // Starts copying rows [first, first + rows) of a head into a tile; rows from `end` on become zeros.
 template <int HS, int rows, int threads>
 __device__ __forceinline__ void copy_tile(bf16* tile, const bf16* head, size_t row_size, int first, int end) {
-    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows per step; some threads idle if HS is 80 or 96
+    constexpr int chunks = HS / 8, at_once = threads / chunks;  // rows per step; some threads idle if HS is no power of 2
     const int my_row = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks;
     const bf16* from = head + (size_t)(first + my_row) * row_size + chunk * 8;
     if (my_row < at_once)
@@ -418,7 +420,7 @@ __global__ void __launch_bounds__(32 * BackwardQueries<HS>::warps, 1)
     store_rows<HS, M>(dqkv + a.query(b, 0, h), a.row(), t_first, a.T, dq, factors, queries + warp * 16 * M * HS);
 }
 
-// with_keys, with_values: which gradients to compute. Both together do not fit into registers for heads of 256.
+// with_keys, with_values: which gradients to compute. Both together do not fit into registers for heads of 192 and 256.
 template <int HS, bool capped_or_dropped, bool with_keys, bool with_values>
 __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>::blocks)
     attention_backward_keys(bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const float* slopes,
@@ -527,7 +529,7 @@ void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info
         LAUNCH(kernel, of_keys.items(), 32 * K::warps, K::bytes, ctx, dqkv, dout, info, qkv, mask.slopes, mask.doc_start, a,
                CapAndDropout(a), of_keys);
     };
-    if constexpr (HS == 256) {
+    if constexpr (K::apart) {
         launch(attention_backward_keys<HS, capped_or_dropped, true, false>);
         launch(attention_backward_keys<HS, capped_or_dropped, false, true>);
     } else {
@@ -544,6 +546,8 @@ void forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMa
                         : a.HS == 80  ? launch_forward<80, capped_or_dropped>
                         : a.HS == 96  ? launch_forward<96, capped_or_dropped>
                         : a.HS == 128 ? launch_forward<128, capped_or_dropped>
+                        : a.HS == 160 ? launch_forward<160, capped_or_dropped>
+                        : a.HS == 192 ? launch_forward<192, capped_or_dropped>
                                       : launch_forward<256, capped_or_dropped>;
     launch(ctx, out, lse, qkv, mask, a);
 }
@@ -556,6 +560,8 @@ void backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const
                         : a.HS == 80  ? launch_backward<80, capped_or_dropped>
                         : a.HS == 96  ? launch_backward<96, capped_or_dropped>
                         : a.HS == 128 ? launch_backward<128, capped_or_dropped>
+                        : a.HS == 160 ? launch_backward<160, capped_or_dropped>
+                        : a.HS == 192 ? launch_backward<192, capped_or_dropped>
                                       : launch_backward<256, capped_or_dropped>;
     launch(ctx, dqkv, dout, info, qkv, mask, a);
 }

@@ -91,12 +91,12 @@ private:
 class Attention : public testing::TestWithParam<Case> {};
 
 // T: one token, part of a tile, a tile, one more, several; tiles have 32, 64 or 128 rows. Head sizes that only the simple
-// kernels support: smaller than a warp, not a multiple of a pack, above 128, the largest.
+// kernels support: smaller than a warp, not a multiple of a pack, above 128.
 INSTANTIATE_TEST_SUITE_P(SimpleSizes, Attention,
                          testing::Values(Case{1, 1, 1, 1, 16, false, false}, Case{2, 17, 2, 1, 40, true, true},
                                          Case{1, 65, 4, 2, 16, true, false}, Case{3, 75, 2, 2, 24, false, true},
-                                         Case{1, 33, 6, 3, 5, true, false}, Case{1, 20, 2, 1, 160, true, true},
-                                         Case{1, 34, 1, 1, 192, false, false}, Case{1, 3, 1, 1, 1, false, false}));
+                                         Case{1, 33, 6, 3, 5, true, false}, Case{1, 20, 2, 1, 144, true, true},
+                                         Case{1, 34, 1, 1, 224, false, false}, Case{1, 3, 1, 1, 1, false, false}));
 INSTANTIATE_TEST_SUITE_P(TensorCoreSizes, Attention,
                          testing::Values(Case{1, 1, 1, 1, 64, false, false}, Case{2, 17, 2, 1, 64, true, true},
                                          Case{1, 64, 2, 2, 64, false, false}, Case{1, 65, 4, 1, 64, true, false},
@@ -108,6 +108,8 @@ INSTANTIATE_TEST_SUITE_P(TensorCoreSizes, Attention,
                                          Case{1, 65, 4, 2, 128, true, false}, Case{2, 130, 2, 1, 128, false, true},
                                          Case{1, 200, 1, 1, 128, true, true}, Case{2, 17, 2, 1, 32, true, true},
                                          Case{2, 130, 4, 2, 32, false, true}, Case{1, 200, 2, 1, 32, true, false},
+                                         Case{1, 17, 2, 1, 160, true, false}, Case{2, 130, 2, 1, 160, false, true},
+                                         Case{1, 65, 1, 1, 192, false, false}, Case{2, 130, 2, 1, 192, true, true},
                                          Case{1, 17, 2, 1, 256, true, false}, Case{1, 64, 1, 1, 256, false, false},
                                          Case{2, 130, 2, 1, 256, false, true}));
 
@@ -126,7 +128,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{1, 70, 2, 1, 32, true, false, 0, 1.5, 0.1}, Case{1, 70, 1, 1, 80, false, true, 30, 1.5, 0.1},
                     Case{1, 70, 2, 2, 96, true, false, 0, 1.5, 0.1}, Case{2, 70, 2, 1, 128, true, true, 40, 1.5, 0.1},
                     Case{1, 130, 1, 1, 128, false, false, 0, 0.7}, Case{1, 70, 2, 1, 256, false, false, 40, 1.5},
-                    Case{1, 66, 1, 1, 256, true, true, 0, 1.5, 0.1}));
+                    Case{1, 66, 1, 1, 256, true, true, 0, 1.5, 0.1}, Case{1, 70, 2, 1, 160, true, true, 40, 1.5, 0.1, true},
+                    Case{1, 66, 1, 1, 160, false, false, 0, 0, 0.3}, Case{1, 70, 2, 1, 192, true, true, 40, 1.5, 0.1},
+                    Case{1, 66, 1, 1, 192, false, false, 0, 0.7}));
 
 TEST_P(Attention, EachImplementation) {
     const Problem p(GetParam(), 1);
@@ -280,7 +284,7 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
 
 // ---- limits and plans ------------------------------------------------------------------------------------------------------
 TEST(AttentionLimits, RefusedByName) {
-    for (const int HS : {1, 16, 40, 64, 80, 96, 128, 256}) EXPECT_EQ(gpu::attention_limits(HS), "") << HS;
+    for (const int HS : {1, 16, 40, 64, 80, 96, 128, 160, 192, 256}) EXPECT_EQ(gpu::attention_limits(HS), "") << HS;
     for (const int HS : {257, 512})
         EXPECT_NE(gpu::attention_limits(HS).find(std::to_string(HS) + " is above 256"), std::string::npos) << HS;
     BeforeHopper ctx;
@@ -290,9 +294,9 @@ TEST(AttentionLimits, RefusedByName) {
 TEST(AttentionLimits, WhoRuns) {
     BeforeHopper ctx;
     const bool fast = std::is_same<floatX, bf16>::value;
-    for (const int HS : {16, 32, 40, 64, 80, 96, 128, 192, 256}) {
+    for (const int HS : {16, 32, 40, 64, 80, 96, 128, 144, 160, 192, 224, 256}) {
         const AttentionShape shape{1, 8, 1, 1, HS, 1};
-        const bool fits = HS != 16 && HS != 40 && HS != 192;
+        const bool fits = HS != 16 && HS != 40 && HS != 144 && HS != 224;
         ctx.plain = false;
         EXPECT_EQ(gpu::choose_attention(ctx, shape) != AttentionKernels::simple, fast && fits) << HS;
         ctx.plain = true;
@@ -398,6 +402,8 @@ TEST(AttentionPlan, TilesAreFreeOfBankConflicts) {
     check_tile_layout<80>();
     check_tile_layout<96>();
     check_tile_layout<128>();
+    check_tile_layout<160>();
+    check_tile_layout<192>();
     check_tile_layout<256>();
 }
 
