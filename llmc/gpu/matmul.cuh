@@ -108,10 +108,11 @@ struct GemmKey {
 
 // ---- algorithms chosen by timing, and their file ---------------------------------------------------------------------------
 // A text file, one line per product: GPU, version of cuBLASLt, product, microseconds of the winner and of the library's first
-// suggestion, the algorithm as cuBLASLt stores it (valid for the same version only), CRC-32C of the preceding fields. Lines of
-// other GPUs and versions are kept. A damaged line, or a file of another kind, causes a warning, not an error; a file of
-// another kind is not overwritten either. An algorithm of zeros means that an epilogue was slower than a separate kernel, whose
-// time is then the first.
+// suggestion, the algorithm as cuBLASLt stores it (valid for the same version only), CRC-32C of the preceding fields. Each choice
+// is appended once, as many nodes share the file; of two lines for one product the later one is valid. Lines of other GPUs and
+// versions are kept. A damaged line, or a file of another kind, causes a warning, not an error; a file of another kind is not
+// overwritten either. An algorithm of zeros means that an epilogue was slower than a separate kernel, whose time is then the
+// first.
 struct GemmChoice {
     cublasLtMatmulAlgo_t algo = {};
     double us = 0, first_us = 0;
@@ -131,6 +132,12 @@ public:
     void read(const std::string& path) {
         path_ = path;
         may_write_ = !path.empty();
+        std::unique_ptr<FileLock> lock;  // others may be appending; a folder that cannot be written to has no others
+        try {
+            if (std::error_code none; !path.empty() && std::filesystem::exists(path, none))
+                lock = std::make_unique<FileLock>(path + ".lock");
+        } catch (const Error&) {
+        }
         choices_ = read_file(true);
     }
 
@@ -181,13 +188,18 @@ private:
         if (!may_write_) return mine;
         try {
             const FileLock lock(path_ + ".lock");
-            std::map<std::string, GemmChoice> all = read_file(false);
+            bool whole = false;
+            std::map<std::string, GemmChoice> all = read_file(false, &whole);
             if (!may_write_) return mine;
             const auto other = all.find(product);
             if (other != all.end() && !(replaces && other->second.same_algorithm(before))) return mine = other->second;
             all[product] = choice;
-            all.insert(choices_.begin(), choices_.end());  // in case the file was removed
-            write_file_atomically(path_, text_of(all));
+            if (whole) {
+                append_line(line_of(product, choice));
+            } else {
+                all.insert(choices_.begin(), choices_.end());  // in case the file was removed
+                write_file_atomically(path_, text_of(all));
+            }
             writes_++;
         } catch (const Error& e) {
             give_up(e.what());
@@ -200,7 +212,17 @@ private:
         may_write_ = false;
     }
 
-    std::map<std::string, GemmChoice> read_file(bool warns) {
+    // Without fsync: a line that is lost with its machine is timed again.
+    void append_line(const std::string& line) {
+        const int fd = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+        if (fd < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        const ssize_t n = ::write(fd, line.data(), line.size());
+        if (const int error = errno; close(fd) != 0 || n != (ssize_t)line.size())
+            fail("cannot write %s: %s", path_.c_str(), n < 0 ? strerror(error) : "the disk is full");
+    }
+
+    // whole: set to whether lines can be appended to the file.
+    std::map<std::string, GemmChoice> read_file(bool warns, bool* whole = nullptr) {
         std::map<std::string, GemmChoice> all;
         std::error_code none;
         if (path_.empty() || !std::filesystem::exists(path_, none)) return all;
@@ -218,6 +240,7 @@ private:
             return all;
         }
         const size_t damaged = read_lines(all, text, first_line.size());
+        if (whole) *whole = damaged == 0 && text.back() == '\n';
         if (damaged > 0 && warns) warn(format("%s: %zu damaged lines are ignored", path_.c_str(), damaged));
         return all;
     }

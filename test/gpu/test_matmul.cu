@@ -531,10 +531,25 @@ TEST_F(GpuGemmCache, RanksShareTheirChoices) {
     EXPECT_EQ(b.add(key(2), choice(22)).algo.data[0], 22u);
     EXPECT_EQ(b.add(key(1), choice(33)).algo.data[0], 11u);  // the first rank's
     EXPECT_EQ(lines(), 3u);
+    // Lines are appended: the file is not written anew for each, except after a damaged one.
+    const auto inode = [&] {
+        struct stat s;
+        return stat(file.c_str(), &s) == 0 ? s.st_ino : 0;
+    };
+    const auto before = inode();
+    std::string text = read_whole_file(file);
+    EXPECT_EQ(a.add(key(3), choice(44)).algo.data[0], 44u);
+    EXPECT_EQ(inode(), before);
+    EXPECT_EQ(read_whole_file(file).substr(0, text.size()), text);
+    std::ofstream(file, std::ios::app) << "a GPU\ta ver";  // a writer died
+    EXPECT_EQ(b.add(key(4), choice(55)).algo.data[0], 55u);
+    EXPECT_NE(inode(), before);
+    EXPECT_EQ(lines(), 5u);
     gpu::GemmChoices later;
     later.read(file);
     EXPECT_EQ(later.find(key(1))->algo.data[0], 11u);
     EXPECT_EQ(later.find(key(2))->algo.data[0], 22u);
+    EXPECT_EQ(later.find(key(4))->algo.data[0], 55u);
 
     std::vector<pid_t> ranks;
     for (int rank = 0; rank < 4; rank++) {
@@ -548,7 +563,7 @@ TEST_F(GpuGemmCache, RanksShareTheirChoices) {
         _exit(0);
     }
     for (const pid_t pid : ranks) waitpid(pid, nullptr, 0);
-    EXPECT_EQ(lines(), 83u);
+    EXPECT_EQ(lines(), 85u);
 }
 
 TEST_F(GpuGemmCache, DamagedLinesAreIgnored) {
