@@ -1721,7 +1721,7 @@ static void tune(World& world, const TuneOptions& o) {
             return (double)m.arena.bytes();
         });
     tune_layouts(run, o, [&](const TrainOptions& p, const ModelConfig& c, int n, int stage) {
-        return (double)memory_of_stage(run, p, c, n, stage).bytes;
+        return memory_of_stage(run, p, c, n, stage);
     });
 }
 inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }

@@ -110,6 +110,9 @@ json "plan" "j['model']['parameters'] == 124439808 and j['plan']['step']['second
     "$program" train --preset gpt2-124m --train-iters 10 --world 8 --dry-run --json
 json "plan without room" "all(r['bytes'] > 1e9 and '--' in r['options'] for r in j['not_enough_memory'].values()) and 'gradients_fp32' in j['memory']" \
     "$program" train --preset llama2-7b --train-iters 10 --world 1 --dry-run --json
+json "plan for a host without room" "j['plan']['memory_of_a_rank']['of_host'] == 64 * 2**30 and 'not_enough_memory' not in j and
+  all(r['bytes'] <= 64 * 2**30 for r in j['not_enough_host_memory'].values())" \
+    "$program" train --preset llama2-7b --train-iters 10 --world 1 --recompute full --micro-batch-size 1 --offload optimizer --host-memory-gib 64 --dry-run --json
 status "a combination that no class of transformers has" 0 "$program" train --preset gpt2-124m --norm-place after --train-iters 10 --dry-run
 expect "a combination that no class of transformers has: it says so" grep -q '^warning: no class of transformers .* gets model_type "train_gpt", which this program alone opens$' stderr.txt
 status "a combination of a class" 0 "$program" train --preset gpt2-124m --norm-epsilon 1e-6 --train-iters 10 --dry-run

@@ -8,6 +8,7 @@
 #include "../llmc/run/inference_plan.h"
 #include "../llmc/run/nccl_memory.h"
 #include "../llmc/run/planner.h"
+#include "../llmc/run/remedies.h"
 #include "../llmc/run/schedule.h"
 #include "../llmc/run/size_rule.h"
 #include "files.h"
@@ -88,6 +89,33 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     o.optimizer = "adamw";
     o.recompute_granularity = "full";
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
+}
+
+// Of 12 layers the first n are recomputed; the others take 1 GiB each. Where n is given, a larger one is proposed.
+TEST(Remedies, RecomputeMoreLayersWhereTheirNumberIsGiven) {
+    TrainOptions o;
+    o.micro_batch_size = 1;
+    o.recompute_granularity = "full";
+    o.recompute_num_layers = 3;
+    const auto words = [&](double most, const char* dtype) {
+        o.main_grads_dtype = dtype;
+        const auto bytes_of = [](const TrainOptions& p, int ranks) {
+            if (ranks > 1) throw Error("one GPU");
+            return 12.0 - std::min(12, p.recompute_num_layers) + (p.main_grads_dtype == "fp32" ? 2 : 1) +
+                   (p.exp_avg_dtype == "fp32" ? 2 : 1) + (p.exp_avg_sq_dtype == "fp32" ? 2 : 1);
+        };
+        std::string text;
+        for (const Remedy& r : find_remedies(o, 1, false, most, bytes_of)) text += r.options + "; ";
+        return text;
+    };
+    EXPECT_EQ(words(10.5, "fp32"), "--recompute-num-layers 8; ");
+    EXPECT_EQ(words(6, "fp32"), "--recompute-num-layers 12; ");
+    EXPECT_EQ(words(4, "fp32"), "--recompute-num-layers 12 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16; ");
+    o.recompute_num_layers = 12;  // all of them already
+    EXPECT_EQ(words(4, "fp32"), "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16; ");
+    o.recompute_granularity = "mlp";  // a stronger policy of as many layers comes second
+    o.recompute_num_layers = 3;
+    EXPECT_EQ(words(9, "bf16").substr(0, 26), "--recompute-num-layers 8; ");
 }
 
 // Moments that are narrow already keep their type, and NorMuon keeps its exp_avg_sq in fp32.
@@ -291,13 +319,42 @@ TEST(Planner, AttentionWithoutTensorCoresTakesLonger) {
     EXPECT_TRUE(attention_is_slow(c, 80, false));
     c.attention_dropout = 0.1;
     c.attention_softcap = 30;
-    for (const int heads : {24, 12, 6, 3}) {  // of 32, 64, 128, 256
-        c.NH = c.NKV = heads;
-        EXPECT_FALSE(attention_is_slow(c, 80, true)) << heads;
+    for (const int size : {32, 64, 80, 96, 128, 160, 192, 256}) {
+        c.head_size = size;
+        EXPECT_FALSE(attention_is_slow(c, 80, true)) << size;
     }
+    c.head_size = 144;
+    EXPECT_TRUE(attention_is_slow(c, 90, true));
+    c.head_size = 0;
     c.NH = c.NKV = 32;  // of 24
     EXPECT_TRUE(attention_is_slow(c, 80, true));
     EXPECT_EQ(slow_attention_note(c, 80, true), "heads of 24 run without tensor cores, at 14 TFLOP/s or less");
+}
+
+// 22 instructions for each weight of attention, drawn forward and twice backward, or three times where dk and dv are computed
+// apart; an H100 issues 128 while it does 4,096 FLOPs, an A100 while it does 2,048.
+TEST(Planner, AttentionDropoutTakesItsDraws) {
+    for (const bool h100 : {true, false})
+        for (const int head_size : {64, 192}) {
+            PlanInput in = toy();
+            in.c.head_size = head_size;
+            if (!h100) in.capability = 80, in.tflops = 312;
+            const StagePlan without = make_plan(in).stages[0];
+            in.c.attention_dropout = 0.1;
+            const StagePlan with = make_plan(in).stages[0];
+            const double weights = 8.0 * in.B * in.c.NH * in.T * in.T / 2, rate = in.tflops * 1e12 / (h100 ? 32 : 16);
+            const double once = 22 * weights / rate, back = head_size == 192 ? 3 * once : 2 * once;
+            expect_within(with.forward_seconds - without.forward_seconds, once, 1e-9);
+            expect_within(with.backward_seconds - without.backward_seconds, back, 1e-9);
+            in.recompute = "full";
+            const StagePlan again = make_plan(in).stages[0];
+            in.c.attention_dropout = 0;
+            expect_within(again.backward_seconds - make_plan(in).stages[0].backward_seconds, once + back, 1e-9);
+            in.c.attention_dropout = 0.1;
+            Table table;
+            add_rows(table, make_plan(in), 0);
+            EXPECT_NE(table.str(Paint{false}, 200).find("attention dropout"), std::string::npos);
+        }
 }
 
 // Weights of layers in FP8 that are transposed in every backward pass are read and written once each.
@@ -673,6 +730,10 @@ TEST(Planner, OptionsGiveTheHardware) {
     EXPECT_EQ(in.intra_gbs, 300);
     EXPECT_EQ(in.inter_gbs, 3);
     EXPECT_EQ(planned_memory_bytes(o), 40.0 * (1 << 30));
+    EXPECT_EQ(planned_host_bytes(o, 8), 2.5e11);  // 2 TB for 8
+    o.host_memory_gib = 64;
+    EXPECT_EQ(planned_host_bytes(o, 16), 8.0 * (1 << 30));
+    EXPECT_EQ(planned_host_bytes(o, 1), 64.0 * (1 << 30));
     EXPECT_GT(make_plan(in).tokens_per_second, 0);
     EXPECT_EQ(in.watts, 0);  // whose figures are given is another GPU
     o.device_watts = 450;

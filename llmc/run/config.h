@@ -462,6 +462,8 @@ inline Allowed one_of(Strings choices) {
       "bandwidth between a GPU and its host, in GB/s each way, for --offload; default: the device's (h100: 50)")               \
     X(OptionalDouble, device_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                  \
       "memory of a GPU, in GiB; default: the device's")                                                                        \
+    X(OptionalDouble, host_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                    \
+      "memory of a node's host, in GiB, which its GPUs share; default: 233 for each GPU, as in a DGX (2 TB for 8)")            \
     X(OptionalDouble, device_watts, "", {}, between(1e-6, 1e6), "Plan (with --dry-run)",                                       \
       "power that a GPU draws at most, in W, for the energy of a run; default: the device's (h100: 700)")                      \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \

@@ -20,6 +20,7 @@
 #include "machine.h"
 #include "nccl_memory.h"
 #include "planner.h"
+#include "remedies.h"
 #include "run.h"
 #include "run_directory.h"
 
@@ -305,9 +306,13 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
         if (mesh.pp.size > 8 && stage >= 2 && stage < mesh.pp.size - 2) continue;
         const RankMemory& needed = stages[stage];
         t.row(mesh.pp.size == 1 ? "memory of a rank" : format("memory of stage %d", stage),
-              format("%s of %s, and %s on the host", human_bytes(needed.device()).c_str(),
-                     human_bytes(planned_memory_bytes(o)).c_str(), human_bytes((double)needed.host).c_str()));
-        t.exact({{"bytes", (size_t)needed.device()}, {"of", planned_memory_bytes(o)}, {"on_host", needed.host}});
+              format("%s of %s, and %s of %s on the host", human_bytes(needed.device()).c_str(),
+                     human_bytes(planned_memory_bytes(o)).c_str(), human_bytes((double)needed.host).c_str(),
+                     human_bytes(planned_host_bytes(o, ranks)).c_str()));
+        t.exact({{"bytes", (size_t)needed.device()},
+                 {"of", planned_memory_bytes(o)},
+                 {"on_host", needed.host},
+                 {"of_host", planned_host_bytes(o, ranks)}});
     }
     if (const NcclMemory& nccl = stages[0].nccl; nccl.bytes() > 0) {
         t.row("including NCCL, estimated", format("%s: %s", human_bytes(nccl.bytes()).c_str(), nccl.in_words().c_str()));
@@ -338,31 +343,45 @@ inline void describe_time_here(Run& run, double step_seconds) {
     t.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});
 }
 
-// If the plan exceeds the available memory, prints this and lists remedies.
+// If the plan exceeds the available memory, on the GPU or on its host, prints this and lists remedies.
 inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) {
     const TrainOptions& o = run.o;
     Table& table = run.table.table;
-    const bool host = be::memory_is_host && !o.world;
-    int sharing = 0;  // ranks that share this machine's memory
-    for (int r = 0; r < run.world.size(); r++) sharing += host && run.world.is_here(r);
+    const bool on_cpu = be::memory_is_host && !o.world;
     const int ranks = o.world ? o.world : run.world.size();
-    const double resident = host ? (double)resident_memory_bytes() : 0;
-    const double most =
-        run.plans_elsewhere() ? planned_memory_bytes(o) : ((double)be::available_memory() + resident) / std::max(1, sharing);
-    const auto needed = [&](const TrainOptions& p, int n) {
+    int sharing = 0;  // ranks on this machine, which share its memory
+    for (int r = 0; r < run.world.size(); r++) sharing += run.world.is_here(r);
+    const double resident = (double)resident_memory_bytes();
+    const double here = ((double)cpu::available_memory() + resident) / std::max(1, sharing);
+    const double of_device = run.plans_elsewhere() ? planned_memory_bytes(o) : on_cpu ? here : (double)be::available_memory();
+    const double of_host = run.plans_elsewhere() ? planned_host_bytes(o, ranks) : here;
+    const auto on_device = [&](const TrainOptions& p, int n) {
         double largest = 0;
         for (const RankMemory& r : memory_of_stages(p, n)) largest = std::max(largest, r.device());
-        return largest + resident;
+        return largest + (on_cpu ? resident : 0);
     };
-    const double bytes = needed(o, ranks);
-    if (bytes <= most) return;
-    table.section(format("NOT ENOUGH MEMORY: a rank needs %s, there are %s. It would fit with", human_bytes(bytes).c_str(),
-                         human_bytes(most).c_str()),
-                  Table::Values::amounts, "not_enough_memory");
-    const std::vector<Remedy> remedies = find_remedies(o, ranks, host, most, needed);
-    for (const Remedy& r : remedies) {
-        table.row(r.options, human_bytes(r.bytes));
-        table.exact({{"options", r.options}, {"bytes", r.bytes}});
-    }
-    if (remedies.empty()) table.row("a smaller model or --seq-length", "", "nothing else is enough");
+    const auto on_host = [&](const TrainOptions& p, int n) {
+        double largest = 0;
+        for (const RankMemory& r : memory_of_stages(p, n)) {
+            if (r.device() > of_device) throw Error("the GPU has less memory");
+            largest = std::max(largest, (double)r.host);
+        }
+        return largest + (run.plans_elsewhere() ? 0 : resident);
+    };
+    const auto report = [&](const char* name, const char* title, double needed, double most, bool host, auto bytes_of) {
+        table.section(format("%s: a rank needs %s, there are %s. It would fit with", title, human_bytes(needed).c_str(),
+                             human_bytes(most).c_str()),
+                      Table::Values::amounts, name);
+        const std::vector<Remedy> remedies = find_remedies(o, ranks, host, most, bytes_of);
+        for (const Remedy& r : remedies) {
+            table.row(r.options, human_bytes(r.bytes));
+            table.exact({{"options", r.options}, {"bytes", r.bytes}});
+        }
+        if (remedies.empty()) table.row("a smaller model or --seq-length", "", "nothing else is enough");
+    };
+    if (const double bytes = on_device(o, ranks); bytes > of_device)
+        return report("not_enough_memory", "NOT ENOUGH MEMORY", bytes, of_device, on_cpu, on_device);
+    if (on_cpu) return;
+    if (const double bytes = on_host(o, ranks); bytes > of_host)
+        report("not_enough_host_memory", "NOT ENOUGH MEMORY ON THE HOST", bytes, of_host, true, on_host);
 }

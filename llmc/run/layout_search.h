@@ -86,6 +86,9 @@ struct LayoutProblem {
     std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
     // Additional bytes that libraries use on a rank.
     std::function<double(const ModelConfig&, const Layout&)> bytes_of_libraries = [](auto&, auto&) { return 0; };
+    // Memory of a rank's share of its host, and what a stage's rank needs of it; asked where the optimizer's state is there.
+    std::function<double(int ranks)> host_memory = [](int) { return INFINITY; };
+    std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> host_bytes_of_stage = {};
     std::function<void(TrainOptions&, int ranks)> set_hardware = [](TrainOptions&, int) {};
 };
 
@@ -476,9 +479,21 @@ private:
             found_.refused["out of memory"]++;
             return false;
         }
+        if (!fits_on_host(candidate.layout)) {
+            found_.refused["out of the host's memory"]++;
+            return false;
+        }
         candidate.least_seconds = least_step_seconds(begin_plan(input_of(candidate.layout)));
         found_.fit.push_back(std::move(candidate));
         return true;
+    }
+
+    bool fits_on_host(const Layout& l) {
+        if (!l.offloads || !problem_.host_bytes_of_stage) return true;
+        l.apply(o_);
+        const double most = problem_.host_memory(l.ranks);
+        return std::all_of(fullest_.begin(), fullest_.end(),
+                           [&](const FullRank& r) { return problem_.host_bytes_of_stage(o_, c_, l.ranks, r.rank) <= most; });
     }
 
     PlanInput input_of(const Layout& l) {

@@ -16,7 +16,8 @@
 // functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not
 // all logits fit in memory at once. For every --head-rows rows of logits, the head's weights are read twice, and its gradients
 // read and written: with few rows these bytes take longer than the products.
-// Attention that the GPU computes without tensor cores (attention_kernels) has a separate rate.
+// Attention that the GPU computes without tensor cores (attention_kernels) has a separate rate, and so have the draws of
+// attention dropout.
 //
 // Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
 // the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism
@@ -34,7 +35,6 @@
 // Times of layers: Korthikanti et al., arXiv:2205.05198. ZeRO: arXiv:1910.02054.
 #pragma once
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -45,8 +45,8 @@
 
 #include "../base/check.h"
 #include "../base/math.h"
-#include "../cpu/memory.h"
 #include "config.h"
+#include "devices.h"
 #include "energy.h"
 #include "../model/flops.h"
 #include "../model/adapters.h"
@@ -57,93 +57,6 @@
 #include "../parallel/pipeline.h"
 #include "../parallel/shard.h"
 #include "../base/terminal.h"
-
-// ---- hardware --------------------------------------------------------------------------------------------------------------
-// The peak of a GPU for dense bf16 products with fp32 sums, in TFLOP/s, by the name that its driver reports: vendors' figures.
-// 0: not known. The first row whose words all occur in the name is used. GPUs from compute capability 8.9 on reach twice that
-// in FP8.
-inline double gpu_tflops(const std::string& name) {
-    struct Row {
-        const char *word, *other;  // other: another word, or ""
-        double tflops;
-    };
-    static constexpr Row rows[] = {
-        {"GB200", "", 2500},        {"B200", "", 2250},      {"GH200", "", 989},      {"H200", "NVL", 835},
-        {"H200", "", 989},          {"H100", "PCIe", 756},   {"H100", "NVL", 835},    {"H100", "", 989},
-        {"H800", "PCIe", 756},      {"H800", "", 989},       {"H20", "", 148},        {"A100", "", 312},
-        {"A800", "", 312},          {"A30", "", 165},        {"A40", "", 149.7},      {"A10G", "", 70},
-        {"A10", "", 125},           {"L40S", "", 362},       {"L40", "", 181},        {"L4", "", 121},
-        {"RTX 3090", "", 71},       {"RTX 4090", "", 165.2}, {"RTX 5090", "", 209.5}, {"RTX A6000", "", 154.8},
-        {"RTX 6000", "Ada", 364.2}, {"MI300X", "", 1307},
-    };
-    // Only whole words match: the L4 is not the L40. A GeForce's name must end with its number, or it is a different GPU: RTX
-    // 4090 Laptop GPU.
-    const auto has = [&](const std::string& word, bool last) {
-        const size_t at = name.find(word), end = at + word.size();
-        return at != std::string::npos && (at == 0 || !isalnum((unsigned char)name[at - 1])) &&
-               (end == name.size() || (!last && !isalnum((unsigned char)name[end])));
-    };
-    for (const Row& r : rows)
-        if (has(r.word, r.word[0] == 'R' && !*r.other) && (!*r.other || has(r.other, false))) return r.tflops;
-    return 0;
-}
-
-// Vendors' figures: the peak above; memory and its bandwidth; links of one GPU each way, within a node and between nodes of the
-// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others); its maximum power.
-struct Device {
-    const char* name;
-    double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs, watts;
-    int capability;   // CUDA compute capability
-    double host_gbs;  // of the link to the host, each way: PCIe 4 or 5 with 16 lanes
-};
-
-inline const std::vector<Device>& devices() {
-    static const std::vector<Device> rows = {
-        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 400, 80, 25},      // SXM, 80 GB; NVLink 3
-        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 700, 90, 50},      // SXM; NVLink 4
-        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 700, 90, 50},     // SXM, 141 GB
-        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 1000, 100, 50},   // as shown by its driver, of 192 GB; NVLink 5
-        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 750, 90, 50}  // 7 links of 64 GB/s
-    };
-    return rows;
-}
-
-inline Device find_device(const std::string& name) {
-    std::string known;
-    for (const Device& d : devices()) {
-        if (name == d.name) return d;
-        known += std::string(known.empty() ? "" : ", ") + d.name;
-    }
-    fail_usage("device '%s' is unknown; HINT: one of %s, or any with --device-tflops and the other figures", name.c_str(),
-               known.c_str());
-}
-
-// The fraction of its peak that a GPU reaches in whole layers of width C with micro-batches of `rows` tokens: for Hopper as
-// measured on one H100 (dev/kernels/bench.md), interpolated between the measured widths by their logarithm; for other GPUs an
-// A100's constant. Tensor parallelism splits one side of each matrix, which counts as a square one of the same area, of width C
-// / sqrt(tp).
-//
-// A micro-batch has a fixed cost in addition to its rows: gradients are read and written once, kernels start and end. Below
-// 8192 rows it is counted as the time of `fixed` rows. 590 follow from 12 layers of a 7B model, 568 TFLOP/s at 1x4096 and
-// 609 at 2x4096. Wider layers seem to lose less: width 12288 reaches 0.647 at 1x4096, and NeMo's step of a 175B model, a
-// width of 6144 by tp, is faster at 1x2048 than a plan without this cost; so it is 0 from there on.
-constexpr double usual_efficiency = 0.55;
-inline double efficiency_of(const Device& d, int width, double rows, int tp = 1) {
-    if (d.name != std::string("h100") && d.name != std::string("h200")) return usual_efficiency;
-    struct Measured {
-        double width, efficiency, fixed;  // efficiency at 8192 rows and more
-    };
-    constexpr Measured measured[] = {{768, 0.456, 590},  {1600, 0.507, 590}, {2048, 0.548, 590},
-                                     {4096, 0.616, 590}, {6144, 0.6275, 0},  {12288, 0.647, 0}};
-    const double C = std::clamp(width / std::sqrt(tp), measured[0].width, std::end(measured)[-1].width);
-    size_t i = 1;
-    while (C > measured[i].width) i++;
-    const Measured &from = measured[i - 1], &to = measured[i];
-    const double part = std::log(C / from.width) / std::log(to.width / from.width);
-    const auto between = [&](double low, double high) { return low + (high - low) * part; };
-    const double few = std::max(0.0, 1 / rows - 1 / 8192.0);
-    return between(from.efficiency, to.efficiency) / (1 + between(from.fixed, to.fixed) * few);
-}
 
 // ---- a step on this machine -------------------------------------------------------------------------------------------------
 struct MicroBatchShape {
@@ -353,11 +266,27 @@ inline double attention_flops(const PlanInput& in) {
 struct SlowAttention {
     double forward = 0, backward = 0;
 };
-inline SlowAttention slow_attention(const PlanInput& in) {
+inline SlowAttention without_tensor_cores(const PlanInput& in) {
     if (!attention_is_slow(in)) return {};
     const double usual = in.tflops * 1e12 * in.efficiency, slow = std::min(usual, simple_attention_tflops * 1e12);
     const double flops = attention_flops(in);
     return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
+}
+// Attention dropout draws a number for each weight, forward and in each kernel of backward: 22 instructions a weight (1,400 of a
+// warp for 16 x 128 of them, by machine code; dev/LOG.md). A multiprocessor issues 128 per clock, while its tensor cores do 2,048
+// FLOPs for dense bf16 products on an A100, 4,096 on an H100, 8,192 on a B200. Counted as if draws and products never overlapped:
+// not yet measured on a GPU.
+constexpr double draw_instructions = 22;
+inline SlowAttention draws_of_dropout(const PlanInput& in) {
+    if (in.c.attention_dropout == 0) return {};
+    const double flops_per_clock = in.capability >= 100 ? 8192 : in.capability >= 90 ? 4096 : 2048;
+    const double weights = attention_flops(in) / (4.0 * in.c.HS());
+    const double seconds = weights * draw_instructions / (in.tflops * 1e12 / flops_per_clock * 128);
+    return {seconds, dk_dv_apart(in.c.HS()) ? 3 * seconds : 2 * seconds};
+}
+inline SlowAttention slow_attention(const PlanInput& in) {
+    const SlowAttention kernels = without_tensor_cores(in), draws = draws_of_dropout(in);
+    return {kernels.forward + draws.forward, kernels.backward + draws.backward};
 }
 
 // Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
@@ -719,98 +648,6 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     return in;
 }
 
-// Memory of a planned GPU, in bytes.
-inline double planned_memory_bytes(const TrainOptions& o) {
-    if (o.device_memory_gib) return *o.device_memory_gib * 1073741824.0;
-    const double bytes = find_device(o.device).memory_gib * 1073741824.0;
-    return bytes - (double)cpu::reserve_on_gpu((size_t)bytes);
-}
-
-// Changes of options that make a run fit into `most` bytes per rank, least intrusive first. bytes_of(options, ranks): memory of
-// the fullest rank; throws Error if the combination is invalid.
-struct Remedy {
-    std::string options;
-    double bytes;
-};
-template <class BytesOf>
-std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_is_host, double most, BytesOf bytes_of) {
-    std::vector<Remedy> found;
-    const auto fits = [&](const std::string& words, const TrainOptions& p, int n) {
-        try {
-            const double bytes = (double)bytes_of(p, n);
-            if (bytes <= most) found.push_back({words, bytes});
-            return bytes <= most;
-        } catch (const Error&) {
-            return false;
-        }
-    };
-    const auto micro_batch = [](const TrainOptions& p) { return format("--micro-batch-size %d", p.micro_batch_size); };
-    const auto smaller_micro_batch = [&](TrainOptions p, const std::string& words) {
-        while ((p.micro_batch_size /= 2) > 0)
-            if (fits(words + micro_batch(p), p, ranks)) return;
-    };
-    TrainOptions least = o;  // the least memory on these ranks, apart from the micro-batch
-    std::string words;
-    if (memory_is_host && !o.save_in_foreground) {
-        least.save_in_foreground = true;
-        words += "--save-in-foreground ";
-        fits("--save-in-foreground", least, ranks);
-    }
-    if (!o.zero) {
-        TrainOptions p = o;
-        p.zero = least.zero = 1;
-        words += "--zero 1 ";
-        fits("--zero 1", p, ranks);
-    }
-    for (const char* policy : {"selective", "mlp", "full"}) {
-        if (recompute_policy(policy) <= recompute_policy(o.recompute_granularity)) continue;
-        TrainOptions p = o;
-        p.recompute_granularity = policy;
-        if (fits(std::string("--recompute ") + policy, p, ranks)) break;
-    }
-    smaller_micro_batch(o, "");
-    if (o.recompute_granularity != "full") {
-        least.recompute_granularity = "full";
-        words += "--recompute full ";
-    }
-    if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
-        smaller_micro_batch(least, words);
-    const bool first = o.exp_avg_dtype == "fp32", second = o.exp_avg_sq_dtype == "fp32" && o.optimizer != "normuon";
-    if (found.empty() && (first || second)) {
-        if (first) least.exp_avg_dtype = "bf16";
-        if (second) least.exp_avg_sq_dtype = "bf16";
-        words += std::string(first ? "--exp-avg-dtype bf16 " : "") + (second ? "--exp-avg-sq-dtype bf16 " : "");
-        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
-    }
-    if (found.empty() && o.main_grads_dtype != "bf16") {
-        least.main_grads_dtype = "bf16";
-        words += "--main-grads-dtype bf16 ";
-        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
-    }
-    if (memory_is_host) return found;
-    if (found.empty() && o.offload == "none" && o.optimizer != "normuon") {
-        least.offload = "optimizer";
-        words += "--offload optimizer ";
-        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
-    }
-    // More GPUs: the smallest number that suffices, split by data (ZeRO), tensor or pipeline parallelism.
-    for (int more = 2; more <= 1024; more *= 2) {
-        const size_t before = found.size();
-        for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
-            for (int pp = 1; tp * pp <= more; pp *= 2) {
-                TrainOptions p = o;
-                p.tensor_model_parallel_size *= tp;
-                p.pipeline_model_parallel_size *= pp;
-                std::string layout = format("%d GPUs", ranks * more);
-                if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
-                if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
-                if (found.size() < before + 3) fits(layout, p, ranks * more);
-            }
-        if (found.size() > before) break;
-    }
-    return found;
-}
-
 // Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run; 0: unknown length.
 template <class Rows>
 void add_rows(Rows& t, const Plan& p, double tokens) {
@@ -841,13 +678,16 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
                                                     100 * (fastest->forward_seconds + fastest->backward_seconds) /
                                                         (slowest->forward_seconds + slowest->backward_seconds))
                                                  .c_str()));
-    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2); !note.empty()) {
-        const detail::SlowAttention slow = detail::slow_attention(in);
-        const double more = slowest->layers * (slow.forward + slow.backward);
-        const double seconds_of_stage = slowest->forward_seconds + slowest->backward_seconds;
-        t.row("attention",
-              format("%s: passes take %.1f times as long", note.c_str(), seconds_of_stage / (seconds_of_stage - more)));
-    }
+    const double seconds_of_stage = slowest->forward_seconds + slowest->backward_seconds;
+    const auto of_stage = [s = *slowest](const detail::SlowAttention& slow) {
+        return s.layers * (slow.forward + slow.backward) + s.attention_again * slow.forward;
+    };
+    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2); !note.empty())
+        t.row("attention", format("%s: passes take %.1f times as long", note.c_str(),
+                                  seconds_of_stage / (seconds_of_stage - of_stage(detail::without_tensor_cores(in)))));
+    if (in.c.attention_dropout > 0)
+        t.row("attention dropout", format("drawing its random numbers takes up to %.0f%% of the passes",
+                                          100 * of_stage(detail::draws_of_dropout(in)) / seconds_of_stage));
     traffic("tensor parallel, per rank", p.tensor, "not overlapped");
     traffic("pipeline, per rank", p.pipeline, "waited for");
     traffic("data parallel, per rank", p.data, "not overlapped");

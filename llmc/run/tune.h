@@ -23,7 +23,7 @@
 #include "trials.h"
 
 // Bytes of the memory of one rank of a pipeline stage, for these options and number of ranks.
-using BytesOfStage = std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)>;
+using BytesOfStage = std::function<RankMemory(const TrainOptions&, const ModelConfig&, int ranks, int stage)>;
 
 namespace detail {
 
@@ -112,7 +112,12 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
         p.tensor_model_parallel_size = tp;
         return known->emplace(tp, configure_model(p, run.tokenizer.get())).first->second;
     };
-    problem.bytes_of_stage = bytes_of_stage;
+    problem.bytes_of_stage = [bytes_of_stage](const TrainOptions& o, const ModelConfig& c, int ranks, int stage) {
+        return (double)bytes_of_stage(o, c, ranks, stage).bytes;
+    };
+    problem.host_bytes_of_stage = [bytes_of_stage](const TrainOptions& o, const ModelConfig& c, int ranks, int stage) {
+        return (double)bytes_of_stage(o, c, ranks, stage).host;
+    };
     problem.ranks = {std::max(1, run.o.world)};
     if (run.plans_elsewhere() || !be::memory_is_host) {
         problem.may_offload = run.o.optimizer != "normuon";
@@ -121,6 +126,9 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
             if (can_start_ranks()) problem.ranks = divisors(be::count_devices());
         }
         problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
+        problem.host_memory = [&run](int ranks) {
+            return run.plans_elsewhere() ? planned_host_bytes(run.o, ranks) : (double)cpu::available_memory() / ranks;
+        };
         problem.bytes_of_libraries = [&run](const ModelConfig& c, const Layout& l) {
             return nccl_memory(c, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp), run.generates()).bytes();
         };
