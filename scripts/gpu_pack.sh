@@ -10,12 +10,14 @@
 #     CUDNN_FRONTEND=DIR: a folder with cudnn_frontend.h (from PyPI's nvidia-cudnn-frontend), to measure cuDNN too
 #     BACKEND=emu: the emulator's programs, for a rehearsal
 # Then, on that machine: build/gpu-pack/gpu_minutes.sh first. Fails if the folder exceeds 50 MiB, or if a program needs a
-# library that is neither in the folder nor in LIBRARIES, or a glibc later than 2.34 (Ubuntu 22.04, RHEL 9).
+# library that is neither in the folder nor in LIBRARIES, a glibc later than 2.34, or a libstdc++ later than GCC 12's (both are in
+# Ubuntu 22.04).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 backend=${BACKEND:-cuda} out=${OUT:-build/gpu-pack} march=${MARCH:-x86-64-v3}
 export STEPS=${STEPS:-60} MPI=${MPI:-0} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-most_mib=50 newest_glibc=2.34
+most_mib=50
+declare -A newest=([GLIBC]=2.34 [GLIBCXX]=3.4.30)
 libraries="libcublasLt.so.13 libcublasLt.so.12 libgomp.so.1 libstdc++.so.6 libgcc_s.so.1 libm.so.6 libc.so.6 libpthread.so.0 libdl.so.2 librt.so.1 ld-linux-x86-64.so.2"
 [[ $MPI != 1 ]] || libraries+=" libmpi.so.40 libmpi.so.12 libnccl.so.2"
 die() { echo "error: $*" >&2; exit 1; }
@@ -80,9 +82,11 @@ for file in "$out"/*; do
     for library in $(needed "$file"); do
         [[ " $libraries " == *" $library "* || -e $out/$library ]] || { echo "error: $file needs $library" >&2; bad=1; }
     done
-    glibc=$(objdump -T "$file" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -V | tail -n 1)
-    [[ $(printf '%s\n' "$newest_glibc" "${glibc:-0}" | sort -V | tail -n 1) == "$newest_glibc" ]] ||
-        { echo "error: $file needs glibc $glibc, not $newest_glibc: $(objdump -T "$file" | grep "GLIBC_$glibc" | awk '{ print $NF }' | head -n 5 | tr '\n' ' ')" >&2; bad=1; }
+    for interface in GLIBC GLIBCXX; do
+        version=$(objdump -T "$file" | sed -n "s/.*\b${interface}_\([0-9.]*\).*/\1/p" | sort -V | tail -n 1)
+        [[ $(printf '%s\n' "${newest[$interface]}" "${version:-0}" | sort -V | tail -n 1) == "${newest[$interface]}" ]] ||
+            { echo "error: $file needs $interface $version, not ${newest[$interface]}: $(objdump -T "$file" | grep "${interface}_$version" | awk '{ print $NF }' | head -n 5 | tr '\n' ' ')" >&2; bad=1; }
+    done
 done
 bytes=$(du -sb "$out" | cut -f1)
 echo "$out: $((bytes / 1048576)) MiB, at most $most_mib"

@@ -57,6 +57,8 @@ BENCH=$work/large no "more than 50 MiB" "has 60 MiB; at most 50 are carried" pac
 LD_LIBRARY_PATH='' no "a library that is nowhere" "bench needs libanswer.so.3, which is not on this machine" pack
 printf '#!/bin/bash\necho "DF *UND* 0 (GLIBC_2.38) strlcpy"\n' >bin/objdump
 chmod +x bin/objdump
-no "a glibc that is too new" "needs glibc 2.38, not 2.34: strlcpy" pack
+no "a glibc that is too new" "needs GLIBC 2.38, not 2.34: strlcpy" pack
+printf '#!/bin/bash\necho "DF *UND* 0 (GLIBCXX_3.4.32) _ZSt7reserve"\n' >bin/objdump
+no "a libstdc++ that is too new" "needs GLIBCXX 3.4.32, not 3.4.30: _ZSt7reserve" pack
 rm bin/objdump
 FAULT=make expect "a build that fails" refused pack
