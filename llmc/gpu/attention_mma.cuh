@@ -10,8 +10,8 @@
 // first product have the register layout of the second one's left operand, so weights stay in registers, also for dk and dv,
 // which use S^T. A block of the last kernel loops over the queries of all heads of its group.
 //
-// Soft caps and dropout: attention_scores.cuh. Heads of 192 and 256: dk and dv in separate launches, as together they exceed the
-// registers; the weights are computed twice, so that backward has 8 products.
+// Soft caps and dropout: attention_scores.cuh. Heads of 192 and 256: dk and dv in separate launches, as together they exceed
+// the registers; the weights are computed twice, so that backward has 8 products.
 //
 // Precision: bf16 operands, fp32 sums and softmax; P and dS are rounded to bf16 as operands. 2^x by the special function unit,
 // on scores scaled by log2(e): a relative error of 2^-22, plus 2^-24 per unit of |score|.

@@ -108,11 +108,11 @@ struct GemmKey {
 
 // ---- algorithms chosen by timing, and their file ---------------------------------------------------------------------------
 // A text file, one line per product: GPU, version of cuBLASLt, product, microseconds of the winner and of the library's first
-// suggestion, the algorithm as cuBLASLt stores it (valid for the same version only), CRC-32C of the preceding fields. Each choice
-// is appended once, as many nodes share the file; of two lines for one product the later one is valid. Lines of other GPUs and
-// versions are kept. A damaged line, or a file of another kind, causes a warning, not an error; a file of another kind is not
-// overwritten either. An algorithm of zeros means that an epilogue was slower than a separate kernel, whose time is then the
-// first.
+// suggestion, the algorithm as cuBLASLt stores it (valid for the same version only), CRC-32C of the preceding fields. Each
+// choice is appended once, as many nodes share the file; of two lines for one product the later one is valid. Lines of other
+// GPUs and versions are kept. A damaged line, or a file of another kind, causes a warning, not an error; a file of another kind
+// is not overwritten either. An algorithm of zeros means that an epilogue was slower than a separate kernel, whose time is then
+// the first.
 struct GemmChoice {
     cublasLtMatmulAlgo_t algo = {};
     double us = 0, first_us = 0;

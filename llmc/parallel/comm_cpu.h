@@ -29,8 +29,8 @@
 #include "../cpu/parallel.h"
 
 // ---- shared by the Comms of both backends -----------------------------------------------------------------------------------
-// Multiprocessors for messages over an edge on a GPU: a few reach the 50 GB/s between nodes, while the products need the others.
-// Not yet measured on a GPU.
+// Multiprocessors for messages over an edge on a GPU: a few reach the 50 GB/s between nodes, while the products need the
+// others. Not yet measured on a GPU.
 constexpr int edge_blocks = 4;
 
 // The direction of messages in a group: each rank sends to the one `step` places after it. closed: the ends are connected, in a

@@ -41,8 +41,8 @@ inline double gpu_tflops(const std::string& name) {
 }
 
 // Vendors' figures: the peak above; memory and its bandwidth; links of one GPU each way, within a node and between nodes of the
-// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others); its maximum power; memory
-// of the host per GPU: NVIDIA's DGX A100 (80 GB GPUs), H100, H200 and B200 have 2 TB for 8.
+// usual machine of its generation (8 ports per node of 200 Gb/s for A100, of 400 Gb/s for the others); its maximum power;
+// memory of the host per GPU: NVIDIA's DGX A100 (80 GB GPUs), H100, H200 and B200 have 2 TB for 8.
 struct Device {
     const char* name;
     double tflops, memory_gib, memory_gbs, intra_gbs, inter_gbs, watts;

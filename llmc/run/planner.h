@@ -272,10 +272,10 @@ inline SlowAttention without_tensor_cores(const PlanInput& in) {
     const double flops = attention_flops(in);
     return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
 }
-// Attention dropout draws a number for each weight, forward and in each kernel of backward: 22 instructions a weight (1,400 of a
-// warp for 16 x 128 of them, by machine code; dev/LOG.md). A multiprocessor issues 128 per clock, while its tensor cores do 2,048
-// FLOPs for dense bf16 products on an A100, 4,096 on an H100, 8,192 on a B200. Counted as if draws and products never overlapped:
-// not yet measured on a GPU.
+// Attention dropout draws a number for each weight, forward and in each kernel of backward: 22 instructions a weight (1,400 of
+// a warp for 16 x 128 of them, by machine code; dev/LOG.md). A multiprocessor issues 128 per clock, while its tensor cores do
+// 2,048 FLOPs for dense bf16 products on an A100, 4,096 on an H100, 8,192 on a B200. Counted as if draws and products never
+// overlapped: not yet measured on a GPU.
 constexpr double draw_instructions = 22;
 inline SlowAttention draws_of_dropout(const PlanInput& in) {
     if (in.c.attention_dropout == 0) return {};
