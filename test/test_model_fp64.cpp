@@ -1,6 +1,6 @@
-// The whole model, in double: every parameter's gradient against finite differences of the loss, for each family and each
-// option of the block, with grouped queries, document masks, masked targets, z-loss, padded vocabulary; recomputation gives the
-// same bits.
+// The whole model in double: every parameter's gradient compared with finite differences of the loss, for each family and
+// each option of the block, with grouped queries, document masks, masked targets, z-loss, padded vocabulary; recomputation
+// gives the same bits.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -10,7 +10,7 @@
 
 namespace test_model_fp64 {
 
-// Models by name: a family, changed by an option or by those of a published model.
+// Named models: a family with one option, or with a published model's options.
 struct Variant {
     const char *name, *family;
     void (*change)(ModelConfig&);
@@ -83,7 +83,7 @@ const Variant variants[] = {
          c.hidden_dropout = 0.3;
      }},
     {"dropout in a parallel block", "gpt_neox", [](ModelConfig& c) { c.hidden_dropout = 0.3; }},
-    // published families, as far as an option is theirs
+    // published families, as far as our options cover them
     {"mistral", "mistral", [](ModelConfig& c) { c.window = 4; }},
     {"qwen2", "qwen2", nullptr},
     {"qwen3", "qwen3", [](ModelConfig& c) { c.head_size = 6; }},
@@ -174,7 +174,7 @@ struct Fixture {
         plan_memory(m, recompute, 2, c.T - 1, head_rows, {1});
         allocate(ctx, m);
         initialize(ctx, m, 42);
-        // Gains away from 1 and biases away from 0, or their gradients' errors could hide.
+        // Gains different from 1 and biases from 0, as errors in their gradients could hide otherwise.
         std::mt19937 rng(3);
         for (const TensorSpec& t : m.table.rows)
             if (t.vector())
@@ -208,7 +208,7 @@ struct Fixture {
 void PrintTo(const Variant& v, std::ostream* out) { *out << v.name; }
 class Family : public testing::TestWithParam<Variant> {};
 
-// Along some elements of every tensor, or where `elements` is 0 along a direction in which all of its elements change.
+// Along some elements of every tensor or, if `elements` is 0, along a direction that changes all of its elements.
 void expect_gradients(Fixture& f, size_t elements) {
     f.gradients();
     std::mt19937 rng(11);
@@ -285,7 +285,7 @@ TEST_P(Family, RecomputationAndHeadChunksKeepTheBits) {
         EXPECT_EQ(memcmp(none.grads(), other.grads(), none.m.table.size * sizeof(real)), 0) << (int)recompute;
         EXPECT_LT(other.m.arena.bytes(), none.m.arena.bytes());
     }
-    // Only the first layer, and less in the other: between the memory of that policy in both, and of none in both.
+    // The policy only in the first layer, a weaker one in the other: memory is between the policy in both and none in both.
     ASSERT_EQ(none.m.c.L, 2);
     const std::pair<Recompute, Recompute> mixed[] = {{Recompute::full, Recompute::none},
                                                      {Recompute::full, Recompute::mlp},
@@ -319,7 +319,7 @@ TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
         for (size_t i = t.offset; i < t.offset + t.size(); i++) ASSERT_EQ(added.grads()[i], set.grads()[i]) << t.name;
 }
 
-// A micro-batch's contribution to the gradients, and two of them.
+// One micro-batch's gradients, then two.
 TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
     Fixture exact(tiny(GetParam().name), Recompute::none, true), f(tiny(GetParam().name), Recompute::full, true, 7, true);
     exact.gradients();
@@ -334,7 +334,7 @@ TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
         head(f.pass(), f.scale(), 1e-2, true);
         model_backward(f.pass(), [](int) {});
         for (const TensorSpec& t : f.m.table.rows) {
-            const bool of_both = f.m.c.tied && t.name == "wte";  // whose summands are rounded one by one
+            const bool of_both = f.m.c.tied && t.name == "wte";  // its contributions are rounded separately
             double largest = 0;
             for (size_t i = t.offset; i < t.offset + t.size(); i++) largest = std::max(largest, std::abs(exact.grads()[i]));
             for (size_t i = t.offset; i < t.offset + t.size(); i++) {
@@ -343,7 +343,7 @@ TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
                     ASSERT_EQ(stored[i].bits, bf16((float)once).bits) << t.name;
                     continue;
                 }
-                // A rounding is off by less than a unit in the last place, 2^-7 of its result.
+                // A rounding error is below one unit in the last place, 2^-7 of the result.
                 const double allowed = of_both ? 4 * micro_batches * 0x1p-7 * largest : 3 * 0x1p-7 * std::abs(once);
                 ASSERT_NEAR((float)stored[i], micro_batches * once, allowed + 1e-30) << t.name;
                 if (of_both || once == 0) continue;
@@ -352,7 +352,7 @@ TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
         }
     }
     EXPECT_GT(std::min(nearest, other), 100) << "the second is rounded stochastically";
-    for (const TensorSpec& t : f.m.table.rows)  // what lies between tensors stays zero
+    for (const TensorSpec& t : f.m.table.rows)  // padding between tensors stays zero
         for (size_t i = t.offset + t.size(); i % 64 != 0; i++) EXPECT_EQ(stored[i].bits, 0) << t.name;
 }
 
@@ -387,7 +387,7 @@ TEST_P(Family, GenerationWithACacheEqualsTheFullForward) {
         generator.prompt(0, {tokens.begin(), tokens.begin() + prompt});
         for (int t = prompt; t < T; t++) generator.append({{0, tokens[t]}});
         const std::vector<float> cached = generator.logits();
-        f.upload();  // the generator's tokens took their place
+        f.upload();  // the generator's tokens have replaced them
         model_forward(f.pass());
         head(f.pass(), 0, 0, false);
         const floatX* full = f.m.a.logits + (size_t)(T - 1) * f.m.c.Vp;

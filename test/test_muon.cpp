@@ -1,7 +1,7 @@
-// Muon and NorMuon: against torch.optim.Muon (test/golden/muon.json, made by dev/ref/muon_golden.py), against Newton-Schulz
-// steps in double, that results are nearly orthogonal, and which rank has which matrix. test_muon_fp32.cpp and gpu/test_muon.cu
-// include this for the other precision and the other backend; whole runs on several ranks are in parity_check.cu and
-// parallel_test.sh.
+// Muon and NorMuon: compared with torch.optim.Muon (test/golden/muon.json, from dev/ref/muon_golden.py) and with
+// Newton-Schulz steps in double; results are nearly orthogonal; and which rank has which matrix. test_muon_fp32.cpp and
+// gpu/test_muon.cu include this for the other precision and the other backend; runs on several ranks are in parity_check.cu
+// and parallel_test.sh.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -36,7 +36,7 @@ ModelConfig small_config() {
     return c;
 }
 
-// In [-0.5, 0.5), exact in fp32; muon_golden.py has the same.
+// In [-0.5, 0.5), exact in fp32; the same as in muon_golden.py.
 real number(uint32_t salt, uint32_t i) {
     uint32_t h = (i + 1) * 2654435761u + (salt + 1) * 2246822519u;
     h ^= h >> 15;
@@ -74,7 +74,7 @@ Trained train(const MuonRecipe& recipe) {
     size_t updated = 0;
     for (uint32_t step = 0; step < 3; step++) {
         for (size_t k = 0; k < whole.size(); k++)
-            for (size_t i = 0; i < whole[k].elements(); i++)  // twice the gradient, which clipping halves
+            for (size_t i = 0; i < whole[k].elements(); i++)  // twice the gradient; clipping halves it
                 grads.data()[whole[k].first + i] = 2 * number(100 * step + 50 + (uint32_t)k, (uint32_t)i);
         grads.upload();
         m.muon.update(ctx, m, {real(0.02), real(0.1), real(0.5), 7}, [&](const Bucket&) { updated++; });
@@ -113,8 +113,8 @@ TEST(Muon, EqualsPyTorchs) {
         recipe.shape_scaling = k.shape_scaling;
         if (k.shape_scaling) recipe.factor = 1;
         const Trained trained = train(recipe);
-        // Each of three steps moves weights by 0.004 in the mean, 0.01 with the other scale. Of that torch's own bf16 differs
-        // from exact arithmetic by at most a fortieth, and so may ours.
+        // Each of three steps moves weights by 0.004 on average, 0.01 with the other scale. torch's own bf16 differs from
+        // exact arithmetic by at most 1/40 of that, and ours may too.
         const std::vector<double> exact = golden[k.name]["exact"], in_bf16 = golden[k.name]["bf16"];
         const double moved = k.shape_scaling ? 0.024 : 0.012, allowed = std::is_same_v<floatX, bf16> ? moved / 25 : 2e-6;
         expect_close(trained.weights, exact, allowed, 0, k.name);
@@ -171,7 +171,7 @@ Doubles newton_schulz(Doubles x, int n, int m) {
     return x;
 }
 
-// One matrix alone in memory of its own size.
+// A single matrix in memory of its own size.
 struct OneMatrix {
     ModelConfig c;
     std::unique_ptr<TrainingMemory> m;
@@ -205,7 +205,7 @@ struct OneMatrix {
 TEST(Muon, NewtonSchulzStepsAreThoseInDouble) {
     Rng rng(3);
     for (const auto& [rows, cols] : {std::pair(1, 1), {2, 7}, {7, 2}, {33, 33}, {40, 130}, {130, 40}, {96, 65}}) {
-        // Of any size; the last column of a head that never learns is zero.
+        // Matrices of any scale; the last column of a head that never learns is zero.
         for (const double scale : {1.0, 1e-4, 0.0}) {
             std::vector<floatX> values = rng.normals<floatX>((size_t)(rows * cols), scale);
             OneMatrix one(rows, cols);
@@ -220,8 +220,8 @@ TEST(Muon, NewtonSchulzStepsAreThoseInDouble) {
                 error += (result[i] - expected[i]) * (result[i] - expected[i]);
                 size += expected[i] * expected[i];
             }
-            // A step's errors are some roundings of its numbers, and in fp32 also of sums of up to 130 products; the first
-            // steps magnify small singular values, and what was added to them, by up to 3.4 each.
+            // Each step adds some roundings of its numbers, in fp32 also of sums of up to 130 products; the first steps
+            // magnify small singular values, and errors in them, by up to 3.4 each.
             const double roundings = std::is_same_v<floatX, bf16> ? 8 : 32;
             EXPECT_LE(std::sqrt(error), roundings * roundoff<floatX> * std::sqrt(size))
                 << rows << " x " << cols << ", " << scale;
@@ -245,7 +245,7 @@ TEST(Muon, ResultsAreNearlyOrthogonal) {
     }
 }
 
-// ---- which rank has what ---------------------------------------------------------------------------------------------------
+// ---- which rank has which matrix --------------------------------------------------------------------------------------------
 TEST(Muon, ShardsAreWholeMatricesBalancedBySize) {
     ModelConfig c = small_config();
     c.L = 5;
@@ -283,7 +283,7 @@ TEST(Muon, ShardsAreWholeMatricesBalancedBySize) {
         }
 }
 
-// The parts that tensor-parallel ranks hold make each matrix once.
+// Over all tensor-parallel ranks, the parts of each matrix cover it exactly once.
 TEST(Muon, PartsOfTensorParallelRanksMakeWholeMatrices) {
     ModelConfig c = small_config();
     c.L = 2;
@@ -293,7 +293,7 @@ TEST(Muon, PartsOfTensorParallelRanksMakeWholeMatrices) {
     c.F = 24;
     for (const bool heads : {false, true})
         for (const int tp : {1, 2, 4, 8}) {
-            std::vector<std::vector<int>> times;  // per matrix: how often each element is there
+            std::vector<std::vector<int>> times;  // per matrix: number of copies of each element
             size_t found = 0;
             for (int rank = 0; rank < tp; rank++) {
                 Part part = whole_model(c);

@@ -1,5 +1,5 @@
-// The optimizer's state on the host, through which updates go in chunks, has the bits that it has where it is resident.
-// gpu/test_offload.cu includes this for the kernels of GPUs, whose copies overlap; whole runs are in gpu_test.sh.
+// With the optimizer's state on the host, updated in chunks, training has the bits of a resident state. gpu/test_offload.cu
+// includes this for the GPU kernels, with overlapped copies; complete runs are in gpu_test.sh.
 #include <gtest/gtest.h>
 
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
@@ -28,7 +28,7 @@ struct Case {
 
 std::vector<char> bytes_of(const void* x, size_t n) { return {(const char*)x, (const char*)x + n}; }
 
-// Weights and state after three updates, each with an average of the weights, and an exchange of the two.
+// Weights and state after three updates, each followed by averaging the weights, and an exchange of weights and average.
 std::vector<std::vector<char>> train(const Case& k) {
     be::Ctx ctx(2);
     ModelConfig c;
@@ -100,7 +100,7 @@ TEST(Offload, ChunksHaveTheBitsOfResidentState) {
                                             {ElementType::signed8, ElementType::unsigned8}}) {
             const auto resident = train({muon, first, second, 0});
             for (const size_t chunk : {(size_t)64, (size_t)1000, (size_t)1 << 20}) {
-                // With fewer chunks than slots, a pass begins while the last one's downloads are under way.
+                // With fewer chunks than slots, a pass starts while downloads of the last one are in flight.
                 const auto offloaded = train({muon, first, second, chunk, std::max(chunk, (size_t)3000)});
                 ASSERT_EQ(offloaded.size(), resident.size());
                 for (size_t i = 0; i < resident.size(); i++)
@@ -110,7 +110,7 @@ TEST(Offload, ChunksHaveTheBitsOfResidentState) {
         }
 }
 
-// What is planned: the state in host memory, and on the device three chunks of it.
+// The memory plan: the state in host memory, and three chunks of it on the device.
 TEST(Offload, TheDeviceHoldsThreeChunks) {
     ModelConfig c;
     set_family(c, "gpt2");
@@ -133,7 +133,7 @@ TEST(Offload, TheDeviceHoldsThreeChunks) {
     const auto [resident, nothing] = planned(false, 1024);
     const auto [device, host] = planned(true, 1024);
     EXPECT_EQ(nothing, 0u);
-    const size_t pages = 12 * (4096 + 4096);  // at most: regions begin at whole pages
+    const size_t pages = 12 * (4096 + 4096);  // at most: regions start at page boundaries
     EXPECT_NEAR((double)host, (double)(n * element), pages);
     EXPECT_NEAR((double)device, (double)(resident - n * element + be::HostLink::n_slots * 1024 * element), pages);
 }

@@ -1,5 +1,5 @@
-// Ops of the CPU: the tests of op_tests.h, and what holds for this backend alone: rows added in order, the same bits for any
-// number of threads. And the scalar formulas that the backends share.
+// Ops of the CPU: the tests of op_tests.h, and tests of only this backend: rows added in order, the same bits for any
+// number of threads. And the scalar formulas shared by the backends.
 #include <gtest/gtest.h>
 
 #include "../llmc/cpu/embed.h"
@@ -28,7 +28,7 @@ public:
 
 namespace test_ops {
 
-// The plain loops beside the fast path: against the same sums in double.
+// The plain loops as well as the fast path: compared with the same sums in double.
 INSTANTIATE_TEST_SUITE_P(PlainOps, Norms, testing::Values(NormKind{true, true}, NormKind{false, true}),
                          [](const auto& p) { return p.param.centred ? "Layer" : "Rms"; });
 
@@ -84,7 +84,7 @@ TEST(Math, WeightHalves) {
         ASSERT_GT(std::abs((float)upper), std::abs(kept));
     }
     EXPECT_GE(ties, 32000u) << "half of the ties are rounded to the other side than bf16 rounds to";
-    // By vectors: the same bits.
+    // Vectorized: the same bits.
     if constexpr (has_lower_halves)
         for (size_t i = 0; i < numbers.size(); i += 13) {
             const int n = std::min({cpu::lanes, 13, (int)(numbers.size() - i)});
@@ -116,7 +116,7 @@ TEST(Math, ActivationsFarOut) {
     }
     for (const real x : {real(not_a_number), -real(not_a_number)})
         EXPECT_TRUE(std::isnan(gelu(x)) && std::isnan(gelu_derivative(x)) && std::isnan(sigmoid(x)));
-    // By vectors.
+    // Vectorized.
     const auto first = [](cpu::floats x) {
         real numbers[cpu::lanes];
         cpu::store(numbers, x);
@@ -164,7 +164,7 @@ TEST(Math, RopeTable) {
     EXPECT_EQ(table[1], 0);
 }
 
-// ---- this backend alone ---------------------------------------------------------------------------------------------------
+// ---- only this backend ----------------------------------------------------------------------------------------------------
 TEST(Embedding, BackwardAddsRowsInOrder) {
     cpu::Ctx ctx(2);
     Rng rng(2);
@@ -186,7 +186,7 @@ TEST(Embedding, BackwardAddsRowsInOrder) {
     }
 }
 
-// Every output of every op, at sizes that do not divide evenly between threads.
+// Every output of every op, at sizes that do not divide evenly among threads.
 
 Doubles everything(int threads) {
     cpu::Ctx ctx(threads);

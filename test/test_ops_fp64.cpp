@@ -1,5 +1,5 @@
-// Ops in double: every gradient against finite differences of the forward. Sizes are odd and all different, parameter gradients
-// start from something (they are added to), and what must not be read is NaN.
+// Ops in double: every gradient compared with finite differences of the forward pass. Sizes are odd and all different,
+// parameter gradients start from nonzero values (they are added to), and memory that must not be read is NaN.
 #include <gtest/gtest.h>
 
 #include "../llmc/cpu/embed.h"
@@ -20,14 +20,14 @@ Doubles difference(const Guarded<double>& a, const Doubles& b) {
     return d;
 }
 
-// Sizes of a norm, and whether its output gradient is added to what is there and a residual is summed in front.
+// Sizes of a norm, and whether its output gradient is added and a residual is added before the norm.
 struct NormCase {
     int N, C;
     Acc acc;
     bool add;
     double offset = 0;  // of the weight
 };
-// 131 rows: more than one block of rows whose weight gradients are summed apart. C below, at and above the vector lengths.
+// 131 rows: more than one block of rows for summing weight gradients. C below, at and above the vector lengths.
 const NormCase norm_cases[] = {{1, 1, Acc::Set, false},    {3, 7, Acc::Add, true},    {5, 37, Acc::Set, true},
                                {131, 16, Acc::Add, false}, {131, 33, Acc::Set, true}, {7, 21, Acc::Set, false, 1}};
 
@@ -92,7 +92,7 @@ void check_norm(uint64_t seed) {
 TEST(Fp64, LayerNorm) { check_norm<true>(2); }
 TEST(Fp64, RmsNorm) { check_norm<false>(3); }
 
-// The first `segments` heads of longer rows; the other numbers stay.
+// The first `segments` heads of longer rows; the other elements are unchanged.
 TEST(Fp64, HeadNorm) {
     cpu::Ctx ctx(2);
     Rng rng(9);
@@ -116,7 +116,7 @@ TEST(Fp64, HeadNorm) {
             return dot(out, dout);
         };
         loss();
-        for (size_t i = 0; i < size; i++) {  // by the definition
+        for (size_t i = 0; i < size; i++) {  // from the definition
             const size_t in_row = i % stride, head = in_row / (size_t)k.C;
             if (head >= (size_t)k.segments) {
                 EXPECT_EQ(out[i], inp[i]) << "beyond the heads";
@@ -137,7 +137,7 @@ TEST(Fp64, Activations) {
     const int N = 7, F = 31;
     struct Case {
         Activation activation;
-        double (*formula)(double x, double up);  // as it is published
+        double (*formula)(double x, double up);  // as published
     };
     const auto tanh_gelu = [](double x, double) {
         return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -180,8 +180,8 @@ TEST(Fp64, Residual) {
     for (int i = 0; i < 101; i++) EXPECT_EQ(out[i], a[i] + b[i]);
 }
 
-// What is kept is a function of the element's place: in parts and in columns the same as at once; two sites, two seeds and two
-// places differ. A tenth is dropped, and the mean stays.
+// The mask depends only on the element's position: computed in parts or by columns it is the same; two sites, two seeds or
+// two positions give different masks. A tenth is dropped, and the mean is unchanged.
 TEST(Fp64, Dropout) {
     cpu::Ctx ctx(2);
     const size_t rows = 90, columns = 352, n = rows * columns;
@@ -195,7 +195,7 @@ TEST(Fp64, Dropout) {
     dropout.rate = 0.1;
     dropout.draws.key = 1234;
     dropout.draws.tensor = 5;
-    dropout.draws.first = (1ull << 34) - 101;  // not at a multiple of 4; a word of the counter ends within
+    dropout.draws.first = (1ull << 34) - 101;  // not at a multiple of 4; a word of the counter ends inside
     const Doubles mask = masked(dropout);
     size_t dropped = 0;
     for (size_t i = 0; i < n; i++) {
@@ -243,7 +243,7 @@ TEST(Fp64, Classifier) {
         int N, V, Vp;
         double softcap;
     };
-    // 1201: more than one chunk of the online sum; logits grow along the row, so later chunks raise the maximum.
+    // 1201: more than one chunk of the online sum; logits increase along the row, so later chunks raise the maximum.
     for (const Case& k : {Case{1, 1, 1, 0}, Case{5, 37, 48, 0}, Case{3, 64, 64, 0}, Case{3, 1201, 1216, 0}, Case{5, 37, 48, 3},
                           Case{3, 1201, 1216, 2}}) {
         const double loss_scale = 0.37, z_coef = 0.03;

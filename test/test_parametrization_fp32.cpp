@@ -1,7 +1,7 @@
-// muP and CompleteP (llmc/model/parametrization.h): each tensor's factors against values worked by hand; that factors folded
-// into weights train as those that are computed; and the coordinate check of Yang et al. (2022, appendix D.1): by how much a
-// few steps change the residual stream and the logits does not depend on the width, with CompleteP not on the depth either. In
-// the standard parametrization it does.
+// muP and CompleteP (llmc/model/parametrization.h): each tensor's factors compared with values worked out by hand; factors
+// folded into weights train like computed ones; and the coordinate check of Yang et al. (2022, appendix D.1): the change of
+// the residual stream and the logits in a few steps does not depend on the width, with CompleteP not on the depth either,
+// whereas in the standard parametrization it does.
 #include "trainer.h"
 #include "files.h"
 #include "testing.h"
@@ -9,7 +9,7 @@
 namespace test_parametrization_fp32 {
 
 // ---- factors ----------------------------------------------------------------------------------------------------------------
-// Width 256 is 4 times the base's, 6 layers are 3 times, and heads of 64 are 4 times those of the base.
+// Width 256 is 4 times the base's, 6 layers are 3 times as many, and heads of 64 are 4 times as large.
 ModelConfig four_times(const char* family) {
     ModelConfig c;
     set_family(c, family);
@@ -30,7 +30,7 @@ const TensorSpec& row_of(const ParameterTable& table, const std::string& name) {
 }
 struct Expected {
     const char* name;
-    int block;  // of the tensor's rows
+    int block;  // index into the tensor's blocks of rows
     TensorFactors factors;
 };
 void expect_factors(const ModelConfig& c, const std::vector<Expected>& expected) {
@@ -48,7 +48,7 @@ void expect_factors(const ModelConfig& c, const std::vector<Expected>& expected)
 
 TEST(Parametrization, FactorsOfTensors) {
     const double third = 1.0 / 3, root3 = std::sqrt(3.0);
-    // The embedding is tied, so the logits' 1/4 can be in the final norm alone.
+    // The embedding is tied, so the logits' factor 1/4 must be in the final norm.
     expect_factors(four_times("gpt2"), {{"wte", 0, {1, 1, 1, 0.25}},
                                         {"wpe", 0, {1, 1, 1, 0.25}},
                                         {"blocks.5.norm1_w", 0, {1, 1, 1, 1.0 / 12}},
@@ -64,7 +64,7 @@ TEST(Parametrization, FactorsOfTensors) {
                                         {"blocks.0.fc2_w", 0, {0.5 * root3 * third, 0.25 * third, 12, 0.25}},
                                         {"final_norm_w", 0, {0.25, 0.25, 4, 1}},
                                         {"final_norm_b", 0, {0.25, 0.25, 4, 1}}});
-    // The norms of queries and after attention and MLP take what queries, proj and fc2 have above.
+    // The norms of queries and after attention and MLP have the factors of queries, proj and fc2 above.
     expect_factors(four_times("olmo2"), {{"blocks.5.qkv_w", 0, {0.5, 0.25, 4, 1.0 / 12}},
                                          {"blocks.5.q_norm_w", 0, {0.5, 0.5, 2, 1.0 / 6}},
                                          {"blocks.5.k_norm_w", 0, {1, 1, 1, 1.0 / 12}},
@@ -72,8 +72,8 @@ TEST(Parametrization, FactorsOfTensors) {
                                          {"blocks.5.norm1_after_w", 0, {third, third, 3, 0.25}},
                                          {"blocks.5.norm2_after_w", 0, {third, third, 3, 0.25}},
                                          {"head", 0, {1, 1, 1, 0.25}}});
-    // The embedding, multiplied by 16 instead of 8, is half as large; as it is tied, its logits are doubled. The scores' factor
-    // is the base's, not 1 / sqrt(HS).
+    // The embedding, multiplied by 16 instead of 8, is half as large; as it is tied, its logits are doubled. The scores'
+    // factor is the base's, not 1 / sqrt(HS).
     ModelConfig gemma = four_times("gemma2");
     gemma.embedding_scale = 16;
     gemma.attention_scale = 0.25;
@@ -117,8 +117,8 @@ ModelConfig small(const char* family, int C, int L, int HS) {
     return c;
 }
 
-// What a run of a few steps does to the first batch: the root mean square of the change of the residual stream after each
-// block, and of the logits; and the loss of each step.
+// The effect of a few steps on the first batch: the root mean square change of the residual stream after each block, and of
+// the logits; and the loss of each step.
 struct Outcome {
     std::vector<double> changes, losses;
 };
@@ -195,8 +195,8 @@ TrainOptions options(double lr, int steps) {
     return o;
 }
 
-// The same losses from a factor that is computed and from one that is folded into weights, over steps in which all of learning
-// rate, weight decay and epsilon count.
+// A computed factor and one folded into weights give the same losses, over steps where learning rate, weight decay and
+// epsilon all matter.
 void expect_same_training(const ModelConfig& computed, const ModelConfig& folded, const char* what) {
     TrainOptions o = options(1e-2, 12);
     o.weight_decay = 1;
@@ -224,7 +224,7 @@ TEST(Parametrization, FoldedFactorsTrainAsComputedOnes) {
     }
 }
 
-// The largest of all coordinates' ratios of the largest to the smallest change over models.
+// For each coordinate, the ratio of the largest to the smallest change over models; returns the largest ratio.
 double spread(const std::vector<Outcome>& models) {
     double worst = 1;
     const auto add = [&](auto value_of) {
@@ -240,7 +240,7 @@ double spread(const std::vector<Outcome>& models) {
     add([](const Outcome& m) { return m.changes.back(); });                 // logits
     return worst;
 }
-// Of models of these widths, relative to 64; or of these depths, relative to 2.
+// For models of these widths, relative to 64; or of these depths, relative to 2.
 double spread_over_widths(const Training& training, const char* family, int widest, bool mup) {
     std::vector<Outcome> models;
     for (int C = 64; C <= widest; C *= 2) {
@@ -255,7 +255,7 @@ double spread_over_depths(const Training& training, const char* family, bool com
     for (const int L : {2, 4, 8, 16}) {
         ModelConfig c = small(family, 64, L, 16);
         if (!c.norm_before())
-            c.embedding_scale = 50;  // else the first block's input is near zero, and its norm's output is noise
+            c.embedding_scale = 50;  // otherwise the first block's input is near zero, and its norm's output is noise
         if (completep) c.parametrization.depth = L / 2.0;
         models.push_back(training.run(c));
     }

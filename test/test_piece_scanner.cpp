@@ -1,4 +1,4 @@
-// The scanners written by hand cut every text where PCRE2 does, and know the classes of characters that PCRE2 knows.
+// The hand-written scanners split every text like PCRE2, and use PCRE2's character classes.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -25,8 +25,8 @@ struct Both {
         : by_hand(pattern), by_pcre2({Splitter(pattern, SplitBehavior::isolated, false, false)}) {}
 };
 
-// Every code point, each of them between letters, spaces, digits and signs; of planes without characters the first 4096,
-// LONG=1: all.
+// Every code point between letters, spaces, digits and punctuation; only the first 4096 of planes without characters, with
+// LONG=1 all.
 TEST(PieceScanner, EveryCodePointIsCutAsByPcre2) {
     for (const std::string& pattern : known_patterns()) {
         const Both both(pattern);
@@ -45,7 +45,7 @@ TEST(PieceScanner, EveryCodePointIsCutAsByPcre2) {
     }
 }
 
-// Random texts of what patterns tell apart, some with bytes that are not UTF-8; LONG=1: a hundred times as many.
+// Random texts of characters that the patterns distinguish, some with invalid UTF-8; LONG=1: a hundred times as many.
 TEST(PieceScanner, RandomTextsAreCutAsByPcre2) {
     const std::vector<std::string> parts = {
         " ",      " ",  "  ",  "\n",         "\r\n", "\t",     "a",      "the",      "B",      "S",      "'",
@@ -58,7 +58,7 @@ TEST(PieceScanner, RandomTextsAreCutAsByPcre2) {
     for (const std::string& pattern : known_patterns()) all.emplace_back(pattern);
     std::mt19937 random(7);
     for (int round = 0; round < rounds; round++) {
-        // Few kinds of parts in a text, so that they meet often; a few of them as long runs.
+        // Few kinds of parts per text, so that they meet often; a few of them in long runs.
         std::vector<size_t> chosen(2 + random() % 8);
         for (size_t& c : chosen) c = random() % parts.size();
         std::string text;
@@ -72,7 +72,7 @@ TEST(PieceScanner, RandomTextsAreCutAsByPcre2) {
     }
 }
 
-// The ways to look at 64 bytes at once find what looking at each byte finds.
+// The searches over 64 bytes at once give the same result as testing each byte.
 TEST(PieceScanner, VectorsFindTheBytesOfARange) {
     char bytes[64];
     std::mt19937 random(8);

@@ -1,5 +1,5 @@
-// The pipeline's schedules against the papers' figures and formulas, and their properties for every small size: each pass once,
-// nothing waits for ever, first in first out between ranks, memory. Then the split of the layers and the picture.
+// The pipeline's schedules compared with the papers' figures and formulas, and their properties for every small size: each
+// pass once, no deadlock, first in first out between ranks, memory. Then the split of the layers and the picture.
 #include <gtest/gtest.h>
 
 #include <cctype>
@@ -27,13 +27,13 @@ void for_all_sizes(const std::function<void(int, int, int)>& f) {
                 SCOPED_TRACE(format("pp %d, vpp %d, m %d", pp, vpp, m));
                 f(pp, vpp, m);
                 sizes++;
-                if (testing::Test::HasFailure()) return;  // one size is enough to read
+                if (testing::Test::HasFailure()) return;  // the first failing size suffices
             }
     // vpp 1: 8 x 24; vpp 2, 3, 4: the multiples of pp up to 24, 12 + 8 + 6 + 4 + 4 + 3 + 3
     EXPECT_EQ(sizes, 192 + 3 * 40);
 }
 
-// As the papers' figures have it, micro-batches counted from 1: "1 2 [1]", and with chunks "1a 2a 1b [1b]".
+// As in the papers' figures, with micro-batches counted from 1: "1 2 [1]", and with chunks "1a 2a 1b [1b]".
 std::string figure(int pp, int rank, int vpp, int m) {
     std::string out;
     for (const PipelineEvent& e : pipeline_schedule(pp, rank, vpp, m)) {
@@ -105,7 +105,7 @@ TEST(PipelineSchedule, SizesWithoutAScheduleAreRefused) {
 
 // ---- time ------------------------------------------------------------------------------------------------------------------
 TEST(PipelineTime, EqualStagesTakeTheFormulasTime) {
-    for (const double backward : {2., 1., 3., 0.5})  // of forward's time; 3: with recomputation
+    for (const double backward : {2., 1., 3., 0.5})  // relative to forward's time; 3: with recomputation
         for_all_sizes([&](int pp, int vpp, int m) {
             const int n = pp * vpp;
             const Timeline t = simulate_pipeline(pp, vpp, m, std::vector<double>(n, 1), std::vector<double>(n, backward), 0);
@@ -115,7 +115,7 @@ TEST(PipelineTime, EqualStagesTakeTheFormulasTime) {
         });
 }
 
-// Stages of different lengths and slow messages: no pass begins before its rank is free and its input is there.
+// Stages of different lengths and slow messages: a pass starts only when its rank is free and its input has arrived.
 TEST(PipelineTime, NoPassStartsBeforeItsInput) {
     for_all_sizes([](int pp, int vpp, int m) {
         const int n = pp * vpp;
@@ -164,8 +164,9 @@ TEST(PipelineTime, UnequalStagesByHand) {
     EXPECT_EQ(simulate_pipeline(1, 1, 3, {1}, {2}, 0.5).total, 9);  // one rank sends nothing
 }
 
-// Steps of many micro-batches, of which a few are simulated, take as long as all of them simulated: with equal stages, a slow
-// end, a slow rank in the middle, stages that hardly differ (steady only late), and messages from none to slower than a pass.
+// For steps of many micro-batches only a few are simulated; the result equals the full simulation: with equal stages, a
+// slow last stage, a slow rank in the middle, nearly equal stages (steady only late), and messages from none to slower than
+// a pass.
 TEST(PipelineTime, AFewSimulatedMicroBatchesTellTheTimeOfAll) {
     for (const auto& [pp, vpp] : {std::pair(1, 1), {2, 1}, {3, 1}, {7, 1}, {12, 1}, {2, 2}, {3, 4}, {8, 2}})
         for (const double p2p : {0., 0.01, 0.4, 3.})
@@ -200,7 +201,8 @@ TEST(PipelineTime, PublishedRuns) {
     EXPECT_EQ(format("%.1f%%", 100 * t.bubble), "6.9%");
 }
 
-// The simulation can tell: rank 1 wants the second micro-batch first, rank 0 sends it only after the first one's gradient.
+// The simulation detects deadlocks: rank 1 needs the second micro-batch first, rank 0 sends it only after the first one's
+// gradient.
 TEST(PipelineDeathTest, DeadlockIsNoticed) {
     std::vector<Events> schedules = {pipeline_schedule(2, 0, 1, 2), pipeline_schedule(2, 1, 1, 2)};
     EXPECT_EQ(simulate_schedules(schedules, {1, 1}, {2, 2}, 0).total, 9);
@@ -213,7 +215,7 @@ TEST(PipelineDeathTest, DeadlockIsNoticed) {
 }
 
 // ---- messages --------------------------------------------------------------------------------------------------------------
-// What goes from one rank to another, in the order in which `rank` sends it (or, as seen by the receiver, needs it).
+// Messages from one rank to another, in the order in which `rank` sends them (or, for the receiver, needs them).
 struct Message {
     Direction pass;
     int to_stage, micro_batch;
@@ -222,7 +224,7 @@ struct Message {
 std::vector<Message> sent(int pp, int from, int to, int vpp, int m) {
     std::vector<Message> messages;
     for (const PipelineEvent& e : pipeline_schedule(pp, from, vpp, m)) {
-        const int stage = e.chunk * pp + from + (e.direction == Direction::forward ? 1 : -1);  // that gets the result
+        const int stage = e.chunk * pp + from + (e.direction == Direction::forward ? 1 : -1);  // the receiver of the result
         if (stage >= 0 && stage < pp * vpp && stage % pp == to) messages.push_back({e.direction, stage, e.micro_batch});
     }
     return messages;
@@ -236,7 +238,7 @@ std::vector<Message> needed(int pp, int from, int to, int vpp, int m) {
     return messages;
 }
 
-// Between every two ranks, also around the ring and where activations and gradients share the way: no tags are needed.
+// Between every two ranks, also around the ring and where activations and gradients share a connection: no tags are needed.
 TEST(PipelineMessages, FirstInFirstOut) {
     for_all_sizes([](int pp, int vpp, int m) {
         size_t messages = 0;
@@ -273,7 +275,7 @@ TEST(PipelineMemory, InFlight) {
     });
 }
 
-// A step with real slots: nothing is overwritten while it is needed, and no slot is left over.
+// A step with real slots: no value is overwritten while needed, and no slot is unused.
 TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
     for_all_sizes([](int pp, int vpp, int m) {
         for (int rank = 0; rank < pp; rank++) {
@@ -302,7 +304,7 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
     EXPECT_EQ(most_in_flight(pipeline_schedule(4, 0, 2, 8), -1), 11);
 }
 
-// Of a ramp-up: as many as the size needs that needs most, which is not always the last.
+// In a ramp-up: as many as needed by any size, of which the last is not always the largest.
 TEST(PipelineMemory, SlotsHoldWhatAnyStepHasInFlight) {
     EXPECT_EQ(micro_batches_in_flight(2, 1, 2, {8}, 1), 1);
     EXPECT_EQ(micro_batches_in_flight(2, 1, 2, {2, 4, 6, 8}, 1), 2);
@@ -333,15 +335,15 @@ TEST(SplitLayers, Balanced) {
     EXPECT_EQ(split_layers(7, 4, false, true, {}), (Layers{2, 2, 2, 1}));
     EXPECT_EQ(split_layers(7, 4, true, false, {}), (Layers{1, 2, 2, 2}));
     EXPECT_EQ(split_layers(2, 4, true, true, {}), (Layers{0, 1, 1, 0}));
-    // what does not divide: from the stage before the last to the front
+    // the remainder goes to stages from the second-to-last forwards
     EXPECT_EQ(split_layers(9, 4, false, false, {}), (Layers{2, 2, 3, 2}));
     EXPECT_EQ(split_layers(10, 4, false, false, {}), (Layers{2, 3, 3, 2}));
     EXPECT_EQ(split_layers(11, 4, false, false, {}), (Layers{3, 3, 3, 2}));
     EXPECT_EQ(split_layers(11, 4, true, true, {}), (Layers{2, 3, 4, 2}));
 }
 
-// Whoever gets the remaining layers: no choice spends less time per micro-batch, none of the same time holds fewer layers'
-// activations, and the fastest at filling and draining the pipeline saves a few layers' time per step.
+// The placement of the remaining layers: no other one takes less time per micro-batch; at equal time none keeps fewer
+// layers' activations; and the fastest at filling and draining the pipeline saves only a few layers' time per step.
 TEST(SplitLayers, NoBetterPlaceForTheRemainder) {
     struct Cost {
         double per_micro_batch;
@@ -422,7 +424,7 @@ TEST(DrawPipeline, Interleaved) {
               "Bubble (idle / work): 12.5% = (ranks - 1) / (chunks x micro-batches); simulated 12.5%\n");
 }
 
-// What does not fit shows whole passes of the beginning and the end.
+// A long schedule shows whole passes of its start and end.
 TEST(DrawPipeline, LongSchedules) {
     EXPECT_EQ(draw_pipeline(2, 1, 100, 0.01, 60),
               "Pipeline: 2 ranks, 100 micro-batches per step\n"
@@ -449,10 +451,10 @@ TEST(DrawPipeline, FitsTheWidth) {
             EXPECT_LE(longest, width);
             EXPECT_EQ(rows, std::min(pp, 16));
         }
-    // whole where any style fits: last digits take (12 + 3) (2 + 3) columns
+    // complete if any style fits: last digits need (12 + 3) (2 + 3) columns
     for (int width = 78; width <= 140; width++)
         EXPECT_EQ(draw_pipeline(4, 1, 12, 0, width).find(" ... "), std::string::npos) << width;
-    // the sizes that people look at first are whole
+    // the most common sizes are complete
     for (const int width : {100, 120})
         for (const int vpp : {1, 2}) EXPECT_EQ(draw_pipeline(4, vpp, 8, 0, width).find(" ... "), std::string::npos);
 }

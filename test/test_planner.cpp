@@ -1,4 +1,4 @@
-// The planner against published steps of large runs, published tables of memory, and counts by hand.
+// The planner compared with published steps of large runs, published memory tables, and counts by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,9 +23,9 @@ void expect_within(double got, double want, double relative) {
 
 // ---- published steps -------------------------------------------------------------------------------------------------------
 // Published: models, layouts, batches, recomputation, numbers of GPUs, the hardware's peaks and links, the steps' seconds.
-// Assumed, the same for all of A100: the efficiency, which the next test takes from published times of a single layer; that
-// attention computed all scores (it did, before FlashAttention), that stages exchange whole activations and nothing of tensor
-// parallelism is hidden, and that a head takes its FLOPs. Nothing is fitted to a step.
+// Assumed, equally for all A100 runs: the efficiency, which a test below derives from published times of a single layer;
+// that attention computed all scores (it did, before FlashAttention), stages exchange complete activations, tensor
+// parallelism is not overlapped, and a head's time follows from its FLOPs. No parameter is fitted to a step.
 const double a100_efficiency = 0.55;
 
 PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
@@ -49,9 +49,7 @@ PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
     return in;
 }
 
-// arXiv:2205.05198, table 4: one layer of the 22B model (width 6144, 64 heads, sequence 2048, micro-batch 4) on 8 A100 takes
-// 7.7 ms forward and 11.9 ms backward without recomputation, 2 all-reduces in each included.
-// A run whose memory is 8 GiB for what a rank holds of the model and 4 GiB a sample, or a quarter of that with full
+// A run with 8 GiB of memory for a rank's share of the model and 4 GiB per sample, or a quarter of that with full
 // recomputation.
 TEST(Remedies, AreTheSmallestChangesThatFit) {
     TrainOptions o;
@@ -91,7 +89,7 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
 }
 
-// Of 12 layers the first n are recomputed; the others take 1 GiB each. Where n is given, a larger one is proposed.
+// The first n of 12 layers are recomputed; each other layer needs 1 GiB. If n is set, a larger one is proposed.
 TEST(Remedies, RecomputeMoreLayersWhereTheirNumberIsGiven) {
     TrainOptions o;
     o.micro_batch_size = 1;
@@ -111,14 +109,14 @@ TEST(Remedies, RecomputeMoreLayersWhereTheirNumberIsGiven) {
     EXPECT_EQ(words(10.5, "fp32"), "--recompute-num-layers 8; ");
     EXPECT_EQ(words(6, "fp32"), "--recompute-num-layers 12; ");
     EXPECT_EQ(words(4, "fp32"), "--recompute-num-layers 12 --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16; ");
-    o.recompute_num_layers = 12;  // all of them already
+    o.recompute_num_layers = 12;  // already all
     EXPECT_EQ(words(4, "fp32"), "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16; ");
-    o.recompute_granularity = "mlp";  // a stronger policy of as many layers comes second
+    o.recompute_granularity = "mlp";  // a stronger policy for as many layers is second
     o.recompute_num_layers = 3;
     EXPECT_EQ(words(9, "bf16").substr(0, 26), "--recompute-num-layers 8; ");
 }
 
-// Moments that are narrow already keep their type, and NorMuon keeps its exp_avg_sq in fp32.
+// Narrow moments keep their type, and NorMuon keeps its exp_avg_sq in fp32.
 TEST(Remedies, NarrowOnlyMomentsInFp32) {
     const auto bytes_of = [](const TrainOptions& p, int ranks) {
         if (ranks > 1) throw Error("one GPU");
@@ -145,7 +143,7 @@ TEST(Remedies, NarrowOnlyMomentsInFp32) {
     EXPECT_EQ(words(8), "--exp-avg-dtype bf16 --main-grads-dtype bf16; ");
 }
 
-// By the name that the driver gives; one whose peak is not known must not take a relative's.
+// By the driver's name; a GPU with unknown peak must not get a similar one's.
 TEST(Hardware, PeaksByName) {
     EXPECT_EQ(gpu_tflops("NVIDIA H100 80GB HBM3"), 989);
     EXPECT_EQ(gpu_tflops("NVIDIA H100 PCIe"), 756);
@@ -162,6 +160,8 @@ TEST(Hardware, PeaksByName) {
     EXPECT_EQ(find_device("h100").tflops, 989);
 }
 
+// arXiv:2205.05198, table 4: one layer of the 22B model (width 6144, 64 heads, sequence 2048, micro-batch 4) on 8 A100 takes
+// 7.7 ms forward and 11.9 ms backward without recomputation, including 2 all-reduces in each.
 TEST(PlannerPublished, EfficiencyIsThatOfOneLayer) {
     const FlopSizes layer = {1, 6144, 64, 64, 96, 4 * 6144, 0, 2048, false};
     const double flops = 3 * layers_forward_flops(layer, AttentionCount::full) * 4 * 2048 / 8;
@@ -170,7 +170,7 @@ TEST(PlannerPublished, EfficiencyIsThatOfOneLayer) {
 }
 
 // arXiv:2201.11990: tensor 8, pipeline 35, batch 1920 on 280, 350 and 420 DGX A100, each with 8 ports of 200 Gb/s. Assumed:
-// micro-batches of 1, and that each data parallel rank has all of the optimizer.
+// micro-batches of 1, and the whole optimizer on each data parallel rank.
 TEST(PlannerPublished, MtNlg530B) {
     const std::pair<int, double> published[] = {{2240, 60.1}, {2800, 50.2}, {3360, 44.4}};
     for (const auto& [gpus, seconds] : published) {
@@ -181,12 +181,12 @@ TEST(PlannerPublished, MtNlg530B) {
         in.zero = 0;
         const Plan p = make_plan(in);
         expect_within(p.step_seconds, seconds, 0.15);
-        // whatever the step takes, its FLOP/s are those of the paper's formula: 125.73 at 60.1 s, ...
+        // at any step time, its FLOP/s follow the paper's formula: 125.73 at 60.1 s, ...
         expect_within(p.hardware_tflops * p.step_seconds / seconds, 125.73 * 60.1 * 2240 / seconds / gpus, 1e-4);
     }
 }
 
-// arXiv:2211.05100: tensor 4, pipeline 12, data 8, micro-batches of 2, batch 2048, layers as the run's log has them, on 48
+// arXiv:2211.05100: tensor 4, pipeline 12, data 8, micro-batches of 2, batch 2048, layers split as in the run's log, on 48
 // nodes of 8 A100 with 4 ports of 100 Gb/s each, 104.7 s in the log. Assumed: its optimizer sends gradients as fp32.
 TEST(PlannerPublished, Bloom176B) {
     PlanInput in = on_a100("bloom-176b", 128, 4, 12);
@@ -201,8 +201,8 @@ TEST(PlannerPublished, Bloom176B) {
     EXPECT_EQ(p.data.gbs, 12.5);  // 2 of 8 data parallel ranks on a node: their ring has 2 ports
 }
 
-// arXiv:2205.05198, table 5: full recomputation, and sequence parallelism with selective recomputation. The wider models of
-// that table, 530B and 1T, were 16 to 22% faster than this one efficiency allows: wide layers reach 0.65 to 0.7.
+// arXiv:2205.05198, table 5: full recomputation, and sequence parallelism with selective recomputation. The table's wider
+// models, 530B and 1T, were 16 to 22% faster than with this efficiency: wide layers reach 0.65 to 0.7.
 TEST(PlannerPublished, SelectiveRecomputation) {
     struct Row {
         int L, C, NH, pp, B, batch, vpp;
@@ -245,14 +245,14 @@ TEST(PlannerPublished, LlmJp172B) {
     expect_within(p.model_tflops_full * p.step_seconds / 37.5, 400, 0.002);
     EXPECT_EQ(p.micro_batches, 216);
     EXPECT_NEAR(p.ideal_bubble, 0.069, 0.0005);
-    EXPECT_GT(p.bubble, p.ideal_bubble);  // the head stands beside as many layers as other stages have
+    EXPECT_GT(p.bubble, p.ideal_bubble);  // the last stage has the head and as many layers as others
     in.c.V = in.c.Vp = 512;
     in.inter_gbs = in.intra_gbs = 1e6;
-    EXPECT_NEAR(make_plan(in).bubble, 0.069, 0.0015);  // hardly a head, nothing to wait for but latency
+    EXPECT_NEAR(make_plan(in).bubble, 0.069, 0.0015);  // almost no head, only latency to wait for
 }
 
-// ---- what is computed and sent ---------------------------------------------------------------------------------------------
-// Sizes that are all different; 8 layers.
+// ---- computation and communication -----------------------------------------------------------------------------------------
+// Distinct sizes; 8 layers.
 PlanInput toy() {
     PlanInput in;
     set_family(in.c, "llama");
@@ -271,12 +271,12 @@ PlanInput toy() {
     return in;
 }
 
-// Layers in FP8 are faster, the head and what ranks send are not.
+// Layers in FP8 are faster; the head and communication are not.
 TEST(Planner, Fp8SpeedsUpOnlyTheLayers) {
     PlanInput in = toy();
     in.world = 2;
     in.tp = 2;
-    in.overlap = false;  // or faster products hide less
+    in.overlap = false;  // otherwise faster products hide less
     const StagePlan wide = make_plan(in).stages[0];
     in.layer_speedup = 1.4;
     const StagePlan narrow = make_plan(in).stages[0];
@@ -331,8 +331,8 @@ TEST(Planner, AttentionWithoutTensorCoresTakesLonger) {
     EXPECT_EQ(slow_attention_note(c, 80, true), "heads of 24 run without tensor cores, at 14 TFLOP/s or less");
 }
 
-// 22 instructions for each weight of attention, drawn forward and twice backward, or three times where dk and dv are computed
-// apart; an H100 issues 128 while it does 4,096 FLOPs, an A100 while it does 2,048.
+// Dropout costs 22 instructions per attention weight, once forward and twice backward, or three times if a separate kernel
+// computes dk and dv; an H100 issues 128 in the time of 4,096 FLOPs, an A100 in the time of 2,048.
 TEST(Planner, AttentionDropoutTakesItsDraws) {
     for (const bool h100 : {true, false})
         for (const int head_size : {64, 192}) {
@@ -357,7 +357,7 @@ TEST(Planner, AttentionDropoutTakesItsDraws) {
         }
 }
 
-// Weights of layers in FP8 that are transposed in every backward pass are read and written once each.
+// Weights of FP8 layers that are transposed in every backward pass are read and written once each.
 TEST(Planner, TransposesOfFp8WeightsPassOverMemory) {
     PlanInput in = toy();
     in.world = in.tp = 2;
@@ -373,7 +373,7 @@ TEST(Planner, TransposesOfFp8WeightsPassOverMemory) {
     EXPECT_EQ(made.forward_seconds, kept.forward_seconds);
 }
 
-// The MLP's recomputation is the product fc1 and elementwise operations; other layers have what they are given.
+// The MLP's recomputation is the product fc1 and elementwise operations; other layers have the requested policy.
 TEST(Planner, RecomputationAddsWhatItComputes) {
     PlanInput in = toy();
     in.world = in.tp = 2;
@@ -424,7 +424,7 @@ TEST(Planner, CountsCommunicatorsOfNccl) {
     EXPECT_EQ(count(8, 1, 8), std::make_pair(1, 4));  // both ends of the pipeline
 }
 
-// Where answers are compared, the last stage alone computes the head's forward pass once more.
+// In preference training, only the last stage computes the head's forward pass a second time.
 TEST(Planner, ComparedAnswersTakeTheHeadTwice) {
     PlanInput in = toy();
     in.world = in.pp = 2;
@@ -471,7 +471,7 @@ TEST(Planner, StagesAddUpToTheModel) {
     expect_within(parameters(p) * 2, parameters(one), 0.01);  // norms are on both ranks of tp
 }
 
-// In halves of an all-reduce of (2 64, 192) bf16, of which a rank of 2 sends half.
+// In halves of an all-reduce of (2 64, 192) bf16; each of 2 ranks sends half.
 TEST(Planner, TensorParallelTraffic) {
     PlanInput in = toy();
     in.world = in.tp = 2;
@@ -494,7 +494,7 @@ TEST(Planner, TensorParallelTraffic) {
     expect_halves(false, "none", 8 * (4 + 4) + 2 + 2, 8 * (2 + 2) + 1 + 1);
     expect_halves(false, "selective", 8 * (4 + 4) + 2 + 2, 8 * (2 + 2) + 1 + 1);
 
-    // 4 of a layer's 10 halves are hidden, each behind a product that lasts longer, or else for as long as the product.
+    // 4 of a layer's 10 halves are hidden, each by a longer product, or otherwise for the time of the product.
     in.sequence_parallel = true;
     in.recompute = "none";
     const Plan apart = make_plan(in);
@@ -549,8 +549,8 @@ TEST(Planner, DataParallelTraffic) {
     Plan p = make_plan(in);
     EXPECT_EQ(p.data.bytes, parameters * 3 / 4 * (4 + 2));  // fp32 gradients there, bf16 parameters back
     EXPECT_EQ(p.data.messages, 2);
-    EXPECT_EQ(p.data.exposed, p.data.seconds);  // a single bucket has nothing to hide behind
-    in.bucket_elements = 100000;                // ... of many, the last one, where there is work enough
+    EXPECT_EQ(p.data.exposed, p.data.seconds);  // nothing overlaps a single bucket
+    in.bucket_elements = 100000;                // with many, only the last one is exposed, if there is enough work
     in.tflops = 1;
     in.memory_gbs = 1;
     p = make_plan(in);
@@ -566,7 +566,8 @@ TEST(Planner, DataParallelTraffic) {
     EXPECT_GT(p.update_seconds, make_plan(toy()).update_seconds);
 }
 
-// Bytes of memory per parameter: AdamW 24 of weights and moments, 4 of gradients; 4 to clear; 4 / dp for the norm.
+// Bytes of memory traffic per parameter: AdamW 24 for weights and moments, 4 for gradients; 4 to clear; 4 / dp for the
+// norm.
 TEST(Planner, Update) {
     PlanInput in = toy();
     in.world = 4;
@@ -574,7 +575,7 @@ TEST(Planner, Update) {
     expect_within(make_plan(in).update_seconds, parameters * (28.0 / 4 + 4 + 1) / 3350e9, 1e-12);
     in.zero = 0;
     expect_within(make_plan(in).update_seconds, parameters * (28.0 + 4 + 1) / 3350e9, 1e-12);
-    // Offloaded, the lower halves and moments take longer over the link than in memory; averages pass once more.
+    // Offloaded, the lower halves and moments are limited by the link instead of memory; averages are transferred too.
     in.offloads = true;
     expect_within(make_plan(in).update_seconds, parameters * (2 + 8) / 50e9, 1e-12);
     in.averages = true;
@@ -612,9 +613,9 @@ TEST(Planner, LinksFollowTheMesh) {
     expect_link(16, 4, true, 50);
     expect_link(8, 8, true, 25);
     expect_link(4, 16, true, 25);
-    expect_link(6, 1, true, 25);  // 6 and 8 do not fit: some group has one rank on a node
+    expect_link(6, 1, true, 25);  // 6 and 8 do not divide: some group has one rank on a node
     in.world = 6;
-    expect_link(6, 1, false, 300);  // but one group of 6 has one node
+    expect_link(6, 1, false, 300);  // but a single group of 6 is on one node
     in.world = 64;
     in.inter_gbs = 50;
     expect_link(64, 1, true, 300);  // never faster than within the node
@@ -632,14 +633,14 @@ TEST(Planner, FasterHardwareIsNeverSlower) {
         faster.*figure *= 1.7;
         EXPECT_LT(make_plan(faster).step_seconds, base);
     }
-    in.world = in.tp = in.pp = 1;  // all times but latencies are quotients
+    in.world = in.tp = in.pp = 1;  // all times except latencies are quotients
     in.c.head_size = 64;           // and attention without tensor cores
     const double alone = make_plan(in).step_seconds;
     for (double PlanInput::*figure : {&PlanInput::tflops, &PlanInput::memory_gbs}) in.*figure *= 3;
     expect_within(make_plan(in).step_seconds, alone / 3, 1e-12);
 }
 
-// On links that take no time for bytes, a message of each kind takes 6.6 us and a latency per step of its ring.
+// On infinitely fast links, a message of each kind takes 6.6 us plus a latency per step of its ring.
 TEST(Planner, MessagesHaveLatency) {
     PlanInput in = toy();
     in.intra_gbs = in.inter_gbs = 1e12;
@@ -665,8 +666,8 @@ TEST(Planner, MessagesHaveLatency) {
     EXPECT_EQ(make_plan(in).pipeline.seconds, 0);
 }
 
-// For few rows of logits, the head's weights are read for longer than they are multiplied: 1,024 x 192 of them twice, and fp32
-// gradients read and written, for every 16 of 128 rows.
+// With few rows of logits, reading the head's weights takes longer than multiplying: for every 16 of 128 rows, 1,024 x 192
+// weights are read twice, and fp32 gradients read and written.
 TEST(Planner, FewHeadRowsReadTheHeadAgain) {
     PlanInput in = toy();
     const double whole = make_plan(in).stages[0].backward_seconds, rate = in.tflops * 1e12 * in.efficiency;
@@ -735,7 +736,7 @@ TEST(Planner, OptionsGiveTheHardware) {
     EXPECT_EQ(planned_host_bytes(o, 16), 8.0 * (1 << 30));
     EXPECT_EQ(planned_host_bytes(o, 1), 64.0 * (1 << 30));
     EXPECT_GT(make_plan(in).tokens_per_second, 0);
-    EXPECT_EQ(in.watts, 0);  // whose figures are given is another GPU
+    EXPECT_EQ(in.watts, 0);  // explicit figures mean another GPU
     o.device_watts = 450;
     o.carbon_intensity = 100;
     in = plan_input(o, base.c, 8, {8}, 96, 2);
@@ -764,7 +765,7 @@ TEST(Planner, OptionsGiveTheHardware) {
     o.device_tflops.reset();
     o.device = "a100";
     expect_error([&] { plan_input(o, base.c, 8, {8}, 96, 2); }, {"--device a100", "FP8", "HINT"});
-    // --device names exactly the devices of the table
+    // --device accepts exactly the devices of the table
     for_each_option(o, [](const Option& option, auto&) {
         if (option.field != std::string("device")) return;
         Strings names;
@@ -773,7 +774,7 @@ TEST(Planner, OptionsGiveTheHardware) {
     });
 }
 
-// Measured on one H100, dev/kernels/bench.md; it took 1024 tokens of GPT-2 124M at a time, 64 of them.
+// Measured on one H100, dev/kernels/bench.md, with 64 times 1024 tokens of GPT-2 124M.
 TEST(Planner, EfficiencyFollowsTheWidthAndTheRows) {
     const Device h100 = find_device("h100");
     EXPECT_EQ(efficiency_of(h100, 64, 65536), 0.456);
@@ -785,7 +786,7 @@ TEST(Planner, EfficiencyFollowsTheWidthAndTheRows) {
     EXPECT_EQ(efficiency_of(h100, 12288, 2048, 4), 0.6275);
     EXPECT_EQ(efficiency_of(h100, 8192, 8192, 4), 0.616);  // as 4096
     EXPECT_EQ(efficiency_of(find_device("a100"), 768, 1), 0.55);
-    // Fewer rows are slower, most where there are few; from 8192 on more change nothing.
+    // Fewer rows are slower, especially very few; above 8192 the number has no effect.
     EXPECT_NEAR(efficiency_of(h100, 4096, 4096), 0.574, 0.001);
     EXPECT_LT(efficiency_of(h100, 4096, 1024), 0.42);
     EXPECT_EQ(efficiency_of(h100, 4096, 1e6), efficiency_of(h100, 4096, 8192));
@@ -795,8 +796,8 @@ TEST(Planner, EfficiencyFollowsTheWidthAndTheRows) {
     ModelConfig c = config_from_preset("gpt2-124m");
     pad_vocabulary(c, 128);
     expect_within(make_plan(plan_input(o, c, 1, {12}, 64, 2)).tokens_per_second, 565684, 0.05);
-    // 12 layers of a 7B model on one H100, steps of 524,288 tokens: 34,280 tokens/s at 1x4096, selective recomputation, with a
-    // vocabulary of 32,000; 38,538 at 2x4096 with 1,024.
+    // 12 layers of a 7B model on one H100, steps of 524,288 tokens: 34,280 tokens/s at 1x4096, selective recomputation,
+    // with a vocabulary of 32,000; 38,538 at 2x4096 with 1,024.
     const auto of_7b = [](int B, int vocabulary, const char* recompute) {
         TrainOptions p;
         p.seq_length = 4096;
@@ -829,10 +830,10 @@ TEST(Planner, TableSaysWhatMatters) {
     Table alone;
     add_rows(alone, make_plan(in), 1e9);
     EXPECT_EQ(alone.str(Paint{false}, 200).find("parallel, per rank"), std::string::npos);
-    EXPECT_EQ(alone.str(Paint{false}, 200).find("energy"), std::string::npos);  // its power is not known
+    EXPECT_EQ(alone.str(Paint{false}, 200).find("energy"), std::string::npos);  // unknown power
 }
 
-// Virtual tokens are computed, but are none of the run's.
+// Virtual tokens cost time, but do not count as tokens of the run.
 TEST(Planner, VirtualTokensAreNotTokensOfTheRun) {
     PlanInput in = toy();
     const Plan all = make_plan(in);
@@ -844,7 +845,7 @@ TEST(Planner, VirtualTokensAreNotTokensOfTheRun) {
     EXPECT_EQ(open.str(Paint{false}, 200).find("whole run"), std::string::npos);
 }
 
-// 36 s of 100 GPUs with 500 W are 0.5 kWh, and at 400 g per kWh 200 g.
+// 36 s of 100 GPUs at 500 W are 0.5 kWh, and at 400 g per kWh 200 g.
 TEST(Planner, EnergyIsAtMostThePower) {
     struct Rows {
         std::map<std::string, std::string> text;
@@ -867,7 +868,7 @@ TEST(Planner, EnergyIsAtMostThePower) {
 }
 
 // ---- --size -----------------------------------------------------------------------------------------------------------------
-// The model of these options, as configure_model (from_options.h) has it.
+// The model of these options, as set by configure_model (from_options.h).
 ModelConfig model_of(const TrainOptions& o) {
     ModelConfig c = family_of_size(o.size);
     c.L = o.num_layers;
@@ -881,7 +882,7 @@ ModelConfig model_of(const TrainOptions& o) {
     check_config(c);
     return c;
 }
-// The options of a command line after --size has set what it did not give.
+// The options of a command line after --size has filled in unset ones.
 TrainOptions sized(const Strings& arguments, int replicas = 1, std::vector<DerivedRow>* rows = nullptr) {
     TrainOptions o;
     EXPECT_TRUE(cli::parse("train", o, arguments));
@@ -910,9 +911,9 @@ TEST(SizeRule, EachSizeIsReachedAndLargerOnesAreLarger) {
             EXPECT_LE(o.micro_batch_size * o.seq_length, 8192);
             EXPECT_GE(o.hidden_size / o.num_layers, 8);
             EXPECT_LE(o.hidden_size / o.num_layers, 160);
-            // 20 tokens per parameter, but for whole steps
+            // 20 tokens per parameter, except for rounding to whole steps
             EXPECT_NEAR((double)o.train_iters * o.global_batch_size * o.seq_length / (20 * parameters_of(o)), 1, 0.01);
-            // The two papers, which tuned independently, agree at 20 tokens per parameter: Step Law's runs had 0.1.
+            // The two papers, which tuned independently, agree at 20 tokens per parameter: Step Law's runs used 0.1.
             EXPECT_GT(o.weight_decay, 0.04);
             EXPECT_LT(o.weight_decay, size < 60e6 ? 0.8 : 0.2);
             EXPECT_LT(o.lr_warmup_iters, o.train_iters / 5);
@@ -931,8 +932,8 @@ TEST(SizeRule, EachSizeIsReachedAndLargerOnesAreLarger) {
     }
 }
 
-// 1B parameters without embeddings and 100B tokens, Step Law's own example: 0.58 (1e11)^0.571 = 1.1M tokens, and
-// 1.79 (1e9)^-0.713 (1e11)^0.307 = 1.64e-3.
+// 1B parameters without embeddings and 100B tokens, Step Law's own example: 0.58 (1e11)^0.571 = 1.1M tokens, and 1.79
+// (1e9)^-0.713 (1e11)^0.307 = 1.64e-3.
 TEST(SizeRule, LawsByHand) {
     EXPECT_NEAR(detail::tokens_of_step(1e11), 1.1077e6, 100);
     const TrainOptions o = sized({"--size", "1.1b", "--vocab-size", "32000", "--train-samples", "48828125"});
@@ -978,9 +979,9 @@ TEST(SizeRule, WhatIsGivenWinsAndTheRestFollows) {
         make_schedule(o, 1);
         EXPECT_EQ(rows.size(), 11u);
     }
-    // Both sizes are the user's: no other size is refused.
+    // The user sets both sizes: no other size is refused.
     EXPECT_EQ(sized({"--size", "15m", "--vocab-size", "4096", "--num-layers", "2", "--hidden-size", "128"}).hidden_size, 128);
-    // Any layout gets a batch that it can cut, the same one where it divides.
+    // Any layout gets a batch that it can divide, the same one if it is divisible.
     for (const int replicas : {1, 2, 3, 8, 12}) {
         const TrainOptions o = sized({"--size", "15m", "--vocab-size", "4096"}, replicas);
         EXPECT_EQ(o.global_batch_size % (o.micro_batch_size * replicas), 0) << replicas;
@@ -993,7 +994,7 @@ TEST(SizeRule, WhatIsGivenWinsAndTheRestFollows) {
     make_schedule(interleaved, 2);
 }
 
-// A token of one text reads all weights and its keys and values once; of many, the products of their rows take longer.
+// One sequence's token reads all weights and its keys and values once; for many sequences, the products take longer.
 TEST(InferencePlan, OneRankIsBoundByMemoryOrByFlops) {
     ModelConfig c;
     c.L = 2;
@@ -1017,13 +1018,13 @@ TEST(InferencePlan, OneRankIsBoundByMemoryOrByFlops) {
     const int many = 10000;
     EXPECT_NEAR(plan_inference(in, many, 16).token_seconds, many * (2 * (layers + head) / 0.5e12 + 2 * keys_and_values / rate),
                 1e-9);
-    // A prompt of 16 tokens is bound by FLOPs, half of attention's being computed; the logits are of its last token alone.
+    // A prompt of 16 tokens is limited by FLOPs, with half of attention computed; only the last token has logits.
     const double attention = 2 * 16 * 16 * 4 * 16 * 2.0 / 0.5e12;
     EXPECT_NEAR(plan_inference(in, 3, 16).prefill_seconds, 3 * (2 * 16 * layers / 0.5e12 + 2 * head / rate + attention), 1e-12);
 }
 
-// Two ranks read half of it each, and add two all-reduces per layer, one of the embedding, and a gather of the logits; as two
-// stages they read it all in turn and pass it on.
+// Two tensor-parallel ranks each read half, and add two all-reduces per layer, one for the embedding, and a gather of the
+// logits; two pipeline stages read everything in turn and pass it on.
 TEST(InferencePlan, RanksAddTheLatencyOfTheirCollectives) {
     ModelConfig c;
     c.L = 2;

@@ -1,6 +1,6 @@
-// Preference training in double: losses, rewards and every gradient against PyTorch (test/golden/dpo.safetensors, made by
-// dev/ref/dpo_golden.py), every gradient against finite differences, and a model with adapters, whose reference is the frozen
-// one.
+// Preference training in double: losses, rewards and every gradient compared with PyTorch (test/golden/dpo.safetensors,
+// from dev/ref/dpo_golden.py), every gradient compared with finite differences, and a model with adapters, whose reference
+// is the base model.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -170,7 +170,7 @@ struct Fixture {
         plan_memory(m, recompute, batch.B, batch.T, head_rows);
         allocate(ctx, m);
         initialize(ctx, m, 42);
-        if (m.frozen)  // B begins at zero, where A has no gradient
+        if (m.frozen)  // B starts at zero, where A has no gradient
             for (size_t i = 0; i < m.table.size; i++) m.params[i] += 0.3 * ((rng() % 1000) / 500.0 - 1);
     }
     static ModelConfig config(const char* family, int lora_rank) {
@@ -241,7 +241,7 @@ TEST(Preference, PartsOfTheLogitsAndRecomputationKeepTheBits) {
     test::expect_close(parts, std::vector<double>(once.begin(), once.end()), 1e-15, 1e-12, "in parts");
 }
 
-// Where the reference is the model itself, all margins are 0.
+// If the reference is the model itself, all margins are 0.
 TEST(Preference, BeginsWithTheLossOfNoPreference) {
     Fixture f("llama", {0.5, 0, false}, 7, 0);
     f.loss();
@@ -254,7 +254,7 @@ TEST(Preference, BeginsWithTheLossOfNoPreference) {
     EXPECT_EQ(read_sums(f.ctx, f.m).pair_sums.right, 0);
 }
 
-// Far from 0 neither overflows, and the loss grows as the margin.
+// Far from 0 neither overflows, and the loss grows linearly with the margin.
 TEST(Preference, LossIsFiniteForAllMargins) {
     const Preference p{1, 0, false};
     EXPECT_NEAR(p.of(-1e4).loss, 1e4, 1e-9);

@@ -1,4 +1,4 @@
-// The page about a run and what it is made of: curves, charts, records of log.jsonl, report.html, the loss curve.
+// The report page of a run and its parts: curves, charts, records of log.jsonl, report.html, the loss curve.
 #include <gtest/gtest.h>
 
 #include <cfloat>
@@ -23,7 +23,7 @@ TEST(Curve, KeepsExtremesAndMeans) {
     for (int i = 1; i <= n; i++) {
         const double y = i == 77777 ? 99 : i == 4242 ? -99 : noise(rng);
         c.add(i, y);
-        c.add(i, NAN);  // is left out
+        c.add(i, NAN);  // is skipped
         sum += y;
     }
     const std::vector<CurvePart> m = c.parts();
@@ -34,7 +34,7 @@ TEST(Curve, KeepsExtremesAndMeans) {
     EXPECT_EQ(std::count_if(m.begin(), m.end(), [](const CurvePart& p) { return std::fabs(p.x - 4242) < 256 && p.low == -99; }),
               1);
     for (size_t i = 1; i < m.size(); i++) ASSERT_LT(m[i - 1].x, m[i].x);
-    // parts hold 256 points each, but for the first (255) and the last
+    // parts have 256 points each, except the first (255) and the last
     double weighted = 0;
     for (size_t i = 0; i < m.size(); i++) weighted += m[i].y * (i == 0 ? 255 : std::min(256, n + 1 - (int)i * 256));
     EXPECT_NEAR(weighted, sum, 1e-8);  // sums of 1e5 numbers near 1: about 1e5 * 1e-16 * sqrt(1e5)
@@ -69,7 +69,7 @@ TEST(Curve, StepsThatComeAgainAreNew) {
     for (const CurvePart& p : smoothed(c.parts())) EXPECT_TRUE(std::isfinite(p.y));
 }
 
-// Numbers that axes have trouble with.
+// Difficult numbers for axes.
 const double hostile[] = {0,       -0.0, 1,     1 + 1e-15, -1,    6.05,   1e-13,   1e-300,   5e-324,   -5e-324,   1e9,
                           1e9 + 1, 9e15, 1e100, -1e100,    1e308, -1e308, DBL_MAX, -DBL_MAX, INFINITY, -INFINITY, NAN};
 
@@ -90,7 +90,7 @@ TEST(Axis, TicksAreFewAndFiniteWhateverTheEnds) {
     EXPECT_EQ(linear_ticks(6.05, 6.05, 5).size(), 3u);  // 6.2, 6.4, 6.6
 }
 
-// Numbers in attributes and in the script are numbers, and not long.
+// Numbers in attributes and in the script are valid, and not long.
 void expect_drawable(const std::string& text) {
     for (const char* none : {"nan", "inf", "NaN", "Inf"}) EXPECT_EQ(text.find(none), std::string::npos) << none << text;
     size_t run = 0;
@@ -100,7 +100,7 @@ void expect_drawable(const std::string& text) {
     }
 }
 
-// What the page's script reads is JSON: it has no other numbers.
+// The page's script reads JSON, which has no other numbers.
 void expect_numbers(const std::string& text) { EXPECT_TRUE(json::accept(text)) << text; }
 
 TEST(Chart, IsDrawnWhateverTheNumbers) {
@@ -208,7 +208,7 @@ TEST(Report, IsWholeAndReferencesNothingOutside) {
 TEST(Report, FromTheFileAsFromMemory) {
     Scratch scratch;
     Console console;
-    for (int run = 0; run < 2; run++) {  // the second run in the same directory is the one that counts
+    for (int run = 0; run < 2; run++) {  // the second run in the same directory counts
         Logger log(scratch / "", true, false, 1, console.f);
         log.run(run_info(50));
         for (int i = 1; i <= 50; i++) log.step(step_at(i, run + 10.0 / i));
@@ -218,7 +218,7 @@ TEST(Report, FromTheFileAsFromMemory) {
         log.end("stopped", "by the user");
         const RunLog back = read_log(scratch / "log.jsonl");
         EXPECT_EQ(render_report(back, 0, 10), render_report(log.records(), 0, 10));
-        std::ofstream(scratch / "log.jsonl", std::ios::app) << "{\"kind\":\"st";  // cut off by a crash
+        std::ofstream(scratch / "log.jsonl", std::ios::app) << "{\"kind\":\"st";  // truncated by a crash
     }
     EXPECT_EQ(read_log(scratch / "log.jsonl").step(), 50);
 }
@@ -245,14 +245,14 @@ TEST(Report, ReadsOddFilesOrRefusesThem) {
     EXPECT_NE(svg.find("train 2.500"), std::string::npos);
 }
 
-// What the page's script gets to draw.
+// The data for the page's script.
 json page_data(const std::string& page) {
     const std::string start = "const page = ";
     const size_t at = page.find(start) + start.size();
     return json::parse(page.substr(at, page.find(", refreshSeconds = ") - at));
 }
 
-// A long run, every curve full of parts, with the lowest and the highest loss somewhere.
+// A long run, with the maximum number of parts in every curve, and a lowest and a highest loss somewhere.
 RunLog long_run(const std::string& name, int64_t steps) {
     std::mt19937 rng(7);
     RunLog log;
@@ -271,7 +271,7 @@ RunLog long_run(const std::string& name, int64_t steps) {
     return log;
 }
 
-// llmc/report/report.h says how large a page may be, and that no spike is lost.
+// llmc/report/report.h states the maximum size of a page, and that no spike is lost.
 TEST(Report, IsSmallHoweverLongTheRun) {
     for (const int64_t steps : {740, 1490, 100000}) {
         const RunLog log = long_run("long", steps);
@@ -313,7 +313,7 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
         EXPECT_NE(page.find(inside), std::string::npos) << inside;
     EXPECT_EQ(page.find("<th>out</th>"), std::string::npos);
     EXPECT_EQ(page.find("http-equiv"), std::string::npos);
-    // several data sets: a curve each
+    // several datasets: a curve each
     const std::string sets = "{\"kind\":\"valid\",\"step\":2,\"loss\":3,\"sets\":{\"<w>\":2.5,\"b\":null,\"c\":\"x\"}}";
     RunLog one = a;
     EXPECT_TRUE(one.add_line(sets));
@@ -337,7 +337,7 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
     expect_balanced(render_comparison({{"", &none}, {"", &none}}, 0));
 }
 
-// Records of an older or a newer version: what is not known is passed over, what is missing has no curve.
+// Records of an older or a newer version: unknown ones are ignored, missing ones have no curve.
 TEST(Report, ReadsLogsOfOtherVersions) {
     RunLog log;
     for (const char* line :
@@ -351,7 +351,7 @@ TEST(Report, ReadsLogsOfOtherVersions) {
     expect_balanced(page);
     EXPECT_NE(page.find("id=\"memory_bytes\""), std::string::npos);
     for (const char* none : {"id=\"lr\"", "id=\"mfu\"", "id=\"tokens_per_s\""}) EXPECT_EQ(page.find(none), std::string::npos);
-    // the clock of older versions began again where a run was resumed
+    // in older versions the clock restarted when a run was resumed
     EXPECT_EQ(page_data(page)["runs"][0]["seconds"]["y"], json({10, 20, 21, 22}));
 }
 
@@ -387,7 +387,7 @@ TEST(Report, WhereTheRanksTimeGoes) {
     EXPECT_NE(many.find("936 others are in log.jsonl"), std::string::npos);
 }
 
-// Text from outside in every place where a record has text.
+// Untrusted text in every field that has text.
 TEST(Report, TextStaysText) {
     const std::string evil =
         "</script></style></title><script>alert(1)</script><img src=x onerror='alert(2)'>\" \x1b[2J\x9b\xff";
@@ -443,7 +443,7 @@ TEST(Report, SaysWhyTheRunHasEnded) {
 }
 
 // ---- records ----
-// The fast way to read a step gives what the JSON parser gives, and refuses what that refuses.
+// The fast parser of a step gives the JSON parser's result, and refuses the same lines.
 TEST(RunLog, ScansStepsAsTheParserReadsThem) {
     std::mt19937 rng(5);
     StepNumbers fast;
@@ -464,10 +464,10 @@ TEST(RunLog, ScansStepsAsTheParserReadsThem) {
         }
         const json j = json::parse(line, nullptr, false);
         ASSERT_TRUE(damaged || j.is_object()) << line;
-        if (!j.is_object()) continue;  // such as 01: what is read is a number all the same
+        if (!j.is_object()) continue;  // such as 01: read as a number
         for (const std::string_view name : StepNumbers::names) {
             const double slow = RunLog::number(j, std::string(name).c_str());
-            if (count(line, "\"" + std::string(name) + "\"") != 1) continue;  // twice: either counts
+            if (count(line, "\"" + std::string(name) + "\"") != 1) continue;  // twice: either is valid
             ASSERT_TRUE(slow == fast[name] || (std::isnan(slow) && std::isnan(fast[name]))) << name << " " << line;
         }
     }
@@ -493,15 +493,15 @@ TEST(CutLog, LeavesWhatWasBeforeAndWhatCameLate) {
               run_line + step_line(1) + step_line(2) + event_line(2, "x") + step_line(3) + event_line(3, "checkpoint"));
     EXPECT_EQ(cut(five, 0), run_line);
     EXPECT_EQ(cut(run_line + end, 0), run_line);
-    // what a rollback undid stays before steps that stay
+    // steps undone by a rollback stay in the log before kept steps
     const std::string back = five + event_line(3, "rollback") + step_line(4);
     EXPECT_EQ(cut(back + step_line(5) + step_line(6), 4), back);
     EXPECT_EQ(cut(back + step_line(5) + step_line(6), 3), cut(five, 3) + event_line(3, "rollback"));
-    // of two runs in a file only the last is cut
+    // in a file with two runs only the last is cut
     EXPECT_EQ(cut(five + run_line + step_line(1) + step_line(2), 1), five + run_line + step_line(1));
     EXPECT_EQ(cut("", 3), "");
     EXPECT_EQ(cut("junk\n\n[]\n", 3), "");
-    // a copy is kept of one that is cut behind a later checkpoint
+    // if the cut removes a later checkpoint's record, a copy is kept
     EXPECT_FALSE(std::filesystem::exists(path + ".1"));
     const std::string saved = five + event_line(5, "checkpoint") + step_line(6);
     EXPECT_EQ(cut(saved, 3), cut(five, 3));
@@ -510,7 +510,7 @@ TEST(CutLog, LeavesWhatWasBeforeAndWhatCameLate) {
     EXPECT_FALSE(std::filesystem::exists(path + ".2"));
 }
 
-// What a rollback undoes leaves the curves, and is shown beside them.
+// Steps undone by a rollback are removed from the curves, and shown separately.
 TEST(RunLog, RollbackTakesItsStepsFromTheCurves) {
     RunLog log;
     const auto step = [&](int i, double loss) {

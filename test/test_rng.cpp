@@ -1,5 +1,5 @@
-// The counter RNG: Random123's known answers, bits that must never change (initial weights depend on them), the shape of the
-// distributions, and independence of neighbouring keys.
+// The counter RNG: Random123's known answers, bits that must never change (initial weights depend on them), the shape of
+// the distributions, and independence of neighbouring keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,8 +42,8 @@ TEST(Rng, EveryPartOfTheKeyCounts) {
     EXPECT_NE(random_bits(1, RngPurpose::init, 2, 3 + (1ull << 32)), reference);
 }
 
-// The normal's series against the C library in long double, including the ends of the range: one rounding to float apart at
-// most.
+// The normal's series compared with the C library in long double, including the ends of the range: at most one rounding to
+// float apart.
 TEST(Rng, NormalIsBoxMuller) {
     for (uint64_t i = 0; i < 100000; i++) {
         const auto r = random_bits(9, RngPurpose::init, 4, i);
@@ -56,7 +56,7 @@ TEST(Rng, NormalIsBoxMuller) {
     }
 }
 
-// These values are written down once: a change here changes every model's initial weights.
+// These values are fixed: a change here changes every model's initial weights.
 TEST(Rng, NormalGoldenBits) {
     uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over the bits of the first million
     for (uint64_t i = 0; i < 1000000; i++) {
@@ -90,7 +90,7 @@ TEST(Rng, NormalMoments) {
     EXPECT_NEAR(moment[4], 3, 5 * std::sqrt(96.0) * sigma);
 }
 
-// Kolmogorov and Smirnov: the largest distance of the empirical from the true distribution function, below the 0.1% point.
+// Kolmogorov-Smirnov: the largest distance of the empirical from the true distribution function, below the 0.1% point.
 TEST(Rng, NormalAndUniformDistributionFunctions) {
     const size_t n = 200000;
     const double limit = 1.95 / std::sqrt((double)n);

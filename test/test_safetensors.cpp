@@ -1,5 +1,5 @@
-// safetensors files byte by byte, every way in which one can be damaged, and model directories: names, layouts, and that what
-// is written is read back bit by bit.
+// safetensors files byte by byte, every way in which one can be damaged, and model directories: names, layouts, and
+// bit-exact round trips.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,7 +27,7 @@ void write_model(const std::string& dir, const ModelConfig& c, const ParameterTa
     publish_directory(dir, [&](const std::string& temporary) { write_model_files(temporary, c, table, params, texts); });
 }
 
-// A file with this header, as it stands, and these bytes of data.
+// A file with exactly this header and these bytes of data.
 std::string file_of(const std::string& header, const std::string& data) {
     return bytes_of<uint64_t>(header.size()) + header + data;
 }
@@ -67,7 +67,7 @@ TEST(Safetensors, WritesTheseBytes) {
     EXPECT_EQ(dir.names(), (std::set<std::string>{"x.safetensors"}));
 }
 
-// Into a directory under the usual name; nothing without finish(); a file of no tensors.
+// Into a directory under the usual name; nothing without finish(); a file without tensors.
 TEST(Safetensors, WriterFinishesOrLeavesNothing) {
     TemporaryDirectory dir;
     const float x = 1;
@@ -82,7 +82,7 @@ TEST(Safetensors, WriterFinishesOrLeavesNothing) {
     EXPECT_TRUE(SafetensorsReader::open(dir / "model.safetensors").tensors().empty());
 }
 
-// What Hugging Face's safetensors.numpy.save writes for
+// Output of Hugging Face's safetensors.numpy.save for
 //   {"f": float32 [[1], [-2.5], [0.1]], "half": float16 [1, -0.5, 65504], "empty": float32 (0, 4), "scalar": int64 -3,
 //    "d": float64 [0.1], "b": bool [True]} with metadata {"format": "pt"}.
 const std::string python_header =
@@ -120,7 +120,7 @@ TEST(Safetensors, ReadsWhatPythonWrote) {
 
 TEST(Safetensors, EveryType) {
     TemporaryDirectory dir;
-    // At an odd address, as a header of any length may put it.
+    // At an odd address, as headers may have any length.
     const auto read = [&](const std::string& dtype, size_t n, const std::string& data) {
         const std::string end = std::to_string(data.size());
         std::string header = "{" + tensor("x", dtype, "[" + std::to_string(n) + "]", "[0," + end + "]") + "}";
@@ -204,7 +204,7 @@ TEST_F(Damaged, NoJson) {
     refuse_header("{\"a\":" + std::string(1 << 16, '[') + std::string(1 << 16, ']') + "}", {"header is not valid"});
 }
 
-// A byte or two of a file must not become a hundred in memory.
+// One or two bytes of a file must not become a hundred in memory.
 TEST_F(Damaged, MoreValuesThanAnyModelHas) {
     const int n = 20000001;
     std::string list(2 * n + 10, '0');
@@ -285,7 +285,7 @@ TEST(Index, FilesTogether) {
     EXPECT_EQ(both.tensors().size(), 2u);
     EXPECT_EQ(values<float>(both, "a"), std::vector<float>{1});
     EXPECT_EQ(values<float>(both, "b"), std::vector<float>{2});
-    // One file is taken before an index, which an earlier download may have left, as transformers takes it.
+    // A single file has priority over an index, which may be left from an earlier download, as in transformers.
     write_file(dir / "model.safetensors", one("a", 3));
     const SafetensorsReader single = SafetensorsReader::open(dir / "");
     EXPECT_EQ(single.tensors().size(), 1u);
@@ -306,7 +306,7 @@ TEST(Index, FilesTogether) {
     write_file(index, R"({"weight_map": {"a": "x/../../secret.safetensors"}})");
     refuse({index, "outside its directory"});
     ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
-    alarm(60);  // instead of waiting for the pipe for ever
+    alarm(60);  // instead of waiting forever for the pipe
     write_file(index, R"({"weight_map": {"a": "pipe"}})");
     refuse({"/pipe", "regular file"});
     std::filesystem::remove(index);
@@ -365,8 +365,7 @@ struct Family {
     const char* name;
     bool tied;
 };
-// A directory with the family's model. It is written once (syncing to the disk takes most of the time) and copied for each
-// test.
+// A directory with the family's model, written once (syncing to the disk takes most of the time) and copied for each test.
 class Model : public ::testing::TestWithParam<Family> {
 protected:
     void SetUp() override {
@@ -392,14 +391,14 @@ TEST_P(Model, RoundTrip) {
     EXPECT_EQ(files, (std::set<std::string>{"config.json", "generation_config.json", "manifest.json", "model.safetensors"}));
 
     ModelConfig c = read_config(model_);
-    EXPECT_EQ(c.Vp, 0);  // padding is the reader's affair
+    EXPECT_EQ(c.Vp, 0);  // the reader chooses the padding
     const auto all_but_padding = [](const ModelConfig& m) {
         return std::make_tuple(m.family, m.L, m.C, m.NH, m.NKV, m.F, m.T, m.V, m.norm, m.position, m.activation, m.qkv_bias,
                                m.proj_bias, m.mlp_bias, m.embedding_norm, m.tied, m.eps, m.rope_base, m.init_std);
     };
     EXPECT_TRUE(all_but_padding(c) == all_but_padding(c_));
 
-    // with our padding, and with another one; what was in memory before does not matter
+    // with our padding, and with another one; previous contents of the memory have no effect
     for (const int divisible_by : {16, 1, 100}) {
         pad_vocabulary(c, divisible_by);
         const ParameterTable table(c);
@@ -415,7 +414,7 @@ TEST_P(Model, RoundTrip) {
     }
 }
 
-// Writing again replaces the directory; a failure leaves the old one, and nothing else.
+// Writing again replaces the directory; a failure leaves the old one and no other files.
 TEST_P(Model, ReplacesOrLeavesAlone) {
     const std::string first = read_file(model_ + "/model.safetensors");
     const std::vector<floatX> other = random_parameters(c_, table_, 2);
@@ -494,7 +493,7 @@ TEST_P(Model, NamesAndShapes) {
     EXPECT_EQ(elements, table_.trained);
 }
 
-// Where single weights of layer 1 lie: the fused projection of ours has rows [q heads | k heads | v heads] of head size 6.
+// The position of single weights in layer 1: our fused projection has rows [q heads | k heads | v heads] with head size 6.
 TEST_P(Model, Layouts) {
     const SafetensorsReader file = SafetensorsReader::open(model_);
     std::vector<floatX> params = params_;
@@ -530,7 +529,7 @@ TEST_P(Model, Layouts) {
     }
 }
 
-// Files of another float type, and GPT-2's and BLOOM's published files, whose names have no "transformer.".
+// Files of another float type, and GPT-2's and BLOOM's published files, whose names lack "transformer.".
 TEST_P(Model, OtherTypesAndNames) {
     std::filesystem::create_directory(dir_ / "other");
     {
@@ -601,7 +600,7 @@ TEST(ModelDirectory, HoldsTheTokenizer) {
     EXPECT_EQ(dir.names(), (std::set<std::string>{"model", "tokenizer.json"}));
 }
 
-// What a model came with is in the checkpoints of a run that starts from it, whether its tokenizer can be read here or not.
+// A run's checkpoints keep the other files of its starting model, whether we can read its tokenizer or not.
 TEST(ModelDirectory, KeepsWhatAModelCameWith) {
     TemporaryDirectory dir;
     const ModelConfig c = tiny("llama", true);
@@ -663,7 +662,7 @@ TEST(ModelDirectory, TokensNeedNoTokenizer) {
     expect_error([&] { tokenizer_of_model(dir / "", 599, false, true); }, {"lacks the token 599"});
 }
 
-// Settings that other programs write and that change nothing; and values of another type, whose key is named.
+// No-op settings of other programs; and values of another type, whose key is named.
 TEST(ModelDirectory, HarmlessAndWrongSettings) {
     TemporaryDirectory dir;
     using json = nlohmann::json;
@@ -705,7 +704,7 @@ TEST(ModelDirectory, HarmlessAndWrongSettings) {
         expect_error([&, f = family, k = key, v = value] { read(f, {{k, v}}); }, {"config.json", std::string("'") + key + "'"});
 }
 
-// Numbers at the edges, and values that are printed in messages.
+// Extreme numbers, and values that appear in messages.
 TEST(ModelDirectory, HostileConfigs) {
     TemporaryDirectory dir;
     const auto refuse = [&](const char* family, const char* key, const nlohmann::json& value, const std::string& part) {
@@ -717,7 +716,7 @@ TEST(ModelDirectory, HostileConfigs) {
     for (const char* key : {"vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "max_position_embeddings"})
         for (const int64_t value : {int64_t{-1}, int64_t{1} << 30, int64_t{1} << 32, INT64_MAX})
             refuse("llama", key, value, key);
-    refuse("llama", "num_hidden_layers", 1 << 28, "num-layers");  // memory for the table alone would be tens of GB
+    refuse("llama", "num_hidden_layers", 1 << 28, "num-layers");  // the table by itself would need tens of GB
     refuse("llama", "intermediate_size", 1 << 28, "ffn-hidden-size");
     refuse("gpt2", "n_embd", 1 << 30, "n_embd");  // 4 n_embd overflows an int
     refuse("gpt2", "n_embd", 1 << 28, "hidden-size");

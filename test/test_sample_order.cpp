@@ -1,4 +1,4 @@
-// The order of samples: Megatron's, by numbers that NumPy gave and by a slow transcription of its algorithm; splits and blends.
+// The order of samples: Megatron's, from NumPy's numbers and a slow transcription of its algorithm; splits and blends.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,7 +21,8 @@ TEST(NumpyRandom, ShufflesAsNumpy) {
         uint32_t seed;
         Ints ten, seventeen, begin, end;
     };
-    // r = numpy.random.RandomState(seed); r.shuffle(arange(10)), arange(17), arange(100000): all of two, 8 first and 4 last
+    // r = numpy.random.RandomState(seed); r.shuffle(arange(10)), arange(17), arange(100000): complete for the first two,
+    // then 8 first and 4 last
     const Row rows[] = {{0,
                          {2, 8, 4, 9, 1, 6, 7, 3, 0, 5},
                          {5, 2, 3, 16, 11, 0, 9, 12, 15, 14, 1, 10, 13, 8, 6, 7, 4},
@@ -56,7 +57,7 @@ TEST(NumpyRandom, ShufflesAsNumpy) {
 }
 
 TEST(NumpyRandom, SumsAsNumpy) {
-    // numpy.sum(1 / numpy.arange(1, n + 1)). From n = 128 on, adding one after the other gives other bits.
+    // numpy.sum(1 / numpy.arange(1, n + 1)). From n = 128, sequential addition gives other bits.
     const std::pair<int, double> rows[] = {
         {7, 0x1.4be2be2be2be2p+1},   {8, 0x1.5be2be2be2be2p+1},   {9, 0x1.6a1ba1ba1ba1bp+1},
         {23, 0x1.ddfd43a4ec986p+1},  {128, 0x1.5bb8ae9541ca7p+2}, {129, 0x1.5c37b09149ba9p+2},
@@ -120,7 +121,7 @@ TEST(SampleOrder, NumbersFromNumpy) {
     }
 }
 
-// Where Megatron's sample_index has (0,0) (0,4) (0,8) (1,3) (2,2) (3,2). Seed 10 puts the documents into the order 2 0 3 1.
+// Megatron's sample_index here is (0,0) (0,4) (0,8) (1,3) (2,2) (3,2). Seed 10 orders the documents as 2 0 3 1.
 TEST(SampleOrder, PlacesOfSamples) {
     const NumberedDataset data({5, 3, 9, 4});
     const SampleOrder order(*data, {0, 4}, 4, 0, 10);
@@ -198,13 +199,13 @@ TEST(SampleOrder, EachEpochByItself) {
     for (int64_t e = 0; e < n; e++) EXPECT_EQ(one.document(e), megatron.document(e));
 }
 
-// 100 samples an epoch: at 80 from the last epoch it is shuffled with the others, below it keeps to itself.
+// 100 samples per epoch: with 80 or more in the last epoch it is shuffled together with the others, below separately.
 TEST(SampleOrder, EightyPercent) {
     const NumberedDataset data({401});
     for (const int from_last : {1, 79, 80, 100}) {
         const SampleOrder order(*data, {0, 1}, 4, 100 + from_last, 1234);
         ASSERT_EQ(order.n_epochs(), 2);
-        int64_t largest = 0;  // of the first 100 samples
+        int64_t largest = 0;  // among the first 100 samples
         for (int64_t i = 0; i < 100; i++) largest = std::max(largest, order.shuffled(i));
         EXPECT_EQ(largest < 100, from_last < 80) << from_last;
     }
@@ -239,7 +240,7 @@ TEST(Blend, DataPath) {
                                                                                        {"0.7", "a", "0.7", "b", "c"}})
         expect_error([&] { parse(words); }, {"'0.7'", "looks like a weight", "WEIGHT PATH"});
 
-    // a dataset may be called like a number
+    // a dataset's name may be a number
     write_dataset(dir / "2023", 100, {{1, 2, 3}});
     const std::filesystem::path before = std::filesystem::current_path();
     std::filesystem::current_path(dir / "");
@@ -261,7 +262,7 @@ TEST(Blend, OrderIsMegatrons) {
 }
 
 // After n samples, the greedy choice has taken less than one sample too many from each dataset: it takes only from one with
-// lag >= 0, since the lags' sum is 0. So no dataset of K lags by K - 1 or more; with two datasets both bounds are 1.
+// lag >= 0, since the lags' sum is 0. So of K datasets none lags by K - 1 or more; with two datasets both bounds are 1.
 TEST(Blend, SharesAreKept) {
     test::Rng rng(6);
     for (int k = 0; k < 200; k++) {
@@ -290,7 +291,7 @@ TEST(Blend, TakesAllThatIsThereAndNoMore) {
         std::vector<int64_t> available(K);
         for (int64_t& a : available) a = 1 + rng.below(k % 2 ? 100 : 3);
         const int64_t n = std::accumulate(available.begin(), available.end(), (int64_t)0);
-        // by size, and by weights that have nothing to do with what is there
+        // by size, and by weights unrelated to the sizes
         std::vector<double> weights(available.begin(), available.end());
         if (k % 3 == 0) std::reverse(weights.begin(), weights.end());
         std::vector<int64_t> taken(K, 0);

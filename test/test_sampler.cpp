@@ -1,4 +1,4 @@
-// Sampling by top-p without a sort draws the tokens that a sort gives, whatever the logits.
+// Top-p sampling without sorting draws the same tokens as with sorting, for any logits.
 #include "../llmc/model/sampler.h"
 
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 namespace test_sampler {
 
-// As it is defined: sort, keep, draw.
+// The definition: sort, keep, draw.
 struct Sorted {
     std::vector<int> order;
     std::vector<double> p;
@@ -44,7 +44,8 @@ TEST(Sampler, TopPDrawsWhatASortGives) {
         o.top_k = round % 5 ? 0 : 1 + rng.below(V);
         o.top_p = std::vector<double>{0, 0.1, 0.5, 0.9, 0.95, 0.999, 1 - 1e-12}[(size_t)rng.below(7)];
         const Sorted sorted(logits, o);
-        // Sums of thousands of numbers in different orders differ in their last bits, which decide where almost all is kept.
+        // Sums of thousands of numbers in different orders differ in their last bits, which decide if almost everything is
+        // kept.
         const double margin = o.top_p < 0.9999 ? 0 : 1e-12;
         for (int i = 0; i < 10; i++) {
             const double uniform = i == 0 ? 0 : i == 1 ? 1 - 0x1p-53 : rng.uniform();

@@ -1,5 +1,5 @@
-// Learning rate, weight decay and batch ramp-up against Megatron-LM's formulas worked by hand, with the published runs'
-// numbers.
+// Learning rate, weight decay and batch ramp-up compared with Megatron-LM's formulas worked out by hand, with the numbers
+// of published runs.
 #include <gtest/gtest.h>
 
 #include "../llmc/run/energy.h"
@@ -18,7 +18,7 @@ TrainOptions options(int64_t steps, int batch = 1) {
     return o;
 }
 
-// LR against a table of (samples, value).
+// Compares LR with a table of (samples, value).
 void expect_lr(const Schedule& s, const std::vector<std::pair<int64_t, double>>& table) {
     for (const auto& [n, value] : table) EXPECT_NEAR(s.lr(n), value, 1e-12 * value) << s.style << " at " << n;
 }
@@ -29,7 +29,7 @@ TEST(Schedule, Cosine) {
     o.min_lr = 1e-4;
     o.lr_warmup_iters = 100;
     const Schedule s = make_schedule(o, 1);
-    // After the warm-up, progress (n - 100) / 1000.
+    // After the warm-up, progress is (n - 100) / 1000.
     expect_lr(s, {{0, 0},
                   {1, 1e-5},
                   {50, 5e-4},
@@ -86,7 +86,8 @@ TEST(Schedule, StepsCountInFinalBatches) {
     EXPECT_DOUBLE_EQ(s.lr(40), 0.5);
 }
 
-// Megatron-LM orders (train_iters / eval_interval + 1) * eval_iters global batches for validation and reads on at each.
+// Megatron-LM requests (train_iters / eval_interval + 1) * eval_iters global batches for validation, and each validation
+// continues.
 TEST(Schedule, ValidationsFollowEachOther) {
     TrainOptions o = options(250, 8);
     o.eval_interval = 100;
@@ -121,8 +122,8 @@ TEST(Schedule, WeightDecayRises) {
     EXPECT_NEAR(make_schedule(o, 1).weight_decay(25), 0.1 + 0.4 * 0.5 * (1 - std::sqrt(0.5)), 1e-15);
 }
 
-// BLOOM 176B: 192 to 2,048 by 16 over 9,765,625 samples, 220 million samples in all: 115,311 steps (its published training
-// log).
+// BLOOM 176B: 192 to 2,048 by 16 over 9,765,625 samples, 220 million samples in total: 115,311 steps (from its published
+// training log).
 TEST(Schedule, RampupOfBloom) {
     TrainOptions o;
     o.micro_batch_size = 2;
@@ -143,7 +144,7 @@ TEST(Schedule, RampupOfBloom) {
     EXPECT_NEAR(s.lr(9841584), 5.969e-5, 5e-9);
 }
 
-// What steps_for says is what running the loop says.
+// steps_for equals the loop's result.
 TEST(Schedule, RampupCountsAgreeWithTheLoop) {
     TrainOptions o;
     o.micro_batch_size = 2;
@@ -168,14 +169,15 @@ TEST(Schedule, RampupCountsAgreeWithTheLoop) {
         }
         EXPECT_EQ(s.steps_for(samples), steps + std::max<int64_t>(samples - consumed, 0) / 24) << samples;
     }
-    // A ramp-up of 10^14 steps takes no longer: one by one they took days.
+    // A ramp-up of 10^14 steps takes no longer, where a loop took days.
     o.rampup_batch_size = {"8", "4", "1600000000000000"};
     o.train_samples = 2400000000000000;
     const Schedule s = make_schedule(o, 1);
     EXPECT_NEAR((double)s.total_steps, 4e14 * (1 / 8. + 1 / 12. + 1 / 16. + 1 / 20.) + 8e14 / 24, 10);
 }
 
-// The interleaved schedule needs micro-batches that are a multiple of the pipeline's ranks, at each size of the ramp-up.
+// The interleaved schedule needs a multiple of the pipeline's ranks as the number of micro-batches, at each size of the
+// ramp-up.
 TEST(Schedule, RampupThroughAPipeline) {
     TrainOptions o;
     o.micro_batch_size = 2;
@@ -187,12 +189,12 @@ TEST(Schedule, RampupThroughAPipeline) {
     EXPECT_EQ(make_schedule(o, 2).micro_batches(), (std::vector<int>{2, 4, 6, 8}));
     o.num_virtual_stages_per_pipeline_rank = 2;
     make_schedule(o, 2);
-    o.rampup_batch_size = {"16", "4", "100"};  // the first and the last would do
+    o.rampup_batch_size = {"16", "4", "100"};  // the first and the last size would be valid
     test::expect_error([&] { make_schedule(o, 2); }, {"--rampup-batch-size", "global batch of 20", "5 micro-batches", "2 ranks",
                                                       "HINT", "START, INCREMENT", "multiples of 8"});
     o.num_virtual_stages_per_pipeline_rank = 1;
     EXPECT_EQ(make_schedule(o, 2).micro_batches(), (std::vector<int>{4, 5, 6, 7, 8}));
-    o.rampup_batch_size = {"32", "8", "100"};  // begins with the last
+    o.rampup_batch_size = {"32", "8", "100"};  // starts with the last
     EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{32}));
     o.rampup_batch_size.clear();
     EXPECT_EQ(make_schedule(o, 2).global_batches(), (std::vector<int64_t>{32}));
@@ -201,7 +203,7 @@ TEST(Schedule, RampupThroughAPipeline) {
     test::expect_error([&] { make_schedule(o, 2); }, {"5 micro-batches", "the nearest are 4 and 6"});
 }
 
-// Until its length is chosen, a run knows only its warm-up; then it is the one that was given this length.
+// Until its length is chosen, a run knows only its warm-up; then its schedule equals a run of this length.
 TEST(Schedule, LengthChosenLate) {
     TrainOptions o = options(0, 8);
     o.time_budget = "5m";
@@ -227,7 +229,7 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     TrainOptions o = options(0, 8);
     o.time_budget = "1000000";
     apply_time_budget(o);
-    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. What this program has taken is no part.
+    // Steps of 100 s, validations of 500 s every 100 steps, a checkpoint of 2000 s. The test's own time is subtracted.
     const auto budget = [&](double spent) {
         auto b = std::make_unique<TimeBudget>(o, BudgetSpent{spent - (monotonic_seconds() - program_start), 0, 0});
         b->took(TimeBudget::step, 5000);  // the first is slow
@@ -240,7 +242,7 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     EXPECT_DOUBLE_EQ(budget(0)->step_seconds(), 100);
     EXPECT_NEAR(budget(0)->seconds_until_end(100, 250), 150 * 100 + 3 * 500 + 2000, 1);  // validations after 100, 200, 250
     EXPECT_NEAR(budget(0)->seconds_until_end(101, 300), 199 * 100 + 2 * 500 + 2000, 1);
-    EXPECT_EQ(budget(780000)->decide(7400).steps, 0);  // 2000 more would fit, which is over a quarter of 7400
+    EXPECT_EQ(budget(780000)->decide(7400).steps, 0);  // 2000 more would fit, more than a quarter of 7400
     const RunLength length = budget(820000)->decide(7801);
     EXPECT_NEAR((double)length.steps, 7801 + (180000 - 2000 - 17 * 500) / 100, 2);
     EXPECT_EQ(length.decay, length.steps - 7801);
@@ -253,7 +255,7 @@ TEST(TimeBudget, ChoosesTheLengthWhereTheDecayIsAFifth) {
     EXPECT_EQ(over.decay, 1);
 }
 
-// A decay of given length that is longer than what would fit if all steps took as long as the first.
+// The given decay is longer than the steps that would fit if all were as slow as the first.
 TEST(TimeBudget, ASlowFirstStepDoesNotBeginTheDecay) {
     TrainOptions o = options(0, 8);
     o.time_budget = "1000000";
@@ -378,7 +380,7 @@ TEST(Schedule, RefusesWhatContradictsItself) {
         "less than one global batch");
 }
 
-// Steps by samples by tokens: what 2^62 cannot hold is refused by its option, with the most that is held.
+// Steps times samples times tokens: products beyond 2^62 are refused with the option's name and the maximum.
 TEST(Schedule, RefusesWhatCannotBeCounted) {
     const int64_t many = 9000000000000000;  // the command line takes no larger number
     const int64_t most = ((int64_t)1 << 62) / 4096 / 2048;

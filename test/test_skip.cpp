@@ -1,5 +1,5 @@
-// Batches that training leaves out: ranges against a plain set, and the conversion from iterations against LLM-jp's procedure,
-// step by step.
+// Batches skipped in training: ranges compared with a plain set, and the conversion from iterations with LLM-jp's
+// procedure, step by step.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -22,7 +22,7 @@ TEST(BatchRanges, SortedAndMerged) {
     EXPECT_EQ(parsed({"3-7", "5-9", "4"}).text(), "3-9");    // overlapping, inside
     EXPECT_EQ(parsed({"6-9", "1-2", "3-5"}).text(), "1-9");  // touching
     EXPECT_EQ(parsed({"1", "3"}).text(), "1,3");             // not touching
-    EXPECT_EQ(parsed({"1,3,5,7", "2-6"}).text(), "1-7");     // one swallows several
+    EXPECT_EQ(parsed({"1,3,5,7", "2-6"}).text(), "1-7");     // one contains several
     EXPECT_EQ(parsed({"007-8"}).text(), "7-8");
     EXPECT_EQ(parsed({"9007199254740992"}).text(), "9007199254740992");  // 2^53
     EXPECT_EQ(parsed({}).text(), "");
@@ -52,7 +52,7 @@ TEST(BatchRanges, LooksUpByHand) {
     EXPECT_EQ(parsed({}).count_before(7), 0);
 }
 
-// Whatever is added in whatever order, the ranges are the set of batches: same members, lengths, text and saved state.
+// In any order of insertion, the ranges equal the set of batches: same members, lengths, text and saved state.
 TEST(BatchRanges, AreASet) {
     test::Rng rng(1);
     for (int trial = 0; trial < 300; trial++) {
@@ -83,7 +83,7 @@ TEST(BatchRanges, AreASet) {
 TEST(BatchRanges, State) {
     EXPECT_EQ(parsed({"3-5,9"}).state().dump(), "[[3,5],[9,9]]");
     EXPECT_EQ(parsed({}).state().dump(), "[]");
-    EXPECT_EQ(BatchRanges::restore(parsed({"3-5,9"}).state(), "state").text(), "3-5,9");  // not by way of text
+    EXPECT_EQ(BatchRanges::restore(parsed({"3-5,9"}).state(), "state").text(), "3-5,9");  // not through text
     for (const char* damaged : {"null", "{}", "7", "\"3-5\"", "[3,5]", "[[3]]", "[[3,5,7]]", "[[5,3]]", "[[0,3]]", "[[-1,3]]",
                                 "[[3,5.5]]", "[[3,\"5\"]]", "[[3,null]]", "[[1,9007199254740993]]",
                                 "[[1,18446744073709551615]]", "[[1,1e3]]", "[[true,3]]", "[[3,5],[]]"})
@@ -130,7 +130,7 @@ TEST(BatchRanges, RefusesJunk) {
     test::expect_error([] { parsed({"1-2", "3,5-4"}); }, {"--skip-batches has '3,5-4'", "'5-4' ends before it begins", "HINT"});
     test::expect_error([] { iterations({"5-4"}); }, {"--skip-train-iteration-range has '5-4'", "HINT"});
     test::expect_error([] { iterations({"1-9007199254740992", "x"}); }, {"'x'"});
-    // The second range would move beyond the last number.
+    // The second range would move beyond the largest number.
     test::expect_error([] { iterations({"1-9007199254740000", "9007199254740990"}); }, {"discarded", "9007199254740992"});
 }
 
@@ -145,8 +145,8 @@ TEST(BatchRanges, FromIterationsByHand) {
     EXPECT_EQ(iterations({}).text(), "");
 }
 
-// LLM-jp's procedure, literally: sort; merge what overlaps; then, before each iteration, if the next one lies in the first
-// range left, draw and discard batches up to its end and forget the range, without moving the iteration.
+// LLM-jp's procedure, literally: sort; merge overlapping ranges; then, before each iteration, if the next one is in the
+// first remaining range, draw and discard batches up to its end and remove the range, without advancing the iteration.
 std::vector<int64_t> batches_read(std::vector<std::pair<int, int>> given, int train_iters) {
     std::sort(given.begin(), given.end());
     std::deque<std::pair<int, int>> ranges;
@@ -170,7 +170,7 @@ std::vector<int64_t> batches_read(std::vector<std::pair<int, int>> given, int tr
     return read;
 }
 
-// A few ranges, some of which overlap; and as they are given.
+// A few ranges, some overlapping; as numbers and as text.
 std::pair<std::vector<std::pair<int, int>>, Strings> some_ranges(test::Rng& rng) {
     std::vector<std::pair<int, int>> given;
     Strings texts;
@@ -222,7 +222,7 @@ TEST(LeftOut, LlmJpsRangesDoNotShortenTheRun) {
     EXPECT_EQ(at.discarded, 5);
     EXPECT_EQ(at.sample(), 240);
     EXPECT_EQ(at.batch(), 16);
-    // Megatron's are steps, and consumed.
+    // Megatron's ranges are steps, and consume samples.
     const Counters skipped = s.next({10, 160, 0, 0}, parsed({"11-15"}), {});
     EXPECT_EQ(skipped.step, 15);
     EXPECT_EQ(skipped.sample(), 240);
@@ -231,8 +231,9 @@ TEST(LeftOut, LlmJpsRangesDoNotShortenTheRun) {
     test::expect_error([&] { read({"5-9007199254740000"}); }, {"--skip-train-iteration-range", "step 5", "maximum"});
 }
 
-// LLM-jp's procedure with batches that grow: what is dropped is as large as the next step's, consumed samples stand still. From
-// any step on, as after a resume, the same samples are read, and as many are known from the start.
+// LLM-jp's procedure with growing batches: a dropped batch is as large as the next step's, and the count of consumed
+// samples is unchanged. From any step, as after a resume, the same samples are read, and their number is known from the
+// start.
 TEST(LeftOut, ReadsTheSamplesThatLlmJpReads) {
     test::Rng rng(3);
     for (int trial = 0; trial < 300; trial++) {
@@ -265,7 +266,7 @@ TEST(LeftOut, ReadsTheSamplesThatLlmJpReads) {
     }
 }
 
-// Batches of both kinds are dropped; a rollback's among them change nothing.
+// Batches in both kinds of ranges are dropped; a rollback's ranges among them have no effect.
 TEST(LeftOut, DroppedRatherThanSkipped) {
     const Schedule s = schedule_of(480, false);
     const BatchRanges discards = iterations({"7-10", "20-25"});  // batches 7-10, 24-29
@@ -282,7 +283,7 @@ TEST(LeftOut, DroppedRatherThanSkipped) {
     };
     EXPECT_EQ(run({}).size(), 30u);
     EXPECT_EQ(run(parsed({"8-9", "25"})), run({}));
-    std::vector<int64_t> without;  // batches 5, 6 and 11, 12, of which the latter are steps 7 and 8
+    std::vector<int64_t> without;  // batches 5, 6 and 11, 12; the latter are steps 7 and 8
     for (int64_t step = 1; step <= 30; step++)
         if (step < 5 || step > 8) without.push_back(step);
     EXPECT_EQ(run(parsed({"5-12"})), without);

@@ -1,4 +1,4 @@
-// Successive halving with a stand-in for training whose best learning rate is known; what is planned, sampled, kept and fitted.
+// Successive halving, with a fake training that has a known best learning rate; planning, sampling, keeping and fitting.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,7 +38,7 @@ TEST(Sweep, RangesAreSampledByMagnitudeIfTheyHaveAny) {
     EXPECT_EQ(lr.at(0.5), "0.001");
     EXPECT_EQ(dropout.at(0.5), "0.2");
     EXPECT_EQ(batch.at(0.5), "23");  // sqrt(8 * 64) = 22.6
-    // What is rounded stays in its range, and in a narrow one tells values apart.
+    // Rounded values stay in their range, and in a narrow range remain distinct.
     const std::vector<Dimension> ranges = {beta,
                                            lr,
                                            {"adam-beta2", {}, 0.99, 0.9999, false},
@@ -85,7 +85,7 @@ TEST(Sweep, ListsGiveTheirGridOrDifferentPointsOfIt) {
 }
 
 TEST(Sweep, HalvingKeepsTheBestOfAStandIn) {
-    // Loss falls with tokens towards a floor that depends on the learning rate; above 3e-2 it diverges.
+    // The loss falls with tokens towards a floor that depends on the learning rate; above 3e-2 it diverges.
     const auto loss = [](double lr, double tokens, int seed) {
         if (lr > 3e-2) return (double)NAN;
         return 2 + 0.3 * std::pow(std::log10(lr / 2e-3), 2) + std::pow(tokens, -0.5) + 1e-3 * seed;

@@ -1,5 +1,5 @@
-// Tasks: what files are accepted, prompts and tokens, metrics on numbers worked out by hand, and log-likelihoods of a small
-// random model against a double loop: one sequence at a time, all logits, softmax in double.
+// Tasks: accepted files, prompts and tokens, metrics on numbers worked out by hand, and log-likelihoods of a small random
+// model compared with a double loop: one sequence at a time, all logits, softmax in double.
 #include <map>
 #include <set>
 
@@ -11,7 +11,7 @@ namespace test_tasks_fp32 {
 
 using Texts = std::vector<std::string>;
 
-// A tokenizer of 256 bytes, a few merges and a special token.
+// A tokenizer with 256 bytes, a few merges and a special token.
 Tokenizer small_tokenizer(const test::TemporaryDirectory& dir) {
     test::write_file(dir / "text.txt", "the cat sat on the mat and the dog sat on the log, the end of the cat and the dog\n");
     TokenizerOptions o;
@@ -193,7 +193,7 @@ TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
     EXPECT_EQ(scored(" \n", "sat"), Pair("<|endoftext|>", " \nsat"));
     EXPECT_EQ(make_request(tokenizer, "the cat", " sat", 100).n_scored, 1);  // " sat" is one token
 
-    // "th" + "e" is one token: nothing is left for "e" once the tokens of "th" are taken away.
+    // "th" + "e" is one token: without the tokens of "th" nothing remains for "e".
     ASSERT_EQ(tokenizer.encode("the").size(), 1u);
     const std::string h = "t", e = "he";
     EXPECT_NE(make_request(tokenizer, h, e, 100).problem.find("merges into"), std::string::npos);
@@ -201,7 +201,7 @@ TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
               std::string::npos);
 }
 
-// A question that cannot be scored is left out with all its choices, and counted.
+// A question that cannot be scored is skipped with all its choices, and counted.
 TEST(MakeRequest, QuestionsThatCannotBeScoredAreCounted) {
     const test::TemporaryDirectory dir;
     const Tokenizer tokenizer = small_tokenizer(dir);
@@ -216,8 +216,8 @@ TEST(MakeRequest, QuestionsThatCannotBeScoredAreCounted) {
                        {"task.jsonl:1", "merges into"});
 }
 
-// As lm-evaluation-harness encodes: the template's token before each text, unless the text begins with it already; special
-// tokens in the text are recognised.
+// As lm-evaluation-harness encodes: the template's token before each text, unless the text already starts with it; special
+// tokens in the text are recognized.
 TEST(MakeRequest, FollowsTheTokenizersTemplate) {
     const test::TemporaryDirectory dir;
     small_tokenizer(dir);
@@ -306,10 +306,10 @@ TEST(Metrics, NormaliseByCharactersAndBytes) {
     std::vector<Score> broken = scores;
     broken[3].log_likelihood = NAN;
     test::expect_error([&] { task_metrics(task, {0, 1, 2, 3}, broken); }, {"task.jsonl:2", "nan"});
-    EXPECT_DOUBLE_EQ(task_metrics(task, {0, 1}, {scores.begin(), scores.begin() + 4})[0].value, 0.5);  // the first two only
+    EXPECT_DOUBLE_EQ(task_metrics(task, {0, 1}, {scores.begin(), scores.begin() + 4})[0].value, 0.5);  // only the first two
 }
 
-// What the harness calls target_delimiter is scored and does not count; without it, a space at the front is the choice's own.
+// The harness's target_delimiter is scored but not counted in lengths; without it, a leading space belongs to the choice.
 TEST(Metrics, LengthsDoNotCountTheDelimiter) {
     const test::TemporaryDirectory dir;
     const auto example = [&](const std::string& keys) {
@@ -351,7 +351,7 @@ TEST(Metrics, SeveralGoldsGroupsAndShares) {
     const Task task = task_of(dir, line(R"("gold": [0, 2], "group": "x")") + line(R"("gold": 1, "group": "y")") +
                                        line(R"("gold": 0, "group": "y")") + line(R"("gold": 1)"));
     const std::vector<int64_t> all = {0, 1, 2, 3};
-    // Right: the third choice, the second, none, the second.
+    // Correct: the third choice, the second, none, the second.
     const std::vector<Score> scores = {{-2, true}, {-3, true}, {-1, true}, {-2, true}, {-1, true}, {-3, true},
                                        {-2, true}, {-1, true}, {-3, true}, {-2, true}, {-1, true}, {-3, true}};
     std::map<std::string, double> found;
@@ -412,10 +412,10 @@ TEST(MakePrompt, LeavesRoomForTheAnswer) {
     const Request r = make_prompt(tokenizer, context, 8, 20);
     EXPECT_TRUE(r.truncated);
     EXPECT_EQ(r.tokens, std::vector<int>(whole.end() - 12, whole.end()));
-    EXPECT_EQ(tokenizer.decode(make_prompt(tokenizer, "the cat ", 8, 20).tokens), "the cat ");  // as it stands
+    EXPECT_EQ(tokenizer.decode(make_prompt(tokenizer, "the cat ", 8, 20).tokens), "the cat ");  // unchanged
     EXPECT_EQ(make_prompt(tokenizer, "", 8, 20).tokens, std::vector<int>{tokenizer.bos_id()});
     EXPECT_NE(make_prompt(tokenizer, "the", 20, 20).problem.find("20 tokens"), std::string::npos);
-    // One prompt for each example, however many references it has.
+    // One prompt per example, however many references it has.
     const Task task = task_of(dir, R"({"context": "the cat", "references": ["a", "b", "c"], "max_new_tokens": 2})");
     EXPECT_EQ(make_requests(tokenizer, task, nullptr, 0, 1, 1, 20).requests.size(), 1u);
 }
@@ -448,7 +448,7 @@ struct Fixture {
         initialize(ctx, m, 42);
     }
 
-    // Logits of every row of one sequence without its last token.
+    // Logits of every row of one sequence, without its last token.
     std::vector<floatX> logits(const std::vector<int>& tokens) {
         const int T = (int)tokens.size() - 1;
         CHECK(m.a.head_rows >= T, "all logits at once");
@@ -472,7 +472,7 @@ struct Fixture {
             if (row[i] > row[best]) best = i;
         return best;
     }
-    // log p of the last n tokens and whether each is the most likely, in double.
+    // log p of the last n tokens and whether each is the most likely one, in double.
     Score plain_score(const std::vector<int>& tokens, int n) {
         const std::vector<floatX> all = logits(tokens);
         Score score;
@@ -485,7 +485,7 @@ struct Fixture {
         }
         return score;
     }
-    // The same as the command does it.
+    // The same through the command's code.
     std::vector<Score> scores(const std::vector<Request>& requests) {
         const std::unique_ptr<FILE, int (*)(FILE*)> nowhere(fopen("/dev/null", "w"), fclose);
         Progress progress("test", 1, "tokens", nowhere.get());
@@ -493,7 +493,7 @@ struct Fixture {
     }
 };
 
-// Texts of all lengths, so that passes mix rows with much and with little padding; some longer than the model's 24 tokens.
+// Texts of all lengths, so that passes mix rows with much and with little padding; some exceed the model's 24 tokens.
 std::string random_words(test::Rng& rng, int n) {
     const Texts words = {" the", " cat", " sat", " on", " mat", " and", " dog", " x", " zebra"};
     std::string s;
@@ -511,7 +511,7 @@ TEST_P(TaskFamilies, ScoresEqualAPlainLoop) {
     for (int i = 0; i < 60; i++) {
         const std::string context = random_words(rng, rng.below(30));
         Request r = make_request(plain.tokenizer, context, random_words(rng, 1 + rng.below(4)), plain.m.c.T);
-        // Half of them end as the model would write, or hardly any would be greedy.
+        // Half of them end as the model would continue, otherwise hardly any would be greedy.
         for (size_t t = r.tokens.size() - r.n_scored; t < r.tokens.size() && i % 2; t++) {
             const std::vector<floatX> all = plain.logits({r.tokens.begin(), r.tokens.begin() + t + 1});
             r.tokens[t] = plain.likeliest(all.data() + (t - 1) * plain.m.c.Vp);
@@ -532,8 +532,8 @@ TEST_P(TaskFamilies, ScoresEqualAPlainLoop) {
         const std::vector<Score> scores = f.scores(requests);
         ASSERT_EQ(scores.size(), expected.size());
         for (size_t i = 0; i < scores.size(); i++) {
-            // A matrix product of another shape may add in another order: per token, the logit and log Z (both below 16 in
-            // size) each differ by few roundings, here 32 in all.
+            // A matrix product of another shape may sum in another order: per token, the logit and log Z (both below 16)
+            // each differ by a few roundings, here 32 in total.
             const double allowed = requests[i].n_scored * 32 * 16 * test::roundoff<float>;
             EXPECT_TRUE(std::abs(scores[i].log_likelihood - expected[i].log_likelihood) <= allowed)
                 << i << ": " << scores[i].log_likelihood << ", expected " << expected[i].log_likelihood;
@@ -544,7 +544,7 @@ TEST_P(TaskFamilies, ScoresEqualAPlainLoop) {
 
 INSTANTIATE_TEST_SUITE_P(Model, TaskFamilies, testing::Values("gpt2", "bloom", "llama"));
 
-// Whole tasks, from file to metrics, against texts and tokens put together by hand.
+// Whole tasks, from file to metrics, compared with texts and tokens assembled by hand.
 TEST(Tasks, MetricsEqualAPlainLoop) {
     Fixture f("gpt2", 4, 16), plain("gpt2", 1, 24);
     test::Rng rng(9);
@@ -584,12 +584,12 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
     const std::vector<Metric> multiple = metrics(choices), last = metrics(words);
     EXPECT_DOUBLE_EQ(multiple[0].value, correct / n);
     EXPECT_DOUBLE_EQ(multiple[1].value, normalised / n);
-    EXPECT_NE(correct, normalised);  // or the two could be mixed up
+    EXPECT_NE(correct, normalised);  // otherwise a mix-up would go unnoticed
     EXPECT_DOUBLE_EQ(last[0].value, greedy / n);
     EXPECT_NEAR(last[1].value / std::exp(-total / n), 1, 3 * 32 * 16 * test::roundoff<float>);  // at most 3 tokens a word
 }
 
-// The answers of several at a time are those of a plain loop: the most likely token after all so far, until a stop.
+// Batched answers equal a plain loop's: always the most likely next token, until a stop.
 TEST(WrittenAnswers, EqualAPlainLoop) {
     Fixture plain("llama", 1, 24);
     Model batched(Fixture::config("llama", plain.tokenizer.vocab_size()));
@@ -612,7 +612,7 @@ TEST(WrittenAnswers, EqualAPlainLoop) {
             tokens.back() = plain.likeliest(logits.data() + (tokens.size() - 2) * plain.m.c.Vp);
             text += plain.tokenizer.token_bytes(tokens.back());
         }
-        // Half of them stop at a character of ASCII, if one is there.
+        // Half of them stop at an ASCII character, if there is one.
         const auto stop = std::find_if(text.begin(), text.end(), [&](char c) { return i % 2 && c > 0; });
         const std::string until = stop == text.end() ? "no stop" : std::string(1, *stop);
         stopped += stop != text.end();
@@ -630,8 +630,8 @@ TEST(WrittenAnswers, EqualAPlainLoop) {
     int asked = 0;
     EXPECT_FALSE(answers([&] { return ++asked == 3; }));
     EXPECT_EQ(asked, 3);
-    EXPECT_EQ(answers([] { return false; }), expected);  // nothing is left of those that were stopped
-    EXPECT_EQ(plain.ctx.steady_rows, 0);                 // what is trained afterwards is as it was
+    EXPECT_EQ(answers([] { return false; }), expected);  // the stopped ones leave no trace
+    EXPECT_EQ(plain.ctx.steady_rows, 0);                 // later training is unaffected
     const std::vector<std::string> texts = {"", "a:b", "12:", "\xff\n"};
     EXPECT_EQ(detail::unpacked_texts(detail::packed_texts(texts)), texts);
 }

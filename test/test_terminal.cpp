@@ -57,15 +57,15 @@ TEST(Text, Utf8) {
               "a\xef\xbf\xbd[31mb\nc\xef\xbf\xbd"
               "d\xef\xbf\xbd"
               "e\xef\xbf\xbdg");
-    EXPECT_EQ(printable("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");  // a surrogate is no character
+    EXPECT_EQ(printable("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");  // a surrogate is not a character
     EXPECT_EQ(printable(std::string("\xf0\x9f\x98\x80\0", 5)), "\xf0\x9f\x98\x80\xef\xbf\xbd");
-    EXPECT_EQ(printable("\xe3\x81"), "\xef\xbf\xbd\xef\xbf\xbd");  // cut off
+    EXPECT_EQ(printable("\xe3\x81"), "\xef\xbf\xbd\xef\xbf\xbd");  // truncated
     EXPECT_EQ(wrap_text("the quick brown fox", 10), (std::vector<std::string>{"the quick", "brown fox"}));
     EXPECT_EQ(wrap_text("abcdefgh\n\nx", 3), (std::vector<std::string>{"abc", "def", "gh", "", "x"}));
     EXPECT_EQ(wrap_text("日本語文", 5), (std::vector<std::string>{"日本", "語文"}));
 }
 
-// A terminal of so many columns, and what it was sent.
+// A terminal with this number of columns, and its received output.
 struct Terminal {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
     FILE* f = nullptr;
@@ -95,7 +95,7 @@ struct Terminal {
     }
 };
 
-// A terminal gets whole characters and none that it would obey; a file gets every byte.
+// A terminal gets whole characters and no control characters; a file gets every byte.
 TEST(Text, OutputInPieces) {
     const std::vector<std::string> pieces = {
         "a\x1b[2", "J\xe3",    "\x81", "\x82 \xf0\x9f",      "\x98",     "\x80", "\xff", "\xc2", "\x9b", "\xe2\x80",
@@ -143,7 +143,7 @@ TEST(Text, ProgressWithoutTerminal) {
     {
         Progress p("reading", 1000, "B", console.f);
         for (int i = 0; i <= 1000; i++) p.update(i);
-        EXPECT_EQ(console.str(), "");  // a short job is not worth a line
+        EXPECT_EQ(console.str(), "");  // a short job prints no progress
         p.finish();
     }
     EXPECT_EQ(console.str().rfind("reading: 1000 B in ", 0), 0u) << console.str();
@@ -155,9 +155,9 @@ TEST(Text, ProgressOnATerminal) {
     const auto shown = [](unsigned short columns, int64_t total) {
         Terminal terminal(columns);
         Progress p("reading", total, "B", terminal.f);
-        usleep(150000);  // as a rate is known
+        usleep(150000);  // until a rate is known
         p.update(250000);
-        p.update(500000);  // too soon for another
+        p.update(500000);  // too soon for an update
         p.finish();
         return terminal.read_line();
     };

@@ -1,5 +1,5 @@
-// The classifier of languages and quality: that it learns, that its file holds its bits and nothing else is taken for one, that
-// threads change nothing, and that no text makes it fail.
+// The classifier of languages and quality: it learns, its file preserves its bits and other files are refused, threads do
+// not change results, and no text makes it fail.
 #include <gtest/gtest.h>
 
 #include "../llmc/curate/classifier_report.h"
@@ -12,7 +12,7 @@
 
 namespace test_text_classifier {
 
-// Sentences of four languages; every third is not trained on.
+// Sentences of four languages; every third is left out of training.
 const std::vector<std::string> languages = {"de", "en", "ja", "ru"};
 const std::vector<std::vector<std::string>> sentences = {
     {"Der Hund läuft schnell über die Straße und bellt.", "Ich möchte heute nicht mit dir in die Schule gehen.",
@@ -86,7 +86,7 @@ TEST(TextClassifier, SavesAndLoadsTheSameBits) {
         for (const std::string& text : texts) EXPECT_EQ(loaded.probabilities(text), trained().probabilities(text));
 }
 
-// The bytes of a model with another header, whose checksum fits.
+// A model's bytes with another header and a matching checksum.
 std::string with_header(const std::string& model, const std::string& from, const std::string& to) {
     uint32_t n;
     memcpy(&n, &model[12], 4);
@@ -144,7 +144,7 @@ TEST(TextClassifier, TakesAnyText) {
     for (const std::string& one :
          {std::string("a"), std::string("\xe3"), std::string("\xe3\x81"), std::string("\xf0\x9f\x99\x82")})
         EXPECT_TRUE(trained().classify(one).probability >= 0.25f);
-    const std::string much(4 << 20, 'e');  // a sum of weights that no 16 bits hold
+    const std::string much(4 << 20, 'e');  // a sum of weights that exceeds 16 bits
     EXPECT_TRUE(trained().classify(much).probability > 0);
     const std::string mixed = sentences[1][0] + "\n" + sentences[3][0] + sentences[3][1];
     EXPECT_EQ(trained().classify(mixed).label, "ru");

@@ -1,5 +1,5 @@
-// From text to tokens: that long documents are cut without changing a token, that threads change nothing, and that a failed run
-// leaves nothing behind. Documents alone: test_documents.cpp.
+// From text to tokens: cutting long documents changes no token, threads change nothing, and a failed run leaves no files.
+// For documents themselves see test_documents.cpp.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ const std::string golden = "test/golden/tokenizer/";
 
 using Texts = std::vector<std::string>;
 
-// Words, numbers, punctuation, Japanese, blank lines and no lines at all, `bytes` long.
+// Words, numbers, punctuation, Japanese, with blank lines or without any line breaks, `bytes` long.
 std::string mixed_text(size_t bytes, unsigned seed, bool lines) {
     std::mt19937 random(seed);
     const char* const pieces[] = {"the", " king", " 1234", " x", "言葉", "。",     "!?",
@@ -57,7 +57,7 @@ PrepareOptions preparation(const std::string& input, const std::string& prefix) 
     o.workers = 1;
     return o;
 }
-// What it says.
+// Its output.
 std::string prepared(const PrepareOptions& o) {
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
@@ -110,7 +110,7 @@ TEST(Prepare, WritesTheDocumentsWithTheirEnds) {
     }
 }
 
-// A run that fails in its last file, or is killed, goes on behind what it had written: the same bytes as of one run.
+// A run that fails in its last file, or is killed, resumes after its last written document: the same bytes as from one run.
 TEST(Prepare, ResumesWhereItStopped) {
     const test::TemporaryDirectory dir;
     std::vector<std::string> files;
@@ -126,14 +126,14 @@ TEST(Prepare, ResumesWhereItStopped) {
     o.output_prefix = dir / "out";
     o.resume = true;
     const std::string whole = test::read_file(files[2]);
-    test::write_file(files[2], "[" + whole.substr(0, whole.find('\n') + 1) + ",");  // cut off behind its first document
+    test::write_file(files[2], "[" + whole.substr(0, whole.find('\n') + 1) + ",");  // truncated after its first document
     test::expect_error([&] { prepared(o); }, {"c.jsonl", "cut off"});
     EXPECT_EQ((std::set<std::string>{"a.jsonl", "b.jsonl", "c.jsonl", "out.bin.partial", "out.idx.partial", "out.resume.json",
                                      "whole.bin", "whole.idx", "whole.meta.json"}),
               dir.names());
     const std::string state = test::read_file(dir / "out.resume.json");
     EXPECT_EQ(nlohmann::json::parse(state)["at"], (nlohmann::json{2, 1}));
-    // What cannot go on is refused, and stays.
+    // An impossible resume is refused, and the files are kept.
     const auto refuses = [&](const PrepareOptions& other, const std::string& part) {
         test::expect_error([&] { prepared(other); }, {"out.resume.json", part, "HINT"});
     };
@@ -159,15 +159,15 @@ TEST(Prepare, ResumesWhereItStopped) {
     refuses(o, "input files that have changed");
     test::write_file(files[0], first);
     std::filesystem::last_write_time(files[0], modified);
-    test::write_file(files[2], whole.substr(whole.find('\n') + 1));  // a line before the place is gone
+    test::write_file(files[2], whole.substr(whole.find('\n') + 1));  // a line before the resume position is gone
     test::expect_error([&] { prepared(o); }, {"c.jsonl has changed since", "HINT"});
-    test::write_file(files[2], "");  // nothing is left at the place
+    test::write_file(files[2], "");  // nothing is left at the resume position
     test::expect_error([&] { prepared(o); }, {"c.jsonl has changed since", "HINT"});
     EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["at"], (nlohmann::json{2, 1}));
-    // A killed run has written more than its state says.
+    // A killed run has written more than its state records.
     test::write_file(dir / "out.bin.partial", test::read_file(dir / "out.bin.partial") + "more");
     test::write_file(files[2], whole);
-    o.max_bad_lines = "5";  // another limit is no reason to begin anew
+    o.max_bad_lines = "5";  // another limit is no reason to start over
     const std::string said = prepared(o);
     EXPECT_NE(said.find("goes on behind 401 documents"), std::string::npos) << said;
     EXPECT_NE(said.find("600 places"), std::string::npos) << said;
@@ -177,7 +177,7 @@ TEST(Prepare, ResumesWhereItStopped) {
     test::write_file(dir / "out.resume.json", state);
     test::expect_error([&] { prepared(o); }, {"has fewer than"});  // of a later run, whose files are gone
     for (const char* part : {"out.bin.partial", "out.idx.partial"}) std::filesystem::remove(dir / part);
-    // Killed before this was removed.
+    // Killed before this file was removed.
     std::filesystem::last_write_time(dir / "out.resume.json",
                                      std::filesystem::last_write_time(dir / "out.idx") - std::chrono::seconds(1));
     EXPECT_NE(prepared(o).find("complete already"), std::string::npos);
@@ -185,7 +185,7 @@ TEST(Prepare, ResumesWhereItStopped) {
     EXPECT_EQ(dir.names().count("out.resume.json") + dir.names().count("out.bin.partial"), 0u);
 }
 
-// What it writes into the folder that it reads is no input, of a later run either.
+// Its output in the folder that it reads is not input, for later runs either.
 TEST(Prepare, DoesNotReadItsOwnFiles) {
     const test::TemporaryDirectory dir;
     std::filesystem::create_directory(dir / "in");
@@ -213,13 +213,13 @@ TEST(Prepare, DoesNotReadItsOwnFiles) {
     EXPECT_EQ(texts(dir / "in/out"), (Texts{"one", "two"}));
     o.input = {dir / "in/out.*"};
     test::expect_error([&] { prepared(o); }, {"files of the data that are written"});
-    test::write_file(dir / "in/out2.bin", "three");  // has the prefix in its name alone
+    test::write_file(dir / "in/out2.bin", "three");  // only its name starts with the prefix
     o.input = {dir / "in"};
     prepared(o);
     EXPECT_EQ(texts(dir / "in/out"), (Texts{"one", "two", "three"}));
 }
 
-// The part of a pair of answers that was written when a run failed is no part of the place where the next goes on.
+// A pair of answers that was half written when a run failed is not part of the resume position.
 TEST(Prepare, GoesOnBehindWholePairs) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.jsonl", "{\"prompt\": \"ask\", \"chosen\": \"yes\", \"rejected\": \"no\"}\n");
@@ -242,7 +242,7 @@ TEST(Prepare, GoesOnBehindWholePairs) {
     EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["kept"], (nlohmann::json{2, 6, 12, 34 + 4 * 2}));
 }
 
-// Lines that cannot be used are judged as in one run: here all bad ones stand behind the place where the first run stopped.
+// Bad lines are counted as in one run: here all of them are after the position where the first run stopped.
 TEST(Prepare, JudgesAResumedFileAsAWhole) {
     const test::TemporaryDirectory dir;
     std::string lines;
@@ -253,7 +253,7 @@ TEST(Prepare, JudgesAResumedFileAsAWhole) {
     for (int i = 0; i < 290; i++) cut = lines.find('\n', cut) + 1;
     std::string array = "[" + lines.substr(0, cut);
     for (size_t at = 0; (at = array.find("}\n", at)) != std::string::npos;) array.replace(at, 2, "},");
-    test::write_file(dir / "a.jsonl", array);  // the same documents, cut off behind the 290th
+    test::write_file(dir / "a.jsonl", array);  // the same documents, truncated after the 290th
     test::expect_error([&] { prepared(o); }, {"a.jsonl", "cut off"});
     EXPECT_EQ(nlohmann::json::parse(test::read_file(dir / "out.resume.json"))["at"], (nlohmann::json{0, 290}));
     test::write_file(dir / "a.jsonl", lines);
@@ -262,7 +262,7 @@ TEST(Prepare, JudgesAResumedFileAsAWhole) {
     EXPECT_EQ(TokenDataset::open(dir / "out").n_documents(), 298);
 }
 
-// The end of a document is named beside tokenizer.json, whose hash stays.
+// The end-of-document token is named outside tokenizer.json, whose hash stays the same.
 TEST(Prepare, ResumesWithTheSameEndOfDocuments) {
     const test::TemporaryDirectory dir;
     std::filesystem::create_directory(dir / "tok");
@@ -281,7 +281,7 @@ TEST(Prepare, ResumesWithTheSameEndOfDocuments) {
     test::expect_error([&] { prepared(o); }, {"out.resume.json", "other end of documents", "HINT"});
 }
 
-// Another program's .idx (a film's subtitles, say) is not removed.
+// Another program's .idx (such as a film's subtitles) is not removed.
 TEST(Prepare, LeavesAnIndexOfOthersAlone) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "one");
@@ -290,7 +290,7 @@ TEST(Prepare, LeavesAnIndexOfOthersAlone) {
     EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "film.idx"}));
 }
 
-// Nor are Megatron's data, which say nothing of their tokenizer, replaced.
+// Nor are Megatron's data files replaced, which do not record their tokenizer.
 TEST(Prepare, LeavesDataOfOthersAlone) {
     const test::TemporaryDirectory dir;
     const std::vector<int> tokens = {1, 2, 3};
@@ -306,7 +306,7 @@ TEST(Prepare, LeavesDataOfOthersAlone) {
     EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "data.bin", "data.idx"}));
 }
 
-// However the file is written down; and whatever changes the tokens changes it.
+// Independent of the file's formatting; and every change of the tokens changes it.
 TEST(TokenizerHash, IsOfWhatMattersForTokens) {
     const auto file = [](const std::string& name) { return nlohmann::json::parse(test::read_file(golden + name + ".json")); };
     std::set<std::string> hashes;
@@ -366,7 +366,7 @@ TEST(TokenizerHash, IsOfWhatMattersForTokens) {
     }
 }
 
-// Old files say of Metaspace add_prefix_space where new ones say prepend_scheme and split.
+// For Metaspace, old files have add_prefix_space where new ones have prepend_scheme and split.
 TEST(TokenizerHash, IsTheSameForBothSpellingsOfMetaspace) {
     auto j = nlohmann::json::parse(test::read_file(golden + "characters_unigram.json"));
     const auto hash = [&](const nlohmann::json& settings) {
@@ -378,7 +378,7 @@ TEST(TokenizerHash, IsTheSameForBothSpellingsOfMetaspace) {
         return hash({{"replacement", "\u2581"}, {"prepend_scheme", scheme}, {"split", split}});
     };
     const std::string always = written("always", true), never = written("never", true);
-    EXPECT_EQ(always, "f0205dedfa23d6f5");  // of the new spelling, which stays
+    EXPECT_EQ(always, "f0205dedfa23d6f5");  // for the new format; must never change
     EXPECT_EQ(hash({{"replacement", "\u2581"}, {"str_rep", "\u2581"}, {"add_prefix_space", true}}), always);
     EXPECT_EQ(hash({{"replacement", "\u2581"}, {"add_prefix_space", true}, {"prepend_scheme", "always"}}), always);
     EXPECT_EQ(hash(nlohmann::json::object()), always);
@@ -400,7 +400,7 @@ TEST(Prepare, SaysWhichTokenizerMadeTheData) {
     EXPECT_EQ(made.path, std::filesystem::absolute(golden + "gpt2.json").string());
 }
 
-// eval --text puts the template's tokens before a document, data have none.
+// eval --text adds the template's tokens before a document, but prepared data have none.
 TEST(Prepare, SaysThatDocumentsAreWithoutTheTemplatesTokens) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "some text\n");
@@ -447,10 +447,10 @@ TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {
     prepared(any);
     EXPECT_EQ(texts(dir / "out"), Texts{odd});
 
-    // In a long stream it shows after a megabyte; what follows would have made it few.
+    // A long stream is judged after a megabyte; the rest would have made the fraction small.
     test::write_file(dir / "a.txt", std::string(10000, '\xff') + std::string(1 << 20, 'x') + "\n" + std::string(4 << 20, 'x'));
     test::expect_error([&] { prepared(preparation(dir / "a.txt", dir / "out")); }, {"10,000 are not valid UTF-8"});
-    // Each file counts for itself.
+    // Each file is judged separately.
     test::write_file(dir / "b.txt", std::string(4 << 20, 'x'));
     test::write_file(dir / "a.txt", odd);
     PrepareOptions two = preparation(dir / "b.txt", dir / "out");
@@ -493,7 +493,7 @@ TEST(Prepare, ALineThatCannotBeUsedIsLeftOutCountedAndShown) {
     test::expect_error([&] { prepared(with(0, 1)); }, {"1 of 1 line of ", "a.jsonl:1: it is not valid JSON: at column 1: "});
     prepared(limited(with(3, 3), "50%"));
     test::expect_error([&] { prepared(limited(with(99, 1), "0%")); }, {"1 of 100 lines"});
-    test::expect_error([&] { prepared(with(1000, 500)); }, {"100 of 200 lines"});  // no need to read on
+    test::expect_error([&] { prepared(with(1000, 500)); }, {"100 of 200 lines"});  // no need to read further
     for (const char* malformed : {"", "x", "-1", "101%", "1%%", "3 lines", "nan"})
         test::expect_error([&] { prepared(limited(with(1, 0), malformed)); }, {"--max-bad-lines"});
     const std::string said = prepared(limited(with(100, 8), "10%"));

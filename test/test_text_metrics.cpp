@@ -1,5 +1,5 @@
-// How near texts are to references: numbers of sacrebleu 2.6.0, rouge-score 0.1.2, NLTK 3.10.4 and SQuAD's script on texts that
-// are hard to take apart (dev/interop/test_text_metrics.py --golden), and texts that stop.
+// Similarity of texts to references: numbers of sacrebleu 2.6.0, rouge-score 0.1.2, NLTK 3.10.4 and SQuAD's script on texts
+// that are hard to tokenize (dev/interop/test_text_metrics.py --golden), and stopping.
 #include "../llmc/data/stopping_text.h"
 #include "../llmc/data/text_metrics.h"
 
@@ -82,7 +82,7 @@ TEST(TextMetrics, Tokens13a) {
 }
 
 TEST(TextMetrics, ReferencesCanBeEmptyAndBytesCanBeAnything) {
-    EXPECT_EQ(exact_match("The", {""}), 1);  // an article alone is nothing
+    EXPECT_EQ(exact_match("The", {""}), 1);  // an article by itself counts as nothing
     EXPECT_EQ(word_f1("a", {"", "b"}), 1);
     EXPECT_EQ(word_f1("b", {""}), 0);
     const std::string bytes = "caf\xe9 \xff\xfe";
@@ -111,14 +111,14 @@ TEST(TextMetrics, PorterStems) {
 TEST(StoppingText, EndsBeforeTheFirstStop) {
     StoppingText text({"\n\n", "END"});
     EXPECT_FALSE(text.add("one\ntwo E"));
-    EXPECT_EQ(text.take(), "one\ntwo ");  // E may begin a stop
+    EXPECT_EQ(text.take(), "one\ntwo ");  // E may start a stop
     EXPECT_FALSE(text.add("N"));
     EXPECT_EQ(text.take(), "");
     EXPECT_TRUE(text.add("D and\n\nmore"));
     EXPECT_EQ(text.take(), "");
     StoppingText open({"END"});
     EXPECT_FALSE(open.add("E\xe3\x81"));
-    EXPECT_EQ(open.take(), "E");  // no part of a character
+    EXPECT_EQ(open.take(), "E");  // never part of a character
     open.end();
     EXPECT_EQ(open.take(), "\xe3\x81");
 }

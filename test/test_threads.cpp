@@ -1,5 +1,5 @@
-// How many threads a rank gets: cores behind CPUs, shares of ranks that are bound or not, limits of containers. And that they
-// share an op: every task once, loops one after another, whichever threads come.
+// Number of threads of a rank: physical cores of CPUs, shares of bound and unbound ranks, limits of containers. And threads
+// sharing an op: every task once, loops in order, whichever threads take part.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -39,7 +39,7 @@ TEST(Threads, HyperthreadsAreOneCore) {
     siblings(3, "2-3");
     EXPECT_EQ(cpu::cores_of({0, 1, 2, 3, 4, 5}, system / ""), Cores({0, 1, 2}));
     EXPECT_EQ(cpu::cores_of({4, 5}, system / ""), Cores({0, 1}));
-    EXPECT_EQ(cpu::cores_of({3, 7}, system / ""), Cores({2, 7}));  // of 7 the system says nothing
+    EXPECT_EQ(cpu::cores_of({3, 7}, system / ""), Cores({2, 7}));  // the system has no information on 7
 }
 
 // A made-up /proc/self and the control groups that it names.
@@ -175,11 +175,11 @@ TEST(Threads, OfThisProcess) {
     const Cores usable = cpu::usable_cpus(), possible = cpu::possible_cpus();
     EXPECT_FALSE(usable.empty());
     EXPECT_TRUE(std::includes(possible.begin(), possible.end(), usable.begin(), usable.end()));
-    EXPECT_EQ(cpu::usable_cpus(), usable);  // possible_cpus() has put them back
+    EXPECT_EQ(cpu::usable_cpus(), usable);  // possible_cpus() has restored the mask
     EXPECT_LE(cpu::cores_of(usable).size(), usable.size());
 }
 
-// Loops of few and of many tasks, each of which needs what all tasks of the loop before have written.
+// Loops of few and of many tasks; each task needs the results of all tasks of the previous loop.
 void expect_loops_in_order(int threads, const std::function<void(int member, int loop, int64_t task)>& meanwhile = nullptr) {
     const std::vector<int64_t> sizes = {5, 1, 0, 64, 3, 1000, 2, 17};
     std::vector<std::vector<int>> done;
@@ -205,7 +205,7 @@ TEST(Team, DoesEveryTaskOnceAndLoopsInOrder) {
         for (int round = 0; round < 20; round++) expect_loops_in_order(threads);
 }
 
-// Who takes the first task of the second part keeps it until all others are done, of that part, too.
+// The thread with the first task of the second part blocks until all others are done, including the rest of that part.
 TEST(Team, OthersDoWhatALateThreadLeaves) {
     constexpr int64_t tasks = 100;
     std::atomic<int> done{0};
@@ -221,13 +221,13 @@ TEST(Team, OthersDoWhatALateThreadLeaves) {
     EXPECT_EQ(done, tasks);
 }
 
-// A thread that is not there at all: it comes back when the op is over, and shares the next one.
+// A thread that is absent: it returns when the op is over, and takes part in the next one.
 TEST(Team, NobodyWaitsForAThreadThatHasNoTask) {
     for (int round = 0; round < 3; round++)
         expect_loops_in_order(2, [&](int member, int, int64_t) {
             if (member == 1) std::this_thread::sleep_for(std::chrono::microseconds(100));
         });
-    for (int op = 0; op < 2000; op++) {  // so short that the second thread often finds it over
+    for (int op = 0; op < 2000; op++) {  // so short that the second thread often comes too late
         int64_t sum = 0;
         cpu::Team::run(2, [&](cpu::Team::Member& me) { me.share(1, [&](int64_t) { sum++; }); });
         ASSERT_EQ(sum, 1);
@@ -245,7 +245,7 @@ TEST(Team, OneOfEachThreadThatCallsAnOp) {
         });
     });
     EXPECT_EQ(inner, 10);
-    // Whichever thread of a team it is that comes to an op within an op: it makes no further threads.
+    // An op within an op creates no further threads, whichever thread of a team runs it.
     const auto threads = [] {
         namespace fs = std::filesystem;
         return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
@@ -261,7 +261,7 @@ TEST(Team, OneOfEachThreadThatCallsAnOp) {
     });
 }
 
-// How a copy of this process ends that does this.
+// How a forked copy of this process ends after calling f.
 int end_of_copy(const std::function<void()>& f) {
     fflush(nullptr);
     const pid_t copy = fork();
@@ -298,7 +298,7 @@ TEST(Team, DoesWithFewerThreadsWhereThereAreNoMore) {
 }
 #endif
 
-// Those of OpenMP, which load files, would with OMP_WAIT_POLICY=active spin beside a team's for ever.
+// With OMP_WAIT_POLICY=active, OpenMP's threads, used to load files, would spin forever next to a team's.
 TEST(Team, OpenMpsThreadsEndWhereItBegins) {
     const auto threads = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}); };
     std::thread([&] {
@@ -310,7 +310,7 @@ TEST(Team, OpenMpsThreadsEndWhereItBegins) {
     }).join();
 }
 
-// OpenMP's variables are read when a program starts: this one starts itself.
+// OpenMP reads its variables at program start, so this test starts its own program again.
 TEST(Team, LiesApartWhereOpenMpBinds) {
     if (omp_get_proc_bind() == omp_proc_bind_false) {
         const std::string itself = std::filesystem::read_symlink("/proc/self/exe").string();

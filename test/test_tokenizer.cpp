@@ -1,5 +1,5 @@
-// The tokenizer against Hugging Face's: the same vocabulary and merges learned from the same text, the same encodings of texts
-// in many scripts (test/golden/tokenizer, made by dev/ref/tokenizer_golden.py); any bytes come back from encode and decode;
+// The tokenizer compared with Hugging Face's: the same vocabulary and merges learned from the same text, the same encodings
+// of texts in many scripts (test/golden/tokenizer, from dev/ref/tokenizer_golden.py); any bytes survive encode and decode;
 // damaged files are refused by name.
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ BpeTrainer trained(const std::string& name, int vocab_size) {
     return trainer;
 }
 
-// More distinct pieces than its table has places, with zeros in them and longer than its keys.
+// More distinct pieces than its table has slots, containing zeros and longer than its keys.
 TEST(PieceCounter, CountsAsAMapDoes) {
     std::mt19937 rng(3);
     const auto below = [&](size_t n) { return rng() % n; };
@@ -85,7 +85,7 @@ TEST(Tokenizer, EncodesLikeHuggingFace) {
     }
 }
 
-// Each feature of tokenizer.json that is not refused, on texts made to tell right from wrong.
+// Each supported feature of tokenizer.json, on texts made to detect differences.
 TEST(Tokenizer, EncodesEveryFeatureLikeHuggingFace) {
     const auto good = read_json(golden + "gpt2.json"), golden_values = read_json(golden + "variants.json");
     const auto texts = golden_values["texts"].get<std::vector<std::string>>();
@@ -125,14 +125,14 @@ TEST(Tokenizer, AnyBytesComeBack) {
             EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << name;
         for (int round = 0; round < 300; round++) {
             std::string text(random() % 200, ' ');
-            // Half of the bytes from the range where UTF-8 sequences live, so that valid and broken ones both occur.
+            // Half of the bytes from the range of UTF-8 sequences, so that valid and broken ones both occur.
             for (char& c : text) c = (char)(random() % 2 ? random() % 256 : 0x80 + random() % 0x70);
             EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << name << ", round " << round;
         }
     }
 }
 
-// Both ways to merge, for short and for long pieces, follow the definition: always the pair learned first.
+// Both merge algorithms, for short and for long pieces, follow the definition: always the earliest learned pair first.
 TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
     const Tokenizer tokenizer = Tokenizer::load(golden + "gpt2.json");
     const auto merges = read_json(golden + "gpt2.json")["model"]["merges"];
@@ -173,8 +173,8 @@ TEST(Tokenizer, LongPiecesMergeLikeShortOnes) {
     }
 }
 
-// Vocabularies of a few letters, in which merges conflict at every place. Some have two merges to the same token, some a merge
-// before those of its parts, of which finish() says that they are not encoded from left to right.
+// Vocabularies of a few letters, with conflicting merges everywhere. Some have two merges to the same token, some a merge
+// before its parts' merges, for which finish() reports that they are not encoded from left to right.
 TEST(BytePairEncoder, FromLeftToRightTheTokensOfMerging) {
     std::mt19937 random(5);
     const auto below = [&](size_t n) { return (size_t)random() % n; };
@@ -246,7 +246,7 @@ TEST(Tokenizer, IdsBeyondItsOwnHaveANameAndNoText) {
     test::expect_error([&] { tokenizer.check_fits(599); }, {"gpt2.json", "600 tokens", "599", "lacks the token 599"});
 }
 
-// Added tokens for which the model has no embeddings are no longer found; what text or its frame needs is refused.
+// Added tokens without embeddings in the model are no longer matched; if text or its template needs them, that is an error.
 TEST(Tokenizer, FitsAModelThatLacksAddedTokens) {
     const test::TemporaryDirectory dir;
     auto j = read_json(golden + "gpt2.json");
@@ -289,7 +289,7 @@ TEST(Tokenizer, FitsAModelThatLacksAddedTokens) {
                                 {"single", {{{"SpecialToken", {{"id", "<image>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
                                 {"special_tokens", {{"<image>", {{"ids", {600}}}}}}};
     refused(load(framed), 600, "600, '<image>'");
-    // The last piece of the vocabulary is an added token, too.
+    // The last piece of the vocabulary is also an added token.
     auto learned = read_json(golden + "llama3.json");
     learned["added_tokens"].push_back({{"id", 596}, {"content", "ish"}});
     for (const char* name : {"\u0120she", "\u0120nak", "\u0120name"}) learned["model"]["vocab"].erase(name);
@@ -298,8 +298,8 @@ TEST(Tokenizer, FitsAModelThatLacksAddedTokens) {
     refused(load(learned), 596, "596, 'ish'");
 }
 
-// tokenizer_config.json names the tokens that begin and end a text. What is put around a text is the template's alone, but for
-// classes of transformers that make a template of their own.
+// tokenizer_config.json names the tokens at the start and end of a text. Only the template defines what is added around a
+// text, except for transformers classes with a template of their own.
 TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
     const test::TemporaryDirectory dir;
     auto j = read_json(golden + "gpt2.json");
@@ -345,7 +345,7 @@ TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
     EXPECT_EQ(roles(R"({"bos_token": "<|bos|>"})"), (std::pair{600, 601}));
 }
 
-// In Gemma's vocabulary </s> is a tag of HTML.
+// In Gemma's vocabulary </s> is an HTML tag.
 TEST(Tokenizer, OnlySpecialTokensEndATextByTheirName) {
     const test::TemporaryDirectory dir;
     const auto roles = [&](const std::vector<std::pair<std::string, bool>>& added) {
@@ -363,7 +363,7 @@ TEST(Tokenizer, OnlySpecialTokensEndATextByTheirName) {
     EXPECT_EQ(roles({{"</s>", false}, {"<s>", false}}), (std::pair{-1, -1}));
 }
 
-// A normalizer may shorten a text; what is lost are bytes without a token.
+// A normalizer may shorten a text; only bytes without a token count as lost.
 TEST(Tokenizer, CountsLostBytes) {
     const test::TemporaryDirectory dir;
     auto j = read_json(golden + "gpt2.json");
@@ -385,15 +385,15 @@ TEST(Tokenizer, CountsLostBytes) {
     EXPECT_EQ(lost("a\1bb\1"), 2);
 }
 
-// ---- long runs, and patterns that take long --------------------------------------------------------------------------------
+// ---- long runs, and slow patterns ------------------------------------------------------------------------------------------
 std::vector<std::string_view> pieces_of(const PreTokenizer& p, std::string_view text) {
     std::vector<std::string_view> pieces;
     p.split(text, [&](std::string_view piece) { pieces.push_back(piece); });
     return pieces;
 }
 
-// A run of spaces is one piece, but for the space before a word. Llama-3's pattern needs more steps for 12 million of them than
-// PCRE2 allows by itself.
+// A run of spaces is one piece, except the space before a word. For 12 million of them Llama-3's pattern needs more steps
+// than PCRE2's default limit.
 TEST(PreTokenizer, TwelveMillionOfAKind) {
     const size_t n = 12000000;
     std::string mixed(n, ' ');
@@ -408,15 +408,15 @@ TEST(PreTokenizer, TwelveMillionOfAKind) {
         EXPECT_EQ(pieces_of(p, letters), std::vector<std::string_view>{letters}) << name;
         const std::vector<std::string_view> pieces = pieces_of(p, spaces + "a");
         ASSERT_EQ(pieces.size(), 2u) << name;
-        EXPECT_EQ(pieces[0].size(), n - 1) << name;  // the last one goes with the letter
-        // Llama-3's \s*[\r\n]+ ends at the last newline; GPT-2's \s+ does not end.
+        EXPECT_EQ(pieces[0].size(), n - 1) << name;  // the last one belongs to the letter
+        // Llama-3's \s*[\r\n]+ ends at the last newline; GPT-2's \s+ does not.
         const size_t last_newline = name == std::string("gpt2") ? n : mixed.rfind('\n') + 1;
         EXPECT_EQ(pieces_of(p, mixed).at(0).size(), last_newline) << name;
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
-// Tokens of 2, 4, ... 64 spaces: a run becomes as many of the longest as fit, then the shorter ones.
+// Tokens of 2, 4, ... 64 spaces: a run becomes as many of the longest as fit, then shorter ones.
 TEST(Tokenizer, TwoMillionSpaces) {
     auto j = read_json(golden + "llama3.json");
     auto& vocabulary = j["model"]["vocab"];
@@ -438,7 +438,7 @@ TEST(Tokenizer, TwoMillionSpaces) {
     for (size_t i = 0; i < n / 64; i++) ASSERT_EQ(tokenizer.token_bytes(tokens[i]).size(), 64u) << i;
 }
 
-// Looking nearby first and at the whole text only where that is not enough finds what looking at the whole text finds.
+// Searching nearby first, and the whole text only if needed, gives the same result as searching the whole text.
 TEST(PreTokenizer, NearOrFarTheSamePieces) {
     const auto whole = [](const std::string& pattern, const std::string& text) {
         int error = 0;
@@ -487,7 +487,7 @@ TEST(PreTokenizer, APatternThatTakesTooLongIsRefused) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
-// What Oniguruma reads in another way than PCRE2, and cannot be said there.
+// Patterns that Oniguruma reads differently from PCRE2 and that cannot be translated.
 TEST(PreTokenizer, RefusesWhatPcre2ReadsInAnotherWay) {
     for (const std::string pattern :
          {"[a-z&&[^b]]", "[a[^b]]", "[[:^alpha:]]", "[\\W]", "a(?i)b|c", "(?x) a", "(?i:ss)", "(?i:é)", "\\xe9", "\\Qa.\\E",
@@ -582,7 +582,7 @@ TEST(Tokenizer, RefusesHostileFiles) {
         j["model"]["vocab"]["far"] = id;
         expect_refused(j, "ids must be");
     }
-    // An added token may repeat a token of the vocabulary, not give it another text: then decode(encode(x)) would not be x.
+    // An added token may repeat a token of the vocabulary, but not change its text: decode(encode(x)) would differ from x.
     const int a = good["model"]["vocab"]["a"];
     j = good;
     j["added_tokens"].push_back({{"id", a}, {"content", "zzz"}});
@@ -595,7 +595,7 @@ TEST(Tokenizer, RefusesHostileFiles) {
     j = good;
     j["added_tokens"].push_back({{"id", a}, {"content", "a"}});
     EXPECT_EQ(load(j).encode("a"), std::vector<int>{a});
-    // A space as it is stands for itself only in special tokens: the byte's token is written with another character.
+    // A literal space is itself only in special tokens: the byte's token uses another character.
     j = good;
     j["model"]["vocab"][" "] = (int)good["model"]["vocab"].size();
     for (auto& token : j["added_tokens"])
@@ -611,13 +611,13 @@ TEST(Tokenizer, RefusesHostileFiles) {
 TEST(Tokenizer, RefusesAPipeAndADevice) {
     const test::TemporaryDirectory dir;
     ASSERT_EQ(mkfifo((dir / "tokenizer.json").c_str(), 0600), 0);
-    alarm(60);  // instead of waiting for ever
+    alarm(60);  // instead of waiting forever
     test::expect_error([&] { Tokenizer::load(dir / ""); }, {dir / "/tokenizer.json", "regular file"});
     test::expect_error([&] { Tokenizer::load("/dev/zero"); }, {"/dev/zero", "regular file"});
     alarm(0);
 }
 
-// Patterns that would never come to an end of the text, or cut characters in two.
+// Patterns that would never reach the end of the text, or cut characters in two.
 TEST(Tokenizer, RefusesPatternsThatDoNotCutText) {
     const auto pieces = [](const std::string& pattern, const std::string& text) {
         std::vector<std::string> found;
@@ -628,7 +628,7 @@ TEST(Tokenizer, RefusesPatternsThatDoNotCutText) {
         test::expect_error([&] { pieces(pattern, "xaab"); }, {pattern, "empty"});
     for (const std::string pattern : {"\\C", "(?<=\\Ka)b", "(?=a\\K)", "(", "[", "(?<n>", "a{99999}"})
         test::expect_error([&] { pieces(pattern, "é"); }, {pattern, "not understood"});
-    EXPECT_EQ(pieces("(a+)|(b)", "xaab"), (std::vector<std::string>{"x", "aa", "b"}));  // groups are no obstacle
+    EXPECT_EQ(pieces("(a+)|(b)", "xaab"), (std::vector<std::string>{"x", "aa", "b"}));  // groups are allowed
     EXPECT_EQ(pieces("xa\\Ka", "xaab"), (std::vector<std::string>{"xa", "a", "b"}));
 }
 

@@ -1,5 +1,5 @@
-// The search for a layout against trying all: the same fastest, the same front, and memory as the trainer plans it, on several
-// models and numbers of ranks; what is refused and why.
+// The search for a layout compared with trying all: the same fastest, the same front, and memory as planned by the trainer,
+// on several models and numbers of ranks; and the reasons for rejections.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ Strings with(Strings a, const Strings& b) {
     return a;
 }
 
-// All that the search is about, with the trainer's own memory.
+// Everything the search works on, with the trainer's own memory plan.
 struct Searched {
     World world = World::join();
     Run run;
@@ -64,7 +64,7 @@ struct Searched {
         for (const RankMemory& m : memory_of_stages(run, p, problem.ranks[0])) most = std::max(most, (double)m.bytes);
         return most;
     }
-    // (seconds, bytes) of a layout as the trainer and the planner have them; throws Error if it is not possible.
+    // (seconds, bytes) of a layout from the planner and the trainer; throws Error if it is impossible.
     std::pair<double, double> known(const Layout& l) const {
         TrainOptions p = run.o;
         l.apply(p);
@@ -92,7 +92,7 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
     const Searched s(GetParam());
     const FoundLayouts found = search_layouts(s.problem);
     ASSERT_FALSE(found.fit.empty());
-    // Each that fits has the memory that the trainer plans, and no bound above its time.
+    // Each layout that fits has the memory planned by the trainer, and no lower bound above its time.
     std::vector<Point> all;
     for (const Candidate& c : found.fit) {
         const auto [seconds, bytes] = s.known(c.layout);
@@ -104,8 +104,8 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
         }
         all.push_back({seconds, bytes});
     }
-    // Everything else is tried here, and does not fit or is not possible.
-    // With 256 rows of logits if it does not fit with all; no micro-batch has more than 512.
+    // Everything else is tried here, and does not fit or is impossible. With 256 rows of logits if it does not fit with
+    // all; no micro-batch has more than 512.
     size_t possible = 0, few_rows = 0;
     const bool given = GetParam().arguments.back() == "full";
     std::vector<std::array<std::string, 3>> settings;
@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
         return name;
     });
 
-// Where a policy fits and the weaker one before it does not, the fewest layers that must have it are sought.
+// If a policy fits and the weaker one before it does not, the search finds the smallest number of layers that need it.
 TEST(Search, RecomputesAsFewLayersAsFit) {
     const Searched wide({"", small, 1, 1e9});
     std::map<std::string, double> bytes;  // of a micro-batch of 16 with each policy
@@ -196,7 +196,7 @@ TEST(Search, RecomputesAsFewLayersAsFit) {
     }
 }
 
-// The optimizer's state goes to the host where not all fits, unless its place is given.
+// The optimizer's state moves to the host if not everything fits, unless its place is given.
 TEST(Search, KeepsStateOnTheHostWhereMemoryIsShort) {
     const Strings buckets = with(small, {"--ddp-bucket-size", "8192"});
     Searched wide({"", buckets, 1, 1e9}), narrow({"", buckets, 1, 4.5e6});
@@ -217,7 +217,7 @@ TEST(Search, KeepsStateOnTheHostWhereMemoryIsShort) {
     EXPECT_EQ(search_layouts(given.problem).fit.size(), resident.fit.size());
 }
 
-// A number of rows of logits that is tried only after the state has gone to the host has the memory that the trainer plans.
+// A number of logit rows that is tried only after offloading the state has the memory planned by the trainer.
 TEST(Search, CountsRowsOfLogitsWithStateOnTheHost) {
     Searched s({"",
                 with(small, {"--ddp-bucket-size", "8192", "--seq-length", "128", "--micro-batch-size", "16", "--vocab-size",
@@ -256,7 +256,7 @@ TEST(Search, WhatIsGivenStays) {
     EXPECT_EQ(pipelines, (std::set<int>{1, 2}));
 }
 
-// Memory of libraries counts where it is decided what fits.
+// Deciding what fits includes the memory of libraries.
 TEST(Search, CountsTheMemoryOfLibraries) {
     const Strings arguments = with(small, {"--micro-batch-size", "2", "--recompute-granularity", "none", "--zero", "0"});
     Searched s({"", arguments, 4, 1e9});

@@ -1,4 +1,4 @@
-// llmc/base/unicode.h: normal forms of Unicode and the classes of characters.
+// llmc/base/unicode.h: Unicode normalization forms and character classes.
 #include <gtest/gtest.h>
 
 #include "../llmc/base/unicode.h"
@@ -26,7 +26,7 @@ TEST(Unicode, PartsThatAreUtf8) {
 TEST(Unicode, White) {
     size_t n = 0;
     for (int32_t c = -1; c < 0x110000; c++) n += is_space(c);
-    EXPECT_EQ(n, 25u);  // as PropList.txt counts
+    EXPECT_EQ(n, 25u);  // from PropList.txt
     EXPECT_TRUE(is_space(0x3000) && is_space(0x85) && !is_space(0x200b) && !is_space(0x180e));
 }
 
@@ -51,7 +51,7 @@ TEST(Unicode, NormalForms) {
          "\u0635\u0644\u0649 \u0627\u0644\u0644\u0647 \u0639\u0644\u064a\u0647 \u0648\u0633\u0644\u0645"},
         {"\U0001d15e", "\U0001d157\U0001d165", "\U0001d157\U0001d165", "\U0001d157\U0001d165", "\U0001d157\U0001d165"},
         {"e\u0301\xff\u0301\xe3\x81 e\u0301", "\u00e9\xff\u0301\xe3\x81 \u00e9", "e\u0301\xff\u0301\xe3\x81 e\u0301",
-         "\u00e9\xff\u0301\xe3\x81 \u00e9", "e\u0301\xff\u0301\xe3\x81 e\u0301"},  // what is not UTF-8 stays as it is
+         "\u00e9\xff\u0301\xe3\x81 \u00e9", "e\u0301\xff\u0301\xe3\x81 e\u0301"},  // invalid UTF-8 stays unchanged
     };
     for (const auto& row : rows) {
         EXPECT_EQ(normalize_unicode(row.text, NormalForm::nfc), row.nfc) << row.text;
@@ -63,7 +63,7 @@ TEST(Unicode, NormalForms) {
     EXPECT_EQ(normalize_unicode(nul, NormalForm::nfkc), nul);
 }
 
-// The identities of UAX 15, on random text that is half ASCII, with bytes that are not UTF-8.
+// The identities of UAX 15, on random text that is half ASCII, with invalid UTF-8.
 TEST(Unicode, FormsOfForms) {
     uint64_t state = 1;
     const auto random = [&](uint64_t n) {
@@ -93,7 +93,7 @@ TEST(Unicode, FormsOfForms) {
     }
 }
 
-// A letter with 200,000 accents whose order is wrong: sorted, in a time that does not grow with their square.
+// A letter with 200,000 accents in wrong order is sorted in less than quadratic time.
 TEST(Unicode, ManyAccentsOnALetter) {
     std::string text = "a", above, below;
     for (int i = 0; i < 100000; i++) text += "\u0301\u0316";

@@ -1,5 +1,5 @@
-// Which matrix unit multiplies: the fastest of measured rates, which are kept; what the user asks for and what a checkpoint
-// says come before; ranks on CPUs of one model agree.
+// The choice of the matrix unit: the fastest by measured, cached rates; the user's choice and a checkpoint's have priority;
+// ranks on CPUs of the same model agree.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -14,7 +14,7 @@ using cpu::AnyUnit;
 using cpu::Products;
 using cpu::detail::UnitRates;
 
-// A cache folder of its own, and no unit that the environment asks for.
+// A cache folder of its own, and no unit from the environment.
 struct UnitChoice : testing::Test {
     std::string folder = testing::TempDir() + "unit_choice", file = folder + "/train_gpt/matrix_unit.json";
     std::optional<std::string> cache, unit;
@@ -52,14 +52,14 @@ std::vector<std::string> choose(const std::string& asked = "", const std::vector
     return record;
 }
 
-// All units at a rate, but one faster.
+// All units at the same rate, except one faster unit.
 UnitRates rates_with_best(Products kind, const std::string& best) {
     UnitRates rates;
     for (const AnyUnit unit : cpu::matrix_units<floatX>(kind)) rates[name_of(unit)] = 1e9;
     rates.at(best) = 2e9;
     return rates;
 }
-// What is kept says that portable is the fastest.
+// Cached rates in which portable is the fastest.
 void keep_portable(const std::string& file) {
     nlohmann::json kept;
     for (const Products kind : kinds) kept[cpu::detail::rates_key(kind)] = rates_with_best(kind, "portable");
@@ -109,7 +109,7 @@ TEST_F(UnitChoice, RatesAreKept) {
     EXPECT_EQ(choose()[2], "portable");
 }
 
-// Of another CPU or build, damaged, or without a unit that there is now.
+// Rates of another CPU or build, damaged ones, or without a unit that now exists.
 TEST_F(UnitChoice, KeptRatesThatAreNotOfUse) {
     choose();
     for (const char* text : {"", "{", "[]", "null", "{\"1; bf16\": {\"AVX2\": 1e12}}"}) {
@@ -144,7 +144,7 @@ TEST_F(UnitChoice, TheUsersComesFirstThenTheCheckpoints) {
             EXPECT_EQ(choose("", before)[place], "portable");
         }
     const std::string first = name_of(cpu::matrix_units<floatX>(Products::layers)[0]);
-    setenv("TRAIN_GPT_MATRIX_UNIT", first.c_str(), 1);  // in place of the fastest
+    setenv("TRAIN_GPT_MATRIX_UNIT", first.c_str(), 1);  // replaces the fastest
     EXPECT_EQ(choose()[1], first);
     EXPECT_EQ(choose("portable")[1], "portable");
     EXPECT_EQ(choose("", {cpu::detail::cpu_model(), "portable", "portable"})[1], "portable");
@@ -170,7 +170,7 @@ TEST_F(UnitChoice, TheUsersComesFirstThenTheCheckpoints) {
     }
 }
 
-// The second of three ranks on such a CPU has the first one's choice, and measures nothing; the third has another CPU. The
+// The second of three ranks has the first one's CPU model and choice, and measures nothing; the third has another CPU. The
 // first one's virtual machine may have other units.
 TEST_F(UnitChoice, RanksAgree) {
     const std::string model = cpu::detail::cpu_model();

@@ -1,6 +1,7 @@
-// Virtual tokens, in double: they compute what real tokens with the same embeddings do; every gradient against finite
-// differences, with and without an encoder, an MLP or an LSTM, for families with each kind of position; conversations in one
-// sequence compute what each alone does; recomputation gives the same bits, and what is frozen stays as it is.
+// Virtual tokens in double: they compute the same as real tokens with these embeddings; every gradient compared with finite
+// differences, with and without an encoder, an MLP or an LSTM, for families with each kind of position; conversations
+// packed into a sequence compute the same as separate ones; recomputation gives the same bits, and frozen weights stay
+// unchanged.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -44,7 +45,7 @@ struct Fixture {
     Batch batch;
     double targets;
 
-    // before: tokens that stand before those of every sequence, and are no targets.
+    // before: tokens that precede every sequence's own, and are not targets.
     explicit Fixture(const ModelConfig& c, Recompute recompute = Recompute::none, const std::vector<int>& before = {})
         : Fixture(c, text(c, before), recompute) {}
     Fixture(const ModelConfig& c, const Batch& given, Recompute recompute) : m(c), batch(given) {
@@ -128,8 +129,8 @@ TEST(VirtualTokens, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
     }
 }
 
-// Conversations of these lengths, those of a row in one sequence of T tokens behind n virtual ones, each with virtual tokens of
-// its own.
+// Conversations of these lengths: each row's in one sequence of T tokens, after n virtual tokens; each conversation has its
+// own virtual tokens.
 Batch conversations(const std::vector<std::vector<int>>& rows, int T, int n, int V) {
     Batch batch;
     batch.B = (int)rows.size();
@@ -198,12 +199,12 @@ TEST(VirtualTokens, MicroBatchesAddAndRecomputationKeepsTheBits) {
         }
         gradients(none, Acc::Add);
         for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
-        gradients(none, Acc::Set);  // the next step's
+        gradients(none, Acc::Set);  // for the next step
         EXPECT_EQ(memcmp(once.data(), none.grads(), once.size() * sizeof(real)), 0);
     }
 }
 
-// From the cache, one token after another, as by the whole forward pass.
+// From the cache, token by token, as from the whole forward pass.
 TEST(VirtualTokens, AreInTheContextOfAGeneratedText) {
     for (const Case& k : cases) {
         const ModelConfig c = tiny(k.family, k.count, k.encoder_width, k.lstm);
@@ -257,7 +258,7 @@ TEST(VirtualTokens, TablesHavePeftsNames) {
     EXPECT_EQ(table.rows[0].hf[0].name, "prompt_embeddings");
     Part last = whole_model(c);
     last.first = false;
-    EXPECT_EQ(trained_table(c, last).size, 0u);  // another stage's
+    EXPECT_EQ(trained_table(c, last).size, 0u);  // on another stage
 }
 
 }  // namespace
