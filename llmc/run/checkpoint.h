@@ -504,7 +504,7 @@ inline std::string verify_weights(const std::string& model, int rank, int ranks)
         return begins_with(file, "model.") || begins_with(file, "model-") || begins_with(file, "adapter_model");
     });
 }
-// The first problem that judge() finds on a rank, or "". Where a rank could not read a file, nothing is judged: all ranks throw.
+// Returns the first problem that judge() finds on a rank, or "". If a rank cannot read a file, all ranks throw.
 template <class Judge>
 std::string judge_together(World& world, Judge judge) {
     std::string problem, unreadable;
