@@ -298,8 +298,8 @@ public:
         release();
     }
 
-    // Takes the lock again if its file or the directory was deleted in the meantime. Throws DirectoryTaken if another run has the
-    // lock or has had it since: then the directory belongs to that run.
+    // Takes the lock again if its file or the directory was deleted in the meantime. Throws DirectoryTaken if another run has
+    // the lock or has had it since: then the directory belongs to that run.
     void hold() {
         const std::lock_guard<std::mutex> guard(mutex_);
         const bool same = fd_ >= 0 && is_path();
