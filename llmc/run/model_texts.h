@@ -174,9 +174,9 @@ inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* t
 // model's (adapter.h).
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
     using json = nlohmann::ordered_json;
-    const auto write_json = [&](const char* name, const json& j) { written.write(dir + "/" + name, j.dump(2) + "\n"); };
-    for (const auto& [name, text] : t.files) written.write(dir + "/" + name, text);
-    if (!c.adapted()) write_json("config.json", to_hf_config(c, t.dtype, t.ids));
+    auto files = t.files;  // each is written once: the disk is compared with it
+    const auto set_json = [&](const char* name, const json& j) { files[name] = j.dump(2) + "\n"; };
+    if (!c.adapted()) set_json("config.json", to_hf_config(c, t.dtype, t.ids));
     const auto id = [&](const char* key) { return t.ids.value(key, json()); };
     json generation = {{"do_sample", true}};
     if (!t.files.count("generation_config.json")) {
@@ -191,7 +191,7 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
         generation["eos_token_id"] = ends.size() == 1 ? json(ends[0]) : json(ends);
     }
     if (!c.adapted() && (t.turn_end >= 0 || !t.files.count("generation_config.json")))
-        write_json("generation_config.json", generation);
+        set_json("generation_config.json", generation);
     if (t.has_tokenizer && !t.files.count("tokenizer_config.json")) {
         // Without model_input_names, transformers 4 passes token_type_ids to the model, which GPT-2 adds to the embeddings.
         json settings = {{"tokenizer_class", t.files.count("tokenizer.json") ? "PreTrainedTokenizerFast" : "LlamaTokenizer"},
@@ -200,8 +200,9 @@ inline void write_model_texts(const std::string& dir, const ModelConfig& c, cons
                          {"clean_up_tokenization_spaces", false}};
         if (!t.bos_token.empty()) settings["bos_token"] = t.bos_token;
         if (!t.eos_token.empty()) settings["eos_token"] = t.eos_token;
-        write_json("tokenizer_config.json", settings);
+        set_json("tokenizer_config.json", settings);
     }
+    for (const auto& [name, text] : files) written.write(dir + "/" + name, text);
 }
 
 // The tokenizer of a model's directory with this vocabulary; null if there is none that can be used. Tokenized data needs none,
