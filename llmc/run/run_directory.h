@@ -320,14 +320,15 @@ private:
         return format("%d %016llx %s %s", (int)getpid(), (unsigned long long)word, start_of_process(getpid()).c_str(),
                       world_detail::host_name().c_str());
     }
-    // When this machine started the process, in its clock's ticks since it was booted; "" if there is no such process.
+    // When this machine started the process, in its clock's ticks since it was booted; "" if there is no such process or it has
+    // ended, and its parent (after a kill, that of mpirun) has not noticed yet.
     static std::string start_of_process(int pid) {
         std::string text;
         std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
         std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
         std::string field;
-        for (int i = 3; i <= 22; i++)  // numbers of proc(5); the second is the name, in parentheses
-            if (!(fields >> field)) return "";
+        for (int i = 3; i <= 22; i++)  // numbers of proc(5); the second is the name, in parentheses, the third the state
+            if (!(fields >> field) || (i == 3 && (field == "Z" || field == "X"))) return "";
         return field;
     }
     static Strings words_of(const std::string& line) {
