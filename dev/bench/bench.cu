@@ -1,20 +1,19 @@
-// One training step, and its ops alone, each against what this machine can do, measured in the same run: on a GPU a large
-// matrix product, on a CPU the multiply-add rates of its registers; and a large copy. Medians.
+// One training step, and each of its ops, compared with the machine's limits, measured in the same run: on a GPU a large
+// matrix product, on a CPU its multiply-add rate; and a large copy. Medians.
 //   make bench            BACKEND=cpu|cuda  PRECISION=bf16|fp32
 //   build/.../bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]
 //   build/.../bench --profile PRESET B[,B...] T [none|selective|full] [LAYERS] [--fp8]   the ops of a step: share and bound
-//   build/.../bench --generate PRESET        tokens per second, one after another
-//   build/.../bench --units                  on a CPU: each matrix unit that it has, GFLOP/s of layers and attention
+//   build/.../bench --generate PRESET        tokens per second, by batch size
+//   build/.../bench --units                  on a CPU: each available matrix unit, GFLOP/s of layers and attention
 //   build/.../bench --bounds | --gemms | --attention    on a GPU: see gemms.h, attention_bench.h; with these and --profile:
 //                                            --seconds N, --json
-// For dev/bench/cpu.py, which measures other programs' steps in turn with ours; descriptions are lines of KEY=VALUE:
-//   bench --machine               this program and the machine's bounds
+// For dev/bench/cpu.py, which alternates other programs' steps with ours; descriptions are lines of KEY=VALUE:
+//   bench --machine               this program and the machine's limits
 //   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
-//   bench --serve PRESET B T      prints "ready"; for each line with a count on stdin takes that many steps and prints each
-//                                 one's milliseconds; at the end of the input prints the process's peak memory
-// On a GPU ops come first, and products are those that timing chose, as in training. The calls of a round are started one after
-// another and waited for once, so that starting them is not measured; memory that ops read is random and larger than the
-// caches.
+//   bench --serve PRESET B T      prints "ready"; for each count read from stdin runs that many steps and prints the
+//                                 milliseconds of each; at the end of the input prints the peak memory of the process
+// On a GPU ops come first, and products use the algorithms chosen by timing, as in training. The calls of a round are
+// launched back to back with one wait, so that launching is not measured; ops read random data larger than the caches.
 #define TRAIN_GPT_NO_MAIN
 #include <algorithm>
 #include <chrono>
@@ -27,7 +26,7 @@
 #define BENCH_ON_CPU
 #endif
 #include "timed_ops.h"
-#define be timed  // what train_gpt.cu calls
+#define be timed  // used by train_gpt.cu
 #include "../../train_gpt.cu"
 #undef be
 #include "measure.h"
@@ -70,9 +69,9 @@ void bench_linear(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         flops, 0, machine);
 }
 
-// A linear layer in bf16 and in FP8: products, quantising, and both together for a training step: three products, of which
-// the input is quantised for one and transposed for another, the gradient of the output quantised for both of backward's.
-// Weights are quantised once a step, for many micro-batches.
+// A linear layer in bf16 and in FP8: products, quantization, and both together for a training step: three products; the
+// input is quantized for one and transposed for another, the output gradient is quantized for both backward products.
+// Weights are quantized once per step, for many micro-batches.
 void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), y(ctx, (size_t)N * OC), out(ctx, (size_t)N * OC),
         dx(ctx, (size_t)N * IC);
@@ -126,7 +125,7 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     printf("%-40s %10.2f times as fast as %s\n", ("FP8" + shape).c_str(), wide / narrow, precision_name);
 }
 
-// What GPT-2's layers add to their products.
+// The ops that GPT-2's layers fuse with their products.
 void bench_linear_gelu(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
     const Numbers<floatX> x(ctx, (size_t)N * IC), w(ctx, (size_t)OC * IC), b(ctx, OC), y(ctx, (size_t)N * OC),
         pre(ctx, (size_t)N * OC);
@@ -168,7 +167,7 @@ void bench_attention(be::Ctx& ctx, const Machine& machine, int B, int T, int NH,
 }
 
 #ifdef BENCH_ON_CPU
-// A row for each matrix unit: GFLOP/s of layers (forward, gradients of input and weight) and of attention (forward, backward).
+// A row per matrix unit: GFLOP/s of layers (forward, gradients of input and weight) and of attention (forward, backward).
 void bench_units(be::Ctx& ctx) {
     constexpr int layers[][3] = {{1024, 768, 3072}, {1024, 768, 768}, {2048, 192, 1024}, {2048, 512, 192}};
     constexpr int attention[][4] = {{1, 1024, 12, 64}, {8, 256, 6, 32}};  // B, T, NH, HS
@@ -211,7 +210,7 @@ void bench_units(be::Ctx& ctx) {
 }
 #endif
 
-// What is bound by memory bandwidth: bytes that must be moved, each once.
+// Ops limited by memory bandwidth: the bytes to move, each once.
 void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
     constexpr double X = sizeof(floatX), R = sizeof(real);
     const double NC = (double)s.N * s.C, NF = (double)s.N * s.F;
@@ -351,11 +350,11 @@ ModelConfig config_for(const std::string& preset, int T, int layers) {
     return c;
 }
 
-// What does not fit is halved, sequences first, then layers, until it does; the row says what was run.
+// Halves a size that does not fit, sequences first, then layers, until it fits; the row has the actual sizes.
 void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset, int B, int T, Recompute recompute,
                 int layers) {
     ModelConfig c = config_for(preset, T, layers);
-    const size_t available = be::available_memory() - be::available_memory() / 32;  // scratch memory comes on top
+    const size_t available = be::available_memory() - be::available_memory() / 32;  // scratch memory is needed in addition
     const auto fits = [&] { return RandomStep::planned_bytes(ctx, {c, B, T}, recompute) <= available; };
     while (B > 1 && !fits()) B /= 2;
     while (c.L > 1 && !fits()) layers = c.L = (c.L + 1) / 2;
@@ -369,7 +368,7 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
         (preset + (layers ? format(" %d layers", layers) : "")).c_str(), precision_name, B, T, B * T / seconds,
         flops * B * T / seconds / 1e12, 100 * flops * B * T / seconds / machine.flops, machine.flops_name, seconds * 1e3,
         step.forward * 1e3, step.backward * 1e3, step.update * 1e3, (double)step.planned_bytes() / 1073741824.0);
-    if (on_gpu) {  // as models are trained: many micro-batches, one update
+    if (on_gpu) {  // as in training: many micro-batches, one update
         const double later = median_seconds(
             ctx, [&] { step.micro_batch(Acc::Add); }, 1.0);
         const double tokens = 524288, rate = tokens / (seconds + later * (tokens / (B * T) - 1));
@@ -379,9 +378,8 @@ void bench_step(be::Ctx& ctx, const Machine& machine, const std::string& preset,
     fflush(stdout);
 }
 
-// The ops of a step: time, share, and what the machine allows, which is the longer of FLOPs at the bound's rate and of bytes at
-// the rate of a copy (on a CPU, of reading); above 100% where numbers come from a cache. B: several are profiled one after
-// another.
+// The ops of a step: time, share, and the machine's limit, the larger of the FLOPs at the bound's rate and the bytes at the
+// rate of a copy (on a CPU, of reading); above 100% if data come from a cache. B: several are profiled in turn.
 struct Profile {
     std::string preset;
     std::vector<int> B;
@@ -461,8 +459,8 @@ void profile(be::Ctx& ctx, const Machine& machine, const Profile& p, int B, Figu
     fflush(stdout);
 }
 
-// Texts that are written together, one token of each after another: all matrices and the keys and values so far are read once
-// for each step. Numbers of texts take turns, so that a noisy machine slows all of them down.
+// Batched generation, a token of each sequence per step: each step reads all matrices and the keys and values so far. Batch
+// sizes alternate, so that a noisy machine slows all of them down.
 void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& preset) {
     constexpr int prompt = 64, tokens = 64;
     const std::vector<int> batches = {1, 2, 4, 8};
@@ -476,7 +474,7 @@ void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& pre
         for (const int batch : batches) {
             Decoder<Generator> decoder(generator);
             double start = 0;
-            int last = 0;  // tokens of the text that joined last, whose first one comes with its prompt
+            int last = 0;  // tokens of the last sequence, whose first token comes with its prompt
             for (int i = 0; i < batch; i++)
                 decoder.add({std::vector<int>(prompt, 1), tokens, {}, (uint64_t)i, 0, {}, [&](int) {
                                  if (last == 0) start = now();
@@ -499,7 +497,7 @@ void bench_generate(be::Ctx& ctx, const Machine& machine, const std::string& pre
 }
 
 // ---- for dev/bench/cpu.py ----
-// V: with its padding, which other programs get too, so that all multiply the same matrices.
+// V: with its padding, also for other programs, so that all multiply the same matrices.
 void describe(const std::string& preset, int B, int T) {
     const ModelConfig c = config_for(preset, T, 0);
     size_t parameters = 0;
@@ -534,7 +532,7 @@ void serve(be::Ctx& ctx, const std::string& preset, int B, int T) {
     printf("%zu\n", peak_memory());
 }
 
-// What a checkpoint costs: training waits for the copy, then shares the cores with the writer until it is done. At the default
+// Cost of a checkpoint: training waits for the copy, then shares the cores with the writer until it is done. At the default
 // interval of 30 minutes the cost is at most (copy + writing) / 30 minutes.
 void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     Model m([&] {
@@ -551,7 +549,7 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
     std::vector<double> copies, writes;
     {
         Saver saver(ctx, {out, KeptCheckpoints{1}, {}, ""}, m);
-        for (int i = 0; i < 4; i++) {  // the first save also touches the memory for the first time
+        for (int i = 0; i < 4; i++) {  // the first save also touches its memory for the first time
             TrainingState state;
             state.step = i;
             const double start = now();
@@ -573,8 +571,8 @@ void bench_checkpoint(be::Ctx& ctx, const std::string& preset) {
         (double)checkpoint_bytes(m.table, {}, 2 * sizeof(real), false) / 1073741824.0, 100 * (copies[2] + writes[2]) / 1800);
 }
 
-// The GPU's bound is what its own library reaches on a large product; the CPU's what its registers can do, in bf16 where the
-// trainer stores that and the CPU is faster in it (Intel's without AMX are not).
+// The GPU's bound is its own library's rate on a large product; the CPU's is the peak of its arithmetic units, in bf16 if
+// the trainer stores that and the CPU is faster in it (Intel's without AMX are not).
 Machine measure(be::Ctx& ctx) {
     Machine machine{};
     if (on_gpu) {
@@ -593,7 +591,7 @@ Machine measure(be::Ctx& ctx) {
     const size_t n = emulated ? 1 << 16 : on_gpu ? (size_t)1 << 30 : 64 << 20;
     const Numbers<float> from(ctx, n / 4), to(ctx, n / 4);
     machine.bytes = 2.0 * (double)n / median_seconds(ctx, [&] { be::copy_rows(ctx, to, n / 64, from, n / 64, n / 64, 64); });
-    const size_t much_bytes = on_gpu ? n : 4 * n;  // beyond the caches; more only takes longer to make
+    const size_t much_bytes = on_gpu ? n : 4 * n;  // beyond the caches; more would only take longer
     const Numbers<real> much(ctx, much_bytes / sizeof(real));
     machine.read_bytes = (double)much_bytes / median_seconds(ctx, [&] { be::sum_of_squares(ctx, (real*)much, much.size()); });
     return machine;
@@ -673,7 +671,7 @@ struct Call {
     Recompute recompute(size_t i) const { return recompute_policy(i < words.size() ? words[i] : "none"); }
 };
 
-// Nothing if the arguments are not understood.
+// Nothing if the arguments are invalid.
 std::optional<Call> understood(int argc, char** argv) {
     struct Mode {
         size_t least, most;
@@ -756,7 +754,7 @@ int main(int argc, char** argv) try {
     if (mode == "--serve") return serve(ctx, call.words[0], call.number(1), call.number(2)), 0;
 
     Figures figures(call.json, call.seconds);
-    if constexpr (on_gpu) be::use_gemm_cache(ctx, "", true);  // as the trainer does by default, but kept by nobody
+    if constexpr (on_gpu) be::use_gemm_cache(ctx, "", true);  // as by default in the trainer, but not saved
     const Machine machine = measure(ctx);
     if (mode == "--machine") return print_machine(ctx, machine), 0;
     print_bounds(ctx, machine, figures);
@@ -771,7 +769,7 @@ int main(int argc, char** argv) try {
         bench_step(ctx, machine, call.words[0], call.number(1), call.number(2), call.recompute(3), call.number(4));
         return 0;
     }
-    // On a GPU a step that fails takes the device with it: ops are measured before.
+    // On a GPU a failed step makes the device unusable, so ops are measured first.
     if (on_gpu && mode != "--steps") bench_ops(ctx, machine);
     if (mode != "--ops") bench_steps(ctx, machine);
     if (!on_gpu && mode != "--steps") bench_ops(ctx, machine);

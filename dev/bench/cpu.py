@@ -1,20 +1,19 @@
-"""Speed and memory of our training step on this CPU beside PyTorch's best, and llm.c's: `make bench-cpu`.
+"""Speed and memory of our training step on this CPU, PyTorch's best, and llm.c's: `make bench-cpu`.
 
-Programs that are compared wait for each other: in every round each takes some steps while the rest sleep, so that what the
-machine does besides, and how warm it is, falls on all alike. Figures are medians over all steps but those that warm up
-(torch.compile's compilation is one of those), in brackets the quarters of them that are slower and faster; memory is what the
-whole process had at most (VmHWM), compilation included. "of peak": the model's FLOPs, as bench counts them, against what the
-registers of all cores do in that precision, measured in the same run. At the end of a configuration all of them take steps
-beside one process that keeps a core busy; threads that get their fair share of n cores keep n / (n + 1) of their speed. Runs on
-Python's standard library.
+The programs take turns: in every round each runs some steps while the others sleep, so that other load on the machine, and its
+temperature, affect all equally. Figures are medians over all steps except warm-up (which includes torch.compile's compilation),
+with the quartiles in brackets; memory is the peak of the whole process (VmHWM), including compilation. "of peak": the model's
+FLOPs, as counted by bench, relative to the peak of all cores in that precision, measured in the same run. At the end of a
+configuration all run steps next to one process that keeps a core busy; threads with a fair share of n cores keep n / (n + 1)
+of their speed. Uses only Python's standard library.
 
     make bench-cpu      CONFIGS="gpt2-124m:1x1024 quickstart:8x256"   PRECISIONS="bf16 fp32"   LLMC=/path/to/llm.c   UNITS=all
     cpu.py --bench 'build/cpu-{precision}{march}/bench' [--configs ...] [--precisions ...] [--llmc DIR] [--units ...]
-    (options that are not given come from the environment's CONFIGS, PRECISIONS, LLMC, UNITS)
+    (unset options are taken from the environment's CONFIGS, PRECISIONS, LLMC, UNITS)
 
-With units (AVX2, AVX-512, ... or all that this CPU has) each configuration is measured on each: ours is compiled for no more than
-that unit and held to it, PyTorch's libraries are held to the same instructions by their environment variables; without the
-row beside a busy process. `all` leaves out bf16 on AVX2, where PyTorch has plain loops that take minutes a step.
+With units (AVX2, AVX-512, ... or all that this CPU has) each configuration is measured on each: ours is compiled for and
+restricted to that unit, PyTorch's libraries are restricted to the same instructions by environment variables; without the
+busy-process row. `all` omits bf16 on AVX2, where PyTorch has plain loops that take minutes per step.
 """
 import argparse
 import array
@@ -38,12 +37,12 @@ from pathlib import Path
 
 PROGRAMS = ("ours", "eager", "compiled")
 ROUND_SECONDS, MIN_ROUNDS, MAX_ROUNDS, CONFIG_SECONDS = 1.5, 5, 9, 50
-TIME_LIMIT = 600  # seconds for one request; compiling a model is one
-# For PyTorch: no GPU to look at, no processes for compilation that would outlive it, and memory is kept between steps instead
-# of being given back to the system and cleared by it again.
+TIME_LIMIT = 600  # per request, such as compiling a model
+# For PyTorch: no GPU, no compilation processes that would outlive it, and memory is kept between steps instead of being
+# returned to the system, which clears it again.
 PYTORCH_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "8000000000",
                        "MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TOP_PAD_": "67108864"}
-# Our matrix units: the architecture to compile for, and what holds oneDNN, MKL and PyTorch's own loops to the same.
+# Our matrix units: the architecture to compile for, and variables that restrict oneDNN, MKL and PyTorch's own loops to it.
 UNITS = {"AMX": ("", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}),
          "AVX512-BF16": ("", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}),
          "AVX-512": ("-x86-64-v4", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512",
@@ -54,12 +53,12 @@ GIB = 1024**3
 
 
 class Failure(Exception):
-    """A program that could not do what it was asked."""
+    """A program that failed its request."""
 
 
 # ---- programs ----
 class Worker:
-    """A program that reads counts and answers with the milliseconds of as many steps."""
+    """A program that reads counts and prints the milliseconds of that many steps."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None):
         self.errors = tempfile.TemporaryFile("w+")
@@ -90,7 +89,7 @@ class Worker:
         if status < 0:
             return f"ended by signal {-status}" + (" (out of memory?)" if status == -signal.SIGKILL else "")
         said = [line.strip() for line in self.errors if line.strip()] or [f"ended with status {status}"]
-        # The first error is the cause of others: a compiler's or ours, else an exception.
+        # The first error is the cause of later ones: a compiler's or ours, otherwise an exception.
         for pattern in (r"\berror: ", r"\w(Error|Exception): "):
             for line in said:
                 if re.search(pattern, line):
@@ -105,12 +104,12 @@ class Worker:
         return [float(word) for word in self.answer().split()]
 
     def finish(self) -> int:
-        """Ends the program; returns the most memory that it had, in bytes."""
+        """Ends the program; returns its peak memory in bytes."""
         self.process.stdin.close()
         return int(self.answer())
 
     def cpu_seconds(self) -> float:
-        """Of the program and the children that it has waited for."""
+        """Of the program and its finished children."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -137,7 +136,7 @@ def busy_process():
 
 
 def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Worker, dict[str, str]]:
-    """Starts a program on a configuration; returns it when it is ready, and what it says of itself."""
+    """Starts a program on a configuration; returns it when it is ready, and its description of itself."""
     if program == "ours":
         worker = Worker([bench, "--serve", config.preset, str(config.B), str(config.T)],
                         {"OMP_NUM_THREADS": str(threads), "TRAIN_GPT_MATRIX_UNIT": config.unit})
@@ -156,14 +155,14 @@ def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Wo
     return worker, said
 
 
-# ---- what is measured ----
+# ---- measurements ----
 @dataclass
 class Result:
-    """Of a program on a configuration: its steps' milliseconds and its memory, or why there are none."""
+    """Of a program on a configuration: its steps' milliseconds and its memory, or the reason for a failure."""
 
     times: list[float] = field(default_factory=list)
     memory: int = 0
-    busy_times: list[float] = field(default_factory=list)  # beside one busy process
+    busy_times: list[float] = field(default_factory=list)  # next to one busy process
     failure: str = ""
 
     @property
@@ -177,8 +176,8 @@ class Config:
     B: int
     T: int
     precision: str
-    sizes: dict[str, str]  # what `bench --describe` says
-    unit: str = ""  # the matrix unit that all are held to
+    sizes: dict[str, str]  # from `bench --describe`
+    unit: str = ""  # the matrix unit that all are restricted to
     results: dict[str, Result] = field(default_factory=dict)
 
     @property
@@ -187,7 +186,7 @@ class Config:
 
     @property
     def weight(self) -> float:
-        """About the seconds that it takes on two cores; only its share of all is used."""
+        """Rough seconds on two cores; only its fraction of the total is used."""
         return 40 + float(self.sizes["flops"]) * 70e-12 * (2 if self.precision == "fp32" else 1)
 
 
@@ -203,19 +202,19 @@ def ask(bench: Path, *arguments: str) -> dict[str, str]:
 
 
 def faster(a: dict[str, str], b: dict[str, str]) -> dict[str, str]:
-    """What `bench --machine` said, with the higher of each bound: something else may have run during one measurement."""
+    """The output of `bench --machine`, with the higher of each bound, as something else may have run during one measurement."""
     return {**b, **{key: max(a[key], b[key], key=float) for key in ("fp32", "bf16", "copy") if a}}
 
 
 def machine_seconds() -> float:
-    """CPU time used on this machine by anything, and taken from it by its host."""
+    """CPU time used by everything on this machine, including time stolen by its host."""
     words = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, _idle, _waiting, interrupts, soft, stolen = words
     return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 class Progress:
-    """One line on stderr; a new one each time where that is no terminal."""
+    """One line on stderr; a new one each time if that is not a terminal."""
 
     def __init__(self, configs: list[Config]):
         self.configs, self.begin = configs, time.monotonic()
@@ -224,7 +223,7 @@ class Progress:
     def show(self, index: int, what: str, part: float):
         done = sum(config.weight for config in self.configs[:index]) + part * self.configs[index].weight
         elapsed = time.monotonic() - self.begin
-        # Until some is done the weights themselves are the estimate.
+        # Until some are done, the weights themselves are the estimate.
         left = (self.all - done) * (elapsed + 30) / (done + 30)
         config = self.configs[index]
         text = (f"config {index + 1} of {len(self.configs)} ({config.name} {config.precision}), {what}, "
@@ -241,7 +240,7 @@ class Progress:
 
 
 class Bystanders:
-    """How busy the machine was with others while one program was measured, as a part of all its cores."""
+    """CPU time of other processes while one program was measured, as a fraction of all cores."""
 
     def __init__(self):
         self.wall = self.idle = self.other = 0.0
@@ -267,13 +266,13 @@ class Bystanders:
 
 def measure(config: Config, index: int, bench: Path, threads: int, progress: Progress,
             bystanders: Bystanders) -> dict[str, str]:
-    """Fills in config.results; returns what PyTorch says of itself."""
+    """Fills in config.results; returns PyTorch's description of itself."""
     workers: dict[str, Worker] = {}
     steps_a_round: dict[str, int] = {}
     pytorch: dict[str, str] = {}
 
     def attempt(program: str, work):
-        """What work() returns; None where it fails, and the program is out."""
+        """Returns work()'s result; None if it fails, and then drops the program."""
         try:
             return work()
         except Failure as failure:
@@ -284,7 +283,7 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
 
     def warm_up(program: str):
         worker = workers[program]
-        worker.steps(1)  # gets its memory, compiles
+        worker.steps(1)  # allocates, compiles
         ms = worker.steps(1)[0]
         if ms < 500:
             ms = statistics.median(worker.steps(math.ceil(1000 / ms)))
@@ -322,9 +321,9 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
     return pytorch
 
 
-# ---- llm.c: its own source, in which only sizes and counts are changed, on inputs of random numbers ----
+# ---- llm.c: its own source with other sizes and counts, on random inputs ----
 class LlmC:
-    """Builds and runs its train_gpt2.c in a directory that is removed at the end."""
+    """Builds and runs its train_gpt2.c in a temporary directory."""
 
     STEPS = 4  # the first warms up
 
@@ -335,7 +334,7 @@ class LlmC:
         self.inputs_written = False
 
     def write_inputs(self):
-        """The files that it opens, in its formats: a header of 256 ints, then the numbers."""
+        """Writes its input files: a header of 256 ints, then the numbers."""
         L, C, T, V, Vp = 12, 768, 1024, 50257, 50304
         rng = random.Random(1)
         some = array.array("f", (rng.gauss(0, 0.02) for _ in range(1 << 18)))
@@ -442,7 +441,7 @@ def row(config: Config, machine: dict[str, str]) -> str:
 
 
 def busy_row(config: Config, threads: int) -> str:
-    """By the mean of all steps: a step may be interrupted by the other process or not."""
+    """By the mean of all steps, as the other process interrupts only some of them."""
     good = {p: r for p, r in config.results.items() if p in PROGRAMS and r.busy_times}
     rates = {p: 1000 * config.B * config.T / statistics.mean(r.busy_times) for p, r in good.items()}
     kept = {p: r.ms / statistics.mean(r.busy_times) for p, r in good.items()}
@@ -462,7 +461,7 @@ def llmc_row(config: Config) -> str:
 
 
 def peak(precision: str, machine: dict[str, str]) -> float:
-    """FLOP/s; a CPU whose bf16 instructions are slower than its fp32 ones is measured by those."""
+    """FLOP/s; for a CPU with bf16 slower than fp32, the fp32 rate."""
     fp32, bf16 = float(machine["fp32"]), float(machine["bf16"])
     return max(fp32, bf16) if precision == "bf16" else fp32
 
@@ -537,7 +536,7 @@ def parse() -> argparse.Namespace:
 
 
 def units_of(bench: Path, asked: str, precision: str) -> list[str]:
-    """The matrix units to measure on; one without a name where none is asked for: each program takes what it finds best."""
+    """The matrix units to measure; by default one without a name, where each program uses its best."""
     if not asked:
         return [""]
     here = ask(bench, "--machine")["units"].split(", ")
@@ -575,13 +574,13 @@ def main():
             if llmc and config.preset == "gpt2-124m" and config.precision == "fp32" and config.unit == configs[0].unit:
                 progress.show(i, "llm.c", 1)
                 config.results["llm.c"] = llmc.run(config, threads)
-    finally:  # what is interrupted shows what there is
+    finally:  # an interrupted run shows its results so far
         progress.note("")
         print_table([c for c in configs if all(p in c.results for p in PROGRAMS)], machine, pytorch, bystanders.notes())
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that child processes are ended
     try:
         main()
     except KeyboardInterrupt:

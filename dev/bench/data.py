@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Speed of encoding: ours, tiktoken and Hugging Face's tokenizers on the same texts and vocabulary: `make bench-data`.
 
-All three have one vocabulary of GPT-2's size, 50,257 tokens, which our trainer learns from every other block of Debian's texts;
-the blocks between are encoded. In each round each program runs by itself in turn: it starts, loads, and encodes all documents
-several times. Cold is the first pass, with no word seen before; warm are the later ones. Figures are the best
+All three use one vocabulary of GPT-2's size, 50,257 tokens, learned by our trainer from every other block of Debian's
+texts; the blocks in between are encoded. In each round each program runs by itself in turn: it starts, loads, and encodes
+all documents several times. Cold is the first pass, without any word seen before; warm are later ones. Figures are the best
 of the rounds, as other processes only add time. Tokens are compared before any time is reported.
 
     data.py build/cpu-bf16 [--megabytes 2] [--rounds 3]         its train_gpt and encode_bench
-    data.py --encode LIBRARY TOKENIZER FILE THREADS PASSES     what a round runs
+    data.py --encode LIBRARY TOKENIZER FILE THREADS PASSES     one run of a round
 """
 import argparse
 import gzip
@@ -36,7 +36,7 @@ def blocks_of(text):
 
 
 def texts(characters):
-    """English, Japanese and C++ of Debian's packages."""
+    """English, Japanese and C++ texts of Debian's packages."""
     def headers():
         for folder in ("/usr/include/c++", "/usr/include"):
             for path in sorted(Path(folder).rglob("*")):
@@ -54,7 +54,7 @@ def texts(characters):
 
 
 def encode(library, tokenizer, file, threads, passes):
-    """What encode_bench does, by another library."""
+    """The same as encode_bench, with another library."""
     documents = Path(file).read_bytes().decode().split("\0")[:-1]
     if library == "tiktoken":
         import tiktoken

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Near duplicates: precision, recall and speed of ours, of datatrove and of text-dedup on one labelled corpus.
+"""Near duplicates: precision, recall and speed of ours, datatrove and text-dedup on one labelled corpus.
 
-    make build/cpu-bf16/near_duplicates && dev/bench/duplicates.py      (pip puts the other two under build/)
-    duplicates.py --core FILE.jsonl      the pairs of pinecone/core-2020-05-10-deduplication, from a file that you give
+    make build/cpu-bf16/near_duplicates && dev/bench/duplicates.py      (pip installs the other two in build/)
+    duplicates.py --core FILE.jsonl      the pairs of pinecone/core-2020-05-10-deduplication, from the given file
     duplicates.py --gigabyte             1 GB of text: seconds and memory of ours
-    (--program PATH   --documents 3000   --ours-only   --check: fails if a bar is missed)
+    (--program PATH   --documents 3000   --ours-only   --check: fails if a threshold is missed)
 
 The corpus is made of Debian's texts (bible-kjv, debian-reference-ja), the same in every run. Half of the documents have a copy
-with planted edits: words replaced, left out, doubled or swapped at a rate from 0.1% to 2%, and lines added in front or behind.
-One copy in five has 0.3% of such edits, other white space and other punctuation instead: presets of characters take the text as
-it is, so recall on these stands apart, and F1 is of the rest. A quarter of the other documents share a third of their text with
-another one: these are no duplicates.
+with planted edits: words replaced, deleted, doubled or swapped at a rate from 0.1% to 2%, and lines added before or after.
+One copy in five instead has 0.3% of such edits, other white space and other punctuation: presets of characters use the text
+unchanged, so recall on these is reported separately, and F1 covers the rest. A quarter of the other documents share a third of
+their text with another one: these are not duplicates.
 
-Ours and datatrove (fineweb's preset in both) find a pair of Jaccard index J with probability p = 1 - (1 - J^8)^14 each, by
-different hashes. So "the same clusters" means: both numbers of pairs lie within four standard deviations of the sum of p, and
-so does the number of pairs that only one of them found, whose expectation is the sum of 2 p (1 - p). Speed is of one core, in
-CPU seconds (of text-dedup, by its own clock): signatures and clusters, without reading the file.
+Ours and datatrove (fineweb's preset in both) each find a pair with Jaccard index J with probability p = 1 - (1 - J^8)^14, using
+different hashes. So "the same clusters" means: both numbers of pairs are within four standard deviations of the sum of p, and
+the number of pairs found by only one of them is within four of its expectation, the sum of 2 p (1 - p). Speed is CPU seconds on
+one core (for text-dedup, by its own clock): signatures and clusters, without reading the file.
 """
 import argparse
 import gzip
@@ -35,7 +35,7 @@ PRESETS = ("fineweb", "nemo", "llm-jp", "mt-nlg", "roots", "roots-verified")
 RATES = (0.001, 0.003, 0.01, 0.02)
 REFORMATTED = -0.003  # a copy with other white space and punctuation, and 0.3% of edits
 LEAST_F1, LEAST_RATIO = 0.952, 10
-VENV = "duplicates-venv"  # of its own: what text-dedup needs would change what other tests have
+VENV = "duplicates-venv"  # separate, as text-dedup's requirements would change other tests'
 
 
 # ---- the labelled corpus ----
@@ -61,7 +61,7 @@ def passages():
 
 
 def edited(text, space, rate, draw):
-    """The text with edits at this rate per word, or per five characters where words have no spaces between them."""
+    """The text with edits at this rate per word, or per five characters in languages without spaces."""
     units = text.split(" ") if space else re.findall(r"(?s).{1,5}", text)
     out = []
     for unit in units:
@@ -86,7 +86,7 @@ def edited(text, space, rate, draw):
 
 
 def labelled_corpus(n):
-    """Texts and, for each, the number of the text that it is a copy of (its own for originals), and its rate of edits."""
+    """Texts and, for each, the number of its original (its own for originals), and its rate of edits."""
     draw = random.Random(2)
     originals = list(passages())
     draw.shuffle(originals)
@@ -114,7 +114,7 @@ def labelled_pairs(origin, rates, wanted):
 
 
 def core_corpus(path):
-    """The data set's documents (title and abstract) and its labelled pairs."""
+    """The dataset's documents (title and abstract) and its labelled pairs."""
     texts, ids, labels = [], {}, []
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -218,7 +218,7 @@ def write_jsonl(path, texts):
 
 
 def gigabyte(program):
-    """1 GB of random verses, every tenth document a copy of the one before with one word left out."""
+    """1 GB of random verses, every tenth document a copy of the previous one without one word."""
     draw = random.Random(3)
     all_verses = verses()
     print("| preset | documents | s reading | s signatures | MB/s | s clusters | MiB |\n|" + " --- |" * 7)
@@ -292,8 +292,8 @@ def labelled(program, n, ours_only):
 
 
 def compare(texts, pairs, found, other):
-    """Whether two programs with the same preset agree as two draws of the hashes do."""
-    english = sorted(p for p in pairs if texts[p[0]].isascii())  # where both take the same words
+    """Whether two programs with the same preset agree like two random choices of hashes."""
+    english = sorted(p for p in pairs if texts[p[0]].isascii())  # where both split words equally
     p = [1 - (1 - jaccard(texts[a], texts[b]) ** 8) ** 14 for a, b in english]
     sure = {q for q, x in zip(english, p) if x > 0.999999}
     mean, deviation = sum(p), math.sqrt(sum(x * (1 - x) for x in p))
@@ -319,7 +319,7 @@ def main():
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     if not (given.core or given.gigabyte or given.ours_only) and VENV not in sys.executable:
-        # xxhash: datatrove 0.10 hands it texts, which version 4 refuses.
+        # xxhash: datatrove 0.10 passes it strings, which version 4 refuses.
         command = [ROOT / "dev/interop/venv.sh", "datatrove", "text-dedup", "nltk", "regex", "spacy", "tokenizers", "orjson",
                    "xxhash==3.5.0"]
         python = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True,

@@ -1,6 +1,6 @@
-// Times our tokenizer beside others (data.py). encode_bench TOKENIZER FILE THREADS PASSES encodes the documents of FILE, which
-// NUL bytes end, and prints as JSON the seconds of each pass (the first one with an empty cache of words) and all tokens of the
-// last.
+// Times our tokenizer for comparison with others (data.py). encode_bench TOKENIZER FILE THREADS PASSES encodes the
+// documents of FILE, terminated by NUL bytes, and prints as JSON the seconds of each pass (the first with an empty word
+// cache) and all tokens of the last.
 
 #include <chrono>
 #include <cstdio>

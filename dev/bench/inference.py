@@ -1,9 +1,9 @@
-"""Reading a prompt and writing a text, one at a time, beside llama.cpp.
+"""Reading a prompt and generating a completion, one at a time, compared with llama.cpp.
 
-A random model in each shape is exported in its own precision (`export --gguf`) and run by both on the same threads, which take
-turns; figures are medians over the rounds. Prompt: tokens of a prompt a second until its first new token. Text: a token's median
-time after that, its logits included. llama.cpp is that of llama-cpp-python, compiled by pip for this CPU; its keys and values are in
-fp16, its default, ours in the model's precision.
+A random model of each shape is exported in its own precision (`export --gguf`) and run by both on the same number of
+threads, in turns; figures are medians over the rounds. Prompt: prompt tokens per second until the first new token. Text:
+the median time of a later token, including its logits. llama.cpp is llama-cpp-python's, compiled by pip for this CPU; its
+keys and values are in fp16, its default, ours in the model's precision.
 
     make bench-inference      MODELS="gpt2-124m llama-60m"   PRECISIONS="bf16 fp32"
 """
@@ -20,7 +20,8 @@ from pathlib import Path
 
 THREADS = len(os.sched_getaffinity(0))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
-# Theirs are OpenMP's threads, which do best when they spin. Ours are not: OpenMP's, which load the model, would only be in the way.
+# llama.cpp uses OpenMP threads, which are fastest when they spin. Ours does not; its OpenMP threads, which only load the
+# model, would get in the way.
 SPINNING = os.environ | {"OMP_WAIT_POLICY": "active"}
 
 VOCABULARIES = {"gpt2-124m": 50257, "llama-60m": 32000}
@@ -49,7 +50,7 @@ def make_model(program, folder, preset, most):
 class Ours:
     def __init__(self, program, folder, prompt_tokens, new_tokens):
         self.program, self.folder, self.new_tokens = program, folder, new_tokens
-        self.tokens, self.prompt = prompt_tokens, "a" * prompt_tokens  # a token each: the tokenizer has seen no two
+        self.tokens, self.prompt = prompt_tokens, "a" * prompt_tokens  # a token each: the tokenizer has no merges of them
 
     def milliseconds(self, *options):
         out = run(self.program, "generate", "--model", "run", "--prompt", self.prompt, "--temperature", 0, "--batch", 1, "--threads",
@@ -62,7 +63,7 @@ class Ours:
 
 
 def measure_llama_cpp(model, prompt_tokens, new_tokens):
-    """The same of llama.cpp, in this process."""
+    """The same for llama.cpp, in this process."""
     import llama_cpp
 
     def timed(tokens):
@@ -81,7 +82,7 @@ def measure_llama_cpp(model, prompt_tokens, new_tokens):
 
 
 class LlamaCpp:
-    """A process each time, so that its threads, which wait actively, take nothing from ours."""
+    """A new process each time, so that its spinning threads do not slow ours down."""
     def __init__(self, folder, prompt_tokens, new_tokens):
         self.arguments = folder / "model.gguf", prompt_tokens, new_tokens
 

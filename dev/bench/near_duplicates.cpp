@@ -1,7 +1,7 @@
-// The clusters of near duplicates in JSON lines, and what finding them costs: what dev/bench/duplicates.py compares.
+// Finds clusters of near duplicates in JSON lines and measures the cost, for dev/bench/duplicates.py.
 //   near_duplicates PRESET FILE.jsonl WORK_DIRECTORY [--threads 1] [--memory-mb 256] [--key text]
-// Prints a line "document representative" for each duplicate; on standard error the last line is JSON: documents, bytes of
-// text, CPU seconds for reading, signatures and clusters, and the most memory that the process had.
+// Prints a line "document representative" per duplicate; the last line on standard error is JSON: documents, bytes of text,
+// CPU seconds for reading, signatures and clusters, and the peak memory of the process.
 #include <sys/resource.h>
 #include <time.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Muon beside AdamW on the quick start's model and data: both over the same learning rates and seeds, then Muon at its best rate in
-runs of a part of the steps, each with a schedule of its own. Prints the tables of llmc/OPTIONS.md. First: make quickstart. A run that
-is finished is not repeated. On Python's standard library.
+"""Compares Muon with AdamW on the quick start's model and data: both over the same learning rates and seeds, then Muon at
+its best rate in runs of a fraction of the steps, each with its own schedule. Prints the tables of llmc/OPTIONS.md. First:
+make quickstart. Finished runs are not repeated. Uses only Python's standard library.
 
     dev/bench/optimizers.py [--rates 1e-3 ...] [--seeds 1 2 3] [--steps 150] [--parts 0.33 ...] [--data quickstart] [--out optimizers]
 """
@@ -23,7 +23,7 @@ o = parser.parse_args()
 
 
 def validation_loss(out, steps):
-    """Of the last step; None: the run is not finished."""
+    """From the last step; None: the run is not finished."""
     path = f"{out}/log.jsonl"
     if not os.path.exists(path):
         return None

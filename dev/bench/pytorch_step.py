@@ -1,17 +1,17 @@
-"""One training step in PyTorch, written for speed, as a worker for cpu.py: what `bench --serve` is for ours.
+"""One training step in PyTorch, written for speed, as a worker for cpu.py: the equivalent of `bench --serve`.
 
     pytorch_step.py KEY=VALUE...    the lines of `bench --describe`, and B, T, threads, precision (bf16 or fp32) and
                                     variant (eager or compiled)
 
-Prints "ready" and what it is made of; for each line with a count on stdin takes that many steps and prints each one's
-milliseconds; at the end of the input prints the process's peak memory in bytes.
+Prints "ready" and its configuration; for each count read from stdin runs that many steps and prints the milliseconds of
+each; at the end of the input prints the peak memory of the process in bytes.
 
-A step is ours: forward, loss over all logits, backward, the gradient's norm and clipping, AdamW. Weights are fp32 in both
-precisions; for bf16 the step runs under autocast, which is how people train. One projection makes queries, keys and values, one
-gate and up; attention is scaled_dot_product_attention, AdamW the fused one.
+A step is the same as ours: forward, loss over all logits, backward, gradient norm and clipping, AdamW. Weights are fp32 in both
+precisions; bf16 runs under autocast, as in usual training. One projection computes queries, keys and values, one gate and up;
+attention is scaled_dot_product_attention, AdamW the fused one.
 
-Tried and not faster: keeping the residual stream in bf16 (RMSNorm and LayerNorm are fp32 under autocast), cross-entropy of bf16
-logits, huge pages. cpu.py sets glibc's malloc to keep memory between steps, which makes eager steps 13-16% shorter.
+Tried without gain: the residual stream in bf16 (RMSNorm and LayerNorm are fp32 under autocast), cross-entropy of bf16
+logits, huge pages. cpu.py makes glibc's malloc keep memory between steps, which makes eager steps 13-16% shorter.
 """
 import re
 import sys
@@ -91,7 +91,7 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(s["C"], s["eps"])
         size = s["C"] // s["NH"]
         angles = torch.arange(s["T"])[:, None] / s["rope_base"] ** (torch.arange(0, size, 2) / size)
-        dtype = torch.bfloat16 if s["precision"] == "bf16" else torch.float32  # or fp32 factors would widen queries and keys
+        dtype = torch.bfloat16 if s["precision"] == "bf16" else torch.float32  # fp32 factors would widen queries and keys
         self.register_buffer("cos", angles.cos()[:, None].to(dtype))  # (T, 1, HS/2)
         self.register_buffer("sin", angles.sin()[:, None].to(dtype))
 
@@ -103,7 +103,7 @@ class Llama(nn.Module):
 
 
 def make_adamw(parameters):
-    """The fused optimizer; this PyTorch may not have it for CPUs."""
+    """The fused optimizer, which this PyTorch may not have for CPUs."""
     options = dict(lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     try:
         return torch.optim.AdamW(parameters, fused=True, **options), "fused"

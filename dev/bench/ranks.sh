@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Speed of the trainer on 1, 2 and 4 CPU ranks of one thread each, and what communication costs. Work grows with data-parallel ranks
-# (weak scaling); tensor and pipeline ranks share one rank's work. Every layout runs ROUNDS times, in turn; medians over all steps but
-# the first of each run.
-#   tok/s        of all ranks; scaling: per rank, as a part of what one rank alone reaches
-#   data ...     ms of a step in which the first rank waits for others, by group of ranks. "pipeline" is mostly for their work,
-#                "world" for the slowest. With --no-overlap "data" is the whole exchange of gradients and parameters, else what of
-#                it is not hidden.
+# Speed of the trainer on 1, 2 and 4 CPU ranks of one thread each, and the cost of communication. Work grows with
+# data-parallel ranks (weak scaling); tensor and pipeline ranks share one rank's work. Every layout runs ROUNDS times, in
+# turn; medians over all steps except the first of each run.
+#   tok/s        of all ranks; scaling: per rank, relative to a single rank
+#   data ...     ms per step in which the first rank waits for others, by group of ranks. "pipeline" is mostly their work,
+#                "world" the slowest rank. With --no-overlap "data" is the whole exchange of gradients and parameters, otherwise
+#                the exposed part.
 #   make bench-ranks        ROUNDS=3 STEPS=6 SEQ=256 MODEL="--num-layers 6 --hidden-size 512 --num-attention-heads 8"
-. "$(dirname "$0")/../../test/lib.sh" # defines program; enters a directory of its own
+. "$(dirname "$0")/../../test/lib.sh" # defines program; enters a temporary directory
 set -e
 allow_mpirun_everywhere
 read -ra model <<<"${MODEL:---num-layers 6 --hidden-size 512 --num-attention-heads 8}"
@@ -34,7 +34,7 @@ for ((run = 0; run < rounds * ${#layouts[@]}; run++)); do
 done
 printf '\r                \r' >&2
 
-# The median of a number in the records of a layout; 0: not there.
+# The median of a number in the records of a layout; 0 if there is none.
 median() { { grep "^$1	" steps.txt | sed -n "s/.*\"$2\":\([0-9.e+-]*\).*/\1/p" | sort -n; } | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : 0 }'; }
 one=$(median "${layouts[0]}" tokens_per_s)
 printf '%-22s %9s %8s %9s | %9s %9s %9s %9s\n' ranks tok/s scaling "ms a step" data tensor pipeline world

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Learning a tokenizer on one core: ours beside Hugging Face's trainer, rustbpe and SentencePiece, on the same text at the same size.
+"""Training a tokenizer on one core: ours, Hugging Face's, rustbpe and SentencePiece, with the same text and size.
 
     $(dev/interop/venv.sh tokenizers sentencepiece rustbpe) dev/bench/tokenizer_training.py --program build/cpu-bf16/train_gpt TEXT
 
-Prints for each the seconds, the text's MB/s, and the bytes per token on every tenth line, which is held out. Lines are documents. The
-programs run in turn, --rounds times; the shortest time counts.
+Prints for each the seconds, the text's MB/s, and the bytes per token on every tenth line, which is held out. Lines are
+documents. The programs run in turn, --rounds times; the shortest time counts.
 """
 import argparse
 import io

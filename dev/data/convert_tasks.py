@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Turns published evaluation sets into task files for `train_gpt eval --tasks`.
+"""Converts published evaluation sets to task files for `train_gpt eval --tasks`.
 
     dev/data/convert_tasks.py hellaswag hellaswag_val.jsonl -o hellaswag.jsonl
 
-Reads the files as their authors publish them, downloads nothing and needs only Python's standard library. Prompts are those of
-EleutherAI's lm-evaluation-harness (HANS, which it does not have: of the MT-NLG article), so that numbers can be compared. The
-format of the output is described in README.md beside this file.
+Reads the files as published by their authors, downloads nothing and needs only Python's standard library. Prompts are from
+EleutherAI's lm-evaluation-harness (for HANS, which it lacks, from the MT-NLG article), so that numbers are comparable. The
+output format is described in README.md in this directory.
 """
 import argparse
 import csv
@@ -18,7 +18,7 @@ import tempfile
 
 
 class BadInput(Exception):
-    """What is wrong with the user's files; names FILE:LINE."""
+    """An error in the user's files; names FILE:LINE."""
 
 
 # ---- reading: each yields (where, record) ----------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def json_lines_and_labels(paths):
 
 
 def expanded_json_lines(expand):
-    """Lines of several questions each: expand(record) yields them, with the line's key errors named."""
+    """Lines with several questions each: expand(record) yields them; missing keys are reported with the line."""
     def read(paths):
         for where, record in json_lines(paths):
             try:
@@ -82,7 +82,7 @@ def expanded_json_lines(expand):
 
 
 def parallel_lines(paths):
-    """Line n of the first file, in the source language, and of the others, each a translation by another person."""
+    """Line n of the first file, in the source language, and of the others, each another person's translation."""
     if len(paths) < 2:
         raise BadInput("two files or more are needed: the source and its translations, such as test.de test.en")
     files = []
@@ -107,7 +107,7 @@ def table(delimiter):
 
 
 def json_files(paths):
-    """Directories stand for the .txt files in them, in the order of their numbers."""
+    """Replaces directories by the .txt files in them, in numerical order."""
     for path in paths:
         names = [path]
         if os.path.isdir(path):
@@ -121,7 +121,7 @@ def json_files(paths):
                     raise BadInput(f"{name}: not valid JSON: {error}") from error
 
 
-# ---- prompts: each makes an example of a record ----------------------------------------------------------------------------
+# ---- prompts: each turns a record into an example --------------------------------------------------------------------------
 
 
 def one_of(table, record, key):
@@ -144,7 +144,7 @@ def lambada(record):
 
 def hellaswag(record):
     def clean(text):
-        """[header], [title] and [step] are left over from the WikiHow pages."""
+        """Removes [header], [title] and [step], left over from the WikiHow pages."""
         text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
         return text.replace("  ", " ")
 
@@ -158,7 +158,7 @@ def piqa(record):
 
 
 def winogrande(record):
-    """Both options are put into the sentence, and what follows the gap is scored."""
+    """Inserts both options into the sentence; the text after the gap is scored."""
     before, gap, after = record["sentence"].partition("_")
     if not gap:
         raise BadInput("the sentence has no gap '_'")
@@ -181,7 +181,7 @@ def race(record):
         raise BadInput("'questions', 'options' and 'answers' must be lists of one length")
     context = f"Article: {record['article']}\n\n"
     for question, options, gold in problems[:-1]:
-        if question.endswith("  _  ."):  # the harness keeps the gap and drops the question; kept, or numbers would not compare
+        if question.endswith("  _  ."):  # the harness keeps the gap and drops the question; so do we, to be comparable
             context += question[-5:] + options[gold] + "\n"
         else:
             context += f"Question: {question}\nAnswer: {options[gold]}\n"
@@ -220,7 +220,7 @@ def copa(record):
         return choice[0].lower() + choice[1:]
 
     connector = one_of({"cause": "because", "effect": "therefore"}, record, "question")
-    choices = [" " + decapitalised(record["choice1"]), " " + decapitalised(record["choice2"])]  # with two spaces, as the harness does
+    choices = [" " + decapitalised(record["choice1"]), " " + decapitalised(record["choice2"])]  # two spaces, like the harness
     return multiple_choice(f"{record['premise'].strip()[:-1]} {connector}", choices, one_of({0: 0, 1: 1}, record, "label"))
 
 
@@ -246,13 +246,13 @@ def record_questions(record):
 
 
 def plain_answer(text):
-    """As SQuAD's script compares answers."""
+    """Like the answer comparison of SQuAD's script."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def record_gap(record):
-    """Every entity of the passage in the place of the gap; several may be right."""
+    """Every entity of the passage in the gap; several may be correct."""
     first, *highlights = record["text"].strip().split("\n@highlight\n")
     if "@placeholder" not in record["query"]:
         raise BadInput("the query has no gap '@placeholder'")
@@ -271,7 +271,7 @@ def rte(record):
 
 
 def wsc(record):
-    """The pronoun stands between asterisks; spaces that tokenization left are taken out as the harness does."""
+    """The pronoun is between asterisks; spaces left by tokenization are removed like in the harness."""
     target, text = record["target"], record["text"]
     pronoun = target["span2_text"]
     before = " ".join(text.split()[: target["span2_index"]])
@@ -304,13 +304,13 @@ def summary(record):
 
 
 def crows_pairs(record):
-    """Which of two sentences is more probable: the one with the stereotype, or that with its opposite?"""
+    """Which of two sentences is more probable: the one with the stereotype, or with its opposite?"""
     return {"context": "", "choices": [record["sent_more"], record["sent_less"]], "gold": 0, "target_delimiter": "",
             "share_of": "stereotype", "group": record["bias_type"]}
 
 
 def winogender(record):
-    """A name such as technician.customer.1.male.txt says who is meant: 0 the occupation, 1 the participant."""
+    """A name such as technician.customer.1.male.txt encodes who is meant: 0 the occupation, 1 the participant."""
     occupation, participant, answer, gender, _ = record["sentid"].split(".")
     gold = one_of({"0": 0, "1": 1}, {"sentid's number": answer}, "sentid's number")
     pronouns = one_of({"male": r"he|him|his", "female": r"she|her|hers", "neutral": r"they|them|their|theirs"}, {"gender": gender}, "gender")
@@ -364,7 +364,7 @@ def convert(task, paths):
 
 
 def write(path, converted):
-    """The file appears under its name when it is complete, or not at all. Returns the number of lines."""
+    """Creates the file under its name only when it is complete. Returns the number of lines."""
     directory = os.path.dirname(os.path.abspath(path))
     count = 0
     file = tempfile.NamedTemporaryFile(dir=directory, prefix=os.path.basename(path) + ".tmp.", delete=False)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Texts in 24 languages out of Debian's packages, from which `train_gpt curate --train-language` learns to tell them apart.
+"""Texts in 24 languages from Debian's packages, to train `train_gpt curate --train-language`.
 
     dev/data/language_texts.py --output language_texts        # 125 MB of packages, 2 minutes, no root needed
     train_gpt curate --train-language language_texts/train --output languages.model
@@ -7,12 +7,12 @@
 
 Writes OUTPUT/SET/LANGUAGE.txt with one paragraph per line:
     train       help of LibreOffice, manual pages
-    held_out    help of GNOME (Turkish, which it hardly has: manual pages)
-    fortunes    sayings and jokes: texts about anything but software, in nine languages
-The sets are split by package, so that no document is in two of them. `other` has texts in 20 more languages, of which only GNOME's
-help has 12: half of its pages are held out. The markup is removed. A paragraph that occurs twice is kept once. One that occurs in
-several languages has not been translated: it stays in English if it occurs there and has 40 characters or more, and is dropped from
-the others. Packages are kept in OUTPUT/packages and are not downloaded again.
+    held_out    help of GNOME (for Turkish, where it has little: manual pages)
+    fortunes    sayings and jokes: texts about anything except software, in nine languages
+The sets are split by package, so that no document is in two of them. `other` has texts in 20 more languages; 12 of these
+are only in GNOME's help, half of whose pages are held out. Markup is removed. A repeated paragraph is kept once. A
+paragraph in several languages is untranslated: it is kept for English if it occurs there and has 40 characters or more, and
+dropped from the others. Packages are kept in OUTPUT/packages and are not downloaded again.
 """
 import argparse
 import gzip
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tarfile
 
-# Language: its folders in LibreOffice's help, in the manual pages and in GNOME's help ("": none, or not of use).
+# Language: its folders in LibreOffice's help, in the manual pages and in GNOME's help ("": none, or unusable).
 LANGUAGES = {
     "ca": ("ca", "", "ca"),
     "cs": ("cs", "cs", "cs"),
@@ -51,7 +51,7 @@ LANGUAGES = {
     "vi": ("vi", "vi", "vi"),
     "zh": ("zh-cn", "zh", "zh_CN"),
 }
-# Languages that are not told apart from each other, as `other`: without them every text would be taken for one of the above.
+# Languages not distinguished from each other, as `other`: without them every text would be classified as one of the above.
 OTHERS = {
     "office": ("et", "eu", "gl", "sl"),
     "pages": ("mk", "nb", "ro", "sr"),
@@ -151,7 +151,7 @@ def fortunes(text):
 
 
 def download(folder, names):
-    """Downloads the packages that are not in the folder yet; returns the file of each."""
+    """Downloads packages that are not yet in the folder; returns each one's file."""
     os.makedirs(folder, exist_ok=True)
 
     def here():
@@ -168,7 +168,7 @@ def download(folder, names):
 
 
 def read_package(file, jobs):
-    """Yields (job, text) for each of the package's files that a job's pattern fits. Nothing is unpacked onto the disk."""
+    """Yields (job, text) for each of the package's files that matches a job's pattern. Unpacks nothing to the disk."""
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", file], stdout=subprocess.PIPE) as process:
         with tarfile.open(fileobj=process.stdout, mode="r|") as tar:
             for member in tar:
@@ -179,7 +179,7 @@ def read_package(file, jobs):
                 try:
                     yield job, (gzip.decompress(data) if member.name.endswith(".gz") else data).decode("utf-8")
                 except (UnicodeDecodeError, OSError):
-                    pass  # an old encoding, or a file that says only where another one is
+                    pass  # an old encoding, or a file that only refers to another one
         process.stdout.read()
 
 
@@ -189,7 +189,7 @@ ENGLISH = {"the", "and", "with", "this", "that", "which", "are", "from", "for", 
 
 
 def is_prose(paragraph, language):
-    """At least 8 letters (3 where a letter is a syllable or a word), hardly anything else but blanks, and not left in English."""
+    """At least 8 letters (3 if letters are syllables or words), hardly anything else except blanks, and not left in English."""
     letters = sum(c.isalpha() or "\u0900" <= c <= "\u0dff" for c in paragraph)
     wide = sum("\u0e00" <= c for c in paragraph)
     if letters + 2 * wide < 8 or letters < 0.7 * len(re.sub(r"\s", "", paragraph)):
@@ -208,7 +208,7 @@ def main():
 
     jobs = list(packages())
     files = download(os.path.join(options.output, "packages"), sorted({job[2] for job in jobs}))
-    found = {}  # paragraph: the set that it is in, for each language
+    found = {}  # paragraph: its set, for each language
     for package in sorted({job[2] for job in jobs}):
         for (name, language, _, reader, _), text in read_package(files[package], [job for job in jobs if job[2] == package]):
             for paragraph in reader(text):
@@ -223,7 +223,7 @@ def main():
         if len(of) == 1 or (language == "en" and len(paragraph) >= 40):
             sets.setdefault((of[language], language), []).append(paragraph)
     for (name, language), paragraphs in sorted(sets.items()):
-        paragraphs.sort(key=lambda text: hashlib.sha256(text.encode()).digest())  # an order without meaning
+        paragraphs.sort(key=lambda text: hashlib.sha256(text.encode()).digest())  # an arbitrary but fixed order
         kept, size = [], 0
         for paragraph in paragraphs:
             size += len(paragraph.encode()) + 1
