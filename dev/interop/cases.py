@@ -1,4 +1,5 @@
-"""Counts the tests of a script: `with case(NAME): ...` prints `ok: NAME` or `FAILED: NAME`; `summary()` ends with the numbers."""
+"""Counts the tests of a script: `with case(NAME): ...` prints `ok: NAME` or `FAILED: NAME`; `summary()` ends with the
+numbers."""
 import subprocess
 import sys
 import traceback
@@ -21,8 +22,8 @@ def case(name):
 
 
 def runner(program, folder):
-    """A function that runs the program in the folder with its arguments and returns what it prints, bytes that are no UTF-8 replaced as
-    everywhere; a failure ends the script."""
+    """Returns a function that runs the program in the folder with its arguments and returns its output, with invalid UTF-8
+    replaced as usual; a failure ends the script."""
     def run(*arguments):
         done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, errors="replace", cwd=folder)
         if done.returncode:
@@ -32,6 +33,6 @@ def runner(program, folder):
 
 
 def summary():
-    """Prints the numbers; the exit status: 1 if a test failed, or if none ran."""
+    """Prints the numbers; returns the exit status: 1 if a test failed, or if none ran."""
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0 or passed == 0)

@@ -1,9 +1,9 @@
-// The logits that the trainer computes for given tokens, and the gradients of its loss, for comparison with other programs.
+// The trainer's logits for given tokens, and the gradients of its loss, for comparison with other programs.
 //   dump_logits MODEL_DIRECTORY TOKENS T LOGITS [GRADIENTS]
 //   dump_logits MODEL_DIRECTORY TOKENS T LOGITS --adapter ADAPTER_DIRECTORY
-// TOKENS: int32 (B, T), B follows from the file's size. LOGITS: float32 (B, T, V), rounded to the storage type before, with
-// virtual tokens among the T. Both in this machine's byte order. GRADIENTS: a folder that gets model.safetensors with the
-// gradient of every parameter, of the mean cross-entropy of each sequence's tokens after its first.
+// TOKENS: int32 (B, T), with B from the file's size. LOGITS: float32 (B, T, V), after rounding to the storage type, with
+// virtual tokens among the T. Both in this machine's byte order. GRADIENTS: output folder; its model.safetensors has the
+// gradient of every parameter for the mean cross-entropy of each sequence's tokens after the first.
 #define TRAIN_GPT_NO_MAIN
 #include "train_gpt.cu"
 #include "test/model_files.h"

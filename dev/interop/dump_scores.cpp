@@ -1,7 +1,7 @@
 // Compares texts with references, for comparison with other programs.
 //   build/cpu-fp32/dump_scores PAIRS RESULT
-// PAIRS: a line {"text": str, "references": [str, ...]} each. RESULT: {"pairs": [{metric: number, ..., "stems": its words},
-// ...], "bleu": of all texts together}.
+// PAIRS: {"text": str, "references": [str, ...]} per line. RESULT: {"pairs": [{metric: number, ..., "stems": its words}, ...],
+// "bleu": of all texts together}.
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 // Encodes texts and decodes the tokens, for comparison with other programs.
 //   build/cpu-fp32/dump_tokens TOKENIZER TEXTS RESULT [prompt]
-// TEXTS: the length of each text (4 bytes) and its bytes. RESULT: for each of them the number of tokens (4 bytes), the tokens
-// (4 bytes each), the length of the decoded text (4 bytes), its bytes. prompt: special tokens in the texts are recognised.
+// TEXTS: the length of each text (4 bytes) and its bytes. RESULT: for each text the number of tokens (4 bytes), the tokens
+// (4 bytes each), the length of the decoded text (4 bytes), its bytes. prompt: recognize special tokens in the texts.
 #include <cstdio>
 
 #include "../../llmc/data/tokenizer.h"

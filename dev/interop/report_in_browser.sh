@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a reader does with a report, in Chromium without a window: drags, double clicks, keys, axes, smoothing, CSV, at the width of a
-# phone and of a desk. Prints `ok: NAME` or `FAILED: NAME` per test; without Chromium it says so and ends well.
+# A reader's actions on a report, in headless Chromium: drags, double clicks, keys, axes, smoothing, CSV, at the width of a
+# phone and of a desktop. Prints `ok: NAME` or `FAILED: NAME` per test; without Chromium it says so and exits with 0.
 #   dev/interop/report_in_browser.sh BUILD      a folder with train_gpt
 set -u
 failed=0

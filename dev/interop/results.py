@@ -1,7 +1,7 @@
-"""The table that ends `make test-interop`: families of models by what was compared, with the largest difference of all models of
-a family. Tests record their figures in the file that $INTEROP_RESULTS names, if it is set.
+"""The final table of `make test-interop`: for each model family and comparison the largest difference over its models.
+Tests append their figures to the file named by $INTEROP_RESULTS, if set.
 
-    results.py FILE     prints the table; the status is 1 if a figure that was looked for is missing
+    results.py FILE     prints the table; the status is 1 if an expected figure is missing
 """
 
 import json
@@ -13,7 +13,7 @@ COLUMNS = (*OF_MODELS, "GGUF")
 
 
 def record(family, figures):
-    """`figures`: by column the largest difference, 0 where there is nothing to measure, None if the test failed."""
+    """`figures`: the largest difference per column, 0 if there is nothing to measure, None if the test failed."""
     if path := os.environ.get("INTEROP_RESULTS"):
         with open(path, "a") as file: file.write(json.dumps([family, figures]) + "\n")
 

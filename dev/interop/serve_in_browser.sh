@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a reader does with the page of `train_gpt serve`, in Chromium without a window, at the width of a phone and of a desk: a text
-# is continued, a conversation held, a refusal shown. Prints `ok: NAME` or `FAILED: NAME` per test; without Chromium it says so
-# and ends well.
+# A user's actions on the page of `train_gpt serve`, in headless Chromium, at the width of a phone and of a desktop: a text
+# is continued, a conversation held, an error shown. Prints `ok: NAME` or `FAILED: NAME` per test; without Chromium it says
+# so and exits with 0.
 #   dev/interop/serve_in_browser.sh BUILD      a folder with train_gpt
 set -u
 failed=0 program=$(realpath "$1/train_gpt")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# All that is exchanged with other programs, one test after another: `make test-interop`. Ends with a line for each test and one
-# table of the families of models; the status is 1 if anything failed.
+# All exchanges with other programs, one test after another: `make test-interop`. Ends with a line per test and one table of
+# the model families; the status is 1 if anything failed.
 #   dev/interop/test.sh TRANSFORMERS BUILD_FP32 BUILD_BF16       the major version, 5 or 4; folders with train_gpt and dump_logits,
 #                                                            the second with near_duplicates as well
-#   INTEROP="models gguf" dev/interop/test.sh ...                these tests alone
+#   INTEROP="models gguf" dev/interop/test.sh ...                only these tests
 set -uo pipefail
 here=$(dirname "$0") version=$1 fp32=$2 bf16=$3
 work=$(mktemp -d)
@@ -12,13 +12,13 @@ export INTEROP_RESULTS=$work/results
 : >"$INTEROP_RESULTS"
 lines=() failed=0
 
-# with PACKAGES... -- COMMAND...: a Python that has these runs the command.
+# with PACKAGES... -- COMMAND...: runs the command with a Python that has the packages.
 with() {
     local packages=() python
     while [[ $1 != -- ]]; do packages+=("$1") && shift; done
     python=$("$here/venv.sh" "${packages[@]}") && env ${beside:+PYTHONPATH="$beside"} "$python" "${@:2}"
 }
-# The same beside transformers, which has a folder of its own, so that both lines of versions share one torch.
+# The same, plus transformers, which has a folder of its own, so that both major versions share one torch.
 with_transformers() {
     local folder
     folder=$(realpath "$here/../..")/build/interop-venv/transformers-$version
@@ -28,7 +28,7 @@ with_transformers() {
     fi
     beside=$folder with "$@"
 }
-# stage NAME COMMAND...: one test. Its errors are shown if it fails.
+# stage NAME COMMAND...: one test. Shows its errors if it fails.
 stage() {
     local name=$1 begin=$SECONDS result=passed skipped
     shift

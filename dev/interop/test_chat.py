@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Supervised fine-tuning beside transformers: the tokens and masks that `prepare --chat` writes are those of apply_chat_template on
-hostile conversations, the first loss of a run is PyTorch's on each conversation alone, and `generate --chat` writes what
-transformers' greedy generate does.
+"""Supervised fine-tuning compared with transformers: `prepare --chat` gives the tokens and masks of apply_chat_template on
+hostile conversations, a run's first loss equals PyTorch's on each conversation by itself, and `generate --chat` gives the
+same text as transformers' greedy generate.
 
-    dev/interop/test_chat.py BUILD_FP32        a folder with train_gpt; templates and tokenizers are those of dev/ref/chat_golden.py
+    dev/interop/test_chat.py BUILD_FP32        a folder with train_gpt; templates and tokenizers are from dev/ref/chat_golden.py
 """
 import json
 import pathlib
@@ -39,7 +39,7 @@ def train_gpt(*arguments, **more):
 
 
 def conversations(count):
-    """Messages of odd characters and odd white space; user and assistant take turns."""
+    """Messages of unusual characters and white space; user and assistant take turns."""
     r = random.Random(3)
     pieces = ["the", " king", "  ", "\n", "\n\n", "\t", "言葉", "😀", "e\u0301", "'s", "12", " 345", "<|im_", "[/INST]", "<end_of_turn", "x=y;", "\u00a0",
               "▁", "\u3000", "ing", ".", "!?", "Zürich", "God", "<<SYS>>", "\x1c"]
@@ -53,13 +53,13 @@ def conversations(count):
 
 
 def with_thoughts(conversation):
-    """Every second answer has some."""
+    """Adds thoughts to every second answer."""
     return [m if m["role"] != "assistant" or i % 4 == 1 else chat_golden.A(f"<think>\n{m['content']}\n</think>\n\n{m['content']}")
             for i, m in enumerate(conversation)]
 
 
 def read(prefix):
-    """Tokens and mask of each conversation, by NumPy alone."""
+    """Tokens and mask of each conversation, read with only NumPy."""
     index = (WORK / f"{prefix}.idx").read_bytes()
     count = int.from_bytes(index[18:26], "little")
     ends = np.cumsum(np.frombuffer(index, np.int32, count, 34))
@@ -78,7 +78,7 @@ def load(name):
 
 
 def straddles(tokenizer, template, conversation):
-    """Whether a token of transformers' reaches from what is given into an answer."""
+    """Whether a token in transformers crosses from the prompt into an answer."""
     render = lambda c, **more: tokenizer.apply_chat_template(c, chat_template=template, tokenize=False, **more)
     borders = [len(render(conversation[:i], add_generation_prompt=True)) for i, m in enumerate(conversation) if m["role"] == "assistant"]
     whole = render(conversation)
@@ -112,7 +112,7 @@ def compare_tokens():
 
 
 def compare_training():
-    """A Llama of transformers' is continued: the loss of the first step, of all conversations."""
+    """Continues training a transformers Llama; compares the loss of the first step over all conversations."""
     tokenizer = load("bytes")
     torch.manual_seed(1)
     config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -143,7 +143,7 @@ def compare_training():
     messages = [chat_golden.U("the king")]
     ids = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    ids.pop("token_type_ids", None)  # transformers 4 adds them, for no model of these
+    ids.pop("token_type_ids", None)  # transformers 4 adds them, but none of these models uses them
     with torch.no_grad(): theirs = model.generate(**ids, do_sample=False, max_new_tokens=40, eos_token_id=[0, end], pad_token_id=0)
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     text = tokenizer.backend_tokenizer.decode(theirs[0, ids["input_ids"].shape[1]:].tolist(), skip_special_tokens=False).split("<|im_end|>")[0]
@@ -154,7 +154,7 @@ def compare_training():
 
 
 def compare_templates():
-    """A model without a template gets that of its conversations: transformers then renders as with the published one."""
+    """A model without a template gets its conversations' template; transformers then renders as with the published one."""
     tokenizer = load("bytes")
     (WORK / "bytes/chat_template.jinja").unlink()
     for name in ("chatml", "llama-2", "llama-3", "mistral", "mistral-v0.1", "gemma", "olmo-2", "plain"):

@@ -1,9 +1,9 @@
-"""train_gpt curate against datatrove, Hugging Face's pipeline that made FineWeb: part of `make test-interop`.
+"""train_gpt curate compared with datatrove, Hugging Face's pipeline for FineWeb: part of `make test-interop`.
 
-Thousands of made-up documents, most of them near the thresholds, go through the rules of Gopher, C4 and FineWeb in both programs.
-Each document must be kept by both or dropped by both under the same rule, and C4 must leave the same lines. Replaced there by
-ours: words and sentences, which datatrove leaves to spaCy (a word is what stands between white space; a sentence ends with . ? ! or
-。), and two characters: • alone is no word, and a line of C4 may end with 。.
+Both programs apply the rules of Gopher, C4 and FineWeb to thousands of generated documents, most of them near the
+thresholds. Each document must be kept by both or dropped by both under the same rule, and C4 must keep the same lines. In
+datatrove these are replaced by ours: words and sentences, which it delegates to spaCy (a word is any text between white
+space; a sentence ends with . ? ! or 。), and two characters: a single • is not a word, and a line of C4 may end with 。.
 
     test_curate.py BUILD     a folder with train_gpt; ends with `N passed, N failed`
 """
@@ -90,7 +90,7 @@ def make_text(r):
 
 
 def ours(texts, rules, *options):
-    """The rule that dropped each text, None for those kept; and their texts."""
+    """The rule that dropped each text, None for kept ones; and their texts."""
     name = f"{rules}{len(list(work.iterdir()))}"
     with open(work / f"{name}.jsonl", "w") as f:
         f.writelines(json.dumps({"text": t, "id": i}) + "\n" for i, t in enumerate(texts))
@@ -132,7 +132,7 @@ sets = {
 }
 for name, filters in sets.items():
     found, kept = [], {}
-    for begin in range(0, len(texts), 1000):  # the report keeps at most 1,000 documents of a rule
+    for begin in range(0, len(texts), 1000):  # the report keeps at most 1,000 documents per rule
         f, k = ours(texts[begin : begin + 1000], name)
         found += f
         kept |= {begin + i: text for i, text in k.items()}

@@ -1,5 +1,6 @@
-"""Preference training beside TRL's DPOTrainer: `make test-interop`. The same small Llama, pairs of answers and AdamW, in fp32; a step takes
-all pairs, so that their order does not matter. Losses, rewards and accuracies of ten steps are TRL's, and so are the weights after them.
+"""Preference training compared with TRL's DPOTrainer: `make test-interop`. The same small Llama, pairs of answers and
+AdamW, in fp32; a step uses all pairs, so that their order does not matter. Losses, rewards and accuracies of ten steps, and
+the final weights, must equal TRL's.
 
     test_dpo.py BUILD_FP32     a folder with train_gpt; ends with `N passed, N failed`
 """

@@ -1,12 +1,12 @@
-"""Files of texts as other programs write them, read by train_gpt: part of `make test-interop`.
+"""Text files written by other programs and read by train_gpt: part of `make test-interop`.
 
-  Parquet by pyarrow: pages v1 and v2, plain, by dictionary, delta-length and delta, uncompressed, snappy, gzip and zstd, with
-  nulls, several row groups and many pages; what is refused, by name
+  Parquet by pyarrow: pages v1 and v2, plain, dictionary, delta-length and delta, uncompressed, snappy, gzip and zstd, with
+  nulls, several row groups and many pages; unsupported files are refused by name
 
-`prepare` must make the same tokens of each as of the same texts in a .jsonl.
+`prepare` must give the same tokens as for the same texts in a .jsonl.
 
     test_formats.py BUILD              a folder with train_gpt; ends with `N passed, N failed`
-    test_formats.py --golden FOLDER    writes the small files of test/golden/parquet, which test/test_documents.cpp reads
+    test_formats.py --golden FOLDER    writes the small files of test/golden/parquet, read by test/test_documents.cpp
 """
 
 import itertools
@@ -45,7 +45,7 @@ def write(path, texts, encoding, version, codec, **more):
                    store_decimal_as_integer=True, **more)
 
 
-# What test_documents.cpp expects in the small files.
+# Expected by test_documents.cpp in the small files.
 SMALL = [None if i % 7 == 3 else "" if i % 7 == 5 else f"document {i % 9}, Größe, 日本\n" * (i % 4 + 1) for i in range(60)]
 
 

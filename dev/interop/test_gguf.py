@@ -1,12 +1,12 @@
-"""Files of llama.cpp, in both directions: part of `make test-interop`.
+"""llama.cpp's files, in both directions: part of `make test-interop`.
 
-  1  what `train_gpt export --gguf` writes of a model of transformers, read by gguf: every tensor under the name that llama.cpp's
-     converter gives it, bit by bit in F32, F16, BF16 and Q8_0, and the metadata
-  2  what gguf writes (eleven types), read by `train_gpt import`: numbers equal gguf's, bit by bit
-  3  llama.cpp runs what was exported: our tokens, our loss and our greedy text
+  1  `train_gpt export --gguf` of a transformers model, read by gguf: every tensor under the name that llama.cpp's converter
+     uses, bit by bit in F32, F16, BF16 and Q8_0, and the metadata
+  2  files written by gguf (eleven types), read by `train_gpt import`: numbers equal gguf's, bit by bit
+  3  llama.cpp runs the exported model: our tokens, our loss and our greedy text
 
-llama.cpp comes with the package llama-cpp-python, which pip compiles: a quarter of an hour on two cores. Its loss may differ from
-ours by 2e-3, as it computes GeLU from a table in fp16, in Q8_0 by 3e-2.
+llama.cpp is part of the package llama-cpp-python, which pip compiles: a quarter of an hour on two cores. Its loss may
+differ from ours by 2e-3, as it computes GeLU from a table in fp16, in Q8_0 by 3e-2.
 
     test_gguf.py BUILD_FP32     a folder with train_gpt; ends with `N passed, N failed`
 """
@@ -44,7 +44,7 @@ SIZES = {"vocab_size": V, "hidden_size": 64, "intermediate_size": 96, "num_atten
          "max_position_embeddings": T, "num_hidden_layers": 2}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0,
           "original_max_position_embeddings": 32}
-# A family: its class of configuration, its settings, and gguf's architecture.
+# A family: its config class, its settings, and gguf's architecture.
 FAMILIES = {
     "gpt2": ("GPT2Config", {"vocab_size": V, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": T}, "GPT2"),
     "bloom": ("BloomConfig", {"vocab_size": V, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": T}, "BLOOM"),
@@ -59,7 +59,7 @@ FAMILIES = {
                  "GPTNEOX"),
     "gemma": ("GemmaConfig", SIZES | {"head_dim": 24}, "GEMMA"),
     "gemma2": ("Gemma2Config", SIZES | {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16,
-                                        "num_hidden_layers": 26}, "GEMMA2"),  # older versions of llama.cpp know no other number
+                                        "num_hidden_layers": 26}, "GEMMA2"),  # older llama.cpp supports no other number
     "gemma3": ("Gemma3TextConfig", SIZES | {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16,
                                             "num_hidden_layers": 7}, "GEMMA3"),
 }
@@ -72,7 +72,7 @@ def train_gpt(*arguments):
 
 
 def make_model(family, dtype=torch.float32):
-    """A directory with random weights, of which none is zero or one, and a byte-level tokenizer."""
+    """A directory with random weights, none of them zero or one, and a byte-level tokenizer."""
     torch.manual_seed(1)
     name, settings, _ = FAMILIES[family]
     config = getattr(transformers, name)(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=0)
@@ -87,7 +87,7 @@ def make_model(family, dtype=torch.float32):
 
 
 def expected_tensors(folder, config, arch):
-    """What llama.cpp's converter makes of the weights: {name: fp32 array}."""
+    """The weights as converted by llama.cpp's converter: {name: fp32 array}."""
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch), config.num_hidden_layers)
     heads, expected = config.num_attention_heads, {}
     for name, w in load_file(folder / "model.safetensors").items():
@@ -148,14 +148,14 @@ def check_metadata(reader, config, arch):
 
 
 def without_amx(defaults=llama_cpp.llama_cpp.llama_model_default_params):
-    """Weights as they are in the file: laid out for AMX, products in Q8_0 of these sizes end in a segmentation fault (0.3.36)."""
+    """Weights unchanged: repacked for AMX, products in Q8_0 of these sizes end in a segmentation fault (0.3.36)."""
     params = defaults()
     params.use_extra_bufts = False
     return params
 
 
 class LlamaCpp:
-    """A model in llama.cpp, on one thread, its cache in fp32."""
+    """A model in llama.cpp, on one thread, with an fp32 cache."""
 
     def __init__(self, path):
         fp32 = int(TYPES["f32"])
@@ -202,7 +202,7 @@ def exported(family):
         with case(f"{family}: llama.cpp's loss in {kind} is ours"):
             theirs = LlamaCpp(files[kind])
             tokens = theirs.tokens(TEXT)[:T]
-            # the tokens of this text, so that ours is one sample of as many
+            # this text's tokens, so that ours is one sample of as many
             (WORK / "short.txt").write_bytes(theirs.llama.detokenize(tokens))
             found = json.loads(train_gpt("eval", "--model", folder, "--text", "short.txt", "--json"))["evaluation"]
             assert found["tokens"] == len(tokens) - 1, (found, len(tokens))
@@ -214,13 +214,13 @@ def exported(family):
         ours = train_gpt("generate", "--model", folder, "--prompt", prompt, "--max-new-tokens", 24, "--temperature", 0)
         theirs = LlamaCpp(files["f32"])
         text = theirs.greedy(theirs.tokens(prompt), 24)
-        ours = re.sub(rb"<\|id \d+\|>", b"", ours)  # ids that the tokenizer does not have
+        ours = re.sub(rb"<\|id \d+\|>", b"", ours)  # ids missing in the tokenizer
         assert ours == prompt.encode() + text + b"\n", (ours, text)
     return differences[0]
 
 
 def imported(kind):
-    """A Llama whose matrices have this type, written by gguf."""
+    """A Llama with matrices of this type, written by gguf."""
     random = np.random.default_rng(1)
     quant = gguf.GGMLQuantizationType[kind]
     path, out = WORK / f"{kind}.gguf", WORK / f"from-{kind}"
@@ -240,7 +240,7 @@ def imported(kind):
         if len(shape) > 1 and kind != "F32":
             try:
                 data = gguf.quantize(w, quant)
-            except NotImplementedError:  # gguf only reads these: any bytes are numbers, but for the scales
+            except NotImplementedError:  # gguf only reads these: any bytes are valid numbers, except the scales
                 data = random.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
                 for at in {"Q6_K": [208]}.get(kind, [0, 2]):
                     data[..., at:at + 2] = random.standard_normal(data.shape[:2] + (1,)).astype(np.float16).view(np.uint8)

@@ -1,7 +1,8 @@
-"""train_gpt eval --tasks against EleutherAI's lm-evaluation-harness: part of `make test-interop`.
+"""train_gpt eval --tasks compared with EleutherAI's lm-evaluation-harness: part of `make test-interop`.
 
-A small model is trained here, in fp32; a multiple-choice and a last-word task are made up of its own kind of text; the harness
-evaluates the directory with transformers, train_gpt evaluates it itself. Accuracies must be equal, perplexity to 1e-4 of itself.
+A small model is trained here, in fp32, with a multiple-choice and a last-word task of the same kind of text; the harness
+evaluates the directory with transformers, train_gpt evaluates it itself. Accuracies must be equal, perplexity within a
+relative 1e-4.
 
     test_harness.py BUILD_FP32     a folder with train_gpt; ends with `N passed, N failed`
 """
@@ -76,7 +77,7 @@ finally:
     shutil.rmtree(work)
 failed = 0
 for key, value in theirs.items():
-    tolerance = 1e-4 * value + 0.005 if key[1] == "perplexity" else 5e-5  # and half of the last printed digit
+    tolerance = 1e-4 * value + 0.005 if key[1] == "perplexity" else 5e-5  # plus half of the last printed digit
     good = abs(mine[key] - value) <= tolerance
     failed += not good
     print(f"{'ok' if good else 'FAILED'}: {key[0]} {key[1]}: lm-evaluation-harness {value:.4f}, train_gpt {mine[key]:.4f}")

@@ -1,14 +1,14 @@
 """Models and tokens exchanged with Hugging Face's libraries, in both directions: `make test-interop`.
 
-  1  transformers opens the directories that train_gpt writes: no warning, our logits, our greedy text
-  2  train_gpt opens the directories that transformers writes: fp32, bf16 and fp16, one file or several, other settings than the
-     defaults, and the older names of published models; trains them further, and transformers opens the result
-  3  a directory that asks for what train_gpt does not have is refused by the name of the setting
+  1  transformers loads directories written by train_gpt: no warning, our logits, our greedy text
+  2  train_gpt loads directories written by transformers: fp32, bf16 and fp16, one file or several, non-default settings, and the
+     older names of published models; trains them further, and transformers loads the result
+  3  a directory that requires an unsupported feature is refused by the name of the setting
   4  tokenizers gives our tokens
 
-The logits' tolerance. fp32: 1e-4, where logits are of order 1 to 10. bf16: two correct programs differ by their roundings, so
-the unit is the error that PyTorch itself makes when it computes the same model in bf16, against its own fp32: ours may be 1.5
-times that in the root mean square, 2 times in the largest. -v prints both.
+The logits' tolerance. fp32: 1e-4, for logits of order 1 to 10. bf16: two correct programs differ by their roundings, so the
+unit is PyTorch's own error when it computes the same model in bf16, relative to its fp32: ours may be 1.5 times that in the
+root mean square, 2 times at the maximum. -v prints both.
 
     test_interop.py BUILD_FP32 BUILD_BF16 [-v]     folders with train_gpt and dump_logits; ends with `N passed, N failed`
 """
@@ -45,7 +45,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def program(precision, *arguments):
-    """Runs train_gpt; its standard output and the text of its error, if any."""
+    """Runs train_gpt; returns its standard output and its error message, if any."""
     command = [BUILDS[precision] / "train_gpt", *map(str, arguments)]
     done = subprocess.run(command, cwd=WORK, capture_output=True, timeout=300)
     return done.stdout, done.stderr.decode(errors="replace") if done.returncode else None
@@ -100,7 +100,7 @@ def without_warnings():
 
 
 def open_in_transformers(directory, dtype=torch.float32):
-    """Computes in `dtype` whatever the files hold."""
+    """Computes in `dtype`, whatever the files' type."""
     model, info = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
     assert not any(info.values()), info  # missing, unexpected or mismatched keys
     return model.eval()
@@ -133,7 +133,7 @@ aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 
 
 def small_text():
-    """A few hundred documents that a small model learns something from, and the page above."""
+    """A few hundred documents from which a small model can learn, and the page above."""
     lines = [f"in the year {i * 37 % 1000} the king of city {i % 17} gave {i * 11 % 97} sheep to his son, and it was good\n"
              + (f"第{i}章　王は羊を{i % 97}頭与えた。それは良かった。\n" if i % 3 == 0 else "") + ("\n" if i % 5 == 0 else "")
              for i in range(600)]
@@ -141,7 +141,7 @@ def small_text():
 
 
 def prepared_tokens(tokenizer, text):
-    """Our tokens of a text, as `train_gpt prepare` writes them."""
+    """Our tokens of a text, as written by `train_gpt prepare`."""
     (WORK / "page.txt").write_bytes(text.encode())
     train_gpt("fp32", "prepare", "--input", "page.txt", "--output-prefix", "page", "--tokenizer", tokenizer, "--no-append-eod")
     return np.fromfile(WORK / "page.bin", np.uint16).tolist()
@@ -160,8 +160,8 @@ def test_tokens():
 
 # ---- 1  ours in transformers ------------------------------------------------------------------------------------------------
 
-# A small model of each kind: options of train_gpt (sizes that pad the vocabulary, settings other than the defaults), and what
-# transformers must then see in config.json.
+# A small model of each kind: options of train_gpt (sizes that pad the vocabulary, non-default settings), and the resulting
+# values in transformers' view of config.json.
 LLAMA = "--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --norm-epsilon 1e-4 "
 KINDS = {
     "gpt2": ("--ffn-hidden-size 80 --norm-epsilon 1e-4", {"n_inner": 80, "layer_norm_epsilon": 1e-4}),
@@ -169,7 +169,7 @@ KINDS = {
     "llama with grouped queries": (LLAMA + "--num-query-groups 2 --rotary-base 5e5 --untie-embeddings-and-output-weights",
                                    {"num_key_value_heads": 2, "rms_norm_eps": 1e-4, **rope(5e5)}),
     "llama tied": (LLAMA, {"tie_word_embeddings": True, "rms_norm_eps": 1e-4, **rope(1e4)}),
-    # Factors of the forward pass that are in weights: of the logits, the branches, the scores.
+    # Factors of the forward pass that are folded into weights: of the logits, the branches, the scores.
     "gpt2 by muP": ("--parametrization mup --mup-base-width 16 --mup-base-head-size 2", {"tie_word_embeddings": True}),
     "llama by CompleteP": (LLAMA + "--qk-layernorm --untie-embeddings-and-output-weights --parametrization completep "
                            "--mup-base-width 12 --mup-base-depth 1 --mup-base-head-size 2", {"model_type": "qwen3"}),
@@ -177,7 +177,7 @@ KINDS = {
 
 
 def our_model(precision, kind, trained):
-    """The directory of a model of 2 layers, either after a short training or as good as random, with large weights."""
+    """The directory of a model of 2 layers, either after a short training run or almost random, with large weights."""
     out = folder(f"{kind} {precision} {trained}")
     train_gpt(precision, "train", *KINDS[kind][0].split(), "--num-layers", 2, "--hidden-size", 48, "--num-attention-heads", 6,
               "--tokenizer", "tokenizer-gpt2", "--data-path", "data", "--split", "1, 0, 0", "--seq-length", T,
@@ -229,7 +229,7 @@ DEFAULTS = {"gpt2": {"layer_norm_epsilon": 1e-5}, "bloom": {"layer_norm_epsilon"
 
 
 def their_model(kind):
-    """A transformers model whose parameters are all random and large enough to matter, gains and biases too."""
+    """A transformers model whose parameters are all random and large enough to matter, including gains and biases."""
     torch.manual_seed(len(kind))
     model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind])).eval()
     for name, p in model.named_parameters():
@@ -260,7 +260,7 @@ def test_theirs_in_ours(kind, tokens):
 
 
 def test_published(kind, tokens):
-    """Names and settings that older versions wrote and that most published directories still have."""
+    """Names and settings written by older versions, as in most published directories."""
     directory = folder(f"published {kind}")
     model = their_model(kind)
     model.save_pretrained(directory)
@@ -285,7 +285,7 @@ def test_published(kind, tokens):
 
 
 def test_fine_tuning():
-    """A directory that transformers wrote is trained further here and goes back."""
+    """Trains a transformers directory further here, and loads the result in transformers."""
     directory = WORK / "downloaded"
     their_model("llama with grouped queries").save_pretrained(directory)
     PreTrainedTokenizerFast(tokenizer_file=str(WORK / "tokenizer-gpt2/tokenizer.json"),
@@ -302,7 +302,7 @@ def test_fine_tuning():
         assert changed <= {"architectures", "dtype", "pad_token_id", "_name_or_path"}, changed
 
 
-# ---- 3  what is refused -----------------------------------------------------------------------------------------------------
+# ---- 3  refusals ------------------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "llama tied": {

@@ -1,12 +1,12 @@
-"""Models of every family, to and from transformers: `make test-interop`. For random models of odd sizes that
-transformers wrote,
+"""Models of every family, to and from transformers: `make test-interop`. For random models of odd sizes, written by
+transformers,
 
-  load       train_gpt opens them: fp32, bf16 and fp16, one file or several, tied and not
-  logits     its logits in fp32 are transformers' (1e-4), for 1 token, 17 tokens, and beyond the length of the first training
-             where positions are scaled; greedy text is the same
+  load       train_gpt loads them: fp32, bf16 and fp16, one file or several, tied and not
+  logits     its logits in fp32 are transformers' (1e-4), for 1 token, 17 tokens, and beyond the original training length if
+             positions are scaled; greedy text is the same
   gradients  the gradient of each tensor is PyTorch's (2e-5 of its largest element)
   train      20 steps here have the losses of 20 steps of PyTorch's AdamW on the same tokens (3e-4)
-  write      transformers opens the result without a missing or unexpected tensor, with our logits
+  write      transformers loads the result without a missing or unexpected tensor, with our logits
   reload     train_gpt reads its own directory back to the same logits
   ends       transformers runs what our own options write at the ends of their ranges (one layer, no window, ...), with our logits
 
@@ -36,7 +36,7 @@ WORK = Path(tempfile.mkdtemp(prefix="models_"))
 V, T = 1003, 64  # vocabulary and longest sequence
 VERBOSE = "-v" in sys.argv
 
-# 5 query heads of 80 on one key/value head, in a width that is no multiple of 64; small otherwise.
+# 5 query heads of 80 on one key/value head, in a width that is not a multiple of 64; small otherwise.
 IDS = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=None)
 SIZES = dict(hidden_size=70, intermediate_size=90, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
              head_dim=80, max_position_embeddings=T, rms_norm_eps=1e-3, **IDS)
@@ -56,7 +56,7 @@ LLAMA3 = scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)
 LONG = dict(short_factor=[1 + j / 40 for j in range(40)], long_factor=[2 + j / 10 for j in range(40)])
 GEMMA3_ROPE = {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
                                    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}
-# Every family: its class of config, and variants, each of which is a model.
+# Every family: its config class, and variants, each a separate model.
 FAMILIES = {
     "gpt2": (t.GPT2Config, {
         "": dict(n_inner=80, **GPT2),
@@ -104,7 +104,7 @@ def our_logits(directory, tokens, gradients=None):
 
 
 def random_model(config, seed):
-    """Every parameter random and large enough to matter, gains and biases too; exact in fp16 and bf16."""
+    """Every parameter random and large enough to matter, including gains and biases; exact in fp16 and bf16."""
     torch.manual_seed(seed)
     model = t.AutoModelForCausalLM.from_config(config).eval()
     zero_centred = "gemma" in config.model_type
@@ -151,7 +151,8 @@ def compare_gradients(model, directory, tokens):
 
 def text_of(directory, model, tokenizer):
     prompt = "in the year 74"
-    # Beyond 16 tokens transformers changes the frequencies of dynamic and longrope while it generates, and keeps old keys.
+    # Beyond 16 tokens transformers changes the frequencies of dynamic and longrope during generation, but keeps cached
+    # keys.
     n = 8 if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope") else 20
     ours = run("train_gpt", "generate", "--model", directory, "--prompt", prompt, "--temperature", 0, "--max-new-tokens", n)
     theirs = model.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=n)
@@ -160,7 +161,7 @@ def text_of(directory, model, tokenizer):
 
 
 def compare_steps(model, directory, sample):
-    """20 steps on the same sequence again and again, which lies in the data 200 times."""
+    """20 steps on the same sequence, which the data contain 200 times."""
     run("train_gpt", "train", "--model", directory, "--data-path", "same", "--split", "1, 0, 0", "--seq-length", len(sample),
         "--micro-batch-size", 4, "--train-iters", 20, "--lr", 2e-3, "--lr-decay-style", "constant", "--adam-eps", 1e-4,
         "--eval-iters", 0, "--out", "trained", "--quiet")
@@ -184,13 +185,13 @@ def compare_steps(model, directory, sample):
 
 
 def lengths(config):
-    """Sequences of one token, of 17, and of all that the model takes."""
+    """Sequences of one token, of 17, and of the model's maximum."""
     factor = 4 if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "dynamic" else 1
     return 1, 17, min(T, factor * getattr(config, "max_position_embeddings", T))
 
 
 def test(config, name, tokenizer, sample, done):
-    """Fills `done`, with the largest differences, up to the first column that fails."""
+    """Fills `done` with the largest differences, up to the first column that fails."""
     rng = np.random.default_rng(len(name))
     directory, differences = WORK / "their model", []
     for dtype in DTYPES.values():

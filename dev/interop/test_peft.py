@@ -1,10 +1,10 @@
 """Adapters exchanged with PEFT, in both directions, for each family: `make test-interop`.
 
-  1  adapters that train_gpt trains: PEFT opens them on the same model and gives our logits; transformers opens the merged model
-     and gives them too
-  2  adapters that PEFT writes, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
-  3  virtual tokens, trained themselves and computed by an encoder of each kind, in both directions: the same logits at and behind them;
-     the gradients of the encoders are PyTorch's; the loss of packed conversations is PEFT's of each one alone
+  1  adapters trained by train_gpt: PEFT loads them on the same model and gives our logits; so does transformers for the merged
+     model
+  2  adapters written by PEFT, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
+  3  virtual tokens, trained directly or computed by an encoder of each kind, in both directions: the same logits at and after
+     them; the encoders' gradients are PyTorch's; the loss of packed conversations is PEFT's of separate ones
 
     test_peft.py BUILD_FP32     a folder with train_gpt and dump_logits; ends with `N passed, N failed`
 """
@@ -60,7 +60,7 @@ FAMILIES = {
 
 @contextmanager
 def strictly():
-    """Warnings are errors, but for one that transformers has for PEFT."""
+    """Treats warnings as errors, except one of transformers about PEFT."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
@@ -89,7 +89,7 @@ def base(family):
 
 
 def opened(directory):
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")  # of which caps are a part
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")  # includes caps
 
 
 def compare(ours, theirs, plain):
@@ -115,7 +115,7 @@ def test_ours(family, targets, tokens, plain):
 
 def test_theirs(family, targets, options, tokens, plain):
     with case(f"{family}, PEFT's adapters on {targets} {options}: train_gpt gives PEFT's logits"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about fan_in_fan_out of GPT-2, which PEFT sets itself
+        warnings.simplefilter("ignore")  # about GPT-2's fan_in_fan_out, which PEFT sets itself
         torch.manual_seed(len(targets))
         model = get_peft_model(base(family), LoraConfig(task_type="CAUSAL_LM", target_modules=targets, init_lora_weights=False,
                                                         **options))
@@ -137,7 +137,8 @@ def test_our_virtual_tokens(family, options, tokens, plain):
 
 
 def test_gradients_of_encoder(family, encoder, sample):
-    """Adam's first moment after one step is a tenth of the gradient of its batch: of one sequence, which lies in the data 200 times."""
+    """Adam's first moment after one step is a tenth of its batch's gradient: of one sequence, which the data contain 200
+    times."""
     with case(f"{family}, {encoder}: the gradients of the encoder are PyTorch's"), strictly():
         out = WORK / f"{family} {encoder} gradients"
         run(BUILD / "train_gpt", "train", "--model", WORK / family, "--prompt-tokens", VIRTUAL, "--prompt-encoder", encoder,
@@ -161,7 +162,7 @@ def test_gradients_of_encoder(family, encoder, sample):
 
 
 def test_packed_conversations(family):
-    """The loss of a step over all samples, in which conversations are packed, before the update."""
+    """The loss of a step over all samples, with packed conversations, before the update."""
     with case(f"{family}, virtual tokens before conversations: PEFT's loss of each alone"), strictly():
         out = WORK / f"{family} chat"
         train = ["train", "--model", WORK / family, "--prompt-tokens", VIRTUAL, "--data-path", "chat", "--split", "1, 0, 0", "--seq-length",
@@ -223,7 +224,7 @@ def main():
         for targets in theirs:
             for options in ({"r": 3, "lora_alpha": 6}, {"r": 8, "lora_alpha": 4, "use_rslora": True, "lora_dropout": 0.1}):
                 test_theirs(family, targets, options, tokens, plain)
-        few = tokens[:, :T - VIRTUAL]  # behind virtual tokens
+        few = tokens[:, :T - VIRTUAL]  # after virtual tokens
         of_few = their_logits(base(family), few)
         for options in (["--prompt-init-text", "in the year", "--tokenizer", "tokenizer"],
                         ["--prompt-encoder", "mlp", "--prompt-encoder-width", "40"],

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""OpenAI's client asks `train_gpt serve`: part of `make test-interop`.
+"""OpenAI's client queries `train_gpt serve`: part of `make test-interop`.
 
-A small model is trained on conversations in fp32; what the client gets is what `train_gpt generate` writes.
+A small model is trained on conversations in fp32; the client must get the same text as from `train_gpt generate`.
 
     test_serve.py BUILD_FP32     a folder with train_gpt; ends with `N passed, N failed`
 """
@@ -26,7 +26,8 @@ run = runner(program, work)
 
 
 def written(*arguments):
-    """What `generate` writes. A CPU's tile unit has another kernel for one text than for many, so here neither side uses it."""
+    """The output of `generate`. A CPU's tile unit has different kernels for one sequence and for many, so neither side uses
+    it."""
     return run("generate", "--matrix-unit", "portable", "--model", "run", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader opens what train_gpt writes, after a kill and a resume too: each step once, as the log has it.
+"""TensorBoard's own reader reads train_gpt's files, also after a kill and a resume: each step once, as in the log.
 
     test_tensorboard.py BUILD      folder with train_gpt; ends with `N passed, N failed`
 """

@@ -1,7 +1,7 @@
-"""The metrics of written answers against sacrebleu, rouge-score and SQuAD's script: part of `make test-interop`.
+"""The metrics of generated answers compared with sacrebleu, rouge-score and SQuAD's script: part of `make test-interop`.
 
-Hundreds of hostile pairs of a text and its references: empty ones, Unicode, punctuation, numbers, repeated words, lines, several
-references. Every number must be equal to 1e-9; and NLTK's stemmer to ours on 20,000 made-up words.
+Hundreds of hostile pairs of a text and its references: empty ones, Unicode, punctuation, numbers, repeated words, lines,
+several references. Every number must be equal to 1e-9; and NLTK's stemmer must equal ours on 20,000 generated words.
 
     test_text_metrics.py BUILD_FP32            a folder with dump_scores; ends with `N passed, N failed`
     test_text_metrics.py BUILD_FP32 --golden   prints rows of test/test_text_metrics.cpp instead
@@ -115,7 +115,7 @@ if sys.argv[2:] == ["--golden"]:
     print_golden()
     sys.exit()
 
-# Greek sigma at a word's end is another letter in Python's lower(), the one difference that is known.
+# At a word's end Python's lower() turns a Greek sigma into another letter, the one known difference.
 pairs = [pair for pair in (hostile_pair() for _ in range(1500)) if "Σ" not in "".join([pair[0], *pair[1]])]
 result, theirs = ours(pairs), [expected(*pair) for pair in pairs]
 for name in expected("", [""]):

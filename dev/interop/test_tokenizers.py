@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tokens and decoded texts equal those of Hugging Face's tokenizers and of SentencePiece.
+"""Tokens and decoded texts equal Hugging Face's tokenizers' and SentencePiece's.
 
-Trains a model of each type and with each option by these libraries, on texts that Debian's packages carry, and compares on 2,000
+Trains a model of each type and with each option with these libraries, on texts from Debian's packages, and compares on 2,000
 hostile strings and on a page in each of 20 or more languages.
 
     dev/interop/test_tokenizers.py BUILD        a folder with dump_tokens
@@ -37,7 +37,7 @@ def test(name, right, why=""):
 
 # ---- texts ----
 def pages():
-    """A page in each language: translated messages of the programs that are installed."""
+    """A page in each language: translated messages of the installed programs."""
     found = {}
     for language in LANGUAGES:
         text = ""
@@ -76,7 +76,7 @@ def hostile(special, count=HOSTILE):
 
 
 def invalid(count=300):
-    """Bytes that are not UTF-8."""
+    """Invalid UTF-8."""
     r = random.Random(8)
     parts = [b"\xff", b"\xc0\xaf", b"\xe3\x81", b"\xed\xa0\x80\xed\xb0\x80", b"\xf4\x90\x80\x80", b"\x80", " the ".encode(), "日本".encode(), b" ", b"a"]
     return [b"".join(r.choice(parts) for _ in range(r.randrange(1, 12))) for _ in range(count)]
@@ -100,7 +100,7 @@ def ours(path, texts, *options):
 
 
 def is_utf8(data):
-    """Tokens of bytes that are not UTF-8 together stay these bytes in our decoder; the libraries have U+FFFD for each."""
+    """Tokens that together are invalid UTF-8 stay these bytes in our decoder; the libraries output U+FFFD for each."""
     try: return data.decode() is not None
     except UnicodeDecodeError: return False
 
@@ -181,12 +181,12 @@ def specials(tokenizer, normalized=False):
 
 
 def unigram_from(model, byte_fallback=True):
-    """As transformers converts SentencePiece's unigram models."""
+    """Like transformers' conversion of SentencePiece's unigram models."""
     return Tokenizer(models.Unigram([(p, s) for p, s, _ in pieces_of(model)], 0, byte_fallback=byte_fallback))
 
 
 def bpe_from(model, **options):
-    """As transformers converts SentencePiece's BPE models: merges are all ways to divide a piece into two."""
+    """Like transformers' conversion of SentencePiece's BPE models: merges are all splits of a piece into two."""
     vocabulary = {p: i for i, (p, _, _) in enumerate(pieces_of(model))}
     merges = []
     for piece, score, kind in pieces_of(model):
@@ -275,7 +275,8 @@ def main():
     t.decoder = decoders.ByteLevel()
     compare_hf("tokenizer.json: bytes after NFC (Qwen)", t, page)
 
-    # Our own unigram models: opened by Hugging Face's library, and as good as SentencePiece's of the same size on lines held out.
+    # Our own unigram models: loaded by Hugging Face's library, and as good on held-out lines as SentencePiece's of the same
+    # size.
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     learn, held_out = [line for i, line in enumerate(lines) if i % 10], lines[::10]
     (WORK / "learn.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in learn))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints a Python that has what is named, in build/interop-venv or build/$VENV; pip puts there what is missing.
+# Prints a Python with the named packages, in build/interop-venv or build/$VENV; pip installs missing ones there.
 #   dev/interop/venv.sh torch lm-eval[hf]==0.4.13 ...
 set -euo pipefail
 venv=$(dirname "$0")/../../build/${VENV:-interop-venv}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Golden tokens and masks of conversations, by transformers' apply_chat_template, as test/golden/chat.json.
+"""Golden tokens and masks of conversations from transformers' apply_chat_template, in test/golden/chat.json.
 
-Two tokenizers of test/golden/tokenizer get the special tokens of chat templates: one of bytes, one of characters with Llama 2's
-normalizer. Each template stands there as models have it in their tokenizer_config.json (what only tools need is shortened), and once
-more with {% generation %} around what an assistant writes, for return_assistant_tokens_mask.
+Two tokenizers of test/golden/tokenizer get the special tokens of chat templates: a byte-level one, and one of characters
+with Llama 2's normalizer. Each template appears as in models' tokenizer_config.json (parts only for tools are shortened),
+and again with {% generation %} around the assistant's text, for return_assistant_tokens_mask.
 
     pip install transformers && python3 dev/ref/chat_golden.py        writes the same bytes again
     dev/ref/chat_golden.py --check                                    compares instead
@@ -51,7 +51,7 @@ CONVERSATIONS = [
     [S("Be brief. "), U("the king"), A("the son of the king")],
     [S("答え"), U(" 12 x 34?\n"), A("408"), U("and\u00a0"), A("so on ")],
 ]
-# With thoughts, for the template that knows them.
+# With thoughts, for the template that supports them.
 CONVERSATIONS_WITH_THOUGHTS = [
     [S("x"), U("who?"), A("<think>\nhe or she\n</think>\n\nhe"), U("why?"), A("\n<think>\n\n\nas it is\n</think>\n\n\nso ")],
     [U("a"), A("some</think>thoughts</think>\n\nb"), A("c"), A("\n\nd")],
@@ -286,14 +286,14 @@ PLAIN = "{% for message in messages %}{{ message['content'] }}{% if message['rol
 
 
 def marked(before, text, after, otherwise):
-    """A turn in which what the assistant writes is marked."""
+    """A turn with the assistant's text marked."""
     return "{% if message['role'] == 'assistant' %}" + before + "{% generation %}" + text + "{% endgeneration %}" + after + "{% else %}" + otherwise + "{% endif %}"
 
 
 TURN = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
 CHATML_MARKED = marked("{{'<|im_start|>assistant\n'}}", "{{ message['content'] + '<|im_end|>' }}", "{{ '\n' }}", TURN)
 HEADER = "{{'<|start_header_id|>assistant<|end_header_id|>\n\n'}}"
-# Both branches write their beginning first, so that one mark spans the rest of the turn.
+# Both branches start with the same text, so that one mark covers the rest of the turn.
 QWEN3_MARKED = (QWEN3.replace("        {%- set reasoning_content = '' %}", "        {{- '<|im_start|>assistant\\n' }}{% generation %}\n        {%- set reasoning_content = '' %}")
                 .replace("'<|im_start|>' + message.role + '\\n<think>", "'<think>").replace("'<|im_start|>' + message.role + '\\n' + content }}", "content }}")
                 .replace("        {{- '<|im_end|>\\n' }}\n    {%- elif", "        {{- '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}\n    {%- elif"))
@@ -319,7 +319,7 @@ TEMPLATES = [
     ("olmo-2", OLMO2, OLMO2.replace("{% if not loop.last %}{{ '<|assistant|>\n'  + message['content'] + eos_token + '\n' }}{% else %}{{ '<|assistant|>\n'  + message['content'] + eos_token }}{% endif %}",
                                     "{{ '<|assistant|>\n' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% if not loop.last %}{{ '\n' }}{% endif %}")),
 ]
-# Close to the known ones, and different.
+# Similar to known ones, but different.
 UNKNOWN = [
     "",
     "{{ messages }}",

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Writes test/golden/dpo.safetensors, what test/test_preference_fp64.cpp compares preference training with: the loss of pairs of
-answers, their rewards, and every gradient, by plain PyTorch in float64 with autograd, on the models of model_reference.py.
+"""Writes test/golden/dpo.safetensors, the reference for preference training in test/test_preference_fp64.cpp: the loss of
+pairs of answers, their rewards, and every gradient, from plain PyTorch in float64 with autograd, on the models of
+model_reference.py.
 
-    python3 dev/ref/dpo_golden.py        torch, numpy; gives the same bytes again
+    python3 dev/ref/dpo_golden.py        torch, numpy; reproduces the same bytes
 
-The formulas are those of TRL's DPOTrainer, beside the label smoothing of conservative DPO (Mitchell, 2023). The reference is the same
-model with its weights times 0.9. In the file:
-    tokens                (2 pairs, longest)   chosen and rejected by turns: a prompt of `prompt` tokens, then the answer; -1: nothing
+The formulas are from TRL's DPOTrainer, plus the label smoothing of conservative DPO (Mitchell, 2023). The reference is the same
+model with its weights times 0.9. The file contains:
+    tokens                (2 pairs, longest)   chosen and rejected alternately: a prompt of `prompt` tokens, then the answer; -1: none
     prompt                (pairs)
     CASE.reference        (pairs, 2)           log-probabilities of the chosen and the rejected answer by the reference
-    CASE.loss, .rewards   (), (pairs, 2)       the mean loss; of each pair's answers
-    CASE.grad.NAME                             gradients of the mean loss, where CASES says so
+    CASE.loss, .rewards   (), (pairs, 2)       the mean loss; the rewards of each pair's answers
+    CASE.grad.NAME                             gradients of the mean loss, if requested in CASES
 """
 import numpy as np
 import torch

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Golden values of transformers' own models: one tiny model of every family, and the numbers of RoPE scalings.
+"""Golden values of transformers' own models: one tiny model of every family, and numbers of RoPE scalings.
 
     python3 dev/ref/families_reference.py      writes test/golden/families/NAME/ and test/golden/rope_scaling.json
 
-A directory holds config.json and model.safetensors as transformers saves them (weights in bf16), and golden.safetensors, computed in
-float32 on these weights: tokens and targets (2, T), logits (2, T, V), the mean cross-entropy ce, and grad.NAME of each parameter.
-test/test_golden_fp32.cpp compares them, test/test_families.cpp compares the scalings. Needs torch and transformers (5.23).
+A directory has config.json and model.safetensors as saved by transformers (weights in bf16), and golden.safetensors,
+computed in float32 from these weights: tokens and targets (2, T), logits (2, T, V), the mean cross-entropy ce, and
+grad.NAME of each parameter. test/test_golden_fp32.cpp checks them, test/test_families.cpp the scalings. Needs torch and
+transformers (5.23).
 """
 import json
 import pathlib
@@ -21,7 +22,7 @@ torch.set_num_threads(1)
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden"
 V, T = 37, 17
 IDS = dict(vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None)
-# 5 query heads, 1 key/value head, heads of 6 in a width of 20, unless the class asks for whole heads.
+# 5 query heads, 1 key/value head, heads of 6 in a width of 20, unless the class requires the width to be a multiple.
 SIZES = dict(hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=6,
              max_position_embeddings=32, rms_norm_eps=1e-4, **IDS)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -63,7 +64,7 @@ SCALINGS = {  # rope_parameters, and the length of the sequence
 
 
 def random_model(config, seed):
-    """Every parameter random and large enough to matter, gains and biases too."""
+    """Every parameter random and large enough to matter, including gains and biases."""
     torch.manual_seed(seed)
     model = t.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for name, p in model.named_parameters():

@@ -4,14 +4,14 @@
     python3 dev/ref/model_reference.py                        writes test/golden/FAMILY_tiny/
     python3 dev/ref/model_reference.py --check-transformers   compares those directories with Hugging Face's own models
 
-Nothing here is translated from the trainer: parameters are kept under Hugging Face's names and in its layouts, gradients come
-from autograd, the optimizer is torch.optim.AdamW, clipping torch.nn.utils.clip_grad_norm_, and a step sees its whole global
-batch at once, where the trainer adds up micro-batches. A fixture directory holds
+Nothing here is translated from the trainer: parameters have Hugging Face's names and layouts, gradients come from autograd, the
+optimizer is torch.optim.AdamW, clipping is torch.nn.utils.clip_grad_norm_, and a step processes its whole global batch at once,
+where the trainer accumulates micro-batches. A fixture directory contains
 
-    config.json, model.safetensors   the model at the start, as transformers would save it
-    train.toml                       options of the run, as train_gpt train --config reads them
-    golden.safetensors               what test/test_golden_fp32.cpp compares:
-        tokens, targets   (S, T)     the S samples; step k takes G of them from k G mod S; target -1: no loss there
+    config.json, model.safetensors   the model at the start, as saved by transformers
+    train.toml                       options of the run, for train_gpt train --config
+    golden.safetensors               the references of test/test_golden_fp32.cpp:
+        tokens, targets   (S, T)     the S samples; step k uses G of them from k G mod S; target -1: not in the loss
         logits            (G, T, V)  of the first global batch
         ce, z             ()         its loss: mean cross-entropy, mean z-loss
         grad.NAME                    gradient of ce + z by every parameter
@@ -19,11 +19,11 @@ batch at once, where the trainer adds up micro-batches. A fixture directory hold
         final.NAME                   every parameter after the last step
         noise.KEY         ()         see below
 
-All values are computed in float64 and stored as float32. Then everything is computed once more in float32, and noise.KEY is the
-largest difference that this made to KEY: what float32 rounding does to these very computations, the yardstick for tolerances.
+All values are computed in float64 and stored as float32. Then everything is computed again in float32, and noise.KEY is the
+largest resulting difference of KEY: the effect of float32 rounding on the same computations, the unit for tolerances.
 
-Needs torch and numpy; --check-transformers needs transformers too (5.23: logits, losses and gradients agree to 6e-7 of a
-tensor's largest element; transformers makes the angles of rotary positions in float32).
+Needs torch and numpy; --check-transformers also needs transformers (5.23: logits, losses and gradients agree to 6e-7 of a
+tensor's largest element; transformers computes the angles of rotary positions in float32).
 """
 import argparse
 import json
@@ -59,9 +59,9 @@ CONFIGS = {
     },
 }
 
-# An epsilon this large can be told from one in another place, and keeps an update a smooth function of its gradient: at 1e-8,
-# a gradient that is exactly zero but for rounding would move its parameter by as much as a real one. The learning rate passes
-# through warm-up and decay.
+# An epsilon this large is distinguishable from one in another place, and keeps an update a smooth function of its gradient:
+# at 1e-8, a gradient that is zero except for rounding would move its parameter as much as a real one. The learning rate
+# passes through warm-up and decay.
 OPTIONS = {
     "seq-length": T, "micro-batch-size": 2, "global-batch-size": GLOBAL_BATCH, "train-iters": STEPS, "lr": 0.01,
     "min-lr": 0.002, "lr-warmup-init": 0.001, "lr-warmup-iters": 4, "lr-decay-style": "cosine", "weight-decay": 0.1,
@@ -166,7 +166,7 @@ MODELS = {"gpt2": gpt2, "bloom": bloom, "llama": llama}
 
 
 def parameter_shapes(family, c):
-    """Name and shape of every parameter, in the order of the model."""
+    """Name and shape of every parameter, in the model's order."""
     shapes = {}
 
     def linear(name, n_in, n_out):
@@ -215,7 +215,7 @@ def parameter_shapes(family, c):
 
 
 def random_parameters(family, c, rng):
-    """float32, large enough that attention is far from uniform; gains away from 1 and biases away from 0."""
+    """float32, large enough that attention is far from uniform; gains different from 1 and biases from 0."""
     parameters = {}
     for name, shape in parameter_shapes(family, c).items():
         values = rng.standard_normal(shape) * (0.3 if len(shape) == 1 else 0.2)
@@ -234,7 +234,7 @@ def losses(logits, targets):
 
 
 def learning_rate(step):
-    """Of the step after `step` steps: linear warm-up, then cosine (Megatron-LM)."""
+    """The learning rate after `step` steps: linear warm-up, then cosine (Megatron-LM)."""
     o = OPTIONS
     lr, low, warmup = o["lr"], o["min-lr"], o["lr-warmup-iters"]
     if step <= warmup:
@@ -277,7 +277,7 @@ def random_samples(rng):
     """Sample s is T tokens; the token after the last is the first again. There is no loss where the input ends a document."""
     tokens = rng.integers(1, VOCABULARY, (SAMPLES, T)).astype(np.int32)
     for sample in range(SAMPLES):
-        tokens[sample, rng.choice(T, sample % 4, replace=False)] = EOD  # samples differ in how many targets count
+        tokens[sample, rng.choice(T, sample % 4, replace=False)] = EOD  # samples differ in their number of targets
     return tokens, np.where(tokens == EOD, -1, np.roll(tokens, -1, 1)).astype(np.int32)
 
 

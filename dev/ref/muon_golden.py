@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes test/golden/muon.json, what test/test_muon.cpp compares Muon and NorMuon with: the matrices of one block (width 6, 3 heads,
-1 key/value head, feed-forward width 8) after three steps of torch.optim.Muon from weights and gradients that both sides compute.
+"""Writes test/golden/muon.json, the reference for Muon and NorMuon in test/test_muon.cpp: the matrices of one block (width
+6, 3 heads, 1 key/value head, feed-forward width 8) after three steps of torch.optim.Muon from weights and gradients
+computed on both sides.
 
-  python3 dev/ref/muon_golden.py        torch 2.9 or later; gives the same bytes again
+  python3 dev/ref/muon_golden.py        torch 2.9 or later; reproduces the same bytes
 
-"bf16": torch.optim.Muon as it is. "exact": the same with Newton-Schulz steps in float64. NorMuon is not in PyTorch: its formulas
-(arXiv 2510.05491, algorithm 1) stand below, around torch's Newton-Schulz steps.
+"bf16": torch.optim.Muon unchanged. "exact": the same with Newton-Schulz steps in float64. NorMuon is not in PyTorch: its
+formulas (arXiv 2510.05491, algorithm 1) are below, around torch's Newton-Schulz steps.
 """
 import json
 import math
@@ -45,7 +46,7 @@ def exact(gradient, coefficients, steps, eps):
 
 
 def matrices(heads):
-    """Name and rows of every matrix that is orthogonalised by itself."""
+    """Name and rows of every separately orthogonalized matrix."""
     for name, (rows, _) in SHAPES.items():
         height = HEAD if heads and name in "qkv" else rows
         for row in range(0, rows, height):

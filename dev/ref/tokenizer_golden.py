@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Golden encodings of the three pre-tokenizers, and of tokenizers of characters, made with Hugging Face's tokenizers and SentencePiece.
+"""Golden encodings of the three pre-tokenizers and of character tokenizers, from Hugging Face's tokenizers and SentencePiece.
 
-Trains a byte-level BPE tokenizer of 600 tokens on test/golden/tokenizer/text.txt for each pre-tokenizer, encodes a list of texts
-with it, and writes test/golden/tokenizer/{gpt2,llama3,bloom}.json (the tokenizer) and encodings.json (text -> ids).
-The tests train on the same text, compare every token and merge, and encode the same texts. variants.json holds changes to gpt2.json
-(JSON Patch, RFC 6902), one per feature of tokenizer.json, and what hostile texts become then: as training data, where special tokens
-are text, and as prompts.
+Trains a byte-level BPE tokenizer of 600 tokens on test/golden/tokenizer/text.txt for each pre-tokenizer, encodes a list of
+texts with it, and writes test/golden/tokenizer/{gpt2,llama3,bloom}.json (the tokenizer) and encodings.json (text -> ids).
+The tests train on the same text, compare every token and merge, and encode the same texts. variants.json has changes to
+gpt2.json (JSON Patch, RFC 6902), one per feature of tokenizer.json, and the resulting tokens of hostile texts: as training
+data, where special tokens are text, and as prompts.
 
-characters_{bpe,unigram}.model are SentencePiece's, learned from the same text, characters_{bpe,unigram}.json the same for Hugging Face's
-library, characters.json the changes to these and what becomes of texts: tokens, and the text that they are decoded to.
+characters_{bpe,unigram}.model are SentencePiece's, learned from the same text, characters_{bpe,unigram}.json the same for
+Hugging Face's library; characters.json has the changes to these, tokens of texts, and the decoded texts.
 
     pip install tokenizers sentencepiece && python3 dev/ref/tokenizer_golden.py
 """
@@ -95,7 +95,7 @@ VARIANTS = {
 
 
 def patched(document, patch):
-    """JSON Patch, as far as it is needed here."""
+    """JSON Patch, as far as needed here."""
     document = json.loads(json.dumps(document))
 
     def find(path):
@@ -127,7 +127,7 @@ def write_variants():
         patch = patch + [model(f"vocab/{token}", vocabulary[c]) for token, c in zip(last, removed)]
         tokenizer = Tokenizer.from_str(json.dumps(patched(base, patch)))
         prompts = [tokenizer.encode(t).ids for t in HOSTILE]
-        tokenizer.encode_special_tokens = True  # text that spells a special token is text
+        tokenizer.encode_special_tokens = True  # a special token spelled out in text is text
         training = [tokenizer.encode(t, add_special_tokens=False).ids for t in HOSTILE]
         lines.append(json.dumps({"name": name, "patch": patch, "training": training, "prompts": prompts}, separators=(",", ":")))
     (OUT / "variants.json").write_text(f'{{"texts": {json.dumps(HOSTILE)}, "variants": [\n' + ",\n".join(lines) + "\n]}\n")
@@ -191,7 +191,7 @@ def of_huggingface(type, sp):
 
 
 def write_characters():
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # the model holds the name of the file
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # the model contains the file's name
         numbers = lambda s: " ".join(f"{ord(c):X}" for c in s)
         pathlib.Path("rules.tsv").write_text("".join(f"{numbers(a)}\t{numbers(b)}\n" for a, b in RULES))
         trained = {"unigram": train_sentencepiece("unigram", normalization_rule_tsv="rules.tsv"),
@@ -251,7 +251,7 @@ def main():
         tokenizer.save(str(OUT / f"{name}.json"), pretty=False)
         special = tokenizer.token_to_id("<|endoftext|>")
         tokenizer_without_special = json.loads((OUT / f"{name}.json").read_text())
-        tokenizer_without_special["added_tokens"] = []  # text that spells a special token is text
+        tokenizer_without_special["added_tokens"] = []  # a special token spelled out in text is text
         plain = Tokenizer.from_str(json.dumps(tokenizer_without_special))
         encodings[name] = [plain.encode(t).ids for t in TEXTS]
         assert special == 0
