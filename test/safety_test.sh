@@ -80,7 +80,7 @@ expect "it has changed nothing" cmp -n "$(stat -c %s before.jsonl)" before.jsonl
 kill -USR1 $first
 ends "the first one ends well" $first
 expect "and its log is whole" grep -q '"status":"stopped"' two/log.jsonl
-# One that has ended, but is still in the system's list, as its parent has not asked for its status: mpirun's that was killed.
+# A zombie process, whose parent has not waited for it, such as a rank whose mpirun was killed.
 bash -c '"$@" >/dev/null 2>&1 & exec sleep 60' - "$program" train "${S[@]}" --train-iters 4 --out unnoticed &
 parent=$!
 expect "a run that ends unnoticed" comes eval 'grep -q "State:.*Z" "/proc/$(cut -d" " -f1 unnoticed/.lock)/status"'

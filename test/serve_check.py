@@ -351,7 +351,7 @@ def origins():
         assert status(server.port, here, ("Content-Type", kind)) == 415, kind
     assert status(server.port, here) == 415
     assert status(server.port, here, ("Content-Type", "Application/JSON; charset=utf-8")) == 200
-    # What follows a refused request in its body is no request.
+    # The body of a refused request is not parsed as another request.
     inner = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     for more in (b"Origin: http://evil.example\r\nContent-Type: application/json\r\n", b"Content-Type: text/plain\r\n", b"Content-Type: multipart/form-data; boundary=x\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:

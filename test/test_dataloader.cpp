@@ -373,7 +373,7 @@ TEST(Loader, OrderOfALongerRun) {
                 const std::string problem = loaders[j].order_problem(before);
                 EXPECT_EQ(problem.empty(), same) << problem;
                 if (problem.empty()) continue;
-                const bool most = problem.find("at most") != std::string::npos;  // "with at most N samples in all it is kept"
+                const bool most = problem.find("at most") != std::string::npos;  // "with at most N samples ..."
                 const int64_t kept = atoll(problem.c_str() + problem.find(most ? "at most" : "at least") + (most ? 8 : 9));
                 EXPECT_EQ(most, now > before);
                 EXPECT_EQ(loaders[i].order_problem(kept), "");

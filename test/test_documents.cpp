@@ -487,7 +487,7 @@ TEST(InputFiles, FoldersAreReadAsAWhole) {
     std::filesystem::permissions(dir / "d/b", std::filesystem::perms(0755));
 }
 
-// Files of 30 bytes, of which a batch has many, must not need as much memory as large ones.
+// Small files, here of 30 bytes, must not need as much memory as large ones, as a batch has many.
 TEST(InputFiles, SmallFilesTakeLittleMemory) {
     const test::TemporaryDirectory dir;
     TextInput input;

@@ -304,7 +304,7 @@ TEST(PipelineMemory, SlotsHoldWhatIsInFlight) {
     EXPECT_EQ(most_in_flight(pipeline_schedule(4, 0, 2, 8), -1), 11);
 }
 
-// In a ramp-up: as many as needed by any size, of which the last is not always the largest.
+// In a ramp-up: as many as any batch size needs, which is not always the last one.
 TEST(PipelineMemory, SlotsHoldWhatAnyStepHasInFlight) {
     EXPECT_EQ(micro_batches_in_flight(2, 1, 2, {8}, 1), 1);
     EXPECT_EQ(micro_batches_in_flight(2, 1, 2, {2, 4, 6, 8}, 1), 2);

@@ -298,8 +298,8 @@ TEST(Tokenizer, FitsAModelThatLacksAddedTokens) {
     refused(load(learned), 596, "596, 'ish'");
 }
 
-// tokenizer_config.json names the tokens at the start and end of a text. Only the template defines what is added around a
-// text, except for transformers classes with a template of their own.
+// tokenizer_config.json names the tokens at the start and end of a text. Only the template adds tokens around a text, except
+// for transformers classes with a template of their own.
 TEST(Tokenizer, RolesComeFromTheFilesBesideIt) {
     const test::TemporaryDirectory dir;
     auto j = read_json(golden + "gpt2.json");

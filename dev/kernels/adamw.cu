@@ -143,7 +143,7 @@ struct Problem {
     }
 
     // All numbers are near one. m is two products and a sum, so within 4 u of the CPU's; v has terms of one sign. The update is
-    // at most 2.1 and has a dozen roundings, of which lr = 1e-2 reaches the weight: less than the weight's own two.
+    // at most 2.1 with a dozen roundings, scaled by lr = 1e-2 in the weight: less than the weight's own two roundings.
     void check(ladder::Verdict& verdict) {
         using ladder::u;
         verdict.close("m", m, m0, 1, 0, 4 * u);

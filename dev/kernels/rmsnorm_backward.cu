@@ -170,10 +170,10 @@ struct Problem {
         dw.restore(ctx);
     }
 
-    // dx: the same numbers, a few u apart, are rounded to floatX here and by the CPU; if they are on two sides of a tie, they
-    // end one step apart, which a row has few of: half of one rounding of all is enough. dw: a sum of N + 1 terms has as many
-    // roundings of random sign, each of them within u of a sum that is no larger than the result: sqrt(N) u of the length of
-    // dw, for the CPU's and the rung's; four times that is allowed.
+    // dx: values that differ by a few u are rounded to floatX here and on the CPU; around a tie they become one step apart, but
+    // rarely, so half a rounding of the row's norm suffices. dw: a sum of N + 1 terms has as many roundings of random sign,
+    // each within u of a partial sum no larger than the result: sqrt(N) u of dw's norm, for the CPU and the kernel each; four
+    // times that is allowed.
     void check(ladder::Verdict& verdict) {
         verdict.close("dx", dx, dx0, C, ladder::roundoff<floatX> / 2 + 32 * ladder::u, 0);
         verdict.close("dw", dw, dw0, C, (4 * std::sqrt((double)N) + 8) * ladder::u, 0);

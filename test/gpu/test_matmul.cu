@@ -531,7 +531,7 @@ TEST_F(GpuGemmCache, RanksShareTheirChoices) {
     EXPECT_EQ(b.add(key(2), choice(22)).algo.data[0], 22u);
     EXPECT_EQ(b.add(key(1), choice(33)).algo.data[0], 11u);  // the first rank's
     EXPECT_EQ(lines(), 3u);
-    // Lines are appended: the file is not written anew for each, except after a damaged one.
+    // Lines are appended: the file is only rewritten after a damaged line.
     const auto inode = [&] {
         struct stat s;
         return stat(file.c_str(), &s) == 0 ? s.st_ino : 0;
