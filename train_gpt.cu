@@ -1658,9 +1658,9 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     if (o.sample_interval == 0) return functions;
     const auto prompt = sample_prompt(run, t.m);
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
-        write_text(
-            *generator,
-            {prompt, o.sample_tokens, {0.8, 0, 0.95}, (uint64_t)o.seed, (uint32_t)t.state.step, run.texts.end_ids, emit});
+        const SamplingOptions sampling = {0.8, 0, 0.95, run.tokenizer->vocab_size()};
+        const auto sample = (uint32_t)t.state.step;
+        write_text(*generator, {prompt, o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
     };
     return functions;
 }

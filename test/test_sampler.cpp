@@ -56,4 +56,21 @@ TEST(Sampler, TopPDrawsWhatASortGives) {
     }
 }
 
+// Rows of the vocabulary's padding may have any logits, even the largest.
+TEST(Sampler, NeverDrawsAnIdWithoutAToken) {
+    test::Rng rng(2);
+    std::vector<float> logits = rng.normals<float>(100);
+    for (int i = 60; i < 100; i++) logits[(size_t)i] += 50;
+    for (const double temperature : {0.0, 0.5, 5.0})
+        for (const int top_k : {0, 1, 80})
+            for (const double top_p : {0.5, 1.0})
+                for (int i = 0; i < 20; i++) {
+                    const double uniform = i == 0 ? 0 : i == 1 ? 1 - 0x1p-53 : rng.uniform();
+                    const SamplingOptions o = {temperature, top_k, top_p, 60};
+                    const int token = sample_token(logits.data(), 100, o, uniform);
+                    ASSERT_LT(token, 60);
+                    ASSERT_EQ(token, sample_token(logits.data(), 60, {temperature, top_k, top_p}, uniform));
+                }
+}
+
 }  // namespace test_sampler

@@ -11,6 +11,7 @@ struct SamplingOptions {
     double temperature = 1.0;  // 0: greedy
     int top_k = 0;             // keep the k most likely; 0: all
     double top_p = 1.0;        // keep the smallest set of most likely tokens with at least this total probability
+    int tokens = 0;  // ids from this one on have no token (padding of the vocabulary) and are never drawn; 0: all have
 };
 
 namespace detail {
@@ -37,6 +38,7 @@ size_t select_front(std::vector<int>& order, size_t n, const std::vector<double>
 
 // logits (V); uniform in [0, 1). Ties go to the smaller id, so that the result is a function of its inputs.
 inline int sample_token(const float* logits, int V, const SamplingOptions& options, double uniform) {
+    if (options.tokens > 0) V = std::min(V, options.tokens);
     const auto more_likely = [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     if (options.temperature <= 0) {
         int best = 0;

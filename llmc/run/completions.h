@@ -64,6 +64,7 @@ class RequestReader {
 public:
     RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : model_(model), r_(r) {
         if (!j.is_object()) throw ApiError{400, format("the body is no JSON object but %s", j.type_name())};
+        r_.sampling.tokens = model.tokenizer.vocab_size();
         r_.max_new_tokens = r_.chat ? model.max_new_tokens : std::min(16, model.max_new_tokens);
         for (const auto& [key, value] : j.items())
             if (!value.is_null()) member(key, value);

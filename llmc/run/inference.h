@@ -300,8 +300,9 @@ public:
 private:
     template <class Write, class Ended>
     void add(int64_t number, int sample, std::vector<int> tokens, Write write, Ended ended) {
-        TextRequest r = {std::move(tokens), o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p},
-                         (uint64_t)o_.seed, (uint32_t)sample,  prompts_.ends};
+        TextRequest r = {
+            std::move(tokens), o_.max_new_tokens, {o_.temperature, o_.top_k, o_.top_p, run_.tokenizer->vocab_size()},
+            (uint64_t)o_.seed, (uint32_t)sample,  prompts_.ends};
         r.emit = [this, write](int token) {
             write(run_.tokenizer->token_bytes(token));
             return true;

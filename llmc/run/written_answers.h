@@ -51,6 +51,7 @@ std::optional<std::vector<std::string>> write_answers(const Ranks& ranks, Genera
         r.prompt = all.requests[i].tokens;
         r.max_new_tokens = e.max_new_tokens;
         r.sampling.temperature = 0;
+        r.sampling.tokens = tokenizer.vocab_size();
         r.ends = ends;
         r.emit = [&tokenizer, text](int token) { return !text->add(tokenizer.token_bytes(token)); };
         r.ended = [&mine, &done, k, text, progress, replicas](TextEnd) {
