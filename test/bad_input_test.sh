@@ -250,6 +250,10 @@ expect "and leaves it"                      test "$(cat other/data.bin.1)" == mi
 expect "its own data once more"             "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
 expect "is replaced"                        test ! -e other/data.bin.2
 refuse "inspect: an option of data"         "tokenizer shows the texts of prepared data" "$program" inspect model --tokenizer tok
+cp -rL model/latest foreign && sed -i 's/"model_type": "[a-z0-9_]*"/"model_type": "qwen3_moe"/' foreign/config.json && rm -rf foreign/manifest.json foreign/training
+expect "inspect of an unsupported model"    "$program" inspect foreign
+says "names the reason"                     "not supported .*model_type is 'qwen3_moe'"
+expect "and does not call it damaged"       refused grep -q damaged out.txt
 refuse "inspect of the cache missing"       "hf download org/nomodel"       "$program" inspect org/nomodel
 refuse "tokenizer of the cache missing"     "hf download org/nomodel"       "$program" prepare --input good.txt --output p --tokenizer org/nomodel
 mkdir -p cache/models--org--there/{refs,snapshots/1} && echo 1 >cache/models--org--there/refs/main && cp -L model/latest/* cache/models--org--there/snapshots/1 2>/dev/null

@@ -178,7 +178,7 @@ TEST(Gguf, RefusesDamageByItsPlace) {
     const uint64_t huge = 1ull << 62;
     const Damage all[] = {
         {0, "GGML", "is not a GGUF file"},
-        {4, bytes_of<uint32_t>(1), "version 1 is not supported"},
+        {4, bytes_of<uint32_t>(1), "version 1 of the format; supported are 2 and 3; HINT: llama-quantize"},
         {4, bytes_of<uint32_t>(3 << 24), "big-endian"},
         {8, bytes_of(huge), "4611686018427387904 tensors are announced"},
         {8, bytes_of<uint64_t>(3), "dimensions"},
@@ -196,8 +196,9 @@ TEST(Gguf, RefusesDamageByItsPlace) {
         {m + 13, bytes_of<uint64_t>(31), "not a multiple of the 32 of a block of Q8_0"},
         {m + 13, bytes_of(huge), "tensor 'm' has the size 4611686018427387904"},
         {m + 21, bytes_of<uint64_t>(1 << 20), "more than the file has"},
-        {m + 29, bytes_of<uint32_t>(10), "type Q2_K, which is not supported; supported are F32, F16, BF16, Q8_0"},
-        {m + 29, bytes_of<uint32_t>(99), "type 99"},
+        {m + 29, bytes_of<uint32_t>(10), "type Q2_K; supported are F32, F16, BF16, Q8_0"},
+        {m + 29, bytes_of<uint32_t>(19), "type IQ1_S; supported are F32"},
+        {m + 29, bytes_of<uint32_t>(99), "HINT: llama.cpp converts it: llama-quantize --allow-requantize"},
         {m + 33, bytes_of<uint64_t>(32), "tensor 'm' begins at 32 of the data"},
         {v + 25, bytes_of<uint64_t>(64), "must be 96"},
     };

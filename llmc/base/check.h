@@ -25,6 +25,10 @@ struct Unreadable : std::runtime_error {
     Unreadable(const std::string& text, int error) : std::runtime_error(text), error(error) {}
     int error;  // errno
 };
+// A file that is intact and cannot be read here: another format, or a feature that does not exist here.
+struct Unsupported : Error {
+    using Error::Error;
+};
 
 inline std::string format_list(const char* fmt, va_list arguments) {
     va_list again;
@@ -70,6 +74,13 @@ auto as_usage(F f) {
     } catch (const Error& e) {
         throw UsageError(e.what());
     }
+}
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail_unsupported(const char* fmt, ...) {
+    va_list arguments;
+    va_start(arguments, fmt);
+    const std::string s = format_list(fmt, arguments);
+    va_end(arguments);
+    throw Unsupported(s);
 }
 
 // The exit status of a process after this error.

@@ -203,6 +203,17 @@ inline std::vector<std::string> names_in(const std::string& dir) {
     });
 }
 
+// Rejects a Git LFS pointer, which `git clone` leaves in place of a large file if Git LFS is not installed.
+inline void reject_lfs_pointer(int fd, size_t size, const std::string& path) {
+    constexpr std::string_view start = "version https://git-lfs.github.com/spec/";
+    char bytes[start.size()];
+    if (size < start.size() || size > 1024 || pread(fd, bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes) return;
+    if (std::string_view(bytes, sizeof bytes) != start) return;
+    close(fd);
+    const std::string folder = std::filesystem::path(path).parent_path().string();
+    fail_unsupported("%s is a Git LFS pointer, not the file that it stands for; HINT: git lfs install; git -C %s lfs pull",
+                     path.c_str(), folder.empty() ? "." : folder.c_str());
+}
 // Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is rejected
 // instead of waited for.
 inline std::pair<int, size_t> open_once(const std::string& path) {
@@ -211,7 +222,10 @@ inline std::pair<int, size_t> open_once(const std::string& path) {
     if (fd < 0) fail_to_read(path, errno);
     struct stat st;
     const int error = fstat(fd, &st) == 0 ? 0 : errno;
-    if (!error && S_ISREG(st.st_mode)) return {fd, (size_t)st.st_size};
+    if (!error && S_ISREG(st.st_mode)) {
+        reject_lfs_pointer(fd, (size_t)st.st_size, path);
+        return {fd, (size_t)st.st_size};
+    }
     close(fd);
     if (error) fail_to_read(path, error);
     fail("%s is not a regular file", path.c_str());
@@ -306,6 +320,8 @@ public:
             if (fd < 0) fail_to_read(name, errno);
             return fd;
         });
+        struct stat st;
+        if (!fstat(fd_, &st) && S_ISREG(st.st_mode)) reject_lfs_pointer(fd_, (size_t)st.st_size, name);
     }
     FileSource(const FileSource&) = delete;
     FileSource& operator=(const FileSource&) = delete;

@@ -83,6 +83,7 @@ public:
         } else if (const std::string index = path + "/model.safetensors.index.json"; file_exists(index)) {
             reader.add_indexed(path, index);
         } else {
+            refuse_other_weights(path);
             fail("%s holds neither model.safetensors nor model.safetensors.index.json; HINT: download or copy it again",
                  path.c_str());
         }
@@ -124,6 +125,20 @@ public:
     }
 
 private:
+    // Rejects a directory whose weights are pickles of PyTorch: unpickling can run any code.
+    static void refuse_other_weights(const std::string& dir) {
+        for (const std::string& name : names_in(dir)) {
+            const std::string ending = std::filesystem::path(name).extension().string();
+            const bool pickle =
+                ending == ".pth" || ending == ".pt" || (ending == ".bin" && name.compare(0, 13, "pytorch_model") == 0);
+            if (!pickle) continue;
+            fail_unsupported(
+                "%s holds its weights as a pickle of PyTorch, %s, which is not supported; HINT: python3 -c "
+                "\"import transformers as t; t.AutoModelForCausalLM.from_pretrained('%s', torch_dtype='auto')"
+                ".save_pretrained('%s-safetensors')\"; cp %s/*token* %s-safetensors",
+                dir.c_str(), name.c_str(), dir.c_str(), dir.c_str(), dir.c_str(), dir.c_str());
+        }
+    }
     void add_indexed(const std::string& dir, const std::string& index) {
         std::map<std::string, bool> files;
         try {

@@ -100,6 +100,7 @@ public:
         return file.empty() ? path + "/tokenizer.json" : file;  // reported as missing
     }
     static Tokenizer load(const std::string& path) {
+        refuse_other_forms(path);
         const std::string file = file_of(path);
         const std::string bytes = read_whole_file(file);
         try {
@@ -279,6 +280,47 @@ private:
     }
 
     // ---- loading ----
+    // Names the formats of tokenizers that are not read, and how to convert them.
+    static void refuse_other_forms(const std::string& path) {
+        namespace fs = std::filesystem;
+        std::vector<fs::path> files;
+        if (is_regular(path)) files = {path};
+        else if (is_folder(path) && tokenizer_file_in(path).empty())
+            for (const std::string& name : names_in(path)) files.push_back(fs::path(path) / name);
+        for (const fs::path& file : files) {
+            const std::string name = file.filename().string(),
+                              folder = file.parent_path().empty() ? "." : file.parent_path().string();
+            const std::string where = file.string();
+            const char* const text = where.c_str();
+            if (name.compare(0, 6, "tekken") == 0 && file.extension() == ".json")
+                fail_unsupported(
+                    "%s is a tokenizer of Mistral (tekken); a tokenizer.json is needed; HINT: hf download ORG/NAME "
+                    "tokenizer.json --local-dir %s, from the model's repository, or one of the same family that has it",
+                    text, folder.c_str());
+            if (file.extension() == ".tiktoken" || (file.extension() == ".model" && is_tiktoken(where)))
+                fail_unsupported(
+                    "%s is a tokenizer of tiktoken; a tokenizer.json is needed; HINT: pip install transformers tiktoken; "
+                    "python3 -c \"from transformers.convert_slow_tokenizer import TikTokenConverter as C; "
+                    "C('%s').converted().save('%s/tokenizer.json')\"; its special tokens, which the file does not "
+                    "have, are C's extra_special_tokens=[...]",
+                    text, text, folder.c_str());
+            if (name == "vocab.json" && file_exists((file.parent_path() / "merges.txt").string()))
+                fail_unsupported(
+                    "%s holds a tokenizer as vocab.json and merges.txt; a tokenizer.json is needed; HINT: pip install "
+                    "transformers; python3 -c \"from transformers import AutoTokenizer as T; "
+                    "T.from_pretrained('%s').save_pretrained('%s')\"",
+                    folder.c_str(), folder.c_str(), folder.c_str());
+        }
+    }
+    // Lines of a token in base64, a space and its rank, as in Llama 3's original tokenizer.model.
+    static bool is_tiktoken(const std::string& file) {
+        const MappedFile mapped(file);
+        const std::string_view line = mapped.text().substr(0, std::min<size_t>(mapped.text().find('\n'), 200));
+        const size_t space = line.find(' ');
+        const char* const base64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=";
+        return space != std::string_view::npos && space > 0 && line.find_first_not_of(base64) == space &&
+               line.size() > space + 1 && line.find_first_not_of("0123456789\r", space + 1) == std::string_view::npos;
+    }
     explicit Tokenizer(const std::string& file) : source_(file) {}
 
     Tokenizer(const nlohmann::json& j, const std::string& file) : Tokenizer(file) {

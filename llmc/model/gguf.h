@@ -202,8 +202,17 @@ public:
             fail("%s is not a GGUF file; HINT: --gguf takes a file of llama.cpp", path.c_str());
         at_ = 4;
         const auto version = number<uint32_t>();
-        if ((version & 0xffff) == 0) refuse("a big-endian file is not supported");
-        if (version != 2 && version != 3) refuse(format("version %u is not supported; 2 and 3 are", version));
+        if (version && (version & 0xffff) == 0)
+            fail_unsupported(
+                "%s is big-endian; only little-endian files are supported; HINT: pip install gguf; "
+                "gguf-convert-endian %s little",
+                path.c_str(), path.c_str());
+        if (version == 1 || (version > 3 && version < 100))
+            fail_unsupported(
+                "%s has version %u of the format; supported are 2 and 3; HINT: llama-quantize --allow-requantize %s OUT.gguf "
+                "Q8_0, of a llama.cpp that reads it, writes version 3",
+                path.c_str(), version, path.c_str());
+        if (version != 2 && version != 3) refuse(format("version %u is unknown", version));
         // The smallest tensor and value occupy this many bytes.
         const uint64_t n_tensors = count(8 + 4 + 8 + 4 + 8, "tensors"), n_values = count(8 + 4 + 1, "values");
         for (uint64_t i = 0; i < n_values; i++) {
@@ -314,7 +323,11 @@ private:
             const GgufTypeRow* const type = find_gguf_type(id);
             if (!type || !type->elements) {
                 const std::string name = type ? type->name : format("%u", id);
-                refuse(named + " has the type " + name + ", which is not supported; supported are " + supported(), at_ - 4);
+                fail_unsupported(
+                    "%s: %s has the type %s; supported are %s; HINT: llama.cpp converts it: llama-quantize "
+                    "--allow-requantize %s %s.q8_0.gguf Q8_0",
+                    path().c_str(), printable(named).c_str(), name.c_str(), supported().c_str(), path().c_str(),
+                    path().substr(0, path().rfind(".gguf")).c_str());
             }
             t.type = (GgufType)id;
             if ((size_t)t.shape.back() % type->elements)

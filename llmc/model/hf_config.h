@@ -37,7 +37,8 @@ struct HfReader {
         fail("%s: '%s' is %.200s; %s is expected", source.c_str(), key, j[key].dump().c_str(), expected);
     }
     [[noreturn]] void unsupported(const char* key, const std::string& supported) const {
-        fail("%s: '%s' is %.200s; only %s is supported", source.c_str(), key, j[key].dump().c_str(), supported.c_str());
+        fail_unsupported("%s: '%s' is %.200s; only %s is supported", source.c_str(), key, j[key].dump().c_str(),
+                         supported.c_str());
     }
     int count(const char* key) const {
         if (absent(key)) fail("%s has no '%s'", source.c_str(), key);
@@ -221,7 +222,8 @@ inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
         if (given == row.in_config) return row.value;
         known += (known.empty() ? "" : ", ") + std::string(row.in_config);
     }
-    fail("%s: '%s' is '%.200s' in '%s'; supported are %s", in.source.c_str(), name, given.c_str(), key, known.c_str());
+    fail_unsupported("%s: '%s' is '%.200s' in '%s'; supported are %s", in.source.c_str(), name, given.c_str(), key,
+                     known.c_str());
 }
 // The longest sequence, in our own files, if a reader would otherwise assume another length.
 inline constexpr const char* longest_key = "max_sequence_length";
@@ -613,7 +615,7 @@ inline ModelConfig read_config_keys(const HfReader& in) {
     const Family* family = find_family(type);
     if (!family) {
         const std::string known = joined(families(), [](const Family& f) { return f.name; });
-        fail("%s: model_type is '%s'; supported are %s", in.source.c_str(), type.c_str(), known.c_str());
+        fail_unsupported("%s: model_type is '%s'; supported are %s", in.source.c_str(), type.c_str(), known.c_str());
     }
     ModelConfig c;
     set_family(c, type);

@@ -64,16 +64,27 @@ inline std::string base_of_adapter(const std::string& dir) {
 
 namespace detail {
 
+inline std::string base_name(const nlohmann::json& j) {
+    const nlohmann::json name = j.value("base_model_name_or_path", nlohmann::json());
+    return name.is_string() ? name.get<std::string>() : "BASE";
+}
 inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
     const nlohmann::json& j = in.j;
     const std::string& path = in.source;
     in.only("bias", "none");
     for (const char* key : {"use_dora", "use_qalora", "lora_bias"}) in.only(key, false);
+    const auto unsupported = [&](const std::string& what) {
+        const std::string dir = std::filesystem::path(weights).parent_path().string();
+        fail_unsupported(
+            "%s: %s is not supported; HINT: PEFT merges such adapters into their model: python3 -c \"from peft import "
+            "AutoPeftModelForCausalLM as M; M.from_pretrained('%s').merge_and_unload().save_pretrained('%s-merged')\"; "
+            "cp %s/*token* %s-merged; then --model %s-merged, without --adapter",
+            path.c_str(), what.c_str(), dir.c_str(), dir.c_str(), base_name(j).c_str(), dir.c_str(), dir.c_str());
+    };
     for (const char* key : {"modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "layer_replication",
                             "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_bdlora",
                             "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
-        if (!in.absent(key) && !j[key].empty())
-            fail("%s: '%s' is %.200s; it is not supported", path.c_str(), key, j[key].dump().c_str());
+        if (!in.absent(key) && !j[key].empty()) unsupported(format("'%s' %.200s", key, j[key].dump().c_str()));
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
         for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
             if (start.get<std::string>().find(changes) == 0)
@@ -90,9 +101,20 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
         fail("%s: 'lora_dropout' is %g; it must be from 0 to 0.99", path.c_str(), lora.dropout);
     lora.rank_stabilized = in.flag("use_rslora", false);
     const SafetensorsReader files = SafetensorsReader::open(weights);
-    for (const LoraTarget& t : lora_targets(c))
+    for (const LoraTarget& t : lora_targets(c)) {
+        std::vector<bool> adapted((size_t)c.L);
         for (const auto& [name, view] : files.tensors())
-            if (name.find(".0." + t.module + ".lora_A.") != std::string::npos) lora.modules.push_back(t.module);
+            if (const size_t at = name.find("." + t.module + ".lora_A."); at != std::string::npos) {
+                const size_t dot = name.rfind('.', at - 1);
+                const int layer = dot == std::string::npos ? -1 : atoi(name.c_str() + dot + 1);
+                if (layer >= 0 && layer < c.L) adapted[(size_t)layer] = true;
+            }
+        const auto n = std::count(adapted.begin(), adapted.end(), true);
+        if (n == c.L) lora.modules.push_back(t.module);
+        else if (n > 0)
+            unsupported(format("an adapter of '%s' in %d of %d layers (not in layer %d)", t.module.c_str(), (int)n, c.L,
+                               (int)(std::find(adapted.begin(), adapted.end(), false) - adapted.begin())));
+    }
     if (lora.modules.empty())
         fail("%s has no adapter for a layer of this %s model; HINT: --model with the model that it adapts", weights.c_str(),
              c.family.c_str());
@@ -124,7 +146,12 @@ inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
     const std::string path = dir + adapter_config_file, weights = dir + "/adapter_model.safetensors";
     const nlohmann::json j = read_json(path);
     if (!j.is_object()) fail("%s does not hold a JSON object", path.c_str());
-    if (!file_exists(weights)) fail("%s has no adapter_model.safetensors; HINT: PEFT writes it", dir.c_str());
+    if (!file_exists(weights))
+        fail_unsupported(
+            "%s has no adapter_model.safetensors%s; HINT: python3 -c \"from peft import AutoPeftModelForCausalLM as M; "
+            "M.from_pretrained('%s').save_pretrained('%s-safetensors')\" writes it",
+            dir.c_str(), file_exists(dir + "/adapter_model.bin") ? " but a pickle, adapter_model.bin" : "", dir.c_str(),
+            dir.c_str());
     const detail::HfReader in{j, path};
     const std::string type = in.text("peft_type", "");
     if (type == "LORA") c.lora = detail::read_lora(in, weights, c);

@@ -81,6 +81,7 @@ inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t
 class TensorSource {
 public:
     TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), files_(SafetensorsReader::open(path)) {
+        unwrap();
         const TensorNames& names = family_of(c).names;
         std::set<const TensorView*> used;
         for (const TensorSpec& spec : trained_table(c).rows)
@@ -155,16 +156,37 @@ private:
     }
     // The tensor with this name or an alternative form of it; null if there is none.
     const TensorView* find(const std::string& name) const {
-        const TensorView* view = files_.find(name);
+        const TensorView* view = by_name(name);
         for (const auto& [ours, theirs] : family_of(c_).names.other_prefixes)
-            if (const size_t n = strlen(ours); !view && name.compare(0, n, ours) == 0)
-                view = files_.find(theirs + name.substr(n));
+            if (const size_t n = strlen(ours); !view && name.compare(0, n, ours) == 0) view = by_name(theirs + name.substr(n));
         return view;
+    }
+    const TensorView* by_name(const std::string& name) const {
+        if (const TensorView* view = files_.find(name)) return view;
+        const auto found = unwrapped_.find(name);
+        return found == unwrapped_.end() ? nullptr : found->second;
+    }
+    // Removes the parts of names that torch.compile, DistributedDataParallel and FSDP insert into a saved module's.
+    void unwrap() {
+        for (const auto& [name, view] : files_.tensors()) {
+            std::string plain = name;
+            for (size_t n; (n = wrapper_at(plain, 0)) > 0;) plain.erase(0, n);
+            for (size_t dot = plain.find('.'); dot != std::string::npos; dot = plain.find('.', dot + 1))
+                while (const size_t n = wrapper_at(plain, dot + 1)) plain.erase(dot + 1, n);
+            if (plain != name && (files_.find(plain) || !unwrapped_.emplace(plain, &view).second))
+                fail("%s holds the tensor '%s' twice, once as '%s'", path_.c_str(), plain.c_str(), name.c_str());
+        }
+    }
+    static size_t wrapper_at(const std::string& name, size_t at) {
+        for (const std::string word : {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module."})
+            if (name.compare(at, word.size(), word) == 0 && (at == 0 || word[0] == '_')) return word.size();
+        return 0;
     }
 
     std::string path_;
     ModelConfig c_;
     SafetensorsReader files_;
+    std::map<std::string, const TensorView*> unwrapped_;  // by their names without wrappers
 };
 
 // Fills buffer (table.size).

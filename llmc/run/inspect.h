@@ -141,6 +141,8 @@ inline bool inspect_model(Table& table, const std::string& dir, bool verified = 
         table.section((checkpoint ? "Checkpoint " : adapters ? "Adapters " : "Model ") + dir);
         (adapters ? describe_adapters : describe_parameters)(table, dir);
         if (checkpoint) describe_state(table, read_state(dir));
+    } catch (const Unsupported& e) {
+        table.row("not supported", e.what());
     } catch (const Error& e) {
         intact = false;
         table.row("damaged", e.what());
