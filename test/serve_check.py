@@ -6,6 +6,7 @@
 import gzip
 import http.client
 import json
+import math
 import random
 import re
 import select
@@ -200,7 +201,7 @@ def refusals():
         "seed": ("x", 1.5, 10**40),
         "stream": (1, "true"),
         "stream_options": (1, {"include_usage": 1}, {"x": True}, {"include_usage": True}),
-        "logprobs": (1, True), "echo": (True,), "best_of": (3,), "logit_bias": ({"5": 1},), "suffix": ("x",),
+        "logprobs": (-1, 21, 1.5, "x", True), "echo": (1, "x"), "best_of": (3,), "logit_bias": ({"5": 1},), "suffix": ("x",),
         "presence_penalty": (0.5,), "frequency_penalty": (0.5,), "tools": ([{}],), "response_format": ({"type": "json_object"},),
         "messages": ([],), "prompts": ("x",),
     }.items():
@@ -268,6 +269,36 @@ def garbage():
             while s.recv(4096):
                 pass
     assert server.ask(C, **greedy)["usage"]["completion_tokens"] == 25
+
+
+def logprobs():
+    """Log-probabilities of sampled tokens and of an echoed prompt's, as lm-evaluation-harness asks for them."""
+    answer = server.ask(C, **greedy, logprobs=3)["choices"][0]
+    scores = answer["logprobs"]
+    assert set(scores) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"} and {len(x) for x in scores.values()} == {25}
+    ascii = not any(token.startswith("bytes:") for token in scores["tokens"])  # else part of a character is a token
+    assert not ascii or "".join(scores["tokens"]) == answer["text"]
+    assert not ascii or scores["text_offset"][:2] == [0, len(scores["tokens"][0])], scores
+    for score, best in zip(scores["token_logprobs"], scores["top_logprobs"]):
+        assert len(best) == 3 and score == max(best.values()) <= 0 and sum(map(math.exp, best.values())) < 1 + 1e-6, (score, best)
+    # The same text as a prompt has the same scores, and a token more; bf16 rounds passes over one row and over many apart.
+    prompt = "A fish" + answer["text"]
+    echo = server.ask(C, prompt=prompt, max_tokens=1, temperature=0, logprobs=1, echo=True)
+    choice, usage = echo["choices"][0], echo["usage"]
+    got = choice["logprobs"]
+    assert choice["text"].startswith(prompt) and usage["completion_tokens"] == 1 and len(got["tokens"]) == usage["prompt_tokens"] + 1
+    assert got["token_logprobs"][0] is None and got["top_logprobs"][0] is None
+    if got["tokens"][-26:-1] == scores["tokens"]:
+        assert max(abs(a - b) for a, b in zip(got["token_logprobs"][-26:-1], scores["token_logprobs"])) < 0.1, (got, scores)
+    several = server.ask(C, prompt=[prompt, "house", "A"], max_tokens=1, temperature=0, logprobs=1, echo=True)["choices"]
+    assert [c["text"][:5] for c in several] == [prompt[:5], "house", several[2]["text"][:5]] and several[2]["text"].startswith("A")
+    assert max(abs(a - b) for a, b in zip(several[0]["logprobs"]["token_logprobs"][1:], got["token_logprobs"][1:])) < 0.1
+    plain = server.ask(C, **greedy, echo=True)["choices"][0]
+    assert plain["text"] == "A fish" + answer["text"] and plain["logprobs"] is None
+    events = server.events(C, **greedy, echo=True)
+    assert "".join(e["choices"][0]["text"] for e in events) == plain["text"]
+    server.refuses({**greedy, "logprobs": 1, "stream": True}, param="logprobs")
+    server.refuses({**greedy, "echo": True, "stop": "x"}, param="echo")
 
 
 def one_by_one():
@@ -379,7 +410,7 @@ def page():
 
 
 for name, body in {"models and the page": models, "a completion is what generate writes": completion, "samples are those of generate": samples,
-                   "several prompts": prompts, "streams": streams, "stops": stops, "requests at the same time": together, "a crowd": crowd,
+                   "several prompts": prompts, "log-probabilities": logprobs, "streams": streams, "stops": stops, "requests at the same time": together, "a crowd": crowd,
                    "refusals by name": refusals, "bodies of any kind": bodies, "garbage": garbage, "headers without end": headers,
                    "pages of other sites": origins, "the page's policy": page, "a stream that is left": one_by_one}.items():
     check(name, body)

@@ -3,9 +3,13 @@
 // request has its own random numbers, so its output does not depend on the others, provided the kernels' bits do not.
 #pragma once
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "../base/rng.h"
@@ -30,6 +34,13 @@ enum class TextEnd {
     abandoned,  // no longer wanted
 };
 
+// The log-probability of a token after the ones before it, at temperature 1, and those of the most likely tokens.
+struct TokenScore {
+    int token = 0;
+    double log_probability = 0;
+    std::vector<std::pair<int, double>> best{};  // (token, log-probability), the most likely first
+};
+
 // A generation request: up to max_new_tokens after `prompt`, which has at least one token.
 struct TextRequest {
     std::vector<int> prompt;
@@ -41,6 +52,10 @@ struct TextRequest {
     std::function<bool(int token)> emit{};  // called with each token, unless empty; false ends the sequence
     std::function<void(TextEnd)> ended{};   // called once, unless empty
     std::function<bool()> wanted{};         // called before each step; empty: always wanted
+    std::vector<int>
+        forced{};           // tokens that follow the prompt instead of sampled ones: emitted, and no end ends the text there
+    int alternatives = -1;  // >= 0: `scored` gets each token before emit, with this many of the most likely ones
+    std::function<void(const TokenScore&)> scored{};  // also gets a token that ends the text
 };
 
 // Generator, as in train_gpt.cu, provides sequences(), capacity(), length(sequence), prompt(sequence, tokens), append(next
@@ -96,19 +111,44 @@ private:
     void choose(std::vector<NextToken> next) {
         const std::vector<float>& logits = generator_.logits();
         const size_t V = logits.size() / next.size();
+        std::vector<TokenScore> scores(next.size());
         cpu::parallel_tasks(next.size(), [&](size_t i) {
             const Text& text = active_[(size_t)next[i].sequence];
             const TextRequest& r = text.request;
-            const double uniform = uniform_at(r.seed, RngPurpose::sampling, r.sample, (uint64_t)text.n);
-            next[i].token = sample_token(&logits[i * V], (int)V, r.sampling, uniform);
+            const float* row = &logits[i * V];
+            if ((size_t)text.n < r.forced.size()) next[i].token = r.forced[(size_t)text.n];
+            else {
+                const double uniform = uniform_at(r.seed, RngPurpose::sampling, r.sample, (uint64_t)text.n - r.forced.size());
+                next[i].token = sample_token(row, (int)V, r.sampling, uniform);
+            }
+            if (r.alternatives >= 0) scores[i] = score(row, (int)V, r, next[i].token);
         });
-        for (const auto& [sequence, token] : next) take(sequence, token);
+        for (size_t i = 0; i < next.size(); i++) take(next[i].sequence, next[i].token, scores[i]);
+    }
+    static TokenScore score(const float* row, int V, const TextRequest& r, int token) {
+        const float top = *std::max_element(row, row + V);
+        double sum = 0;
+        for (int i = 0; i < V; i++) sum += std::exp((double)row[i] - top);
+        const double log_sum = top + std::log(sum);
+        TokenScore s;
+        s.token = token;
+        s.log_probability = row[token] - log_sum;
+        const int known = r.sampling.tokens > 0 ? std::min(V, r.sampling.tokens) : V;
+        std::vector<int> order((size_t)known);
+        std::iota(order.begin(), order.end(), 0);
+        const auto n = std::min<std::ptrdiff_t>(r.alternatives, known);
+        std::partial_sort(order.begin(), order.begin() + n, order.end(),
+                          [&](int a, int b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
+        for (std::ptrdiff_t i = 0; i < n; i++) s.best.emplace_back(order[(size_t)i], row[order[(size_t)i]] - log_sum);
+        return s;
     }
 
-    void take(int sequence, int token) {
+    void take(int sequence, int token, const TokenScore& score) {
         Text& text = active_[(size_t)sequence];
         const TextRequest& r = text.request;
-        if (std::find(r.ends.begin(), r.ends.end(), token) != r.ends.end()) return end(text, TextEnd::token);
+        if (r.alternatives >= 0 && r.scored) r.scored(score);
+        const bool forced = (size_t)text.n < r.forced.size();
+        if (!forced && std::find(r.ends.begin(), r.ends.end(), token) != r.ends.end()) return end(text, TextEnd::token);
         text.last = token;
         text.n++;
         tokens_++;

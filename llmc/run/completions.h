@@ -47,6 +47,8 @@ struct ServedModel {
 // A request of /v1/completions or /v1/chat/completions.
 struct CompletionRequest {
     bool chat = false, streams = false, tells_usage = false;
+    bool echoes = false;  // the text begins with the prompt's
+    int logprobs = -1;    // >= 0: log-probabilities of the tokens, and of this many of the most likely ones
     std::vector<std::vector<int>> prompts;
     int n = 1, max_new_tokens = 16;
     SamplingOptions sampling{};
@@ -55,7 +57,7 @@ struct CompletionRequest {
 
     int choices() const { return n * (int)prompts.size(); }
 };
-constexpr int most_choices = 128, most_stops = 16;
+constexpr int most_choices = 128, most_stops = 16, most_logprobs = 20;
 
 namespace detail {
 
@@ -72,6 +74,10 @@ public:
             throw ApiError{400, format("the parameter '%s' is missing", key), key};
         if (j.contains("best_of") && !j["best_of"].is_null() && j["best_of"] != r_.n)
             throw ApiError{400, "this server does not support 'best_of' other than n", "best_of", "unsupported_parameter"};
+        if (r_.logprobs >= 0 && r_.streams)
+            throw ApiError{400, "this server does not support 'logprobs' with 'stream'", "logprobs", "unsupported_parameter"};
+        if (r_.echoes && !r_.stops.empty())
+            throw ApiError{400, "this server does not support 'stop' with 'echo'", "echo", "unsupported_parameter"};
         if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options goes with stream", "stream_options"};
         if (r_.choices() > most_choices)
             throw ApiError{400, format("n and the prompts ask for %d texts; at most %d", r_.choices(), most_choices), "n"};
@@ -95,6 +101,8 @@ private:
         else if (key == "stop") stops(value);
         else if (key == "stream") r_.streams = flag(key, value);
         else if (key == "stream_options") stream_options(value);
+        else if (key == "echo" && !r_.chat) r_.echoes = flag(key, value);
+        else if (key == "logprobs" && !r_.chat && value != false) r_.logprobs = (int)number(key, value, 0, most_logprobs, true);
         else if (key == "user" || key == "metadata") return;  // information about the client
         else unsupported(key, value);
     }
@@ -241,6 +249,43 @@ inline CompletionRequest read_completion_request(const std::string& body, bool c
     detail::RequestReader(j, model, r);
     return r;
 }
+
+// The log-probabilities of a text's tokens, in the form of the API's completions.
+class TokenLogprobs {
+public:
+    explicit TokenLogprobs(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+    // The prompt's first token, which has none.
+    void add_first(int token) { add(token, nullptr, nullptr); }
+    void add(const TokenScore& s) {
+        nlohmann::ordered_json best = nlohmann::ordered_json::object();
+        for (const auto& [token, log_probability] : s.best) best[name(token)] = log_probability;
+        add(s.token, s.log_probability, std::move(best));
+    }
+    nlohmann::ordered_json json() const {
+        return {{"tokens", tokens_}, {"token_logprobs", logprobs_}, {"top_logprobs", best_}, {"text_offset", offsets_}};
+    }
+
+private:
+    void add(int token, nlohmann::ordered_json logprob, nlohmann::ordered_json best) {
+        tokens_.push_back(name(token));
+        logprobs_.push_back(std::move(logprob));
+        best_.push_back(std::move(best));
+        offsets_.push_back(characters_);
+        for (const char c : tokenizer_.token_bytes(token)) characters_ += ((unsigned char)c & 0xc0) != 0x80;
+    }
+    // Part of a character is written as its bytes, as by OpenAI: bytes:\xe2\x96.
+    std::string name(int token) const {
+        const std::string bytes = tokenizer_.token_bytes(token);
+        if (is_utf8(bytes)) return bytes;
+        std::string text = "bytes:";
+        for (const char c : bytes) text += format("\\x%02x", (unsigned char)c);
+        return text;
+    }
+
+    const Tokenizer& tokenizer_;
+    nlohmann::ordered_json tokens_ = nlohmann::ordered_json::array(), logprobs_ = tokens_, best_ = tokens_, offsets_ = tokens_;
+    int64_t characters_ = 0;
+};
 
 // Builds the objects of a response.
 struct CompletionAnswer {

@@ -20,6 +20,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -45,7 +46,8 @@ using ServeClock = std::chrono::steady_clock;
 struct ServedRequest {
     struct Choice {
         StoppingText text;
-        std::string end;                   // "stop" or "length"; empty: in progress
+        std::string end;  // "stop" or "length"; empty: in progress
+        std::optional<TokenLogprobs> logprobs{};
         bool begun = false, told = false;  // in a stream: the first data were sent, the end was sent
     };
     CompletionRequest asked;
@@ -176,9 +178,12 @@ private:
             TextRequest text = {asked.prompts[i / (size_t)asked.n], asked.max_new_tokens, asked.sampling, seed,
                                 (uint32_t)(i % (size_t)asked.n),    model_.ends};
             if (asked.chat) text.ends.push_back(model_.chat->end_token());
-            text.emit = [this, request, i](int token) {
+            if (asked.logprobs >= 0) score(*request, i, text);
+            const int given = (int)text.forced.size();
+            text.emit = [this, request, i, given, n = 0](int token) mutable {
                 const std::lock_guard<std::mutex> lock(request->mutex);
                 request->begun = true;
+                if (n++ < given) return true;
                 request->written++;
                 const bool stops = request->choices[i].text.add(model_.tokenizer.token_bytes(token));
                 request->changed.notify_all();
@@ -189,6 +194,22 @@ private:
             decoder.add(std::move(text));
         }
         requests_++;
+    }
+    // Lets the decoder score the tokens of a text. Those of an echoed prompt follow its first token one by one, as if they had
+    // been sampled.
+    void score(Request& request, size_t i, TextRequest& text) {
+        Request::Choice& choice = request.choices[i];
+        text.alternatives = request.asked.logprobs;
+        text.scored = [&request, &choice](const TokenScore& s) {
+            const std::lock_guard<std::mutex> lock(request.mutex);
+            choice.logprobs->add(s);
+        };
+        choice.logprobs.emplace(model_.tokenizer);
+        if (!request.asked.echoes) return;
+        choice.logprobs->add_first(text.prompt[0]);
+        text.forced.assign(text.prompt.begin() + 1, text.prompt.end());
+        text.prompt.resize(1);
+        text.max_new_tokens += (int)text.forced.size();
     }
     void end(Request& request, Request::Choice& choice, TextEnd how) {
         texts_--;
@@ -396,8 +417,12 @@ private:
         request->answer = {
             format("%s-%llx%04llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)created_, (unsigned long long)ids_++),
             model_.name, (int64_t)time(nullptr), chat};
-        for (int i = 0; i < request->asked.choices(); i++)
-            request->choices.push_back({StoppingText(request->asked.stops), "", false, false});
+        for (int i = 0; i < request->asked.choices(); i++) {
+            request->choices.push_back({StoppingText(request->asked.stops), "", {}, false, false});
+            if (!request->asked.echoes) continue;
+            for (const int token : request->asked.prompts[(size_t)i / (size_t)request->asked.n])
+                request->choices.back().text.add(model_.tokenizer.token_bytes(token));
+        }
         request->deadline = detail::ServeClock::now() + std::chrono::seconds(o_.timeout);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
@@ -459,8 +484,11 @@ private:
 
     static std::string whole(Request& request) {
         Json choices = Json::array();
-        for (size_t i = 0; i < request.choices.size(); i++)
-            choices.push_back(request.answer.choice((int)i, request.choices[i].text.take(), request.choices[i].end));
+        for (size_t i = 0; i < request.choices.size(); i++) {
+            Request::Choice& choice = request.choices[i];
+            choices.push_back(request.answer.choice((int)i, choice.text.take(), choice.end));
+            if (choice.logprobs) choices.back()["logprobs"] = choice.logprobs->json();
+        }
         return json_text(request.answer.object(false, std::move(choices), request.usage()));
     }
 
