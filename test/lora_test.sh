@@ -134,7 +134,13 @@ no "a base of another family" "are not those that the adapters" "$program" eval 
 no "adapters as a model" "holds adapters, not a model" "$program" eval --text text.txt --model llama-lora
 no "which can be merged" "export --merge --adapter llama-lora" "$program" export --gguf x.gguf --model llama-lora
 no "a model as adapters" "holds no adapters" "$program" eval --text text.txt --adapter llama
-no "export without a form" "\-\-merge" "$program" export --model llama --out x
+no "export without a form" "gguf FILE.gguf, or --out DIR" "$program" export --model llama
+expect "export of a model's files" "$program" export --model llama --out slim
+expect "without the state of its training" test ! -e slim/training -a -e slim/model.safetensors
+expect "with their checksums" "$program" inspect slim
+says "which agree" "all files are as they were written"
+expect "the same model" cmp slim/model.safetensors llama/latest/model.safetensors
+no "export of a model's files with a type" "of --gguf" "$program" export --model llama --out slim2 --type f32
 no "export over a directory" "already exists" "$program" export --merge --adapter llama-lora --out llama
 for content in '[]' '{"path": 3, "files": 5}' '{'; do
     rm -rf damaged && cp -rL llama-lora/latest damaged && echo "$content" >damaged/base.json

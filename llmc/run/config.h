@@ -611,16 +611,17 @@ inline Allowed one_of(Strings choices) {
     X(std::string, output, "", "", word("FILE"), "What",                                                                   \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
-#define EXPORT_OPTIONS(X)                                                                                       \
-    X(std::string, model, "", "", word("DIR"), "What",                                                          \
-      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")    \
-    ADAPTER_OPTIONS(X)                                                                                          \
-    X(bool, merge, "", false, anything(), "Merge", "merge the adapters into the model: W + (alpha / rank) B A") \
-    X(std::string, out, "", "", word("DIR"), "Merge", "directory for the merged model, which must not exist")   \
-    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")             \
-    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                                \
-      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")                \
-    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                             \
+#define EXPORT_OPTIONS(X)                                                                                             \
+    X(std::string, model, "", "", word("DIR"), "What",                                                                \
+      "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")          \
+    ADAPTER_OPTIONS(X)                                                                                                \
+    X(bool, merge, "", false, anything(), "Merge", "merge the adapters into the model: W + (alpha / rank) B A")       \
+    X(std::string, out, "", "", word("DIR"), "Merge",                                                                 \
+      "directory for the model, which must not exist; without --merge: its files, without the state of its training") \
+    X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")                   \
+    X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                                      \
+      "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")                      \
+    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                                   \
     X(bool, overwrite, "", false, anything(), "GGUF", "replace a file of this name")
 
 #define IMPORT_OPTIONS(X)                                                                  \

@@ -76,7 +76,7 @@ public:
         const std::lock_guard<std::mutex> lock(mutex_);
         add(path.substr(dir_.size()), piece);
     }
-    void write(const std::string& path, const std::string& text) {
+    void write(const std::string& path, std::string_view text) {
         write_file_atomically(path, text);
         add(path, text.data(), text.size(), 0);
     }

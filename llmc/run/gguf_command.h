@@ -292,7 +292,8 @@ inline int import_command(const ImportOptions& o) {
 inline int export_command(World& world, const ExportOptions& o) {
     namespace fs = std::filesystem;
     if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
-    if (o.gguf.empty()) fail_usage("the file to write is missing; HINT: --gguf FILE.gguf");
+    if (o.gguf.empty())
+        fail_usage("there is nothing to write; HINT: --gguf FILE.gguf, or --out DIR for a copy without the training state");
     if (o.gguf == "-") fail_usage("--gguf - is no file: tensors are not written in one go; HINT: --gguf FILE.gguf");
     if (fs::exists(fs::symlink_status(o.gguf)) && !o.overwrite)
         fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());

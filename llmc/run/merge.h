@@ -36,6 +36,34 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
     });
 }
 
+// train_gpt export --model DIR --out NEW: the files of a model or of adapters, without the state of their training (training/,
+// ema/): a directory to upload.
+inline int export_model_files(World& world, const ExportOptions& o) {
+    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
+    const std::string dir = model_directory(o.model);
+    if (!is_adapter(dir)) check_config(read_config(dir));
+    if (file_exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
+    check_weights(world, dir);
+    const NewDirectory directory(o.out);
+    directory.create();
+    WrittenFiles written(directory.path());
+    size_t bytes = 0;
+    try {
+        for (const std::string& name : names_in(dir)) {
+            if (name == manifest_name || !is_regular(dir + "/" + name)) continue;
+            const MappedFile file(dir + "/" + name);
+            written.write(directory.path() + "/" + name, file.text());
+            bytes += file.size();
+        }
+        directory.publish(written);
+    } catch (...) {
+        directory.remove();
+        throw;
+    }
+    print_line(stdout, format("%s: the files of %s, %s", o.out.c_str(), dir.c_str(), human_bytes((double)bytes).c_str()));
+    return 0;
+}
+
 // train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by
 // layer, so that the memory is the largest layer's in fp32. A model in fp32 or fp16, whose weights bf16 would round, is
 // exported in fp32.

@@ -50,12 +50,14 @@ inline int export_either(World& world, const ExportOptions& o) {
     if (!o.merge && !o.adapter.empty())
         fail_usage("--adapter goes with --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
                    o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
-    if (!o.merge && !o.out.empty()) fail_usage("--out is where --merge writes; HINT: --merge --adapter DIR, or --gguf FILE");
     if (o.merge && !o.gguf.empty())
         fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
-    if (o.merge && (!o.type.empty() || o.weights_only || o.overwrite))
+    if (!o.out.empty() && !o.gguf.empty())
+        fail_usage("--out is a directory and --gguf a file; HINT: --out DIR first, then --model DIR --gguf FILE");
+    if ((o.merge || !o.out.empty()) && (!o.type.empty() || o.weights_only || o.overwrite))
         fail_usage("--type, --weights-only and --overwrite are of --gguf; HINT: leave them out, or --gguf after --merge");
-    return o.merge ? export_merged(world, o) : export_command(world, o);
+    if (o.merge) return export_merged(world, o);
+    return o.out.empty() ? export_command(world, o) : export_model_files(world, o);
 }
 
 inline int run_command_line(Strings arguments, const ModelCommands& commands) {
