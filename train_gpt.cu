@@ -1709,7 +1709,7 @@ static void train(World& world, const TrainOptions& given) {
         throw;
     }
 }
-inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
+inline int train_command(const TrainOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), train); }
 
 static void tune(World& world, const TuneOptions& o) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
@@ -1724,13 +1724,13 @@ static void tune(World& world, const TuneOptions& o) {
         return memory_of_stage(run, p, c, n, stage);
     });
 }
-inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
+inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), tune); }
 
 static void sweep(World& world, const SweepOptions& o) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
     Sweep(run, o).run();
 }
-inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
+inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), sweep); }
 
 // The model of `run`, loaded, with memory for passes of B x T tokens, for head_rows rows of logits at a time, and for the
 // key/value cache of `room`. Refuses a T that is above the model's longest sequence.
@@ -1783,7 +1783,7 @@ static void generate(World& world, const GenerateOptions& o) {
     Generator generator(run.ctx, *m);
     write_texts(run, generator, prompts, o);
 }
-inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate); }
+inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), generate); }
 
 inline int serve_command(World& world, const ServeOptions& o) {
     check_serving();
@@ -1832,7 +1832,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     if (run.main_rank())
         print_result(evaluation_table(e, o.model.empty() ? run.dir : o.model, run.adapter, T, tokenizer), o.json);
 }
-inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
+inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {

@@ -121,3 +121,16 @@ kill -TERM $second
 wait $second
 expect "the second one ends well: status $?" test $? == 0
 expect "each step once" test -z "$(losses shared | cut -d ' ' -f 1 | sort | uniq -d)"
+
+# ---- every wait is watched ----
+expect "a save that hangs ends the run" refused timeout 30 env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/hangs" CHAOS_SLOW=fsync:60000000 "$program" train "${S[@]}" --train-iters 20 --distributed-timeout 1s --out "$work/hangs"
+says "it says why" "error: .*: waited [0-9]* s in a save that makes no progress"
+says "it says where to look" "HINT: look at the disk or the file system of --out"
+for command in "generate --prompt the --max-new-tokens 2 --tp 2" "eval --data-path text --split 0,100,0 --tp 2"; do
+    # shellcheck disable=SC2086
+    expect "${command%% *}: a rank that hangs ends the others" refused timeout 30 env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/whole" CHAOS_SLOW=open:60000000 CHAOS_ONLY_RANK=1 \
+        mpirun -n 2 "$program" $command --model "$work/whole" --distributed-timeout 1s
+    says "${command%% *}: it says what it waited for" "error: rank 0 of 2 (host .*): waited [0-9]* s in "
+done
+expect "a rank that never starts ends the others" refused timeout 30 mpirun -n 1 "$program" eval --model whole --data-path text --distributed-timeout 1s : -n 1 sleep 60
+says "it says so" "waited [0-9]* s in MPI_Init, for the other ranks to start"

@@ -158,10 +158,11 @@ inline void agree_that_all_is_well(World* world, const std::string& problem) {
     if (!first.empty()) fail("%s", first.c_str());
 }
 
-// A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it.
+// A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it. timeout: seconds that
+// a rank waits for the others.
 template <class Options>
-int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
-    World world = World::join();
+int on_all_ranks(const Options& o, double timeout, void (*command)(World&, const Options&)) {
+    World world = World::join(timeout);
     try {
         command(world, o);
         return 0;

@@ -8,8 +8,8 @@
 //   otherwise                 a single process, also in a SLURM batch script, which is not a step of several tasks
 //
 // All ranks call each operation in the same order; each message names its operation, so that a mismatch is an error that names
-// the ranks. Waiting for other ranks has no time limit of its own. watch() starts a thread that reports a wait, of the host or
-// of its GPU, that exceeds a limit, with each rank's current activity, and ends the run.
+// the ranks. join(timeout) starts a thread that reports a wait, of the host, of its GPU or for a disk, that exceeds a limit,
+// with each rank's current activity, and ends the run; the first wait is for the other ranks to start.
 //
 // Errors. A rank that fails must end all ranks: catch Error while the World is alive, print it, call abort(1). If the exception
 // leaves the World's scope instead, or the process is killed, the launcher ends the others after this process; mpirun names the
@@ -69,6 +69,7 @@ struct Activity {
     std::string group;
     int64_t sequence = 0;  // operations of the group so far
     double since = monotonic_seconds();
+    const char* hint = "look at the rank that is not waiting, or is waiting for something else";
     // "all_reduce number 17 of group tensor"
     std::string name() const {
         if (!operation) return "the start";
@@ -165,7 +166,7 @@ public:
     Waiting(World& world, const char* what);
     Waiting(Monitor* monitor /*or null*/, const char* operation, const std::string& group, int64_t sequence)
         : monitor_(monitor) {
-        if (monitor_) before_ = monitor_->set({true, operation, group, sequence, monotonic_seconds()});
+        if (monitor_) before_ = monitor_->set({true, operation, group, sequence});
     }
     ~Waiting() {
         if (!monitor_) return;
@@ -324,21 +325,38 @@ struct WorldState {
     bool stop = false, watcher_ended = false;
     double asked = 0;  // when the watcher's pending question to the device started; 0: none
     int status_fd = -1;
+    std::atomic<double> timeout{0};
+    std::atomic<bool> together{false};  // the ranks have found each other
 
-    explicit WorldState(const Placement& p) : has_mpi(p.mpi) {
+    // timeout: of a wait, in seconds; 0: none is watched.
+    WorldState(const Placement& p, double timeout) : has_mpi(p.mpi) {
+        if (has_mpi && timeout > 0) start_watching(timeout);
+        try {
+            find_others(p);
+        } catch (...) {
+            end_watching();
+            throw;
+        }
+    }
+    void find_others(const Placement& p) {
         if (has_mpi) start_mpi(p);
         for (const std::string& both : exchange(0, host_name() + '\n' + machine_id())) {
             hosts.push_back(both.substr(0, both.find('\n')));
             machines.push_back(both.substr(both.find('\n') + 1));
         }
         for (int r = 0; r < rank; r++) local_rank += is_here(r);
+        together = true;
     }
     bool is_here(int r) const { return hosts[r] == hosts[rank] && machines[r] == machines[rank]; }
-    std::string describe(int r) const { return format("rank %d of %d (host %s)", r, size, hosts[r].c_str()); }
+    std::string describe(int r) const {
+        return together ? format("rank %d of %d (host %s)", r, size, hosts[r].c_str())
+                        : format("process %d on host %s", (int)getpid(), host_name().c_str());
+    }
 
     void start_mpi(const Placement& p) {
 #if HAVE_MPI
         int level = 0;
+        const Waiting waiting(monitor.get(), "MPI_Init, for the other ranks to start", "", 0);
         MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level));
         MPI(MPI_Comm_dup(MPI_COMM_WORLD, &mpi));
         MPI(MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN));
@@ -402,7 +420,9 @@ struct WorldState {
         if (status == 0) status = 1;
         fflush(nullptr);
 #if HAVE_MPI
-        if (has_mpi) MPI_Abort(MPI_COMM_WORLD, status);
+        int started = 0;
+        if (has_mpi) MPI_Initialized(&started);
+        if (started) MPI_Abort(MPI_COMM_WORLD, status);
 #endif
         _exit(status);
     }
@@ -419,23 +439,32 @@ struct WorldState {
             MPI_Finalize();
         }
 #endif
+        end_watching();
+        if (status_fd >= 0) close(status_fd);
+    }
+    void end_watching() {
         end(watcher, stop);
         end(watcher_of_watcher, watcher_ended);
-        if (status_fd >= 0) close(status_fd);
     }
 
     // ---- the watchdog: one thread asks the host and the device for their waits. The device's driver may hang together with
     //      the operation, so a second thread, which asks nobody, watches the first ----
-    void watch(double timeout, const std::string& status_file) {
-        CHECK(!watcher.joinable(), "watch() is called once");
+    void watch(double seconds, const std::string& status_file) {
         if (!status_file.empty()) {
+            CHECK(status_fd < 0, "watch() gets a status file once");
             if (rank == 0) open_status(status_file, O_CREAT | O_TRUNC);
             exchange(1, "");
             if (rank > 0) open_status(status_file, O_CREAT);
+            const std::lock_guard<std::mutex> lock(mutex);
+            write_status(monitor->current());
         }
+        if (watcher.joinable()) timeout = seconds;
+        else start_watching(seconds);
+    }
+    void start_watching(double seconds) {
+        timeout = seconds;
         const Activity at_start = monitor->current();
-        write_status(at_start);
-        const std::chrono::duration<double> pause(std::min(1.0, timeout / 4));
+        const std::chrono::duration<double> pause(std::min(1.0, seconds / 4));
         watcher_of_watcher = std::thread([=] {
             RunningSince running(pause);
             std::unique_lock<std::mutex> lock(mutex);
@@ -485,8 +514,10 @@ struct WorldState {
         }
     }
     void open_status(const std::string& path, int flags) {
-        status_fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0644);
-        if (status_fd < 0) fail("%s cannot write %s: %s", describe(rank).c_str(), path.c_str(), strerror(errno));
+        const int fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0644);
+        if (fd < 0) fail("%s cannot write %s: %s", describe(rank).c_str(), path.c_str(), strerror(errno));
+        const std::lock_guard<std::mutex> lock(mutex);
+        status_fd = fd;
     }
     static double unix_seconds() {
         return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -522,7 +553,7 @@ struct WorldState {
             format("%s: waited %.0f s in %s\n", describe(rank).c_str(), monotonic_seconds() - a.since, a.name().c_str());
         for (int r = 0; r < size && status_fd >= 0; r++)
             if (r != rank) text += "  " + read_status(r) + "\n";
-        print_line(stderr, "error: " + text + "HINT: look at the rank that is not waiting, or is waiting for something else");
+        print_line(stderr, "error: " + text + "HINT: " + a.hint);
         end_run(1);
     }
 };
@@ -531,7 +562,8 @@ struct WorldState {
 
 class World {
 public:
-    static World join() { return World(std::make_unique<State>(world_detail::find_placement())); }
+    // timeout: seconds after which a wait, the first one for the other ranks included, is reported and ends the run; 0: never.
+    static World join(double timeout = 0) { return World(std::make_unique<State>(world_detail::find_placement(), timeout)); }
     World(World&&) = default;
     World& operator=(World&&) = delete;
     ~World() {

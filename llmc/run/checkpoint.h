@@ -333,13 +333,17 @@ public:
     // Writes and syncs everything.
     void finish() {
         flush();
-        for (size_t i = 0; i < fds_.size(); i++)
-            if (fds_[i] >= 0 && fsync(fds_[i]) != 0 && errno != EINVAL) failed(i);
+        for (size_t i = 0; i < fds_.size(); i++) sync(i);
     }
 
 private:
     [[noreturn]] void failed(size_t file) const {
         fail("cannot write %s: %s", files_.files[file].path.c_str(), strerror(errno));
+    }
+    void sync(size_t file) {
+        if (fds_[file] >= 0 && fsync(fds_[file]) != 0 && errno != EINVAL) failed(file);
+        written_.tick();
+        unsynced_ = 0;
     }
     void flush() {
         if (buffer_.empty()) return;
@@ -352,13 +356,16 @@ private:
             return pwrite(fd, buffer_.data() + done, buffer_.size() - done, (off_t)(offset_ + done));
         };
         if (!move_all(buffer_.size(), some)) failed(file_);
+        // Now and then, so that no sync takes as long as a disk needs for all of a file.
+        if ((unsynced_ += buffer_.size()) >= most_unsynced) sync(file_);
         buffer_.clear();
     }
 
+    static constexpr size_t most_unsynced = 1 << 30;
     const TensorFiles& files_;
     WrittenFiles& written_;
     std::vector<int> fds_;
-    size_t file_ = 0, offset_ = 0;
+    size_t file_ = 0, offset_ = 0, unsynced_ = 0;
     std::vector<char> buffer_;
 };
 

@@ -73,11 +73,14 @@ inline Allowed one_of(Strings choices) {
       "instructions for matrix products on a CPU: AMX, AVX512-BF16, AVX-512, AVX2, portable; default: the fastest")
 
 // Options of the commands that divide a model over ranks.
-#define PARALLEL_OPTIONS(X)                                                     \
-    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",   \
-      "tensor-parallel ranks, over which every matrix is split")                \
-    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel", \
-      "pipeline stages, over which the layers are split")
+#define PARALLEL_OPTIONS(X)                                                                                                    \
+    X(int, tensor_model_parallel_size, "tp", 1, between(1, 1024), "Parallel",                                                  \
+      "tensor-parallel ranks, over which every matrix is split")                                                               \
+    X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
+      "pipeline stages, over which the layers are split")                                                                      \
+    X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
+      "how long a rank waits for the others, or for a disk while it saves, before it reports what each is doing and ends the " \
+      "run (90s, 10m, 1h)")
 
 // Options of the commands that run a model without training it.
 #define ADAPTER_OPTIONS(X)                                                                                   \
@@ -437,8 +440,6 @@ inline Allowed one_of(Strings choices) {
     X(bool, no_overlap, "", false, anything(), "Parallel",                                                                     \
       "do not overlap communication with computation: data-parallel with backward and update, tensor-parallel "                \
       "with the products of backward; for measuring the gain of overlap")                                                      \
-    X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
-      "how long a rank waits for the others before it reports what each is doing and ends the run (90s, 10m, 1h)")             \
     X(int, world, "", 0, between(1, 1000000), "Plan (with --dry-run)", "number of ranks to plan for, without starting them")   \
     X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan (with --dry-run)",            \
       "GPU to plan for; sets --device-tflops and the others of this group that are not given (h100: 989 TFLOP/s, 450 and 50 "  \

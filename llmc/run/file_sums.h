@@ -4,7 +4,9 @@
 //   WrittenFiles          what was given: whole texts, and pieces of files in any order, by any number of ranks
 // Ranks exchange both as lines of "name bytes crc".
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -14,6 +16,7 @@
 #include "../base/check.h"
 #include "../base/crc32c.h"
 #include "../base/file.h"
+#include "../base/terminal.h"
 
 struct FileSum {
     size_t bytes = 0;
@@ -22,11 +25,13 @@ struct FileSum {
 using FileSums = std::map<std::string, FileSum>;
 
 // Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
-// only the length is right. from_disk: past the cache, where that is possible.
-inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX, bool from_disk = false) {
+// only the length is right. from_disk: past the cache, where that is possible. tick() is called after each piece.
+inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX, bool from_disk = false,
+                        const std::function<void()>& tick = nullptr) {
     return patiently([&] {
         FileSum sum;
         read_in_pieces(path, from_disk, [&](const char* bytes, size_t n) {
+            if (tick) tick();
             sum.crc = crc32c(bytes, n, sum.crc);
             sum.bytes += n;
             return sum.bytes <= most;
@@ -55,10 +60,10 @@ inline FileSums sums_of(const std::string& text) {
 
 // Lines of those files of dir whose index modulo ranks is rank: this rank's share of the reading.
 inline std::string sum_lines(const std::string& dir, const std::vector<std::string>& names, int rank, int ranks,
-                             bool from_disk = false) {
+                             bool from_disk = false, const std::function<void()>& tick = nullptr) {
     std::string lines;
     for (size_t i = (size_t)rank; i < names.size(); i += (size_t)ranks)
-        lines += line_of(names[i], sum_file(dir + "/" + names[i], SIZE_MAX, from_disk));
+        lines += line_of(names[i], sum_file(dir + "/" + names[i], SIZE_MAX, from_disk, tick));
     return lines;
 }
 
@@ -71,6 +76,7 @@ public:
 
     // A piece of the file `path` in the directory; bytes_after: those of the file behind it.
     void add(const std::string& path, const void* data, size_t bytes, size_t bytes_after) {
+        tick();
         const FileSum piece = {bytes, crc32c_shifted(crc32c_linear(data, bytes), bytes_after)};
         CHECK(path.compare(0, dir_.size(), dir_) == 0, "%s is not in %s", path.c_str(), dir_.c_str());
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -80,6 +86,10 @@ public:
         write_file_atomically(path, text);
         add(path, text.data(), text.size(), 0);
     }
+
+    // Called when something was done; since when nothing was. Any thread may ask, so that a disk that hangs is noticed.
+    void tick() { ticked_ = monotonic_seconds(); }
+    double ticked() const { return ticked_; }
 
     // The pieces as lines, and those of another writer's lines.
     std::string lines() const {
@@ -106,6 +116,7 @@ private:
     }
 
     std::string dir_;
+    std::atomic<double> ticked_{monotonic_seconds()};
     FileSums pieces_;
     std::mutex mutex_;
 };

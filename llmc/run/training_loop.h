@@ -59,7 +59,13 @@ public:
           tasks_(tasks),
           log_(log),
           saver_(run.ctx,
-                 {o_.out, {o_.keep, o_.keep_every, trainer.history.guard.way_back()}, run.texts, run.reference.file, lock}, m),
+                 {o_.out,
+                  {o_.keep, o_.keep_every, trainer.history.guard.way_back()},
+                  run.texts,
+                  run.reference.file,
+                  lock,
+                  run.world.monitor()},
+                 m),
           saved_step_(run.same_directory() ? state_.step : 0),
           vote_(run.world, run.ranks->mesh.pp.size + 1) {
         t_.stop = [this] { return stop_here(); };

@@ -451,8 +451,9 @@ public:
         std::string out;
         KeptCheckpoints kept;
         ModelTexts texts;
-        std::string reference;    // a file in each checkpoint (reference.h); empty: none
-        RunLock* lock = nullptr;  // of out; held by the first rank only
+        std::string reference;             // a file in each checkpoint (reference.h); empty: none
+        RunLock* lock = nullptr;           // of out; held by the first rank only
+        std::shared_ptr<Monitor> monitor;  // is told of a disk that hangs; may be null
     };
     struct Outcome {
         int64_t step;
@@ -462,10 +463,13 @@ public:
     };
 
     Saver(be::Ctx& ctx, Settings settings, const TrainingMemory& m)
-        : ctx_(ctx), world_(m.ranks->world), settings_(std::move(settings)), m_(m), whole_(trained_table(m.c)) {}
+        : ctx_(ctx), world_(m.ranks->world), settings_(std::move(settings)), m_(m), whole_(trained_table(m.c)) {
+        if (settings_.monitor) settings_.monitor->add(this, [this] { return wait_for_disk(); });
+    }
     Saver(const Saver&) = delete;
     Saver& operator=(const Saver&) = delete;
     ~Saver() {
+        if (settings_.monitor) settings_.monitor->remove(this);
         if (thread_.joinable()) thread_.join();
     }
 
@@ -498,6 +502,11 @@ public:
         if (!m_.copies) wait();
     }
 
+    // For the watchdog, which asks on a thread of its own: since when the disk has not taken or given anything of a save.
+    Activity wait_for_disk() {
+        if (done_) return {};
+        return {true, "a save that makes no progress", "", 0, ticked(), "look at the disk or the file system of --out"};
+    }
     // Enters the next phase if all ranks have finished the last. wait() repeats this until the checkpoint is saved, so that a
     // rank that saves for longer than --distributed-timeout is not considered lost.
     void proceed() {
@@ -525,10 +534,17 @@ private:
         return std::all_of(all.begin(), all.end(), [](char c) { return c != 0; });
     }
 
+    double ticked() const {
+        const std::lock_guard<std::mutex> lock(ticked_mutex_);
+        return written_ ? written_->ticked() : monotonic_seconds();
+    }
     void begin() {
         error_.clear();
         lost_ = taken_ = false;
-        written_.emplace(directory().path());
+        {
+            const std::lock_guard<std::mutex> lock(ticked_mutex_);
+            written_.emplace(directory().path());
+        }
         phase_ = Phase::make;
         start_phase();
     }
@@ -545,6 +561,7 @@ private:
         }
     }
     void start_phase() {
+        written_->tick();
         done_ = false;
         const auto work = [this] {
             guarded([this] {
@@ -694,7 +711,9 @@ private:
         std::string sums[at_once];
         std::vector<std::function<void()>> parts;
         for (int k = 0; k < at_once; k++)
-            parts.emplace_back([&, k] { sums[k] = sum_lines(dir, names, rank + ranks * k, ranks * at_once, true); });
+            parts.emplace_back([&, k] {
+                sums[k] = sum_lines(dir, names, rank + ranks * k, ranks * at_once, true, [this] { written_->tick(); });
+            });
         run_all(parts);
         for (const std::string& lines : sums) report_ += lines;
     }
@@ -728,6 +747,7 @@ private:
     bool taken_ = false;                   // another run has taken the directory
     int tries_ = 0;                        // saves of this step that ended so
     std::optional<WrittenFiles> written_;  // by this rank
+    mutable std::mutex ticked_mutex_;      // of written_, between begin() and the watchdog
     FileSums given_;                       // by all
     double start_ = 0;
     std::thread thread_;
