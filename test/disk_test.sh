@@ -123,7 +123,7 @@ expect "the second one ends well: status $?" test $? == 0
 expect "each step once" test -z "$(losses shared | cut -d ' ' -f 1 | sort | uniq -d)"
 
 # ---- every wait is watched ----
-expect "a save that hangs ends the run" refused timeout 30 env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/hangs" CHAOS_SLOW=fsync:60000000 "$program" train "${S[@]}" --train-iters 20 --distributed-timeout 1s --out "$work/hangs"
+expect "a save that hangs ends the run" refused timeout 30 env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/hangs" CHAOS_PART=.step_ CHAOS_SLOW=fsync:60000000 "$program" train "${S[@]}" --train-iters 20 --distributed-timeout 1s --out "$work/hangs"
 says "it says why" "error: .*: waited [0-9]* s in a save that makes no progress"
 says "it says where to look" "HINT: look at the disk or the file system of --out"
 for command in "generate --prompt the --max-new-tokens 2 --tp 2" "eval --data-path text --split 0,100,0 --tp 2"; do
@@ -134,3 +134,18 @@ for command in "generate --prompt the --max-new-tokens 2 --tp 2" "eval --data-pa
 done
 expect "a rank that never starts ends the others" refused timeout 30 mpirun -n 1 "$program" eval --model whole --data-path text --distributed-timeout 1s : -n 1 sleep 60
 says "it says so" "waited [0-9]* s in MPI_Init, for the other ranks to start"
+
+# ---- a killed rank ----
+timeout 60 mpirun -n 2 "$program" train "${S[@]}" --train-iters 1000000 --out killed >killed.txt 2>&1 &
+killed=$!
+comes grep -q '"kind":"step","step":5,' killed/log.jsonl
+kill -KILL "$(pgrep -f "^[^ ]*train_gpt train .*--out killed\$" | tail -n 1)" || kill -KILL $killed
+wait $killed
+cp killed.txt out.txt
+expect "a killed rank: nobody promises a save" refused grep -q "will be saved" killed.txt
+cp killed.txt out.txt
+says "a killed rank: it says that nothing is saved" "another rank has died, so that nothing more can be saved"
+touch -d '20 minutes ago' killed/log.jsonl
+expect "a killed rank: the report" "$program" report killed
+expect "a killed rank: it is not running" grep -q '<span class="status silent">no news</span>' killed/report.html
+expect "a killed rank: the report says since when" grep -q 'The last record is of .*: the run was killed, or hangs' killed/report.html

@@ -313,6 +313,7 @@ struct WorldState {
     bool has_mpi;
     int rank = 0, size = 1, local_rank = 0;
     std::vector<std::string> hosts, machines;
+    std::vector<int> processes;  // of the ranks
     std::shared_ptr<Monitor> monitor = std::make_shared<Monitor>();
     int64_t sequence = 0;
     const int exceptions = std::uncaught_exceptions();
@@ -340,9 +341,11 @@ struct WorldState {
     }
     void find_others(const Placement& p) {
         if (has_mpi) start_mpi(p);
-        for (const std::string& both : exchange(0, host_name() + '\n' + machine_id())) {
-            hosts.push_back(both.substr(0, both.find('\n')));
-            machines.push_back(both.substr(both.find('\n') + 1));
+        for (const std::string& all : exchange(0, host_name() + '\n' + machine_id() + '\n' + std::to_string(getpid()))) {
+            const size_t first = all.find('\n'), second = all.find('\n', first + 1);
+            hosts.push_back(all.substr(0, first));
+            machines.push_back(all.substr(first + 1, second - first - 1));
+            processes.push_back(atoi(all.c_str() + second + 1));
         }
         for (int r = 0; r < rank; r++) local_rank += is_here(r);
         together = true;
@@ -605,6 +608,13 @@ public:
         } while (from < bytes);
     }
     void barrier() { state_->exchange(1, ""); }
+    // The processes of the other ranks of this machine.
+    std::vector<int> processes_here() const {
+        std::vector<int> others;
+        for (int r = 0; r < size(); r++)
+            if (r != rank() && is_here(r)) others.push_back(state_->processes[(size_t)r]);
+        return others;
+    }
 
     // Ends every rank with this status (0 becomes 1). Does not return, does not wait, runs no destructors.
     [[noreturn]] void abort(int status) { state_->end_run(status); }

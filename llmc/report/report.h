@@ -216,10 +216,20 @@ inline std::string report_tiles(const RunLog& log) {
     return out + "</section>\n";
 }
 
-inline std::string status_of(const RunLog& log) { return log.end.is_null() ? "running" : RunLog::text(log.end, "status"); }
+// Seconds without a record after which a run that has not ended was probably killed: a killed run cannot say so.
+inline double longest_silence(const RunLog& log) {
+    const double step_ms = log.newest["step_ms"];
+    return std::max(300.0, std::isfinite(step_ms) ? 20 * step_ms / 1e3 : 0);
+}
+inline bool is_silent(const RunLog& log) {
+    return log.end.is_null() && log.last_news > 0 && difftime(time(nullptr), log.last_news) > longest_silence(log);
+}
+inline std::string status_of(const RunLog& log) {
+    return log.end.is_null() ? is_silent(log) ? "no news" : "running" : RunLog::text(log.end, "status");
+}
 inline std::string status_badge(const RunLog& log) {
     const std::string status = xml_escape(status_of(log));
-    return format("<span class=\"status %s\">%s</span>", status.c_str(), status.c_str());
+    return format("<span class=\"status %s\">%s</span>", is_silent(log) ? "silent" : status.c_str(), status.c_str());
 }
 // "12 of 100, 12%"
 inline std::string progress_of(const RunLog& log) {
@@ -239,13 +249,17 @@ inline std::string report_header(const RunLog& log, time_t now) {
     if (log.end.is_null() && left > 0 && left < 1e10)
         progress += format(", done about %s", local_time(now + (time_t)left).substr(0, 16).c_str());
     // Why the run has ended, and the command that resumes it.
-    const std::string message = RunLog::text(log.end, "message");
+    const std::string message = is_silent(log) ? "The last record is of " + local_time(log.last_news) +
+                                                     ": the run was killed, or hangs. If its processes are gone, --resume auto "
+                                                     "resumes it."
+                                               : RunLog::text(log.end, "message");
     const std::string why = message.empty() ? "" : "<p class=\"why\">" + xml_escape(message) + "</p>";
     return format(
-        "<header><h1>%s</h1>%s<p>%s <span id=\"updated\" data-time=\"%lld\">Updated %s.</span></p>"
+        "<header><h1>%s</h1>%s<p>%s <span id=\"updated\" data-time=\"%lld\" data-silence=\"%.0f\">Updated %s.</span></p>"
         "<div class=\"progress\"><div style=\"width:%.1f%%\"></div></div>%s</header>\n",
         xml_escape(name.empty() ? "Training run" : name).c_str(), status_badge(log).c_str(),
-        (xml_escape(progress) + ".").c_str(), (long long)now, local_time(now).c_str(), 100 * done, why.c_str());
+        (xml_escape(progress) + ".").c_str(), (long long)now, longest_silence(log), local_time(now).c_str(), 100 * done,
+        why.c_str());
 }
 
 inline std::string sample_card(const std::string& title, const RunLog::json& sample) {

@@ -52,7 +52,7 @@ header p { margin: 6px 0 12px; color: var(--soft); font-variant-numeric: tabular
 .status { display: inline-block; vertical-align: 4px; margin-left: 12px; padding: 1px 10px; border-radius: 99px;
   font-size: 13px; font-weight: 600;
   color: var(--train); background: color-mix(in srgb, currentColor 13%, transparent); }
-.status.finished { color: var(--good); } .status.failed, #updated.stale { color: var(--bad); }
+.status.finished { color: var(--good); } .status.failed, .status.silent, #updated.stale { color: var(--bad); }
 .status.stopped { color: var(--valid); }
 header p.why { margin: 10px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .progress { height: 4px; border-radius: 2px; background: var(--edge); overflow: hidden; }
@@ -476,12 +476,15 @@ parts.forEach((details, i) => {
   details.open = view.open.includes(i);
   details.addEventListener("toggle", () => { view.open = parts.flatMap((d, i) => d.open ? [i] : []), remember(); });
 });
-// A page that was not rewritten for long may belong to a run that died without a message.
-const updated = find("#updated"), minutes = updated ? Math.floor((Date.now() / 1000 - updated.dataset.time) / 60) : 0;
-if (find("header .status.running") && minutes >= 10) {
-  updated.classList.add("stale");
-  updated.textContent += ` No news for ${minutes} minutes.`;
-}
+// A page that was not rewritten for long is of a run that was killed: by this clock, as that run cannot say so.
+const updated = find("#updated"), badge = find("header .status.running");
+const listenForNews = () => {
+  const silence = Date.now() / 1000 - updated.dataset.time;
+  if (silence <= updated.dataset.silence) return;
+  badge.textContent = "no news", badge.className = "status silent", updated.classList.add("stale");
+  updated.textContent = updated.textContent.split(" No news")[0] + ` No news for ${Math.floor(silence / 60)} minutes.`;
+};
+if (updated && badge) listenForNews(), setInterval(listenForNews, 10000);
 // During the run the page reloads itself, but not while the reader is using it.
 if (refreshSeconds) setInterval(() => {
   if (!drag && !document.hidden && !String(getSelection()) && performance.now() - touched > 5000) location.reload();

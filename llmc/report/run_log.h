@@ -113,6 +113,7 @@ struct RunLog {
     NamedCurves tasks;       // the accuracy on each task, or its first metric; BLEU as a fraction
     double best_valid = INFINITY;
     int64_t best_step = 0, events_dropped = 0;
+    time_t last_news = 0;  // when the log last grew, of a file that was read; 0: not known
     bool batch_varies = false;
     std::vector<json> samples, events;
     std::vector<int64_t> nonfinite_steps;

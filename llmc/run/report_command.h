@@ -55,7 +55,9 @@ inline int report_command(const ReportOptions& o) {
             print_line(stderr, format("warning: %s lines of %s are not records of a run: ignored", with_commas(others).c_str(),
                                       log.c_str()));
         struct stat st;
-        if (stat(log.c_str(), &st) == 0) newest = std::max(newest, st.st_mtime);
+        if (stat(log.c_str(), &st) != 0) continue;
+        logs.back().last_news = st.st_mtime;
+        newest = std::max(newest, st.st_mtime);
     }
     const std::vector<std::string> names = names_of_runs(logs, given_runs);
     for (size_t i = 0; i < logs.size(); i++) runs.push_back({names[i], &logs[i]});

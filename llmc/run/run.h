@@ -107,7 +107,7 @@ struct Run {
 // Starts handling signals, locks the directory against other runs, and starts reporting ranks that wait too long.
 inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     const bool main_rank = world.rank() == 0;
-    hear_stop_signals(main_rank, !parse_save_interval(o.save_every).never);
+    hear_stop_signals(main_rank, !parse_save_interval(o.save_every).never, world.processes_here());
     if (main_rank) {
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);

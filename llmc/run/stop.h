@@ -16,6 +16,7 @@
 #include <deque>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../base/terminal.h"
 #include "../parallel/world.h"
@@ -29,6 +30,8 @@ inline std::atomic<int> interrupts{0};   // number of SIGINTs
 inline std::atomic<int> phase{loading};  // whether there is something to save
 inline std::atomic<bool> speaks{false};  // whether this rank prints messages
 inline std::atomic<bool> saves{true};    // whether the run writes checkpoints
+constexpr int most_others = 256;
+inline std::atomic<int> others[most_others];  // processes of the other ranks of this machine; 0: none
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 inline const char* name_of_signal(int signal) {
@@ -39,6 +42,12 @@ inline const char* name_of_signal(int signal) {
                                : "no signal";
 }
 
+// A launcher that finds a rank dead ends the others by SIGTERM, and kills them soon after.
+inline bool has_lost_a_rank() {
+    for (const auto& process : others)
+        if (process && kill(process, 0) != 0 && errno == ESRCH) return true;
+    return false;
+}
 inline void hear(int signal) {
     const int before = errno;
     if (signal == SIGINT) interrupts++;
@@ -47,8 +56,14 @@ inline void hear(int signal) {
         _exit(128 + signal);
     }
     if (int none = 0; phase == training && first.compare_exchange_strong(none, signal)) {
-        if (saves) alarm(30);
-        if (speaks)
+        const bool lost = has_lost_a_rank();
+        if (saves && !lost) alarm(30);
+        if (speaks && lost)
+            print_in_signal_handler(
+                {"\n", name_of_signal(signal),
+                 ": another rank has died, so that nothing more can be saved; --resume auto resumes from the "
+                 "newest checkpoint\n"});
+        else if (speaks)
             print_in_signal_handler({"\n", name_of_signal(signal), ": stopping after this micro-batch; ",
                                      saves ? "the last complete step will be saved. A second Ctrl-C exits without saving\n"
                                            : "nothing is saved (--save-every never). A second Ctrl-C exits at once\n"});
@@ -66,9 +81,11 @@ inline void hear_alarm(int) {
 
 }  // namespace stop_detail
 
-// From now on signals are handled as described above. speaks: whether this rank prints messages; saves: whether the run saves
-// checkpoints.
-inline void hear_stop_signals(bool speaks, bool saves) {
+// From now on signals are handled as described above. speaks: whether this rank prints messages; saves: whether the run writes
+// checkpoints; others: processes of the other ranks of this machine.
+inline void hear_stop_signals(bool speaks, bool saves, const std::vector<int>& others = {}) {
+    for (size_t i = 0; i < others.size() && i < (size_t)stop_detail::most_others; i++)
+        if (kill(others[i], 0) == 0) stop_detail::others[i] = others[i];  // one that this process can see
     stop_detail::speaks = speaks;
     stop_detail::saves = saves;
     struct sigaction action = {};
