@@ -1783,7 +1783,9 @@ static void generate(World& world, const GenerateOptions& o) {
     Generator generator(run.ctx, *m);
     write_texts(run, generator, prompts, o);
 }
-inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), generate); }
+inline int generate_command(const GenerateOptions& o) {
+    return on_all_ranks(o, parse_timeout(o.distributed_timeout), generate);
+}
 
 inline int serve_command(World& world, const ServeOptions& o) {
     check_serving();
