@@ -459,7 +459,7 @@ private:
             if (shingle.add(hash)) f(shingle.value());
         };
         if (options_.shingle == "characters") return for_each_character(text, options_.folded, add);
-        for_each_word<Punctuation::removed, Digits::as_zero>(text, [&](uint64_t hash, size_t, size_t) { add(hash); });
+        for_each_word<Punctuation::spaces, Digits::as_zero>(text, [&](uint64_t hash, size_t, size_t) { add(hash); });
     }
     template <class H>
     void sign_bands(std::string_view text, const Permutations<H>& permutations, Signature& signature) const {

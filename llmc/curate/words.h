@@ -1,9 +1,11 @@
 // Words and characters of a text as hashes, for comparing texts: the same on every machine, for any locale and libraries.
 //
-// A word is a run of letters and digits in lower case. Characters of scripts without spaces between words (Chinese and
-// Japanese, Thai, Lao, Khmer, Burmese, Tibetan) are single words; Korean has spaces. Accents that are separate characters are
-// dropped. Punctuation and symbols are
-//   Punctuation::removed     dropped, as if they were not there: "don't" is "dont" (datatrove, FineWeb)
+// A word is a run of letters and digits in lower case. Characters of scripts that are written without spaces (Chinese and
+// Japanese, Thai, Lao, Khmer, Burmese, Tibetan) are words of their own; Korean has spaces. Accents that are characters of their
+// own are left out. Punctuation and symbols are
+//   Punctuation::removed     left out, as if they were not there: "don't" is "dont"
+//   Punctuation::spaces      as spaces, _ too; but a number keeps the point or comma before its decimals (datatrove's
+//                            simplify_text, FineWeb)
 //   Punctuation::separates   between words, and _ is a letter: the words of the regular expression \w+ (MT-NLG)
 // Lower case covers Latin, Greek, Cyrillic and Armenian letters with a lower case of one character. Bytes that are not UTF-8
 // count as letters.
@@ -20,7 +22,7 @@
 #include "../base/hash.h"
 #include "../base/unicode.h"
 
-enum class Punctuation { removed, separates };
+enum class Punctuation { removed, spaces, separates };
 enum class Digits { kept, as_zero };  // as_zero: a run of digits is "0", so that dates and counters make no difference
 
 // ---- characters ------------------------------------------------------------------------------------------------------------
@@ -197,10 +199,14 @@ void for_each_word(std::string_view text, F f) {
     const FoldingTable& table = FoldingTable::instance();
     WordHash hash;
     size_t begin = 0, end = 0;
-    bool within = false, after_digit = false;
+    bool within = false, after_digit = false, in_decimals = false;
     const auto finish = [&] {
         if (within) f(hash.finish(), begin, end);
-        within = after_digit = false;
+        within = after_digit = in_decimals = false;
+    };
+    const auto begins_decimals = [&](uint32_t code, size_t next) {
+        return (code == '.' || code == ',') && after_digit && !in_decimals && next < text.size() &&
+               table.at(text, next).kind == CharacterKind::digit;
     };
     const auto add = [&](uint32_t code, size_t at, size_t length) {
         if (!within) begin = at;
@@ -224,7 +230,7 @@ void for_each_word(std::string_view text, F f) {
         if (unsigned char letter; fast && (letter = table.letter(text[at])) != 0) {  // a run of ASCII letters
             if (!within) begin = at;
             within = true;
-            after_digit = false;
+            after_digit = in_decimals = false;
             do hash.add_ascii(letter);
             while (++at < text.size() && (letter = table.letter(text[at])) != 0);
             end = at;
@@ -239,7 +245,7 @@ void for_each_word(std::string_view text, F f) {
         switch (c.kind) {
             case CharacterKind::letter:
                 add(c.code, at, c.length);
-                after_digit = false;
+                after_digit = in_decimals = false;
                 break;
             case CharacterKind::digit:
                 if (digits == Digits::kept || !after_digit) add(digits == Digits::kept ? c.code : '0', at, c.length);
@@ -253,10 +259,13 @@ void for_each_word(std::string_view text, F f) {
                 break;
             case CharacterKind::space: finish(); break;
             case CharacterKind::punctuation:
-                if (punctuation == Punctuation::separates) finish();
+                if (punctuation == Punctuation::spaces && digits == Digits::as_zero && begins_decimals(c.code, at + c.length))
+                    in_decimals = true;
+                else if (punctuation != Punctuation::removed) finish();
                 break;
             case CharacterKind::underscore:
                 if (punctuation == Punctuation::separates) add(c.code, at, c.length);
+                else if (punctuation == Punctuation::spaces) finish();
                 break;
             case CharacterKind::mark: break;
         }
