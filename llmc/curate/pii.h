@@ -1,14 +1,18 @@
-// Personal information: e-mail addresses, phone numbers, payment cards, IP addresses. Each is masked by a placeholder (<EMAIL>,
-// <PHONE>, <CARD>, <IP>), or its document is dropped. ROOTS (Laurençon et al. 2022, section 3.3) masked the same kinds by
-// regular expressions; this adds checks that distinguish them from other numbers:
-//   email   local part, @, a domain with a top level of letters; not image@2x.png
+// What identifies or reaches a person, or opens an account: each place is masked by a placeholder (<EMAIL>, <PHONE>, ...), or
+// its document is dropped. ROOTS (Laurençon et al. 2022, section 3.3) and StarCoder (Li et al. 2023, section 4) masked the same
+// kinds by regular expressions and models; checksums and context distinguish them from other numbers and words here:
+//   email   local part, @, a domain with a top level of letters; not image@2x.png. Also spelled out (pii_secrets.h)
 //   card    13 to 19 digits of an issuer's range and length, with Luhn's checksum (ISO/IEC 7812)
-//   ip      v4: four numbers up to 255 without leading zeros; not four single digits or numbers after "version" (1.2.3.4).
-//           v6: accepted by inet_pton(), with three groups or more and a digit. Addresses outside the Internet
-//           (private, loopback, link-local, documentation, multicast: RFC 6890) are kept by default
+//   ip      v4: four numbers up to 255 without leading zeros; not what follows "version". Four single digits (1.2.3.4) are more
+//           often a version or a section: they count if they are a public resolver's (8.8.8.8), if a word like "server" or
+//           "ping" is near, or if a port or a URL is around them. v6: what inet_pton() reads, of three groups or more with a
+//           digit in them. Addresses that are not of the Internet (private, loopback, link-local, documentation, multicast: RFC
+//           6890) are kept unless asked otherwise
 //   phone   +, then 8 to 15 digits (E.164); North American 3-3-4 digits; national numbers that start with 0, of 10 or 11
-//           digits in groups. Not numbers after "ISBN" or "ISSN", dates, or groups of thousands
-// Names and postal addresses are not found: rules cannot find them.
+//           digits in groups. Not what follows "ISBN" or "ISSN", not dates, not groups of thousands
+//   iban, id   bank accounts and numbers of the state, by their checksums (pii_numbers.h)
+//   key, user  keys and tokens; handles, which are looked for only if requested (pii_secrets.h)
+// Names and postal addresses are not found: rules cannot.
 #pragma once
 #include <arpa/inet.h>
 
@@ -19,40 +23,34 @@
 #include <vector>
 
 #include "document.h"
+#include "pii_numbers.h"
+#include "pii_secrets.h"
+#include "pii_text.h"
+
+struct PiiKind {
+    const char *name, *rule, *placeholder;
+    bool usual = true;  // without --pii-kinds
+};
+inline constexpr PiiKind pii_kinds[] = {{"email", "pii-email", "<EMAIL>"}, {"phone", "pii-phone", "<PHONE>"},
+                                        {"card", "pii-card", "<CARD>"},    {"ip", "pii-ip", "<IP>"},
+                                        {"iban", "pii-iban", "<IBAN>"},    {"id", "pii-id", "<ID>"},
+                                        {"key", "pii-key", "<KEY>"},       {"user", "pii-user", "<USER>", false}};
 
 struct PiiOptions {
-    bool email = true, phone = true, card = true, ip = true;
+    bool email = true, phone = true, card = true, ip = true, iban = true, id = true, key = true, user = false;
     bool private_addresses = false;  // those too
     bool drop = false;               // drop the document instead of masking
-};
 
-namespace pii {
-
-inline bool is_digit_character(char c) { return c >= '0' && c <= '9'; }
-inline bool is_word(char c) {
-    return is_digit_character(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c & 0x80);
-}
-inline bool is_ascii_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-
-// A text with access around a place; 0 outside.
-struct Text {
-    std::string_view s;
-    char operator[](size_t i) const { return i < s.size() ? s[i] : '\0'; }
-    // The word before `at` with a space or punctuation between, in lower case: "ISBN: 0-306", "version 1.2"
-    std::string word_before(size_t at) const {
-        for (int most = 16; most > 0 && at > 0 && strchr(" \t:#=-(", s[at - 1]); most--) at--;
-        size_t begin = at;
-        while (begin > 0 && at - begin < 12 && is_ascii_letter(s[begin - 1])) begin--;
-        std::string word(s.substr(begin, at - begin));
-        for (char& c : word) c = (char)(c | 32);
-        return word;
+    // The switch of a kind; null: no such kind.
+    bool* of(const std::string& kind) {
+        bool* const switches[] = {&email, &phone, &card, &ip, &iban, &id, &key, &user};
+        for (size_t i = 0; i < std::size(pii_kinds); i++)
+            if (kind == pii_kinds[i].name) return switches[i];
+        return nullptr;
     }
 };
 
-struct Found {
-    const char* kind;  // "email"
-    size_t begin, end;
-};
+namespace pii {
 
 // ---- e-mail: called at an @ ------------------------------------------------------------------------------------------------
 inline bool find_email(const Text& t, size_t at, Found& found) {
@@ -101,9 +99,22 @@ inline bool is_public(const unsigned char (&a)[16]) {
     return global && !documentation && memcmp(a, none, 15) != 0;
 }
 
+// Four single digits that are an address by what they are, or by what is around.
+inline bool is_address_of_single_digits(const Text& t, size_t begin, size_t end, const std::array<int, 4>& a) {
+    static constexpr std::array<int, 4> resolvers[] = {{8, 8, 8, 8}, {8, 8, 4, 4}, {1, 1, 1, 1}, {1, 0, 0, 1}, {9, 9, 9, 9},
+                                                       {4, 2, 2, 1}, {4, 2, 2, 2}, {4, 2, 2, 3}, {4, 2, 2, 4}};
+    for (const auto& resolver : resolvers)
+        if (a == resolver) return true;
+    const bool port = t[end] == ':' && is_digit_character(t[end + 1]), prefix = t[end] == '/' && is_digit_character(t[end + 1]);
+    const bool url = begin >= 2 && t[begin - 1] == '/' && t[begin - 2] == '/';
+    return port || prefix || url || t.has_before(begin, {"ip",         "ips",  "ipv4",   "address", "addr",   "host",  "server",
+                                                         "nameserver", "dns",  "ping",   "gateway", "router", "ssh",   "telnet",
+                                                         "traceroute", "inet", "subnet", "client",  "peer",   "remote"});
+}
+
 // Called at the first digit of a run of digits.
 inline bool find_ip4(const Text& t, size_t begin, bool private_too, Found& found) {
-    if (begin > 0 && (is_word(t[begin - 1]) || t[begin - 1] == '.' || t[begin - 1] == '-')) return false;
+    if (t.is_word_before(begin) || (begin > 0 && (t[begin - 1] == '.' || t[begin - 1] == '-'))) return false;
     std::array<int, 4> a{};
     size_t at = begin;
     bool single = true;
@@ -114,7 +125,8 @@ inline bool find_ip4(const Text& t, size_t begin, bool private_too, Found& found
         if (at == first || a[k] > 255 || (t[first] == '0' && at - first > 1)) return false;
         single &= at - first == 1;
     }
-    if (is_word(t[at]) || (t[at] == '.' && is_digit_character(t[at + 1])) || single) return false;
+    if (is_word(t[at]) || (t[at] == '.' && is_digit_character(t[at + 1]))) return false;
+    if (single && !is_address_of_single_digits(t, begin, at, a)) return false;
     const std::string before = t.word_before(begin);
     for (const char* word : {"v", "version", "ver", "release", "revision", "section", "build", "firmware"})
         if (before == word) return false;
@@ -128,7 +140,7 @@ inline bool find_ip6(const Text& t, size_t colon, size_t least, bool private_too
     size_t begin = colon, end = colon;
     while (begin > least && colon - begin < 45 && part(t[begin - 1])) begin--;
     while (end - begin < 46 && part(t[end])) end++;
-    if ((begin > 0 && is_word(t[begin - 1])) || is_word(t[end])) return false;
+    if (t.is_word_before(begin) || is_word(t[end])) return false;
     while (end > begin && t[end - 1] == ':' && !(end - begin >= 2 && t[end - 2] == ':')) end--;  // "see 2001:db8::1:"
     const std::string text(t.s.substr(begin, end - begin));
     int groups = 0;
@@ -185,15 +197,6 @@ inline Number read_number(const Text& t, size_t begin) {
     return n;
 }
 
-inline bool has_luhn_checksum(const std::string& digits) {
-    int sum = 0;
-    for (size_t i = 0; i < digits.size(); i++) {
-        int d = digits[digits.size() - 1 - i] - '0';
-        if (i % 2 == 1) d = d < 5 ? 2 * d : 2 * d - 9;
-        sum += d;
-    }
-    return sum % 10 == 0;
-}
 // Issuers' first digits and lengths.
 inline bool is_card(const std::string& d) {
     struct Issuer {
@@ -239,6 +242,40 @@ inline bool is_phone(const Number& n, bool plus) {
 
 }  // namespace pii
 
+// Card and phone numbers: called at a digit, a + or a bracket. Returns the end of a number that is neither, or 0.
+namespace pii {
+inline size_t find_number(const Text& t, size_t i, const PiiOptions& o, Found& found) {
+    const char c = t[i];
+    const bool digit = is_digit_character(c), plus = c == '+';
+    const size_t begin = i + plus;
+    const char before = i > 0 ? t[i - 1] : ' ';
+    const bool decimal =
+        (before == '.' || before == ',' || before == '-' || before == '/') && i > 1 && is_digit_character(t[i - 2]);
+    const Number n = read_number(t, begin);
+    const std::string word = t.word_before(i);
+    if (c == '(' && n.separators.find(')') == std::string::npos) return 0;  // the bracket is around more than the number
+    const bool book = word == "isbn" || word == "issn" || word == "doi";
+    const auto bounded = [&](size_t end) {
+        return !is_word(t[end]) && !(strchr(".,-/", t[end]) && t[end] && is_digit_character(t[end + 1]));
+    };
+    if (!n.groups.empty() && !decimal && !book) {
+        // A card may be followed by other digits: 4111 1111 1111 1111 123.
+        size_t digits = n.digits.size();
+        for (size_t k = n.groups.size(); o.card && !plus && c != '(' && k-- > 0; digits -= (size_t)n.groups[k])
+            if (digits >= 13 && bounded(n.ends[k]) && is_card(n.digits.substr(0, digits))) {
+                found = {"card", i, n.ends[k]};
+                break;
+            }
+        if (!found.kind && o.phone && bounded(n.end) && is_phone(n, plus)) found = {"phone", i, n.end};
+    }
+    // Nothing in the middle of a number is one.
+    if (found.kind || n.end <= i + 1 || !digit) return 0;
+    size_t end = i;
+    while (is_digit_character(t[end])) end++;
+    return end;
+}
+}  // namespace pii
+
 // Finds and masks. Returns the places by kind, in the text's order.
 inline std::vector<pii::Found> find_pii(std::string_view text, const PiiOptions& o) {
     using namespace pii;
@@ -247,57 +284,44 @@ inline std::vector<pii::Found> find_pii(std::string_view text, const PiiOptions&
     size_t done = 0;  // end of the last match
     static const auto interesting = [] {
         std::array<bool, 256> is{};
-        for (const char c : {'@', ':', '+', '('}) is[(unsigned char)c] = true;
+        for (const char c : {'@', ':', '=', '+', '(', '-'}) is[(unsigned char)c] = true;
         for (char c = '0'; c <= '9'; c++) is[(unsigned char)c] = true;
         return is;
     }();
     for (size_t i = 0; i < text.size();) {
         const char c = text[i];
-        if (!interesting[(unsigned char)c]) {
+        const bool letter = is_ascii_letter(c);
+        if (!letter && !interesting[(unsigned char)c]) {
             i++;
             continue;
         }
+        const bool inside = t.is_word_before(i);
         Found found = {nullptr, 0, 0};
-        if (c == '@') {
-            if (o.email && find_email(t, i, found) && found.begin < done) found.kind = nullptr;
-        } else if (c == ':') {
-            if (o.ip) find_ip6(t, i, done, o.private_addresses, found);
-        } else {
-            const bool digit = is_digit_character(c), inside = i > 0 && is_word(text[i - 1]);
-            if (digit && o.ip && find_ip4(t, i, o.private_addresses, found)) {
-            } else if (!inside) {
-                const bool plus = c == '+';
-                const size_t begin = i + plus;
-                const char before = i > 0 ? text[i - 1] : ' ';
-                const bool decimal = (before == '.' || before == ',' || before == '-' || before == '/') && i > 1 &&
-                                     is_digit_character(text[i - 2]);
-                const Number n = read_number(t, begin);
-                const std::string word = t.word_before(i);
-                const bool book = word == "isbn" || word == "issn" || word == "doi";
-                const auto bounded = [&](size_t end) {
-                    return !is_word(t[end]) && !(strchr(".,-/", t[end]) && t[end] && is_digit_character(t[end + 1]));
-                };
-                if (!n.groups.empty() && !decimal && !book) {
-                    // A card may be followed by other digits: 4111 1111 1111 1111 123.
-                    size_t digits = n.digits.size();
-                    for (size_t k = n.groups.size(); o.card && !plus && c != '(' && k-- > 0; digits -= (size_t)n.groups[k])
-                        if (digits >= 13 && bounded(n.ends[k]) && is_card(n.digits.substr(0, digits))) {
-                            found = {"card", i, n.ends[k]};
-                            break;
-                        }
-                    if (!found.kind && o.phone && bounded(n.end) && is_phone(n, plus)) found = {"phone", i, n.end};
-                }
-                // The middle of a number is not a number.
-                if (!found.kind && n.end > i + 1 && digit) {
-                    size_t end = i;
-                    while (is_digit_character(t[end])) end++;
-                    i = end;
-                    continue;
-                }
+        size_t skip = i + 1;
+        if (letter && inside) {
+        } else if (letter) {
+            if (o.iban && find_iban(t, i, found)) {
+            } else if (o.id && is_upper(c) && find_id(t, i, found)) {
+            } else if (o.key) find_key(t, i, found);
+            if (!found.kind) {  // to the end of the word
+                while (is_word(t[skip])) skip++;
+                if (o.email) find_spelled_email(t, skip, done, found);
             }
+        } else if (c == '@') {
+            if (o.email && find_email(t, i, found) && found.begin < done) found.kind = nullptr;
+            if (!found.kind && o.user) find_user(t, i, found);
+        } else if (c == ':' || c == '=') {
+            if (c == ':' && o.ip) find_ip6(t, i, done, o.private_addresses, found);
+            if (!found.kind && o.key) find_assigned_key(t, i, found);
+        } else if (c == '-') {
+            if (o.key && text[i + 1 < text.size() ? i + 1 : i] == '-') find_private_key(t, i, found);
+        } else if (const bool digit = is_digit_character(c); digit && o.ip && find_ip4(t, i, o.private_addresses, found)) {
+        } else if (!inside && !(o.id && digit && find_id(t, i, found))) {
+            if (const size_t end = find_number(t, i, o, found)) skip = end;
+            if (digit && !found.kind && o.email && !is_word(t[skip])) find_spelled_email(t, skip, done, found);
         }
         if (!found.kind) {
-            i++;
+            i = skip;
             continue;
         }
         all.push_back(found);
@@ -314,17 +338,10 @@ public:
         const std::vector<pii::Found> found = find_pii(d.text, o_);
         if (found.empty()) return {};
         if (o_.drop) return {false, std::string("pii-") + found[0].kind, std::to_string(found.size()) + " places"};
-        struct Kind {
-            const char *name, *rule, *placeholder;
-        };
-        static constexpr Kind kinds[] = {{"email", "pii-email", "<EMAIL>"},
-                                         {"phone", "pii-phone", "<PHONE>"},
-                                         {"card", "pii-card", "<CARD>"},
-                                         {"ip", "pii-ip", "<IP>"}};
         std::string out;
         size_t done = 0;
         for (const pii::Found& f : found)
-            for (const Kind& kind : kinds)
+            for (const PiiKind& kind : pii_kinds)
                 if (strcmp(kind.name, f.kind) == 0) {
                     out.append(d.text, done, f.begin - done);
                     out += kind.placeholder;
