@@ -142,6 +142,13 @@ says "the tokenizer of the data"            "tokenizer  *.*/tok/tokenizer.json (
 says "the first text"                       "document 0  *the quick brown fox"
 expect "inspect with a tokenizer"           "$program" inspect nometa.idx --tokenizer tok2
 says "the first text then"                  "document 0  *the quick brown fox"
+python3 -c 'import struct, sys
+sys.stdout.buffer.write(struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + struct.pack("<5H", 1, 2, 3, 4, 5))' >shard_000001.bin
+cp shard_000001.bin shard_without_a_name
+for path in shard_000001.bin shard_000001 'shard_*.bin' shard_without_a_name; do
+    expect "inspect of a shard as $path" "$program" inspect "$path"
+    says "its kind as $path" "llm.c token shard"
+done
 sed -i 's/"tokens": [0-9]*/"tokens": 5/' moved/good.meta.json
 refuse "a .meta.json of other data"              "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
 echo "my notes" >mine.meta.json

@@ -242,6 +242,13 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
     return smallest >= 0;
 }
 
+// Whether a path names shards of llm.c, as --data-path takes them: a file by its first bytes, without its .bin, or a pattern.
+inline bool is_shard(const std::string& path) {
+    if (!file_exists(path)) return is_regular(path + ".bin") || path.find_first_of("*?[") != std::string::npos;
+    const std::string first = is_regular(path) ? beginning_of(path, 4) : "";
+    return first == "\x88\xd8\x34\x01" || first == "\xa1\xd9\x34\x01";
+}
+
 inline bool inspect_tokenizer(Table& table, const std::string& path) {
     const Tokenizer tokenizer = Tokenizer::load(path);
     int special = 0;
@@ -283,7 +290,7 @@ inline int inspect_command(const InspectOptions& o) {
         table.section("Tensors in " + path.string());
         detail::describe_tensors(table, SafetensorsReader::open(path.string()), true);
     } else if (file_exists(path.string() + ".idx") || path.extension() == ".idx" || path.extension() == ".bin" ||
-               path.extension() == ".json") {
+               path.extension() == ".json" || detail::is_shard(path.string())) {
         is_data = true;
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
     } else
