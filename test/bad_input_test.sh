@@ -190,6 +190,9 @@ cp good.bin tokens.txt
 printf '[{"text": "one"}, {"text": "two"' >array.json
 head -c 300 good.txt.gz >cut.txt
 python3 -c 'import sys; b = bytearray(open("good.txt.gz", "rb").read()); b[-6] ^= 1; open("damaged.gz", "wb").write(b)'
+printf '<?xml version="1.0"?>\n<a>text</a>\n' >good.xml
+printf 'id,name\n1,x\n' >names.csv
+printf 'PK\3\4\24\0\0\0word/document.xml' >good.docx
 not_text() {
     local name=$1 option=$2
     shift 2
@@ -203,6 +206,9 @@ not_text() {
     refuse "$name: noise"                   "noise.txt is not UTF-8 text.*--allow-binary" "$@" noise.txt
     refuse "$name: Latin-1"                 "iconv -f ENCODING -t UTF-8 latin1.txt \|" "$@" latin1.txt
     refuse "$name: tokens"                  "tokens.txt is not UTF-8 text"  "$@" tokens.txt
+    refuse "$name: XML"                     "good.xml is not plain text: it is XML .*HINT: .*good.xml \\| train_gpt $option - " "$@" good.xml
+    refuse "$name: a table without texts"   "names.csv has no column 'text'; .* id, name; HINT" "$@" names.csv
+    refuse "$name: Word"                    "good.docx is not UTF-8 text: it is a Word document .*pandoc" "$@" good.docx
     refuse "$name: JSON array that is cut off" "array.json:1: the file is cut off" "$@" array.json
 }
 not_text "prepare" "prepare --input"        "$program" prepare --output p --tokenizer tok --input
@@ -220,6 +226,17 @@ refuse "prepare: WARC that is cut off"      "record 1 of cut.warc is cut off" "$
 refuse "prepare: the last of several files" "bzcat good.bz2"                "$program" prepare --output p --tokenizer tok --input good.txt good.bz2
 refuse "prepare: bzip2 on standard input"   "standard input .* \.\.\. \| bzcat \| train_gpt prepare --input - " bash -c "'$program' prepare --input - --output p --tokenizer tok <good.bz2"
 leaves_nothing "prepare: nothing left"      p.bin p.idx
+# A folder is judged as a whole; what can be read of it is read.
+mkdir odd; cp good.xml names.csv odd; for _ in $(seq 50); do printf 'sch\xf6n '; done >odd/latin1.txt
+printf 'id,text\n1,"one ""two"""\n' >odd/table.csv
+refuse "prepare: every bad file at once"    "3 files cannot be read:" "$program" prepare --input odd --output p --tokenizer tok
+refuse "prepare: by name"                   "names.csv has no column 'text'" "$program" prepare --input odd --output p --tokenizer tok
+expect "prepare: without the bad files"     "$program" prepare --input odd --output odd-data --tokenizer tok --skip-bad-files
+says "how many"                             "note: 3 files were left out:"
+expect "what is left is read"               "$program" inspect odd-data
+says "with quotes undone"                   'document 0  *one "two"'
+expect "prepare: in another encoding"       "$program" prepare --input odd/latin1.txt --output latin1 --tokenizer tok --encoding latin1
+refuse "prepare: an encoding that is none"  "which iconv does not know.*iconv -l" "$program" prepare --input good.txt --output p --tokenizer tok --encoding klingon
 refuse "tokenizer: text empty"              "empty"                         "$program" tokenizer --input empty.txt --vocab-size 300 --output t
 refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
 for token in § Ġthe; do refuse "tokenizer: a special token of bytes" "'$token', by which .* sequence of bytes; HINT" "$program" tokenizer --input good.txt --vocab-size 300 --special-tokens $token --output t; done
@@ -385,7 +402,7 @@ END
 says "empty documents are counted"          "left out: 100,000 empty documents"
 packed() { "$program" prepare --input - "$@" <members; }
 gives "gzip on standard input"              4 packed
-printf '{"text": "one"}\n{"text": "\\ud800"}\n{"text": "two", "score": NaN}\n{"text": "three"}\n' >surrogate.jsonl
+printf '{"text": "one"}\n{"text": "\\ud800"}\n{"text": "two", "score": nil}\n{"text": "three"}\n' >surrogate.jsonl
 gives "a bad line or two are left out"      2 "$program" prepare --input surrogate.jsonl --max-bad-lines 2
 says "with place and reason"                "surrogate.jsonl:2: .*surrogate"
 says "and the other"                        "surrogate.jsonl:3: .*literal"

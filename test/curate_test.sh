@@ -36,7 +36,7 @@ mkdir raw2 && cp raw/a.jsonl raw2
 awk 'BEGIN { for (i = 0; i < 200; i++) print "{\"text\": \"end\"}" }' >raw2/b.jsonl
 expect "undisturbed" "$program" curate --input raw2 --output whole "${stages[@]}" --shard-size 50k
 cp raw2/b.jsonl mended
-tr '}' ' ' <mended >raw2/b.jsonl
+sed '1! s/}/ /' mended >raw2/b.jsonl  # a file of bad lines alone is refused before anything is read
 continued() { "$program" curate --input raw2 --output cut "${stages[@]}" --shard-size 50k "$@"; }
 expect "an interruption" refused continued
 mkdir cut/data/part-00003.jsonl
@@ -95,7 +95,7 @@ expect "until it is filled" later
 # A changed file that options name counts as changed options.
 cp -r tok tok2
 tokens() { "$program" curate --input raw2 --output tokens "${stages[@]}" --shard-size 50k --tokenizer tok2 --budget 1M; }
-tr '}' ' ' <mended >raw2/b.jsonl
+sed '1! s/}/ /' mended >raw2/b.jsonl  # a file of bad lines alone is refused before anything is read
 expect "an interruption" refused tokens
 mkdir -p tokens/.work/documents/part-00001.jsonl{,.zst}
 cp mended raw2/b.jsonl
@@ -123,7 +123,7 @@ done <<'END'
 --input raw --output out --normalize --tokenizer tok|--weights, --temperature or --budget, of which none is given
 --input raw --output out --normalize --languages en|--language-model finds, which is not given
 --input raw --output out --normalize --quality-pareto 9|--quality-model, which is not given
---input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip
+--input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip, iban, id, key, user
 --input raw --output out --normalize --pii-kinds email|--pii mask or --pii drop, which is not given
 --input raw --output out --exact-duplicates document|must be documents, paragraphs or lines
 --input raw --output out --exact-duplicates paragraphs lines|HINT: lines alone
@@ -134,7 +134,7 @@ done <<'END'
 --input raw --output out --budget 1000 --tokenizer missing|missing
 --input raw --output out --decontaminate missing.jsonl|missing.jsonl
 --train-language en:person.txt ja:person.txt --output mended|is no classifier; HINT: another --output
---input absent --output out --normalize|cannot read absent
+--input absent --output out --normalize|cannot open absent
 --input /dev/null --output out --normalize|no document was found in /dev/null
 --input raw --output out --heuristics fineweb --stop-words x|--stop-words counts for --heuristics gopher, which is not given; HINT
 --input raw --output out --heuristics gopher --bad-words raw|--bad-words counts for --heuristics c4
@@ -159,6 +159,14 @@ says "are in no text" "1 document in, 1 kept"
 echo "a line without an end" >endless.txt
 expect "a text of which no line is left" "$program" curate --input endless.txt --heuristics c4 --set c4-sentences=off --output-format jsonl --output endless
 says "is dropped" "1 document in, 0 kept"
+# Pages become text without a stage; --normalize reads other encodings.
+printf 'WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n' >page.warc
+expect "an archive without a stage" "$program" curate --input page.warc --output extracted --output-format jsonl
+expect "is text" grep -q '"text":"hello"' extracted/data/part-00000.jsonl
+for _ in $(seq 40); do printf 'Die Gr\xf6\xdfe der T\xfcr ist gut.\n'; done >latin1.txt
+expect "Latin-1" "$program" curate --input latin1.txt --output german --normalize --output-format jsonl
+says "is named" "latin1.txt (WINDOWS-1252)"
+expect "and read" grep -q 'Die Größe der Tür ist gut' german/data/part-00000.jsonl
 expect "compressed" "$program" curate --input one/data --output packed --normalize
 expect "by zstd" zstd -dcq packed/data/part-00000.jsonl.zst
 says "as JSON lines" '^{"text":"'
@@ -207,7 +215,7 @@ done <<'END'
 --train-language texts|the output is missing.*HINT
 --train-language texts --output x --normalize|--normalize has no meaning
 --train-language en:texts/en.txt --output x|at least two
---train-language en:texts/fr.txt de:texts/de.txt --output x|cannot read texts/fr.txt
+--train-language en:texts/fr.txt de:texts/de.txt --output x|cannot open texts/fr.txt
 --train-language texts --train-quality good:good.txt --output x|one command for each
 --train-quality texts --output x|they must be good and bad
 --measure-on texts|either --language-model FILE or --quality-model

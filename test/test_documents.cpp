@@ -255,7 +255,7 @@ TEST(JsonScan, KeepsFieldsAsTheyAreWritten) {
         input.keep_fields = true;
         input.json_key = line.rfind(R"({"content)", 0) == 0 ? "content" : "text";
         Chunk chunk;
-        chunk.is_json = true;
+        chunk.holds = Chunk::json;
         chunk.text = line;
         open_chunk(chunk, input);
         if (!chunk.problem.empty()) {
@@ -592,7 +592,37 @@ TEST(Parquet, WhatIsNotAColumnOfTextsIsRefusedByName) {
     }
 }
 
-// A list column that belongs to a conversation is refused, not ignored.
+// Lists of messages, as pyarrow writes them: with a dictionary, in two row groups; in pages v2 of a few rows.
+TEST(Parquet, ListsOfMessages) {
+    for (const char* name : {"messages", "messages_v2"}) {
+        TextInput input;
+        input.files = {std::string("test/golden/parquet_lists/") + name + ".parquet"};
+        std::vector<nlohmann::json> records;
+        input.open_record = [&](const nlohmann::json& record, Chunk&) { records.push_back(record); };
+        ASSERT_EQ(chunks(input).size(), 39u) << name;
+        const auto message = [](const char* role, const nlohmann::json& content) {
+            return nlohmann::json{{"role", role}, {"content", content}};
+        };
+        using List = std::vector<nlohmann::json>;
+        EXPECT_EQ(records[0]["messages"], nlohmann::json(List{message("user", "a\n\nb"), message("assistant", "c")}));
+        EXPECT_EQ(records[1]["messages"],
+                  nlohmann::json(List{message("system", "s"), message("user", "Größe"), message("assistant", "日本")}));
+        EXPECT_EQ(records[2]["messages"], nlohmann::json::array());
+        EXPECT_EQ(records[3]["messages"], nullptr);
+        EXPECT_EQ(records[4]["messages"], nlohmann::json(List{message("user", nullptr), message("assistant", "x")}));
+        for (int i = 6; i < 40; i++) {
+            List list;
+            for (int k = 0; k < 1 + i % 3; k++) {
+                list.push_back(message("user", format("q%d", i)));
+                list.push_back(message("assistant", format("a%d", i)));
+            }
+            EXPECT_EQ(records[(size_t)i - 1]["messages"], nlohmann::json(list)) << name << i;
+            EXPECT_EQ(records[(size_t)i - 1]["id"], i);
+        }
+    }
+}
+
+// A column of lists that belongs to a conversation and cannot be read is refused, not left out.
 TEST(Parquet, ListsOfConversationsAreRefused) {
     TextInput input;
     input.open_record = [](const nlohmann::json&, Chunk&) {};
@@ -694,7 +724,7 @@ TEST(Warc, RecordsByTheirTypes) {
         {response("Content-Type: text/plain", "Rar!" + std::string(200, '\0')), "",
          "responses of type text/plain that are none"},
         {response("Content-Type: image/jpeg", "\xff\xd8"), "", "responses of type image/..."},
-        {response("Content-Type: text/html", "<nav>nothing</nav><p>short"), "", "pages without text beside boilerplate"},
+        {response("Content-Type: text/html", "<nav>nothing</nav><p>short"), "", "pages without text besides boilerplate"},
         {response("Content-Type: text/html\r\nContent-Encoding: br", "\x8b\x01"), "",
          "responses in a compression that is not read"},
         {record("response", "application/http", broken), "", "responses of another status than 200"},
@@ -783,9 +813,11 @@ TEST(Html, Boilerplate) {
         {good + "<p>short</p>" + good, line + "short\n" + line},  // between good ones
         {good + "<p>short</p>" + links + links, line},            // before a bad one
         {"<h1>A heading</h1>" + good, "A heading\n" + line},
-        {"<h1>A heading</h1>" + links + good, line},                         // too far
-        {good + "<p>" + middle + "</p>", line + middle + "\n"},              // near good, next to a good one
-        {"<p>" + middle + "</p>", ""},                                       // isolated
+        {"<h1>A heading</h1>" + links + good, line},             // too far
+        {good + "<p>" + middle + "</p>", line + middle + "\n"},  // near good, next to a good one
+        {"<p>" + middle + "</p>", middle + "\n"},                // the best there is
+        {"<p>" + links + middle + links, middle + "\n"},
+        {good + links + links + "<p>" + middle + "</p>" + links, line},      // there is a better one
         {good + "<p>\xc2\xa9 2024 " + middle + "</p>" + good, line + line},  // copyright
         {"<div>" + long_text + "<br><br>" + long_text + "</div>", line + line},
         {"<p>" + long_text + "<br>" + long_text + "</p>", long_text + " " + line},

@@ -21,6 +21,25 @@ bool nested_deeper_than(const Json& j, int levels) {
            std::any_of(j.begin(), j.end(), [&](const auto& child) { return nested_deeper_than(child, levels - 1); });
 }
 
+// Whether a JSON text is nested deeper than `levels`, or has more than `most` values, without parsing it: a value takes up to a
+// hundred times its bytes in memory. Roughly, where the text is not valid.
+inline bool json_exceeds(std::string_view text, int levels, size_t most) {
+    int depth = 0;
+    size_t values = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if (c == '"') {
+            for (i++; i < text.size() && text[i] != '"'; i++) i += text[i] == '\\';
+        } else if (c == '[' || c == '{') {
+            if (++depth > levels) return true;
+            values++;
+        } else if (c == ']' || c == '}') depth--;
+        else if (c == ',') values++;
+        if (values > most) return true;
+    }
+    return false;
+}
+
 // The error in a text or its values, in words and with the place: "at line 3, column 7: invalid literal; last read: '{x';
 // expected string literal", "key 'scales' not found". Strips the error numbers from the library's message.
 inline std::string json_problem(const nlohmann::json::exception& e) {
@@ -49,15 +68,13 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& what)
     if (const auto marks = std::count_if(text.begin(), text.end(), is_mark); marks > most_marks)
         fail("%s is not valid: it has %lld brackets, commas and colons; at most %d are read", what.c_str(), (long long)marks,
              most_marks);
-    nlohmann::json j;
+    if (json_exceeds(text, most_levels, SIZE_MAX))
+        fail("%s is not valid: it is nested more than %d levels deep", what.c_str(), most_levels);
     try {
-        j = nlohmann::json::parse(text);
+        return nlohmann::json::parse(text);
     } catch (const nlohmann::json::exception& e) {
         fail("%s is not valid JSON: %s", what.c_str(), json_problem(e).c_str());
     }
-    if (nested_deeper_than(j, most_levels))
-        fail("%s is not valid: it is nested more than %d levels deep", what.c_str(), most_levels);
-    return j;
 }
 
 // Bytes that are not UTF-8 become U+FFFD, where plain dump() would throw: a name or a path may be any bytes.

@@ -170,10 +170,11 @@ struct PassInput {
     std::vector<std::string> sources;    // names
     std::vector<size_t> source_of_file;  // of text.files
     bool intermediate = false;           // output of an earlier pass
+    bool is_converted = false;           // some of it is neither text nor JSON, or in another encoding
 
     // The shards of an earlier pass with the same sources.
     PassInput shards_of(const std::string& dir, const std::string& ending, int n) const {
-        PassInput input = {{}, sources, {}, true};
+        PassInput input = {{}, sources, {}, true, false};
         input.text.keep_fields = input.text.whole_documents = input.text.allow_binary = true;
         input.text.batch_bytes = text.batch_bytes;
         input.text.max_bad_lines = "0";

@@ -1,7 +1,8 @@
-// Compressed files, read transparently: gzip (RFC 1952; files of several members, as in WARC) and zstd (RFC 8878; several
-// frames, skippable ones). The first bytes determine the format. Memory does not depend on the file: a window of 32 KiB, or of
-// at most 128 MiB for zstd. A damaged or truncated file is an error that names it and the bad member; all bytes before that
-// were already passed on, so the caller must discard results made from them.
+// Compressed files, read as if they were not: gzip (RFC 1952; files of several members, as in WARC) and zstd (RFC 8878; several
+// frames, skippable ones). What a file is, its first bytes say. Memory does not depend on the file: a window of 32 KiB, or of
+// at most 128 MiB in zstd. A file that is damaged or cut off is refused with its name and the member that is bad; all bytes
+// before that were already passed on, so that the caller must not keep what it made of them. So is one that becomes more than
+// 2,000 times its size (output_budget).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../base/budget.h"
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/terminal.h"
@@ -35,6 +37,12 @@ public:
         member_at_ = consumed_;
     }
     bool first() const { return member_ == 0; }
+    // After so many bytes came out.
+    void made(size_t bytes) {
+        if (budget_.spend(bytes, (uint64_t)consumed_)) return;
+        fail("%s: %s became more than %s, which no text does; HINT: if it is meant, decompress it first", in_->name().c_str(),
+             counted(consumed_, "byte").c_str(), human_bytes((double)budget_.allowed((uint64_t)consumed_)).c_str());
+    }
     void skip(size_t bytes) {
         in_->skip(bytes);
         consumed_ += (int64_t)bytes;
@@ -52,6 +60,7 @@ public:
 private:
     std::unique_ptr<InputStream> in_;
     int64_t member_ = 0, member_at_ = 0, consumed_ = 0;
+    Budget budget_ = output_budget;
 };
 
 #ifdef HAVE_ZLIB
@@ -81,6 +90,7 @@ public:
             else if (result != Z_OK && result != Z_BUF_ERROR)
                 refuse(format("it is damaged (%s)", stream_.msg ? stream_.msg : "zlib refuses it"));
         }
+        in_.made(room - stream_.avail_out);
         return room - stream_.avail_out;
     }
 
@@ -135,6 +145,7 @@ public:
             in_frame_ = result != 0;
             if (in_frame_ && in.empty() && output.pos == 0) refuse("it is cut off");
         }
+        in_.made(output.pos);
         return output.pos;
     }
 

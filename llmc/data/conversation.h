@@ -137,7 +137,7 @@ private:
     // A text, which is one message, or a list of messages.
     void add_part(const nlohmann::json& part, const char* key, const char* role) {
         const bool answers = std::string(role) == "assistant";
-        if (part.is_array()) return add_messages(part, key, answers);
+        if (part.is_array() && !is_parts(part)) return add_messages(part, key, answers);
         add(part, key, role, answers);
     }
 
@@ -172,7 +172,24 @@ private:
         return role;
     }
 
+    // Parts as OpenAI's and Hugging Face's multimodal formats have them: [{"type": "text", "text": "..."}], of texts alone.
+    static bool is_parts(const nlohmann::json& list) {
+        return list.is_array() && !list.empty() && list[0].is_object() && list[0].contains("type") && !list[0].contains("role");
+    }
+    void add_parts(const nlohmann::json& parts, const char* key, const std::string& role, bool learned) {
+        std::string text;
+        for (const nlohmann::json& part : parts) {
+            const nlohmann::json type = part.is_object() ? part.value("type", nlohmann::json()) : nlohmann::json();
+            if (type != "text" || !part.contains("text") || !part["text"].is_string())
+                return refuse(format("'%s' has a part that is not a text but %.60s; only texts are read", key,
+                                     type.is_string() ? type.get_ref<const std::string&>().c_str() : part.type_name()));
+            text += part["text"].get_ref<const std::string&>();
+        }
+        add(text, key, role, learned);
+    }
+
     void add(const nlohmann::json& text, const char* key, const std::string& role, bool learned) {
+        if (is_parts(text)) return add_parts(text, key, role, learned);
         if (!text.is_string()) return refuse(format("'%s' is not a text but %s", key, text.type_name()));
         if (learned && text.get_ref<const std::string&>().empty()) return refuse("an answer in it is empty");
         messages_.push_back({role, text.get<std::string>(), learned});

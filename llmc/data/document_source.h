@@ -1,9 +1,10 @@
 // The documents of one file, in order, by its format:
 //   TextDocuments       the file, its parts between blank lines, or its lines
 //   JsonLineDocuments   one JSON object per line
-//   JsonValueDocuments  one array of JSON objects, or objects over several lines; only the current object is in memory
-// A source passes JSON on unparsed: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet and
-// WARC have separate headers.
+//   JsonValueDocuments  one array of JSON objects, or objects over several lines; only the object in hand is held
+//   WikiDocuments       WikiExtractor's articles between <doc> and </doc>
+// A source passes JSON on as it stands: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet,
+// WARC, HTML and tables have headers of their own.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -36,11 +37,13 @@ struct TextInput {
     std::string json_key = "text", split = "file", format = "";
     std::string max_bad_lines = "1%";
     bool allow_binary = false;
-    std::string writes = "";                  // a data set that the command writes: its files in folders are ignored
-    bool keep_fields = false;                 // put the record's other keys into Chunk::fields
-    bool whole_documents = false;             // do not split a long document into parts
-    size_t batch_bytes = 16 << 20;            // of text per batch
-    size_t most_bytes = most_document_bytes;  // maximum size of a line of JSON
+    std::string encoding = "";                // of texts: iconv's name, "auto", or "": UTF-8
+    bool skip_bad_files = false;              // files that cannot be read are left out, with a note
+    std::string writes = "";                  // a data set that the command writes: in folders its files are left out
+    bool keep_fields = false;                 // Chunk::fields gets what else stands next to the text
+    bool whole_documents = false;             // a long document does not come in parts
+    size_t batch_bytes = 16 << 20;            // of text that is worked on at once
+    size_t most_bytes = most_document_bytes;  // of a line of JSON
     std::string invalid_bytes_become = "were kept unchanged";
     // For records that hold a conversation or a pair of them instead of a text: replaces the chunk, or sets `problem`. Its
     // argument is the record as JSON.
@@ -60,9 +63,12 @@ struct Chunk {
     bool ends_document = true;
     bool continues = false;  // the previous chunk was an earlier part of the same document
     size_t file = 0;
-    int64_t line = 0;                       // line (or row) of its start; 0: (part of) a file that is one document
-    int64_t number = 0;                     // index among the file's chunks
-    bool is_json = false, is_html = false;  // the text is not opened yet, or was opened by open_chunk()
+    int64_t line = 0;    // line (or row) of its beginning; 0: (part of) a file that is one document
+    int64_t number = 0;  // among the file's chunks
+    // `text` until open_chunk() has opened it: the document itself, a JSON value, a response of HTTP, a page of
+    // HTML.
+    enum Holds { document, json, response, page } holds = document;
+    bool is_record = false;  // of JSON or of a table: one that cannot be used is counted as a bad line
     JsonFields fields;
     std::vector<ChatMessage> conversation;
     std::vector<ChatMessage> rejected;  // for a pair of answers; `conversation` has the chosen one
@@ -189,7 +195,8 @@ public:
         do
             if (!read_line(chunk.text, most_bytes_)) return false;
         while (is_blank(chunk.text));
-        chunk.is_json = true;
+        chunk.holds = Chunk::json;
+        chunk.is_record = true;
         chunk.line = line_;
         if (chunk.text.size() > most_bytes_) {
             chunk.text.clear();
@@ -228,7 +235,8 @@ public:
             if (array_) refuse("is cut off: its array has no end");
             return false;
         }
-        chunk.is_json = true;
+        chunk.holds = Chunk::json;
+        chunk.is_record = true;
         chunk.line = line_;
         read_value(chunk);
         return true;
@@ -286,4 +294,61 @@ private:
     }
 
     bool array_, before_all_ = true;
+};
+
+class WikiDocuments : public StreamDocuments {
+public:
+    WikiDocuments(std::unique_ptr<InputStream> in, const TextInput& input)
+        : StreamDocuments(std::move(in)), keep_fields_(input.keep_fields) {}
+
+    bool next(Chunk& chunk) override {
+        std::string line;
+        do
+            if (!read_line(line)) return false;
+        while (is_blank(line));
+        chunk.line = line_;
+        if (!begins_with(line, "<doc ")) refuse("is not within <doc ...> and </doc>");
+        if (keep_fields_)
+            for (const char* name : {"id", "url", "title"})
+                if (const std::string value = attribute(line, name); !value.empty())
+                    chunk.fields.add(name, json_text(nlohmann::json(value)));
+        while (true) {
+            if (!read_line(line)) refuse("ends the file within an article: it is cut off");
+            if (begins_with(line, "</doc>")) break;
+            chunk.text += unescaped(line);
+            if (chunk.text.size() > most_document_bytes) refuse_long_document(in_->name(), chunk.line, "file");
+        }
+        chunk.text.erase(chunk.text.find_last_not_of("\r\n") + 1);
+        if (chunk.text.empty()) chunk.left_out = "empty documents";
+        return true;
+    }
+
+private:
+    [[noreturn]] void refuse(const char* what) const {
+        fail("%s:%lld %s; HINT: make it again with WikiExtractor, or --format text takes it as it is",
+             input_name(in_->name()).c_str(), (long long)line_, what);
+    }
+    static std::string attribute(const std::string& line, const std::string& name) {
+        const size_t at = line.find(" " + name + "=\"");
+        if (at == std::string::npos) return "";
+        const size_t begin = at + name.size() + 3;
+        return unescaped(line.substr(begin, line.find('"', begin) - begin));
+    }
+    // The three characters that WikiExtractor escapes, and quotes.
+    static std::string unescaped(const std::string& text) {
+        static constexpr std::pair<std::string_view, char> names[] = {
+            {"&lt;", '<'}, {"&gt;", '>'}, {"&amp;", '&'}, {"&quot;", '"'}};
+        std::string out;
+        for (size_t i = 0; i < text.size();) {
+            const auto* found = std::find_if(std::begin(names), std::end(names), [&](const auto& n) {
+                return text[i] == '&' && text.compare(i, n.first.size(), n.first) == 0;
+            });
+            const bool known = found != std::end(names);
+            out += known ? found->second : text[i];
+            i += known ? found->first.size() : 1;
+        }
+        return out;
+    }
+
+    bool keep_fields_;
 };

@@ -4,8 +4,9 @@
 //                        of each inside links; script, style, navigation, forms and hidden elements are dropped
 //   without_boilerplate  jusText (Pomikalek, "Removing Boilerplate and Duplicate Content from Web Corpora", Masaryk University,
 //                        2011, chapter 3) in its mode without lists of stop words: short paragraphs and those full of links are
-//                        bad, long ones good; others are classified by their neighbours
-// The memory for a page is bounded, however its tags are nested.
+//                        bad, long ones good; what is between takes after its neighbours. Where no more is good, the longest
+//                        run of what is nearly good is kept: pages of news have paragraphs of a sentence each
+// A page cannot take more than its share of memory and time, however its tags are nested.
 #pragma once
 #include <iconv.h>
 
@@ -14,6 +15,7 @@
 #include <cerrno>
 #include <csetjmp>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -87,9 +89,18 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
 // ---- paragraphs -------------------------------------------------------------------------------------------------------------
 struct Paragraph {
     std::string text;
-    size_t width = 0, in_links = 0;  // columns on a terminal: a character of Chinese or Japanese is worth two letters
+    size_t width = 0, in_links = 0;  // in letters of English that say as much
     bool heading = false;
 };
+
+// How many letters of English say as much as a character. In translations, one of Chinese is about three, one of Japanese or
+// Korean two; in the scripts of South and South-East Asia, marks are letters.
+inline size_t letters_of(uint32_t c) {
+    const bool han = (c >= 0x3400 && c <= 0x9fff) || (c >= 0xf900 && c <= 0xfaff) || (c >= 0x20000 && c <= 0x3ffff);
+    if (han) return 3;
+    const bool marks_are_letters = (c >= 0x900 && c <= 0xeff) || (c >= 0x1000 && c <= 0x109f) || (c >= 0x1780 && c <= 0x17ff);
+    return marks_are_letters ? 1 : (size_t)columns_of(c);
+}
 
 // Collects characters, merging white space into one space.
 class ParagraphMaker {
@@ -105,7 +116,7 @@ public:
             }
             if (space_ && !now_.text.empty()) count(" ", 1, in_link);
             space_ = false;
-            count(std::string_view(s).substr(start, i - start), (size_t)columns_of(c), in_link);
+            count(std::string_view(s).substr(start, i - start), letters_of(c), in_link);
         }
     }
     void space() { space_ = true; }
@@ -130,10 +141,19 @@ private:
 };
 
 #ifdef HAVE_GUMBO
-// All memory of one parse, freed at once: gumbo's own function to free is recursive, and a page may be nested a million deep.
+// The CPU time of this thread, in seconds.
+inline double thread_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// All memory of one parse, freed at once: gumbo's own way to free is recursive, and a page may be nested a million deep. The
+// arena also bounds the time: some steps of the parse search all open elements, so that a page made for it takes hours. Real
+// pages take a fifteenth of `seconds` of CPU time; the clock of the thread does not run while others have the core.
 class Arena {
 public:
-    explicit Arena(size_t limit) : limit_(limit) {}
+    Arena(size_t limit, double seconds) : limit_(limit), deadline_(thread_seconds() + seconds) {}
     std::jmp_buf full;  // jump target when the page exceeds its memory limit
 
     static void* allocate(void* arena, size_t bytes) { return ((Arena*)arena)->take(bytes); }
@@ -142,6 +162,7 @@ public:
 private:
     static constexpr size_t block_bytes = 1 << 20;
     void* take(size_t bytes) {
+        if (++n_taken_ % 256 == 0 && thread_seconds() > deadline_) std::longjmp(full, 1);
         bytes = (bytes + 15) / 16 * 16;
         if (bytes > left_) {
             const size_t block = std::max(bytes, block_bytes);
@@ -156,7 +177,8 @@ private:
         left_ -= bytes;
         return p;
     }
-    size_t limit_, left_ = 0;
+    size_t limit_, left_ = 0, n_taken_ = 0;
+    double deadline_;
     char* at_ = nullptr;
     std::vector<std::unique_ptr<char[]>> blocks_;
 };
@@ -264,12 +286,12 @@ inline int64_t open_tags(std::string_view page) {
     return most;
 }
 
-// The maximum number of attributes in a tag, roughly.
+// The most attributes in a tag, roughly. Those of all <html> and <body> tags are of one: the parser merges them.
 inline int64_t most_attributes(std::string_view page) {
-    int64_t most = 0;
+    int64_t most = 0, merged = 0;
     for (size_t at = page.find('<'); at != std::string_view::npos; at = page.find('<', at)) {
-        at++;
-        if (at == page.size() || !isalpha((unsigned char)page[at])) continue;
+        if (++at >= page.size() || !isalpha((unsigned char)page[at])) continue;
+        const std::string name = lower_ascii(page.substr(at, 5));
         int64_t here = 0;
         bool after_equals = false;
         for (; at < page.size() && page[at] != '>'; at++) {
@@ -282,16 +304,17 @@ inline int64_t most_attributes(std::string_view page) {
             here += space || c == '/';
             if (!space) after_equals = c == '=';
         }
+        if (begins_with(name, "html") || begins_with(name, "body")) here = merged += here;
         most = std::max(most, here);
     }
     return most;
 }
 
-// Returns false if the page is nested too deep, has a tag of too many attributes, or needs too much memory. The time of the
-// parse grows with the depth, and with the square of the number of attributes.
+// False if the page is nested too deep, has a tag of too many attributes, or takes too much memory or time. The time of the
+// parse grows with the depth, and with the square of the attributes.
 inline bool page_paragraphs(const std::string& page, std::vector<Paragraph>& paragraphs) {
     if (open_tags(page) > 1000 || most_attributes(page) > 2000) return false;
-    Arena arena(std::min<size_t>(512 << 20, (16 << 20) + 64 * page.size()));
+    Arena arena(std::min<size_t>(512 << 20, (16 << 20) + 64 * page.size()), 0.5 + 0.5 * (double)page.size() / (1 << 20));
     GumboOptions options = kGumboDefaultOptions;
     options.allocator = Arena::allocate;
     options.deallocator = Arena::free;
@@ -310,6 +333,61 @@ inline constexpr double most_in_links = 0.2;
 inline constexpr size_t length_low = 70, length_high = 200, heading_distance = 200;
 
 enum class Kind { bad, short_one, near_good, good };
+inline bool ends_sentence(const std::string& text) {
+    for (const std::string_view end : {".", "!", "?", "\"", "”", "»", "。", "！", "？", "」", "؟", "।", "…"})
+        if (ends_with(text, end)) return true;
+    return false;
+}
+
+// Makes the longest run of near-good paragraphs good, if it is longer than all good ones together: a page whose paragraphs are
+// all short, or whose only long one is a notice. A run may hold short paragraphs and go over a single bad one. Where nothing is
+// near good, short ones count that are sentences, not cells or items.
+inline void keep_longest_run(const std::vector<Paragraph>& paragraphs, const std::vector<Kind>& alone,
+                             std::vector<Kind>& kinds) {
+    constexpr size_t least_of_short = 140, least_mean = 30;
+    struct Run {
+        size_t begin = 0, end = 0, width = 0, n = 0, near_good = 0;
+    };
+    Run best, now;
+    size_t good = 0, bad_in_a_row = 0;
+    const auto close = [&] {
+        const bool takes =
+            now.near_good > 0 || (best.near_good == 0 && now.width >= least_of_short && now.width >= least_mean * now.n);
+        if (takes && (now.width > best.width || (now.near_good > 0 && best.near_good == 0))) best = now;
+        now = {};
+    };
+    for (size_t i = 0; i < paragraphs.size(); i++) {
+        if (kinds[i] == Kind::good) {
+            good += paragraphs[i].width;
+            close();
+            continue;
+        }
+        if (alone[i] == Kind::bad) {
+            if (++bad_in_a_row > 1) close();
+            continue;
+        }
+        bad_in_a_row = 0;
+        if (now.n == 0) now.begin = i;
+        now.end = i + 1;
+        now.n++;
+        now.width += paragraphs[i].width;
+        now.near_good += alone[i] != Kind::short_one;
+    }
+    close();
+    if (best.width <= good || (good > 0 && best.near_good == 0)) return;
+    // Short paragraphs at its ends are no part of it unless they are sentences, but a heading before it is.
+    const auto is_edge = [&](size_t i) {
+        return alone[i] == Kind::bad ||
+               (alone[i] == Kind::short_one && (paragraphs[i].width < least_mean || !ends_sentence(paragraphs[i].text)));
+    };
+    if (best.near_good > 0) {
+        while (is_edge(best.begin) && !paragraphs[best.begin].heading) best.begin++;
+        while (is_edge(best.end - 1)) best.end--;
+    }
+    for (size_t i = best.begin; i < best.end; i++)
+        if (alone[i] != Kind::bad) kinds[i] = Kind::good;
+}
+
 inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
     const size_t n = paragraphs.size();
     std::vector<Kind> alone(n), kinds;
@@ -326,7 +404,8 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
         for (size_t i = 0; i < n; i++) {
             if (!paragraphs[i].heading || kinds[i] != from || alone[i] == Kind::bad) continue;
             size_t distance = 0;
-            for (size_t k = i + 1; k < n && distance <= heading_distance; distance += paragraphs[k++].width)
+            for (size_t k = i + 1; k < n && distance <= heading_distance;
+                 distance += std::max<size_t>(1, paragraphs[k++].width))
                 if (kinds[k] == Kind::good) {
                     kinds[i] = to;
                     break;
@@ -364,6 +443,7 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
         if (kinds[i] == Kind::good || kinds[i] == Kind::bad) last = kinds[i];
     }
     headings(Kind::bad, Kind::good);
+    keep_longest_run(paragraphs, alone, kinds);
     return kinds;
 }
 

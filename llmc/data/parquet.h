@@ -3,10 +3,12 @@
 //   Thrift          the compact protocol of the footer and the headers of pages
 //   RunReader       RLE/bit-packed hybrid: definition levels and indices into the dictionary
 //   DeltaReader     DELTA_BINARY_PACKED: whole numbers, lengths of strings
-//   ParquetColumn   the values of one column of a row group, page by page; only the current page and the dictionary are held
-//   ParquetFile     the footer: the columns and their positions
-// Supports columns at the top level (required or optional) in pages v1 and v2, plain, by dictionary, DELTA_BINARY_PACKED,
-// DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY. All else is refused by name. Every length is checked against the file.
+//   ParquetColumn   the values of one column of a row group, page by page; only the page in hand and the dictionary are held
+//   ParquetFile     the footer: which columns there are and where
+// Read are columns at the top level (required or optional) and lists of structures (parquet_documents.h) in pages v1 and v2,
+// plain, by dictionary, DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY. All else is refused by name. Every
+// length is checked against the file, and the rows and bytes that come out of it against its size (budget.h): a run of 2^40
+// equal values takes ten bytes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -15,9 +17,11 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "../base/budget.h"
 #include "../base/check.h"
 #include "../base/enum_table.h"
 #include "../base/file.h"
@@ -145,8 +149,7 @@ private:
             const uint8_t types = (uint8_t)take(bytes_, 1)[0];
             for (uint64_t i = 0; i < n; i++) {
                 if (bytes_.empty()) damaged("its footer is cut off");
-                skip(types >> 4);
-                skip(types & 15);
+                for (const int element : {types >> 4, types & 15}) element <= 2 ? (void)take(bytes_, 1) : skip(element);
             }
         } else if (type == 12) fields([](int, int) { return false; });
         else damaged("its footer has a type that Thrift does not have");
@@ -258,12 +261,21 @@ struct Column {
     std::string name;
     int type = group;
     bool optional = false, repeated = false;
+    int definition = 0, repetition = 0;     // levels: of a value that is there; of lists around it
     bool no_sign = false, decimal = false;  // integers are unsigned; or must be divided by a power of ten
     int64_t children = 0;
 };
+// A column of lists: of values, or of structures of values.
+struct ListColumn {
+    std::string name;
+    std::vector<Column> leaves;       // with their paths as names
+    std::vector<std::string> fields;  // their names in a structure
+    bool of_structures = false;
+    int empty_definition = 0, element_definition = 0;  // levels: of a list without elements; of an element that is not null
+};
 // A column within a row group.
 struct ColumnChunk {
-    std::string name;  // "" for nested ones
+    std::string name;  // of nested ones the path, its parts joined by NUL
     int type = -1;
     int64_t codec = 0, values = 0, begin = 0, dictionary = 0, bytes = 0;
     bool elsewhere = false;  // in another file
@@ -289,8 +301,8 @@ inline ColumnChunk read_chunk(Thrift& t) {
                 if (n == 1) c.type = (int)t.integer(kind);
                 else if (n == 3)
                     t.list([&] {
-                        c.name = t.binary();
-                        names++;
+                        if (names++ > 0) c.name += '\0';
+                        c.name += t.binary();
                     });
                 else if (n == 4) c.codec = t.integer(kind);
                 else if (n == 5) c.values = t.integer(kind);
@@ -303,7 +315,6 @@ inline ColumnChunk read_chunk(Thrift& t) {
         else return false;
         return true;
     });
-    if (names != 1) c.name.clear();
     return c;
 }
 inline RowGroup read_group(Thrift& t) {
@@ -407,6 +418,7 @@ inline void unpack(int64_t codec, std::string_view packed, size_t size, std::str
 // A value: bytes for strings, else a number.
 struct Value {
     bool null = false;
+    int definition = 0, repetition = 0;
     std::string_view bytes;
     int64_t number = 0;
     double real = 0;
@@ -414,7 +426,9 @@ struct Value {
 
 class ParquetColumn {
 public:
-    ParquetColumn(std::string_view file, const Column& column, const ColumnChunk& chunk) : column_(column), chunk_(chunk) {
+    // output: what may come out of the file.
+    ParquetColumn(std::string_view file, const Column& column, const ColumnChunk& chunk, Budget& output)
+        : column_(column), chunk_(chunk), output_(&output) {
         const int64_t begin = chunk.dictionary > 0 ? std::min(chunk.dictionary, chunk.begin) : chunk.begin;
         if (chunk.elsewhere) damaged(format("column '%s' is in another file", column.name.c_str()));
         if (chunk.type != column.type) damaged(format("column '%s' has two types", column.name.c_str()));
@@ -426,6 +440,7 @@ public:
         file_ = file;
         bytes_ = file.substr((size_t)begin, (size_t)chunk.bytes);
     }
+    int64_t values_left() const { return chunk_.values - done_; }
     // The position in the file of the first unread page.
     int64_t position() const { return bytes_.data() - file_.data(); }
 
@@ -433,13 +448,23 @@ public:
     Value next() {
         while (left_ == 0) next_page();
         left_--;
+        done_++;
         Value v;
-        v.null = column_.optional && levels_.next() == 0;
+        if (column_.repetition > 0) v.repetition = (int)repetitions_.next();
+        if (column_.definition > 0) v.definition = (int)definitions_.next();
+        v.null = v.definition < column_.definition;
         if (!v.null) read_value(v);
+        spend(v.bytes.size());
         return v;
     }
 
 private:
+    void spend(uint64_t bytes) {
+        if (!output_->spend(bytes, file_.size()))
+            damaged(format("more than %s come out of its %s, which no text does",
+                           human_bytes((double)output_->allowed(file_.size())).c_str(),
+                           counted((int64_t)file_.size(), "byte").c_str()));
+    }
     static constexpr int64_t most_page_bytes = 512 << 20, most_dictionary_bytes = 64 << 20;
 
     void next_page() {
@@ -465,33 +490,40 @@ private:
             read_dictionary(h);
             return;
         }
-        std::string_view levels;
+        std::string_view repetitions, definitions;
         if (h.type == 3) {
-            if (h.repetition_bytes != 0) damaged(format("column '%s' is a list", column_.name.c_str()));
-            if (h.definition_bytes < 0 || h.definition_bytes > h.bytes) damaged("a page's levels are longer than it");
-            levels = take(packed, (uint64_t)h.definition_bytes);
-            unpack_page(h, packed, (size_t)(h.bytes - h.definition_bytes), page_);
+            if (h.definition_bytes < 0 || h.repetition_bytes < 0 || h.definition_bytes > h.bytes ||
+                h.repetition_bytes > h.bytes - h.definition_bytes)
+                damaged("a page's levels are longer than it");
+            repetitions = take(packed, (uint64_t)h.repetition_bytes);
+            definitions = take(packed, (uint64_t)h.definition_bytes);
+            unpack_page(h, packed, (size_t)(h.bytes - h.definition_bytes - h.repetition_bytes), page_);
             values_ = page_;
         } else {
             unpack_page(h, packed, (size_t)h.bytes, page_);
             values_ = page_;
-            if (column_.optional) {
-                if (h.level_encoding != 3) damaged("a page has levels of an old kind (BIT_PACKED)");
-                levels = take(values_, take_number<uint32_t>(values_));
-            }
+            if ((column_.definition > 0 || column_.repetition > 0) && h.level_encoding != 3)
+                damaged("a page has levels of an old kind (BIT_PACKED)");
+            if (column_.repetition > 0) repetitions = take(values_, take_number<uint32_t>(values_));
+            if (column_.definition > 0) definitions = take(values_, take_number<uint32_t>(values_));
         }
         // Levels of pages v2 are in the file, levels of v1 in page_: both are valid while the page is read.
-        levels_ = RunReader(levels, 1);
+        const auto bits = [](int level) { return level > 0 ? 32 - __builtin_clz((unsigned)level) : 0; };
+        repetitions_ = RunReader(repetitions, bits(column_.repetition));
+        definitions_ = RunReader(definitions, bits(column_.definition));
         left_ = (uint64_t)h.values;
         begin_values(h.encoding);
     }
-    void unpack_page(const PageHeader& h, std::string_view packed, size_t size, std::string& out) const {
+    void unpack_page(const PageHeader& h, std::string_view packed, size_t size, std::string& out) {
+        spend(size);
         if (size > 0) unpack(h.packed ? chunk_.codec : 0, packed, size, out);
         else out.clear();
     }
 
     void read_dictionary(const PageHeader& h) {
         if (h.encoding != 0 && h.encoding != 2) damaged("a dictionary is not plain");
+        if (column_.type == boolean) damaged("a dictionary has truth values");
+        if (h.values > (int64_t)dictionary_bytes_.size()) damaged("a dictionary has more values than bytes");
         dictionary_.clear();
         values_ = dictionary_bytes_;
         encoding_ = Plain;
@@ -536,7 +568,9 @@ private:
             case Indices: {
                 const uint32_t i = indices_.next();
                 if (i >= dictionary_.size()) damaged("an index is outside the dictionary");
-                v = dictionary_[i];
+                v.bytes = dictionary_[i].bytes;
+                v.number = dictionary_[i].number;
+                v.real = dictionary_[i].real;
                 return;
             }
             case Runs: v.number = indices_.next(); return;
@@ -575,15 +609,17 @@ private:
     enum Encoding { Plain, Indices, Runs, Deltas, Lengths, Prefixes };
     Column column_;
     ColumnChunk chunk_;
+    Budget* output_;
     std::string_view file_, bytes_;        // the file, and its unread pages
     std::string page_, dictionary_bytes_;  // unpacked
     std::string_view values_;              // the page's unread values
     std::vector<Value> dictionary_;
     Encoding encoding_ = Plain;
-    RunReader levels_, indices_;
+    RunReader repetitions_, definitions_, indices_;
     DeltaReader lengths_, prefixes_;
     std::string last_;
     uint64_t left_ = 0, bit_ = 0;
+    int64_t done_ = 0;
 };
 
 // ---- the file ---------------------------------------------------------------------------------------------------------------
@@ -607,20 +643,39 @@ public:
         // The schema is a tree in depth-first order; below the root, each tree is a column.
         for (size_t i = 1; i < schema.size(); i++) {
             columns.push_back(schema[i]);
+            read_list(schema, i);
             for (int64_t below = schema[i].children; below > 0 && i + 1 < schema.size(); below--) below += schema[++i].children;
         }
-    }
-
-    ParquetColumn open(const RowGroup& group, const Column& column) const {
-        for (const ColumnChunk& chunk : group.columns) {
-            if (chunk.name != column.name) continue;
-            if (chunk.values != group.rows) damaged(format("column '%s' has not one value per row", column.name.c_str()));
-            return {file_, column, chunk};
+        Budget rows = row_budget;
+        for (const RowGroup& group : groups) {
+            if (group.rows < 0) damaged("a row group has a negative number of rows");
+            if (!rows.spend((uint64_t)group.rows, file.size()))
+                damaged(format("it says that its %s hold more than %s rows, which no text does",
+                               counted((int64_t)file.size(), "byte").c_str(),
+                               with_commas((int64_t)rows.allowed(file.size())).c_str()));
         }
-        damaged(format("a row group has no column '%s'", column.name.c_str()));
     }
 
-    std::vector<Column> columns;  // of the top level
+    // The columns of a row group, in this order.
+    std::vector<ParquetColumn> open(const RowGroup& group, const std::vector<const Column*>& wanted) {
+        std::unordered_map<std::string_view, const ColumnChunk*> chunks;
+        for (const ColumnChunk& chunk : group.columns) chunks.emplace(chunk.name, &chunk);
+        std::vector<ParquetColumn> opened;
+        for (const Column* column : wanted) {
+            const auto found = chunks.find(column->name);
+            if (found == chunks.end()) damaged(format("a row group has no column '%s'", column->name.c_str()));
+            const int64_t values = found->second->values;
+            if (column->repetition == 0 ? values != group.rows : values < group.rows)
+                damaged(format("column '%s' has not one value per row", column->name.c_str()));
+            if (column->repetition > 0 && !values_.spend((uint64_t)values, file_.size()))
+                damaged(format("column '%s' has more values than a file of its size can hold", column->name.c_str()));
+            opened.emplace_back(file_, *column, *found->second, output_);
+        }
+        return opened;
+    }
+
+    std::vector<Column> columns;    // of the top level
+    std::vector<ListColumn> lists;  // those of them that are lists of values, or of structures of values
     std::vector<RowGroup> groups;
 
 private:
@@ -632,6 +687,7 @@ private:
                 const int64_t repetition = t.integer(type);
                 c.optional = repetition == 1;
                 c.repeated = repetition == 2;
+                c.definition = c.optional;
             } else if (number == 4) c.name = t.binary();
             else if (number == 5) {
                 c.children = t.integer(type);
@@ -646,121 +702,45 @@ private:
         });
         return c;
     }
+    // A tree of the schema that is a list: optional group / repeated group / element, or without the element (two levels, as
+    // older writers have it). Others are not lists.
+    void read_list(const std::vector<Column>& schema, size_t i) {
+        const auto there = [&](size_t k) { return k < schema.size(); };
+        if (schema[i].children != 1 || schema[i].repeated || !there(i + 1) || !schema[i + 1].repeated) return;
+        ListColumn list;
+        list.name = schema[i].name;
+        list.empty_definition = schema[i].definition;
+        size_t element = i + 1;
+        int definition = schema[i].definition + 1;
+        std::string path = schema[i].name + '\0' + schema[i + 1].name;
+        if (schema[element].children == 1 && there(i + 2) && !schema[i + 2].repeated) {
+            element = i + 2;
+            definition += schema[element].optional;
+            path += '\0' + schema[element].name;
+        }
+        list.element_definition = definition;
+        const auto add = [&](Column leaf, const std::string& leaf_path, int level) {
+            list.fields.push_back(leaf.name);
+            leaf.name = leaf_path;
+            leaf.definition = level;
+            leaf.repetition = 1;
+            list.leaves.push_back(std::move(leaf));
+        };
+        const int64_t fields = schema[element].children;
+        list.of_structures = fields > 0;
+        if (fields == 0) add(schema[element], path, definition);
+        for (int64_t k = 0; k < fields; k++) {
+            const size_t at = element + 1 + (size_t)k;
+            if (!there(at) || schema[at].children > 0 || schema[at].repeated) return;
+            add(schema[at], path + '\0' + schema[at].name, definition + schema[at].optional);
+        }
+        for (const Column& leaf : list.leaves)
+            if (leaf.type == int96 || leaf.type >= fixed_bytes || leaf.type < 0 || leaf.decimal) return;
+        lists.push_back(std::move(list));
+    }
+
     std::string_view file_;  // without the footer
+    Budget output_ = output_budget, values_ = row_budget;
 };
 
 }  // namespace parquet
-
-// The rows of a Parquet file as documents: the text in the column selected by --json-keys, the other columns as fields.
-class ParquetDocuments : public DocumentSource {
-public:
-    ParquetDocuments(const std::string& path, const TextInput& input) : path_(path), mapping_(path), input_(input) {
-        guarded([&] {
-            if (mapping_.text().substr(0, 4) != parquet_magic) parquet::damaged("it is compressed as a whole");
-            file_.emplace(mapping_.text());
-            choose_columns();
-        });
-    }
-    int64_t position() const override { return readers_.empty() ? end_ : readers_[0].position(); }
-
-    bool next(Chunk& chunk) override {
-        bool found = false;
-        guarded([&] {
-            while (row_ == rows_)
-                if (!next_group()) return;
-            row_++;
-            chunk.line = ++row_of_file_;
-            const parquet::Value text = readers_[0].next();
-            if (text.null) chunk.left_out = "rows whose text is null";
-            else if (text.bytes.empty()) chunk.left_out = "empty documents";
-            else if (text.bytes.size() > most_document_bytes)
-                chunk.left_out = std::string("rows whose text is longer than ") + most_document_name;
-            else chunk.text = text.bytes;
-            if (input_.open_record) add_field(chunk, *columns_[0], text);
-            for (size_t i = 1; i < readers_.size(); i++) add_field(chunk, *columns_[i], readers_[i].next());
-            found = true;
-        });
-        return found;
-    }
-
-private:
-    template <class F>
-    void guarded(F f) const {
-        try {
-            f();
-        } catch (const parquet::Damage& e) {
-            fail("%s cannot be read as Parquet: %s; HINT: fetch or make it again, or, where it is fine, %s", path_.c_str(),
-                 e.what(), as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
-        }
-    }
-
-    void choose_columns() {
-        std::string names;
-        if (input_.open_record) {
-            input_.keep_fields = true;
-            for (const parquet::Column& c : file_->columns)
-                if (c.name == "prompt" || c.name == "instruction") input_.json_key = c.name;
-        }
-        for (const parquet::Column& c : file_->columns) {
-            if (c.name == input_.json_key) columns_.insert(columns_.begin(), &c);
-            else if (input_.keep_fields && !c.repeated && c.type >= 0 && c.type != parquet::int96 &&
-                     c.type < parquet::fixed_bytes && !c.decimal)
-                columns_.push_back(&c);
-            names += (names.empty() ? "" : ", ") + c.name.substr(0, 40);
-        }
-        for (const parquet::Column& c : file_->columns)
-            if (input_.open_record && (c.name == "history" || c.name == "tools") && (c.repeated || c.children))
-                fail("%s has a column '%s' of lists, which are read from JSON alone; HINT: %s", path_.c_str(), c.name.c_str(),
-                     as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
-        if (input_.open_record && (columns_.empty() || columns_[0]->name != input_.json_key))
-            fail(
-                "%s has no columns of strings called prompt and completion, or instruction and output; its columns are %.300s; "
-                "HINT: lists of messages are read from JSON: %s",
-                path_.c_str(), names.c_str(), as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
-        if (columns_.empty() || columns_[0]->name != input_.json_key)
-            fail("%s has no column '%s'; its columns are %.300s; HINT: --json-keys COLUMN names the text's", path_.c_str(),
-                 input_.json_key.c_str(), names.c_str());
-        const parquet::Column& text = *columns_[0];
-        if (text.type != parquet::byte_array || text.repeated)
-            fail(
-                "column '%s' of %s is %s; one of strings at the top level is read; its columns are %.300s; HINT: --json-keys "
-                "COLUMN",
-                text.name.c_str(), path_.c_str(), text.repeated ? "a list" : parquet::type_name(text.type), names.c_str());
-    }
-
-    bool next_group() {
-        if (group_ == file_->groups.size()) {
-            readers_.clear();
-            end_ = (int64_t)mapping_.size();
-            return false;
-        }
-        const parquet::RowGroup& group = file_->groups[group_++];
-        if (group.rows < 0) parquet::damaged("a row group has a negative number of rows");
-        readers_.clear();
-        for (const parquet::Column* column : columns_) readers_.push_back(file_->open(group, *column));
-        row_ = 0;
-        rows_ = group.rows;
-        return true;
-    }
-
-    static void add_field(Chunk& chunk, const parquet::Column& column, const parquet::Value& value) {
-        nlohmann::json field;
-        if (value.null) {
-        } else if (column.type == parquet::byte_array) field = value.bytes;
-        else if (column.type == parquet::boolean) field = value.number != 0;
-        else if (column.type == parquet::float32 || column.type == parquet::float64) field = value.real;
-        else if (column.no_sign && column.type == parquet::int32) field = (uint32_t)value.number;
-        else if (column.no_sign) field = (uint64_t)value.number;
-        else field = value.number;
-        chunk.fields.add(column.name, json_text(field));
-    }
-
-    std::string path_;
-    MappedFile mapping_;
-    TextInput input_;
-    std::optional<parquet::ParquetFile> file_;
-    std::vector<const parquet::Column*> columns_;  // the text's column, and the fields'
-    std::vector<parquet::ParquetColumn> readers_;  // in the current row group
-    size_t group_ = 0;
-    int64_t row_ = 0, rows_ = 0, row_of_file_ = 0, end_ = 0;
-};

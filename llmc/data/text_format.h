@@ -1,7 +1,8 @@
-// Detects the format of an input by its first bytes, so that no model is trained on files that are not text.
+// Detects the format of an input by its first bytes and its name, so that nothing is learned from files that are not text.
 //   refuse_other_formats   compressed, binary and UTF-16 files, by their signatures, each with the command that converts it
-//   find_text_format       text, JSON lines, other JSON, or WARC
-//   OddBytes               the fraction of NUL and of invalid UTF-8, which reveals binary data without a signature
+//   refuse_other_names     files of other kinds that have no signature, by their names; XML, and text that is mostly tags
+//   find_text_format       text, JSON lines, other JSON, WARC, HTML, tables, WikiExtractor's articles
+//   OddBytes               the share of NUL and of invalid UTF-8, which gives away binary data without a signature; and of tags
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -12,12 +13,14 @@
 #include "../base/file.h"
 #include "../base/terminal.h"
 #include "../base/utf8.h"
+#include "markup.h"
 
 // ---- files that are not text ------------------------------------------------------------------------------------------------
 struct FileSignature {
     size_t at;  // offset in the file
     std::string_view bytes;
     const char *name, *command;  // a command that writes FILE as text to stdout; "" if there is none
+    bool letters = false;        // text may begin so, too: there must be control characters among the first 64 bytes
 };
 
 using std::literals::string_view_literals::operator""sv;
@@ -40,29 +43,82 @@ inline constexpr FileSignature file_signatures[] = {
     {0, "ARROW1"sv, "an Arrow file",
      "python3 -c 'import pandas, sys; pandas.read_feather(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
      "FILE"},
+    {0, "FEA1"sv, "an old Feather file",
+     "python3 -c 'import pandas, sys; pandas.read_feather(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
+     "FILE",
+     true},
+    {0, "\xff\xff\xff\xff"sv, "an Arrow stream, as datasets' save_to_disk and its cache write it",
+     "python3 -c 'import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)' FILE"},
+    {0, "ORC"sv, "an ORC file",
+     "python3 -c 'import pandas, sys; pandas.read_orc(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' FILE",
+     true},
+    {0, "GGUF"sv, "a GGUF file, a model of llama.cpp, which --model takes", "", true},
+    {0, "%!PS"sv, "a PostScript document", "ps2ascii FILE"},
+    {0, "AT&TFORM"sv, "a DjVu document", "djvutxt FILE"},
+    {0, "Rar!\x1a\x07"sv, "a RAR archive", "unrar p -inul FILE"},
     {0, "{\\rtf"sv, "an RTF document", "unrtf --text FILE"},
     {0, "%PDF-"sv, "a PDF document", "pdftotext FILE -"},
     {0, "\xff\xfe\0\0"sv, "UTF-32 text", "iconv -f UTF-32 -t UTF-8 FILE"},
     {0, "\xff\xfe"sv, "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"},
     {0, "\xfe\xff"sv, "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"},
     {0, "MMIDIDX\0"sv, "the index of prepared data, which --data-path takes", ""},
-    {0, "\x98\xd8\x34\x01"sv, "prepared data (a shard of llm.c), which --data-path takes", ""},
-    {0, "\xb1\xd9\x34\x01"sv, "prepared data (a shard of llm.c), which --data-path takes", ""},
-    {0, "Obj\x01"sv, "an Avro file", ""},
+    {0, "\x88\xd8\x34\x01"sv, "prepared data (a shard of llm.c), which --data-path takes", ""},
+    {0, "\xa1\xd9\x34\x01"sv, "prepared data (a shard of llm.c), which --data-path takes", ""},
+    {0, "Obj\x01"sv, "an Avro file", "avro-tools tojson FILE"},
     {0, "\x89HDF\r\n"sv, "an HDF5 file", ""},
-    {0, "\x93NUMPY"sv, "a NumPy array", ""},
+    {0, "\x93NUMPY"sv, "a NumPy array; prepared tokens in one are written as llm.c's shards or by Megatron-LM's builder", ""},
+    {0, "\x80\x02"sv, "a pickle of Python", ""},
+    {0, "\x80\x03"sv, "a pickle of Python", ""},
+    {0, "\x80\x04\x95"sv, "a pickle of Python", ""},
+    {0, "\x80\x05\x95"sv, "a pickle of Python", ""},
     {0, "SQLite format 3\0"sv, "an SQLite database", ""},
     {0, "\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"sv, "a Microsoft Office document", ""},
     {0, "\177ELF"sv, "a program", ""},
     {0, "\x89PNG\r\n"sv, "a PNG image", ""},
     {0, "\xff\xd8\xff"sv, "a JPEG image", ""},
+    {0, "GIF8"sv, "a GIF image", "", true},
+    {0, "RIFF"sv, "a sound, a video or an image (RIFF)", "", true},
+    {0, "ID3\x03"sv, "a sound (MP3)", ""},
+    {0, "ID3\x04"sv, "a sound (MP3)", ""},
+    {0, "fLaC"sv, "a sound (FLAC)", "", true},
+    {0, "OggS"sv, "a sound or a video (Ogg)", "", true},
+    {4, "ftyp"sv, "a video (MP4)", "", true},
+    {0, "\x1a\x45\xdf\xa3"sv, "a video (Matroska)", ""},
+    {0, "\xca\xfe\xba\xbe"sv, "a Java class", ""},
+    {0, "\0asm"sv, "a WebAssembly program", ""},
 };
+
+// What a zip archive is, by the first names in it.
+inline const FileSignature& zip_kind(std::string_view first) {
+    static constexpr FileSignature kinds[] = {
+        {0, "word/"sv, "a Word document (.docx)", "pandoc --to plain --wrap none FILE"},
+        {0, "xl/"sv, "an Excel table (.xlsx)",
+         "python3 -c 'import pandas, sys; pandas.read_excel(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' "
+         "FILE"},
+        {0, "ppt/"sv, "a PowerPoint presentation (.pptx)", "markitdown FILE"},
+        {0, "application/epub+zip"sv, "an e-book (EPUB)", "pandoc --from epub --to plain --wrap none FILE"},
+        {0, "application/vnd.oasis.opendocument.text"sv, "an OpenDocument text (.odt)",
+         "pandoc --from odt --to plain --wrap none FILE"},
+        {0, "application/vnd.oasis.opendocument"sv, "an OpenDocument file (LibreOffice)", ""},
+        {0, "[Content_Types].xml"sv, "a Microsoft Office document (.docx, .xlsx or .pptx)",
+         "pandoc --from docx --to plain --wrap none FILE"},
+        {0, "data.pkl"sv, "a file of PyTorch", ""},
+        {0, ".npy"sv, "an archive of NumPy arrays (.npz)", ""},
+        {0, "META-INF/"sv, "a Java archive", ""},
+    };
+    static constexpr FileSignature plain = {0, "", "a zip archive", "unzip -p FILE"};
+    for (const FileSignature& kind : kinds)
+        if (first.find(kind.bytes) != std::string_view::npos) return kind;
+    return plain;
+}
 
 // The entry that matches the first bytes, or null.
 inline const FileSignature* find_signature(std::string_view first) {
     for (const FileSignature& s : file_signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
         if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may start with "BZh"
+        if (s.letters && first.substr(0, 64).find_first_of("\0\1\2\3\4\5\6\7"sv) == std::string_view::npos) continue;
+        if (s.bytes == "PK\x03\x04") return &zip_kind(first);
         return &s;
     }
     // UTF-16 without a byte order mark: in Latin text every second byte is NUL, and hardly any other.
@@ -86,6 +142,9 @@ inline std::string as_pipe(std::string command, const std::string& path, const s
     return (piped ? "... | " : "") + command + " | train_gpt " + reading + " - ...";
 }
 
+// eval --text has no options about its text.
+inline bool has_text_options(const std::string& reading) { return !begins_with(reading, "eval"); }
+
 inline std::string input_name(const std::string& path) { return path == "-" ? "standard input" : path; }
 
 inline constexpr size_t first_bytes = 4096;  // number of bytes examined
@@ -97,15 +156,79 @@ inline void refuse_other_formats(std::string_view first, const std::string& path
     fail("%s is not UTF-8 text: it is %s; HINT: %s", input_name(path).c_str(), found->name, hint.c_str());
 }
 
+// The name in lower case, without what names the compression.
+inline std::string plain_name(const std::string& path) {
+    std::string name = lower_ascii(path);
+    for (const std::string_view ending : {".gz", ".zst"})
+        if (ends_with(name, ending)) name.resize(name.size() - ending.size());
+    return name;
+}
+
+// Files that are not text by their names, though their bytes may look like it.
+struct NamedKind {
+    const char *ending, *name, *command;
+};
+inline constexpr NamedKind named_kinds[] = {
+    {".mds", "a shard of MosaicML's streaming",
+     "python3 -c 'import json, streaming, sys; [print(json.dumps({\"text\": s[\"text\"]})) for s in "
+     "streaming.StreamingDataset(local=sys.argv[1], batch_size=1)]' $(dirname FILE)"},
+    {".ipynb", "a Jupyter notebook", "jupyter nbconvert --to markdown --stdout FILE"},
+    {".npy", "a NumPy array", ""},
+    {".npz", "an archive of NumPy arrays", ""},
+    {".pkl", "a pickle of Python", ""},
+    {".pickle", "a pickle of Python", ""},
+    {".safetensors", "a file of tensors", ""},
+    {".tfrecord", "a file of TFRecords", ""},
+    {".arrow", "an Arrow file",
+     "python3 -c 'import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)' FILE"},
+};
+
+// "" or why a file is not taken for text by its name or its mark-up, with a hint.
+inline std::string other_kind(std::string_view first, const std::string& path, const std::string& reading) {
+    const std::string name = plain_name(path);
+    const std::string as_it_is =
+        has_text_options(reading) ? "--format text takes it as it is, with its mark-up" : "or convert it to plain text";
+    for (const NamedKind& kind : named_kinds)
+        if (ends_with(name, kind.ending))
+            return format("it is named as %s; HINT: %s", kind.name,
+                          *kind.command ? as_pipe(kind.command, path, reading).c_str() : "give text or JSON lines");
+    if (markup::begins_as_html(first)) return "";
+    const std::string root = markup::root_of(first);
+    if (root == "mediawiki")
+        return format("it is a dump of a wiki in XML; HINT: %s; %s",
+                      as_pipe("python3 -m wikiextractor.WikiExtractor --json -o - FILE", path, reading).c_str(),
+                      as_it_is.c_str());
+    const bool named_xml =
+        ends_with(name, ".xml") || ends_with(name, ".svg") || ends_with(name, ".rss") || ends_with(name, ".tei");
+    if (markup::begins_as_xml(first) || (named_xml && !root.empty()))
+        return format("it is XML%s; HINT: %s; %s", root.empty() ? "" : (" (<" + root + ">)").c_str(),
+                      as_pipe("python3 -c 'import sys, xml.etree.ElementTree as tree; "
+                              "print(\"\".join(tree.parse(sys.argv[1]).getroot().itertext()))' FILE",
+                              path, reading)
+                          .c_str(),
+                      as_it_is.c_str());
+    const double share = first.empty() ? 0 : (double)markup::count_markup(first) / (double)first.size();
+    if (share > 0.25 && first.find_first_not_of(" \t\r\n") != std::string_view::npos)
+        return format("%.0f%% of its first %s are tags of mark-up; HINT: --format html takes the text of a page; %s",
+                      100 * share, counted((int64_t)first.size(), "byte").c_str(), as_it_is.c_str());
+    return "";
+}
+inline void refuse_other_names(std::string_view first, const std::string& path, const std::string& reading) {
+    const std::string kind = other_kind(first, path, reading);
+    if (!kind.empty()) fail("%s is not plain text: %s", input_name(path).c_str(), kind.c_str());
+}
+
 // Counts bytes that text should not have. An input with more than 1 in 200 is rejected as binary: real corpora have one in
 // thousands, German in Latin-1 one in 75.
 struct OddBytes {
     int64_t bytes = 0, nul = 0, invalid = 0;  // total; NUL; not part of valid UTF-8
+    int64_t tags = 0;                         // part of mark-up
 
     OddBytes& operator+=(const OddBytes& more) {
         bytes += more.bytes;
         nul += more.nul;
         invalid += more.invalid;
+        tags += more.tags;
         return *this;
     }
     bool too_many() const { return nul + invalid > bytes / 200; }
@@ -114,6 +237,7 @@ struct OddBytes {
 inline OddBytes count_odd_bytes(std::string_view text) {
     OddBytes odd;
     odd.bytes = (int64_t)text.size();
+    odd.tags = markup::count_markup(text);
     for (size_t i = 0; i < text.size();) {
         constexpr uint64_t ones = 0x0101010101010101;
         uint64_t eight = 0;
@@ -130,33 +254,45 @@ inline OddBytes count_odd_bytes(std::string_view text) {
     return odd;
 }
 
-[[noreturn]] inline void refuse_odd_bytes(const OddBytes& odd, const std::string& path, const std::string& reading) {
+// encoding: that it seems to be in, or "".
+[[noreturn]] inline void refuse_odd_bytes(const OddBytes& odd, const std::string& path, const std::string& reading,
+                                          const std::string& encoding = "") {
     fail(
         "%s is not UTF-8 text: of the %s bytes read, %s are NUL and %s are not valid UTF-8, %.1f%%; at most 0.5%% are "
-        "allowed; HINT: if it is text in another encoding, %s; prepare and tokenizer accept any bytes with --allow-binary",
+        "allowed; HINT: %s, or %s; prepare and tokenizer accept any bytes with --allow-binary",
         input_name(path).c_str(), with_commas(odd.bytes).c_str(), with_commas(odd.nul).c_str(),
         with_commas(odd.invalid).c_str(), 100.0 * (double)(odd.nul + odd.invalid) / (double)odd.bytes,
-        as_pipe("iconv -f ENCODING -t UTF-8 FILE", path, reading).c_str());
+        !has_text_options(reading) ? "if it is text in another encoding"
+        : encoding.empty()         ? "if it is text in another encoding, --encoding NAME (latin1, cp932, windows-1251)"
+                                   : ("it seems to be " + encoding + ": --encoding " + lower_ascii(encoding)).c_str(),
+        as_pipe("iconv -f " + (encoding.empty() ? "ENCODING" : encoding) + " -t UTF-8 FILE", path, reading).c_str());
 }
 
 // ---- text or JSON ----------------------------------------------------------------------------------------------------------
-enum class TextFormat { text, json_lines, json_objects, json_array, parquet, warc };
+enum class TextFormat { text, json_lines, json_objects, json_array, parquet, warc, html, csv, tsv, wiki };
 
-// By the name, without the ending of a compression.
-inline bool named_as_json(std::string path) {
-    for (char& c : path) c = (char)tolower((unsigned char)c);
-    for (const std::string_view ending : {".gz", ".zst"})
-        if (ends_with(path, ending)) path.resize(path.size() - ending.size());
-    const auto is_named = [&](const char* ending) { return ends_with(path, ending); };
-    return is_named(".jsonl") || is_named(".ndjson") || is_named(".jsonlines") || is_named(".json");
+inline bool named_as(const std::string& path, std::initializer_list<const char*> endings) {
+    const std::string name = plain_name(path);
+    return std::any_of(endings.begin(), endings.end(), [&](const char* ending) { return ends_with(name, ending); });
 }
+inline bool named_as_json(const std::string& path) { return named_as(path, {".jsonl", ".ndjson", ".jsonlines", ".json"}); }
 
-// JSON if `asked` or the name says so, or if the input starts like JSON: an array of objects, objects over several lines (only
-// if the name says JSON), or else one object per line. Text otherwise.
+// JSON if `asked` or the name says so, or if the input begins as JSON does: an array of objects, objects over several lines
+// (only where the name says JSON), or else one object per line. WARC, HTML and WikiExtractor's articles by their beginnings,
+// tables and HTML by their names. Text otherwise.
 inline TextFormat find_text_format(InputStream& in, const std::string& asked) {
     if (asked == "text") return TextFormat::text;
     std::string_view first = in.peek(first_bytes).substr(0, first_bytes);
-    if (asked.empty() && first.substr(0, 5) == "WARC/") return TextFormat::warc;
+    if (asked == "html") return TextFormat::html;
+    if (asked == "csv") return TextFormat::csv;
+    if (asked == "tsv") return TextFormat::tsv;
+    if (asked.empty()) {
+        if (begins_with(first, "WARC/")) return TextFormat::warc;
+        if (named_as(in.name(), {".csv"})) return TextFormat::csv;
+        if (named_as(in.name(), {".tsv", ".tab"})) return TextFormat::tsv;
+        if (markup::begins_as_html(first) || named_as(in.name(), {".html", ".htm", ".xhtml"})) return TextFormat::html;
+        if (markup::begins_as_wiki(first)) return TextFormat::wiki;
+    }
     const auto skip = [&](const char* blanks, size_t from) {
         first.remove_prefix(std::min(first.size(), first.find_first_not_of(blanks, from)));
         return first.substr(0, 1);

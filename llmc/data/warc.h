@@ -2,6 +2,7 @@
 //   WarcDocuments   the records of a file, in order. Conversions (WET) are plain texts; HTTP responses are passed on
 //                   with their headers, for open_page(); all others are left out and counted
 //   open_page       extracts the text of such a response, in many threads: by its type, after chunks and gzip, HTML by html.h
+//   PageDocuments   a file of HTML, which is one document; open_html() gives its text
 #pragma once
 #include <cctype>
 #include <cstdint>
@@ -77,7 +78,7 @@ public:
         }
         chunk.text.resize((size_t)bytes);
         if (in_->read(chunk.text.data(), chunk.text.size()) < chunk.text.size()) refuse("is cut off");
-        chunk.is_html = is_page;
+        if (is_page) chunk.holds = Chunk::response;
         if (is_text && chunk.text.empty()) chunk.left_out = "empty documents";
         if (!keep_fields_) return true;
         for (const auto& [header, field] : {std::pair("warc-target-uri", "url"), std::pair("warc-date", "date")})
@@ -149,9 +150,46 @@ inline bool unpack_http_body(std::string_view packed, size_t limit, std::string&
 }
 #endif
 
+inline constexpr size_t most_page_bytes = 8 << 20;
+
+// The text of a page, or why it is left out. charset: HTTP's, or "".
+inline void open_html(Chunk& chunk, std::string_view page, const std::string& charset, const std::string& file) {
+    const auto leave_out = [&](const char* why) { chunk.left_out = why; };
+    if (page.size() > most_page_bytes) return leave_out("pages of more than 8 MiB");
+#ifdef HAVE_GUMBO
+    (void)file;
+    std::vector<html::Paragraph> paragraphs;
+    if (!html::page_paragraphs(html::to_utf8(page, charset), paragraphs))
+        return leave_out("pages nested too deep, with too many attributes or made to take long");
+    chunk.text = html::without_boilerplate(paragraphs);
+    if (chunk.text.empty()) leave_out("pages without text besides boilerplate");
+#else
+    (void)charset;
+    fail("%s holds HTML, which this build cannot read; HINT: install libgumbo-dev and build again, or give the .wet.gz files",
+         input_name(file).c_str());
+#endif
+}
+
+// A file that is one page.
+class PageDocuments : public StreamDocuments {
+public:
+    explicit PageDocuments(std::unique_ptr<InputStream> in) : StreamDocuments(std::move(in)) {}
+    bool next(Chunk& chunk) override {
+        if (done_) return false;
+        done_ = true;
+        chunk.text.resize(most_page_bytes + 1);
+        chunk.text.resize(in_->read(chunk.text.data(), chunk.text.size()));
+        chunk.text.shrink_to_fit();
+        chunk.holds = Chunk::page;
+        return true;
+    }
+
+private:
+    bool done_ = false;
+};
+
 // Replaces an HTTP response by its text, or reports why it is left out.
 inline void open_page(Chunk& chunk, const std::string& file) {
-    constexpr size_t most_page_bytes = 8 << 20;
     const std::string whole = std::move(chunk.text);
     chunk.text.clear();
     const auto leave_out = [&](const char* why) { chunk.left_out = why; };
@@ -194,22 +232,12 @@ inline void open_page(Chunk& chunk, const std::string& file) {
         const bool looks_undone = rest.substr(0, 64).find('<') != std::string_view::npos;
         if (!undone && !looks_undone) return leave_out("responses in a compression that is not read");
     }
-    if (rest.size() > most_page_bytes) return leave_out("pages of more than 8 MiB");
-    const std::string text = html::to_utf8(rest, html::charset_in(type));
     if (plain) {
+        const std::string text = html::to_utf8(rest, html::charset_in(type));
         if (text.empty()) return leave_out("empty documents");
         if (count_odd_bytes(text).too_many()) return leave_out("responses of type text/plain that are none");
         chunk.text = text;
         return;
     }
-#ifdef HAVE_GUMBO
-    (void)file;
-    std::vector<html::Paragraph> paragraphs;
-    if (!html::page_paragraphs(text, paragraphs)) return leave_out("pages nested too deep or with too many attributes");
-    chunk.text = html::without_boilerplate(paragraphs);
-    if (chunk.text.empty()) leave_out("pages without text beside boilerplate");
-#else
-    fail("%s holds HTML, which this build cannot read; HINT: install libgumbo-dev and build again, or give the .wet.gz files",
-         input_name(file).c_str());
-#endif
+    open_html(chunk, rest, html::charset_in(type), file);
 }

@@ -56,8 +56,8 @@ inline int classifier_command(const CurateOptions& o) {
     const std::string model = quality ? "quality-model" : "language-model";
     const nlohmann::ordered_json given = options_to_json(o), defaults = options_to_json(CurateOptions());
     for (const auto& [name, value] : given.items()) {
-        static const Strings used = {"format",     "json-keys", "on-bad-line", "max-bad-lines",
-                                     "measure-on", "threads",   "seed",        "allow-binary"};
+        static const Strings used = {"format",  "json-keys", "on-bad-line",  "max-bad-lines", "measure-on",
+                                     "threads", "seed",      "allow-binary", "encoding",      "skip-bad-files"};
         const bool is_used =
             std::find(used.begin(), used.end(), name) != used.end() || name == option || name == (trains ? "output" : model);
         if (!is_used && value != defaults[name])

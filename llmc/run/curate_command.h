@@ -55,6 +55,7 @@ inline PassInput find_input(const CurateOptions& o) {
     PassInput input;
     input.text = text_input(o, "curate --input", o.split_documents);
     input.text.keep_fields = input.text.whole_documents = true;
+    if (o.normalize && input.text.encoding.empty()) input.text.encoding = "auto";
     input.text.batch_bytes = (size_t)std::clamp<int64_t>(o.memory_limit / 16, 1 << 20, 16 << 20);
     input.text.invalid_bytes_become = o.normalize ? "were removed and read as Windows-1252"
                                                   : "were kept and became U+FFFD; HINT: --normalize reads Windows-1252";
@@ -64,6 +65,7 @@ inline PassInput find_input(const CurateOptions& o) {
         one.files = {name};
         const DocumentReader found(one);
         for (const std::string& note : found.notes()) print_line(stderr, note);
+        input.is_converted |= found.converts();
         for (const std::string& file : found.input().files) {
             input.text.files.push_back(file);
             input.source_of_file.push_back(input.sources.size());
@@ -149,14 +151,14 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
     } else if (o.quality_pareto) fail_usage("--quality-pareto draws by the score of --quality-model, which is not given");
     if (!o.pii.empty()) {
         PiiOptions kinds;
-        if (!o.pii_kinds.empty()) kinds = {false, false, false, false};
+        std::string names;
+        for (const PiiKind& kind : pii_kinds) {
+            if (!o.pii_kinds.empty()) *kinds.of(kind.name) = false;
+            names += (names.empty() ? "" : ", ") + std::string(kind.name);
+        }
         for (const std::string& kind : o.pii_kinds) {
-            bool* const one = kind == "email"   ? &kinds.email
-                              : kind == "phone" ? &kinds.phone
-                              : kind == "card"  ? &kinds.card
-                              : kind == "ip"    ? &kinds.ip
-                                                : nullptr;
-            if (!one) fail_usage("--pii-kinds has '%s'; the kinds are email, phone, card, ip", kind.c_str());
+            bool* const one = kinds.of(kind);
+            if (!one) fail_usage("--pii-kinds has '%s'; the kinds are %s", kind.c_str(), names.c_str());
             *one = true;
         }
         kinds.private_addresses = o.pii_private_addresses;
@@ -164,9 +166,6 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         stages.push_back({"pii", [pii = Pii(kinds)](Document& d, Changes& c) { return pii.apply(d, c); }});
     } else if (!o.pii_kinds.empty() || o.pii_private_addresses)
         fail_usage("--pii-kinds and --pii-private-addresses are for --pii mask or --pii drop, which is not given");
-    if (stages.empty() && !whole_corpus_options(o).wanted() && !mixing_options(o).wanted())
-        fail_usage(
-            "there is nothing to do; HINT: --normalize and --heuristics gopher are stages; train_gpt curate --help lists all");
     return stages;
 }
 
@@ -305,6 +304,14 @@ public:
           identity_(identity_of(o, input_)),
           data_(o.output + "/data"),
           work_(o.output + "/.work") {
+        // Pages, tables and archives become text even without a stage.
+        if (stages_.empty() && !whole_.wanted() && !mixing_.wanted()) {
+            if (!input_.is_converted)
+                fail_usage(
+                    "there is nothing to do; HINT: --normalize and --heuristics gopher are stages; train_gpt curate --help "
+                    "lists all");
+            stages_.push_back({"text", [](Document&, Changes&) { return DocumentVerdict(); }});
+        }
         // Detects errors that later passes would otherwise report after hours.
         if (mixing_.wanted()) mix_sources(input_.sources, std::vector<double>(input_.sources.size(), 1), mixing_);
         if (!o.tokenizer.empty()) tokenizer_.emplace(Tokenizer::load(local_path(o.tokenizer)));

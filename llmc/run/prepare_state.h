@@ -38,6 +38,8 @@ public:
         same["options"] = {o.split_documents,      o.json_keys, o.format,       o.on_bad_line, o.allow_binary, o.no_append_eod,
                            o.parse_special_tokens, o.chat,      o.chat_template};
         if (o.preference) same["options"].push_back("preference");
+        if (!o.encoding.empty()) same["options"].push_back("encoding " + o.encoding);
+        if (o.skip_bad_files) same["options"].push_back("skip-bad-files");
         same_ = nlohmann::json::parse(json_text(same));
         if (file_exists(path_)) load();
     }

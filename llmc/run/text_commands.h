@@ -28,7 +28,8 @@
 
 template <class Options>
 TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
-    return {o.input, reading, o.json_keys, split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines, o.allow_binary};
+    return {o.input,        reading,    o.json_keys,     split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
+            o.allow_binary, o.encoding, o.skip_bad_files};
 }
 
 // The given number of threads, or OpenMP's default within the container's CPU limit.

@@ -5,17 +5,23 @@
 // Options of all commands that read large texts.
 #define TEXT_OPTIONS(X)                                                                                              \
     X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                              \
-      "files of text, JSON or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: standard input")   \
-    X(std::string, format, "", "", one_of({"text", "jsonl"}), "Input",                                               \
+      "files of text, JSON, CSV, TSV, HTML or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: "  \
+      "standard input")                                                                                              \
+    X(std::string, format, "", "", one_of({"text", "jsonl", "html", "csv", "tsv"}), "Input",                         \
       "format of all files; default: detected from each file's name and first bytes")                                \
-    X(std::string, json_keys, "", "text", word("KEY"), "Input", "key of the text in JSON, or its column in Parquet") \
+    X(std::string, json_keys, "", "text", word("KEY"), "Input",                                                      \
+      "key of the text in JSON, or its column in Parquet, CSV and TSV")                                              \
     X(std::string, on_bad_line, "", "skip", one_of({"skip", "fail"}), "Input",                                       \
       "what to do about a line of JSON that cannot be read or has no text: skip, count and show it; or end with "    \
       "an error")                                                                                                    \
     X(std::string, max_bad_lines, "", "1%", word("N|N%"), "Input",                                                   \
       "end with an error if more lines than this are skipped: 20 in all, or 1% of a file (at least one is allowed)") \
     X(bool, allow_binary, "", false, anything(), "Input",                                                            \
-      "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")
+      "accept any bytes as text; default: refuse what is not text, and files with over 0.5% NUL or invalid UTF-8")   \
+    X(std::string, encoding, "", "", word("NAME"), "Input",                                                          \
+      "encoding of texts that are not UTF-8, as iconv names it: latin1, cp932, utf-16; auto: found in each file")    \
+    X(bool, skip_bad_files, "", false, anything(), "Input",                                                          \
+      "leave out files that cannot be read, and the rest of files that are damaged; default: refuse the input")
 
 #define PREPARE_OPTIONS(X)                                                                                                  \
     TEXT_OPTIONS(X)                                                                                                         \
@@ -74,7 +80,7 @@
       "format of the files")                                                                                                   \
     X(int64_t, shard_size, "", 256000000, between(1, 1e12), "Output", "bytes of text after which an output file ends")         \
     X(bool, normalize, "", false, anything(), "Stages",                                                                        \
-      "mend encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")        \
+      "fix encodings, remove control characters, line ends as newlines, one blank line at a time, Unicode's form NFC")         \
     X(Strings, heuristics, "", {}, list(0, "SET"), "Stages",                                                                   \
       "drop documents by published rules, in this order: gopher, c4, fineweb; train_gpt help rules lists them")                \
     X(Strings, set, "", {}, list(0, "RULE=VALUE"), "Stages", "other thresholds for such rules: gopher-min-words=100; off")     \
@@ -82,7 +88,8 @@
     X(std::string, bad_words, "", "", word("FILE"), "Stages", "words and phrases for c4-bad-words, one per line")              \
     X(std::string, pii, "", "", one_of({"mask", "drop"}), "Stages",                                                            \
       "what identifies a person: masked as <EMAIL> and so on, or its document dropped")                                        \
-    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages", "of email, phone, card, ip; default: all")                        \
+    X(Strings, pii_kinds, "", {}, list(0, "KIND"), "Stages",                                                                   \
+      "of email, phone, card, ip, iban, id, key, user; default: all but user")                                                 \
     X(bool, pii_private_addresses, "", false, anything(), "Stages",                                                            \
       "also IP addresses that are not of the Internet: private, loopback, documentation")                                      \
     CLASSIFIER_OPTIONS(X)                                                                                                      \
