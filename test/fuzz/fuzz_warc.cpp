@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         Chunk chunk;
         for (int record = 1; documents.next(chunk); record++) {
             CHECK(chunk.line == record, "record %d says %lld", record, (long long)chunk.line);
-            if (chunk.is_html && chunk.left_out.empty()) {
+            if (chunk.holds == Chunk::response && chunk.left_out.empty()) {
                 open_page(chunk, "a.warc");
                 CHECK(is_utf8(chunk.text) && chunk.text.empty() == !chunk.left_out.empty(), "text or a reason");
             }
