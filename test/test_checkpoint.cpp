@@ -51,6 +51,21 @@ TEST(Crc32c, InstructionEqualsTableAndPartsEqualTheWhole) {
     }
 }
 
+// A file that is written again has the checksum of its last content: generation_config.json of a model that is trained on
+// conversations is copied, then changed.
+TEST(Crc32c, AFileWrittenAgainReplacesTheFirst) {
+    test::TemporaryDirectory dir;
+    WrittenFiles written(dir / "x");
+    std::filesystem::create_directory(dir / "x");
+    written.write(dir / "x/config.json", "first");
+    written.write(dir / "x/other.json", "other");
+    written.write(dir / "x/config.json", "the second");
+    const FileSums sums = written.sums();
+    EXPECT_EQ(sums.at("config.json").bytes, 10u);
+    EXPECT_EQ(sums.size(), 2u);
+    check_against_disk(dir / "x", sums);
+}
+
 // The checksum of a file written in pieces, in any order, by several writers, with holes of zeros.
 TEST(Crc32c, PiecesInAnyOrderGiveTheSumOfTheWhole) {
     test::Rng rng(2);

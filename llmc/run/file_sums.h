@@ -4,6 +4,7 @@
 //   WrittenFiles          what was given: whole texts, and pieces of files in any order, by any number of ranks
 // Ranks exchange both as lines of "name bytes crc".
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -82,8 +83,13 @@ public:
         const std::lock_guard<std::mutex> lock(mutex_);
         add(path.substr(dir_.size()), piece);
     }
+    // A whole file; replaces an earlier one of its name.
     void write(const std::string& path, std::string_view text) {
         write_file_atomically(path, text);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            pieces_.erase(path.substr(std::min(path.size(), dir_.size())));
+        }
         add(path, text.data(), text.size(), 0);
     }
 
