@@ -106,6 +106,14 @@ class Chaos:
         for name in ("text", "small"):
             run("prepare", "--input", name + ".txt", "--output", name, "--tokenizer", "tok", "--split-documents", "blank")
 
+    def prepare_model(self, s):
+        """The model that a scenario's adapters are on."""
+        name = scenario.model_name(s.family, s.layers)
+        if s.has("lora") and not (self.work / name).exists():
+            words = [*scenario.BASE, *scenario.FAMILIES[s.family].split(), "--num-layers", str(s.layers), "--max-position-embeddings", "24"]
+            words += "--seq-length 24 --micro-batch-size 2 --global-batch-size 4 --train-iters 3 --data-path text --eval-iters 0".split()
+            subprocess.run([next(iter(self.reference_programs.values())), "train", *words, "--out", name], cwd=self.work, check=True, capture_output=True)
+
     def place(self, calls=None, small_disk=False):
         self.places += 1
         return Place(self.work / f"run-{self.places}", self.tools, calls or {}, small_disk)
@@ -117,6 +125,7 @@ class Chaos:
     # ---- the undisturbed run ----
     def reference(self, s):
         """(its folder, seconds, final step, calls); computed once."""
+        self.prepare_model(s)
         key = hashlib.sha256(json.dumps([s.build, s.options(), s.ranks(), s.environment]).encode()).hexdigest()
         if key not in self.references:
             self.references[key] = self.compute_reference(s)

@@ -16,8 +16,18 @@ LAYOUTS = {
 CHANCES = {"grouped-queries": 0.3, "z-loss": 0.2, "fp8": 0.2, "ramp-up": 0.2, "blend": 0.2, "epochs": 0.25, "documents": 0.15,
            "skip-batches": 0.15, "skip-iterations": 0.1, "recompute": 0.15, "rollback": 0.12, "nan-gradient": 0.1, "samples": 0.1,
            "no-validation": 0.1, "check-replicas": 0.1, "health": 0.1, "wsd": 0.2, "weight-decay": 0.1, "keep-every": 0.2,
-           "in-foreground": 0.3, "buckets": 0.15, "no-overlap": 0.1, "quiet": 0.2}  # fmt: skip
-DATA = ["blend", "epochs"]
+           "in-foreground": 0.3, "buckets": 0.15, "no-overlap": 0.1, "quiet": 0.2, "muon": 0.15, "normuon": 0.1, "ema": 0.2,
+           "bf16-gradients": 0.1, "bf16-moments": 0.1, "fp8-moments": 0.1, "dropout": 0.15, "lora": 0.15}  # fmt: skip
+FAMILIES = {
+    "gpt2": "",
+    "bloom": "--position-embedding-type alibi --embed-layernorm",
+    "llama": "--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights",
+}
+
+
+def model_name(family, layers):
+    """Of a model for adapters, which chaos.py trains."""
+    return f"model-{family}-{layers}"
 
 
 @dataclass
@@ -80,6 +90,12 @@ def draw(seed, builds, leave_out):
     if "vpp" in layout and "pp" not in layout:
         del layout["vpp"]
     chosen -= leave_out
+    if "lora" in chosen:  # of a model that is trained without them
+        chosen -= {"grouped-queries", "muon", "normuon"}
+    if "muon" in chosen or "fp8-moments" in chosen:
+        chosen -= {"normuon"}
+    if "fp8-moments" in chosen or "normuon" in chosen:
+        chosen -= {"bf16-moments"}
     if layout.get("tp") == 4 or other.get("tp") == 4 or family != "llama":
         chosen -= {"grouped-queries"}
     if layout.get("tp") == 4:
@@ -105,8 +121,9 @@ def draw(seed, builds, leave_out):
 
     s = Scenario(family, build, layers, layout, other)
     f = s.features
-    llama = "--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"
-    f["family"] = {"gpt2": "", "bloom": "--position-embedding-type alibi --embed-layernorm", "llama": llama}[family].split()
+    f["family"] = FAMILIES[family].split()
+    if "lora" in chosen:
+        f["family"] = ["--model", model_name(family, layers)]
     f["sizes"] = ["--seq-length", str(seq), "--micro-batch-size", str(micro), "--global-batch-size", str(batch), "--seed", str(trainer_seed)]
     f["steps"] = ["--train-iters", str(steps), "--lr", "1e-3"]
     f["data"] = ["--split", "90,10,0", "--data-path"] + (["0.5", "text", "0.5", "small"] if "blend" in chosen else ["small"] if "epochs" in chosen else ["text"])
@@ -144,6 +161,14 @@ def draw(seed, builds, leave_out):
         "buckets": "--ddp-bucket-size 4096",
         "no-overlap": "--no-overlap",
         "quiet": "--quiet",
+        "muon": "--optimizer muon",
+        "normuon": "--optimizer normuon",
+        "ema": "--ema-decay 0.9",
+        "bf16-gradients": "--main-grads-dtype bf16",
+        "bf16-moments": "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+        "fp8-moments": "--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8",
+        "dropout": "--hidden-dropout 0.1 --attention-dropout 0.1",
+        "lora": "--lora-rank 4 --lora-dropout 0.1",
         "nan-gradient": "",
         "rollback": "--on-spike rollback --spike-window 16 --spike-loss-deviations 5 --rollback-distance 3 --rollback-batches 4",
     }

@@ -11,7 +11,9 @@ import re
 from pathlib import Path
 
 STEP = re.compile(r"step_(\d+)$")
-TENSOR_FILES = ["model.safetensors", "training/master.safetensors", "training/exp_avg.safetensors", "training/exp_avg_sq.safetensors"]
+MASTERS = {"model.safetensors": "training/master.safetensors", "adapter_model.safetensors": "training/master.safetensors",
+           "ema/model.safetensors": "training/ema.safetensors", "ema/adapter_model.safetensors": "training/ema.safetensors"}  # fmt: skip
+TENSOR_FILES = list(dict.fromkeys([*MASTERS, *MASTERS.values()])) + ["training/exp_avg.safetensors", "training/exp_avg_sq.safetensors"]
 
 
 class Failure(Exception):
@@ -111,17 +113,20 @@ def tensors(path):
 
 
 def check_tensors(checkpoint):
-    """All numbers are finite, and the model's weights are the master weights rounded to nearest, halves away from zero."""
+    """All numbers are finite, and weights and averaged weights are the fp32 ones rounded to nearest, halves away from zero."""
     found = {name: tensors(checkpoint / name) for name in TENSOR_FILES if (checkpoint / name).exists()}
     for file, content in found.items():
         for name, (dtype, values) in content.items():
             exponent = 0x7F80 if dtype == "BF16" else 0x7F800000
             require(all(v & exponent != exponent for v in values), "a number is not finite", f"{file}: {name}")
-    masters = found.get("training/master.safetensors")
-    if masters:
-        for name, (_, values) in found["model.safetensors"].items():
-            rounded = array.array("H", ((v + 0x8000) >> 16 for v in masters[name][1]))
-            require(values == rounded, "weights are not the rounded masters", name)
+    for weights, masters in MASTERS.items():
+        if weights not in found or masters not in found:
+            continue
+        for name, (_, values) in found[weights].items():
+            if name not in found[masters]:  # virtual tokens that an encoder computes
+                continue
+            rounded = array.array("H", ((v + 0x8000) >> 16 for v in found[masters][name][1]))
+            require(values == rounded, "weights are not the rounded masters", f"{weights}: {name}")
 
 
 def check_manifest(checkpoint):
@@ -219,7 +224,9 @@ def compare(ours, reference, log_is_whole, validations_may_miss):
     for name in TENSOR_FILES:
         if (b / name).exists():
             require((a / name).read_bytes() == (b / name).read_bytes(), "other bits than the undisturbed run", name)
-    require((b / "config.json").read_bytes() == (a / "config.json").read_bytes(), "another config.json")
+    for name in ("config.json", "adapter_config.json"):
+        if (b / name).exists():
+            require((b / name).read_bytes() == (a / name).read_bytes(), "another " + name)
     ignored = {"valid_loss"} if validations_may_miss else set()
     x, y = read_state(a), read_state(b)
     for key in y:
