@@ -318,10 +318,9 @@ inline std::map<std::string, std::vector<int64_t>> tensors_in_files(const ModelC
     return tensors;
 }
 
-// Refuses options that give the model c other tensors than --model has, `saved`, and names the first one.
-inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, const ModelConfig& c) {
-    const auto before = tensors_in_files(saved), now = tensors_in_files(c);
-    if (now == before) return;
+// Calls visit(name, changed) for each given option of the model, with the model `saved` as it alone changes it.
+template <class Visit>
+void for_each_change(const TrainOptions& o, const ModelConfig& saved, Visit visit) {
     TrainOptions walked = o;
     for_each_option(walked, [&](const Option& option, auto& value) {
         const std::string name = option_name(option.field);
@@ -335,6 +334,17 @@ inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, 
         ModelConfig changed = saved;
         if (o.max_position_embeddings && name == "max-position-embeddings") changed.T = o.max_position_embeddings;
         set_block(alone, changed);
+        const bool scales = name == "rope-scaling" || name == "use-rope-scaling";
+        if (scales || saved.rope_scaling.type != RopeScaling::Type::none) set_rope_scaling(alone, changed);
+        visit(name, changed);
+    });
+}
+
+// Refuses options that give the model c other tensors than --model has, `saved`, and names the first one.
+inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, const ModelConfig& c) {
+    const auto before = tensors_in_files(saved), now = tensors_in_files(c);
+    if (now == before) return;
+    for_each_change(o, saved, [&](const std::string& name, const ModelConfig& changed) {
         const auto tensors = tensors_in_files(changed);
         for (const auto& [tensor, shape] : tensors)
             if (!before.count(tensor))
@@ -345,6 +355,25 @@ inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, 
                 fail_usage("--%s contradicts --model %s, whose tensor '%s' has shape %s; HINT: leave it out", name.c_str(),
                            o.model.c_str(), tensor.c_str(), shape_string(shape).c_str());
     });
+}
+
+// Refuses options that change how the model c under adapters computes: the adapters name --model, which is computed as it was
+// saved wherever they are loaded.
+inline void check_same_base(const TrainOptions& o, const ModelConfig& saved, const ModelConfig& c) {
+    const auto difference_to = [&](ModelConfig now) {
+        ModelConfig before = saved;
+        now.T = before.T;
+        now.family = before.family = "train_gpt";  // whose config.json has every choice
+        return config_difference(before, now);
+    };
+    const std::string difference = difference_to(c);
+    if (difference.empty()) return;
+    std::string option;
+    for_each_change(o, saved, [&](const std::string& name, const ModelConfig& changed) {
+        if (option.empty() && !difference_to(changed).empty()) option = "--" + name + " changes";
+    });
+    fail_usage("%s the model under the adapters, which name --model %s alone: %s; HINT: leave it out",
+               option.empty() ? "the options change" : option.c_str(), o.model.c_str(), difference.c_str());
 }
 
 }  // namespace detail
@@ -391,6 +420,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     as_usage([&] { check_config(c); });
     c = canonical(c);
     if (from_directory) detail::check_same_tensors(o, saved, c);
+    if (from_directory && (o.lora_rank || o.prompt_tokens)) detail::check_same_base(o, canonical(saved), c);
     match_family(c);
     check_backend_takes(c);
     pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
