@@ -118,7 +118,7 @@ done
 
 # ---- refused ----
 # Adapters name their model, which is computed as it was saved: an option that changes it would be lost.
-for option in "window-size 5" "activation relu" "norm-epsilon 1e-3" "rotary-base 500" "rope-scaling linear" "apply-layernorm-1p" "final-logit-softcapping 5"; do
+for option in "window-size 5" "activation geglu" "norm-epsilon 1e-3" "rotary-base 500" "rope-scaling linear" "apply-layernorm-1p" "final-logit-softcapping 5"; do
     # shellcheck disable=SC2086
     no "--$option" "--${option%% *} changes the model under the adapters.*leave it out" train --model llama --lora-rank 4 --$option --train-iters 2 --out x
 done

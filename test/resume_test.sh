@@ -197,6 +197,8 @@ says "it is named" "--override lr"
 expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_00000028 --lr 1e-3 --override lr
 says "which is said" "overridden: lr is 0.001, it was 0.003"
 expect "and logged" grep -q '"event":"override","message":"overridden: lr is 0.001, it was 0.003"' overridden/log.jsonl
+expect "rope scaling that the checkpoint does not have is refused" refused train llama-wsd x --resume llama-wsd-whole --rope-scaling linear
+says "it is named" "the model is not that of the checkpoint.*'rope_scaling' is absent in the checkpoint"
 dtype_of() { "$program" inspect "$1/latest/training/$2.safetensors" | grep -o 'BF16\|F32' | sort -u; }
 expect "a moment in fewer bits is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --exp-avg-sq-dtype bf16
 says "it is named" "exp-avg-sq-dtype is \"bf16\"; the checkpoint was written with \"fp32\".*--override exp-avg-sq-dtype"

@@ -280,10 +280,14 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
     as_now.attention_dropout = now.attention_dropout;
     as_now.hidden_dropout = now.hidden_dropout;
     const auto a = to_hf_config(as_now, ""), b = to_hf_config(now, "");
-    for (const auto& [key, value] : a.items())
-        if (!b.contains(key) || b[key] != value)
-            return format("'%s' is %s in the checkpoint and %s in the options", key.c_str(), value.dump().c_str(),
-                          b.contains(key) ? b[key].dump().c_str() : "absent");
+    const auto text = [](const auto& config, const std::string& key) {
+        return config.contains(key) ? config[key].dump() : "absent";
+    };
+    for (const auto* config : {&a, &b})  // a key may be in one of them only, such as rope_scaling
+        for (const auto& [key, value] : config->items())
+            if (text(a, key) != text(b, key))
+                return format("'%s' is %s in the checkpoint and %s in the options", key.c_str(), text(a, key).c_str(),
+                              text(b, key).c_str());
     return "";
 }
 
