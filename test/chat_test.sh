@@ -37,6 +37,16 @@ printf 'Who lives by the hill?\nWhat is it?\n' >asked.txt
 # shellcheck disable=SC2016
 expect "a conversation by lines" bash -c '"$0" generate --chat --model one --temperature 0 <asked.txt' "$program"
 expect "each is answered in it" test "$(head -n 2 out.txt)" == $'A goat lives there.\nIt is a goat.'
+# Commands in a conversation: /clear starts a new one, which answers as the first time; /system also sets its system message.
+printf 'Who lives by the hill?\n\n/clear\nWho lives by the hill?\n/system Be brief.\n/system\nWho lives by the hill?\n' >asked.txt
+expect "commands of a conversation" bash -c '"$0" generate --chat --model one --temperature 0 <asked.txt' "$program"
+says "each is confirmed" "^(a new conversation with this system message)$"
+expect "and starts a new one" test "$(grep -c '^A goat lives there.$' out.txt)" == 3
+# A conversation that outgrows the context continues without its oldest messages.
+for i in $(seq 12); do echo "Who lives by the hill?"; done >asked.txt
+expect "a long conversation" bash -c '"$0" generate --chat --model one --temperature 0 --max-new-tokens 20 <asked.txt' "$program"
+says "drops its oldest messages" "oldest messages were dropped)$"
+expect "training of the result on conversations" "$program" train --model one --data-path chat --seq-length 96 --micro-batch-size 1 --global-batch-size 1 --split 1,0,0 --train-iters 1 --eval-iters 0 --out again
 expect "eval of conversations" "$program" eval --model one --data-path chat --split "0, 1, 0" --seq-length 96
 trained=$(sed -n 's/.*"kind":"valid","step":80,"loss":\([0-9.e-]*\).*/\1/p' one/log.jsonl)
 says "it gives the validation loss $trained" "loss *$(printf '%.4f' "$trained") nats"

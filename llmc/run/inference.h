@@ -271,15 +271,17 @@ public:
             if (!speed_.step(decoder_)) break;
         }
     }
-    // Answers each line of standard input, in one conversation.
+    // Answers each line of standard input, in one conversation. /clear starts a new one, /system TEXT with another system
+    // message. When the context is full, the oldest turns are dropped.
     void converse() {
         std::vector<ChatMessage> messages = begin_conversation(o_);
-        for (int turn = 0;; turn++) {
+        for (int turn = 0;;) {
             // Rank 0 reads; a line is sent with its newline, the end of the input without one.
             const std::string line = run_.world.all_gather(run_.main_rank() ? read_line() : std::string())[0];
             if (line.empty()) return;
-            if (line == "\n") continue;
+            if (line == "\n" || is_command(line.substr(0, line.size() - 1), messages)) continue;
             messages.push_back({"user", line.substr(0, line.size() - 1)});
+            drop_oldest(messages);
             std::string answer;
             add(
                 turn, turn, chat_prompt(run_.c, *prompts_.chat, messages),
@@ -291,6 +293,7 @@ public:
             while (speed_.step(decoder_)) {
             }
             messages.push_back({"assistant", answer});
+            turn++;  // only here: the output waits for every number in turn
         }
     }
     void tell_speed() {
@@ -298,6 +301,44 @@ public:
     }
 
 private:
+    void note(const std::string& text) const {
+        if (run_.main_rank()) print_line(stderr, "(" + text + ")");
+    }
+    // Obeys a command of the user, if the line is one.
+    bool is_command(const std::string& line, std::vector<ChatMessage>& messages) const {
+        const std::string name = line.substr(0, line.find(' '));
+        if (line == "/clear") {
+            if (!messages.empty() && messages[0].role == "system") messages.resize(1);
+            else messages.clear();
+            note("a new conversation");
+            return true;
+        }
+        if (name != "/system") return false;
+        std::vector<ChatMessage> changed;
+        if (line.size() > name.size() + 1) changed.push_back({"system", line.substr(name.size() + 1)});
+        std::vector<ChatMessage> first = changed;
+        first.push_back({"user", "x"});
+        if (const std::string problem = prompts_.chat->problem(first); !problem.empty()) note(problem);
+        else {
+            messages = changed;
+            note(changed.empty() ? "a new conversation without a system message"
+                                 : "a new conversation with this system message");
+        }
+        return true;
+    }
+    // Drops the oldest turns after the system message until the conversation leaves room for an answer.
+    void drop_oldest(std::vector<ChatMessage>& messages) const {
+        const size_t first = messages[0].role == "system" ? 1 : 0;
+        size_t dropped = 0;
+        const int least_answer = std::min(o_.max_new_tokens, run_.c.room() / 4);
+        const auto tokens = [&] { return (int)prompts_.chat->encode(messages, true).tokens.size(); };
+        while (messages.size() > first + 2 && tokens() + least_answer > run_.c.room()) {
+            messages.erase(messages.begin() + (std::ptrdiff_t)first, messages.begin() + (std::ptrdiff_t)first + 2);
+            dropped += 2;
+        }
+        if (dropped)
+            note(format("the context of %d tokens is full: the %zu oldest messages were dropped", run_.c.room(), dropped));
+    }
     template <class Write, class Ended>
     void add(int64_t number, int sample, std::vector<int> tokens, Write write, Ended ended) {
         TextRequest r = {
