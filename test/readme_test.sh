@@ -43,6 +43,8 @@ make_files() {
         sed 's/^train-iters = .*/train-iters = 8/' >run.toml
     ln -s "$program" train_gpt
     ln -s "$root/scripts" "$root/dev" .
+    TEXT=corpus.txt STEPS=4 PRESET=llama-tiny VOCAB=400 OUT=quickstart scripts/quickstart.sh >quickstart.txt 2>&1 || cat quickstart.txt
+    cp corpus.txt quickstart/bible.txt
 }
 
 # as_download COMMAND: copies the same files of run1/latest. hf ignores --include if files are named, so all must be named.

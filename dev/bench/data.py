@@ -62,8 +62,8 @@ def encode(library, tokenizer, file, threads, passes):
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [b for b in range(256) if b not in printable]
         byte = {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(others)}}
-        ranks = {bytes(byte[c] for c in token): i for token, i in vocabulary.items() if token != "<|endoftext|>"}
-        coder = tiktoken.Encoding("ours", pat_str=GPT2, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 0})
+        ranks = {bytes(byte[c] for c in token): i for token, i in vocabulary.items() if not token.startswith("<|")}
+        coder = tiktoken.Encoding("ours", pat_str=GPT2, mergeable_ranks=ranks, special_tokens={t: i for t, i in vocabulary.items() if t.startswith("<|")})
         run = lambda: coder.encode_ordinary_batch(documents, num_threads=threads)
         if threads == 1:
             run = lambda: [coder.encode_ordinary(d) for d in documents]

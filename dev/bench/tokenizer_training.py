@@ -38,7 +38,7 @@ def main():
 
     def ours(kind):
         subprocess.run([a.program, "tokenizer", "--type", kind, "--input", work / "text.jsonl", "--vocab-size", str(a.vocab_size),
-                        "--output", work / kind, "--threads", "1"], check=True, capture_output=True)
+                        "--special-tokens", "<|endoftext|>", "--output", work / kind, "--threads", "1"], check=True, capture_output=True)
         t = Tokenizer.from_file(str(work / kind / "tokenizer.json"))
         return lambda line: t.encode(line, add_special_tokens=False).ids
 

@@ -123,7 +123,7 @@
       "byte-level byte-pair encoding, or a unigram model of characters that falls back to bytes")                             \
     X(std::string, pre_tokenizer, "", "gpt2", one_of({"gpt2", "llama3", "bloom"}), "Tokenizer",                               \
       "how text is split into words before pairs are merged: as these models do")                                             \
-    X(Strings, special_tokens, "", (Strings{"<|endoftext|>"}), list(0, "TOKEN"), "Tokenizer",                                 \
+    X(Strings, special_tokens, "", (Strings{"<|endoftext|>", "<|im_start|>", "<|im_end|>"}), list(0, "TOKEN"), "Tokenizer",   \
       "special tokens, which get the first ids; <|endoftext|>, <|end_of_text|> or </s> ends documents")                       \
     X(int, min_frequency, "", 2, between(1, 1000000000), "Tokenizer", "minimum number of occurrences of a pair to be merged") \
     X(int, reserved_tokens, "", 0, between(0, 1000000), "Tokenizer",                                                          \
