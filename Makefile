@@ -7,16 +7,15 @@
 # make install      program, manual page, completion  PREFIX=/usr/local  DESTDIR=
 # make test         every test, in ten minutes; ends with `N passed, N failed`
 #                   FILTER=attention: only tests with this in their names
-# make test-all     a longer version: more layouts, longer training, kills,
-#                   ladders, all machine code, ten minutes of chaos
+# make test-all     a longer version: more layouts, kills, ladders, chaos, pairs
 # make coverage     runs the tests, reports lines and branches that none ran
 # make test-sass    checks Hopper's machine code and each kernel's resources
 #                   against dev/kernels/resources.md (WRITE=1 updates); needs nvcc
 # make test-interop exchanges models, adapters, tokens with transformers, PEFT,
 #                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
 # make chaos        kills, full disks and damage must leave a run's bits equal
-#                   CHAOS_SECONDS=600 or CHAOS_RUNS=N  CHAOS_SEED=  CHAOS_FAULTS=
-#                   CHAOS_LEAVE_OUT=  CHAOS_BUILDS="cpu-bf16 emu-bf16"
+#                   CHAOS_SECONDS=600 CHAOS_SEED= CHAOS_FAULTS= (test/README.md)
+# make pairs        rules checked on random pairs of options  PAIRS=300 PAIRS_SEED=
 # make fuzz         fuzzes every file reader  FUZZ_SECONDS=60 each
 # make bench        speed of a training step and of each kernel on this machine
 # make bench-cpu    our training step on this CPU and PyTorch's best, installed
@@ -37,7 +36,7 @@
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
 # Every program has a path: make build/BACKEND-PRECISION[-SAN][-COMPILER]/NAME
 .DEFAULT_GOAL := help
-.PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos \
+.PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos pairs \
         lint fuzz bench bench-cpu bench-data bench-inference bench-ranks ladders check-gpu gpu-pack clean format
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
@@ -172,6 +171,7 @@ test-sass: ; @NVCC=$(NVCC) WRITE=$(WRITE) ONLY=sass test/run.sh test/cuda_build_
 chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 emu-bf16))
 	@test/chaos/chaos.py $(if $(CHAOS_RUNS),--runs $(CHAOS_RUNS),--seconds $(or $(CHAOS_SECONDS),600)) \
 	    $(addprefix --seed ,$(CHAOS_SEED)) --leave-out "$(CHAOS_LEAVE_OUT)" --faults "$(CHAOS_FAULTS)" $(filter build/%,$^)
+pairs: $(patsubst %,build/%/train_gpt,$(or $(PAIRS_BUILDS),cpu-bf16)) ; @test/pairs/pairs.py $(filter build/%,$^)
 fuzz: $(fuzzers) ; @test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
 interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt dump_logits dump_scores dump_tokens))
 test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail)/near_duplicates

@@ -3,8 +3,7 @@
 //   constexpr ColorRow rows[] = {{Color::red, "red"}, {Color::green, "green"}};
 //   static_assert(is_table_of<Color>(rows));
 //   row_of(rows, color).word
-// The number of values is that of the first ones that have names, 0, 1, 2, ...: a compiler prints a value without a name, in
-// __PRETTY_FUNCTION__, as a cast.
+// Values are counted from 0 to the first one without a name, which a compiler prints in __PRETTY_FUNCTION__ as a cast.
 #pragma once
 #include <cstddef>
 #include <iterator>
