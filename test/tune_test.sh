@@ -9,7 +9,7 @@ number() { grep -m 1 "\"$1\":" "$2" | sed 's/.*: *//; s/,$//'; }
 
 # Published layouts. Each one's step time, by the plan, is at most 10% above the best that the search finds for the same
 # training on the same GPUs. MT-NLG and BLOOM recomputed all layers, and sequence parallelism was not known; LLM-jp could
-# have been faster with more memory, so the search is limited to its layout's memory, by the plan with 3.2 GiB for NCCL.
+# have been faster with more memory, so the search is limited to its layout's memory, by the plan with 1.8 GiB for NCCL.
 published() { # NAME LAYOUT... -- TRAINING...
     local name=$1 layout=() step best
     shift

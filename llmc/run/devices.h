@@ -81,7 +81,7 @@ inline Device find_device(const std::string& name) {
 // 8192 rows it is counted as the time of `fixed` rows. 590 follow from 12 layers of a 7B model, 568 TFLOP/s at 1x4096 and
 // 609 at 2x4096. Wider layers seem to lose less: width 12288 reaches 0.647 at 1x4096, and NeMo's step of a 175B model, a
 // width of 6144 by tp, is faster at 1x2048 than a plan without this cost; so it is 0 from there on.
-constexpr double usual_efficiency = 0.55;
+constexpr double usual_efficiency = 0.62;
 inline double efficiency_of(const Device& d, int width, double rows, int tp = 1) {
     if (d.name != std::string("h100") && d.name != std::string("h200")) return usual_efficiency;
     struct Measured {

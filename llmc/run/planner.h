@@ -27,9 +27,11 @@
 // Not included: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a
 // ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
 //
-// The efficiency is one GPU's for whole layers, which includes norms and activations. 0.55 of an A100's peak follows from the
-// times of a layer in arXiv:2205.05198; with it, the predicted steps of MT-NLG, BLOOM and others are within 15% of the
-// published ones (test/test_planner.cpp). For Hopper it was measured (efficiency_of). It differs between programs: measure.
+// The efficiency is one GPU's for whole layers, which includes norms and activations of the rows that a rank holds with
+// sequence parallelism. Without it every rank of tp passes over all rows. 0.62 of an A100's peak follows from the times of a
+// layer in arXiv:2205.05198, all five within 4%. test/test_planner.cpp compares predicted with published steps: 10 of 22 within
+// 8%, the others from 17% too slow to 26% too fast. For Hopper it was measured (efficiency_of). It differs between programs:
+// measure. FP8 shortens products with weights, not attention and elementwise operations, so its gain depends on the model.
 //
 // Layout and message sizes: Narayanan et al., arXiv:2104.04473.
 // Times of layers: Korthikanti et al., arXiv:2205.05198. ZeRO: arXiv:1910.02054.
@@ -141,7 +143,7 @@ struct PlanInput {
     std::string device = "h100";  // for the table only; its figures follow
     double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
     int capability = 90;                     // CUDA compute capability: which kernels compute attention
-    double layer_speedup = 1;                // of layers in FP8 over bf16
+    double products_speedup = 1;             // of products with weights in FP8 over bf16
     int bf16_at_start = 0, bf16_at_end = 0;  // layers that are always in bf16
     bool transposes_weights = false;         // FP8 weights are transposed in each backward pass, not kept
     int node_size = 8;
@@ -289,6 +291,37 @@ inline SlowAttention slow_attention(const PlanInput& in) {
     return {kernels.forward + draws.forward, kernels.backward + draws.backward};
 }
 
+// Bytes that a rank reads and writes in the elementwise operations of a layer for a micro-batch, forward and backward.
+struct ElementwiseBytes {
+    double forward = 0, backward = 0;
+};
+// Of rows of width C: two norms, each with the residual before it, read and write 4 C numbers of a row in either direction.
+inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
+    const double bytes = 8.0 * in.B * in.T * in.c.C * (double)in.bytes_per_element;
+    return {bytes, bytes};
+}
+// Of heads and the feed-forward, which tp divides: RoPE reads and writes queries, keys and values, the activation F1 and F, and
+// backward F1 twice; backward also reads out and its gradient.
+inline ElementwiseBytes bytes_of_columns(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    const double heads = (double)(c.NH + 2 * c.NKV) * c.HS(), rope = c.position == Position::rope ? 2 * heads : 0;
+    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp;
+    return {each * (rope + c.F1() + c.F), each * (rope + 2 * c.F1() + c.F + 2.0 * c.NH * c.HS())};
+}
+// Programs before FlashAttention (AttentionCount::full) kept scores in memory, 2 bytes each. Forward, the masked softmax reads
+// and writes them, and dropout again with a mask of 1 byte: 9 bytes. Backward, dropout 5 and the softmax 6 (arXiv:2205.05198).
+inline ElementwiseBytes bytes_of_scores(const PlanInput& in) {
+    if (in.attention != AttentionCount::full) return {};
+    const double scores = (double)in.B * in.T * in.T * in.c.NH / in.tp;
+    return {9 * scores, 11 * scores};
+}
+// Bytes that the efficiency does not include: of rows it includes 1 / tp.
+inline ElementwiseBytes bytes_apart(const PlanInput& in) {
+    const double more = cuts_rows(in) ? 0 : 1 - 1.0 / in.tp;
+    const ElementwiseBytes rows = bytes_of_rows(in), scores = bytes_of_scores(in);
+    return {more * rows.forward + scores.forward, more * rows.backward + scores.backward};
+}
+
 // Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
 // tensor-parallel communication in halves of an all-reduce.
 struct RecomputeCost {
@@ -296,8 +329,10 @@ struct RecomputeCost {
     int halves = 0;
 };
 inline RecomputeCost recompute_cost(const PlanInput& in, const std::string& policy, double layer_flops, double fc1) {
-    if (policy == "full") return {layer_flops, 0, 4};
-    if (policy == "mlp") return {fc1, elementwise_bytes(in), cuts_rows(in) ? 1 : 0};  // fc1's input is gathered again
+    const double scores = bytes_of_scores(in).forward;
+    if (policy == "full") return {layer_flops, bytes_apart(in).forward, 4};
+    if (policy == "mlp") return {fc1, elementwise_bytes(in), cuts_rows(in) ? 1 : 0};   // fc1's input is gathered again
+    if (policy == "selective" && scores > 0) return {attention_flops(in), scores, 0};  // Megatron's, of attention's core
     if (policy == "selective") return {0, elementwise_bytes(in), 0};
     return {};
 }
@@ -390,16 +425,27 @@ inline void plan_passes(Plan& p) {
     const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
     const ColumnProducts products = column_products(in);
+    const ElementwiseBytes rows = bytes_of_rows(in), columns = bytes_of_columns(in), apart = bytes_apart(in);
+    const double bandwidth = in.memory_gbs * giga, elementwise = rows.forward / in.tp + columns.forward;
+    const double elementwise_backward = rows.backward / in.tp + columns.backward;
     for (StagePlan& s : p.stages) {
-        const double in_layers = rate / (1 - s.fp8 + s.fp8 / in.layer_speedup);
+        // Products with weights take the layers' time without attention and elementwise operations.
+        const double saved = s.fp8 * (1 - 1 / in.products_speedup), attention = s.layers * attention_flops(in);
+        const auto in_layers = [&](double flops, double of_attention, double bytes) {
+            return flops / rate - saved * std::max(0.0, (flops - of_attention) / rate - bytes / bandwidth);
+        };
         for (const double flops : {products.qkv, products.fc1})  // one half overlaps with each of backward's two products
-            s.hidden_seconds += 2 * s.layers * std::min(half_seconds, flops / in_layers);
-        s.forward_seconds = s.forward_flops / in_layers + s.forward_halves * half_seconds + s.layers * slow.forward;
+            s.hidden_seconds += 2 * s.layers * std::min(half_seconds, flops / rate * (1 - saved));
+        s.forward_seconds = in_layers(s.forward_flops, attention, s.layers * elementwise) + s.forward_halves * half_seconds +
+                            s.layers * (slow.forward + apart.forward / bandwidth);
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
-        s.backward_seconds = (s.backward_flops - s.head_flops) / in_layers + head + s.backward_halves * half_seconds -
-                             s.hidden_seconds + (s.recomputed_bytes + s.transposed_bytes) / (in.memory_gbs * giga) +
+        const double again = s.attention_again * attention_flops(in);
+        const double in_backward = in_layers(s.backward_flops - s.head_flops, 2 * attention + again,
+                                             s.layers * elementwise_backward + s.attention_again * elementwise);
+        s.backward_seconds = in_backward + head + s.backward_halves * half_seconds - s.hidden_seconds +
+                             (s.recomputed_bytes + s.transposed_bytes + s.layers * apart.backward) / bandwidth +
                              s.layers * slow.backward + s.attention_again * slow.forward;
     }
 }
@@ -630,7 +676,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
         if (!o.device_tflops && d.capability < 89)
             fail_usage("a plan in FP8 for --device %s, which multiplies in bf16; HINT: leave FP8 out, or --device h100",
                        d.name);
-        in.layer_speedup = o.device_fp8_speedup;
+        in.products_speedup = o.device_fp8_speedup;
         in.transposes_weights = o.fp8_weight_transpose == "on-the-fly";
         if (o.first_last_layers_bf16) {
             in.bf16_at_start = o.num_layers_at_start_in_bf16;
@@ -669,8 +715,8 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     t.row("hardware",
           format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%%s, links of %.4g and %.4g GB/s within and between nodes",
                  in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency,
-                 in.layer_speedup != 1 ? format(", %.3g times as fast in FP8", in.layer_speedup).c_str() : "", in.intra_gbs,
-                 in.inter_gbs));
+                 in.products_speedup != 1 ? format(", products %.3g times as fast in FP8", in.products_speedup).c_str() : "",
+                 in.intra_gbs, in.inter_gbs));
     t.row("micro-batch", format("forward %s, backward %s%s", seconds(slowest->forward_seconds).c_str(),
                                 seconds(slowest->backward_seconds).c_str(),
                                 in.pp == 1 ? ""
