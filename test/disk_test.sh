@@ -149,3 +149,7 @@ touch -d '20 minutes ago' killed/log.jsonl
 expect "a killed rank: the report" "$program" report killed
 expect "a killed rank: it is not running" grep -q '<span class="status silent">no news</span>' killed/report.html
 expect "a killed rank: the report says since when" grep -q 'The last record is of .*: the run was killed, or hangs' killed/report.html
+
+# ---- the log ----
+expect "the log is synced" faulty "CHAOS_COUNT=count CHAOS_PART=log.jsonl" synced
+expect "the log: before the checkpoint has its name" test "$(sed -n 's/^fdatasync //p' count.0)" -ge 1

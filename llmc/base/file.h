@@ -461,6 +461,14 @@ inline void sync_directory(const std::string& dir) {
     close(fd);
 }
 
+// Writes a file's data to the disk, whoever has written it; without an error where that is not possible.
+inline void sync_file(const std::string& path) {
+    const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    fdatasync(fd);
+    close(fd);
+}
+
 // A file's name until the file is complete. A killed process leaves it behind, and a later process may have the same PID.
 inline constexpr const char* temporary_mark = ".tmp.";
 inline std::string temporary_name(const std::string& path) { return path + temporary_mark + std::to_string(getpid()); }

@@ -657,6 +657,7 @@ private:
         const double begin = monotonic_seconds();
         if (!now && begin < report_due_) return;
         keep_log();
+        sync_file(out_dir_ + "/log.jsonl");
         attempt("the report", [&] {
             if (hold_) hold_();
             write_report(out_dir_ + "/report.html", records_, records_.step() == 0 ? 2 : (int)report_interval_s);

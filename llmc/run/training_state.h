@@ -724,6 +724,7 @@ private:
     void publish(const NewDirectory& directory) const {
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
+        sync_file(settings_.out + "/log.jsonl");  // no checkpoint is ahead of the log, whatever happens to the power
         directory.publish(given_);
         std::exception_ptr problem;
         try {

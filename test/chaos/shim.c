@@ -30,7 +30,7 @@
 
 #define CALLS(X)                                                                                               \
     X(open) X(write) X(pwrite) X(ftruncate) X(fsync) X(rename) X(unlink) X(symlink) X(mkdir) X(flock) /* any */ \
-    X(read) X(pread) X(stat)
+    X(read) X(pread) X(stat) X(fdatasync)
 enum {
 #define X(name) call_##name,
     CALLS(X)
@@ -195,6 +195,10 @@ int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
 int fsync(int fd) {
     NEXT(int, "fsync", int);
     return fails_fd(call_fsync, fd) ? -1 : next(fd);
+}
+int fdatasync(int fd) {
+    NEXT(int, "fdatasync", int);
+    return fails_fd(call_fdatasync, fd) ? -1 : next(fd);
 }
 int flock(int fd, int how) {
     NEXT(int, "flock", int, int);
