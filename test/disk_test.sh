@@ -153,3 +153,40 @@ expect "a killed rank: the report says since when" grep -q 'The last record is o
 # ---- the log ----
 expect "the log is synced" faulty "CHAOS_COUNT=count CHAOS_PART=log.jsonl" synced
 expect "the log: before the checkpoint has its name" test "$(sed -n 's/^fdatasync //p' count.0)" -ge 1
+
+# ---- what kill -9 leaves behind ----
+# killed_at CALL COMMAND...: kill -9 just before a call for a file in this folder.
+killed_at() {
+    local call=$1
+    shift
+    refused env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work" CHAOS_DIE="$call" "$@"
+}
+left() { find . -name '*.tmp.*' -o -name '*.bin.[0-9]*' | grep .; }
+printf '{"question": "1+1=", "answer": "2"}\n' >task.jsonl
+declare -A commands=(
+    [tokenizer]="tokenizer --input text.txt --vocab-size 290 --output $work/tok2"
+    [export]="export --model whole --gguf $work/whole.gguf"
+    [report]="report two --output $work/page.html"
+    [prepare]="prepare --input text.txt --output $work/again2 --tokenizer tok --split-documents blank"
+    [curate]="curate --input text.txt --output $work/clean --normalize"
+)
+rm -rf ./*.tmp.*
+for name in "${!commands[@]}"; do
+    # shellcheck disable=SC2086
+    expect "$name is killed" killed_at rename:1 "$program" ${commands[$name]}
+    # shellcheck disable=SC2086
+    expect "$name again" "$program" ${commands[$name]}
+    expect "$name: nothing is left" refused left
+done
+for at in 1 2 3; do
+    rm -f pair.*
+    expect "prepare is killed before rename $at" killed_at rename:$at "$program" prepare --input text.txt --output "$work/pair" --tokenizer tok --split-documents blank
+    expect "prepare again, after rename $at" "$program" prepare --input text.txt --output "$work/pair" --tokenizer tok --split-documents blank
+    expect "prepare: it keeps no copy of its own tokens, after rename $at" refused left
+    expect "prepare: the same, after rename $at" cmp pair.bin text.bin
+    [[ $at -lt 3 ]] || continue # one of its renames is of its state
+    rm -f part.*
+    expect "prepare --resume is killed before rename $at" killed_at rename:$((at + 1)) "$program" prepare --resume --input text.txt --output "$work/part" --tokenizer tok --split-documents blank
+    expect "prepare --resume again, after rename $at" "$program" prepare --resume --input text.txt --output "$work/part" --tokenizer tok --split-documents blank
+    expect "prepare --resume: the same, after rename $at" cmp part.bin text.bin
+done

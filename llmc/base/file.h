@@ -23,8 +23,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -505,6 +507,29 @@ inline void remove_unfinished(const std::string& path) {
     remove_unfinished_in(file.has_parent_path() ? file.parent_path().string() : ".", file.filename().string() + temporary_mark);
 }
 
+// The same of one file, for any number of files in a directory: it is listed only once, as later processes leave nothing behind
+// that this one could remove.
+class LeftByKilledProcesses {
+public:
+    static void remove(const std::string& path) {
+        const std::filesystem::path file = path;
+        const std::string dir = file.has_parent_path() ? file.parent_path().string() : ".",
+                          begin = file.filename().string() + temporary_mark;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto [found, is_new] = unfinished_.emplace(dir, std::set<std::string>());
+        std::error_code error;  // a missing directory has none
+        if (is_new)
+            for (std::filesystem::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error))
+                if (const std::string name = entry->path().filename().string(); is_unfinished(name)) found->second.insert(name);
+        const auto name = found->second.lower_bound(begin);
+        if (name != found->second.end() && name->compare(0, begin.size(), begin) == 0) remove_unfinished(path);
+    }
+
+private:
+    inline static std::mutex mutex_;
+    inline static std::map<std::string, std::set<std::string>> unfinished_;  // of each directory, when it was listed
+};
+
 // Transfers `bytes` by system calls: some(done) transfers a part of the bytes after `done`, and returns its size. Retries after
 // signals. Returns false with errno, which is ENOSPC if nothing was transferred.
 template <class Some>
@@ -521,7 +546,9 @@ bool move_all(size_t bytes, Some some) {
 
 class FileWriter {
 public:
+    // Removes what killed processes left of this file.
     explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
+        LeftByKilledProcesses::remove(path);
         fd_ = create_new_file(temporary_);
         if (fd_ < 0) fail("cannot write %s: %s; HINT: its folder must exist and be writable", path.c_str(), strerror(errno));
         flock(fd_, LOCK_EX | LOCK_NB);  // for remove_unfinished

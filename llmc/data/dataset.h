@@ -413,7 +413,8 @@ public:
     // by the rejected one.
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
                        const std::string& chat_template = "", bool pairs = false)
-        : bin_(writer(unclaimed(prefix, tokenizer.known()) + ".bin", kept, kept ? kept->bin_bytes : 0)),
+        : owns_bin_(has_bin_of_killed_process(prefix)),
+          bin_(writer(unclaimed(prefix, tokenizer.known()) + ".bin", kept, kept ? kept->bin_bytes : 0)),
           idx_(writer(prefix + ".idx", kept, kept ? kept->idx_bytes : 0)),
           bin_path_(prefix + ".bin"),
           idx_path_(prefix + ".idx"),
@@ -487,7 +488,8 @@ public:
         if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_, pairs_}));
         keep();
         if (origin_) origin_->keep();
-        if (file_exists(bin_path_) && !file_exists(idx_path_))
+        if (file_exists(idx_path_)) unlink(bin_path_.c_str());  // first: without its index it would look like a user's file
+        else if (file_exists(bin_path_) && !owns_bin_)
             print_line(stderr, "note: " + bin_path_ + ", which is no prepared data, is now " + set_aside(bin_path_));
         unlink(idx_path_.c_str());  // an old index must not be paired with the new tokens
         unlink(mask_path_.c_str());
@@ -526,6 +528,31 @@ private:
                 idx.c_str(), origin.c_str());
         return prefix;
     }
+    // Whether PREFIX.bin is of a process that was killed before it renamed the index, which is complete.
+    static bool has_bin_of_killed_process(const std::string& prefix) {
+        const std::string bin = prefix + ".bin", idx = prefix + ".idx";
+        if (!is_regular(bin) || file_exists(idx)) return false;
+        const std::filesystem::path file = idx;
+        const std::string dir = file.has_parent_path() ? file.parent_path().string() : ".",
+                          begin = file.filename().string() + temporary_mark;
+        for (const std::string& name : names_in(dir))
+            if (name == file.filename().string() + partial_ending || (is_unfinished(name) && begins_with(name, begin)))
+                if (is_index_of(dir + "/" + name, bin)) return true;
+        return false;
+    }
+
+public:
+    // Whether a file is the complete index of these tokens.
+    static bool is_index_of(const std::string& path, const std::string& bin) {
+        try {
+            MegatronIndex(path, bin, (size_t)std::filesystem::file_size(bin));
+            return true;
+        } catch (const Error&) {  // of other tokens, or not complete
+            return false;
+        }
+    }
+
+private:
     static bool is_index(const std::string& path) {
         return beginning_of(path, sizeof megatron_magic) == std::string(megatron_magic, sizeof megatron_magic);
     }
@@ -543,6 +570,7 @@ private:
         }
     }
 
+    const bool owns_bin_;  // an earlier process of this program has written PREFIX.bin
     FileWriter bin_, idx_;
     std::optional<FileWriter> origin_, mask_;
     std::string bin_path_, idx_path_, origin_path_, mask_path_;

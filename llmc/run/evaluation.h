@@ -305,8 +305,8 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
                            bool main_rank, const TaskFunctions& functions) {
     nlohmann::ordered_json results;
     std::vector<double> centred;
-    std::string answers;
-    if (main_rank && !o.answers.empty()) write_file_atomically(o.answers, answers);  // fails here, before all the work
+    std::optional<FileWriter> writer;
+    if (main_rank && !o.answers.empty()) writer.emplace(o.answers);  // fails here, before all the work
     for (const TaskFile& file : files) {
         const Task& task = file.task;
         const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, o.num_fewshot,
@@ -318,19 +318,20 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
         if (main_rank)
             progress.emplace(std::filesystem::path(task.file).stem().string(), written ? (int64_t)all.requests.size() : tokens,
                              written ? "answers" : "tokens");
-        const std::vector<Metric> metrics =
-            functions
-                .measure(task, all, progress ? &*progress : nullptr,
-                         [&](const std::vector<std::string>& texts) { answers += answer_lines(task, all, texts); })
-                .value();
+        const std::vector<Metric> metrics = functions
+                                                .measure(task, all, progress ? &*progress : nullptr,
+                                                         [&](const std::vector<std::string>& texts) {
+                                                             if (writer) writer->write(answer_lines(task, all, texts));
+                                                         })
+                                                .value();
         if (const auto accuracy = centred_accuracy(task, all.examples, metrics)) centred.push_back(*accuracy);
         if (!progress) continue;
         progress->finish();
         const Table table = task_table(task, all, metrics, o.num_fewshot);
         if (o.json) results[task.file] = table.json().begin().value();
         else table.print();
-        if (!o.answers.empty()) write_file_atomically(o.answers, answers);
     }
+    if (writer) writer->commit();
     if (!main_rank) return;
     nlohmann::ordered_json json = {{"tasks", results}};
     if (centred.size() > 1) {

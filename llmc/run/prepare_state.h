@@ -41,7 +41,10 @@ public:
         if (!o.encoding.empty()) same["options"].push_back("encoding " + o.encoding);
         if (o.skip_bad_files) same["options"].push_back("skip-bad-files");
         same_ = nlohmann::json::parse(json_text(same));
-        if (file_exists(path_)) load();
+        if (file_exists(path_)) {
+            undo_renames();
+            load();
+        }
     }
     const TokenDatasetWriter::Kept& kept() const { return kept_; }
     // True if the last run was killed after its data were complete, with only this file remaining.
@@ -112,6 +115,15 @@ private:
         return read_files_;
     }
 
+    // A process that was killed between renaming the tokens and renaming their index: both are resumed from.
+    void undo_renames() const {
+        const std::string idx = prefix_ + ".idx", bin = prefix_ + ".bin";
+        if (file_exists(idx) || !file_exists(idx + partial_ending) || file_exists(bin + partial_ending)) return;
+        if (!file_exists(bin) || !TokenDatasetWriter::is_index_of(idx + partial_ending, bin)) return;
+        for (const std::string& path : {bin, prefix_ + mask_ending})
+            if (file_exists(path) && rename(path.c_str(), (path + partial_ending).c_str()) != 0)
+                fail("cannot rename %s to %s%s: %s", path.c_str(), path.c_str(), partial_ending, strerror(errno));
+    }
     void load() {
         const nlohmann::json j = parse_json(read_whole_file(path_), path_);
         std::string other;
