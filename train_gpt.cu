@@ -160,11 +160,13 @@ constexpr const char* advice_training =
 constexpr const char* advice_inference =
     "fewer or shorter texts at a time, a smaller model or, with generate and eval, more ranks (--tp)";
 
+static size_t host_memory_for(const Model& m) {
+    return memory_for_rank(*m.ranks, m.arena.bytes_on_host(), cpu::available_memory());
+}
 // Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
 static void allocate(be::Ctx& ctx, Model& m) {
     const bool trains = m.recompute != Recompute::inference;
-    m.arena.allocate(memory_for_rank(*m.ranks, m.arena.bytes_on_host(), cpu::available_memory()),
-                     trains ? advice_training : advice_inference);
+    m.arena.allocate(host_memory_for(m), trains ? advice_training : advice_inference);
     const ModelConfig& c = m.c;
     const auto send = [&](real* place, const std::vector<real>& from) {
         be::upload(ctx, place, from.data(), from.size() * sizeof(real));
@@ -1555,6 +1557,7 @@ static std::unique_ptr<Model> plan_run(Run& run) {
         print_line(stderr, format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
                                   "capability 9.0 and heads of 64 or 128, not for heads of %d%s on %s",
                                   run.c.HS(), changed ? " with a soft cap or dropout" : "", run.ctx.description().c_str()));
+    if (!o.dry_run) m->arena.check(host_memory_for(*m), advice_training);  // before minutes of ordering samples
     open_data(run);
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");

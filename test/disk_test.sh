@@ -190,3 +190,5 @@ for at in 1 2 3; do
     expect "prepare --resume again, after rename $at" "$program" prepare --resume --input text.txt --output "$work/part" --tokenizer tok --split-documents blank
     expect "prepare --resume: the same, after rename $at" cmp part.bin text.bin
 done
+expect "a model that is too large is refused before its samples are ordered" refused timeout 60 "$program" train --size 70b --tokenizer tok --data-path text --out big
+says "by its memory" "error: .* memory"

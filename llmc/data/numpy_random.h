@@ -9,9 +9,18 @@ class NumpyRandom {
 public:
     explicit NumpyRandom(uint32_t seed) : mt_(seed) {}
 
+    // The numbers do not depend on x: they are drawn some places ahead, so that the memory that they select is on its way.
     template <class T>
     void shuffle(T* x, int64_t n) {
-        for (int64_t i = n - 1; i >= 1; i--) std::swap(x[i], x[below_or_equal((uint64_t)i)]);
+        constexpr int64_t ahead = 64;
+        uint64_t drawn[ahead];
+        for (int64_t i = n - 1, next = i; i >= 1; i--) {
+            for (; next >= 1 && next > i - ahead; next--) {
+                drawn[next % ahead] = below_or_equal((uint64_t)next);
+                __builtin_prefetch(x + drawn[next % ahead], 1);
+            }
+            std::swap(x[i], x[drawn[i % ahead]]);
+        }
     }
 
 private:

@@ -66,11 +66,15 @@ public:
     size_t bytes_for_host() const { return for_host_; }
     const std::vector<std::pair<std::string, size_t>>& purposes() const { return purposes_; }
 
+    // Fails where allocate() would.
+    void check(size_t on_host, const char* advice) const {
+        if (!be::memory_is_host) check_available(backend_.bytes, be::available_memory(), "GPU memory", advice);
+        check_available(bytes_on_host(), on_host, "memory", advice);
+    }
     // Allocates the memory, zero-filled, and points every slot at its region. If memory does not suffice, fails with advice on
     // reducing it; on_host: available host memory.
     void allocate(size_t on_host = cpu::available_memory(), const char* advice = "a smaller model") {
-        if (!be::memory_is_host) check_available(backend_.bytes, be::available_memory(), "GPU memory", advice);
-        check_available(bytes_on_host(), on_host, "memory", advice);
+        check(on_host, advice);
         if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
         for (Place* place : {&host_, &locked_})
             if (place->bytes) place->memory = cpu::allocate_memory(place->bytes);
