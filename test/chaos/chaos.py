@@ -150,7 +150,7 @@ class Chaos:
         calls = {}
         for path in place.dir.glob("calls.*"):
             calls[int(path.suffix[1:])] = {name: int(n) for name, n in (line.split() for line in path.read_text().splitlines())}
-        step = verify.read_state(place.out / "latest")["step"]
+        step = verify.read_state(verify.latest(place.out))["step"]
         for folder in verify.checkpoints(place.out).values():
             if folder.name != "step_%08d" % step:
                 shutil.rmtree(folder)
@@ -251,7 +251,7 @@ class Case:
         place, s = self.place, self.s
         log_is_whole = "log" not in place.touched
         verify.check_alone(place.out, s.ranks(layout), self.chaos.plain(s), place.touched)
-        target = place.out / "latest" if place.damaged else place.out
+        target = verify.latest(place.out) if place.damaged else place.out
         inspected = subprocess.run([self.chaos.programs[s.build], "inspect", target], capture_output=True, text=True)
         require(inspected.returncode == 0, "inspect finds fault with the finished run", (inspected.stdout + inspected.stderr)[-400:])
         signalled = any(isinstance(f, (faults.Signals, faults.ExitAfter)) for f in self.tried)

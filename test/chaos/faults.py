@@ -378,7 +378,7 @@ class FailAtCall(Shim):
 
     def draw(self):
         super().draw()
-        self.error, self.times = self.rng.choice([errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EMFILE]), self.rng.choice([1, 1, 3, 1000000])
+        self.error, self.times = self.rng.choice([errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EMFILE, errno.ESTALE, errno.EXDEV]), self.rng.choice([1, 1, 3, 1000000])
 
     def prepare(self, launch, attempt):
         super().prepare(launch, attempt)
@@ -386,6 +386,62 @@ class FailAtCall(Shim):
 
     def value(self):
         return f"{self.call} {self.at} {self.error} {self.times}"
+
+
+class LostWrite(Shim):
+    """A write into a checkpoint reports success and is lost: the save must be repeated."""
+
+    keeps_saves, variable, chance = True, "CHAOS_LOSE", 2
+
+    def draw(self):
+        super().draw()
+        self.call = self.rng.choice(["pwrite", "pwrite", "write"])
+
+    def prepare(self, launch, attempt):
+        super().prepare(launch, attempt)
+        launch.environment["CHAOS_PART"] = ".step_"
+
+    def value(self):
+        return f"{self.call} {self.at}"
+
+
+class WrongWrite(LostWrite):
+    """A write into a checkpoint writes one wrong bit."""
+
+    variable = "CHAOS_WRONG"
+
+
+class ReadFails(Shim):
+    """Reading fails with an input/output error or a stale handle: once, or for a second."""
+
+    refuses, keeps_saves, variable, chance = True, True, "CHAOS_FAIL", 2
+
+    def draw(self):
+        super().draw()
+        self.call, self.error, self.times = self.rng.choice(["pread", "pread", "stat"]), self.rng.choice([errno.EIO, errno.ESTALE]), self.rng.choice([1, 1, 4])
+
+    def value(self):
+        return f"{self.call} {self.at} {self.error} {self.times}"
+
+
+class OddFileSystem(Shim):
+    """No symbolic links (latest is a file then), no locks, locks that do nothing, or no fsync, as of some file systems."""
+
+    keeps_saves = True
+
+    def draw(self):
+        super().draw()
+        self.lacks = self.rng.choice(["links", "locks", "locking", "fsync"])
+
+    def prepare(self, launch, attempt):
+        super().prepare(launch, attempt)
+        launch.environment.pop("")
+        name, value = self.value().split("=")
+        launch.environment[name] = value
+
+    def value(self):
+        return {"links": f"CHAOS_FAIL=symlink 1 {errno.EPERM} 1000000", "locks": f"CHAOS_FAIL=flock 1 {errno.ENOLCK} 1000000",
+                "locking": "CHAOS_NOTHING=flock", "fsync": f"CHAOS_FAIL=fsync 1 {errno.EINVAL} 1000000"}[self.lacks]  # fmt: skip
 
 
 class SlowFiles(Shim):
@@ -653,7 +709,7 @@ class UserFiles(Fault):
 
 
 ALL = [KillRank, KillMpirun, KillAll, Pause, Freeze, SlowRank, Nice, Signals, ExitAfter, TwoStarters, Output, DiskFull, ReadOnly, NotMine,
-       Limit, DieAtCall, FailAtCall, SlowFiles, ClockJump, Remove, RemoveBetween, Replace, ReplaceBetween, FlipBit, Truncate, HalfLine, Copy,
+       Limit, DieAtCall, FailAtCall, LostWrite, WrongWrite, ReadFails, OddFileSystem, SlowFiles, ClockJump, Remove, RemoveBetween, Replace, ReplaceBetween, FlipBit, Truncate, HalfLine, Copy,
        OtherLayout, UserFiles, FlipWeight, FlakyGradient]  # fmt: skip
 ALONE = {DiskFull, ReadOnly, TwoStarters, NotMine, Freeze, FlipWeight, FlakyGradient}  # at most one of these per attempt
 

@@ -89,7 +89,7 @@ class Place:
             if "OUT" in self.touched and problem:
                 self.damaged.add(folder.name)
             require(not problem or folder.name in self.damaged, "a checkpoint is not whole under its final name", f"{folder.name}: {problem}")
-        latest = self.out / "latest"
+        latest = verify.latest(self.out)
         if "latest" not in self.touched and "checkpoints" not in self.touched:
             require(not latest.is_symlink() or latest.exists(), "latest points to nothing", os.readlink(latest) if latest.is_symlink() else "")
         spoiled = {int(verify.STEP.match(name)[1]) for name in self.damaged}
@@ -98,9 +98,9 @@ class Place:
             there = any(step >= newest for step in [*verify.intact_steps(self.out), *spoiled])  # maybe not announced yet
             require(there, "the newest checkpoint that the log announces is not there", f"step {newest}")
         if end in ("finished", "stopped") and not {"latest", "checkpoints", "OUT"} & self.touched:
-            if end == "stopped" and not latest.is_symlink() and not any(r.get("kind") == "step" for r in verify.read_log(self.out / "log.jsonl")):
+            if end == "stopped" and not latest.exists() and not any(r.get("kind") == "step" for r in verify.read_log(self.out / "log.jsonl")):
                 return  # before the first step there is nothing to save
-            require(latest.is_symlink() and latest.exists(), f"{end} with status 0, but there is no latest checkpoint")
+            require(latest.exists(), f"{end} with status 0, but there is no latest checkpoint")
             step = verify.read_state(latest)["step"]
             require(end != "finished" or step == final_step, "finished, but the latest checkpoint is not the last step's", f"{step}, not {final_step}")
 

@@ -181,6 +181,12 @@ def ending_of(records):
 
 
 # ---- a whole run -------------------------------------------------------------------------------------------------------------
+def latest(out):
+    """OUT/latest: a link to the newest checkpoint, or what a file names where there are no links."""
+    path = out / "latest"
+    return out / path.read_text().strip() if path.is_file() and STEP.match(path.read_text(errors="replace").strip()) else path
+
+
 def read_state(checkpoint):
     state = json.loads((checkpoint / "training/state.json").read_bytes())
     return {k: v for k, v in state.items() if k not in ("options", "layout")}
@@ -189,14 +195,14 @@ def read_state(checkpoint):
 def check_alone(out, ranks, plain, touched):
     """A finished run is consistent. plain: no batch was skipped; touched: what faults have changed."""
     log_is_whole = "log" not in touched
-    latest = out / "latest"
-    require(latest.is_symlink() and latest.exists(), "latest is not a link to a checkpoint", str(latest))
-    check_manifest(latest)
-    check_tensors(latest)
-    state = read_state(latest)
+    newest = latest(out)
+    require(newest.exists() and (newest.is_symlink() or newest.name != "latest"), "latest is not a link to a checkpoint", str(newest))
+    check_manifest(newest)
+    check_tensors(newest)
+    state = read_state(newest)
     require(state["updates"] == state["step"] - state["skipped_steps"], "updates are not the steps that were not skipped")
     require((out / "report.html").exists() or {"report", "log"} & touched, "there is no report")
-    require(latest.resolve().name == "step_%08d" % state["step"], "latest is of another step than its state says")
+    require(newest.resolve().name == "step_%08d" % state["step"], "latest is of another step than its state says")
     records = read_log(out / "log.jsonl", whole=log_is_whole)
     if not log_is_whole:
         return
