@@ -620,6 +620,10 @@ TEST(When, DurationsAndIntervals) {
     EXPECT_EQ(parse_save_interval("500").steps, 500);
     EXPECT_EQ(parse_save_interval("500").seconds, 0);
     EXPECT_EQ(parse_save_interval("30m").seconds, 1800);
+    EXPECT_EQ(parse_save_interval("5min").seconds, 300);
+    EXPECT_EQ(parse_save_interval("1h30").seconds, 3630);
+    EXPECT_EQ(parse_save_interval("10k").steps, 10000);
+    EXPECT_EQ(parse_save_interval("1,000").steps, 1000);
     EXPECT_EQ(parse_save_interval("0").steps, 0);
     for (const char* bad : {"", "often", "-5", "0s", "5 steps"})
         expect_error([&] { parse_save_interval(bad); }, {"--save-every"});

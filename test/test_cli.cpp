@@ -4,6 +4,8 @@
 #include <sstream>
 
 #include "../llmc/run/cli.h"
+#include "../llmc/run/hub.h"
+#include "../llmc/run/planner.h"
 #include "files.h"
 
 namespace test_cli {
@@ -208,11 +210,13 @@ TEST(Cli, NamesOfOtherProgramsLeadToOurs) {
         {"--epochs", "--train-iters"},
         {"--max-steps", "--train-iters"},
         {"--fp16", "PRECISION=fp32"},
-        {"--bf16", "PRECISION=bf16"},
-        {"--wandb-project", "report.html"},
+        {"--dtype", "PRECISION=bf16"},
+        {"--wandb-run-name", "report.html"},
         {"--block_size", "--seq-length"},
         {"--n_embd", "--hidden-size"},
-        {"--save", "--out"},
+        {"--output-dir", "--out"},
+        {"--train.max_steps", "--train-iters"},
+        {"--train.global_batch_size", "--global-batch-size"},
         {"-b", "--micro-batch-size"},
         {"-l", "--lr"},
         {"--sequence-parallell", "did you mean"},
@@ -238,6 +242,250 @@ TEST(Cli, NamesOfOtherProgramsLeadToOurs) {
                 EXPECT_TRUE(word.compare(0, 2, "--") != 0 || exists(word)) << c.name << ": " << word;
             }
             for (std::string name; names >> name;) EXPECT_FALSE(exists("--" + name)) << c.name << ": " << name;
+        }
+}
+
+// What `arguments` of a command are answered with.
+template <class Options>
+std::string answer_of(const std::string& command, const std::vector<std::string>& arguments) {
+    Options o;
+    try {
+        cli::parse(command, o, arguments);
+    } catch (const UsageError& e) {
+        return e.what();
+    }
+    return "accepted";
+}
+
+TEST(Cli, NamesOfOtherProgramsLeadToOursInAllCommands) {
+    const auto expect = [](const std::string& text, const std::string& ours) {
+        EXPECT_NE(text.find(ours), std::string::npos) << text;
+    };
+    expect(answer_of<GenerateOptions>("generate", {"-m", "run", "-p", "Hello"}), "--model");  // llama.cpp
+    expect(answer_of<GenerateOptions>("generate", {"-m", "run", "-p", "Hello"}), "--prompt");
+    expect(answer_of<GenerateOptions>("generate", {"-ngl", "99"}), "nothing to choose");
+    expect(answer_of<GenerateOptions>("generate", {"--checkpoint_dir", "run"}), "--model");  // litgpt
+    expect(answer_of<GenerateOptions>("generate", {"--start", "Hello"}), "--prompt");        // nanoGPT
+    expect(answer_of<ServeOptions>("serve", {"--max-model-len", "512"}), "--seq-length");    // vLLM
+    expect(answer_of<ServeOptions>("serve", {"--tensor-parallel-size", "2"}), "one process");
+    expect(answer_of<EvalOptions>("eval", {"--model_args", "pretrained=run"}), "--tasks");    // lm-eval
+    expect(answer_of<TokenizerOptions>("tokenizer", {"--model_prefix", "tok"}), "--output");  // SentencePiece
+    expect(answer_of<ExportOptions>("export", {"--outfile", "x.gguf"}), "--gguf");            // llama.cpp
+    expect(answer_of<PrepareOptions>("prepare", {"--num-proc", "8"}), "--workers");
+    expect(answer_of<CurateOptions>("curate", {"--minhash"}), "--near-duplicates");
+}
+
+TEST(Cli, WordsWithoutAnOptionAreExplained) {
+    const auto expect = [](const std::string& text, const std::string& meant) {
+        EXPECT_NE(text.find(meant), std::string::npos) << text;
+    };
+    expect(answer_of<GenerateOptions>("generate", {"run1", "Hello"}), "did you mean --model run1 --prompt Hello?");
+    expect(answer_of<GenerateOptions>("generate", {"run1", "Hello you"}), "did you mean --model run1 --prompt \"Hello you\"?");
+    expect(answer_of<ServeOptions>("serve", {"run1"}), "did you mean --model run1?");
+    expect(answer_of<EvalOptions>("eval", {"run1", "book.txt"}), "did you mean --model run1 --text book.txt?");
+    expect(answer_of<PrepareOptions>("prepare", {"a.txt", "b.txt", "--tokenizer", "t"}), "did you mean --input a.txt b.txt?");
+    expect(answer_of<ImportOptions>("import", {"m.gguf", "dir"}), "did you mean --gguf m.gguf --out dir?");
+    expect(answer({"run.toml"}), "did you mean --config run.toml?");
+    expect(answer({"gpt2-124m"}), "did you mean --preset gpt2-124m?");
+    expect(answer({"--lr", "1e-3", "data/web.bin"}), "did you mean --data-path data/web?");
+    expect(answer({"stray"}), "'stray' belongs to no option");
+    expect(answer({"--lr", "1e-3", "2e-3"}), "'2e-3' belongs to no option: --lr already has its value");
+}
+
+TEST(Cli, AllMistakesAreReportedAtOnce) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "run.toml", "lr = 1\nnum-layer = 3\nseq-length = many\nlr-decay-style = \"cosin\"\n");
+    refused({"--config", dir / "run.toml", "--learning-rate", "1e-3", "--num-layers", "0", "stray", "--seed"},
+            {"7 mistakes", "run.toml:2: 'num-layer' is not an option of train; did you mean --num-layers?",
+             "run.toml:3: --seq-length is 'many'", "run.toml:4: --lr-decay-style is 'cosin'", "did you mean cosine?",
+             "the learning rate is --lr", "--num-layers is '0'", "'stray' belongs to no option", "--seed has no value"});
+    EXPECT_EQ(answer({"--num-layers", "0"}), "--num-layers is '0'; it must be a whole number from 1 to 10000");
+    test::write_file(dir / "good.toml", "lr = 1\n");
+    refused({"--config", dir / "goo.toml"}, {"goo.toml", "did you mean " + (dir / "good.toml") + "?"});
+    testing::internal::CaptureStdout();
+    TrainOptions o;
+    EXPECT_FALSE(cli::parse("train", o, {"--learning-rate", "1e-3", "--help"})) << "help in spite of mistakes";
+    testing::internal::GetCapturedStdout();
+}
+
+TEST(Cli, NumbersAndChoicesAsPeopleTypeThem) {
+    for (const char* ten : {"10k", "10K", "10_000", "10,000", "1e4", "0.01M"})
+        EXPECT_EQ(parsed({"--train-iters", ten}).train_iters, 10000);
+    EXPECT_EQ(parsed({"--train-samples", "1,234,567"}).train_samples, 1234567);
+    EXPECT_EQ(parsed({"--train-samples", "2b"}).train_samples, 2000000000);
+    for (const char* bad :
+         {"1,5", "1,00", "10,00", ",100", "1,,000", "1_", "_1", "1,000,00", "10kk", "k", "1,0000", "1000,000"})
+        refused({"--train-iters", bad}, {std::string("'") + bad + "'", "whole number"});
+    for (const char* comma : {"0,001", "1,500"}) refused({"--lr", comma}, {"'" + std::string(comma) + "'", "a number"});
+    refused({"--train-iters", "0,001"}, {"'0,001'"});
+    EXPECT_EQ(parse_duration("5min"), 300);
+    EXPECT_EQ(parse_duration("2 Hours 30 minutes"), 9000);
+    EXPECT_EQ(parse_duration("1.5h"), 5400);
+    for (const char* bad : {"5 fortnights", "5min30x", "min", "1 2h"}) EXPECT_TRUE(std::isnan(parse_duration(bad))) << bad;
+    EXPECT_EQ(parsed({"--device", "H100"}).device, "h100");
+    for (const char* same : {"RTX 4090", "rtx4090", "RTX_4090", "rtx-4090"})
+        EXPECT_EQ(parsed({"--device", same}).device, "rtx-4090");
+    refused({"--device", "4090"}, {"'4090'", "did you mean rtx-4090?"});
+    for (const cli::OptionRow& row : cli::options_of("train"))
+        for (const std::string& device : row.name == "device" ? row.allowed.choices : Strings()) {
+            const Device d = find_device(device);
+            EXPECT_TRUE(d.tflops >= 50 && d.memory_gib >= 20 && d.memory_gbs >= 300 && d.watts >= 50) << device;
+        }
+    EXPECT_EQ(parsed({"--lr-decay-style", "wsd"}).lr_decay_style, "WSD");
+    EXPECT_EQ(parsed({"--lr-decay-style", "Inverse_Square_Root"}).lr_decay_style, "inverse-square-root");
+    EXPECT_FALSE(parsed({"--swiglu=False"}).swiglu);
+    ExportOptions e;
+    EXPECT_TRUE(cli::parse("export", e, {"--type", "Q8_0"}));
+    EXPECT_EQ(e.type, "q8_0");
+}
+
+TEST(Cli, PathsMayBeginWithAHomeDirectory) {
+    const test::TemporaryDirectory dir;
+    const std::string before = getenv("HOME") ? getenv("HOME") : "";
+    setenv("HOME", "/home/me", 1);
+    const TrainOptions o =
+        parsed({"--out=~/run", "--data-path", "0.5", "~/a", "0.5", "~", "--sample-prompt", "~/x", "--resume", "~/r"});
+    EXPECT_EQ(o.out, "/home/me/run");
+    EXPECT_EQ(o.data_path, (Strings{"0.5", "/home/me/a", "0.5", "/home/me"}));
+    EXPECT_EQ(o.resume, "/home/me/r");
+    EXPECT_EQ(o.sample_prompt, "~/x") << "is no path";
+    test::write_file(dir / "run.toml", "out = \"~/b\"\neval-tasks = ['~/t.jsonl']\n");
+    EXPECT_EQ(parsed({"--config", dir / "run.toml"}).out, "/home/me/b");
+    EXPECT_EQ(parsed({"--config", dir / "run.toml"}).eval_tasks[0], "/home/me/t.jsonl");
+    CurateOptions c;
+    EXPECT_TRUE(cli::parse("curate", c, {"--train-language", "en:~/en.txt", "~/all", "--input", "~/*.txt"}));
+    EXPECT_EQ(c.train_language, (Strings{"en:/home/me/en.txt", "/home/me/all"}));
+    EXPECT_EQ(c.input[0], "/home/me/*.txt");
+    EXPECT_EQ(expand_home("~nobody_of_this_name/x"), "~nobody_of_this_name/x");
+    EXPECT_EQ(expand_home("~root/x"), "/root/x");
+    EXPECT_EQ(expand_home("a~/x"), "a~/x");
+    // Every option whose help speaks of a directory or a file has a value that is known as a path.
+    for (const cli::Command& command : cli::commands())
+        for (const cli::OptionRow& row : cli::options_of(command.name)) {
+            const bool speaks = row.help.find("directory") != std::string::npos || row.help.find(" file") != std::string::npos;
+            if (row.flag || !speaks || !row.allowed.choices.empty() || row.metavar == "TEXT" || row.metavar == "N") continue;
+            if (row.name == "max-bad-lines" || row.name == "name" || row.name == "chat-template" ||
+                row.name == "served-model-name" || row.name == "lora-targets" || row.name == "rope-scaling-set" ||
+                row.name == "languages")
+                continue;  // no path
+            EXPECT_EQ(cli::path_value(row, row.metavar == "LABEL:FILE ..." ? "a:~/x" : "~/x").find('~'), std::string::npos)
+                << command.name << " --" << row.name << " " << row.metavar;
+        }
+    setenv("HOME", before.c_str(), 1);
+}
+
+// Of a path that does not exist, the nearest one that does; only ORG/NAME is a model to download.
+TEST(Cli, MissingPathsLeadToTheNearestName) {
+    const test::TemporaryDirectory dir;
+    make_directory(dir / "runs");
+    make_directory(dir / "runs/first");
+    test::write_file(dir / "runs/first/config.json", "{}");
+    EXPECT_EQ(similar_path(dir / "runs/frist"), dir / "runs/first");
+    EXPECT_EQ(similar_path(dir / "rns/first/config.json"), dir / "runs/first/config.json");
+    EXPECT_EQ(similar_path(dir / "rns/second"), "");
+    EXPECT_EQ(similar_path(dir / "runs/first"), "") << "it exists";
+    EXPECT_EQ(similar_path(dir / "runs/first/config.json/x"), "") << "a file has no folder";
+    EXPECT_EQ(hint_on_missing_path(dir / "runs/frist"), "; did you mean " + (dir / "runs/first") + "?");
+    EXPECT_EQ(hint_on_missing_path("some-org/some-model"), "; HINT: hf download some-org/some-model");
+    for (const char* path : {"some-model", "some-org/x/y", "./some-org/x", "some-org/data.jsonl", "tmp_of_nobody", "some-org/"})
+        EXPECT_EQ(hint_on_missing_path(path), "") << path;
+    test::expect_error([&] { read_whole_file(dir / "runs/first/confg.json"); },
+                       {"cannot open", "did you mean", "config.json?"});
+}
+
+TEST(Cli, ValuesOfConfigurationFilesThatOthersReplaceAreKept) {
+    const test::TemporaryDirectory dir;
+    test::write_file(dir / "recipe.toml", "num-layers = 4\nlr = 0.1\nswiglu = true\nseed = 1\ntrain-samples = 5\n");
+    test::write_file(dir / "tuned.toml", "num-layers = 8\nlr = 0.1\n");
+    const TrainOptions o = parsed({"--seed", "2", "--config", dir / "recipe.toml", "--config", dir / "tuned.toml",
+                                   "--no-swiglu", "--no-train-samples", "--hidden-size", "3", "--hidden-size", "4"});
+    EXPECT_EQ(o.num_layers, 8);
+    Strings texts;
+    for (const Replaced& r : o.replaced) texts.push_back(r.option + " " + r.text());
+    const std::string recipe = dir / "recipe.toml";
+    EXPECT_EQ(texts, (Strings{"num-layers 8, instead of 4 in " + recipe + ":1; from " + (dir / "tuned.toml") + ":1",
+                              "seed 2, instead of 1 in " + recipe + ":4", "swiglu false, instead of true in " + recipe + ":3",
+                              "train-samples the default, instead of 5 in " + recipe + ":5"}));
+}
+
+TEST(Cli, AJobLineOfMegatronIsTaken) {
+    const TrainOptions o = parsed({"--tensor-model-parallel-size",
+                                   "2",
+                                   "--num-layers",
+                                   "24",
+                                   "--hidden-size",
+                                   "1024",
+                                   "--num-attention-heads",
+                                   "16",
+                                   "--bf16",
+                                   "--use-flash-attn",
+                                   "--use-mcore-models",
+                                   "--transformer-impl",
+                                   "transformer_engine",
+                                   "--num-workers",
+                                   "4",
+                                   "--tokenizer-type",
+                                   "Llama2Tokenizer",
+                                   "--tokenizer-model",
+                                   "~/tok",
+                                   "--save",
+                                   "ckpt",
+                                   "--load",
+                                   "ckpt",
+                                   "--save-interval",
+                                   "500",
+                                   "--exit-duration-in-mins",
+                                   "230",
+                                   "--use-distributed-optimizer",
+                                   "--overlap-grad-reduce",
+                                   "--sequence-parallel",
+                                   "--recompute-granularity",
+                                   "full",
+                                   "--recompute-method",
+                                   "uniform",
+                                   "--recompute-num-layers",
+                                   "1",
+                                   "--data-impl",
+                                   "mmap",
+                                   "--distributed-timeout-minutes",
+                                   "30",
+                                   "--context-parallel-size",
+                                   "1",
+                                   "--layernorm-epsilon",
+                                   "1e-6",
+                                   "--log-throughput"});
+    EXPECT_EQ(o.out, "ckpt");
+    EXPECT_EQ(o.resume, "auto") << "as --load where --save writes";
+    EXPECT_EQ(o.save_every, "500");
+    EXPECT_EQ(o.exit_after, "230m");
+    EXPECT_EQ(o.distributed_timeout, "30m");
+    EXPECT_EQ(o.norm_epsilon, 1e-6);
+    EXPECT_EQ(o.tokenizer, expand_home("~/tok"));
+    EXPECT_EQ(o.recompute_num_layers, 0) << "uniform recomputes all";
+    EXPECT_FALSE(o.no_sequence_parallel);
+    std::string notes;
+    for (const std::string& note : o.notes) notes += note + "\n";
+    for (const char* part :
+         {"--bf16 has no effect: ", "--save is --out", "--transformer-impl has no effect", "uniform recomputes all"})
+        EXPECT_NE(notes.find(part), std::string::npos) << notes;
+    EXPECT_EQ(parsed({"--load", "other", "--out", "here"}).resume, "other");
+    EXPECT_EQ(parsed({"--recompute-method", "block", "--recompute-num-layers", "3"}).recompute_num_layers, 3);
+    EXPECT_NE(answer({"--context-parallel-size", "2"}).find("only 1 is"), std::string::npos);
+    EXPECT_NE(answer({"--recompute-method", "other"}).find("uniform, block"), std::string::npos);
+    EXPECT_NE(answer({"--fp16"}).find("there is no fp16"), std::string::npos) << "it would change the result";
+    // Names here exist, and none of the names taken is one of ours.
+    for (const cli::MegatronName& row : cli::megatron_names)
+        for (const cli::Command& c : cli::commands()) {
+            if (!cli::is_listed(row.commands, c.name)) continue;
+            const auto rows = cli::options_of(c.name);
+            const auto exists = [&](const std::string& name) {
+                return std::any_of(rows.begin(), rows.end(),
+                                   [&](const cli::OptionRow& r) { return r.name == name || r.alias == name; });
+            };
+            const std::string here = row.here;
+            EXPECT_TRUE(here.empty() || exists(here.substr(0, here.find('=')))) << c.name << ": " << here;
+            std::stringstream names(row.names);
+            for (std::string name; names >> name;) EXPECT_FALSE(exists(name)) << c.name << ": " << name;
         }
 }
 

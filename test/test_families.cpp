@@ -781,7 +781,7 @@ TEST(Hub, FindsDownloadedModels) {
     EXPECT_NE(hub_cache().find("huggingface/hub"), std::string::npos);
     unsetenv("XDG_CACHE_HOME");
     for (const char* path : {"../a/b", "./a", "a/b/c", "/a", "a/", "a b/c"}) EXPECT_FALSE(is_hub_name(path)) << path;
-    expect_error([&] { model_directory("./nowhere"); }, {"./nowhere", "is no directory", "output directory"});
+    expect_error([&] { model_directory("./nowhere"); }, {"./nowhere", "does not exist", "output directory"});
 }
 
 }  // namespace test_families

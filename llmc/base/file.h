@@ -10,6 +10,7 @@
 // but cannot be read is Unreadable, after reading was tried again for some seconds (patiently).
 #pragma once
 #include <fcntl.h>
+#include <pwd.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -20,6 +21,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -34,6 +36,7 @@
 #include <vector>
 
 #include "check.h"
+#include "similar.h"
 #include "terminal.h"
 
 // ---- files that are truncated while they are mapped ------------------------------------------------------------------------
@@ -156,7 +159,8 @@ inline bool may_pass(int error) {
 }
 // Throws: the file `path` cannot be opened or read, for the reason `error`.
 [[noreturn]] inline void fail_to_read(const std::string& path, int error) {
-    if (means_missing(error)) fail("cannot open %s: %s", path.c_str(), strerror(error));
+    if (means_missing(error))
+        fail("cannot open %s: %s%s", path.c_str(), strerror(error), error == ENOENT ? did_you_mean_path(path).c_str() : "");
     throw Unreadable(
         format("cannot read %s: %s; HINT: nothing says that the file is damaged: try again when its disk or network "
                "file system answers",
@@ -679,6 +683,18 @@ inline std::string set_aside(const std::string& path) {
     if (rename(path.c_str(), other.c_str()) != 0)
         fail("cannot rename %s to %s: %s", path.c_str(), other.c_str(), strerror(errno));
     return other;
+}
+
+// ~, ~/PATH and ~USER/PATH with the home directory; any other path, and an unknown user's, as it is.
+inline std::string expand_home(const std::string& path) {
+    if (path.empty() || path[0] != '~') return path;
+    const size_t slash = std::min(path.find('/'), path.size());
+    const char* home = slash == 1 ? getenv("HOME") : nullptr;
+    if (!home || !*home) {
+        const passwd* const user = slash == 1 ? getpwuid(getuid()) : getpwnam(path.substr(1, slash - 1).c_str());
+        home = user ? user->pw_dir : nullptr;
+    }
+    return home && *home ? home + path.substr(slash) : path;
 }
 
 inline std::string without_trailing_slashes(std::string path) {

@@ -1,6 +1,7 @@
 // "Did you mean": the existing names closest to an unknown one.
 #pragma once
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -45,4 +46,33 @@ inline std::string did_you_mean(const std::string& given, const std::vector<std:
     for (size_t i = 0; i < found.size() && i < 5; i++)
         text += (i == 0 ? "; did you mean " : i + 1 == std::min<size_t>(found.size(), 5) ? " or " : ", ") + dashes + found[i];
     return text.empty() ? ";" : text + "?";
+}
+
+// An existing path close to `path`: its first missing part is replaced by the nearest name in that folder. "" if there is none.
+inline std::string similar_path(const std::string& path) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    std::vector<fs::path> parts;
+    for (const fs::path& part : fs::path(path))
+        if (!part.empty()) parts.push_back(part);
+    fs::path folder, rest;
+    size_t i = 0;
+    while (i < parts.size() && fs::exists(folder / parts[i], error)) folder /= parts[i++];
+    if (i == parts.size()) return "";
+    std::vector<std::string> names;
+    for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
+         !error && entry != end && names.size() < 10000; entry.increment(error))
+        names.push_back(entry->path().filename().string());
+    std::sort(names.begin(), names.end());
+    for (size_t k = i + 1; k < parts.size(); k++) rest /= parts[k];
+    for (const std::string& name : similar_names(parts[i].string(), names)) {
+        const fs::path found = rest.empty() ? folder / name : folder / name / rest;
+        if (fs::exists(found, error)) return found.string();
+    }
+    return "";
+}
+// The hint at the end of an error about a missing path, or "".
+inline std::string did_you_mean_path(const std::string& path) {
+    const std::string found = similar_path(path);
+    return found.empty() ? "" : "; did you mean " + found + "?";
 }

@@ -215,6 +215,13 @@ inline const char* const mask_ending = ".mask";
 inline const char* const resume_ending = ".resume.json";
 inline const char* const partial_ending = ".partial";
 
+// The name of a dataset without the ending of one of its files.
+inline std::string without_extension(const std::string& path) {
+    for (const std::string ending : {".bin", ".idx", mask_ending, origin_ending})
+        if (path.size() > ending.size() && ends_with(path, ending)) return path.substr(0, path.size() - ending.size());
+    return path;
+}
+
 // ---- either format ---------------------------------------------------------------------------------------------------------
 class TokenDataset {
 public:
@@ -227,11 +234,15 @@ public:
         else if (is_file(path)) d.add_shard(path);
         else if (is_file(prefix + ".bin")) d.add_shard(prefix + ".bin");
         else if (path.find_first_of("*?[") != std::string::npos) d.open_pattern(path);
-        else
+        else {
+            std::string similar = similar_path(prefix + ".idx");
+            if (similar.empty()) similar = similar_path(prefix + ".bin");
             fail(
-                "no data at '%s': there is no %s.idx with %s.bin, and no token shard of this name; HINT: `train_gpt prepare "
+                "no data at '%s': there is no %s.idx with %s.bin, and no token shard of this name%s; HINT: `train_gpt prepare "
                 "--input TEXT --output %s` makes them",
-                path.c_str(), prefix.c_str(), prefix.c_str(), prefix.c_str());
+                path.c_str(), prefix.c_str(), prefix.c_str(),
+                similar.empty() ? "" : ("; did you mean " + without_extension(similar) + "?").c_str(), prefix.c_str());
+        }
         return d;
     }
 
@@ -308,12 +319,6 @@ private:
     };
 
     static bool is_file(const std::string& path) { return is_regular(path); }
-    static std::string without_extension(const std::string& path) {
-        for (const std::string ending : {".bin", ".idx", mask_ending, origin_ending})
-            if (path.size() > ending.size() && ends_with(path, ending)) return path.substr(0, path.size() - ending.size());
-        return path;
-    }
-
     void open_megatron(const std::string& prefix) {
         const std::string bin = prefix + ".bin";
         if (!is_file(bin)) fail("%s.idx is there, but %s, which holds the tokens, is missing", prefix.c_str(), bin.c_str());

@@ -129,7 +129,7 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
         glob_t found{};
         if (glob(name.c_str(), 0, nullptr, &found) != 0) {
             globfree(&found);
-            fail("no file is called %s, and none matches it as a pattern", name.c_str());
+            fail("no file is called %s, and none matches it as a pattern%s", name.c_str(), did_you_mean_path(name).c_str());
         }
         for (size_t i = 0; i < found.gl_pathc; i++)
             if (own.has(found.gl_pathv[i])) left_out[written]++;

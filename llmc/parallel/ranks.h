@@ -163,6 +163,7 @@ inline void agree_that_all_is_well(World* world, const std::string& problem) {
 template <class Options>
 int on_all_ranks(const Options& o, double timeout, void (*command)(World&, const Options&)) {
     World world = World::join(timeout);
+    if (world.rank() == 0) print_notes(o);  // of config.h
     try {
         command(world, o);
         return 0;

@@ -1,99 +1,29 @@
 // The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of config.h.
 //   --name value, --name=value, --list a b c; a flag has no value, or =true or =false; _ in a name is equivalent to -
-//   given twice: the later value wins; the config file comes first
+//   given twice: the later value wins; config files come first, in their order
 //   --no-name revokes an earlier --name, and a flag --name an earlier --no-name; a revoked flag counts as given, so
 //   that it is off even if a preset has it; --no-name without a value to revoke is an error
 // A config file has lines in TOML's form `name = value`: "text", 'text', bare words, numbers, true, false, ["a", "b"] and #
-// comments. Every error contains the given value and the allowed ones; for an unknown name it suggests our name.
+// comments. Every error contains the given value and the allowed ones; for an unknown name it suggests our name. All mistakes
+// are reported at once.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "../base/check.h"
-#include "config.h"
 #include "../base/file.h"
+#include "../base/similar.h"
 #include "../base/utf8.h"
+#include "config.h"
 #include "help.h"
+#include "megatron_names.h"
+#include "option_values.h"
 #include "other_names.h"
 
 namespace cli {
-
-// ---- values ----------------------------------------------------------------------------------------------------------------
-constexpr double largest_count = 9e15;  // doubles are exact up to here
-
-inline std::string describe(Allowed a, bool whole = false) {
-    if (whole) a.high = std::min(a.high, largest_count);
-    if (!a.choices.empty()) {
-        std::string s = "one of";
-        for (const std::string& c : a.choices) s += (s == "one of" ? " " : ", ") + c;
-        return s;
-    }
-    if (a.low == a.high) return format("only %g", a.low);
-    const std::string number = whole ? "a whole number" : "a number";
-    const auto text = [](double x) { return format(x == std::floor(x) ? "%.16g" : "%.10g", x); };
-    if (std::isfinite(a.low) && std::isfinite(a.high))
-        return (a.or_zero ? "0 or " : "") + number + " from " + text(a.low) + " to " + text(a.high);
-    if (std::isfinite(a.low)) return number + format(" of at least %.10g", a.low);
-    return number;
-}
-
-inline double number_in_range(const std::string& name, const std::string& text, const Allowed& allowed, bool whole) {
-    size_t used = 0;
-    double value = NAN;
-    try {
-        value = std::stod(text, &used);
-    } catch (const std::exception&) {
-    }
-    if (whole && used + 1 == text.size() && used > 0) {  // 10k, 2M, 1B
-        const size_t suffix = std::string("kMB").find(text.back());
-        if (suffix != std::string::npos) {
-            value *= std::pow(1000.0, (double)suffix + 1);
-            used++;
-        }
-    }
-    const bool malformed = used == 0 || used != text.size() || !std::isfinite(value) || (whole && value != std::floor(value));
-    const bool outside = (value < allowed.low || value > allowed.high) && !(allowed.or_zero && value == 0);
-    if (malformed || outside || (whole && std::abs(value) > largest_count))
-        fail_usage("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(allowed, whole).c_str());
-    return value;
-}
-
-inline void parse_into(const std::string& name, const std::string& text, const Allowed& a, int& value) {
-    Allowed narrowed = a;
-    narrowed.high = std::min(a.high, (double)std::numeric_limits<int>::max());
-    value = (int)number_in_range(name, text, narrowed, true);
-}
-inline void parse_into(const std::string& name, const std::string& text, const Allowed& a, int64_t& value) {
-    value = (int64_t)number_in_range(name, text, a, true);
-}
-inline void parse_into(const std::string& name, const std::string& text, const Allowed& a, double& value) {
-    value = number_in_range(name, text, a, false);
-}
-inline void parse_into(const std::string& name, const std::string& text, const Allowed& a, OptionalDouble& value) {
-    value = number_in_range(name, text, a, false);
-}
-inline void parse_into(const std::string& name, const std::string& text, const Allowed& a, std::string& value) {
-    if (!a.choices.empty() && std::find(a.choices.begin(), a.choices.end(), text) == a.choices.end())
-        fail_usage("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(a).c_str());
-    value = text;
-}
-
-inline void set_value(const OptionRow& row, const Strings& given, bool& value) {
-    const std::string text = given.empty() ? "true" : given[0];
-    if (text != "true" && text != "false") fail_usage("--%s is '%s'; it must be true or false", row.name.c_str(), text.c_str());
-    value = text == "true";
-}
-inline void set_value(const OptionRow& row, const Strings& given, Strings& value) {
-    if (!row.allowed.gathers) value.clear();
-    value.insert(value.end(), given.begin(), given.end());
-}
-template <class Value>
-void set_value(const OptionRow& row, const Strings& given, Value& value) {
-    parse_into(row.name, given[0], row.allowed, value);
-}
 
 // ---- from words to values --------------------------------------------------------------------------------------------------
 // An option in the parser: its row, and functions that set and unset its field; unset returns false if that did nothing.
@@ -114,6 +44,9 @@ inline bool is_option(const std::string& word) {
     return word == "-h" ||
            (end > 2 && word.compare(0, 2, "--") == 0 && isalpha((unsigned char)word[2]) && word.find_first_of(" \n") >= end);
 }
+inline bool has_one_dash(const std::string& word) {
+    return word.size() > 1 && word[0] == '-' && isalpha((unsigned char)word[1]);
+}
 inline std::string with_dashes(std::string name) {
     std::replace(name.begin(), name.end(), '_', '-');
     return name;
@@ -121,7 +54,10 @@ inline std::string with_dashes(std::string name) {
 
 // The lines of a config file.
 inline std::vector<Given> read_config_file(const std::string& file) {
-    if (access(file.c_str(), R_OK) != 0) fail_usage("cannot read the config file %s: %s", file.c_str(), strerror(errno));
+    if (access(file.c_str(), R_OK) != 0) {
+        const std::string why = strerror(errno);
+        fail_usage("cannot read the config file %s: %s%s", file.c_str(), why.c_str(), did_you_mean_path(file).c_str());
+    }
     const std::string content = read_whole_file(file);
     const std::string_view text = without_byte_order_mark(content);
     std::vector<Given> all;
@@ -170,8 +106,9 @@ inline std::vector<Given> read_config_file(const std::string& file) {
             }
             i++;
         } else {
+            const bool quoted = at() == '"' || at() == '\'';
             given.values.push_back(scalar("#\n"));
-            if (given.values[0].empty()) wrong("has no value");
+            if (given.values[0].empty() && !quoted) wrong("has no value");
         }
         if (skip(false); i < text.size() && text[i] != '\n') wrong("has text after its value");
         all.push_back(std::move(given));
@@ -182,8 +119,10 @@ inline std::vector<Given> read_config_file(const std::string& file) {
 // The options of one command.
 struct Parser {
     const std::string command;
-    std::vector<Slot> slots;
-    std::vector<Given> from_file, given;
+    std::vector<Slot> slots{};
+    std::vector<Given> from_file{}, given{};
+    Strings mistakes{}, notes{};
+    std::string loaded{}, recompute_method{};  // of Megatron-LM's --load and --recompute-method
     bool help = false, all = false;
 
     const Slot* find(const std::string& name) const {
@@ -197,6 +136,10 @@ struct Parser {
         const Slot* slot = find("no-" + name);
         return slot && slot->row.flag ? slot : nullptr;
     }
+    const Slot* find_either(const std::string& name) const {
+        const Slot* slot = find(name);
+        return slot ? slot : find_inverse(name);
+    }
     Strings names() const {
         Strings found = {"help", "config"};
         for (const Slot& slot : slots) {
@@ -205,83 +148,198 @@ struct Parser {
         }
         return found;
     }
+    std::string taker() const { return takes_options_of_train(command) ? "train" : command; }
 
-    [[noreturn]] void refuse(const Given& g, const std::string& word) const {
+    // Collects a mistake and continues; report() ends the program with all of them.
+    void mistake(const std::string& text) {
+        if (std::find(mistakes.begin(), mistakes.end(), text) == mistakes.end()) mistakes.push_back(text);
+    }
+    template <class Action>
+    void attempt(const std::string& where, Action action) {
+        try {
+            action();
+        } catch (const UsageError& e) {
+            mistake(where.empty() ? e.what() : where + ": " + e.what());
+        }
+    }
+    void report() const {
+        if (mistakes.size() == 1) fail_usage("%s", mistakes[0].c_str());
+        std::string list;
+        for (const std::string& text : mistakes) list += "\n  " + text;
+        if (!mistakes.empty()) fail_usage("%zu mistakes in the command line:%s", mistakes.size(), list.c_str());
+    }
+
+    void refuse(const Given& g, const std::string& word) {
         const std::string bare = g.name.substr(std::min(g.name.size(), g.name.find_first_not_of('-')));
-        const std::string taker = takes_options_of_train(command) ? "train" : command;
-        std::string advice = advice_on(taker, bare.size() > 2 ? bare : "-" + bare);
-        if (advice.empty()) advice = advice_on(taker, bare);
-        const std::string where = g.where.empty() ? "" : g.where + ": ";
-        if (!advice.empty())
-            fail_usage("%s'%s' is not an option of %s: %s", where.c_str(), word.c_str(), command.c_str(), advice.c_str());
-        fail_usage("%s'%s' is not an option of %s%s HINT: train_gpt %s --help%s lists them", where.c_str(), word.c_str(),
-                   command.c_str(), did_you_mean(bare, names(), "--").c_str(), command.c_str(),
-                   takes_options_of_train(command) ? "-all" : "");
+        const bool one_dash = has_one_dash(word);
+        std::string advice = advice_on(taker(), one_dash || bare.size() < 3 ? "-" + bare : bare);
+        if (advice.empty()) advice = advice_on(taker(), bare);
+        const std::string last = bare.substr(bare.rfind('.') + 1);  // litgpt: --train.max_steps
+        if (advice.empty() && last != bare) advice = find(last) ? "it is --" + last : advice_on(taker(), last);
+        if (advice.empty() && one_dash && find(bare)) advice = "it has two dashes: --" + bare;
+        const std::string where = g.where.empty() ? "" : g.where + ": ",
+                          begin = where + "'" + word + "' is not an option of " + command;
+        mistake(advice.empty() ? format("%s%s HINT: train_gpt %s --help%s lists them", begin.c_str(),
+                                        did_you_mean(bare, names(), "--").c_str(), command.c_str(),
+                                        takes_options_of_train(command) ? "-all" : "")
+                               : begin + ": " + advice);
+    }
+
+    // Words that belong to no option; `before`: the option in front of them, or null.
+    void refuse_words(const Strings& words, const Given* before) {
+        const Slot* last = before ? find_either(before->name) : nullptr;
+        const bool flag = before && (last ? last->row.flag : find_inverse(before->name) != nullptr);
+        const std::string meant = meant_by(command, words);
+        std::string text;
+        for (const std::string& word : words) text += (text.empty() ? "'" : ", '") + word + "'";
+        text += words.size() == 1 ? " belongs to no option" : " belong to no option";
+        if (!meant.empty() && !flag) text += "; did you mean " + meant + "?";
+        else if (before) text += ": --" + before->name + (flag ? " takes no value" : " already has its value");
+        mistake(text);
     }
 
     // Splits the words into options and their values, and reads config files.
     void read(const Strings& words) {
         for (size_t i = 0; i < words.size();) {
             const std::string& word = words[i++];
+            const auto values_to = [&](Given& g, size_t most) {
+                while (g.values.size() < most && i < words.size() && !is_option(words[i])) g.values.push_back(words[i++]);
+            };
             const size_t equals = std::min(word.find('='), word.size());
             Given g = {with_dashes(word.substr(std::min<size_t>(2, word.size()), equals - 2)), "", {}};
-            if (!is_option(word)) {
-                if (word.size() > 1 && word[0] == '-' && isalpha((unsigned char)word[1])) {
-                    g.name = with_dashes(word.substr(0, equals));
-                    refuse(g, word);
-                }
-                const Slot* last = given.empty() ? nullptr : find(given.back().name);
-                const bool flag = !given.empty() && (last ? last->row.flag : find_inverse(given.back().name) != nullptr);
-                const char* why = flag ? " takes no value" : " already has its value";
-                fail_usage("'%s' belongs to no option%s", word.c_str(),
-                           given.empty() ? "" : (": --" + given.back().name + why).c_str());
+            const bool one_dash = !is_option(word) && has_one_dash(word);
+            if (!is_option(word) && !one_dash) {
+                Given stray = {"", "", {word}};
+                values_to(stray, words.size());
+                refuse_words(stray.values, given.empty() ? nullptr : &given.back());
+                continue;
             }
+            if (one_dash) g.name = with_dashes(word.substr(0, equals));
             if (equals < word.size()) g.values.push_back(word.substr(equals + 1));
             if (word == "-h" || g.name == "help" || g.name == "help-all") {
                 help = true;
                 all = all || g.name == "help-all";
                 continue;
             }
+            const auto values_of_other = [&](int values) {
+                if (values == 0 && i < words.size() && folded_choice(words[i]) == "true") i++;
+                else if (values != 0) values_to(g, values < 0 ? words.size() : 1);
+            };
+            if (!one_dash && take_other(g, values_of_other)) continue;
             const Slot* slot = find(g.name);
             const bool config = g.name == "config";
-            if (!slot && !config && !find_inverse(g.name)) refuse(g, word.substr(0, equals));
+            if (one_dash || (!slot && !config && !find_inverse(g.name))) {
+                refuse(g, word.substr(0, equals));
+                while (i < words.size() && !is_option(words[i]) && !has_one_dash(words[i])) i++;  // its values
+                continue;
+            }
             const size_t most = config ? 1 : !slot || slot->row.flag ? 0 : slot->row.several ? words.size() : 1;
             const size_t wanted =
                 slot && slot->row.several && slot->row.allowed.values ? (size_t)slot->row.allowed.values : most;
-            while (g.values.size() < std::min(most, wanted) && i < words.size() && !is_option(words[i]))
-                g.values.push_back(words[i++]);
-            if (most > 0 && g.values.empty())
-                fail_usage("--%s has no value%s", g.name.c_str(),
-                           i < words.size() ? format("; HINT: a value that begins with -- is written --%s='%s'", g.name.c_str(),
-                                                     words[i].c_str())
-                                                  .c_str()
-                                            : "");
+            values_to(g, std::min(most, wanted));
+            if (most > 0 && g.values.empty()) {
+                mistake("--" + g.name + " has no value" +
+                        (i < words.size() ? "; HINT: a value that begins with -- is written --" + g.name + "='" + words[i] + "'"
+                                          : ""));
+                continue;
+            }
             if (!config) given.push_back(std::move(g));
             else
-                for (Given& line : read_config_file(g.values[0])) from_file.push_back(std::move(line));
+                attempt("", [&] {
+                    for (Given& line : read_config_file(expand_home(g.values[0])))
+                        if (!take_other(line, [](int) {})) from_file.push_back(std::move(line));
+                });
         }
+        settle_others();
     }
 
-    void apply(const Given& g) const {
+    // Takes an option of Megatron-LM that has another name here, or no effect, with a note; false for any other.
+    // read_values(n): reads the value (1) or values (-1) behind the name.
+    template <class ReadValues>
+    bool take_other(Given& g, ReadValues read_values) {
+        const MegatronName* const other = find_megatron_name(taker(), g.name);
+        if (!other || find_either(g.name)) return false;
+        read_values(other->values);
+        attempt(g.where, [&] {
+            const Renamed now = renamed(*other, g.name, g.values);
+            notes.push_back((g.where.empty() ? "" : g.where + ": ") + now.note);
+            for (const auto& [name, values] : now.options)
+                (g.where.empty() ? given : from_file).push_back({name, g.where, values});
+            if (g.name == "load") loaded = g.values[0];
+            if (g.name == "recompute-method") recompute_method = g.values[0];
+        });
+        return true;
+    }
+
+    // Megatron-LM's --load begins anew where there is no checkpoint, if that is where --save writes; and the method uniform
+    // recomputes all layers.
+    void settle_others() {
+        std::string out;
+        for (const auto* all : {&from_file, &given})
+            for (const Given& g : *all)
+                if (g.name == "out" && !g.values.empty()) out = g.values[0];
+        for (auto* all : {&from_file, &given}) {
+            for (Given& g : *all)
+                if (!loaded.empty() && g.name == "resume" && g.values == Strings{loaded} && loaded == out) g.values = {"auto"};
+            if (recompute_method == "uniform")
+                all->erase(
+                    std::remove_if(all->begin(), all->end(), [](const Given& g) { return g.name == "recompute-num-layers"; }),
+                    all->end());
+        }
+        if (recompute_method == "uniform") notes.push_back("--recompute-method uniform recomputes all layers, each by itself");
+        else if (recompute_method != "" && recompute_method != "block")
+            mistake("--recompute-method is '" + recompute_method + "'; it must be one of uniform, block");
+    }
+
+    void apply(const Given& g) {
         const Slot* slot = find(g.name);
         if (!slot) {
             slot = find_inverse(g.name);
-            if (!slot) refuse(g, g.name);
+            if (!slot) return refuse(g, g.name);
             bool back = true;
-            set_value({g.name, "", "", "", "", "", {}, true, false}, g.values, back);
-            if (back && !slot->unset())
-                fail_usage("%s--%s revokes no earlier --%s; HINT: leave it out, or give --%s a value",
-                           g.where.empty() ? "" : (g.where + ": ").c_str(), g.name.c_str(), slot->row.name.c_str(),
-                           slot->row.name.c_str());
+            attempt(g.where, [&] {
+                set_value({g.name, "", "", "", "", "", {}, true, false}, g.values, back);
+                if (back && !slot->unset())
+                    fail_usage("--%s revokes no earlier --%s; HINT: leave it out, or give --%s a value", g.name.c_str(),
+                               slot->row.name.c_str(), slot->row.name.c_str());
+            });
             return;
         }
-        const size_t n = g.values.size(), wanted = (size_t)slot->row.allowed.values;
-        if (slot->row.several ? wanted > 0 && n != wanted && n > 0 : n > 1)
-            fail_usage("--%s takes %zu value%s, not %zu%s", g.name.c_str(), slot->row.several ? wanted : 1,
-                       slot->row.several && wanted > 1 ? "s" : "", n,
-                       slot->row.several ? (": " + slot->row.metavar).c_str() : "");
-        if (n == 0 && !slot->row.flag) slot->unset();  // an empty list in a config file
-        else slot->set(g.values);
+        attempt(g.where, [&] {
+            const size_t n = g.values.size(), wanted = (size_t)slot->row.allowed.values;
+            if (slot->row.several ? wanted > 0 && n != wanted && n > 0 : n > 1)
+                fail_usage("--%s takes %zu value%s, not %zu%s", g.name.c_str(), slot->row.several ? wanted : 1,
+                           slot->row.several && wanted > 1 ? "s" : "", n,
+                           slot->row.several ? (": " + slot->row.metavar).c_str() : "");
+            if (n == 0 && !slot->row.flag) slot->unset();  // an empty list in a config file
+            else slot->set(g.values);
+        });
+    }
+
+    // The values of config files that later files or the command line replace by others.
+    std::vector<Replaced> replaced() const {
+        struct Value {
+            std::string text, where;
+        };
+        std::map<std::string, Value> values;
+        std::vector<Replaced> found;
+        const auto follow = [&](const Given& g) {
+            const Slot* slot = find_either(g.name);
+            if (!slot || slot->row.allowed.gathers) return;
+            std::string text;
+            for (const std::string& value : g.values) text += (text.empty() ? "" : " ") + value;
+            if (!slot->row.flag && g.values.empty()) text = "the default";
+            if (slot->row.flag) text = g.values.empty() ? "true" : folded_choice(text);
+            if (slot != find(g.name)) text = !slot->row.flag ? "the default" : text == "true" ? "false" : "true";
+            const auto file = [](const std::string& where) { return where.substr(0, where.rfind(':')); };
+            Value& before = values[slot->row.name];
+            if (!before.where.empty() && file(before.where) != file(g.where) && before.text != text)
+                found.push_back({slot->row.name, text, g.where, before.text, before.where});
+            before = {text, g.where};
+        };
+        for (const Given& g : from_file) follow(g);
+        for (const Given& g : given) follow(g);
+        return found;
     }
 };
 
@@ -315,7 +373,7 @@ inline int help_command(const Strings& words, bool asked) {
 // Fills `options` from the arguments after the command's name. For --help, prints it and returns false.
 template <class Options>
 bool parse(const std::string& command, Options& options, const Strings& arguments) {
-    Parser parser = {command, {}, {}, {}};
+    Parser parser = {command};
     for_each_option(options, [&](const Option& option, auto& value) {
         const OptionRow row = option_row(option, value);
         const auto initial = value;
@@ -336,7 +394,14 @@ bool parse(const std::string& command, Options& options, const Strings& argument
         return false;
     }
     for (const Given& g : parser.from_file) parser.apply(g);
-    for (const Given& g : parser.given) parser.apply(g);
+    options.from_files = options.given;
+    for (const Given& g : parser.given) {
+        parser.apply(g);
+        if (const Slot* slot = parser.find_either(g.name)) options.from_files.erase(slot->row.name);
+    }
+    parser.report();
+    options.replaced = parser.replaced();
+    options.notes = std::move(parser.notes);
     return true;
 }
 

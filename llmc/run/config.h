@@ -377,7 +377,7 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, carbon_intensity, "", {}, between(0, 1e6), "Run",                                                        \
       "grams of CO2 per kWh of the machine's electricity: result and report then say what the run has emitted, where the "     \
       "machine tells its energy, and a plan what it would at most")                                                            \
-    X(bool, quiet, "", false, anything(), "Run", "no lines for steps on the console")                                          \
+    X(bool, quiet, "", false, anything(), "Run", "only notes, warnings and the result on the console")                         \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
     CPU_OPTIONS(X)                                                                                                             \
@@ -441,7 +441,10 @@ inline Allowed one_of(Strings choices) {
       "do not overlap communication with computation: data-parallel with backward and update, tensor-parallel "                \
       "with the products of backward; for measuring the gain of overlap")                                                      \
     X(int, world, "", 0, between(1, 1000000), "Plan (with --dry-run)", "number of ranks to plan for, without starting them")   \
-    X(std::string, device, "", "h100", one_of({"a100", "h100", "h200", "b200", "mi300x"}), "Plan (with --dry-run)",            \
+    X(std::string, device, "", "h100",                                                                                         \
+      one_of({"a100", "h100", "h200", "b200", "mi300x", "h100-pcie", "h100-nvl",     "h20",      "a100-40gb", "l40s",          \
+              "l40",  "l4",   "a40",  "a30",  "a10",    "a6000",     "rtx-6000-ada", "rtx-3090", "rtx-4090",  "rtx-5090"}),    \
+      "Plan (with --dry-run)",                                                                                                 \
       "GPU to plan for; sets --device-tflops and the others of this group that are not given (h100: 989 TFLOP/s, 450 and 50 "  \
       "GB/s, 3350 GB/s, 80 GiB)")                                                                                              \
     X(OptionalDouble, device_tflops, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                      \
@@ -702,11 +705,22 @@ struct Option {
 #define OPTION_FIELD(type, field, alias, default_value, allowed, group, help) type field = default_value;
 #define OPTION_ADD(type, field, alias, default_value, allowed, group, help) \
     options.push_back({#field, alias, &o.field, allowed, group, help});
-// given: names of the options that the command line or a config file sets.
+// A value of a config file that a later file or the command line replaced; *_where: FILE:LINE, or "" for the command line.
+struct Replaced {
+    std::string option, value, where, old_value, old_where;
+    std::string text() const {
+        return value + ", instead of " + old_value + " in " + old_where + (where.empty() ? "" : "; from " + where);
+    }
+};
+
+// given: names of the options that the command line or a config file sets; from_files: those whose value is a config file's.
+// notes: on options of other programs that were taken.
 #define OPTION_STRUCT(Name, ROWS)                    \
     struct Name {                                    \
         ROWS(OPTION_FIELD)                           \
-        std::set<std::string> given;                 \
+        std::set<std::string> given, from_files;     \
+        std::vector<Replaced> replaced;              \
+        Strings notes;                               \
     };                                               \
     inline std::vector<Option> options_in(Name& o) { \
         std::vector<Option> options;                 \
@@ -774,6 +788,15 @@ OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
+
+// Reports on stderr how the command line was read: values that replace those of config files, options of other programs. A run
+// has this in its table instead.
+template <class Options>
+void print_notes(const Options& o) {
+    for (const std::string& note : o.notes) print_line(stderr, "note: " + note);
+    for (const Replaced& r : o.replaced) print_line(stderr, "note: --" + r.option + " is " + r.text());
+}
+inline void print_notes(const TrainOptions&) {}
 
 // Calls visit(option, value) for each option, with the value as its own type.
 template <class Options, class Visit>

@@ -444,5 +444,9 @@ inline int curate_command(const CurateOptions& o) {
     if (wants_classifier(o)) return classifier_command(o);
     if (o.input.empty()) fail_usage("there is no text to read; HINT: --input FILE|DIR ...");
     if (o.output.empty()) fail_usage("the output is missing; HINT: --output DIR");
+    if (const std::filesystem::path path(o.output);
+        path.extension() == ".jsonl" || path.extension() == ".zst" || path.extension() == ".gz")
+        fail_usage("--output %s names a file; it must be a directory, for several files; HINT: --output clean",
+                   o.output.c_str());
     return curation::Curation(o).run();
 }

@@ -53,11 +53,29 @@ struct Device {
 
 inline const std::vector<Device>& devices() {
     static const std::vector<Device> rows = {
-        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 400, 80, 25},      // SXM, 80 GB; NVLink 3
-        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 700, 90, 50},      // SXM; NVLink 4
-        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 700, 90, 50},     // SXM, 141 GB
-        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 1000, 100, 50},   // as shown by its driver, of 192 GB; NVLink 5
-        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 750, 90, 50}  // 7 links of 64 GB/s
+        {"a100", gpu_tflops("A100"), 80, 2039, 300, 25, 400, 80, 25},       // SXM, 80 GB; NVLink 3
+        {"h100", gpu_tflops("H100"), 80, 3350, 450, 50, 700, 90, 50},       // SXM; NVLink 4
+        {"h200", gpu_tflops("H200"), 140, 4800, 450, 50, 700, 90, 50},      // SXM, 141 GB
+        {"b200", gpu_tflops("B200"), 179, 7700, 900, 50, 1000, 100, 50},    // as shown by its driver, of 192 GB; NVLink 5
+        {"mi300x", gpu_tflops("MI300X"), 192, 5300, 448, 50, 750, 90, 50},  // 7 links of 64 GB/s
+        {"h100-pcie", gpu_tflops("H100 PCIe"), 79.6, 2000, 25, 25, 350, 90, 50},
+        {"h100-nvl", gpu_tflops("H100 NVL"), 93.6, 3938, 300, 50, 400, 90, 50},  // a bridge between two
+        {"h20", gpu_tflops("H20"), 95.6, 4000, 450, 50, 500, 90, 50},
+        {"a100-40gb", gpu_tflops("A100"), 40, 1555, 300, 25, 400, 80, 25, 1e12 / 8 / 1073741824.0},
+        // Cards in PCIe slots, without NVLink: GPUs of a node exchange through PCIe; between nodes one port of 100 Gb/s for 8;
+        // host memory of 64 GB per GPU.
+        {"l40s", gpu_tflops("L40S"), 45, 864, 25, 1.6, 350, 89, 25, 60},
+        {"l40", gpu_tflops("L40"), 45, 864, 25, 1.6, 300, 89, 25, 60},
+        {"l4", gpu_tflops("L4"), 22.5, 300, 25, 1.6, 72, 89, 25, 60},
+        {"a40", gpu_tflops("A40"), 45, 696, 25, 1.6, 300, 86, 25, 60},
+        {"a30", gpu_tflops("A30"), 24, 933, 25, 1.6, 165, 80, 25, 60},
+        {"a10", gpu_tflops("A10"), 22.5, 600, 25, 1.6, 150, 86, 25, 60},
+        {"a6000", gpu_tflops("RTX A6000"), 48, 768, 25, 1.6, 300, 86, 25, 60},
+        {"rtx-6000-ada", gpu_tflops("RTX 6000 Ada"), 48, 960, 25, 1.6, 300, 89, 25, 60},
+        // GeForce: by NVIDIA's whitepapers of GA102, Ada and Blackwell, FP16 tensor cores with fp32 sums, dense
+        {"rtx-3090", gpu_tflops("RTX 3090"), 24, 936, 25, 1.6, 350, 86, 25, 60},
+        {"rtx-4090", gpu_tflops("RTX 4090"), 24, 1008, 25, 1.6, 450, 89, 25, 60},
+        {"rtx-5090", gpu_tflops("RTX 5090"), 31.8, 1792, 50, 1.6, 575, 120, 50, 60},
     };
     return rows;
 }

@@ -7,6 +7,7 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/similar.h"
 
 // HF_HUB_CACHE, else hub/ in HF_HOME, else in ~/.cache/huggingface.
 inline std::string hub_cache() {
@@ -60,12 +61,27 @@ inline std::string through_latest(const std::string& given) {
     return path.string();
 }
 
+// The end of an error about a path that does not exist: an existing path close to it, else how a model of this name is
+// downloaded, else the hint `other`. Only ORG/NAME names a model that may be downloaded, and not where ORG is a folder here or
+// NAME a file's.
+inline std::string hint_on_missing_path(const std::string& given, const std::string& other = "") {
+    namespace fs = std::filesystem;
+    if (const std::string similar = did_you_mean_path(given); !similar.empty()) return similar;
+    const fs::path path(given);
+    const std::string end = path.extension().string();
+    bool file = false;
+    for (const char* other : {".json", ".jsonl", ".toml", ".txt", ".bin", ".idx", ".gguf", ".safetensors"})
+        file |= end == other;
+    const bool model = is_hub_name(given) && given.find('/') != std::string::npos && !file && !fs::exists(path.parent_path());
+    return model ? "; HINT: hf download " + given : other.empty() ? "" : "; HINT: " + other;
+}
+
 // Returns a path unchanged, and the directory for the name of a downloaded model. Fails for anything else.
 inline std::string local_path(const std::string& given) {
     if (const std::string path = through_latest(given); file_exists(path) || !is_hub_name(given)) return path;
     const std::string snapshot = hub_snapshot(given);
     if (snapshot.empty())
-        fail("%s does not exist, neither as a directory nor in Hugging Face's cache %s; HINT: hf download %s", given.c_str(),
-             hub_cache().c_str(), given.c_str());
+        fail("%s does not exist, neither here nor in Hugging Face's cache %s%s", given.c_str(), hub_cache().c_str(),
+             hint_on_missing_path(given).c_str());
     return snapshot;
 }

@@ -293,11 +293,13 @@ inline int inspect_command(const InspectOptions& o) {
                path.extension() == ".json" || detail::is_shard(path.string())) {
         is_data = true;
         intact = detail::inspect_data(table, path.string(), o.tokenizer);
+    } else if (!file_exists(o.path)) {
+        fail("%s does not exist%s", o.path.c_str(), hint_on_missing_path(o.path).c_str());
     } else
         fail(
             "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of "
-            ".bin/.idx, a tokenizer.json, tokenizer.model or a .safetensors file%s",
-            o.path.c_str(), file_exists(o.path) || !is_hub_name(o.path) ? "" : ("; HINT: hf download " + o.path).c_str());
+            ".bin/.idx, a tokenizer.json, tokenizer.model or a .safetensors file",
+            o.path.c_str());
     if (!o.tokenizer.empty() && !is_data)
         fail_usage("--tokenizer shows the texts of prepared data, and %s is none", o.path.c_str());
     if (o.json) {

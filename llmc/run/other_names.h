@@ -1,7 +1,14 @@
-// Names of options in other programs (Hugging Face's Trainer, nanoGPT, llm.c, Megatron-LM, Lightning), and their names here.
-// They are rejected, with our name in the error.
+// Names of options in other programs (Hugging Face's Trainer, nanoGPT, litgpt, llm.c, llama.cpp, vLLM, lm-eval, Megatron-LM,
+// Lightning), and their names here. They are not accepted, but their refusal names the option to use. And the options that
+// words without one are meant for.
 #pragma once
+#include <algorithm>
+#include <filesystem>
 #include <string>
+
+#include "../model/presets.h"
+#include "config.h"
+#include "megatron_names.h"
 
 namespace cli {
 
@@ -49,22 +56,21 @@ inline const OtherName other_names[] = {
     {"train generate", "random-seed", "the seed is --seed"},
     // precision
     {"train generate eval", "fp16", "there is no fp16: the program is built for bf16, or with `make PRECISION=fp32` for fp32"},
-    {"train generate eval",
-     "bf16 fp32 mixed-precision precision dtype torch-dtype params-dtype amp tf32 float16 bfloat16 half -f",
+    {"train generate eval", "fp32 mixed-precision precision dtype torch-dtype params-dtype amp tf32 float16 bfloat16 half -f",
      "the precision is chosen when the program is built: `make PRECISION=bf16` (the default) or fp32"},
     {"train", "fp8-hybrid", "FP8 is --fp8-format hybrid"},
     {"train", "fp8-e4m3", "FP8 is --fp8-format e4m3"},
     // directories, checkpoints, logs
-    {"train", "output-dir out-dir save save-dir checkpoint-dir ckpt-dir output outdir default-root-dir -o",
+    {"train", "output-dir out-dir save-dir checkpoint-dir ckpt-dir output outdir default-root-dir -o",
      "the directory of a run is --out"},
-    {"train", "load load-checkpoint resume-from-checkpoint resume-from init-from checkpoint ckpt-path -y",
+    {"train", "load-checkpoint resume-from-checkpoint resume-from init-from checkpoint ckpt-path -y",
      "--resume auto resumes the run in --out, --resume DIR from a checkpoint; --model DIR starts a new run from its weights"},
-    {"train", "save-interval save-steps checkpoint-interval checkpoint-every checkpointing-steps -n",
+    {"train", "save-steps checkpoint-interval checkpoint-every checkpointing-steps -n",
      "checkpoints are written --save-every 500 steps, or 30m"},
     {"train", "save-total-limit keep-last -nk", "the number of checkpoints is --keep"},
     {"train", "-nm", "permanent checkpoints are --keep-every"},
     {"train", "overwrite-output-dir", "nothing is overwritten: give a new --out, or --resume auto"},
-    {"train", "exit-duration-in-mins time-limit max-time", "the time limit is --exit-after 5h30m"},
+    {"train", "time-limit max-time", "the time limit is --exit-after 5h30m"},
     {"train", "logging-steps log-every log-steps", "steps between lines are --log-interval"},
     {"train", "eval-steps eval-every val-loss-every val-check-interval evaluation-interval -v",
      "steps between validations are --eval-interval"},
@@ -72,7 +78,7 @@ inline const OtherName other_names[] = {
      "global batches of a validation are --eval-iters"},
     {"train", "sample-every generate-every -s", "steps between samples are --sample-interval"},
     {"train", "-g", "the length of samples is --sample-tokens"},
-    {"train", "wandb wandb-project wandb-log wandb-run-name wandb-exp-name wandb-entity report-to use-wandb project-name",
+    {"train", "wandb wandb-log wandb-run-name report-to use-wandb project-name",
      "nothing is sent to services: report.html and log.jsonl in --out have the curves"},
     // models
     {"train", "model-name-or-path model-name pretrained-model base-model hf-model model-path model-dir",
@@ -81,7 +87,7 @@ inline const OtherName other_names[] = {
     {"train", "n-layer n-layers layers num-hidden-layers", "the number of layers is --num-layers"},
     {"train", "depth", "the number of layers is --num-layers; the one dial that sets all the rest is --size 15m"},
     {"train", "n-head n-heads heads num-heads", "the number of attention heads is --num-attention-heads"},
-    {"train", "n-kv-heads num-kv-heads num-key-value-heads n-kv-head n-query-groups group-query-attention",
+    {"train", "n-kv-heads num-kv-heads num-key-value-heads n-kv-head n-query-groups",
      "the number of key/value heads is --num-query-groups"},
     {"train", "n-embd d-model dim embedding-dim hidden-dim model-dim width embed-dim", "the width is --hidden-size"},
     {"train", "intermediate-size ffn-dim d-ff mlp-dim", "the feed-forward width is --ffn-hidden-size"},
@@ -90,8 +96,8 @@ inline const OtherName other_names[] = {
      "the length of a sample is --seq-length"},
     {"train", "n-positions", "the longest sequence is --max-position-embeddings"},
     {"train", "rope-theta rope-base rotary-theta", "the base of rotary positions is --rotary-base"},
-    {"train", "use-rotary-position-embeddings use-rope rope", "rotary positions are --position-embedding-type rope"},
-    {"train", "rms-norm-eps layer-norm-eps layernorm-epsilon layer-norm-epsilon", "the epsilon of norms is --norm-epsilon"},
+    {"train", "use-rope rope", "rotary positions are --position-embedding-type rope"},
+    {"train", "rms-norm-eps layer-norm-eps layer-norm-epsilon", "the epsilon of norms is --norm-epsilon"},
     {"train", "initializer-range init-std", "the standard deviation of initial weights is --init-method-std"},
     {"train", "dropout attn-dropout resid-dropout embd-dropout attention-probs-dropout-prob",
      "dropout is --attention-dropout, --hidden-dropout and --embedding-dropout"},
@@ -104,26 +110,21 @@ inline const OtherName other_names[] = {
     {"train", "parallel-residual use-parallel-residual", "attention and MLP side by side are --norm-place parallel"},
     {"train", "tie-word-embeddings tie-embeddings",
      "embedding and output layer share weights but in Llama's family: --untie-embeddings-and-output-weights"},
-    {"train", "num-experts moe expert-model-parallel-size", "there are no mixtures of experts: all layers are dense"},
+    {"train", "num-experts moe", "there are no mixtures of experts: all layers are dense"},
     // data and tokenizers
-    {"train",
-     "dataset dataset-name dataset-path train-file train-files train-data train-data-path data-dir input-bin data-prefix -i",
+    {"train", "dataset dataset-name dataset-path train-file train-files train-data data-dir input-bin data-prefix -i",
      "data are named by --data-path PREFIX, which `train_gpt prepare` makes from text"},
     {"train", "validation-file val-file val-data val-data-path val-files eval-data input-val-bin -j",
      "separate validation data are --valid-data-path PREFIX; without, --split takes a share of --data-path"},
     {"train", "validation-split-percentage val-split", "the share of validation is the second number of --split"},
-    {"train prepare",
-     "tokenizer-name tokenizer-model tokenizer-type tokenizer-path tokenizer-name-or-path vocab-file merge-file",
+    {"train prepare", "tokenizer-name tokenizer-path tokenizer-name-or-path vocab-file merge-file",
      "a tokenizer.json or tokenizer.model, or its directory, is --tokenizer"},
-    {"train", "num-workers dataloader-num-workers", "data is read from memory-mapped files; there are no workers"},
+    {"train", "dataloader-num-workers", "data is read from memory-mapped files; there are no workers"},
     {"prepare", "text-column text-key key field", "the key of the text is --json-keys"},
     // machines
-    {"train",
-     "gradient-checkpointing activation-checkpointing recompute-activations checkpoint-activations "
-     "use-activation-checkpointing -r",
+    {"train", "gradient-checkpointing activation-checkpointing use-activation-checkpointing -r",
      "recomputation is --recompute-granularity selective, mlp or full"},
     {"train", "recompute-modules", "modules are named by --recompute-granularity: selective (norms, activations), mlp or full"},
-    {"train", "recompute-method", "--recompute-num-layers is Megatron's method block, of the first layers of each stage"},
     {"train", "num-gpus ngpu n-gpus gpus devices nproc-per-node nproc num-processes nnodes num-nodes world-size",
      "ranks are started around the program: mpirun -n 8 train_gpt train ...; --world plans for ranks that are not there"},
     {"train", "data-parallel-size dp-size dp", "data-parallel ranks are what --tp and --pp leave of all ranks"},
@@ -132,36 +133,144 @@ inline const OtherName other_names[] = {
     {"train generate eval", "pipeline-parallel-size pp-size pipeline-parallel", "stages are --pipeline-model-parallel-size"},
     {"train", "num-layers-per-virtual-pipeline-stage",
      "--num-virtual-stages-per-pipeline-rank says how many groups of layers a rank has, not how large they are"},
-    {"train", "context-parallel-size cp", "there is no context parallelism"},
-    {"train", "use-distributed-optimizer", "sharding the optimizer's state is the default (--zero 1)"},
+    {"train", "cp", "there is no context parallelism"},
     {"train", "zero-stage deepspeed fsdp deepspeed-config -z",
      "--zero 1 shards the optimizer's state over ranks; there are no higher stages"},
     {"train", "grad-reduce-in-bf16", "gradients are stored, and sent between ranks, in bf16 with --main-grads-dtype bf16"},
-    {"train", "accumulate-allreduce-grads-in-fp32", "gradients are summed in fp32 unless --main-grads-dtype bf16 is given"},
-    {"train", "overlap-grad-reduce overlap-param-gather tp-comm-overlap",
-     "communication overlaps with computation unless --no-overlap"},
     {"train generate eval",
      "use-flash-attn flash-attn flash-attention use-flash-attention attn-implementation attention-backend",
      "attention is always flash attention; there is nothing to choose"},
     {"train generate eval", "compile torch-compile use-compile", "the program is compiled already; there is nothing to choose"},
-    // generation
-    {"generate", "length max-length max-tokens n-predict num-tokens n-tokens", "the most tokens to write are --max-new-tokens"},
+    // writing
+    {"generate", "length max-length max-tokens n-predict num-tokens n-tokens max-new-token -n",
+     "the most tokens to write are --max-new-tokens"},
     {"generate", "num-return-sequences n", "the number of continuations is --num-samples"},
     {"generate", "temp", "it is --temperature"},
     {"generate", "do-sample greedy", "--temperature 0 always takes the most likely token"},
-    {"generate", "text input start", "the text to continue is --prompt"},
-    {"generate eval", "checkpoint ckpt model-path model-dir load out-dir out model-name-or-path",
+    {"generate", "text input start -p", "the text to continue is --prompt"},
+    {"generate", "file -f", "texts to continue, one per line, are --prompts FILE; --prompt - reads one from standard input"},
+    {"generate", "interactive conversation interactive-first -i cnv -cnv", "a conversation is --chat"},
+    {"generate", "system-prompt -sys sys", "the system's message is --system"},
+    {"generate serve",
+     "repeat-penalty repetition-penalty presence-penalty frequency-penalty min-p typical-p mirostat num-beams "
+     "no-repeat-ngram-size",
+     "it is not supported; texts are drawn by temperature, top-k and top-p"},
+    {"generate serve eval",
+     "checkpoint ckpt checkpoint-dir model-path model-dir load out-dir out model-name-or-path hf-repo hf -m -hf",
      "the model's directory, or a run's, is --model"},
+    {"eval", "model-args", "the model's directory, or a run's, is --model; tasks are files: --tasks hellaswag.jsonl"},
+    {"eval", "file -f input text-file", "the text file to measure on is --text"},
+    {"eval", "dataset dataset-path", "prepared data are --data-path PREFIX, a text file is --text"},
+    {"eval", "n-shot num-shots shots nshot fewshots", "the number of solved examples is --num-fewshot"},
+    {"eval", "output-path log-samples output", "the answers go to --answers FILE, the result to standard output: --json"},
+    {"eval", "num-samples max-batches eval-iters limit-samples", "the most samples are --max-samples"},
+    {"generate serve eval export", "lora lora-path lora-modules enable-lora peft adapter-path", "adapters are --adapter DIR"},
+    {"generate serve eval", "num-threads n-threads cpu-threads -t threads-batch", "CPU threads are --threads"},
+    {"generate serve eval", "n-gpu-layers gpu-layers device gpu-memory-utilization cuda -ngl ngl",
+     "the build decides: one for GPUs has the whole model on them; there is nothing to choose"},
+    {"generate serve eval", "quantize quantization load-in-8bit load-in-4bit kv-cache-dtype cache-type-k cache-type-v",
+     "weights are in the precision of the build; there is no quantization"},
+    {"generate serve", "trust-remote-code enforce-eager no-mmap mlock flash-attn-type",
+     "it has no counterpart: the program runs no code of a model, and attention is always flash attention"},
+    {"generate", "ctx-size context-size max-model-len context-length seq-length max-seq-len -c",
+     "the context is the prompt and --max-new-tokens, up to the model's longest sequence"},
+    {"generate", "batch-size -b parallel", "the most texts at the same time are --batch"},
+    {"serve", "ctx-size context-size max-model-len context-length max-seq-len max-seq-length -c",
+     "the most tokens of a prompt and its text are --seq-length"},
+    {"serve", "max-num-seqs parallel batch-size max-batch-size -np np -b", "the most texts at the same time are --batch"},
+    {"serve", "n-predict max-tokens -n", "the most tokens of a text are --max-new-tokens"},
+    {"serve", "tensor-parallel-size tensor-model-parallel-size tp pipeline-parallel-size", "serve is one process, on one GPU"},
+    {"serve", "alias model-name -a", "the name that requests use is --served-model-name"},
+    {"serve", "api-key ssl-keyfile ssl-certfile", "there are no passwords and no encryption: put a proxy before it"},
+    {"serve", "dtype precision torch-dtype fp16 half",
+     "the precision is chosen when the program is built: `make PRECISION=bf16` or fp32"},
+    // text and data
+    {"prepare", "append-eos add-eos", "it is the default; --no-append-eod leaves it out"},
+    {"prepare", "output-dir out out-dir output-path destination-path destination outfile -o",
+     "the output files PREFIX.bin and PREFIX.idx are --output PREFIX"},
+    {"prepare curate tokenizer",
+     "input-dir input-file input-files files file source-path data data-path dataset text corpus -i",
+     "the files, folders or patterns to read are --input"},
+    {"prepare", "num-proc num-workers nproc processes num-processes -j", "CPU threads are --workers"},
+    {"curate tokenizer", "num-proc num-workers nproc processes num-processes -j", "CPU threads are --threads"},
+    {"prepare", "eos eos-token eod", "the tokenizer decides its end-of-document token"},
+    {"prepare", "max-length max-seq-length seq-length block-size",
+     "documents stay whole: the length of a sample is a choice of train"},
+    {"prepare", "split val-split test-size validation-split", "the shares of training and validation are a choice of train"},
+    {"prepare curate tokenizer", "text-column text-key key field text-field content-key jsonl-keys",
+     "the key of the text is --json-keys"},
+    {"curate", "out out-dir output-dir output-path output-folder destination -o", "the directory to write is --output"},
+    {"curate", "dedup deduplicate exact-dedup",
+     "duplicates are dropped by --exact-duplicates documents, near ones by --near-duplicates fineweb"},
+    {"curate", "minhash minhash-dedup fuzzy-dedup simhash", "near duplicates are dropped by --near-duplicates fineweb"},
+    {"curate", "lang language", "languages to keep are --languages, with --language-model"},
+    {"curate", "filters filter quality-filter", "published rules are --heuristics gopher c4 fineweb"},
+    {"curate", "compression", "the format of the files is --output-format jsonl.zst, jsonl.gz or jsonl"},
+    {"tokenizer", "out out-dir output-dir output-path model-prefix model-name save -o",
+     "the directory for tokenizer.json is --output"},
+    {"tokenizer", "model-type algorithm", "the algorithm is --type bpe or unigram"},
+    {"tokenizer", "vocab vocabsize n-vocab vocabulary-size num-tokens -v", "the size of the vocabulary is --vocab-size"},
+    {"tokenizer", "special user-defined-symbols control-symbols", "special tokens are --special-tokens"},
+    {"tokenizer", "min-freq min-count", "it is --min-frequency"},
+    {"tokenizer", "regex pattern pretokenizer pre-tokenizer-type",
+     "words are split as by --pre-tokenizer gpt2, llama3 or bloom"},
+    // one file, reports
+    {"export", "outfile output output-file out-file -o",
+     "the file to write is --gguf FILE; with --merge, the directory is --out"},
+    {"export", "outtype quantize quantization ftype dtype", "the type of the matrices is --type f32, f16, bf16 or q8_0"},
+    {"export", "checkpoint ckpt checkpoint-dir model-path model-dir model-name-or-path -m",
+     "the model\'s directory, or a run\'s, is --model"},
+    {"import", "input file model model-path -m", "the file to read is --gguf FILE"},
+    {"import", "outfile output output-dir out-dir -o", "the directory to write is --out"},
+    {"report", "out out-file outfile html -o", "the page to write is --output FILE"},
+    {"report", "run dir logdir log-dir input", "the runs are named without an option: train_gpt report RUN ..."},
+    {"inspect", "model data data-path run checkpoint dir file input checkpoint-dir model-path",
+     "what to inspect is named without an option: train_gpt inspect PATH"},
 };
 
 // The advice for an option of another program; empty if it is unknown.
 inline std::string advice_on(const std::string& command, const std::string& name) {
-    const auto has = [](const std::string& list, const std::string& word) {
-        return (" " + list + " ").find(" " + word + " ") != std::string::npos;
-    };
     for (const OtherName& o : other_names)
-        if (has(o.commands, command) && has(o.names, name)) return o.here;
+        if (is_listed(o.commands, command) && is_listed(o.names, name)) return o.here;
     return "";
+}
+
+// The options that words without one are probably meant for: "--model run1 --prompt Hello"; "" if that is not clear.
+inline std::string meant_by(const std::string& command, const Strings& words) {
+    namespace fs = std::filesystem;
+    const auto ends = [](const std::string& word, const std::string& with) {
+        return word.size() > with.size() && word.compare(word.size() - with.size(), with.size(), with) == 0;
+    };
+    const auto option = [&](const std::string& word) -> std::string {
+        std::error_code error;
+        const bool folder = fs::is_directory(word, error);
+        if (ends(word, ".toml")) return "--config " + word;
+        if (command == "train" || command == "tune" || command == "sweep") {
+            for (const char* end : {".bin", ".idx"})
+                if (ends(word, end)) return "--data-path " + word.substr(0, word.size() - 4);
+            for (const Preset& p : presets())
+                if (word == p.name) return "--preset " + word;
+            if (fs::exists(word + ".bin", error)) return "--data-path " + word;
+            return folder ? "--model " + word : "";
+        }
+        if (command == "import") return ends(word, ".gguf") ? "--gguf " + word : "--out " + word;
+        if (command == "export" && ends(word, ".gguf")) return "--gguf " + word;
+        if (command == "eval" && ends(word, ".txt")) return "--text " + word;
+        if (command == "eval" && ends(word, ".jsonl")) return "--tasks " + word;
+        if (command == "generate" || command == "serve" || command == "eval" || command == "export") return "--model " + word;
+        return command == "prepare" || command == "curate" || command == "tokenizer" ? "--input " + word : "";
+    };
+    std::string text, rest;
+    for (const std::string& word : words) {
+        const std::string meant = option(word);
+        const std::string name = meant.substr(0, meant.find(' '));
+        if (command == "generate" && text.find("--model") == 0) rest += (rest.empty() ? "" : " ") + word;
+        else if (name == "--input" && text.find("--input") != std::string::npos) text += " " + word;
+        else if (meant.empty() || (!text.empty() && text.find(name + " ") != std::string::npos)) return "";
+        else text += (text.empty() ? "" : " ") + meant;
+    }
+    const bool quotes = rest.find(' ') != std::string::npos;
+    return rest.empty() ? text : text + " --prompt " + (quotes ? "\"" + rest + "\"" : rest);
 }
 
 }  // namespace cli

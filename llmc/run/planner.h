@@ -59,6 +59,7 @@
 #include "../parallel/pipeline.h"
 #include "../parallel/shard.h"
 #include "../base/terminal.h"
+#include "devices.h"
 
 // ---- a step on this machine -------------------------------------------------------------------------------------------------
 struct MicroBatchShape {

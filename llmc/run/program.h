@@ -33,6 +33,7 @@ struct ModelCommands {
 
 namespace detail {
 
+// A command that runs on all ranks.
 template <class Options>
 int run_command(const char* name, const Strings& arguments, int (*command)(const Options&)) {
     Options options;
@@ -43,7 +44,16 @@ int run_command(const char* name, const Strings& arguments, int (*command)(const
 template <class Options>
 int run_command(const char* name, const Strings& arguments, World& world, int (*command)(World&, const Options&)) {
     Options options;
-    return cli::parse(name, options, arguments) ? command(world, options) : 0;
+    if (!cli::parse(name, options, arguments)) return 0;
+    print_notes(options);
+    return command(world, options);
+}
+template <class Options>
+int run_alone(const char* name, const Strings& arguments, int (*command)(const Options&)) {
+    Options options;
+    if (!cli::parse(name, options, arguments)) return 0;
+    print_notes(options);
+    return command(options);
 }
 
 inline int export_either(World& world, const ExportOptions& o) {
@@ -85,15 +95,15 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
         return 2;
     }
     if (command == "serve") return run_command("serve", arguments, world, commands.serve);
-    if (command == "curate") return run_command("curate", arguments, curate_command);
-    if (command == "prepare") return run_command("prepare", arguments, prepare_command);
-    if (command == "tokenizer") return run_command("tokenizer", arguments, tokenizer_command);
+    if (command == "curate") return run_alone("curate", arguments, curate_command);
+    if (command == "prepare") return run_alone("prepare", arguments, prepare_command);
+    if (command == "tokenizer") return run_alone("tokenizer", arguments, tokenizer_command);
     if (command == "export") return run_command("export", arguments, world, export_either);
-    if (command == "import") return run_command("import", arguments, import_command);
+    if (command == "import") return run_alone("import", arguments, import_command);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
-    if (command == "report") return run_command("report", arguments, report_command);
-    return run_command("inspect", arguments, inspect_command);
+    if (command == "report") return run_alone("report", arguments, report_command);
+    return run_alone("inspect", arguments, inspect_command);
 }
 
 }  // namespace detail

@@ -21,7 +21,8 @@ inline std::string log_of_run(const std::string& given) {
     if (directory || (page && fs::exists(given)))
         fail("%s has no log.jsonl %s; HINT: give a run by the directory that was its --out", given.c_str(),
              directory ? "in it" : "beside it");
-    fail("there is no %s; HINT: give a run by the directory that was its --out", given.c_str());
+    fail("there is no %s%s; HINT: give a run by the directory that was its --out", given.c_str(),
+         did_you_mean_path(given).c_str());
 }
 
 // Names that distinguish the runs: a run's own or, if another has the same, the path given for it.

@@ -132,6 +132,9 @@ inline std::string model_directory(const std::string& path) {
     if (is_model_or_adapter(path)) return path;
     if (const Strings checkpoints = checkpoints_to_try(path); !checkpoints.empty()) return checkpoints[0];
     const std::string directory = local_path(path);
+    if (!file_exists(directory))
+        fail("%s does not exist%s", path.c_str(),
+             hint_on_missing_path(path, "a model is a Hugging Face directory, or the output directory of a run").c_str());
     if (!is_folder(directory))
         fail("%s is no directory; HINT: a model is a Hugging Face directory, or the output directory of a run%s", path.c_str(),
              std::filesystem::path(path).extension() == ".gguf" ? "; train_gpt import makes one of a GGUF file" : "");

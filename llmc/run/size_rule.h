@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/numbers.h"
 #include "../base/terminal.h"
 #include "../model/families.h"
 #include "../model/model_config.h"
@@ -33,15 +34,7 @@
 
 // 15000000 for "15m", "15M" and "0.015B".
 inline double parse_size(const std::string& text) {
-    size_t used = 0;
-    double size = NAN;
-    try {
-        size = std::stod(text, &used);
-    } catch (const std::exception&) {
-    }
-    const size_t unit = used + 1 == text.size() ? std::string("kmbt").find((char)tolower(text.back())) : std::string::npos;
-    if (unit != std::string::npos) size *= std::pow(1000.0, (double)unit + 1);
-    else if (used != text.size()) size = NAN;
+    const double size = typed_count(text);
     if (!(size >= 1 && size <= 1e13))
         fail_usage("--size is '%s'; it must be a number of parameters, as in 15m, 350M or 1.5b", text.c_str());
     return size;

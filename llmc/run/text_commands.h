@@ -113,9 +113,14 @@ inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOption
 }
 
 // A list in the command's order: checks, parts, the loop over chunks, the summary.
-inline int prepare_command(const PrepareOptions& o) {
+inline int prepare_command(const PrepareOptions& given) {
+    PrepareOptions o = given;
     if (o.output_prefix.empty())
         fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    if (const std::string prefix = without_extension(o.output_prefix); prefix != o.output_prefix) {
+        print_line(stderr, "note: --output-prefix has no ending: " + prefix + ".bin and " + prefix + ".idx are written");
+        o.output_prefix = prefix;
+    }
     if (const auto name = std::filesystem::path(o.output_prefix).filename(); name.empty() || name == "." || name == "..")
         fail_usage(
             "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
@@ -268,6 +273,9 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
     const bool unigram = o.type == "unigram";
     if (o.output.empty())
         fail_usage("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
+    if (std::string end = std::filesystem::path(o.output).extension(); end == ".json" || end == ".model")
+        fail_usage("--output %s names a file; it must be a directory, which gets tokenizer.json; HINT: --output tok",
+                   o.output.c_str());
     if (o.vocab_size < 256 + (int)o.special_tokens.size() + (unigram ? 2 : 1))
         fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a %s", o.vocab_size,
                    o.special_tokens.size(), unigram ? "piece" : "merge");

@@ -19,6 +19,7 @@
 #include "model_texts.h"
 #include "config.h"
 #include "../base/json.h"
+#include "../base/numbers.h"
 #include "../model/arena.h"
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
@@ -761,28 +762,6 @@ private:
 };
 
 // ---- when ------------------------------------------------------------------------------------------------------------------
-// Seconds in "90", "90s", "30m", "2h", "1h30m", "2d"; NaN for anything else.
-inline double parse_duration(const std::string& text) {
-    double total = 0;
-    size_t i = 0;
-    while (i < text.size()) {
-        size_t used = 0;
-        double value = NAN;
-        try {
-            value = std::stod(text.substr(i), &used);
-        } catch (const std::exception&) {
-        }
-        if (used == 0 || !(value >= 0) || !std::isfinite(value)) return NAN;
-        i += used;
-        const double units[] = {1, 60, 3600, 86400};
-        const size_t unit = i < text.size() ? std::string("smhd").find(text[i]) : 0;
-        if (unit == std::string::npos) return NAN;
-        total += value * units[unit];
-        i += i < text.size();
-    }
-    return text.empty() ? NAN : total;
-}
-
 // "500": every 500 steps; "30m": every 30 minutes; "0": at the end; "never": not even then.
 struct SaveInterval {
     int64_t steps = 0;
@@ -790,10 +769,12 @@ struct SaveInterval {
     bool never = false;
 };
 inline SaveInterval parse_save_interval(const std::string& text) {
-    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos && text.size() < 18;
-    if (digits) return {std::stoll(text), 0};
+    // A number alone is in steps; one with a unit of time is a duration, so that 30m is 30 minutes.
+    const bool timed = text.find_first_of("smhdSMHD") != std::string::npos;
+    if (const double steps = timed ? NAN : typed_count(text); steps >= 0 && steps <= 9e15 && steps == std::floor(steps))
+        return {(int64_t)steps, 0};
     if (text == "never") return {0, 0, true};
-    const double seconds = parse_duration(text);
+    const double seconds = timed ? parse_duration(text) : NAN;
     if (!(seconds > 0))
         fail_usage("--save-every is '%s'; it must be a number of steps (500), a duration (90s, 30m, 2h), or never",
                    text.c_str());
