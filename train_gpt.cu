@@ -1561,7 +1561,7 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     open_data(run);
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");
-    run.peak = peak_of_all(run.world, run.ctx, o.device_tflops);
+    run.peak = run.plans_elsewhere() ? planned_peak(o) : peak_of_all(run.world, run.ctx, o.device_tflops);
     const size_t moments = bytes_in_files(m->exp_avg) + bytes_in_files(m->exp_avg_sq);
     describe_run(run,
                  {m->shards.buckets.size(), what_is_narrow(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
@@ -1669,6 +1669,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
 }
 
 static void train(World& world, const TrainOptions& given) {
+    check_nothing_is_missing(given);
     std::optional<RunLock> lock;
     if (!given.dry_run) take_directory(world, given, lock);
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
@@ -1676,7 +1677,7 @@ static void train(World& world, const TrainOptions& given) {
     const std::unique_ptr<Model> m = plan_run(run);
     if (run.o.sample_interval > 0) sample_prompt(run, *m);  // report errors now, not after hours of training
     Timetable timetable(run.o);
-    if (run.main_rank()) run.table.print(run.o.json);
+    if (run.main_rank() && (run.o.dry_run || !run.o.quiet)) run.table.print(run.o.json);
     if (run.o.dry_run) return;
 
     if (run.main_rank()) remove_leftovers(run.o.out);

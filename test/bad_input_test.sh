@@ -255,7 +255,7 @@ done
 refuse "tokenizer: truncated"               "cut.json"                      "$program" prepare --input good.txt --output p --tokenizer cut.json
 
 # ---- model directories ----
-refuse "model missing"                      "hf download nomodel"           "$program" generate --model nomodel --prompt a
+refuse "model missing"                      "nomodel does not exist, neither here nor in Hugging Face's cache [^ ]*; did you mean model?$" "$program" generate --model nomodel --prompt a
 refuse "model of the cache missing"         "hf download org/nomodel"       "$program" generate --model org/nomodel --prompt a
 refuse "more tokens than can be counted"    "are more tokens at a time than can be counted" "$program" train --size 70k --tokenizer tok --data-path good --train-iters 1 --micro-batch-size 50000 --global-batch-size 50000 --seq-length 50000
 refuse "a sequence that ranks cannot split"  "splits the 33 rows of a sequence .* into 2 equal" "$program" train --size 70k --vocab-size 300 --train-iters 1 --seq-length 33 --micro-batch-size 2 --global-batch-size 2 --tp 2 --world 2 --dry-run

@@ -54,12 +54,20 @@ says "options that exclude each other: how one is taken back" "HINT: --no-train-
 status "an option that is missing" 2 "$program" prepare --input x.txt
 status "no model" 2 "$program" train
 says "no model: what to do" "HINT: --preset gpt2-124m"
+mkdir -p out && mkdir -p out/step_00000001
+status "nothing at all: the folder of a run is not looked at" 2 "$program" train
+for part in "no model is given" "length of the run is missing" "no data is given"; do says "nothing at all: $part" "$part"; done
+rm -r out
+status "several mistakes" 2 "$program" train --learning-rate 1 --num-layers 0 stray
+says "several mistakes: all are said" "^error: 3 mistakes in the command line:"
+status "words without an option" 2 "$program" generate run1 Hello
+says "words without an option: what was meant" "did you mean --model run1 --prompt Hello?"
 status "no vocabulary" 2 "$program" train --preset llama-tiny --train-iters 1 --data-path data
 says "no vocabulary: what to do" "HINT: --tokenizer DIR"
 status "no data" 2 "$program" train --preset gpt2-124m --train-iters 1
 says "no data: what to do" "HINT: --data-path PREFIX"
 status "no such model" 1 "$program" generate --model nosuch --prompt x
-says "no such model: what to do" "nosuch does not exist, neither as a directory nor in Hugging Face.s cache .*HINT: hf download nosuch"
+says "no such model: says so" "nosuch does not exist, neither here nor in Hugging Face.s cache [^ ]*$"
 status "a file that is missing" 1 "$program" inspect nothing
 status "products too large" 2 "$program" train --preset llama-tiny --vocab-size 300 --seq-length 100000 --max-position-embeddings 100000 \
     --micro-batch-size 1000000 --train-iters 1 --dry-run
@@ -90,8 +98,36 @@ expect "a tokenizer: its input is said once" test "$(grep -c "^input: " out.txt)
 "$program" prepare --input text.txt --output data --tokenizer tok --split-documents blank >log.txt 2>&1
 expect "a run" "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 \
     --global-batch-size 4 --train-iters 2 --threads 1 --tokenizer tok --data-path data --out "my run"
+says "a run: three lines first" "^2 steps of 64 tokens: 128 tokens in all$"
+expect "a run: what it is comes first" grep -q "^gpt2: .* parameters in [a-z0-9]* on .* a rank, into my run$" <(head -n 3 out.txt)
 says "a run: numbers of one" "in 2 micro-batches of 2$"
 says "a run: the warm-up as there is none" "learning rate .*, no warm-up$"
+expect "a quiet run" "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 \
+    --global-batch-size 4 --train-iters 2 --threads 1 --tokenizer tok --data-path data --out quiet --quiet
+expect "a quiet run: at most three lines" test "$(wc -l <out.txt)" -le 3
+# Few tokens, many epochs: a note with the length that suffices.
+many=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --global-batch-size 64 --train-iters 900 --threads 1 --tokenizer tok --data-path data)
+epochs() { sed -n 's/^note: the run reads .* times; .* HINT: --train-iters \([0-9]*\) (.* tokens) reads it 4 times.*/\1/p' stderr.txt; }
+status "many epochs" 0 "$program" train "${many[@]}" --dry-run
+enough=$(epochs)
+expect "many epochs: fewer steps suffice" test "${enough:-900}" -lt 900
+status "as many as suffice" 0 "$program" train "${many[@]}" --train-iters "${enough:-900}" --dry-run
+expect "as many as suffice: no note" test -z "$(epochs)"
+status "many epochs, for real" 0 "$program" train "${many[@]}" --train-iters 40 --global-batch-size 640 --eval-iters 0 --save-every never --out many --quiet
+expect "many epochs, for real: a note" test -n "$(epochs)"
+status "an ending of a file" 0 "$program" prepare --input text.txt --output-prefix ee.bin --tokenizer tok
+expect "an ending of a file: is none of the name" test -e ee.bin -a -e ee.idx -a ! -e ee.bin.bin
+status "a file where a directory is wanted" 2 "$program" tokenizer --input text.txt --vocab-size 300 --output tok2/tokenizer.json
+status "a directory where one file is wanted" 2 "$program" curate --input text.txt --normalize --output clean.jsonl
+status "a path that is misspelled" 1 "$program" generate --model "my rn" --prompt x
+says "a path that is misspelled: the nearest one" "my rn does not exist.*; did you mean my run?"
+expect "a path that is misspelled: nothing to download" refused grep -q "hf download" stderr.txt
+status "data that is misspelled" 1 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --data-path dat --out no
+says "data that is misspelled: the nearest" "did you mean data?"
+status "a plan for GPUs" 0 "$program" train --preset llama2-7b --train-iters 10 --world 512 --global-batch-size 512 --dry-run
+says "a plan for GPUs: their peak" "^ *peak  *989 TFLOP/s, dense bf16 by the vendor$"
+says "a plan for GPUs: not this machine" "^ *backend  *h100 of the plan\|^ *backend .* H100 of the plan"
+expect "a plan for GPUs: nothing measured here" refused grep -q "measured$" stdout.txt
 status "a plan" 0 "$program" train --preset llama-tiny --vocab-size 300 --micro-batch-size 1 --train-iters 100 --lr-warmup-iters 15 --dry-run
 says "a plan: the warm-up as it was given" "learning rate .*, warm-up over 15 steps$"
 status "a constant learning rate" 0 "$program" train --preset llama-tiny --vocab-size 300 --micro-batch-size 1 --train-iters 100 --lr-decay-style constant --lr 1e-3 --dry-run

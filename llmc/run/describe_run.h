@@ -87,6 +87,17 @@ inline std::string block_in_words(const ModelConfig& c) {
     return text;
 }
 
+// How the command line was read, where that may surprise.
+inline void describe_command_line(RunTable& t, const TrainOptions& o) {
+    if (!o.notes.empty()) t.table.section("Options of other programs", Table::Values::text, "other_programs");
+    for (const std::string& note : o.notes) {
+        const size_t end = note.find(' ', note.find("--"));
+        t.row(note.substr(0, end), note.substr(end + 1));
+    }
+    if (!o.replaced.empty()) t.table.section("Replaced values of --config", Table::Values::text, "replaced");
+    for (const Replaced& r : o.replaced) t.row(r.option, r.text(), "replaced: ");
+}
+
 inline void describe_size(RunTable& t, const Run& run) {
     if (run.from_size.empty()) return;
     t.table.section("From --size " + run.o.size, Table::Values::text, "size");
@@ -214,7 +225,9 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
 inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planned) {
     const TrainOptions& o = run.o;
     t.table.section("Machine");
-    t.row("backend", std::string(be::backend_name) + ", " + run.ctx.description());
+    const std::string here = std::string(be::backend_name) + ", " + run.ctx.description();
+    const bool other_machine = run.plans_elsewhere() && (be::memory_is_host || run.ctx.has_device());
+    t.row("backend", other_machine ? o.device + " of the plan (--device), not this machine: " + here : here);
     t.row("peak", run.peak.text());
     t.row("precision", format("%s storage, %s sums, gradients and optimizer%s", precision_name,
                               sizeof(real) == 4 ? "fp32" : "fp64", planned.narrow.c_str()));
@@ -238,18 +251,58 @@ inline void machine_rows(RunTable& t, const Run& run, const PlannedModel& planne
     if (run.ranks->mesh.world.size > 1) describe_ranks(t, run, planned.messages);
 }
 
-inline void describe_memory(RunTable& t, const PlannedModel& planned) {
+inline void describe_memory(RunTable& t, const PlannedModel& planned, bool elsewhere) {
     t.table.section("Memory", Table::Values::amounts);
     const auto memory = [&](const std::string& purpose, size_t bytes) {
         t.row(purpose, human_bytes((double)bytes), "memory: ");
         t.exact(bytes);
     };
     for (const auto& [purpose, bytes] : planned.purposes) memory(purpose, bytes);
-    const size_t resident = resident_memory_bytes();
-    memory("program, libraries, data order", resident);
+    const size_t resident = elsewhere ? 0 : resident_memory_bytes();
+    if (!elsewhere) memory("program, libraries, data order", resident);
     if (be::memory_is_host) memory("in all", planned.bytes + resident);
     else memory("in all on the GPU", planned.bytes);
     if (planned.in_libraries) memory("NCCL, already allocated", planned.in_libraries);
+}
+
+// A note where the data is read more than 4 times, with the length that suffices. Repetitions beyond about 4 add little
+// (Muennighoff et al., 2023, arXiv:2305.16264).
+inline std::string note_on_epochs(const Run& run) {
+    constexpr double most = 4;
+    DataSummary longest = {};
+    for (const DataSummary& s : run.train->summary())
+        if (s.epochs > longest.epochs) longest = s;
+    if (run.schedule.open || longest.epochs < most + 0.05) return "";
+    const double fraction = most / longest.epochs;
+    const auto part = [&](int64_t n) { return std::max<int64_t>(1, (int64_t)(fraction * (double)n)); };
+    const bool in_samples = run.o.train_samples > 0;
+    const int64_t samples = part(run.schedule.total_samples);
+    return format(
+        "the run reads %s %.*f times; repetitions beyond 4 add little. HINT: --train-%s %lld (%s tokens) reads it 4 times, "
+        "or give more text",
+        longest.name.c_str(), longest.epochs < 99.5 ? 1 : 0, longest.epochs, in_samples ? "samples" : "iters",
+        (long long)(in_samples ? samples : part(run.schedule.total_steps)),
+        human_count((double)samples * run.o.seq_length).c_str());
+}
+
+// What a run is, in two lines before the table: the model and where it runs, and the length.
+inline void summarise(Run& run, const PlannedModel& planned) {
+    const TrainOptions& o = run.o;
+    const int ranks = o.world ? o.world : run.world.size();
+    const std::string model = !o.preset.empty()  ? o.preset
+                              : !o.model.empty() ? o.model
+                              : !o.size.empty()  ? "--size " + o.size
+                                                 : run.c.family;
+    const std::string machine = run.plans_elsewhere() ? o.device : be::backend_name;
+    run.table.summary.push_back(format("%s: %s parameters in %s on %s, %s a rank, into %s", model.c_str(),
+                                       human_count((double)ParameterTable(run.c).trained).c_str(), precision_name,
+                                       (ranks > 1 ? format("%d x ", ranks) + machine : machine).c_str(),
+                                       human_bytes((double)planned.bytes).c_str(), o.out.c_str()));
+    const std::string step = human_count((double)run.schedule.final_batch * o.seq_length) + " tokens";
+    run.table.summary.push_back(run.schedule.open
+                                    ? "as many steps of " + step + " as fit into " + o.time_budget
+                                    : counted(run.schedule.total_steps, "step") + " of " + step + ": " +
+                                          human_count((double)run.schedule.total_samples * o.seq_length) + " tokens in all");
 }
 
 inline std::string describe(const DataSummary& s) {
@@ -261,27 +314,35 @@ inline std::string describe(const DataSummary& s) {
 
 inline void describe_run(Run& run, const PlannedModel& planned) {
     RunTable& t = run.table;
+    detail::summarise(run, planned);
     t.table.section("Run");
     t.row("name", run_name(run.o));
     t.row("output", run.o.out);
     detail::describe_space(t, run.o, planned.checkpoint_bytes);
+    detail::describe_command_line(t, run.o);
     detail::describe_size(t, run);
     detail::describe_model(t, run.o, run.c);
     detail::describe_parametrization(t, run.o, run.c);
     detail::describe_batch(t, run.o, run.schedule, run.ranks->mesh.dp.size);
     detail::machine_rows(t, run, planned);
-    detail::describe_memory(t, planned);
+    detail::describe_memory(t, planned, run.plans_elsewhere());
 }
 
 inline void describe_data(Run& run) {
     RunTable& t = run.table;
     if (!run.train) return;
+    double epochs = 0;
+    for (const DataSummary& s : run.train->summary()) epochs = std::max(epochs, s.epochs);
+    if (!run.schedule.open && t.summary.size() < 3)
+        t.summary.push_back(format("%.3g epochs of %s", epochs, joined(run.o.data_path).c_str()));
     t.table.section("Data");
     for (const DataSummary& s : run.train->summary()) {
         if (!s.note.empty()) t.row("split of " + s.name, s.note);
         if (!s.packing.empty()) t.row("packing of " + s.name, s.packing);
         t.row("training " + s.name, detail::describe(s) + format(", %.2f epochs", s.epochs));
     }
+    if (const std::string note = detail::note_on_epochs(run); !note.empty() && run.main_rank())
+        print_line(stderr, "note: " + note);
     if (!run.valid) return;
     for (const DataSummary& s : run.valid->summary()) t.row("validation " + s.name, detail::describe(s));
     const double passes = (double)run.valid_samples / (double)run.valid->samples_of_one_pass();
@@ -293,6 +354,63 @@ inline void describe_data(Run& run) {
 // ---- plans -----------------------------------------------------------------------------------------------------------------
 // For one rank of each pipeline stage, with these options and number of ranks.
 using MemoryOfStages = std::function<std::vector<RankMemory>(const TrainOptions&, int ranks)>;
+
+namespace detail {
+
+// Splits of L layers over n stages with fewer of them at the ends, which also compute the embedding and the head.
+inline std::vector<std::vector<int>> splits_with_short_ends(int L, int n) {
+    std::vector<std::vector<int>> splits;
+    const int even = L / n;
+    for (int last = 0; last <= even; last++)
+        for (int first = std::max(0, even - 1); first <= L - last; first++) {
+            const int between = L - first - last;
+            if (n == 2 ? between != 0 : first > between / (n - 2) + 1 || between < n - 2) continue;
+            std::vector<int> layers(n, n == 2 ? 0 : between / (n - 2));
+            for (int i = 0; n > 2 && i < between % (n - 2); i++) layers[n - 2 - i]++;
+            layers.front() = first;
+            layers.back() = last;
+            splits.push_back(layers);
+        }
+    return splits;
+}
+
+// A split of the layers with which a step is at least 2% faster than `plan`, if one fits: the head of a large vocabulary takes
+// as long as several layers.
+inline void describe_better_split(RunTable& t, const TrainOptions& o, const ModelConfig& c, int64_t batch, const Plan& plan,
+                                  const MemoryOfStages& memory_of_stages) {
+    struct Split {
+        Plan plan;
+        std::vector<int> layers;
+    };
+    std::vector<Split> better;
+    const int ranks = std::max(1, o.world);
+    for (const std::vector<int>& layers : splits_with_short_ends(c.L, plan.in.pp * plan.in.vpp)) {
+        Plan p = make_plan(plan_input(o, c, ranks, layers, batch, sizeof(floatX)));
+        if (p.step_seconds < 0.98 * plan.step_seconds) better.push_back({std::move(p), layers});
+    }
+    std::stable_sort(better.begin(), better.end(),
+                     [](const Split& a, const Split& b) { return a.plan.step_seconds < b.plan.step_seconds; });
+    for (const Split& split : better) {
+        TrainOptions p = o;
+        p.account_for_embedding_in_pipeline_split = p.account_for_loss_in_pipeline_split = false;
+        p.pipeline_layers.clear();
+        for (const int n : split.layers) p.pipeline_layers.push_back(std::to_string(n));
+        const std::vector<RankMemory> stages = memory_of_stages(p, ranks);
+        const bool fits = std::all_of(stages.begin(), stages.end(),
+                                      [&](const RankMemory& m) { return m.device() <= planned_memory_bytes(o); });
+        if (!fits) continue;
+        std::string option = "--pipeline-layers";
+        for (const std::string& n : p.pipeline_layers) option += " " + n;
+        if (o.account_for_embedding_in_pipeline_split) option += " --no-account-for-embedding-in-pipeline-split";
+        if (o.account_for_loss_in_pipeline_split) option += " --no-account-for-loss-in-pipeline-split";
+        t.row("faster split", format("%s: %.3g instead of %.3g s a step, bubble %.1f%%; train_gpt tune searches whole layouts",
+                                     option.c_str(), split.plan.step_seconds, plan.step_seconds, 100 * split.plan.bubble));
+        t.exact({{"options", option}, {"layers", split.layers}, {"seconds", split.plan.step_seconds}});
+        return;
+    }
+}
+
+}  // namespace detail
 
 // Predicts the time of a run on other machines' GPUs, and the memory that it needs on each.
 inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
@@ -321,6 +439,11 @@ inline void describe_plan(Run& run, const MemoryOfStages& memory_of_stages) {
     const std::vector<int> layers = layers_of_stages(o, run.c, mesh);
     const Plan plan = make_plan(plan_input(o, run.c, ranks, layers, run.schedule.final_batch, sizeof(floatX)));
     add_rows(t, plan, run.schedule.open ? 0 : (double)run.schedule.total_samples * o.seq_length);
+    if (mesh.pp.size > 1) detail::describe_better_split(t, o, run.c, run.schedule.final_batch, plan, memory_of_stages);
+    if (!run.schedule.open)
+        t.summary.push_back(
+            format("a step takes %s and the run %s, by the plan", human_duration(plan.step_seconds).c_str(),
+                   human_duration(86400 * plan.days((double)run.schedule.total_samples * o.seq_length)).c_str()));
     if (mesh.pp.size > 1)
         t.picture = draw_pipeline(mesh.pp.size, mesh.vpp, (int)plan.micro_batches, plan.bubble, terminal_width(stdout));
 }
@@ -338,6 +461,7 @@ inline void describe_time_here(Run& run, double step_seconds) {
                                100 * rate * model_flops_per_token(run.c, T) / run.peak.flops));
     t.exact({{"tokens_per_second", rate}});
     if (run.schedule.open) return;
+    t.summary.push_back("the run takes about " + human_duration(tokens / rate) + " on this machine, without validation");
     t.row("whole run", format("about %s for %s tokens, without validation", human_duration(tokens / rate).c_str(),
                               human_count(tokens).c_str()));
     t.exact({{"tokens", tokens}, {"days", tokens / rate / 86400}});

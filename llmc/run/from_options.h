@@ -378,15 +378,16 @@ inline void check_same_base(const TrainOptions& o, const ModelConfig& saved, con
 
 }  // namespace detail
 
+inline const char* const no_model =
+    "no model is given; HINT: --preset gpt2-124m (or another), --size 15m, --model DIR, or --num-layers, --hidden-size and "
+    "--num-attention-heads";
+
 // The model configuration: a directory or a preset, modified by further options.
 inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
     const bool from_directory = !o.model.empty();
     if (from_directory && !o.preset.empty())
         fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
-    if (!from_directory && o.preset.empty() && !o.num_layers)
-        fail_usage(
-            "no model is given; HINT: --preset gpt2-124m (or another), --size 15m, --model DIR, or --num-layers, "
-            "--hidden-size and --num-attention-heads");
+    if (!from_directory && o.preset.empty() && !o.num_layers) fail_usage("%s", no_model);
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
     else if (!o.preset.empty()) c = config_from_preset(o.preset);

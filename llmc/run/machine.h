@@ -28,6 +28,14 @@ struct Peak {
     std::string text() const { return flops > 0 ? human_flops(flops) + ", " + name : "not known"; }
 };
 
+// The peak of a GPU that is planned for.
+inline Peak planned_peak(const TrainOptions& o) {
+    const Device device = find_device(o.device);
+    const double flops = 1e12 * o.device_tflops.value_or(device.tflops);
+    return {flops, device.capability >= 89 ? 2 * flops : 0,
+            std::string("dense bf16 by ") + (o.device_tflops ? "--device-tflops" : "the vendor")};
+}
+
 // The peak of this rank. A CPU's is measured in a few milliseconds; a GPU's is its vendor's figure.
 inline Peak peak_of(const cpu::Ctx& ctx) {
     const cpu::RegisterRates rates = cpu::measure_registers(ctx.threads, 0.003);

@@ -40,6 +40,7 @@
 struct RunTable {
     Table table;
     nlohmann::ordered_json rows = nlohmann::ordered_json::object();
+    Strings summary;      // the lines before the table
     std::string picture;  // picture of the planned pipeline
     void exact(nlohmann::ordered_json value) { table.exact(std::move(value)); }
     void row(const std::string& label, const std::string& value, const std::string& prefix = "") {
@@ -50,6 +51,7 @@ struct RunTable {
     }
     void print(bool json) const {
         if (json) return print_json(table.json());
+        for (const std::string& line : summary) puts(line.c_str());
         table.print();
         fputs(picture.c_str(), stdout);
     }
@@ -103,6 +105,25 @@ struct Run {
         if (main_rank() && !o.quiet) phase.begin(what);
     }
 };
+
+// Refuses a run of which the command line lacks something, with all that it lacks, before it looks at any file.
+inline void check_nothing_is_missing(const TrainOptions& o) {
+    std::string missing;
+    const auto require = [&](bool given, const char* text) {
+        if (!given) missing += (missing.empty() ? "" : "\n  ") + std::string(text);
+    };
+    const bool model = !o.preset.empty() || !o.model.empty() || !o.size.empty() || o.num_layers || !o.resume.empty();
+    const bool adapts = o.lora_rank || o.prompt_tokens || o.dpo_beta;  // these name what they need themselves
+    require(model || adapts, no_model);
+    try {
+        if (!o.preset.empty()) config_from_preset(o.preset);
+    } catch (const UsageError& e) {
+        require(false, e.what());
+    }
+    require(o.train_iters || o.train_samples || !o.time_budget.empty() || !o.size.empty(), detail::no_length);
+    require(o.dry_run || !o.data_path.empty(), "no data is given; HINT: --data-path PREFIX, which train_gpt prepare writes");
+    if (!missing.empty()) fail_usage("%s", missing.c_str());
+}
 
 // Starts handling signals, locks the directory against other runs, and starts reporting ranks that wait too long.
 inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {

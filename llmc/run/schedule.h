@@ -276,6 +276,8 @@ inline void check_pipeline(const Schedule& s, const TrainOptions& o) {
     }
 }
 
+inline const char* const no_length =
+    "the length of the run is missing; HINT: give --train-iters, --train-samples or --time-budget";
 inline void read_length(Schedule& s, const TrainOptions& o) {
     if (o.train_iters && o.train_samples)
         fail_usage(
@@ -286,8 +288,7 @@ inline void read_length(Schedule& s, const TrainOptions& o) {
         s.open = true;
         return s.plan_until(1024);
     }
-    if (!o.train_iters && !o.train_samples)
-        fail_usage("the length of the run is missing; HINT: give --train-iters, --train-samples or --time-budget");
+    if (!o.train_iters && !o.train_samples) fail_usage("%s", no_length);
     if (o.train_samples > s.most_samples)
         fail_usage(
             "--train-samples %lld samples of %d tokens are more than can be counted; the maximum is %lld samples, 2^62 tokens",
