@@ -1715,7 +1715,8 @@ static void train(World& world, const TrainOptions& given) {
 }
 inline int train_command(const TrainOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), train); }
 
-static void tune(World& world, const TuneOptions& o) {
+static void tune(World& world, const TuneOptions& given) {
+    const TuneOptions o = given.inference ? given : without_layout_of_files(given, world.rank() == 0);
     Run run = {world, o, make_ctx(world, o.threads, true)};
     if (o.inference)
         return tune_inference(run, o, [](const TrainOptions& p, const ModelConfig& c, int n, int stage, int texts, int T) {

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Shared by the runs of this directory: a run (run_*.sh) sources it, then calls `run` with its own options. Settings, from
-# the environment:
+# Shared by the runs of this directory: a run (run_NAME.sh) sources it, then calls `run`. Its options are in
+# recipes/NAME.toml. Settings, from the environment:
 #   DATA       prepared data: "PATH", or "WEIGHT PATH WEIGHT PATH ..." to blend; quote a path with blanks inside:
 #              DATA="0.7 'my data/web' 0.3 data/code". Required, except with --dry-run
 #   TOKENIZER  tokenizer.json or its directory: the one used to prepare the data
@@ -8,26 +8,15 @@
 #   RANKS      GPUs; default: the run's layout
 #   LAUNCH     launcher of the ranks: default "mpirun -n $RANKS"; "srun --mpi=pmix"; "" is one rank
 #   TRAIN_GPT  the program; default ./train_gpt of this source tree
-#   EXTRA      more options of `train_gpt train`; they override the script's arguments, which override its own options.
-#              --no-NAME removes an option: EXTRA="--no-rampup-batch-size"
+#   EXTRA      more options of `train_gpt train`; they override the script's arguments, which override the recipe. A config
+#              file among them (--config tune/tune-1.toml) overrides the recipe, too. --no-NAME removes an option:
+#              EXTRA="--no-rampup-batch-size"
 # With --dry-run among the options, one process plans for RANKS ranks without training: it needs no data and no GPU.
 # Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its micro-batch, with a checkpoint. The same command resumes an
 # interrupted run.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=words.sh
 . "$(dirname "${BASH_SOURCE[0]}")/words.sh"
-
-# For all of these models: AdamW, weight decay and clipping of GPT-3, and a cosine schedule.
-recipe=(--adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-8 --weight-decay 0.1 --clip-grad 1.0 --lr-decay-style cosine)
-# Options of model families, used by the runs.
-# shellcheck disable=SC2034
-gpt2=(--seq-length 1024 --lr-warmup-iters 700)
-# shellcheck disable=SC2034
-bloom=(--seq-length 2048 --lr-warmup-samples 183105 --lr-decay-samples 200000000 --train-samples 220000000 --seed 42
-    --device a100)
-# shellcheck disable=SC2034
-llm_jp=(--seq-length 4096 --lr-warmup-iters 2000 --use-z-loss --recompute-granularity selective --seed 1234
-    --split "1000, 0, 0" --eval-iters 0)
 
 give_up() {
     printf 'error: %s\n' "$*" >&2
@@ -39,22 +28,39 @@ check_data() {
     local word
     for word; do
         [[ $word =~ ^[0-9.]+(e[+-]?[0-9]+)?$ ]] && continue  # a weight
+        word=${word/#\~\//$HOME/}
         compgen -G "$(printf '%q' "$word")*" >/dev/null ||
             give_up "DATA names '$word', but no file has a name that begins so; HINT: train_gpt prepare --output-prefix $word"
     done
 }
 
-# run OPTIONS...: runs with these options, then the script's arguments.
+# in_config NAME WORD...: succeeds if a config file among the words sets this option.
+in_config() {
+    local name=$1 before="" word
+    shift
+    for word; do
+        [[ $word != --config=* ]] || { before=--config && word=${word#--config=}; }
+        if [[ $before == --config ]]; then grep -qsE "^[[:space:]]*${name}[[:space:]]*=" "${word/#\~\//$HOME/}" && return; fi
+        before=$word
+    done
+    return 1
+}
+
+# run OPTIONS...: runs the recipe with the script's arguments.
 run() {
-    local name program command=() launch=() extra=() data=() words=()
+    local name program command=() launch=() extra=() data=() words=() given=()
     name=$(basename "$0" .sh)
     name=${name#run_}
     program=${TRAIN_GPT:-$(dirname "${BASH_SOURCE[0]}")/../train_gpt}
     [[ -x $program ]] || give_up "there is no program at $program; HINT: make train_gpt, or set TRAIN_GPT"
     split_words "${EXTRA:-}"
     extra=("${words[@]}")
-    command=("$program" train --out "${OUT:-out/$name}" --resume auto ${TOKENIZER:+--tokenizer "$TOKENIZER"}
-        "${recipe[@]}" "$@" "${extra[@]}")
+    given=("$@" "${extra[@]}")
+    # Defaults, which a config file of the user's may replace.
+    [[ -z ${OUT:-} ]] && in_config out "${given[@]}" || command=(--out "${OUT:-out/$name}")
+    in_config resume "${given[@]}" || command+=(--resume auto)
+    command=("$program" train --config "$(dirname "${BASH_SOURCE[0]}")/recipes/$name.toml" "${command[@]}"
+        ${TOKENIZER:+--tokenizer "$TOKENIZER"} "${given[@]}")
     if [[ " ${command[*]} " == *" --dry-run "* ]]; then
         exec "${command[@]:0:2}" --world "$RANKS" "${command[@]:2}"
     fi

@@ -13,8 +13,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-384}
-run --preset bloom-176b "${bloom[@]}" \
-    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 \
-    --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --recompute-granularity full \
-    --inter-node-gbs 6.25 --micro-batch-size 2 --global-batch-size 2048 --rampup-batch-size 192 16 9765625 \
-    --lr 6e-5 --min-lr 6e-6 "$@"
+run "$@"

@@ -10,6 +10,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-32}
-run --preset bloom-1b1 "${bloom[@]}" \
-    --pipeline-model-parallel-size 2 \
-    --micro-batch-size 1 --global-batch-size 256 --rampup-batch-size 192 16 9765625 --lr 2.5e-4 --min-lr 1e-5 "$@"
+run "$@"

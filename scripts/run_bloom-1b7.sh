@@ -10,6 +10,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-64}
-run --preset bloom-1b7 "${bloom[@]}" \
-    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
-    --micro-batch-size 1 --global-batch-size 512 --rampup-batch-size 192 16 9765625 --lr 2e-4 --min-lr 1e-5 "$@"
+run "$@"

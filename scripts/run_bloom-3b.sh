@@ -10,6 +10,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-128}
-run --preset bloom-3b "${bloom[@]}" \
-    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 \
-    --micro-batch-size 4 --global-batch-size 512 --rampup-batch-size 192 32 9765625 --lr 1.6e-4 --min-lr 1e-5 "$@"
+run "$@"

@@ -10,5 +10,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-32}
-run --preset bloom-560m "${bloom[@]}" \
-    --micro-batch-size 1 --global-batch-size 256 --rampup-batch-size 192 32 9765625 --lr 3e-4 --min-lr 1e-5 "$@"
+run "$@"

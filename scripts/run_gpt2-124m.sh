@@ -9,5 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-8}
-run --preset gpt2-124m "${gpt2[@]}" \
-    --micro-batch-size 64 --global-batch-size 512 --train-iters 19073 --lr 6e-4 --min-lr 6e-5 "$@"
+run "$@"

@@ -9,5 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-8}
-run --preset gpt2-1558m "${gpt2[@]}" \
-    --micro-batch-size 16 --global-batch-size 1024 --train-iters 32000 --lr 2e-4 --min-lr 2e-5 "$@"
+run "$@"

@@ -9,5 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-8}
-run --preset gpt2-350m "${gpt2[@]}" \
-    --micro-batch-size 64 --global-batch-size 512 --train-iters 60000 --lr 3e-4 --min-lr 3e-5 "$@"
+run "$@"

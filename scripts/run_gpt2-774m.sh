@@ -9,5 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-8}
-run --preset gpt2-774m "${gpt2[@]}" \
-    --micro-batch-size 32 --global-batch-size 512 --train-iters 286102 --lr 2.5e-4 --min-lr 2.5e-5 "$@"
+run "$@"

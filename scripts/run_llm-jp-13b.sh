@@ -9,6 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-128}
-run --preset llm-jp-13b "${llm_jp[@]}" \
-    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
-    --micro-batch-size 2 --global-batch-size 1024 --train-iters 494120 --lr-decay-iters 492120 --lr 2e-4 --min-lr 2e-5 "$@"
+run "$@"

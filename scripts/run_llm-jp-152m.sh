@@ -9,5 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-64}
-run --preset llm-jp-152m "${llm_jp[@]}" \
-    --micro-batch-size 8 --global-batch-size 512 --train-iters 988240 --lr-decay-iters 986240 --lr 3e-4 --min-lr 3e-5 "$@"
+run "$@"

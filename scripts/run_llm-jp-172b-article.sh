@@ -10,7 +10,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-512}
-run --preset llm-jp-172b "${llm_jp[@]}" --adam-eps 1e-5 \
-    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 16 \
-    --micro-batch-size 1 --global-batch-size 1728 --train-iters 296699 --lr-decay-iters 268442 --lr 1e-4 --min-lr 1e-5 \
-    --fp8-format hybrid --fp8-start 7000 --fp8-amax-history-len 1 --fp8-amax-compute-algo most_recent "$@"
+run "$@"

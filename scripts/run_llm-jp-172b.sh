@@ -10,6 +10,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-512}
-run --preset llm-jp-172b "${llm_jp[@]}" \
-    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 16 \
-    --micro-batch-size 1 --global-batch-size 1728 --train-iters 292812 --lr-decay-iters 290812 --lr 8e-5 --min-lr 8e-6 "$@"
+run "$@"

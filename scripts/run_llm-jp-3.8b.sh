@@ -9,5 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-128}
-run --preset llm-jp-3.8b "${llm_jp[@]}" \
-    --micro-batch-size 2 --global-batch-size 1024 --train-iters 494120 --lr-decay-iters 492120 --lr 3e-4 --min-lr 3e-5 "$@"
+run "$@"

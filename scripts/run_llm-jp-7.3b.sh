@@ -9,6 +9,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-128}
-run --preset llm-jp-7.3b "${llm_jp[@]}" \
-    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
-    --micro-batch-size 4 --global-batch-size 1024 --train-iters 494120 --lr-decay-iters 492120 --lr 2.5e-4 --min-lr 2.5e-5 "$@"
+run "$@"

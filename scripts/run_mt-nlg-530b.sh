@@ -12,7 +12,4 @@
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-2240}
-run --preset mt-nlg-530b --seq-length 2048 --device a100 --recompute-granularity full \
-    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 35 \
-    --micro-batch-size 1 --global-batch-size 1920 --rampup-batch-size 32 32 5859375 --train-samples 131835938 \
-    --lr 5e-5 --min-lr 5e-6 --lr-warmup-samples 488281 --lr-decay-samples 166015625 "$@"
+run "$@"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The runs of scripts/: each plans (--dry-run) for its layout's number of ranks, with the published number of parameters;
-# its header agrees with the plan and with itself; shared hyperparameters are only in common.sh. Then common.sh's settings
-# and refusals, and the SLURM job with a fake SLURM. And test/run.sh, which runs all tests: a test that it could not run has
-# not passed.
+# its header agrees with the plan and with itself; all recipes have the hyperparameters that they share. Then common.sh's
+# settings and refusals, and the SLURM job with a fake SLURM. And test/run.sh, which runs all tests: a test that it could not
+# run has not passed.
 #   TRAIN_GPT=path/to/train_gpt test/scripts_test.sh
 scripts=$(realpath "$(dirname "$0")/../scripts")
 # shellcheck source-path=SCRIPTDIR source=lib.sh
@@ -63,14 +63,16 @@ while read -r name ranks parameters; do
             given = w[8] * (w[9] == "days" ? 86400 : 3600)
             exit !(w[1] == '"$ranks"' && given > 0.9 * seconds && given < 1.1 * seconds)
         }'
-    # Only a header, the ranks and one call; nothing repeats common.sh, except the article's epsilon.
-    code=$(grep -v '^#' "$run" | sed -e ':a' -e '/\\$/N; s/ *\\\n */ /; ta')
-    verdict "$name is three lines" matches "$(wc -l <<<"$code") $code" \
-        "3 $source"$'\n'"RANKS=\${RANKS:-$ranks}"$'\n''run --preset *"$@"'
-    shared='--(adam-[a-z0-9]+|weight-decay|clip-grad|lr-decay-style|resume|out|data-path|world|tokenizer) [^ ]*'
-    repeated=$(grep -oE -- "$shared" <<<"$code")
-    [[ $name == llm-jp-172b-article ]] && repeated=${repeated/--adam-eps 1e-5/}
-    verdict "$name repeats nothing of common.sh" [ -z "$repeated" ]
+    # Nothing but a header, the ranks and one call; the options are the recipe's, all of them.
+    code=$(grep -v '^#' "$run")
+    verdict "$name is three lines" [ "$code" = "$source"$'\n'"RANKS=\${RANKS:-$ranks}"$'\n''run "$@"' ]
+    recipe=$scripts/recipes/$name.toml
+    verdict "$name's recipe names the run" grep -q "^# Options of run_$name.sh, " "$recipe"
+    verdict "$name's recipe replaces nothing" refused grep -q "Replaced values" "$plan"
+    for shared in 'adam-beta1 = 0.9' 'adam-beta2 = 0.95' 'adam-eps = 1e-8' 'weight-decay = 0.1' 'clip-grad = 1.0' 'lr-decay-style = "cosine"'; do
+        [[ $name == @(llm-jp-172b-article|llama2-*) ]] && shared=${shared/1e-8/1e-5}
+        grep -qx "$shared" "$recipe" || echo "FAILED: $name's recipe has no line '$shared'"
+    done
 done <<'END'
 gpt2-124m 8 124439808
 gpt2-350m 8 354823168
@@ -93,8 +95,9 @@ llm-jp-172b 512 172394311680
 llm-jp-172b-article 512 172394311680
 mt-nlg-530b 2240 529581506560
 END
-there=("$scripts"/run_*.sh) tested=(plan_*.txt)
+there=("$scripts"/run_*.sh) tested=(plan_*.txt) recipes=("$scripts"/recipes/*.toml)
 verdict "each run is tested above" [ ${#there[@]} = ${#tested[@]} ]
+verdict "each recipe has a run" [ ${#there[@]} = ${#recipes[@]} ]
 
 # Published layouts, on which the plan depends.
 layout() { sed -n 's/^  ranks *//p' "plan_$1.txt"; }
@@ -103,6 +106,9 @@ verdict "LLM-jp 172B's layout" [ "$(layout llm-jp-172b)" = "512 ranks = tensor 4
 verdict "MT-NLG's layout" [ "$(layout mt-nlg-530b)" = "2240 ranks = tensor 8 x data 8 x pipeline 35" ]
 verdict "BLOOM 176b's stages" grep -q "layers of the stages: 5 6 6 6 6 6 6 6 6 6 6 5" plan_bloom-176b.txt
 verdict "BLOOM 176b's steps" grep -q "115,311 steps" plan_bloom-176b.txt
+
+verdict "BLOOM 3b's head takes as long as several layers" grep -q "faster split *--pipeline-layers [0-9]* [0-9]* [0-9]* [0-4]: 1.[0-9]* instead of 1.[0-9]* s a step" plan_bloom-3b.txt
+verdict "MT-NLG's layers are split well" refused grep -q "faster split" plan_mt-nlg-530b.txt
 
 # MT-NLG on 280, 350 and 420 nodes: published are 60.1, 50.2 and 44.4 s per step; the latter two have too many replicas for
 # the ramp-up's batch sizes.
@@ -120,6 +126,24 @@ says "another ramp-up: the later one" "ramp-up  *from 64 by 64 over 5,859,375 sa
 expect "steps instead of samples" env EXTRA="--no-rampup-batch-size --no-train-samples --train-iters 30k" bash "$scripts/run_bloom-560m.sh" --dry-run
 says "steps instead of samples" "30,000 steps"
 
+# ---- a config file wins over the recipe, and the command line over both; what is replaced is said ----
+cat >tuned.toml <<'END'
+tensor-model-parallel-size = 8
+pipeline-model-parallel-size = 4
+fp8-format = []
+END
+expect "a tuned layout" bash "$scripts/run_llm-jp-172b.sh" --config tuned.toml --dry-run
+says "a tuned layout is planned" "512 ranks = tensor 8 x data 16 x pipeline 4"
+says "a tuned layout: what it replaces" "tensor-model-parallel-size *8, instead of 4 in .*recipes/llm-jp-172b.toml:[0-9]*;"
+expect "a tuned layout by EXTRA" env EXTRA="--config=tuned.toml" bash "$scripts/run_llm-jp-172b.sh" --dry-run --tp 4
+says "a tuned layout by EXTRA: the command line wins" "512 ranks = tensor 4 x data 32 x pipeline 4"
+says "a tuned layout by EXTRA: what the command line replaces" "tensor-model-parallel-size *4, instead of 8 in tuned.toml:1"
+expect "a recipe without its script" "$program" tune --config "$scripts/recipes/bloom-560m.toml" --world 32 --dry-run
+says "a recipe's layout is searched" "note: the search chooses also what the config file has: .*--micro-batch-size"
+printf 'out = "of the file"\nresume = ""\n' >out.toml
+expect "a directory of a config file" bash "$scripts/run_gpt2-124m.sh" --config out.toml --dry-run
+says "a directory of a config file: it wins over the default" "output *of the file"
+
 # ---- settings ----
 touch corpus.bin corpus.idx
 mkdir bin
@@ -129,7 +153,7 @@ chmod +x bin/*
 small=$scripts/run_gpt2-124m.sh
 expect "settings reach the command" env DATA="0.3 corpus 7e-1 corpus" TOKENIZER=tok OUT=here LAUNCH="echo mpirun -n 3" \
     EXTRA="--seed 5" bash "$small" --seed 4
-says "settings: launcher" "^mpirun -n 3 $program train --out here --resume auto --tokenizer tok "
+says "settings: launcher" "^mpirun -n 3 $program train --config .*recipes/gpt2-124m.toml --out here --resume auto --tokenizer tok "
 says "settings: EXTRA comes after the arguments" "--seed 4 --seed 5 --data-path 0.3 corpus 7e-1 corpus$"
 mkdir "my data" && touch "my data/web.bin"
 expect "settings: blanks in names" env DATA="0.3 'my data/web' 0.7 corpus" OUT="my run" EXTRA="--name 'a b'" LAUNCH= TRAIN_GPT="$work/bin/words" bash "$small"
@@ -138,9 +162,11 @@ expect "settings: one name with a blank" env DATA="my data/web" LAUNCH= TRAIN_GP
 says "settings: one name with a blank" "<--data-path> <my data/web>$"
 expect "settings: the number of ranks" env DATA=corpus RANKS=5 LAUNCH=echo bash "$small"
 expect "settings: ranks of the launcher" env PATH="$work/bin:$PATH" DATA=corpus RANKS=5 bash "$small"
-says "settings: mpirun by default" "^launched -n 5 $program train --out out/gpt2-124m "
+says "settings: mpirun by default" "^launched -n 5 $program train --config .* --out out/gpt2-124m "
 expect "settings: one rank needs no launcher" env DATA=corpus RANKS=1 TRAIN_GPT=/bin/echo bash "$small"
-says "settings: one rank" "^train --out out/gpt2-124m "
+says "settings: one rank" "^train --config .* --out out/gpt2-124m "
+# shellcheck disable=SC2088
+expect "settings: a home directory in quotes" env HOME="$work" DATA='~/corpus' RANKS=1 TRAIN_GPT=/bin/echo bash "$small"
 expect "--world of one's own" bash "$small" --dry-run --world 4
 says "--world of one's own wins" "  4 ranks = "
 expect "without data" refused bash "$small"

@@ -506,7 +506,12 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
             comment += "# " + text.substr(begin, end - begin) + "\n";
         }
         comment += "# " + command_of(layout_file(o.out, i), c.layout.ranks) + "\n";
-        write_file_atomically(layout_file(o.out, i), comment + config_text(options_in(o, c.layout)));
+        const TrainOptions all = options_in(o, c.layout);
+        std::string unused;  // revokes what an earlier file has, such as a recipe
+        for (const std::string& name : searched_options())
+            if (!all.given.count(name)) unused += name + " = []\n";
+        if (!unused.empty()) unused = "# in this layout with their defaults\n" + unused;
+        write_file_atomically(layout_file(o.out, i), comment + config_text(all) + unused);
     }
     for (size_t i = files; i < most_files; i++)
         if (std::filesystem::exists(layout_file(o.out, i)))
@@ -515,6 +520,26 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 }
 
 }  // namespace detail
+
+// Searches also the layout that a config file has, such as a recipe's. What the command line gives stays as it is, and so does
+// FP8, which changes the numbers.
+inline TuneOptions without_layout_of_files(TuneOptions o, bool main_rank) {
+    std::string names;
+    TuneOptions defaults;
+    const std::vector<Option> before = options_in(defaults), options = options_in(o);
+    for (size_t i = 0; i < options.size(); i++) {
+        const std::string name = option_name(options[i].field);
+        const Strings& searched = searched_options();
+        if (!o.from_files.count(name) || name == "fp8-format" || !std::count(searched.begin(), searched.end(), name)) continue;
+        std::visit([&](auto* value) { *value = *std::get<decltype(value)>(before[i].value); }, options[i].value);
+        o.given.erase(name);
+        names += (names.empty() ? "--" : ", --") + name;
+    }
+    if (!names.empty() && main_rank)
+        print_line(stderr, "note: the search chooses also what the config file has: " + names +
+                               "; given on the command line, they stay");
+    return o;
+}
 
 inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
     detail::set_up_without_layout(run, o);
