@@ -39,11 +39,19 @@ inline const std::vector<Preset>& presets() {
         {"gpt3-760m", "gpt2", 24, 1536, 16, 16, 6144, 2048, 50257, 0.0163},
         {"gpt3-1.3b", "gpt2", 24, 2048, 16, 16, 8192, 2048, 50257, 0.0141},
         {"gpt3-2.7b", "gpt2", 32, 2560, 32, 32, 10240, 2048, 50257, 0.0126},
+        {"gpt3-5b", "gpt2", 24, 4096, 32, 32, 16384, 2048, 50257, 0.01},
         {"gpt3-6.7b", "gpt2", 32, 4096, 32, 32, 16384, 2048, 50257, 0.01},
         {"gpt3-13b", "gpt2", 40, 5120, 40, 40, 20480, 2048, 50257, 0.0089},
+        {"gpt3-20b", "gpt2", 44, 6144, 48, 48, 24576, 2048, 50257, 0.008165},
+        {"gpt3-40b", "gpt2", 48, 8192, 64, 64, 32768, 2048, 50257, 0.007},
         {"gpt3-175b", "gpt2", 96, 12288, 96, 96, 49152, 2048, 50257, 0.0058},
         // MT-NLG 530B (Smith et al., 2022)
         {"mt-nlg-530b", "gpt2", 105, 20480, 128, 128, 81920, 2048, 50257, 0.004},
+        // Megatron-LM (Korthikanti et al., 2022, table 3); init 0.64/sqrt(C)
+        {"megatron-22b", "gpt2", 48, 6144, 64, 64, 24576, 2048, 51200, 0.0082},
+        {"megatron-175b", "gpt2", 96, 12288, 96, 96, 49152, 2048, 51200, 0.0058},
+        {"megatron-530b", "gpt2", 105, 20480, 128, 128, 81920, 2048, 51200, 0.0045},
+        {"megatron-1t", "gpt2", 128, 25600, 160, 160, 102400, 2048, 51200, 0.004},
         // BLOOM (Le Scao et al., 2022)
         {"bloom-560m", "bloom", 24, 1024, 16, 16, 4096, 2048, 250880, 0.0048},
         {"bloom-1b1", "bloom", 24, 1536, 16, 16, 6144, 2048, 250880, 0.0048},
@@ -58,6 +66,8 @@ inline const std::vector<Preset>& presets() {
         {"llama2-70b", "llama", 80, 8192, 64, 8, 28672, 4096, 32000, 0.02},
         // Llama 3, SmolLM2
         {"llama3-8b", "llama", 32, 4096, 32, 8, 14336, 8192, 128256, 0.02, [](ModelConfig& c) { c.rope_base = 5e5; }},
+        {"llama3-70b", "llama", 80, 8192, 64, 8, 28672, 8192, 128256, 0.02, [](ModelConfig& c) { c.rope_base = 5e5; }},
+        {"llama3-405b", "llama", 126, 16384, 128, 8, 53248, 8192, 128256, 0.02, [](ModelConfig& c) { c.rope_base = 5e5; }},
         {"smollm2-135m", "llama", 30, 576, 9, 3, 1536, 8192, 49152, 0.0417,
          [](ModelConfig& c) {
              c.rope_base = 1e5;
@@ -106,7 +116,8 @@ inline const std::vector<Preset>& presets() {
     return rows;
 }
 
-inline ModelConfig config_from_preset(const std::string& name) {
+inline ModelConfig config_from_preset(std::string name) {
+    for (char& c : name) c = (char)tolower((unsigned char)c);
     std::vector<std::string> known;
     for (const Preset& p : presets()) {
         if (name == p.name) {

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# GPT-3 175B (NeMo Framework Launcher, conf/training/gpt3)
+#   parameters   174,604,259,328
+#   tokens       315B: 75,000 steps of 2048 samples of 2,048
+#   FLOPs        6 x parameters x tokens = 3.30e23
+#   memory       55.2 GiB on the fullest GPU (--dry-run)
+#   time         1,024 A100 at 50% of 312 TFLOP/s: 24 days (the share as planned)
+# As there, the last 12,500 steps run at the least learning rate. Its dropout of 0.1 is left out.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+RANKS=${RANKS:-1024}
+run "$@"
