@@ -6,7 +6,7 @@
 #   memory       61.0 GiB on the fullest GPU (--dry-run)
 #   time         1,024 A100 at 49% of 312 TFLOP/s: 61 days (the share as planned)
 # Hyperparameters are the paper's: 2T tokens in batches of 4M. It took 1,720,320 GPU hours of A100. The number of GPUs is not
-# published; the layout is that of NeMo's configuration. The epsilon of AdamW is the paper's, and large (see the warning).
+# published; the layout is from NeMo's configuration. The epsilon of AdamW is the paper's, and large (see the warning).
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-1024}

@@ -6,7 +6,7 @@
 #   memory       54.1 GiB on the fullest GPU (--dry-run)
 #   time         64 A100 at 51.4% of 312 TFLOP/s: 3.7 hours (the share as published)
 # The layout of the paper's table 3, which measures steps: a published step takes 13.75 s, with sequence parallelism and
-# selective recomputation. The batch is of one replica; the number of steps is not the paper's, nor is the learning rate,
+# selective recomputation. The batch is one replica's; the number of steps is not the paper's, nor is the learning rate,
 # which is the one of NeMo's ladder for this size.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"

@@ -6,7 +6,7 @@
 #   memory       48.2 GiB on the fullest GPU (--dry-run)
 #   time         8 A100 at 41.5% of 312 TFLOP/s: 0.3 hours (the share as published)
 # The layout of the paper's table 3, which measures steps: a published step takes 1.10 s, with sequence parallelism and
-# selective recomputation. The batch is of one replica; the number of steps is not the paper's, nor is the learning rate,
+# selective recomputation. The batch is one replica's; the number of steps is not the paper's, nor is the learning rate,
 # which is the one of NeMo's ladder for this size.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"

@@ -140,7 +140,7 @@ says "another ramp-up: the later one" "ramp-up  *from 64 by 64 over 5,859,375 sa
 expect "steps instead of samples" env EXTRA="--no-rampup-batch-size --no-train-samples --train-iters 30k" bash "$scripts/run_bloom-560m.sh" --dry-run
 says "steps instead of samples" "30,000 steps"
 
-# ---- a config file wins over the recipe, and the command line over both; what is replaced is said ----
+# ---- a config file overrides the recipe, and the command line both; the table lists replaced values ----
 cat >tuned.toml <<'END'
 tensor-model-parallel-size = 8
 pipeline-model-parallel-size = 4
@@ -153,7 +153,7 @@ expect "a tuned layout by EXTRA" env EXTRA="--config=tuned.toml" bash "$scripts/
 says "a tuned layout by EXTRA: the command line wins" "512 ranks = tensor 4 x data 32 x pipeline 4"
 says "a tuned layout by EXTRA: what the command line replaces" "tensor-model-parallel-size *4, instead of 8 in tuned.toml:1"
 expect "a recipe without its script" "$program" tune --config "$scripts/recipes/bloom-560m.toml" --world 32 --dry-run
-says "a recipe's layout is searched" "note: the search chooses also what the config file has: .*--micro-batch-size"
+says "a recipe's layout is searched" "note: the search also chooses these options of the config file: .*--micro-batch-size"
 printf 'out = "of the file"\nresume = ""\n' >out.toml
 expect "a directory of a config file" bash "$scripts/run_gpt2-124m.sh" --config out.toml --dry-run
 says "a directory of a config file: it wins over the default" "output *of the file"

@@ -374,7 +374,7 @@ TEST(Cli, PathsMayBeginWithAHomeDirectory) {
     setenv("HOME", before.c_str(), 1);
 }
 
-// Of a path that does not exist, the nearest one that does; only ORG/NAME is a model to download.
+// A missing path leads to the nearest existing one; only ORG/NAME is a model to download.
 TEST(Cli, MissingPathsLeadToTheNearestName) {
     const test::TemporaryDirectory dir;
     make_directory(dir / "runs");

@@ -239,7 +239,7 @@ struct Parser {
             values_to(g, std::min(most, wanted));
             if (most > 0 && g.values.empty()) {
                 mistake("--" + g.name + " has no value" +
-                        (i < words.size() ? "; HINT: a value that begins with -- is written --" + g.name + "='" + words[i] + "'"
+                        (i < words.size() ? "; HINT: a value that starts with -- is written --" + g.name + "='" + words[i] + "'"
                                           : ""));
                 continue;
             }
@@ -271,8 +271,8 @@ struct Parser {
         return true;
     }
 
-    // Megatron-LM's --load begins anew where there is no checkpoint, if that is where --save writes; and the method uniform
-    // recomputes all layers.
+    // Megatron-LM's --load starts a new run if the folder of --save has no checkpoint yet; and the method uniform recomputes all
+    // layers.
     void settle_others() {
         std::string out;
         for (const auto* all : {&from_file, &given})

@@ -789,7 +789,7 @@ OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
 
-// Reports on stderr how the command line was read: values that replace those of config files, options of other programs. A run
+// Reports on stderr how the command line was read: values that replace others in config files, options of other programs. A run
 // has this in its table instead.
 template <class Options>
 void print_notes(const Options& o) {

@@ -285,7 +285,7 @@ inline std::string note_on_epochs(const Run& run) {
         human_count((double)samples * run.o.seq_length).c_str());
 }
 
-// What a run is, in two lines before the table: the model and where it runs, and the length.
+// Summarises a run in two lines before the table: the model and its machine, and the length.
 inline void summarise(Run& run, const PlannedModel& planned) {
     const TrainOptions& o = run.o;
     const int ranks = o.world ? o.world : run.world.size();
@@ -302,7 +302,7 @@ inline void summarise(Run& run, const PlannedModel& planned) {
     run.table.summary.push_back(run.schedule.open
                                     ? "as many steps of " + step + " as fit into " + o.time_budget
                                     : counted(run.schedule.total_steps, "step") + " of " + step + ": " +
-                                          human_count((double)run.schedule.total_samples * o.seq_length) + " tokens in all");
+                                          human_count((double)run.schedule.total_samples * o.seq_length) + " tokens");
 }
 
 inline std::string describe(const DataSummary& s) {

@@ -78,12 +78,12 @@ inline const MegatronName megatron_names[] = {
     {"train", "exit-signal-handler", 0, "", "", "", "signals are always handled"},
     {"train", "check-for-nan-in-loss-and-grad", 0, "", "", "", "steps that are not finite are never applied"},
     {"train", "timing-log-level timing-log-option tensorboard-queue-size tensorboard-log-interval", 1, "", "", "",
-     "log.jsonl has what the program measures"},
+     "log.jsonl has all measurements"},
     {"train",
      "log-params-norm log-num-zeros-in-grad log-throughput log-progress log-timers-to-tensorboard "
      "log-batch-size-to-tensorboard log-validation-ppl-to-tensorboard log-memory-to-tensorboard log-world-size-to-tensorboard "
      "log-learning-rate-to-tensorboard log-loss-scale-to-tensorboard no-barrier-with-level-1-timing no-one-logger",
-     0, "", "", "", "log.jsonl has what the program measures"},
+     0, "", "", "", "log.jsonl has all measurements"},
     {"train", "wandb-project wandb-exp-name wandb-entity wandb-save-dir", 1, "", "", "",
      "nothing is sent to services: report.html and log.jsonl in --out have the curves"},
     {"train", "loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis", 1, "", "", "",
@@ -106,7 +106,7 @@ inline const MegatronName* find_megatron_name(const std::string& command, const 
     return nullptr;
 }
 
-// What the option `name` with these values becomes; refuses a value that would change the result.
+// Translates the option `name` with these values; refuses a value that would change the result.
 inline Renamed renamed(const MegatronName& row, const std::string& name, const Strings& values) {
     if (row.values != 0 && values.empty()) fail_usage("--%s has no value", name.c_str());
     const std::string value = values.empty() ? "" : values[0];

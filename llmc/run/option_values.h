@@ -1,5 +1,5 @@
 // The values of options: text from the command line or a config file, read as the type of the option's field and checked
-// against what the option allows. Every refusal says what was given and what is allowed.
+// against its allowed values. Every error contains the given value and the allowed ones.
 //   numbers   10k, 10_000 and 10,000 are the same (numbers.h); a whole number may end in k, M, B or T
 //   choices   in any case, with or without dashes: Q8_0 is q8_0, RTX 4090 is rtx-4090
 //   paths     ~ and ~user are home directories, also where a shell has not expanded them: in quotes, behind =, in a config file

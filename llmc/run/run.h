@@ -106,14 +106,14 @@ struct Run {
     }
 };
 
-// Refuses a run of which the command line lacks something, with all that it lacks, before it looks at any file.
+// Fails if the command line lacks a model, a length or data, and names all that is missing, before any file is read.
 inline void check_nothing_is_missing(const TrainOptions& o) {
     std::string missing;
     const auto require = [&](bool given, const char* text) {
         if (!given) missing += (missing.empty() ? "" : "\n  ") + std::string(text);
     };
     const bool model = !o.preset.empty() || !o.model.empty() || !o.size.empty() || o.num_layers || !o.resume.empty();
-    const bool adapts = o.lora_rank || o.prompt_tokens || o.dpo_beta;  // these name what they need themselves
+    const bool adapts = o.lora_rank || o.prompt_tokens || o.dpo_beta;  // their own errors name the missing model
     require(model || adapts, no_model);
     try {
         if (!o.preset.empty()) config_from_preset(o.preset);

@@ -507,7 +507,7 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
         }
         comment += "# " + command_of(layout_file(o.out, i), c.layout.ranks) + "\n";
         const TrainOptions all = options_in(o, c.layout);
-        std::string unused;  // revokes what an earlier file has, such as a recipe
+        std::string unused;  // revokes values of an earlier file, such as a recipe
         for (const std::string& name : searched_options())
             if (!all.given.count(name)) unused += name + " = []\n";
         if (!unused.empty()) unused = "# in this layout with their defaults\n" + unused;
@@ -521,8 +521,8 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
 
 }  // namespace detail
 
-// Searches also the layout that a config file has, such as a recipe's. What the command line gives stays as it is, and so does
-// FP8, which changes the numbers.
+// Frees the layout options that a config file has, such as a recipe's, for the search. Options of the command line stay fixed,
+// and so does FP8, which changes the numbers.
 inline TuneOptions without_layout_of_files(TuneOptions o, bool main_rank) {
     std::string names;
     TuneOptions defaults;
@@ -536,7 +536,7 @@ inline TuneOptions without_layout_of_files(TuneOptions o, bool main_rank) {
         names += (names.empty() ? "--" : ", --") + name;
     }
     if (!names.empty() && main_rank)
-        print_line(stderr, "note: the search chooses also what the config file has: " + names +
+        print_line(stderr, "note: the search also chooses these options of the config file: " + names +
                                "; given on the command line, they stay");
     return o;
 }
