@@ -28,6 +28,7 @@ expect "the planted rate is found" grep -q '^lr = 0.003' found/best.toml
 expect "for the whole run" grep -qx 'train-iters = 90' found/best.toml
 expect "whose warm-up is whole" grep -qx 'lr-warmup-iters = 9' found/best.toml
 expect "--min-lr kept its part of --lr" grep -q '^min-lr = 0.00[23]' found/best.toml
+expect "the axes of each chart have titles" test "$(grep -o '>validation loss</text>' found/sweep.html | wc -l)" == 4
 expect "the page has a chart for each option" test "$(grep -o '<svg' found/sweep.html | wc -l)" == 4
 expect "every run has its log" test "$(find found/logs -name '*.jsonl' | wc -l)" -eq 7
 expect "a third of the run has a third of the warm-up" grep -q '"lr-warmup-iters":3,' found/logs/rung-1-config-4-seed-0.jsonl

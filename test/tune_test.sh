@@ -59,6 +59,7 @@ says "the command for the best" "mpirun -n 64 --bind-to none ./train_gpt train -
 sed -n '/^The fastest/,/^found/p' tuned.txt >tables.txt
 expect "the tables have at most 80 columns" awk 'length > 80 { bad = 1 } END { exit bad || NR < 10 }' tables.txt
 expect "five layouts and a chart" test -s found/tune-5.toml -a -s found/tune.html
+expect "the chart's axes have titles" grep -q ">memory of a rank, GiB</text>.*>time of a step, s</text>" found/tune.html
 expect "the chart is drawn" grep -q '<path class="line train"' found/tune.html
 expect "what was fixed is in each" test "$(grep -lx 'tensor-model-parallel-size = 2' found/tune-*.toml | wc -l)" == 5
 expect "the best, planned by train" "$program" train --config found/tune-1.toml --world 64 --dry-run

@@ -226,6 +226,7 @@ struct Series {
 
 struct Chart {
     std::string id, title;
+    std::string x_title = "step", y_title{};  // of the axes; y_title: empty where the chart's title has it
     std::vector<Series> series;
     double lo = 0, hi = 1;  // range of the y axis
     double skip = 0;        // fraction of the length, at the start, that the y range ignores
@@ -332,6 +333,9 @@ inline std::string svg_axes(const Chart& c, const Frame& f) {
             "<path class=\"axis\" d=\"M%.1f %.1fv5\"/><text class=\"tick\" x=\"%.1f\" y=\"%.1f\" "
             "text-anchor=\"middle\">%s</text>",
             f.x(v), f.bottom, f.x(v), f.bottom + 19, tick_label(v).c_str());
+    const char* const words = "<text class=\"tick\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">%s</text>";
+    if (!c.x_title.empty()) out += format(words, f.right, f.bottom - 6, "end", xml_escape(c.x_title).c_str());
+    if (!c.y_title.empty()) out += format(words, f.left + 6, f.top + 4, "start", xml_escape(c.y_title).c_str());
     return out + format("<path class=\"axis\" d=\"M%.1f %.1fH%.1f\"/>", f.left, f.bottom, f.right);
 }
 

@@ -318,6 +318,7 @@ function draw(c) {
     out += `<path class="axis" d="M${at(x)} ${f.bottom}v5"/>` +
       text(Math.min(x, width - 4 - 3.5 * words.length), f.bottom + 19, "middle", words);
   }
+  out += text(f.right, f.bottom - 6, "end", {step: "step", tokens: "tokens", seconds: "time"}[view.unit]);
   out += `<path class="axis" d="M${f.left} ${f.bottom}H${f.right}"/><g clip-path="url(#clip-${c.id})">`;
   if (c.base !== null) out += `<path class="line baseline" d="M${f.left} ${at(f.y(c.base))}H${f.right}"/>`;
   for (const [row, [step, word]] of c.notes.entries()) {

@@ -271,7 +271,7 @@ struct Parser {
         return true;
     }
 
-    // Megatron-LM's --load starts a new run if the folder of --save has no checkpoint yet; and the method uniform recomputes all
+    // Megatron-LM's --load starts a new run if the folder of --save has no checkpoint yet; the method uniform recomputes all
     // layers.
     void settle_others() {
         std::string out;

@@ -57,6 +57,8 @@ inline Chart option_chart(const SweepFindings& f, size_t d) {
     const Dimension& of = f.dimensions[d];
     Chart chart;
     chart.id = "option-" + std::to_string(d);
+    chart.x_title = of.option;
+    chart.y_title = "validation loss";
     chart.x_step = 0;
     double low = INFINITY, high = 0;
     for (size_t k = 0; k < f.rungs.size(); k++) {
@@ -84,6 +86,8 @@ inline Chart option_chart(const SweepFindings& f, size_t d) {
 inline Chart rungs_chart(const SweepFindings& f) {
     Chart chart;
     chart.id = "rungs";
+    chart.x_title = "tokens of a run";
+    chart.y_title = "validation loss";
     chart.log_x = true;
     std::vector<Series> of_configs(f.configs.size());
     for (size_t k = 0; k < f.rungs.size(); k++)
@@ -103,6 +107,8 @@ inline Chart rungs_chart(const SweepFindings& f) {
 inline Chart compute_chart(const SweepFindings& f) {
     Chart chart;
     chart.id = "compute";
+    chart.x_title = "compute, 10^15 FLOP";
+    chart.y_title = "validation loss";
     chart.log_x = chart.logarithmic = true;
     Series best, line;
     best.style = "train";

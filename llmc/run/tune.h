@@ -355,6 +355,8 @@ inline Chart tune_chart(const FoundLayouts& found) {
     Chart chart;
     chart.id = "tune";
     chart.title = "Seconds of a step over GiB of a rank";
+    chart.x_title = "memory of a rank, GiB";
+    chart.y_title = "time of a step, s";
     chart.width = 860;
     chart.height = 360;
     const std::pair<const char*, const char*> policies[] = {

@@ -218,6 +218,8 @@ inline Chart inference_chart(const FoundInference& found, const std::vector<Infe
     Chart chart;
     chart.id = "inference";
     chart.title = "Tokens per second over milliseconds of a token";
+    chart.x_title = "time of a token, ms";
+    chart.y_title = "tokens per second";
     chart.width = 860;
     chart.height = 360;
     chart.log_x = chart.logarithmic = chart.direct_labels = true;
