@@ -3,7 +3,7 @@
 #   parameters   405,853,388,800
 #   tokens       15.6T: 929,832 steps of 2048 samples of 8,192
 #   FLOPs        6 x parameters x tokens = 3.80e25
-#   memory       62.2 GiB on the fullest GPU (--dry-run)
+#   memory       61.5 GiB on the fullest GPU (--dry-run)
 #   time         8,192 H100 at 43% of 989 TFLOP/s: 126 days (the share as published)
 # The paper's layout on 8,192 GPUs, of which it reports 43% of peak (430 TFLOP/s): 126 layers, one less on the first and the
 # last stage. There the batch grew from 4M over 8M to 16M tokens; here it is 16M from the start.

@@ -3,7 +3,7 @@
 #   parameters   174,615,846,912
 #   tokens       131M: 1,000 steps of 64 samples of 2,048
 #   FLOPs        6 x parameters x tokens = 1.37e20
-#   memory       54.1 GiB on the fullest GPU (--dry-run)
+#   memory       53.4 GiB on the fullest GPU (--dry-run)
 #   time         64 A100 at 51.4% of 312 TFLOP/s: 3.7 hours (the share as published)
 # The layout of the paper's table 3, which measures steps: a published step takes 13.75 s, with sequence parallelism and
 # selective recomputation. The batch is one replica's; the number of steps is not the paper's, nor is the learning rate,

@@ -47,14 +47,14 @@ while read -r name ranks parameters; do
     tokens=$(row run | sed 's/.* samples, //; s/ tokens.*//')
     verdict "$name's header has these steps and tokens" matches "$(header tokens)" "$tokens: $steps steps *"
     if grep -q "bf16 storage" "$plan"; then
-        fullest=$(grep -o '^  memory of .* GiB of' "$plan" | grep -o '[0-9.]* GiB' | sort -rg | head -n 1)
+        fullest=$(sed -n 's/^  memory of .*  \([0-9.]* GiB\) of .*/\1/p' "$plan" | sort -rg | head -n 1)
         verdict "$name's header has this memory" matches "$(header memory)" "$fullest on the fullest GPU *"
     fi
     # FLOPs = 6 x parameters x tokens; time = FLOPs / (GPUs x share x peak), to the printed digits.
     verdict "$name's header is right in its arithmetic" awk -v parameters="$parameters" -v tokens="$tokens" \
         -v flops="$(header FLOPs)" -v time="$(header time)" 'BEGIN {
             sub(/.* = /, "", flops)
-            unit["B"] = 1e9; unit["T"] = 1e12
+            unit["M"] = 1e6; unit["B"] = 1e9; unit["T"] = 1e12
             n = substr(tokens, 1, length(tokens) - 1) * unit[substr(tokens, length(tokens))]
             if (!(flops > 0.99 * 6 * parameters * n && flops < 1.01 * 6 * parameters * n)) exit 1
             gsub(/,/, "", time); gsub(/%/, "", time)
