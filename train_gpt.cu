@@ -116,9 +116,8 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
     if ((int64_t)B * T > INT_MAX)
-        fail_usage(
-            "--micro-batch-size %d x --seq-length %d are more tokens at a time than can be counted, %d; HINT: a smaller one", B,
-            T, INT_MAX);
+        fail_usage("--micro-batch-size %d x --seq-length %d exceeds the maximum of %d tokens per pass; HINT: a smaller one", B,
+                   T, INT_MAX);
     CHECK(B * T >= room.sequences, "%d sequences in passes of %d rows", room.sequences, B * T);
     const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
     m.recompute = recompute;
@@ -1554,8 +1553,8 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     choose_fp8_transposes(run, m);
     const bool changed = run.c.attention_softcap > 0 || run.c.attention_dropout > 0;
     if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
-        print_line(stderr, format("note: --nondeterministic-attention changes nothing here: it is for bf16 on GPUs of compute "
-                                  "capability 9.0 and heads of 64 or 128, not for heads of %d%s on %s",
+        print_line(stderr, format("note: --nondeterministic-attention has no effect here: it requires bf16 on GPUs of compute "
+                                  "capability 9.0 and heads of 64 or 128, not heads of %d%s on %s",
                                   run.c.HS(), changed ? " with a soft cap or dropout" : "", run.ctx.description().c_str()));
     if (!o.dry_run) m->arena.check(host_memory_for(*m), advice_training);  // before minutes of ordering samples
     open_data(run);
@@ -1762,7 +1761,8 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
 static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
     const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
     if (copies > 1 && ranks % copies == 0)
-        fail_usage("%d ranks hold %d copies of the model, one writes; HINT: --tp %d, or --pp", ranks, copies, ranks);
+        fail_usage("%d ranks have %d copies of the model, but generation uses one; HINT: --tp %d, or --pp", ranks, copies,
+                   ranks);
     return load_weights(run, ceil_div(texts, T), T, 1, {texts, any_length ? 0 : run.c.virtual_tokens.count + T});
 }
 

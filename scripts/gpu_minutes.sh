@@ -175,7 +175,7 @@ peak() {
     "$@"
     status=$?
     kill $sampler
-    say "peak $(sort -g "$work/memory" | tail -n 1 | awk '{ printf "%.1f GiB", $1 / 1024 }'), planned $(awk '/^ *in all / { print $(NF - 1), $NF; exit }' "$work/training")"
+    say "peak $(sort -g "$work/memory" | tail -n 1 | awk '{ printf "%.1f GiB", $1 / 1024 }'), planned $(awk '/^ *total / { print $(NF - 1), $NF; exit }' "$work/training")"
     return $status
 }
 whole="--preset llama2-7b --vocab-size 32000 --micro-batch-size 1 --global-batch-size 8 --seq-length 4096 --save-in-foreground"

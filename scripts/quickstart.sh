@@ -101,7 +101,7 @@ if tail -n 1 "$OUT/model/log.jsonl" | grep -q '"kind":"end".*"status":"stopped"'
         name=${setting%%=*} value=${!name:-}
         [[ $name=$value == "$setting" ]] || goes_on+=" $name=$(printf '%q' "$value")"
     done
-    echo "stopped in the middle of training; to go on: $goes_on"
+    echo "stopped in the middle of training; to resume: $goes_on"
     exit 130
 fi
 

@@ -67,7 +67,7 @@ try() {
     launch "$TRAIN_GPT" train "${base[@]}" "${words[@]}" --time-budget "$BUDGET" --resume auto --name "$(basename "$run")" --out "$run" || status=$?
     [[ $status -lt 128 ]] || exit "$status"
     if [[ $status == 0 ]] && tail -n 1 "$run/log.jsonl" | grep -q '"status":"stopped"'; then
-        echo "stopped; the same command goes on"
+        echo "stopped; the same command resumes"
         exit 130
     fi
     score=inf

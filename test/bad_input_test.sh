@@ -70,11 +70,11 @@ refuse "FP8's transposes without FP8"        "fp8-weight-transpose.*HINT: --fp8-
 refuse "layers to recompute without a policy" "requires --recompute-granularity.*HINT" "${train[@]}" --data-path good --recompute-num-layers 1
 refuse "a policy of other layers, for all"    "requires --recompute-num-layers.*HINT" "${train[@]}" --data-path good --recompute full --recompute-other-layers mlp
 refuse "others that recompute no less"        "must recompute less than.*HINT" "${train[@]}" --data-path good --recompute mlp --recompute-num-layers 1 --recompute-other-layers mlp
-refuse "NorMuon's state on the host"         "offload optimizer does not work with --optimizer normuon.*HINT" "${train[@]}" --data-path good --offload optimizer --optimizer normuon
+refuse "NorMuon's state on the host"         "offload optimizer and --optimizer normuon cannot be combined.*HINT" "${train[@]}" --data-path good --offload optimizer --optimizer normuon
 refuse "fast sums backward without FP8"      "fp8-fast-backward requires FP8" "${train[@]}" --data-path good --fp8-fast-backward
 refuse "fast sums backward, exact forward"   "fp8-fast-backward conflicts with --no-fp8-fast-accumulation" "${train[@]}" --data-path good --fp8-format hybrid --fp8-fast-backward --no-fp8-fast-accumulation
 refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2
-refuse "WSD's options without WSD"          "lr-wsd-decay-iters is of WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
+refuse "WSD's options without WSD"          "lr-wsd-decay-iters requires --lr-decay-style WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
 refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9
 refuse "a sample's prompt above a sample"   "shorter --sample-prompt"       "${train[@]}" --data-path good --sample-interval 1 --sample-prompt "$(seq 40)"
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
@@ -131,7 +131,7 @@ refuse "with the model's own tokenizer"     "$other"                        "$pr
 refuse "on resume"                          "$other"                        "$program" train "${llama[@]}" "${small[@]}" --resume auto --out model --data-path good2
 refuse "eval of another tokenizer's data"   "$other"                        "$program" eval --model model/latest --data-path good2
 refuse "two data sets without a tokenizer"  "good2 was prepared with another" "$program" train "${llama[@]}" "${small[@]}" --vocab-size 300 --data-path good good2
-refuse "inspect with another tokenizer"     "is not the tokenizer of the data"          "$program" inspect good2 --tokenizer tok
+refuse "inspect with another tokenizer"     "is not the data's tokenizer"          "$program" inspect good2 --tokenizer tok
 cp good2.bin nometa.bin; cp good2.idx nometa.idx
 expect "data that do not say whose they are" "${train[@]}" --data-path nometa --out model2
 expect "eval of the right data"             "$program" eval --model model/latest --data-path good --split "0,1,0"
@@ -150,7 +150,7 @@ for path in shard_000001.bin shard_000001 'shard_*.bin' shard_without_a_name; do
     says "its kind as $path" "llm.c token shard"
 done
 sed -i 's/"tokens": [0-9]*/"tokens": 5/' moved/good.meta.json
-refuse "a .meta.json of other data"              "good.meta.json belongs to other data" "${train[@]}" --data-path moved/good
+refuse "a .meta.json of other data"              "good.meta.json does not match the data" "${train[@]}" --data-path moved/good
 echo "my notes" >mine.meta.json
 refuse "prepare: a file of the user's there" "mine.meta.json is not"        "$program" prepare --input good.txt --output mine --tokenizer tok
 expect "it is left as it is"                grep -x "my notes" mine.meta.json
@@ -198,7 +198,7 @@ not_text() {
     shift 2
     refuse "$name: bzip2"                   "bzcat good.bz2 \| train_gpt $option - " "$@" good.bz2
     refuse "$name: xz"                      "xzcat good.xz \|"              "$@" good.xz
-    refuse "$name: gzip that is cut off"    "cut.txt is not a whole gzip file: at byte .*, it is cut off; HINT" "$@" cut.txt
+    refuse "$name: gzip that is cut off"    "cut.txt is not a complete gzip file: at byte .*, it is cut off; HINT" "$@" cut.txt
     refuse "$name: gzip that is damaged"    "damaged.gz is not a whole gzip file: .*it is damaged" "$@" damaged.gz
     refuse "$name: PDF"                     "pdftotext good.pdf - \|"       "$@" good.pdf
     refuse "$name: UTF-16"                  "iconv -f UTF-16 -t UTF-8 utf16.txt \|" "$@" utf16.txt
@@ -214,7 +214,7 @@ not_text() {
 not_text "prepare" "prepare --input"        "$program" prepare --output p --tokenizer tok --input
 not_text "tokenizer" "tokenizer --input"    "$program" tokenizer --vocab-size 300 --output t --input
 expect "options of learning beside --report" refused "$program" tokenizer --report tok --input good.txt --vocab-size 500
-says "are refused by name" "--report measures a tokenizer, --vocab-size is of one"
+says "are refused by name" "--report measures a tokenizer; --vocab-size only applies"
 not_text "tokenizer --report" "tokenizer --report DIR --input" "$program" tokenizer --report tok --input
 not_text "eval --text" "eval --text"        "$program" eval --model model/latest --text
 head -c 3000 "$golden/parquet/plain-v1-none.parquet" >cut.parquet
@@ -239,8 +239,8 @@ expect "prepare: in another encoding"       "$program" prepare --input odd/latin
 refuse "prepare: an encoding that is none"  "which iconv does not know.*iconv -l" "$program" prepare --input good.txt --output p --tokenizer tok --encoding klingon
 refuse "tokenizer: text empty"              "empty"                         "$program" tokenizer --input empty.txt --vocab-size 300 --output t
 refuse "tokenizer: vocabulary too small"    "vocab-size"                    "$program" tokenizer --input good.txt --vocab-size 10 --output t
-for token in § Ġthe; do refuse "tokenizer: a special token of bytes" "'$token', by which .* sequence of bytes; HINT" "$program" tokenizer --input good.txt --vocab-size 300 --special-tokens $token --output t; done
-for token in é '<0x0A>'; do refuse "tokenizer: a special token of one character" "'$token', by which .* character or byte; HINT" "$program" tokenizer --type unigram --input good.txt --vocab-size 400 --special-tokens $token --output t; done
+for token in § Ġthe; do refuse "tokenizer: a special token of bytes" "'$token', tokenizer.json's name for a .*sequence of bytes; HINT" "$program" tokenizer --input good.txt --vocab-size 300 --special-tokens $token --output t; done
+for token in é '<0x0A>'; do refuse "tokenizer: a special token of one character" "'$token', tokenizer.json's name for a .*character or byte; HINT" "$program" tokenizer --type unigram --input good.txt --vocab-size 400 --special-tokens $token --output t; done
 leaves_nothing "tokenizer: nothing left"    t/tokenizer.json
 echo '{"model": {"type": "Unigram"}}' >unigram.json
 refuse "tokenizer: another model"           "unigram.json"                      "$program" prepare --input good.txt --output p --tokenizer unigram.json
@@ -257,7 +257,7 @@ refuse "tokenizer: truncated"               "cut.json"                      "$pr
 # ---- model directories ----
 refuse "model missing"                      "nomodel does not exist, neither here nor in Hugging Face's cache [^ ]*; did you mean model?$" "$program" generate --model nomodel --prompt a
 refuse "model of the cache missing"         "hf download org/nomodel"       "$program" generate --model org/nomodel --prompt a
-refuse "more tokens than can be counted"    "are more tokens at a time than can be counted" "$program" train --size 70k --tokenizer tok --data-path good --train-iters 1 --micro-batch-size 50000 --global-batch-size 50000 --seq-length 50000
+refuse "more tokens than can be counted"    "exceeds the maximum of .* tokens per pass" "$program" train --size 70k --tokenizer tok --data-path good --train-iters 1 --micro-batch-size 50000 --global-batch-size 50000 --seq-length 50000
 refuse "a sequence that ranks cannot split"  "splits the 33 rows of a sequence .* into 2 equal" "$program" train --size 70k --vocab-size 300 --train-iters 1 --seq-length 33 --micro-batch-size 2 --global-batch-size 2 --tp 2 --world 2 --dry-run
 mkdir -p other && echo '{}' >other/tokenizer.json && echo mine >other/data.bin
 expect "a tokenizer where another is"       "$program" tokenizer --input good.txt --vocab-size 300 --output other
@@ -273,7 +273,7 @@ says "says so, too"                         "note: other/data.bin, which is no p
 expect "and leaves it"                      test "$(cat other/data.bin.1)" == mine
 expect "its own data once more"             "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
 expect "is replaced"                        test ! -e other/data.bin.2
-refuse "inspect: an option of data"         "tokenizer shows the texts of prepared data" "$program" inspect model --tokenizer tok
+refuse "inspect: an option of data"         "tokenizer requires prepared data" "$program" inspect model --tokenizer tok
 cp -rL model/latest foreign && sed -i 's/"model_type": "[a-z0-9_]*"/"model_type": "qwen3_moe"/' foreign/config.json && rm -rf foreign/manifest.json foreign/training
 expect "inspect of an unsupported model"    "$program" inspect foreign
 says "names the reason"                     "not supported .*model_type is 'qwen3_moe'"
@@ -297,7 +297,7 @@ refuse "a norm that a model has not"        "embed-layernorm requires"      "${c
 expect "an option that a model has: it trains" "${continue[@]}" --disable-bias-linear --untie-embeddings-and-output-weights
 refuse "eval: examples of a text"           "fewshot: of --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
 refuse "eval: a split of a text"            "split: of --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
-refuse "eval: samples of a text"            "max-samples: of --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
+refuse "eval: samples of a text"            "max-samples has no effect without --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # like a downloaded model
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a

@@ -65,7 +65,7 @@ says "which it names" "override time-budget"
 
 expect "too little time is one step" train short --time-budget 0.001s --eval-iters 0
 expect "which is all" test "$(of_end short step)" == 1
-expect "and says that the warm-up is not over" grep -q "time is over before the warm-up is" short/log.jsonl
+expect "and says that the warm-up is not over" grep -q "time ends before the warm-up" short/log.jsonl
 expect "a constant learning rate" train constant --time-budget 1s --lr-decay-style constant
 expect "a decay of given length" train given --time-budget 1s --lr-wsd-decay-iters 7
 says "of 7 steps" "--lr-decay-style WSD --lr-wsd-decay-iters [1-7]$"

@@ -12,12 +12,12 @@ done >chats.jsonl
 tr -d '{}[]' <chats.jsonl >chats.txt
 expect "a tokenizer with the template's tokens" "$program" tokenizer --input chats.txt --vocab-size 300 --special-tokens "<|endoftext|>" "<|im_start|>" "<|im_end|>" --output tok
 expect "without a template" refused "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
-says "it says which there are" "no chat template stands beside .*HINT: --chat-template NAME, one of chatml, llama-2"
+says "it says which there are" "has no chat template; HINT: --chat-template NAME, one of chatml, llama-2"
 cat >tok/chat_template.jinja <<'END'
 {% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 END
 expect "prepare" "$program" prepare --chat --input chats.jsonl --output chat --tokenizer tok
-says "the template is found" "4 conversations by the template chatml"
+says "the template is found" "4 conversations with the template chatml"
 expect "inspect" "$program" inspect chat
 says "it tells what is learned" "learned  *[0-9]* tokens"
 
@@ -69,7 +69,7 @@ expect "the same bits" cmp whole/latest/model.safetensors part/latest/model.safe
 # Adapters on a model without a template get the conversations' template, and so does the merged model.
 cp -rL one/latest bare && rm -r bare/chat_template.jinja bare/generation_config.json bare/training bare/manifest.json
 expect "the model alone has none" refused "$program" generate --chat --model bare --prompt "Who?"
-says "it says so" "no chat template stands beside"
+says "it says so" "has no chat template"
 expect "adapters on it" "$program" train --model bare --lora-rank 4 --data-path chat --seq-length 96 --micro-batch-size 1 --global-batch-size 2 --lr 1e-4 --train-iters 2 --out adapted
 expect "they answer" "$program" generate --chat --adapter adapted --temperature 0 --prompt "Who lives by the sea?"
 expect "by their template" test "$(head -n 1 out.txt)" == "A fish lives there."
@@ -88,7 +88,7 @@ says "they are counted" "conversations were cut at --seq-length 24"
 cp -r tok tok-endless
 sed "s/ + '<|im_end|>'//" chat_template.jinja >tok-endless/chat_template.jinja
 expect "a template without an end" refused "$program" prepare --chat --input chats.jsonl --output endless --tokenizer tok-endless
-says "it is unknown, and shown" "is none of those that are known: .*HINT: --chat-template NAME"
+says "it is unknown, and shown" "is unknown; known are .*HINT: --chat-template NAME"
 rm chat.mask
 expect "data without its mask" refused run bad --train-iters 1
 says "it says what is missing" "chat.mask is missing.*HINT"
@@ -100,4 +100,4 @@ for prompts in "--prompts one-empty.jsonl" "--prompt ''"; do
     says "is refused" "the message is empty.*HINT"
 done
 expect "--system without --chat" refused "$program" generate --model one --system x
-says "it says so" "are for conversations; HINT: add --chat"
+says "it says so" "--chat-template and --system require --chat"

@@ -84,7 +84,7 @@ says "a prefix without a name: what to do" "PREFIX must end with a name; HINT: "
 status "a word after a flag" 2 "$program" train --swiglu true
 says "a word after a flag: why" "'true' belongs to no option: --swiglu takes no value"
 status "a word after a value" 2 "$program" train --lr 1e-3 true
-says "a word after a value: why" "'true' belongs to no option: --lr already has its value"
+says "a word after a value: why" "'true' belongs to no option: --lr was already given a value"
 status "a ramp-up that is no number" 2 "$program" train --preset llama-tiny --vocab-size 300 --global-batch-size 4 --micro-batch-size 2 \
     --train-samples 10k --rampup-batch-size 2 2 1x --dry-run
 says "a ramp-up that is no number: what is one" "--rampup-batch-size is '1x'; it must be a whole number"
@@ -151,9 +151,9 @@ json "plan for a host without room" "j['plan']['memory_of_a_rank']['of_host'] ==
   all(r['bytes'] <= 64 * 2**30 for r in j['not_enough_host_memory'].values())" \
     "$program" train --preset llama2-7b --train-iters 10 --world 1 --recompute full --micro-batch-size 1 --offload optimizer --host-memory-gib 64 --dry-run --json
 status "a combination that no class of transformers has" 0 "$program" train --preset gpt2-124m --norm-place after --train-iters 10 --dry-run
-expect "a combination that no class of transformers has: it says so" grep -q '^warning: no class of transformers .* gets model_type "train_gpt", which this program alone opens$' stderr.txt
+expect "a combination that no class of transformers has: it says so" grep -q '^warning: no transformers class .* gets model_type "train_gpt", which only this program can load$' stderr.txt
 status "a combination of a class" 0 "$program" train --preset gpt2-124m --norm-epsilon 1e-6 --train-iters 10 --dry-run
-expect "a combination of a class: nothing to say" refused grep -q "no class of transformers" stderr.txt
+expect "a combination of a class: nothing to say" refused grep -q "no transformers class" stderr.txt
 json "a size" "j['model']['parameters'] / 15e6 - 1 < 0.1 and j['size']['global_batch'] == j['batch']['step']['samples'] and j['size']['learning_rate'][0] > 1e-3" \
     "$program" train --size 15m --vocab-size 4096 --world 8 --dry-run --json
 status "a size without a vocabulary" 2 "$program" train --size 15m --dry-run
@@ -206,7 +206,7 @@ says "compressed tasks: what they are and what to do" "it is gzip-compressed; HI
 # ---- a full standard output is an error, except for a run, which has its log ----
 full() { "$@" >/dev/full; }
 status "full: eval" 1 full "$program" eval --model "my run" --data-path data --json
-says "full: eval: it is said" "^error: standard output could not be written"
+says "full: eval: it is said" "^error: cannot write to standard output"
 status "full: generate" 1 full "$program" generate --model "my run" --prompt "the quick" --max-new-tokens 5
 status "full: inspect" 1 full "$program" inspect "my run" --json
 status "full: plan" 1 full "$program" train --preset gpt2-124m --train-iters 10 --dry-run --json

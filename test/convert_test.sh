@@ -251,7 +251,7 @@ for line in "stereotype_gender  *[01]" "acc_gap  *[01]" "(chance 0.5000)"; do sa
 says "and the mean above chance" "centred mean  *-\?[01]\.[0-9]*"
 expect "the answers are in a file" test "$(grep -c '"answer":' answers.jsonl)" == 4
 expect "eval of all tasks" "$program" eval "${model[@]}" --tasks {lambada,hellaswag,piqa,winogrande,boolq,race,anli,hans,wic}.jsonl
-for line in "perplexity  *[0-9]" "acc_norm  *[01]\.[0-9]* .* (chance 0\.2500)" "prompts lost their beginning"; do says "eval says $line" "$line"; done
+for line in "perplexity  *[0-9]" "acc_norm  *[01]\.[0-9]* .* (chance 0\.2500)" "prompts were truncated at the start"; do says "eval says $line" "$line"; done
 expect "few-shot" "$program" eval "${model[@]}" --tasks piqa.jsonl --num-fewshot 1
 says "eval says how many" "2, each after 1 solved"
 grep acc out.txt >first.txt
@@ -266,7 +266,7 @@ expect "a file too few" rejects --tasks piqa.jsonl anli.jsonl --num-fewshot 1 --
 says "the message counts them" "--fewshot has 1 files, --tasks 2"
 expect "--fewshot without a number" rejects --tasks piqa.jsonl --fewshot boolq.jsonl
 expect "tasks beside a text" rejects --tasks piqa.jsonl --text text.txt
-says "the message says what to give" "one of the three"
+says "the message says what to give" "exactly one of --data-path, --text and --tasks"
 printf '{"context": "a", "choices": [" b", " c"]}\n' >nogold.jsonl
 expect "a task without answers" rejects --tasks nogold.jsonl
 says "the message names the line" "nogold.jsonl:1: there is no key 'gold'"

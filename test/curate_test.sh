@@ -47,13 +47,13 @@ expect "after whole shards" test -s cut/data/part-00002.jsonl
 rmdir cut/data/part-00003.jsonl
 expect "which the record says" grep -q '"shards": 3' cut/curate.json
 expect "other options are refused" refused "$program" curate --input raw2 --output cut --normalize --output-format jsonl --shard-size 50k
-says "by name" "began with --heuristics"
+says "by name" "started with --heuristics"
 expect "as is another input" refused "$program" curate --input raw --output cut "${stages[@]}" --shard-size 50k
 says "with a hint" "HINT"
 cp -p raw2/a.jsonl first
 sed 's/end\./End./' first >raw2/a.jsonl
 expect "as is a file that was read and has other text of the same length" refused continued
-says "by name" "has changed since it began: raw2/a.jsonl.*HINT"
+says "by name" "has changed since it started: raw2/a.jsonl.*HINT"
 cp -p first raw2/a.jsonl
 exec 8<"cut"
 flock 8
@@ -78,7 +78,7 @@ mkdir limited/data/part-00007.jsonl
 expect "in the second file it stops" refused limited 40
 rmdir limited/data/part-00007.jsonl
 expect "15 and 10 bad lines are more than 20" refused limited 20
-says "of all files" "(21 with those of other files), more than --max-bad-lines 20"
+says "of all files" "(21 including other files), more than --max-bad-lines 20"
 expect "but not more than 25" limited 25
 
 # A run that has read nothing fixes no options, so its hint can be followed.
@@ -102,9 +102,9 @@ cp mended raw2/b.jsonl
 expect "another" refused tokens
 echo >>tok2/tokenizer.json
 expect "another tokenizer of the same name is refused" refused tokens
-says "by name" "tok2/tokenizer.json has changed since the curation in tokens began; HINT"
+says "by name" "tok2/tokenizer.json has changed since the curation in tokens started; HINT"
 expect "an output that its input matches is refused" refused "$program" curate --input 'r*/*' --output raw/out --normalize
-says "by name" "raw/out is in --input r.*, and what is written"
+says "by name" "raw/out is inside --input r.*, so a resumed curation"
 
 while IFS='|' read -r options pattern; do
     # shellcheck disable=SC2086
@@ -117,17 +117,17 @@ done <<'END'
 --input raw --output out --heuristics gophers|gopher, c4, fineweb
 --input raw --output out --heuristics gopher --set gopher-min-word=3|did you mean gopher-min-words
 --input raw --output out --heuristics gopher --set gopher-min-words=3 gopher-min-words=4|--set names the rule gopher-min-words twice
---input raw --output out --normalize --set gopher-min-words=3|--heuristics, which is not given
---input raw --output out --normalize --exact-folded|--exact-duplicates, which is not given
---input raw --output out --weights raw=2 --temperature 2|one of them sets the shares
---input raw --output out --normalize --tokenizer tok|--weights, --temperature or --budget, of which none is given
---input raw --output out --normalize --languages en|--language-model finds, which is not given
---input raw --output out --normalize --quality-pareto 9|--quality-model, which is not given
+--input raw --output out --normalize --set gopher-min-words=3|--set requires --heuristics
+--input raw --output out --normalize --exact-folded|--exact-folded requires --exact-duplicates
+--input raw --output out --weights raw=2 --temperature 2|cannot be combined: either sets the shares
+--input raw --output out --normalize --tokenizer tok|--tokenizer requires --weights, --temperature or --budget
+--input raw --output out --normalize --languages en|--languages requires --language-model
+--input raw --output out --normalize --quality-pareto 9|--quality-pareto requires --quality-model
 --input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip, iban, id, key, user
---input raw --output out --normalize --pii-kinds email|--pii mask or --pii drop, which is not given
---input raw --output out --exact-duplicates document|must be documents, paragraphs or lines
---input raw --output out --exact-duplicates paragraphs lines|HINT: lines alone
---input raw --output raw/out --normalize|raw/out is in --input raw, and what is written
+--input raw --output out --normalize --pii-kinds email|require --pii mask or --pii drop
+--input raw --output out --exact-duplicates document|the units are documents, paragraphs and lines
+--input raw --output out --exact-duplicates paragraphs lines|HINT: use only lines
+--input raw --output raw/out --normalize|raw/out is inside --input raw, so a resumed curation
 --input raw --output out --weights other=1|other
 --input raw one/data --output out --weights raw=1|does not name the source one/data
 --input raw --output out --weights raw=1 raw=1|names 'raw' twice
@@ -136,10 +136,10 @@ done <<'END'
 --train-language en:person.txt ja:person.txt --output mended|is no classifier; HINT: another --output
 --input absent --output out --normalize|cannot open absent
 --input /dev/null --output out --normalize|no document was found in /dev/null
---input raw --output out --heuristics fineweb --stop-words x|--stop-words counts for --heuristics gopher, which is not given; HINT
---input raw --output out --heuristics gopher --bad-words raw|--bad-words counts for --heuristics c4
---input raw --output out --normalize --min-quality-score 0.9|--min-quality-score counts for --quality-model
---input raw --output out --normalize --min-language-score 0.9|--min-language-score counts for --language-model
+--input raw --output out --heuristics fineweb --stop-words x|--stop-words has no effect without --heuristics gopher; HINT
+--input raw --output out --heuristics gopher --bad-words raw|--bad-words has no effect without --heuristics c4
+--input raw --output out --normalize --min-quality-score 0.9|--min-quality-score has no effect without --quality-model
+--input raw --output out --normalize --min-language-score 0.9|--min-language-score has no effect without --language-model
 --input raw one/data --output out --weights raw=1e308 one/data=1e308|sum of the weights is not finite
 END
 # Kinds of personal data, and the user's own words.
@@ -213,15 +213,15 @@ while IFS='|' read -r options pattern; do
     says "and why" "$pattern"
 done <<'END'
 --train-language texts|the output is missing.*HINT
---train-language texts --output x --normalize|--normalize has no meaning
+--train-language texts --output x --normalize|--normalize has no effect with
 --train-language en:texts/en.txt --output x|at least two
 --train-language en:texts/fr.txt de:texts/de.txt --output x|cannot open texts/fr.txt
---train-language texts --train-quality good:good.txt --output x|one command for each
---train-quality texts --output x|they must be good and bad
+--train-language texts --train-quality good:good.txt --output x|use two commands
+--train-quality texts --output x|the labels must be good and bad
 --measure-on texts|either --language-model FILE or --quality-model
 --measure-on fr:texts/en.txt --language-model one.model|the model knows de, en
---input mixed.txt --output x --languages en|--language-model finds, which is not given
---input mixed.txt --output x --quality-pareto 9|which is not given
+--input mixed.txt --output x --languages en|--languages requires --language-model
+--input mixed.txt --output x --quality-pareto 9|--quality-pareto requires --quality-model
 --input mixed.txt --output x --language-model one.model --languages fr|does not know the language 'fr'; it knows de, en
 --input mixed.txt --output x --quality-model one.model|does not judge quality.*HINT
 --input mixed.txt --output x --language-model good.txt|is not a classifier.*HINT
@@ -270,7 +270,7 @@ says "says its epochs" "75.0%, 1.6"
 expect "and repeats documents" test "$(lines_of mixed)" -gt 20
 expect "to their weights" awk '/ x/ { b++; next } { a++ } END { exit !(a > 2 * b) }' mixed/data/part-00000.jsonl
 expect "a source without a weight is refused" refused "$program" curate --input two/a.jsonl two/b.jsonl --output refused --weights a=1
-says "and named" "two/b.jsonl=0 leaves it out"
+says "and named" "two/b.jsonl=0 excludes it"
 
 # The page has each rule of `help rules`, with its threshold.
 COLUMNS=1000 "$program" help rules | { tr '\n' ' '; echo; } | sed 's/  \(gopher\|c4\|fineweb\)-/\n\1-/g' |

@@ -34,34 +34,34 @@ expect "a save has $writes writes at positions" test "$writes" -ge 8
 for i in 1 2 $((writes / 4)) $((writes / 2)) $((3 * writes / 4 + 1)) "$writes"; do
     [[ $((i % 2)) == 0 ]] && fault=LOSE || fault=WRONG
     expect "pwrite $i, $fault" faulty "CHAOS_$fault=pwrite:$i CHAOS_PART=.step_" "p$i"
-    says "pwrite $i, $fault: found and named" "warning: .*/p$i/.step_00000020.tmp/.* does not hold what was written to it: .*; the checkpoint is written again"
+    says "pwrite $i, $fault: found and named" "warning: .*/p$i/.step_00000020.tmp/.* differs from the data written to it: .*; the checkpoint is written again"
     expect "pwrite $i, $fault: the same bits" same whole "p$i"
     rm -r "p$i"
 done
 for i in 1 3 6; do
     expect "write $i, LOSE" faulty "CHAOS_LOSE=write:$i CHAOS_PART=.step_" "w$i"
-    says "write $i: found and named" "warning: .* does not hold what was written to it"
+    says "write $i: found and named" "warning: .* differs from the data written to it"
     expect "write $i: as they were written" "$program" inspect "w$i"
 done
 expect "always: the run fails" refused faulty "CHAOS_LOSE=pwrite:1:$always CHAOS_PART=training/exp_avg." always
-says "always: by the file's name" "error: the last checkpoint could not be written: .*training/exp_avg.safetensors does not hold what was written"
+says "always: by the file's name" "error: the last checkpoint could not be written: .*training/exp_avg.safetensors differs from the data written"
 expect "always: there is no checkpoint" test ! -e always/latest -a ! -e always/step_00000020
 options=(--ema-decay 0.9 --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16 --save-in-foreground)
 expect "in the foreground, with an average and small moments" faulty "CHAOS_COUNT=count CHAOS_PART=.step_" ema "${options[@]}"
 writes=$(sed -n 's/^pwrite //p' count.0)
 for i in 2 $((writes / 2)) "$writes"; do
     expect "pwrite $i of them" faulty "CHAOS_LOSE=pwrite:$i CHAOS_PART=.step_" ema-lost "${options[@]}"
-    says "pwrite $i of them: found" "does not hold what was written to it"
+    says "pwrite $i of them: found" "differs from the data written to it"
     expect "pwrite $i of them: the same bits" same ema ema-lost
     rm -r ema-lost
 done
 expect "adapters" faulty "CHAOS_LOSE=pwrite:4 CHAOS_PART=.step_" lora --model whole --lora-rank 2
-says "adapters: found" "does not hold what was written to it"
+says "adapters: found" "differs from the data written to it"
 expect "adapters: intact" "$program" inspect lora
 launcher="mpirun -n 2"
 expect "two ranks" faulty CHAOS_PART=.step_ ranks
 expect "two ranks, a write of rank 1 is lost" faulty "CHAOS_LOSE=pwrite:3 CHAOS_ONLY_RANK=1 CHAOS_PART=.step_" ranks-lost
-says "two ranks: found" "does not hold what was written to it"
+says "two ranks: found" "differs from the data written to it"
 expect "two ranks: the same bits" same ranks ranks-lost
 launcher=
 

@@ -55,7 +55,7 @@ if [[ $1 != train_gpt ]]; then
     echo "[       OK ] A.${GTEST_SHARD_INDEX} (0 ms)"; echo "[  PASSED  ] 1 test."; exit
 fi
 [[ $FAULT != train ]] || { echo "error: out of memory" >&2; exit 5; }
-echo "  in all   75.5 GiB"
+echo "  total   75.5 GiB"
 while (($# > 1)); do
     case $1 in --out) out=$2 ;; --train-iters) steps=$2 ;; esac
     shift

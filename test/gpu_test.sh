@@ -48,7 +48,7 @@ done
 expect "--nondeterministic-attention is in the plan" train "$gpu" llama-128 x --dry-run --nondeterministic-attention
 says "with its memory" "sums of queries' gradients (fp32)  *256 KiB"
 expect "heads that it is not for" train "$gpu" gpt2 x --dry-run --nondeterministic-attention
-says "a note that it changes nothing" "note: --nondeterministic-attention changes nothing here: .* not for heads of 16 on"
+says "a note that it changes nothing" "note: --nondeterministic-attention has no effect here: .* not heads of 16 on"
 expect "--nondeterministic-attention with --detect-nondeterminism: refused" refused train "$gpu" gpt2 x --nondeterministic-attention --detect-nondeterminism 2
 expect "--nondeterministic-attention on the CPU: refused" refused train "$program" gpt2 x --nondeterministic-attention
 says "where it is for" "is for GPUs"
@@ -193,7 +193,7 @@ if [[ $gpu == *emu* ]]; then
     little() { EMU_MEMORY_MB=33 train "$gpu" llama x; }
     expect "too little memory: refused" refused little
     says "too little memory: says how much for what" "GiB of GPU memory"
-    says "too little memory: says what to do" "HINT: less is needed with a smaller --micro-batch-size"
+    says "too little memory: says what to do" "HINT: to reduce it, use a smaller --micro-batch-size"
 fi
 expect "a head size that no kernel takes: refused" refused "$gpu" train --hidden-size 1024 --num-attention-heads 2 "${small[@]}"
 says "its limits" "head size 512 .*is not between 1 and 256"

@@ -83,7 +83,7 @@ says "the plan says so" "dropout 0.2"
 expect "PEFT is told" grep -q '"lora_dropout": 0.2' dropped/latest/adapter_config.json
 expect "resumed in the middle" train --resume dropped/step_00000003 --train-iters 6 --lr 1e-2 --out dropped-resumed
 expect "the same masks" same dropped dropped-resumed
-no "another dropout of adapters" "dropout 0.2.*leave the options out" train --resume dropped/step_00000003 --lora-dropout 0.5 --out dropped-other
+no "another dropout of adapters" "dropout 0.2.*omit the options" train --resume dropped/step_00000003 --lora-dropout 0.5 --out dropped-other
 expect "recomputed, one sample at a time" train "${dropped[@]}" --recompute full --micro-batch-size 1 --out dropped-ones
 expect "the same losses" near_losses dropped dropped-ones 6 0.01
 expect "another sum of roundings than without dropout" refused near_losses dropped llama-lora 6 0.001
@@ -126,17 +126,17 @@ expect "options that the model has: it trains" train --model llama --lora-rank 4
 no "rank 0" "lora-rank" train --model llama --lora-rank 0 --train-iters 2 --out x
 no "a rank above that of every matrix" "at most 32" train --model llama --lora-rank 33 --train-iters 2 --out x
 no "dropout of everything" "lora-dropout" train --model llama --lora-rank 4 --lora-dropout 1 --train-iters 2 --out x
-no "dropout without adapters" "lora-dropout is for adapters" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
+no "dropout without adapters" "lora-dropout requires adapters" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
 no "an unknown matrix, with the list" "all, self_attn.q_proj, q_proj, qkv, q," train --model llama --lora-rank 4 --lora-targets query --train-iters 2 --out x
 no "a part that GPT-2 does not store alone" "attn.c_attn" train --model gpt2 --lora-rank 4 --lora-targets q --train-iters 2 --out x
-no "no model" "none is given" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
+no "no model" "no model is given" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
 no "alpha without a rank" "lora-rank 16" train --model llama --lora-alpha 4 --train-iters 2 --out x
 no "Muon" "optimizer adamw" train --model llama --lora-rank 4 --optimizer muon --train-iters 2 --out x
 no "another rank on resuming" "rank 4, alpha 8" train --resume llama-lora/latest --lora-rank 8 --train-iters 14 --lr 1e-2 --out x
 no "adapters in a run of the whole model" "trains the whole model" train --resume llama/latest --lora-rank 4 --train-iters 14 --out x
-no "another base" "are not those that the adapters" "$program" eval --text text.txt --model llama-merged --adapter llama-lora
-no "another base on resuming" "are not those that the adapters" train --resume llama-lora/latest --model llama-merged --train-iters 14 --lr 1e-2 --out x
-no "a base of another family" "are not those that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-lora
+no "another base" "are not the ones that the adapters" "$program" eval --text text.txt --model llama-merged --adapter llama-lora
+no "another base on resuming" "are not the ones that the adapters" train --resume llama-lora/latest --model llama-merged --train-iters 14 --lr 1e-2 --out x
+no "a base of another family" "are not the ones that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-lora
 no "adapters as a model" "holds adapters, not a model" "$program" eval --text text.txt --model llama-lora
 no "which can be merged" "export --merge --adapter llama-lora" "$program" export --gguf x.gguf --model llama-lora
 no "a model as adapters" "holds no adapters" "$program" eval --text text.txt --adapter llama
@@ -146,7 +146,7 @@ expect "without the state of its training" test ! -e slim/training -a -e slim/mo
 expect "with their checksums" "$program" inspect slim
 says "which agree" "all files are as they were written"
 expect "the same model" cmp slim/model.safetensors llama/latest/model.safetensors
-no "export of a model's files with a type" "of --gguf" "$program" export --model llama --out slim2 --type f32
+no "export of a model's files with a type" "require --gguf" "$program" export --model llama --out slim2 --type f32
 no "export over a directory" "already exists" "$program" export --merge --adapter llama-lora --out llama
 for content in '[]' '{"path": 3, "files": 5}' '{'; do
     rm -rf damaged && cp -rL llama-lora/latest damaged && echo "$content" >damaged/base.json
@@ -164,5 +164,5 @@ for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft
 done
 no "adapters as a file of llama.cpp" "first, then --model DIR --gguf FILE" "$program" export --adapter llama-lora --gguf x.gguf
-no "a type of a directory" "of --gguf; HINT" "$program" export --merge --adapter llama-lora --out x --type q8_0
+no "a type of a directory" "require --gguf; HINT" "$program" export --merge --adapter llama-lora --out x --type q8_0
 no "a directory and a file at once" "merge --out DIR first" "$program" export --merge --adapter llama-lora --out x --gguf x.gguf

@@ -144,7 +144,7 @@ expect "with every bit" everything_same one "one again"
 expect "another optimizer than the checkpoint's: refused" refused train 1 x "${muon[@]}" --optimizer adamw
 says "says which" "optimizer is \"adamw\"; the checkpoint was written with \"muon\""
 expect "NorMuon with exp_avg_sq in bf16: refused" refused train 1 x --optimizer normuon --exp-avg-sq-dtype bf16
-says "says why" "normuon keeps one number per row in exp_avg_sq"
+says "says why" "normuon needs fp32 for its exp_avg_sq, one number per row"
 # Batch size ramp-up: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first stages have more
 # micro-batches in flight than the last.
 ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }
@@ -241,7 +241,7 @@ for layout in "3" "2 --tp 2" "4 --tp 2 --pp 2" "4 --pp 2"; do
     expect "tasks $layout: one rank's accuracies" table_near tasks1.txt tasks.out 0.05
 done
 expect "two ranks that hold the model twice write nothing: refused" refused generate 2
-expect "and say what to do" grep -q "2 ranks hold 2 copies of the model, one writes; HINT: --tp 2" err.txt
+expect "and say what to do" grep -q "2 ranks have 2 copies of the model, but generation uses one; HINT: --tp 2" err.txt
 
 expect "the start-up table names the grid" train 4 x --tp 2 --pp 2 --dry-run
 says "its arithmetic" "4 ranks = tensor 2 x data 1 x pipeline 2"
@@ -306,7 +306,7 @@ says "says why" "4 layers"
 expect "micro-batches that vpp cannot take: refused" refused train 2 x --pp 2 --vpp 2 --global-batch-size 6
 says "says which can" "not a multiple"
 expect "another command on several ranks: refused" refused "$MPIRUN" -n 2 "$program" inspect one/latest
-says "says so" "train_gpt inspect is one process"
+says "says so" "train_gpt inspect runs as a single process"
 expect "several processes without MPI: refused" refused env RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 "$program" train "${small[@]}" "${length[@]}" --out unmade
 says "says what works" "WORLD_SIZE is 2.*HINT: mpirun -n 2 ./train_gpt"
 expect "and writes nothing" test ! -e unmade

@@ -69,7 +69,7 @@ no "a depth without CompleteP" "parametrization completep" plan --parametrizatio
 no "an unknown parametrization" "standard, mup" plan --parametrization mu
 no "NorMuon" "adamw or muon" plan "${larger[@]}" --optimizer normuon
 no "adapters" "lora-rank" plan "${larger[@]}" --lora-rank 4
-no "--size with its own learning rate" "base's as --lr" "$program" train --size 1m --tokenizer tok --parametrization mup --mup-base-width 64 --dry-run
+no "--size with its own learning rate" "base's with --lr" "$program" train --size 1m --tokenizer tok --parametrization mup --mup-base-width 64 --dry-run
 expect "--size with the base's learning rate" "$program" train --size 1m --tokenizer tok --parametrization mup --mup-base-width 64 --lr 4e-3 --dry-run
 says "keeps it" "0.004 to"
 no "Megatron's name" "parametrization mup" plan --use-mup

@@ -14,11 +14,11 @@ expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --outp
 expect "text" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents line
 { cat pairs.jsonl; printf '%s\n' '{"prompt": "x", "chosen": "y", "rejected": "y"}' '{"prompt": "x", "chosen": "y"}'; } >more.jsonl
 expect "prepare" "$program" prepare --preference --chat-template plain --input more.jsonl --output pairs --tokenizer tok --max-bad-lines 2
-says "pairs are counted" "60 pairs of answers by the template plain"
+says "pairs are counted" "60 pairs of answers with the template plain"
 says "two equal answers are shown" "more.jsonl:61: chosen and rejected are the same"
 says "so is a missing one" "more.jsonl:62: it has no key 'rejected'"
 expect "inspect" "$program" inspect pairs
-says "it tells of pairs" "pairs of answers  *60, by the template plain"
+says "it tells of pairs" "pairs of answers  *60, with the template plain"
 
 train() { ${MPI:-} "$program" train --threads 1 --tokenizer tok --micro-batch-size 2 --global-batch-size 4 "$@"; }
 expect "a model" train --num-layers 2 --hidden-size 32 --num-attention-heads 4 --normalization RMSNorm --position-embedding-type rope \
@@ -58,7 +58,7 @@ expect "it begins near no preference" awk -v loss="$(value fp8 step 1 loss)" 'BE
 expect "the reference is that of bf16" same tuned fp8 training/reference.safetensors
 expect "it learns it" above "$(value fp8 valid 40 reward_accuracy)" 0.99
 expect "too short for some" dpo --seq-length 35 --eval-iters 0 --train-iters 1 --out short
-expect "what is left out is counted" grep -q "[0-9] pairs were left out, longer than --seq-length 35 together with their prompts; all fit in [34][0-9]" short/log.jsonl
+expect "what is left out is counted" grep -q "[0-9] pairs were dropped, longer than --seq-length 35 including their prompts; all fit in [34][0-9]" short/log.jsonl
 
 # The same losses and the same reference in every layout.
 expect "six steps" dpo --train-iters 6 --out whole
@@ -71,18 +71,18 @@ done
 # ---- refused ----
 no "no model" "HINT: --model DIR" train --preset llama-tiny --vocab-size 300 --data-path pairs --dpo-beta 0.1 --train-iters 1 --out x
 no "pairs without a comparison" "holds pairs of answers.*--dpo-beta" train --model base --data-path pairs --seq-length 48 --train-iters 1 --out x
-no "text for a comparison" "holds no pairs of answers.*prepare --preference" dpo --data-path text --train-iters 1 --out x
-no "text beside pairs" "text holds no pairs" dpo --data-path 0.5 pairs 0.5 text --train-iters 1 --out x
-no "eval of pairs" "compared, not imitated" "$program" eval --model base --data-path pairs
+no "text for a comparison" "contains no pairs of answers.*prepare --preference" dpo --data-path text --train-iters 1 --out x
+no "text beside pairs" "text contains no pairs" dpo --data-path 0.5 pairs 0.5 text --train-iters 1 --out x
+no "eval of pairs" "contains pairs of answers" "$program" eval --model base --data-path pairs
 no "a loss alone" "HINT: --dpo-beta" train --model base --data-path text --seq-length 48 --dpo-loss ipo --train-iters 1 --out x
-no "smoothed labels with ipo" "label-smoothing is for --dpo-loss sigmoid" dpo --dpo-loss ipo --dpo-label-smoothing 0.1 --train-iters 1 --out x
-no "z-loss" "z-loss-strength is for" dpo --z-loss 1e-4 --train-iters 1 --out x
+no "smoothed labels with ipo" "label-smoothing requires --dpo-loss sigmoid" dpo --dpo-loss ipo --dpo-label-smoothing 0.1 --train-iters 1 --out x
+no "z-loss" "z-loss-strength and --dpo-beta cannot be combined" dpo --z-loss 1e-4 --train-iters 1 --out x
 no "another beta on resuming" "dpo-beta is 0.2" dpo --dpo-beta 0.2 --resume tuned/step_00000020 --train-iters 40 --out x
-no "a run that compared nothing" "compared no answers" dpo --resume base/latest --override dpo-beta data-path lr seq-length train-iters --train-iters 20 --out x
-no "another reference" "is not the reference of the run" dpo --model ipo --resume tuned/step_00000020 --train-iters 40 --out x
+no "a run that compared nothing" "without preference training" dpo --resume base/latest --override dpo-beta data-path lr seq-length train-iters --train-iters 20 --out x
+no "another reference" "is not the resumed run's reference" dpo --model ipo --resume tuned/step_00000020 --train-iters 40 --out x
 head -n 59 pairs.jsonl >other.jsonl
 echo '{"prompt": "Who lives by the sea 59?", "chosen": " A fish lives in 3.", "rejected": " No idea about 6."}' >>other.jsonl
 expect "other pairs" "$program" prepare --preference --chat-template plain --input other.jsonl --output other --tokenizer tok
-no "other pairs on resuming" "are not those whose log-probabilities" dpo --data-path other --resume tuned/step_00000020 --train-iters 40 --override data-path --out x
-no "longer samples on resuming" "log-probability is not known" dpo --resume short/latest --seq-length 48 --eval-iters 0 --train-iters 20 --override seq-length train-iters data-path --out x
+no "other pairs on resuming" "differ from those scored in" dpo --data-path other --resume tuned/step_00000020 --train-iters 40 --override data-path --out x
+no "longer samples on resuming" "log-probability of answers in .* is missing" dpo --resume short/latest --seq-length 48 --eval-iters 0 --train-iters 20 --override seq-length train-iters data-path --out x
 no "no pair is short enough" "HINT: all fit in --seq-length [34][0-9]" dpo --seq-length 8 --train-iters 1 --out x

@@ -68,5 +68,5 @@ kill -TERM $quickstart
 wait $quickstart
 expect "told to stop, it does not go on with the rest" test $? == 130
 expect "with a checkpoint" test -s stopped/model/latest/model.safetensors
-expect "and says how to go on" grep -qFx stopped.txt -e "stopped in the middle of training; to go on: make quickstart OUT=stopped \
+expect "and says how to go on" grep -qFx stopped.txt -e "stopped in the middle of training; to resume: make quickstart OUT=stopped \
 STEPS=1000000 TEXT=texts/birds.txt\\ \\'texts/more\\ birds.txt\\' PRESET=llama-tiny VOCAB=300"

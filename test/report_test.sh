@@ -48,7 +48,7 @@ cp two-1/log.jsonl y/run
 expect "report: runs of one name" "$program" report x/run y/run/log.jsonl
 expect "report: are told apart" grep -q '<h3>\|>x/run</th>' report.html
 expect "report: a comparison does not replace a run's own page" refused env -C two-1 "$program" report . ../two-2
-says "report: and says so" "page of the run in this folder; HINT: --output"
+says "report: and says so" "own page in this folder; HINT: --output"
 echo "mine" >mine.html
 "$program" curate --input text.txt --normalize --output curated >/dev/null 2>&1
 cp curated/report.html curation.html

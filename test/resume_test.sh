@@ -198,7 +198,7 @@ expect "unless it is overridden" train gpt2 overridden --resume gpt2-whole/step_
 says "which is said" "overridden: lr is 0.001, it was 0.003"
 expect "and logged" grep -q '"event":"override","message":"overridden: lr is 0.001, it was 0.003"' overridden/log.jsonl
 expect "rope scaling that the checkpoint does not have is refused" refused train llama-wsd x --resume llama-wsd-whole --rope-scaling linear
-says "it is named" "the model is not that of the checkpoint.*'rope_scaling' is absent in the checkpoint"
+says "it is named" "the model differs from the checkpoint's.*'rope_scaling' is absent in the checkpoint"
 dtype_of() { "$program" inspect "$1/latest/training/$2.safetensors" | grep -o 'BF16\|F32' | sort -u; }
 expect "a moment in fewer bits is refused" refused train gpt2 x --resume gpt2-whole/step_00000028 --exp-avg-sq-dtype bf16
 says "it is named" "exp-avg-sq-dtype is \"bf16\"; the checkpoint was written with \"fp32\".*--override exp-avg-sq-dtype"
@@ -224,7 +224,7 @@ sed -i 's/"loss":0.25,/"loss":99,/' longer/log.jsonl
 expect "are the 60 steps, to the bit" same longer-whole longer
 expect "and are validated as they" test "$(valid_losses longer | tail -n 2)" == "$(valid_losses longer-whole)"
 expect "into a second epoch: refused" refused train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90 --override train-iters
-says "says what happens and what can be done" "text is now read in 2 epochs.* for 360 samples in all, the checkpoint's 240 took 1 epoch;.* HINT: with at most [0-9]* samples in all it is kept; --override data-order"
+says "says what happens and what can be done" "text is now read in 2 epochs.* for 360 samples, the checkpoint's 240 used 1 epoch;.* HINT: with at most [0-9]* samples the order is kept; --override data-order"
 expect "unless the new order is wanted" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90 --override train-iters data-order
 expect "which then is the run's" train gpt2 longer "${fixed[@]}" --resume auto --train-iters 90
 says "as it was" "is finished: 90 of 90"
@@ -257,7 +257,7 @@ if mkdir tiny && mount -t tmpfs -o size=6000k tmpfs tiny 2>/dev/null; then
     head -c 5000000 /dev/zero >tiny/ballast
     EXEC=exec train llama-wsd tiny/out --train-iters 1000000 --save-every 0.2s --keep 1 --lr-wsd-decay-iters 8 >tiny.txt 2>&1 &
     pid=$!
-    expect "disk full: it says so, loudly" comes grep -q "was NOT written: no space" tiny.txt
+    expect "disk full: it says so, loudly" comes grep -q "was NOT saved: no space" tiny.txt
     rm tiny/ballast
     expect "disk full: with space again it saves" comes test -e tiny/out/latest
     kill -USR1 $pid
@@ -272,7 +272,7 @@ one=$(du -sk --apparent-size gpt2-whole/step_00000030 | cut -f1)
 if mkdir -p tiny && mount -t tmpfs -o size=$((one * 28 / 10))k tmpfs tiny 2>/dev/null; then
     expect "room for two and a half, --keep 2" train gpt2 tiny/out --save-every 5 --keep 2 --save-in-foreground
     says "it is said in the beginning" "free space .*less than 3 more"
-    expect "room for two and a half: no save fails" refused grep -q "NOT written" tiny/out/log.jsonl
+    expect "room for two and a half: no save fails" refused grep -q "NOT saved" tiny/out/log.jsonl
     expect "room for two and a half: the last ones are there" test "$(ls -d tiny/out/step_* | tr '\n' ' ')" == "tiny/out/step_00000025 tiny/out/step_00000030 "
     umount tiny
 fi

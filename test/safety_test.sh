@@ -104,7 +104,7 @@ for signals in "TERM" "INT" "HUP" "USR1" "TERM TERM TERM" "USR1 TERM HUP USR1" "
     ends "$signals: status 0" $run
     cp "$out.txt" out.txt
     says "$signals: it says so at once" "^SIG\(${signals// /\\|}\): stopping after this micro-batch"
-    says "$signals: it says why it stopped" "^stopped after .*: by SIG\(${signals// /\\|}\); to go on: .* --train-iters 100000 --out $out --resume auto$"
+    says "$signals: it says why it stopped" "^stopped after .*: by SIG\(${signals// /\\|}\); to resume: .* --train-iters 100000 --out $out --resume auto$"
     expect "$signals: one checkpoint" test "$(ls -d "$out"/step_* | wc -l)" == 1
     expect "$signals: which is intact" "$program" inspect "$out"
 done
@@ -281,7 +281,7 @@ expect "and has its log" grep -q '"status":"finished"' unsaved/log.jsonl
 for option in "--exit-after 1h" "--keep-every 2" "--on-spike rollback"; do
     # shellcheck disable=SC2086
     expect "with $option it is refused" refused "$program" train "${S[@]}" --train-iters 2 --save-every never $option --out never
-    says "$option: by its name" "saves nothing, and ${option%% [0-9]*} .*HINT: "
+    says "$option: by its name" "saves nothing, but ${option%% [0-9]*} .*HINT: "
 done
 endless unsaved-endless --save-every never &
 pid=$!

@@ -501,7 +501,7 @@ def in_time():
         if response.status == 503:
             break
     assert refused[:2] == (503, "1"), refused
-    assert refused[2]["error"]["message"] == "no text has begun within 2 seconds" and refused[2]["error"]["code"] == "timeout", refused
+    assert refused[2]["error"]["message"] == "generation has not started within 2 seconds" and refused[2]["error"]["code"] == "timeout", refused
     one.end()
 
 
@@ -681,10 +681,10 @@ def busy_port():
         s.bind(("127.0.0.1", 0))
         s.listen()
         result = subprocess.run([program, "serve", "--model", "gpt", "--port", str(s.getsockname()[1])], capture_output=True, text=True, timeout=60)
-        assert result.returncode == 1 and "cannot listen at 127.0.0.1" in result.stderr, result
+        assert result.returncode == 1 and "cannot listen on 127.0.0.1" in result.stderr, result
     first = Server("gpt")
     result = subprocess.run([program, "serve", "--model", "gpt", "--port", str(first.port)], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1 and "cannot listen at 127.0.0.1" in result.stderr, result
+    assert result.returncode == 1 and "cannot listen on 127.0.0.1" in result.stderr, result
     first.end()
 
 

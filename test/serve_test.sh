@@ -56,7 +56,7 @@ expect "in 80 columns" test -z "$(awk 'length > 80' measured.txt)"
 expect "a bound that all keep" measured --max-latency 100000
 says "it is kept" "within --max-latency: --batch"
 expect "a bound that none keeps" refused measured --max-latency 0.00001
-says "it says what is possible" "no batch keeps --max-latency 1e-05: --batch [1-5] comes nearest, with [0-9.]* ms"
+says "it says what is possible" "no batch size keeps --max-latency 1e-05: the closest is --batch [1-5] with [0-9.]* ms"
 expect "too few tokens to measure any" refused "$program" generate --model gpt --prompt "A fish" --max-new-tokens 2 --measure-batches
 says "which it says" "HINT: --max-new-tokens 50"
 [[ -n ${SAN:-} ]] || (

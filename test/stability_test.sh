@@ -52,7 +52,7 @@ expect "to the bit" same llm-jp "llm-jp without"
 expect "a range that comes to it later" train 1 "llm-jp later" --resume llm-jp/step_00000008 --skip-train-iteration-range 11-12
 expect "counts from there" test "$(events "llm-jp later" skip-batches)" == "10 "
 expect "a range that has begun: refused" refused train 1 x --resume llm-jp/step_00000008 --skip-train-iteration-range 6-9
-says "says where to begin" "6-9 begins before the next iteration; HINT: begin with 9"
+says "says where to begin" "6-9 starts before the next iteration; HINT: start with 9"
 expect "a range behind the end" train 1 "llm-jp behind" --skip-train-iteration-range 21-25
 expect "is never drawn" same all "llm-jp behind"
 expect "a range over the end" train 1 "llm-jp over" --skip-train-iteration-range 19-40
@@ -170,7 +170,7 @@ expect "change no bit" same all twice
 expect "gradients computed twice in FP8 on 4 ranks" train 4 x --detect-nondeterminism 1 --tp 2 --fp8 hybrid --fp8-recipe current
 rm -rf x
 expect "a last bit that is wrong: found" refused faults flaky-gradient=9 train 1 x --detect-nondeterminism 3
-says "the tensor is named" "the gradient of wte of batch 9 has different bits when computed again on"
+says "the tensor is named" "the gradient of wte of batch 9 has different bits when recomputed on"
 rm -rf x
 expect "on rank 2 of 4" refused faults flaky-gradient=9:2 train 4 x --detect-nondeterminism 3
 says "the rank is named" "again on rank 2 of 4 (host"

@@ -58,7 +58,7 @@ for signal in KILL INT TERM; do
     expect "SIG$signal in the middle" eval 'set -m; ended_by $signal ended-$signal'
     expect "SIG$signal ends it" test $status == $((128 + $(kill -l $signal)))
     expect "without an end of the search" test ! -e ended-$signal/best.toml
-    [[ $signal == KILL ]] || expect "and it says how it goes on" grep -q "^stopped after [3-9] runs; the same command goes on" ended-$signal.txt
+    [[ $signal == KILL ]] || expect "and it says how it goes on" grep -q "^stopped after [3-9] runs; the same command resumes" ended-$signal.txt
     expect "it goes on" sweep "${planted[@]}" --out ended-$signal
     says "where it was" "ended before  *[3-9] run"
     expect "and finds the same" same found ended-$signal
@@ -86,9 +86,9 @@ expect "as it was" test "$(cat mine/best.toml)" == "lr = 1"
 sized=(--tokenizer tok --data-path data --split "90, 10, 0" --seq-length 32 --micro-batch-size 4 --global-batch-size 4 --eval-iters 2 --lr 3e-3 --train-iters 90)
 expect "sizes" "$program" sweep "${sized[@]}" --size 70k --over "size=70k,118k,167k" --seeds 1 --budget-tokens 20k --out sizes
 says "a fit of three computes" "^loss = a C^-b, C in 10^15 FLOP: a = [0-9.]* +- [0-9.]*, b = [0-9.]* +- [0-9.]*; of"
-says "the whole budget and no more" "^  in all  *[12][0-9.]*K tokens"
+says "the whole budget and no more" "^  total  *[12][0-9.]*K tokens"
 expect "a budget of time" sweep --over lr=1e-3..1e-2 --configs 2 --seeds 1 --budget 20s --out timed
-says "with its time" "^  in all  .*, about .*s; the whole run has"
+says "with its time" "^  total  .*, about .*s; the whole run has"
 expect "runs that would be too short" refused sweep --over global-batch-size=4..16 --configs 8 --seeds 1 --train-iters 20 --out short
 says "whose length and number can be changed, no seeds" "HINT: more --train-iters, or fewer --configs$"
 mup=(--lr 3e-3 --parametrization mup --over lr=1e-3..1e-2 --configs 2 --seeds 1)
@@ -113,7 +113,7 @@ no() { # NAME PATTERN OPTIONS...
     expect "$name: refused" refused sweep "$@" --out refused
     says "$name: by name" "$pattern"
 }
-no "nothing to search" "nothing is searched; HINT: --over lr="
+no "nothing to search" "nothing to search; HINT: --over lr="
 no "no values" "\-\-over 'lr' must be NAME=LOW..HIGH or NAME=A,B,C" --over lr
 no "an unknown option" "'learnin-rate' is not an option of train" --over learnin-rate=1,2
 no "a range of words" "a range is for numbers" --over optimizer=a..b

@@ -140,8 +140,8 @@ TEST(CharacterTokenizers, AnEndThatIsNoTokenIsTold) {
     };
     EXPECT_EQ(said("</s>"), "");
     const std::string note = said("<|im_end|>");
-    EXPECT_NE(note.find("the eos_token beside " +
-                        (dir / "/tokenizer.model is '<|im_end|>', which is no token of it: '</s>' ends documents")),
+    EXPECT_NE(note.find("the eos_token of " +
+                        (dir / "/tokenizer.model is '<|im_end|>', which is not one of its tokens: '</s>' ends documents")),
               std::string::npos)
         << note;
 }
@@ -386,7 +386,7 @@ TEST(CharacterTokenizers, RefuseHostileModels) {
     refused(unknown + piece("", 0, 1), "empty");
     refused(unknown + piece("x", NAN, 1), "score");
     refused(unknown + piece("x", -INFINITY, 1), "score");
-    refused(unknown + piece("x", 0, 9), "no known kind");
+    refused(unknown + piece("x", 0, 9), "has an unknown kind");
     refused(unknown + piece("<0x41>", 0, 6), "marked as a byte");
     refused(unknown + piece("<u>", 0, 2), "two unknown");
     refused(a, "no unknown token");

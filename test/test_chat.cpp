@@ -99,10 +99,11 @@ TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
     const TemporaryDirectory dir;
     write_tokenizer(dir / "t", "bytes");
     expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); },
-                 {"no chat template", "chatml, llama-2", "HINT"});
+                 {"has no chat template", "chatml, llama-2", "HINT"});
     expect_error([&] { find_chat_template(bytes(), "vicuna", ""); }, {"vicuna", "chatml, llama-2", "plain"});
     write_tokenizer(dir / "t", "bytes", golden()["unknown"][3]);
-    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); }, {"none of those", "chatml, llama-2", "HINT"});
+    expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); },
+                 {"is unknown; known are", "chatml, llama-2", "HINT"});
     // As in transformers: the file has priority, and of several templates the one named default.
     write_file(dir / "t/chat_template.jinja", golden()["templates"][5]["jinja"]);
     EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", "").name, "llama-3");
@@ -118,7 +119,7 @@ TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
     EXPECT_EQ(find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter").name, "llama-3");
     write_file(dir / "adapter/chat_template.jinja", golden()["unknown"][3]);
     expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", dir / "adapter"); },
-                 {dir / "adapter", "none of those"});
+                 {dir / "adapter", "is unknown; known are"});
 }
 
 TEST(ChatTemplate, NeedsItsTokens) {
@@ -142,7 +143,8 @@ TEST(ChatTemplate, NeedsItsTokens) {
     wide["added_tokens"].push_back({{"id", 601}, {"content", "<|im_end|>"}, {"special", true}, {"rstrip", true}});
     write_file(dir / "t.json", wide.dump());
     const Tokenizer stripping = Tokenizer::load(dir / "t.json");
-    expect_error([&] { ChatEncoder(stripping, named("chatml")); }, {"'<|im_end|>' takes the white space", "not supported"});
+    expect_error([&] { ChatEncoder(stripping, named("chatml")); },
+                 {"'<|im_end|>' strips adjacent white space", "not supported"});
 }
 
 // GPT-2's <|endoftext|> is matched in normalized text. Templates may use it if no normalizer changes it.
@@ -171,7 +173,7 @@ TEST(ChatTemplate, TokensThatAreNormalized) {
     }
     EXPECT_EQ(before, after);
     const Tokenizer changed = load(replacing("|"));
-    expect_error([&] { ChatEncoder(changed, named("plain")); }, {"'<|endoftext|>', which is no token of"});
+    expect_error([&] { ChatEncoder(changed, named("plain")); }, {"'<|endoftext|>', which is not a token of"});
 }
 
 // A special token spelled out in a message stays text, unless enabled.
@@ -277,7 +279,7 @@ TEST(Conversation, SaysWhyThereIsNone) {
         {R"({"messages": [{"role": "user", "content": null}]})", "'content' is not a text but null"},
         {R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
          "'content' has a part that is not a text but image"},
-        {R"({"messages": [{"role": "user", "content": "x"}]})", "no answer of an assistant"},
+        {R"({"messages": [{"role": "user", "content": "x"}]})", "there is no assistant's answer"},
         {R"({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]})",
          "an answer in it is empty"},
         {R"({"messages": [{"role": "assistant", "content": "x", "weight": 2}]})", "weight 2"},
@@ -294,7 +296,7 @@ TEST(Conversation, SaysWhyThereIsNone) {
         {R"({"prompt": "x", "completion": "y", "system": 7})", "'system' is not a text but number"},
         {R"({"prompt": "x", "completion": "y", "tools": "[{}]"})", "'tools'"},
         {R"({"messages": [{"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}], "system": "t"})",
-         "'system' is not the message"},
+         "'system' differs from the system message"},
     };
     for (const auto& [record, why] : rows) {
         Messages found;
@@ -349,10 +351,10 @@ TEST(Conversation, SaysWhyThereIsNoPairOfAnswers) {
         {R"({"prompt": "a", "chosen": "b", "rejected": 7})", "'rejected' is not a text but number"},
         {R"({"prompt": "a", "chosen": "b", "rejected": ""})", "an answer in it is empty"},
         {R"({"prompt": "a", "chosen": "b", "rejected": "b"})", "chosen and rejected are the same"},
-        {R"({"prompt": "a", "chosen": "b", "rejected": []})", "'rejected' has no answer of an assistant"},
+        {R"({"prompt": "a", "chosen": "b", "rejected": []})", "'rejected' does not contain an assistant's answer"},
         {R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
              "rejected": [{"role": "user", "content": "a"}]})",
-         "'rejected' has no answer of an assistant that the other has not"},
+         "'rejected' does not contain an assistant's answer that differs from the other's"},
         {R"({"prompt": "a", "chosen": [{"role": "tool", "content": "b"}], "rejected": []})", "role 'tool'"},
     };
     for (const auto& [record, why] : rows) {
@@ -394,7 +396,7 @@ TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
     const std::string packing = data.summary()[0].packing;
     EXPECT_NE(packing.find("11 conversations in 6 samples"), std::string::npos) << packing;
     EXPECT_NE(packing.find("1 conversation was cut at --seq-length 16"), std::string::npos) << packing;
-    EXPECT_NE(packing.find("1 conversation was left out"), std::string::npos) << packing;
+    EXPECT_NE(packing.find("1 conversation was dropped"), std::string::npos) << packing;
     std::set<int> seen;
     int64_t learned = 0;
     Batch batch;
@@ -563,7 +565,7 @@ TEST(Packing, KeepsPairsOfAnswersTogether) {
     DataLoader data(o);
     const std::string packing = data.summary()[0].packing;
     EXPECT_NE(packing.find("5 pairs of answers in 4 samples"), std::string::npos) << packing;  // 14, 3 + 9, 15, 6
-    EXPECT_NE(packing.find("1 pair was left out, longer than --seq-length 16"), std::string::npos) << packing;
+    EXPECT_NE(packing.find("1 pair was dropped, longer than --seq-length 16"), std::string::npos) << packing;
     EXPECT_EQ(data.n_pairs(), 6);
     EXPECT_EQ(data.terms(0, data.n_samples()), 5);
     std::vector<double> reference(12);
@@ -595,7 +597,7 @@ TEST(Packing, KeepsPairsOfAnswersTogether) {
     // A missing reference score is refused.
     reference[4] = NAN;
     data.set_reference(reference);
-    expect_error([&] { data.fetch(0, (int)data.n_samples(), batch); }, {"document 4", "is not known", "--seq-length"});
+    expect_error([&] { data.fetch(0, (int)data.n_samples(), batch); }, {"document 4", "is missing", "--seq-length"});
 
     write_conversations(dir / "many", Ints(40, 6), true);
     DataOptions split = options_for(dir / "many", T);
@@ -610,7 +612,7 @@ TEST(Packing, KeepsPairsOfAnswersTogether) {
     write_conversations(dir / "chat", {6, 6});
     DataOptions chat = options_for(dir / "chat", T);
     chat.pairs = true;
-    expect_error([&] { DataLoader{chat}; }, {"holds no pairs of answers", "prepare --preference"});
+    expect_error([&] { DataLoader{chat}; }, {"contains no pairs of answers", "prepare --preference"});
     write_conversations(dir / "odd", {6, 6, 6}, true);
     expect_error([&] { TokenDataset::open(dir / "odd"); }, {"is damaged", "even number"});
 }
@@ -640,7 +642,7 @@ TEST(Packing, RefusesMasksThatDoNotBelong) {
     writes();
     EXPECT_FALSE(TokenDataset::open(dir / "chat").has_mask());
     write_file(dir / "chat.mask", std::string(3, '\1'));
-    expect_error(opens, {"chat.mask belongs to other data", "HINT"});
+    expect_error(opens, {"chat.mask does not match the data", "HINT"});
     expect_error(writes, {"chat.mask was not written by train_gpt prepare", "HINT"});
     // No conversation has an answer that fits in a sample.
     write_conversations(dir / "long", {100, 90});
@@ -686,7 +688,7 @@ TEST(PrepareChat, FromFilesToBatches) {
         return said;
     };
     const std::string said = prepared(o);
-    for (const char* part : {"42 conversations by the template chatml", "chat.mask", "1 line was left out",
+    for (const char* part : {"42 conversations with the template chatml", "chat.mask", "1 line was left out",
                              "a.jsonl:41: the conversation is empty", "40 places in the text spell"})
         EXPECT_NE(said.find(part), std::string::npos) << said;
     const TokenDataset data = TokenDataset::open(dir / "chat");
@@ -728,7 +730,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     expect_error([&] { prepared(pairs); }, {"p.json", "cut off"});
     write_file(dir / "p.json", two + R"({"prompt": "when", "chosen": "now", "rejected": "never"}])");
     const std::string of_pairs = prepared(pairs);
-    for (const char* part : {"2 pairs of answers by the template chatml", "p.json:1: chosen and rejected are the same"})
+    for (const char* part : {"2 pairs of answers with the template chatml", "p.json:1: chosen and rejected are the same"})
         EXPECT_NE(of_pairs.find(part), std::string::npos) << of_pairs;
     const TokenDataset of_answers = TokenDataset::open(dir / "pairs");
     EXPECT_TRUE(of_answers.has_pairs());
@@ -742,7 +744,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     }
     // Incompatible options.
     pairs.chat = true;
-    expect_error([&] { prepared(pairs); }, {"--chat is for conversations, --preference for pairs"});
+    expect_error([&] { prepared(pairs); }, {"--chat and --preference cannot be combined"});
     pairs.chat = false;
     pairs.json_keys = "talk";
     expect_error([&] { prepared(pairs); }, {"--json-keys is 'talk'", "prompt, chosen and rejected"});
@@ -752,7 +754,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     wrong = o;
     wrong.chat = false;
     wrong.chat_template = "chatml";
-    expect_error([&] { prepared(wrong); }, {"--chat-template is for conversations"});
+    expect_error([&] { prepared(wrong); }, {"--chat-template requires --chat"});
     wrong = o;
     wrong.max_bad_lines = "0";
     expect_error([&] { prepared(wrong); }, {"a.jsonl:41", "empty"});
@@ -765,7 +767,7 @@ TEST(PrepareChat, FromFilesToBatches) {
     write_file(dir / "b.json",
                R"([{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"},
                            {"role": "assistant", "content": "y"}]}])");
-    expect_error([&] { prepared(wrong); }, {"b.json:1", "gemma has no place for a system's message"});
+    expect_error([&] { prepared(wrong); }, {"b.json:1", "gemma does not support system messages"});
 }
 
 }  // namespace test_chat

@@ -84,7 +84,7 @@ TEST(Crc32c, PiecesInAnyOrderGiveTheSumOfTheWhole) {
     ASSERT_EQ(sums.count("a/b"), 1u);
     EXPECT_EQ(sums.at("a/b").bytes, 5000u);
     EXPECT_EQ(sums.at("a/b").crc, crc32c(bytes.data(), bytes.size()));
-    expect_error([&] { check_against_disk("dir", sums, {{"a/b", {5000, 7}}}); }, {"dir/a/b does not hold what was written"});
+    expect_error([&] { check_against_disk("dir", sums, {{"a/b", {5000, 7}}}); }, {"dir/a/b differs from the data written"});
     const size_t far = ((size_t)1 << 40) + 12345;  // x^(8 (a + b)) = x^(8 a) x^(8 b), also for lengths beyond 32 bits
     EXPECT_EQ(crc32c_power(far), crc32c_product(crc32c_power(far - 999), crc32c_power(999)));
 }
@@ -558,7 +558,7 @@ TEST(Agreement, OptionsThatChangeTheRunAreInsistedOn) {
     const auto an_hour = [](TrainOptions& n) { n.time_budget = "1h"; };
     agree(an_hour, {"time-budget"});
     saved.length.steps = 70;
-    expect_error([&] { agree(an_hour, {"time-budget"}); }, {"has chosen its length, 70 steps", "HINT"});
+    expect_error([&] { agree(an_hour, {"time-budget"}); }, {"has already chosen its length of 70 steps", "HINT"});
     saved.length = {};
     const auto narrow = [](TrainOptions& n) { n.exp_avg_sq_dtype = "bf16"; };
     for (const bool old_version : {false, true}) {  // a version with only fp32 moments, without the option

@@ -83,7 +83,7 @@ TEST(Cli, ALaterValueWinsAndNoTakesItBack) {
     EXPECT_FALSE(then({"--no-swiglu"}).swiglu);
     EXPECT_FALSE(then({"--swiglu=false"}).swiglu);
     EXPECT_DOUBLE_EQ(then({"--no-lr"}).lr, TrainOptions().lr);
-    refused({"--no-window-size"}, {"--no-window-size", "no earlier --window-size", "HINT"});
+    refused({"--no-window-size"}, {"--no-window-size", "an earlier --window-size", "HINT"});
     EXPECT_FALSE(parsed({"--no-overlap", "--overlap"}).no_overlap) << "the flag's own name begins with no-";
     EXPECT_TRUE(parsed({"--overlap", "--no-overlap"}).no_overlap);
     EXPECT_EQ(parsed({"--micro_batch_size", "3"}).micro_batch_size, 3);
@@ -546,7 +546,7 @@ TEST(Cli, HelpShowsTheUsualOptionsAndHelpAllTheRest) {
     };
     for (const char* name : {"resume", "world", "time-budget"}) EXPECT_EQ(row_of("sweep", name), "none") << "sweep refuses it";
     EXPECT_EQ(row_of("tune", "resume"), "none");
-    EXPECT_EQ(row_of("tune", "head-rows"), "rows (tokens) whose logits are in memory at a time; default: searched");
+    EXPECT_EQ(row_of("tune", "head-rows"), "number of rows (tokens) of logits in memory at once; default: searched");
     // Self-contained sentences: each row says more than its name, and its default only once.
     for (const cli::Command& c : cli::commands())
         for (const cli::OptionRow& row : cli::options_of(c.name)) {

@@ -588,7 +588,7 @@ TEST(Refused, TooLittleForOneSample) {
 
     DataOptions o = options_for({dir / "d"}, 3, DataSplit::valid);
     o.split = "1, 0, 1";
-    expect_error([&] { DataLoader data(o); }, {dir / "d", "nothing for validation", "1, 0, 1", "no share"});
+    expect_error([&] { DataLoader data(o); }, {dir / "d", "no data for validation", "1, 0, 1", "is 0"});
     o.split = "1, x";
     expect_error([&] { DataLoader data(o); }, {"--split", "1, x"});
 }

@@ -369,9 +369,9 @@ TEST(Reader, HostileIndices) {
     };
     const std::string body = good_index().substr(megatron_header_bytes);
     for (const uint64_t n : huge) {
-        refuse(index_header(1, 8, n, 4) + body, "cut off or damaged");
-        refuse(index_header(1, 8, 3, n) + body, "cut off or damaged");
-        refuse(index_header(1, 8, n, n) + body, "cut off or damaged");
+        refuse(index_header(1, 8, n, 4) + body, "truncated or damaged");
+        refuse(index_header(1, 8, 3, n) + body, "truncated or damaged");
+        refuse(index_header(1, 8, n, n) + body, "truncated or damaged");
     }
     refuse(index_header(2, 8, 3, 4) + body, "version 2");
     refuse(std::string(4096, '\0'), "MMIDIDX");
@@ -456,9 +456,9 @@ TEST(Shards, Damaged) {
     refuse("", "neither");
     refuse(good.substr(0, 3), "neither");
     refuse(good.substr(0, 1023), "cut off");
-    for (const int n : {0, 2, 4, -1, INT_MIN, INT_MAX}) refuse(shard(20240520, 1, n, tokens), "cut off or damaged");
-    refuse(good.substr(0, good.size() - 1), "cut off or damaged");
-    refuse(good + "x", "cut off or damaged");
+    for (const int n : {0, 2, 4, -1, INT_MIN, INT_MAX}) refuse(shard(20240520, 1, n, tokens), "truncated or damaged");
+    refuse(good.substr(0, good.size() - 1), "truncated or damaged");
+    refuse(good + "x", "truncated or damaged");
     refuse(shard(20240520, 2, 3, tokens), "version 2");
     refuse(shard(20240801, 1, 3, tokens), "version 1");
     refuse(shard(20240521, 1, 3, tokens), "neither");

@@ -175,10 +175,10 @@ TEST(JsonValues, ArraysAndObjectsOverSeveralLines) {
     EXPECT_EQ(documents(dir / "a.json", "file"), Texts{});
     const std::vector<std::array<std::string, 2>> table = {
         {"[{\"text\": \"one\"},\n{\"text\": \"two\"}\n", "a.json:3: the file is cut off"},
-        {"[{\"text\": \"one\"},\n{\"text\": \"two", "a.json:2: the file is cut off within a value"},
+        {"[{\"text\": \"one\"},\n{\"text\": \"two", "a.json:2: the file ends within a value"},
         {"[{\"text\": \"one\"}{\"text\": \"two\"}]", "without a comma"},
-        {"[{\"text\": \"one\"},]", "a comma behind its last value"},
-        {"[{\"text\": \"one\"}] x", "goes on behind its array"},
+        {"[{\"text\": \"one\"},]", "a comma after its last value"},
+        {"[{\"text\": \"one\"}] x", "continues after its array"},
         {"[1, \"two\", null\n, [3]]", "a.json:1: it is not a JSON object but number"},
         {"{\n\"text\": \"one\"", "a.json:1: it is not valid JSON"},
     };
@@ -397,7 +397,7 @@ TEST(Compression, DamagedFilesAreRefused) {
             test::write_file(file, whole.substr(0, cut));
             test::expect_error([&] { documents(file, "file"); }, {file, "cut off"});
             test::write_file(file, whole + whole.substr(0, cut));
-            test::expect_error([&] { documents(file, "file"); }, {file, " 2, which begins at byte", "cut off"});
+            test::expect_error([&] { documents(file, "file"); }, {file, " 2, which starts at byte", "cut off"});
         }
         for (size_t at = whole.size() / 4; at < whole.size(); at += 53) {
             std::string other = whole;
@@ -445,7 +445,7 @@ TEST(InputFiles, FoldersAndPatternsInOrder) {
         return std::make_pair(texts, reader.notes());
     };
     EXPECT_EQ(read({"d"}).first, (Texts{"d/a.txt", "d/b/x\ny.txt", "d/c.txt"}));
-    EXPECT_EQ(read({"d"}).second, Strings{"note: left out of folders: 2 hidden files or folders"});
+    EXPECT_EQ(read({"d"}).second, Strings{"note: skipped in folders: 2 hidden files or folders"});
     EXPECT_EQ(read({"d/*.txt"}).first, (Texts{"d/a.txt", "d/c.txt"}));
     EXPECT_EQ(read({"d/c.txt", "[1].txt", "d/?"}).first, (Texts{"d/c.txt", "[1].txt", "d/b/x\ny.txt"}));
     test::expect_error([&] { read({"empty"}); }, {"empty", "holds no file"});
@@ -721,12 +721,11 @@ TEST(Warc, RecordsByTheirTypes) {
                                                                               html.substr(html.size() - 9) + "\r\n0\r\n\r\n"),
          wanted, ""},
         {response("Content-Type: text/plain; charset=\"iso-8859-1\"", "caf\xe9 \x93"), "café “", ""},
-        {response("Content-Type: text/plain", "Rar!" + std::string(200, '\0')), "",
-         "responses of type text/plain that are none"},
+        {response("Content-Type: text/plain", "Rar!" + std::string(200, '\0')), "", "text/plain responses that are not text"},
         {response("Content-Type: image/jpeg", "\xff\xd8"), "", "responses of type image/..."},
         {response("Content-Type: text/html", "<nav>nothing</nav><p>short"), "", "pages without text besides boilerplate"},
         {response("Content-Type: text/html\r\nContent-Encoding: br", "\x8b\x01"), "",
-         "responses in a compression that is not read"},
+         "responses in an unsupported compression"},
         {record("response", "application/http", broken), "", "responses of another status than 200"},
         {record("response", "application/http", "SSH-2.0"), "", "responses that are not HTTP"},
     };
@@ -756,7 +755,7 @@ TEST(Warc, RecordsByTheirTypes) {
     input.files = {dir / "b.warc"};
     const std::vector<std::array<std::string, 2>> refused = {
         {all.substr(0, all.size() - 12), "record 14 of " + input.files[0] + " is cut off"},
-        {all + "no record\r\n\r\n", "record 15 of " + input.files[0] + " does not begin with WARC/"},
+        {all + "no record\r\n\r\n", "record 15 of " + input.files[0] + " does not start with WARC/"},
         {"WARC/1.0\r\nContent-Length: 5x\r\n\r\n", "record 1 of " + input.files[0] + " has no length"},
         {"WARC/1.0\r\nContent-Length: 5", "is cut off within its header"},
         {"WARC/1.0\r\nContent-Length: 999999999999999999\r\n\r\nx", "is cut off"},

@@ -631,7 +631,7 @@ TEST(Duplicates, ExactByHand) {
     EXPECT_EQ(without_duplicates({"lines", true, 2}, {"aa\n}\nAA!\n}\n", "Aa"}, 2), (Texts{"aa\n}\n}\n", ""}));
     EXPECT_EQ(without_duplicates({"paragraphs", false, 0}, {"\na\nb\n\n \nc\n\na\nb\n\n\nd\n", "c\r\n\r\nb\n\na"}, 2),
               (Texts{"\na\nb\n\n \nc\n\nd\n", "b\n\na"}));
-    test::expect_error([] { without_duplicates({"words", false, 0}, {}, 0); }, {"'words'", "documents, paragraphs or lines"});
+    test::expect_error([] { without_duplicates({"words", false, 0}, {}, 0); }, {"'words'", "documents, paragraphs and lines"});
 }
 
 // Compared with a set of all texts, using a table larger than memory.

@@ -180,15 +180,15 @@ TEST(Gguf, RefusesDamageByItsPlace) {
         {0, "GGML", "is not a GGUF file"},
         {4, bytes_of<uint32_t>(1), "version 1 of the format; supported are 2 and 3; HINT: llama-quantize"},
         {4, bytes_of<uint32_t>(3 << 24), "big-endian"},
-        {8, bytes_of(huge), "4611686018427387904 tensors are announced"},
+        {8, bytes_of(huge), "4611686018427387904 tensors are declared"},
         {8, bytes_of<uint64_t>(3), "dimensions"},
-        {16, bytes_of(huge), "values are announced"},
+        {16, bytes_of(huge), "values are declared"},
         {16, bytes_of<uint64_t>(7), "tensor"},
-        {n, bytes_of(huge), "bytes are announced"},
+        {n, bytes_of(huge), "bytes are declared"},
         {n + 9, bytes_of<uint32_t>(13), "the value of 'n' has the unknown type 13"},
         {n + 8, "x", "the key 'x' occurs twice"},
         {tokens + 10, bytes_of<uint32_t>(9), "lists of lists"},
-        {tokens + 14, bytes_of(huge), "values of a list are announced"},
+        {tokens + 14, bytes_of(huge), "values of a list are declared"},
         {m + 8, "v", "tensor 'v' occurs twice"},
         {m + 9, bytes_of<uint32_t>(0), "tensor 'm' has 0 dimensions"},
         {m + 9, bytes_of<uint32_t>(5), "tensor 'm' has 5 dimensions"},
@@ -199,7 +199,7 @@ TEST(Gguf, RefusesDamageByItsPlace) {
         {m + 29, bytes_of<uint32_t>(10), "type Q2_K; supported are F32, F16, BF16, Q8_0"},
         {m + 29, bytes_of<uint32_t>(19), "type IQ1_S; supported are F32"},
         {m + 29, bytes_of<uint32_t>(99), "HINT: llama.cpp converts it: llama-quantize --allow-requantize"},
-        {m + 33, bytes_of<uint64_t>(32), "tensor 'm' begins at 32 of the data"},
+        {m + 33, bytes_of<uint64_t>(32), "tensor 'm' starts at 32 of the data"},
         {v + 25, bytes_of<uint64_t>(64), "must be 96"},
     };
     for (const Damage& d : all) {
@@ -450,7 +450,7 @@ TEST(GgufModel, RefusesWhatItCannotSay) {
                      {std::string("'activation' is ") + name, "architecture gpt2", "llama.cpp cannot run it"});
     }
     c.family = "ours";
-    expect_error([&] { gguf_architecture_of(c); }, {"no architecture for models of the family ours", "gpt2, bloom, llama"});
+    expect_error([&] { gguf_architecture_of(c); }, {"no architecture for the family ours", "gpt2, bloom, llama"});
     const auto has = [](const std::string&) { return false; };
     nlohmann::json m = gguf_metadata(tiny("llama"), gguf_architecture_of(tiny("llama")));
     const auto refused = [&](const char* key, const nlohmann::json& value, const std::vector<std::string>& parts) {
@@ -641,7 +641,7 @@ TEST(GgufTokenizer, OfCharacters) {
     nlohmann::json j = with_steps(golden + "characters_bpe.json");
     j["model"]["merges"].erase(j["model"]["merges"].size() - 1);
     write_file(dir / "tokenizer.json", j.dump());
-    expect_error([&] { read_hf_tokenizer(dir / "", 1 << 20); }, {"is not made as SentencePiece makes tokens"});
+    expect_error([&] { read_hf_tokenizer(dir / "", 1 << 20); }, {"does not follow SentencePiece's rules"});
 }
 
 // The file's end-of-turn tokens also end generated text.
@@ -727,7 +727,7 @@ TEST(GgufTokenizer, RefusesDamage) {
         const char *key, *message;
         nlohmann::json value;
     };
-    for (const auto& [key, message, value] : {Damage{"model", "its tokenizer is of the kind 'bert'", "bert"},
+    for (const auto& [key, message, value] : {Damage{"model", "its tokenizer has the unsupported kind 'bert'", "bert"},
                                               {"model", "its tokenizer is damaged", 3},
                                               {"tokens", "its tokenizer is damaged", {"a", 1}},
                                               {"scores", "it has 2 tokens, 2 types and 1 scores", {1.0}},
@@ -740,7 +740,7 @@ TEST(GgufTokenizer, RefusesDamage) {
     nlohmann::json odd = whole;
     odd["tokenizer.ggml.model"] = "gpt2";
     odd["tokenizer.ggml.pre"] = "viking";
-    expect_error([&] { read_gguf_tokenizer(odd, "x.gguf"); }, {"'viking', which is not supported; supported are gpt-2"});
+    expect_error([&] { read_gguf_tokenizer(odd, "x.gguf"); }, {"'viking' in llama.cpp, is not supported; supported are gpt-2"});
 }
 
 }  // namespace test_gguf

@@ -221,7 +221,7 @@ TEST(Logger, LinesFitTheTerminal) {
         std::string all;
         for (const std::string& line : screen.lines) all += line + "\n";
         for (const char* shown :
-             {"step ", "loss ", "tok/s", "stopped after 1,000,000 steps", "/report.html\n", "to go on:\n  train_gpt train"})
+             {"step ", "loss ", "tok/s", "stopped after 1,000,000 steps", "/report.html\n", "to resume:\n  train_gpt train"})
             EXPECT_NE(all.find(shown), std::string::npos) << shown << " at " << width << ":\n" << all;
         EXPECT_EQ(all.find("ETA") != std::string::npos, width >= 80) << all;
         EXPECT_EQ(all.find("z-loss") != std::string::npos, width >= 120) << all;

@@ -127,7 +127,7 @@ TEST(BatchRanges, RefusesJunk) {
                 parsed({"1-2", text});
             },
             {"--skip-batches has '" + std::string(text) + "'", "is not a range of batches", "HINT"});
-    test::expect_error([] { parsed({"1-2", "3,5-4"}); }, {"--skip-batches has '3,5-4'", "'5-4' ends before it begins", "HINT"});
+    test::expect_error([] { parsed({"1-2", "3,5-4"}); }, {"--skip-batches has '3,5-4'", "'5-4' ends before it starts", "HINT"});
     test::expect_error([] { iterations({"5-4"}); }, {"--skip-train-iteration-range has '5-4'", "HINT"});
     test::expect_error([] { iterations({"1-9007199254740992", "x"}); }, {"'x'"});
     // The second range would move beyond the largest number.

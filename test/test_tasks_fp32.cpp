@@ -105,17 +105,17 @@ TEST(ReadTask, RefusesWithFileAndLine) {
         {R"({"context": "a", "choices": [" b", " c"], "gold": []})", "'gold' is an empty list"},
         {R"({"context": "a", "choices": [" b", " c"], "gold": [1, 1]})", "'gold' has 1 twice"},
         {R"({"context": "a", "choices": [" b", " c"], "gold": [0, 2]})", "'gold' is 2"},
-        {R"({"context": "a", "choices": [" b", " c"], "gold": 0, "share_of": "x"})", "another kind than"},
+        {R"({"context": "a", "choices": [" b", " c"], "gold": 0, "share_of": "x"})", "differs in kind from"},
         {R"({"context": "a", "references": []})", "'references' is not a list of one or more"},
         {R"({"context": "a", "references": ["b"], "target": " b"})", "keys must be"},
         {R"({"contexts": ["a", "b"], "references": ["b"]})", "keys must be"},
         {R"({"context": "a", "references": ["b"], "until": [""]})", "'until' has an empty text"},
         {R"({"context": "a", "references": ["b"], "until": "x"})", "'until' is not a list"},
         {R"({"context": "a", "references": ["b"], "max_new_tokens": 0})", "'max_new_tokens' is 0"},
-        {R"({"context": "a", "references": ["b"], "metrics": ["blue"]})", "'blue' is no metric"},
+        {R"({"context": "a", "references": ["b"], "metrics": ["blue"]})", "'blue' is not a metric"},
         {R"({"context": "a", "references": ["b"], "stemmer": 1})", "'stemmer' is not true or false"},
         {R"({"context": "a", "target": ""})", "'target' is empty"},
-        {R"({"context": "a", "target": " b"})", "another kind than"},
+        {R"({"context": "a", "target": " b"})", "differs in kind from"},
         {R"({"context": "a", )", "not valid JSON"},
         {"{\"context\": \"\xff\", \"choices\": [\" b\", \" c\"], \"gold\": 0}", "not valid JSON"},
         {"[1, 2]", "not a JSON object"},
@@ -197,7 +197,7 @@ TEST(MakeRequest, SplitsWhereTheContextsTokensEnd) {
     ASSERT_EQ(tokenizer.encode("the").size(), 1u);
     const std::string h = "t", e = "he";
     EXPECT_NE(make_request(tokenizer, h, e, 100).problem.find("merges into"), std::string::npos);
-    EXPECT_NE(make_request(tokenizer, "a", " sat sat sat", 2).problem.find("has 3 tokens, the model's sequences hold 2"),
+    EXPECT_NE(make_request(tokenizer, "a", " sat sat sat", 2).problem.find("has 3 tokens; the model's maximum is 2"),
               std::string::npos);
 }
 

@@ -107,25 +107,25 @@ TEST(TextClassifier, RefusesOtherFiles) {
     };
     for (const std::string& foreign : {std::string(), std::string("TGPT"), std::string("PK\x03\x04 something else")})
         refused(foreign, "is not a classifier; HINT: ");
-    refused("\xba\x16\x4f\x2f\x0c", "is a model of fastText");
+    refused("\xba\x16\x4f\x2f\x0c", "is a fastText model");
     for (const size_t size : {(size_t)8, (size_t)13, (size_t)16, (size_t)100, model.size() - 1})
-        refused(model.substr(0, size), "is damaged or cut off");
-    refused(model + "x", "is damaged or cut off");
+        refused(model.substr(0, size), "is damaged or truncated");
+    refused(model + "x", "is damaged or truncated");
     for (const size_t at : {(size_t)9, (size_t)14, (size_t)40, model.size() / 2}) {
         std::string damaged = model;
         damaged[at] ^= 4;
-        refused(damaged, "is damaged or cut off");
+        refused(damaged, "is damaged or truncated");
     }
-    for (const auto& [from, to, why] : std::vector<std::array<std::string, 3>>{
-             {"\"bits\":12", "\"bits\":40", "beyond what is allowed"},
-             {"\"bits\":12", "\"bits\":11", "bytes; it has"},
-             {"\"bits\":12", "\"bits\":1e99", "beyond what is allowed"},
-             {"\"bits\":12", "\"bits\":\"x\"", "is not a classifier that this program reads"},
-             {"\"longest\":4", "\"longest\":9", "beyond what is allowed"},
-             {"characters", "pictures", "beyond what is allowed"},
-             {"\"de\",\"en\",\"ja\",\"ru\"", "\"de\"", "beyond what is allowed"},
-             {"\"labels\"", "\"names\"", "is not a classifier that this program reads"},
-             {"{", "[", "is not valid JSON"}})
+    for (const auto& [from, to, why] :
+         std::vector<std::array<std::string, 3>>{{"\"bits\":12", "\"bits\":40", "exceeds the limits"},
+                                                 {"\"bits\":12", "\"bits\":11", "bytes; it has"},
+                                                 {"\"bits\":12", "\"bits\":1e99", "exceeds the limits"},
+                                                 {"\"bits\":12", "\"bits\":\"x\"", "is not a supported classifier"},
+                                                 {"\"longest\":4", "\"longest\":9", "exceeds the limits"},
+                                                 {"characters", "pictures", "exceeds the limits"},
+                                                 {"\"de\",\"en\",\"ja\",\"ru\"", "\"de\"", "exceeds the limits"},
+                                                 {"\"labels\"", "\"names\"", "is not a supported classifier"},
+                                                 {"{", "[", "is not valid JSON"}})
         refused(with_header(model, from, to), why);
     TextClassifier::from_bytes(with_header(model, "\"de\"", "\"nl\""), "x.model");
 }

@@ -147,7 +147,7 @@ TEST(Prepare, ResumesWhereItStopped) {
     other.tokenizer = golden + "llama3.json";
     refuses(other, "other tokenizer");
     test::write_file(dir / "out.resume.json", "{}");
-    refuses(o, "nothing that prepare wrote");
+    refuses(o, "unknown content");
     test::write_file(dir / "out.resume.json", state);
     const std::string first = test::read_file(files[0]);
     const auto modified = std::filesystem::last_write_time(files[0]);
@@ -169,7 +169,7 @@ TEST(Prepare, ResumesWhereItStopped) {
     test::write_file(files[2], whole);
     o.max_bad_lines = "5";  // another limit is no reason to start over
     const std::string said = prepared(o);
-    EXPECT_NE(said.find("goes on behind 401 documents"), std::string::npos) << said;
+    EXPECT_NE(said.find("resuming after 401 documents"), std::string::npos) << said;
     EXPECT_NE(said.find("600 places"), std::string::npos) << said;
     for (const char* end : {".bin", ".idx", ".meta.json"})
         EXPECT_TRUE(test::read_file(dir / "out" + end) == test::read_file(dir / "whole" + end)) << end;
@@ -194,7 +194,7 @@ TEST(Prepare, DoesNotReadItsOwnFiles) {
     o.resume = true;
     test::expect_error([&] { prepared(o); }, {"a.jsonl", "cut off"});
     test::write_file(dir / "in/a.jsonl", "[{\"text\": \"one\"},{\"text\": \"two\"}]");
-    EXPECT_NE(prepared(o).find("goes on behind 1 document"), std::string::npos);
+    EXPECT_NE(prepared(o).find("resuming after 1 document"), std::string::npos);
     o.resume = false;
     for (const char* input : {"in", "in/*"}) {
         o.input = {dir / input};
@@ -286,7 +286,7 @@ TEST(Prepare, LeavesAnIndexOfOthersAlone) {
     const test::TemporaryDirectory dir;
     test::write_file(dir / "a.txt", "one");
     test::write_file(dir / "film.idx", "# VobSub index file");
-    test::expect_error([&] { prepared(dir / "a.txt", dir / "film", 1, "file"); }, {"film.idx is no index", "HINT"});
+    test::expect_error([&] { prepared(dir / "a.txt", dir / "film", 1, "file"); }, {"film.idx is not an index", "HINT"});
     EXPECT_EQ(dir.names(), (std::set<std::string>{"a.txt", "film.idx"}));
 }
 
@@ -413,7 +413,7 @@ TEST(Prepare, SaysThatDocumentsAreWithoutTheTemplatesTokens) {
     test::write_file(dir / "tokenizer.json", j.dump());
     o.tokenizer = dir / "tokenizer.json";
     const std::string said = prepared(o);
-    EXPECT_NE(said.find("note: the tokenizer puts '<|endoftext|>' before a text, as prompts and eval --text have it; documents "
+    EXPECT_NE(said.find("note: the tokenizer adds '<|endoftext|>' before a text, as do prompts and eval --text; documents "
                         "are stored without it"),
               std::string::npos)
         << said;

@@ -71,11 +71,11 @@ valid() { sed -n "s/.*\"kind\":\"valid\",\"step\":$2,.*\"$3\":\([0-9.]*\).*/\1/p
 # near A B: losses A and B differ by no more than the roundings of an update at a learning rate of 1e-9.
 near() { awk "BEGIN { d = $1 - $2; exit !($1 > 0 && d < 1e-3 && d > -1e-3) }"; }
 expect "validation: moves on" validated moving "${blend[@]}"
-says "validation: says so" "a validation  *16 samples, each time the next ones"
+says "validation: says so" "a validation  *16 samples, the next samples each time"
 says "validation: one document is split by tokens" "split of second  *by tokens, since its one document"
 says "validation: a loss per data set" "^ *[0-9]*\.[0-9]*  second$"
 expect "validation: fixed" validated fixed "${blend[@]}" --eval-fixed
-says "validation: says so" "a validation  *16 samples, the same each time"
+says "validation: says so" "a validation  *16 samples, the same samples each time"
 expect "validation: fixed: the same samples have the same loss" near "$(valid fixed 4 loss)" "$(valid fixed 12 loss)"
 expect "validation: others have another" refused near "$(valid moving 4 loss)" "$(valid moving 12 loss)"
 for at in 4 8 12; do
@@ -130,7 +130,7 @@ expect "a resumed run" tune_given given-run --train-iters 2 --resume auto --over
 expect "the resumed run keeps them" cmp given/generation_config.json given-run/latest/generation_config.json
 echo '{"model": {"type": "WordPiece"}}' >given/tokenizer.json
 expect "data that is tokens needs no tokenizer that can be read" tune_given given-run2
-says "it says what is not possible" "warning: the tokenizer beside the model cannot be used: .*WordPiece.*samples cannot be generated"
+says "it says what is not possible" "warning: the model's tokenizer cannot be used: .*WordPiece.*samples cannot be shown"
 expect "its tokenizer is kept as it is" cmp given/tokenizer.json given-run2/latest/tokenizer.json
 expect "samples are refused" refused tune_given given-run3 --sample-interval 1
 says "by the reason" "WordPiece"
@@ -209,7 +209,7 @@ if [[ ${TRAIN_GPT:-} != *cuda* ]]; then
 fi
 plan=("$program" train --preset llama2-7b --vocab-size 32000 --train-iters 10 --seq-length 4096 --micro-batch-size 4 --global-batch-size 64 --dry-run --world 2 --device a100)
 expect "dry run that does not fit" "${plan[@]}"
-says "it says so" "NOT ENOUGH MEMORY: a rank needs 136 GiB, there are 79.5 GiB"
+says "it says so" "NOT ENOUGH MEMORY: a rank needs 136 GiB, but only 79.5 GiB are available"
 says "and what would help" "--recompute full  *77.5 GiB"
 says "or on more GPUs" "4 GPUs --tp 2  *69.5 GiB"
 expect "with that it fits" "${plan[@]}" --recompute full
@@ -218,7 +218,7 @@ expect "nothing is missing" refused grep "NOT ENOUGH" out.txt
 gpt2=("$program" train --preset gpt2-124m --num-layers 2 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 64 --micro-batch-size 4 --train-iters 2 --eval-iters 0 --out gpt2-124m)
 if [[ -z ${SAN:-} ]]; then
     expect "dry run of two layers of gpt2-124m" "${gpt2[@]}" --dry-run
-    planned=$(sed -n 's/^ *in all  *//p' out.txt)
+    planned=$(sed -n 's/^ *total  *//p' out.txt)
     expect "two layers of gpt2-124m" "${gpt2[@]}"
     peak=$(sed -n 's/^peak memory //p' out.txt)
     # Both in MiB, such as 421 MiB.
@@ -230,7 +230,7 @@ expect "beside one that cannot be read any is taken" tune_given given-run3 --tok
 expect "another tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --special-tokens "<|other|>" "<|endoftext|>" --output other-tok
 expect "its data" "$program" prepare --input text.txt --output-prefix other-data --tokenizer other-tok
 expect "another tokenizer than the model's: refused" refused "$program" train --model llama/latest --tokenizer other-tok --data-path other-data --seq-length 32 --train-iters 1 --eval-iters 0 --out other
-says "it says so" "other-tok/tokenizer.json is not that of the model llama/.*: token 0 is '<|other|>' in one and"
+says "it says so" "other-tok/tokenizer.json is not the model's (llama/.*): token 0 is '<|other|>' in one and"
 mkdir spaced
 python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1])), open("spaced/tokenizer.json", "w"), indent=7)' given-run/latest/tokenizer.json
 expect "the model's own, written otherwise" "$program" train --model given-run/latest --tokenizer spaced --data-path data --seq-length 32 --train-iters 1 --eval-iters 0 --out spaced-run

@@ -72,7 +72,7 @@ expect "the energy is in its plan" grep -q '^#  *energy  *at most [0-9.]*[KM]* k
 cp -r found mine
 echo "lr = 1" >mine/tune-2.toml
 expect "the user's file is not" refused "$program" tune "${run[@]}" --world 64 --out mine
-says "it is named" "mine/tune-2.toml exists, and tune has not written it"
+says "it is named" "mine/tune-2.toml exists and was not written by tune"
 expect "nothing was written" cmp mine/tune-1.toml found/tune-1.toml
 expect "and it is as it was" test "$(cat mine/tune-2.toml)" == "lr = 1"
 expect "--dry-run writes nothing" "$program" tune "${run[@]}" --world 8 --dry-run --out nothing
@@ -86,16 +86,16 @@ refuses() { # NAME PATTERN OPTIONS...
 }
 refuses "a world that tp does not divide" "64 ranks cannot be divided by tensor-model-parallel-size 3" "${run[@]}" --world 64 --tp 3
 refuses "a micro-batch that divides nothing" "a global batch that micro-batches do not divide" "${run[@]}" --world 64 --micro-batch-size 7
-refuses "too little memory" "nearest needs .* on its fullest rank, where there are 1.00 GiB: --tp .* more GPUs" "${run[@]}" --world 64 --device-memory-gib 1
-refuses "too little memory here" "nearest needs 1.*GiB on its fullest rank, where there are [0-9.]* [MK]iB: --tp .* HINT: a smaller model" --preset gpt2-124m --vocab-size 50257 --train-iters 9 --global-batch-size 4 --threads 2 --device-memory-gib 0.9
+refuses "too little memory" "closest layout needs .* on its fullest rank, which has 1.00 GiB: --tp .* more GPUs" "${run[@]}" --world 64 --device-memory-gib 1
+refuses "too little memory here" "closest layout needs 1.*GiB on its fullest rank, which has [0-9.]* [MK]iB: --tp .* HINT: a smaller model" --preset gpt2-124m --vocab-size 50257 --train-iters 9 --global-batch-size 4 --threads 2 --device-memory-gib 0.9
 refuses "steps of trials without trials" "HINT: add --trials" "${run[@]}" --world 64 --trial-steps 7
 refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
 refuses "FP8 given and searched" "leave one of them out" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
-refuses "FP8 where there is none" "FP8 for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
-refuses "no global batch" "every layout must have as many" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
+refuses "FP8 where there is none" "FP8 was requested for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
+refuses "no global batch" "every layout must train the same number of samples" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
 refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
 refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trials 2
-refuses "a time budget" "time-budget is of one run" "${run[@]}" --time-budget 5m
+refuses "a time budget" "time-budget applies to a single run" "${run[@]}" --time-budget 5m
 refuses "trials without data" "HINT: --data-path" "${run[@]}" --trials 2
 refuses "layers to recompute without recomputation" "requires --recompute-granularity" "${run[@]}" --world 8 --recompute-num-layers 2
 refuses "NorMuon where memory is short" "HINT: .*device-memory-gib, or --main-grads-dtype bf16 --exp-avg-dtype bf16$" "${run[@]}" --world 64 --device-memory-gib 1 --optimizer normuon
@@ -110,7 +110,7 @@ here=(--preset llama-tiny --tokenizer tok --data-path data/text --seq-length 64 
     --lr-warmup-iters 50 --threads 2)
 expect "three are measured, with batches left out of the run" "$program" tune "${here[@]}" --skip-batches 1-4 --trials 3 --trial-steps 3 --out here
 says "the plan against the measurement" "measured  *planned"
-says "the plan is corrected" "measured  *3 trials in .*; a step takes [0-9.]* times what the plan said"
+says "the plan is corrected" "measured  *3 trials in .*; a step takes [0-9.]* times the planned time"
 on_gpus() { EMU_DEVICES=2 EMU_NAME=H100 EMU_MEMORY_MB=$1 "$gpu" tune "${here[@]:0:12}" --out "gpu-$1"; }
 for memory in 143360:h200 81920:h100; do
     expect "two GPUs of ${memory%:*} MiB" on_gpus ${memory%:*}
@@ -152,10 +152,10 @@ expect "with a page" grep -q "None is better in both" bound/inference.html
 expect "and what was refused" grep -q ">Refused<" bound/inference.html
 expect "one text at a time" "$program" tune --preset llama2-7b "${writes[@]}" --world 1 --batch 1 --out one
 expect "nothing was refused: no such part" refused grep -q ">Refused<" one/inference.html
-refuses "a bound that none keeps" "the shortest time of a token is .* ms, with --tp 8" --preset llama2-7b "${writes[@]}" --world 8 --max-latency 0.01
+refuses "a bound that none keeps" "the shortest time per token is .* ms, with --tp 8" --preset llama2-7b "${writes[@]}" --world 8 --max-latency 0.01
 refuses "a model that is too large" "one text needs .* GiB of a rank at least" --preset gpt3-175b "${writes[@]}" --world 2
 refuses "a batch of training" "HINT: leave one of them out" --preset llama2-7b "${writes[@]}" --world 8 --global-batch-size 8
-refuses "a bound of training" "HINT: add --inference" "${run[@]}" --world 8 --max-latency 4
+refuses "a bound of training" "max-latency requires --inference" "${run[@]}" --world 8 --max-latency 4
 refuses "measuring without a model" "HINT: --model DIR" --preset llama-tiny "${writes[@]}" --trials 1
 refuses "no room for a prompt" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --max-new-tokens 1024
 refuses "a context of one token" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --seq-length 1

@@ -84,10 +84,10 @@ expect "a plan without a model" train --preset llama-15m --vocab-size 300 --prom
 short=(--train-iters 2 --out x)
 no "more than the model has room for" "above the model's longest sequence 40; HINT: --seq-length 10" train --model llama --prompt-tokens 30 "${short[@]}"
 no "as many as its longest sequence" "leaves no room" train --model llama --prompt-tokens 40 "${short[@]}"
-no "no model" "none is given" train --preset llama-tiny --vocab-size 300 --prompt-tokens 4 "${short[@]}"
+no "no model" "no model is given" train --preset llama-tiny --vocab-size 300 --prompt-tokens 4 "${short[@]}"
 no "an encoder without tokens" "prompt-tokens 20" train --model llama --prompt-encoder mlp "${short[@]}"
 no "a width without an encoder" "prompt-encoder mlp" train --model llama --prompt-tokens 4 --prompt-encoder-width 8 "${short[@]}"
-no "a text for an encoder" "no text determines" train --model llama --prompt-tokens 4 --prompt-encoder mlp --prompt-init-text king "${short[@]}"
+no "a text for an encoder" "cannot initialize the encoder" train --model llama --prompt-tokens 4 --prompt-encoder mlp --prompt-init-text king "${short[@]}"
 no "two kinds of adapters" "give one of them" train --model llama --prompt-tokens 4 --lora-rank 4 "${short[@]}"
 no "masked documents" "prepare --chat" train --model llama --prompt-tokens 4 --reset-attention-mask --tokenizer tok "${short[@]}"
 no "rows that FP8 cannot multiply" "prompt-tokens)) is 60" train --model llama --prompt-tokens 6 --fp8 hybrid "${short[@]}"
@@ -95,10 +95,10 @@ no "Muon" "optimizer adamw" train --model llama --prompt-tokens 4 --optimizer mu
 no "an average of an encoder's weights" "ema-decay" train --model llama --prompt-tokens 4 --prompt-encoder mlp --ema-decay 0.9 "${short[@]}"
 no "another encoder on resuming" "computed by an MLP of width 32" train --resume llama-mlp/latest --prompt-encoder lstm --train-iters 14 --out x
 no "other virtual tokens on resuming" "6 virtual tokens, computed by an MLP of width 32" train --resume llama-mlp/latest --prompt-tokens 5 --train-iters 14 --out x
-no "another text on resuming" "are not those of the checkpoint" train --resume began/latest --prompt-init-text king --train-iters 14 --out x
+no "another text on resuming" "differ from the checkpoint's" train --resume began/latest --prompt-init-text king --train-iters 14 --out x
 no "in a run of the whole model" "trains the whole model" train --resume llama/latest --prompt-tokens 6 --train-iters 14 --out x
-no "another base" "are not those that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-none
-no "merging" "merged into no matrix" "$program" export --merge --adapter llama-none --out x
+no "another base" "are not the ones that the adapters" "$program" eval --text text.txt --model gpt2 --adapter llama-none
+no "merging" "cannot be merged into matrices" "$program" export --merge --adapter llama-none --out x
 no "a sample that does not fit" "longest sequence 34" "$program" eval --text text.txt --adapter gpt2-none --seq-length 35
 mkdir peft && cp llama-none/latest/adapter_* peft
 expect "PEFT's two files suffice" "$program" eval --text text.txt --model llama --adapter peft

@@ -15,7 +15,7 @@ public:
             return std::numeric_limits<uint64_t>::max();
         return sum;
     }
-    // Adds to what was spent; false if it is more than `bytes` allow.
+    // Adds to the spent amount; false if it exceeds the budget for `bytes`.
     bool spend(uint64_t amount, uint64_t bytes) {
         if (__builtin_add_overflow(spent_, amount, &spent_)) spent_ = std::numeric_limits<uint64_t>::max();
         return spent_ <= allowed(bytes);

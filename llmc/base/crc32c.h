@@ -1,7 +1,7 @@
 // CRC-32C (Castagnoli, polynomial 0x1EDC6F41 reflected; RFC 3720 B.4), the checksum of checkpoint manifests. Uses the CPU's CRC
 // instruction if there is one, else a table. crc32c("123456789") = 0xE3069283.
 //
-// Without the inversions before and after, a CRC is linear: that of zeros is 0, and that of A xor B is the XOR of both. So the
+// Without the inversions before and after, a CRC is linear: crc(0) = 0 and crc(A xor B) = crc(A) xor crc(B). So the
 // checksum of a file can be computed from its pieces in any order (crc32c_linear, crc32c_shifted, crc32c_of_linear).
 #pragma once
 #include <array>

@@ -94,8 +94,8 @@ private:
         static std::atomic_flag told = ATOMIC_FLAG_INIT;
         while (told.test_and_set()) pause();  // another thread ends the process
         print_in_signal_handler({"error: ", place->path.c_str(),
-                                 " became shorter while it was read, or its disk failed; HINT: restore it; a training run then "
-                                 "goes on with --resume auto\n"});
+                                 " became shorter while it was read, or its disk failed; HINT: restore it; a training run "
+                                 "then resumes with --resume auto\n"});
         _exit(1);
     }
 };
@@ -162,13 +162,12 @@ inline bool may_pass(int error) {
     if (means_missing(error))
         fail("cannot open %s: %s%s", path.c_str(), strerror(error), error == ENOENT ? did_you_mean_path(path).c_str() : "");
     throw Unreadable(
-        format("cannot read %s: %s; HINT: nothing says that the file is damaged: try again when its disk or network "
-               "file system answers",
+        format("cannot read %s: %s; HINT: the file may be intact: try again when its disk or network file system responds",
                path.c_str(), strerror(error)),
         error);
 }
 
-// Calls read(), which reads a file from its beginning. If the system refuses for a reason that may pass, waits and tries again,
+// Calls read(), which reads a file from its start. If the system refuses for a reason that may pass, waits and tries again,
 // for four seconds in total: a network file system may lose a file handle (ESTALE) or a server, a disk may fail once (EIO).
 template <class Read>
 auto patiently(Read read) {
@@ -241,7 +240,7 @@ inline std::pair<int, size_t> open_regular_file(const std::string& path) {
 }
 
 // A file's bytes in order, in pieces: calls take(bytes, n). Gives up at once where the system refuses to read. `from_disk`:
-// past the cache where the file system allows it, so that what the disk has is read.
+// past the cache where the file system allows it, to read the disk itself.
 template <class Take>
 void read_in_pieces(const std::string& path, bool from_disk, Take take) {
     constexpr size_t piece = 1 << 20, alignment = 4096;
@@ -252,7 +251,7 @@ void read_in_pieces(const std::string& path, bool from_disk, Take take) {
     const File file{open_once(path).first};
     bool direct = false;
     if (from_disk) {
-        posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);  // what was synced leaves the cache
+        posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);  // drops synced pages from the cache
         direct = fcntl(file.fd, F_SETFL, O_DIRECT) == 0;
     }
     const std::unique_ptr<char, void (*)(void*)> buffer((char*)std::aligned_alloc(alignment, piece), std::free);
@@ -268,7 +267,7 @@ void read_in_pieces(const std::string& path, bool from_disk, Take take) {
         if (n == 0) return;
         if (!take((const char*)buffer.get(), (size_t)n)) return;
         at += (size_t)n;
-        // An odd length is the end's, or a signal's: direct reads must begin at a multiple.
+        // An odd length is the end's, or a signal's: direct reads must start at a multiple.
         if (direct && at % alignment != 0) direct = fcntl(file.fd, F_SETFL, 0) != 0;
     }
 }
@@ -422,7 +421,7 @@ inline std::string read_whole_file(const std::string& path, bool from_disk = fal
         std::string text;
         read_in_pieces(path, from_disk, [&](const char* bytes, size_t n) {
             if (text.size() + n > most)
-                fail("%s has more than %zu bytes; a file of its kind has at most that", path.c_str(), most);
+                fail("%s has more than %zu bytes, the maximum for this kind of file", path.c_str(), most);
             text.append(bytes, n);
             return true;
         });
@@ -447,7 +446,7 @@ inline void check_replaceable(const std::string& path, const std::string& comman
     std::error_code error;
     if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return;
     if (!is_regular(path) || beginning_of(path).find(written_by(command)) == std::string::npos)
-        fail("%s exists, and %s has not written it; HINT: give another --out", path.c_str(), command.c_str());
+        fail("%s exists and was not written by %s; HINT: give another --out", path.c_str(), command.c_str());
 }
 
 // All of standard input, without its last newline.
@@ -571,7 +570,7 @@ public:
         else if (ftruncate(fd_, (off_t)bytes) != 0 || lseek(fd_, 0, SEEK_END) < 0) problem = strerror(errno);
         if (!problem.empty()) {
             close(fd_);
-            fail("cannot go on with %s: %s; HINT: --resume left out begins anew", kept.c_str(), problem.c_str());
+            fail("cannot resume %s: %s; HINT: omit --resume to start over", kept.c_str(), problem.c_str());
         }
         buffer_.reserve(buffer_bytes);
     }

@@ -58,7 +58,7 @@ inline std::string json_problem(const nlohmann::json::exception& e) {
 // An exception's message; the library's own exceptions, if no reader has translated them, go through json_problem().
 inline std::string in_words(const std::exception& e) {
     const auto* json = dynamic_cast<const nlohmann::json::exception*>(&e);
-    return json ? "a file of JSON does not hold what is expected: " + json_problem(*json) : e.what();
+    return json ? "unexpected content in a JSON file: " + json_problem(*json) : e.what();
 }
 
 // `what` names the text in messages: a file, or a part of one.
@@ -66,7 +66,7 @@ inline nlohmann::json parse_json(std::string_view text, const std::string& what)
     constexpr int most_levels = 32, most_marks = 20000000;  // far above any model's or tokenizer's
     const auto is_mark = [](char c) { return c == ',' || c == ':' || c == '[' || c == '{'; };
     if (const auto marks = std::count_if(text.begin(), text.end(), is_mark); marks > most_marks)
-        fail("%s is not valid: it has %lld brackets, commas and colons; at most %d are read", what.c_str(), (long long)marks,
+        fail("%s is not valid: it has %lld brackets, commas and colons; the maximum is %d", what.c_str(), (long long)marks,
              most_marks);
     if (json_exceeds(text, most_levels, SIZE_MAX))
         fail("%s is not valid: it is nested more than %d levels deep", what.c_str(), most_levels);

@@ -451,7 +451,7 @@ inline void check_output() {
     const bool failed = fflush(stdout) != 0 || ferror(stdout);
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
     if (!failed || (poll(&out, 1, 0) == 1 && (out.revents & POLLERR))) return;
-    fail("standard output could not be written: what was printed is not complete; HINT: is the disk full?");
+    fail("cannot write to standard output: the output is incomplete; HINT: is the disk full?");
 }
 
 // With --json, the only text on standard output.

@@ -54,8 +54,8 @@ inline void need_unicode(const char*) {}
 #else
 [[noreturn]] inline void need_unicode(const char* what) {
     fail(
-        "%s needs the tables of Unicode, and this program was built without libutf8proc; HINT: apt-get install "
-        "libutf8proc-dev, then build again",
+        "%s needs Unicode tables, but this program was built without libutf8proc; HINT: apt-get install libutf8proc-dev, then "
+        "build again",
         what);
 }
 #endif

@@ -12,8 +12,8 @@
 
 namespace cpu {
 
-// Bytes that this process can still allocate: the machine's available memory or, if that is less, what its control groups leave
-// (cgroup.h).
+// Bytes that this process can still allocate: the machine's available memory, or the rest of its control groups' limits if that
+// is less (cgroup.h).
 inline size_t available_memory() {
     size_t available = SIZE_MAX;
     if (FILE* f = fopen("/proc/meminfo", "r")) {
@@ -34,7 +34,7 @@ inline size_t logits_rows(const Ctx&, size_t) { return 1024; }  // more would no
 inline void* allocate_memory(size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
-        fail("the system refused %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits",
+        fail("cannot allocate %.2f GiB of memory (mmap); HINT: see ulimit -v and the container's limits",
              (double)bytes / 1073741824.0);
     madvise(memory, bytes, MADV_HUGEPAGE);  // fewer TLB misses; a hint, may be ignored
     return memory;

@@ -156,7 +156,7 @@ inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, const std::strin
     const std::string of_environment = unit_of_environment();  // replaces the fastest
     for (const auto& [from, name] : {std::pair("--matrix-unit", asked), std::pair("TRAIN_GPT_MATRIX_UNIT", of_environment)})
         if (!name.empty() && !unit_named<floatX>(Products::layers, name))
-            fail_usage("%s is '%s'; for %s this CPU has %s; HINT: without it, the fastest is used", from, name.c_str(),
+            fail_usage("%s is '%s'; for %s this CPU supports %s; HINT: omit it to use the fastest", from, name.c_str(),
                        precision_name, unit_names<floatX>().c_str());
     const std::string model = cpu_model(), folder = cache_directory(),
                       file = folder.empty() ? "" : folder + "/matrix_unit.json";

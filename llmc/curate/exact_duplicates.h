@@ -40,7 +40,7 @@ public:
     }
     static void check_unit(const std::string& unit) {
         if (unit != "documents" && unit != "paragraphs" && unit != "lines")
-            fail_usage("duplicates of '%s' were asked for; they must be documents, paragraphs or lines", unit.c_str());
+            fail_usage("duplicates of '%s' were requested; the units are documents, paragraphs and lines", unit.c_str());
     }
 
     // The units that may be duplicates: their indices among the units of the text, and their hashes.

@@ -390,47 +390,47 @@ inline const std::vector<HeuristicRule>& heuristic_rules() {
         {"gopher-min-words", quality, "words that are more than punctuation", at_least, 50, true,
          [](M& m) { return m.real_words(); }},
         {"gopher-max-words", quality, "the same", at_most, 100000, true, [](M& m) { return m.real_words(); }},
-        {"gopher-min-word-length", quality, "their mean length in characters", at_least, 3, true,
+        {"gopher-min-word-length", quality, "average word length in characters", at_least, 3, true,
          [](M& m) { return m.mean_word_length(); }},
         {"gopher-max-word-length", quality, "the same", at_most, 10, true, [](M& m) { return m.mean_word_length(); }},
         {"gopher-hashes", quality, "# per word", at_most, 0.1, true,
          [](M& m) { return (double)count_places(m.text(), "#") / m.n_words(); }},
         {"gopher-ellipses", quality, "... and … per word", at_most, 0.1, true,
          [](M& m) { return (double)(count_places(m.text(), "...") + count_places(m.text(), "…")) / m.n_words(); }},
-        {"gopher-bullets", quality, "share of lines that begin with a bullet (•, -)", at_most, 0.9, false,
+        {"gopher-bullets", quality, "fraction of lines that start with a bullet (•, -)", at_most, 0.9, false,
          [](M& m) {
              return m.share_of_lines([](View line) {
                  line = without_spaces_around(line);
                  return begins_with(line, "•") || begins_with(line, "-");
              });
          }},
-        {"gopher-ellipsis-lines", quality, "share of lines that end with an ellipsis", at_most, 0.3, false,
+        {"gopher-ellipsis-lines", quality, "fraction of lines that end with an ellipsis", at_most, 0.3, false,
          [](M& m) {
              return m.share_of_lines([](View line) {
                  line = without_spaces_around(line);
                  return ends_with(line, "...") || ends_with(line, "…");
              });
          }},
-        {"gopher-alphabetic-words", quality, "share of words with a letter", at_least, 0.8, true,
+        {"gopher-alphabetic-words", quality, "fraction of words with a letter", at_least, 0.8, true,
          [](M& m) {
              const auto& words = m.words();
              return (double)std::count_if(words.begin(), words.end(), [](const Word& w) { return w.letter; }) / m.n_words();
          }},
         {"gopher-stop-words", quality, "how many of the stop words occur (--stop-words)", at_least, 2, true, nullptr},
-        {"gopher-repeated-paragraphs", repetition, "share of paragraphs that stood before", at_most, 0.3, false,
+        {"gopher-repeated-paragraphs", repetition, "fraction of repeated paragraphs", at_most, 0.3, false,
          [](M& m) { return m.repeated(2).parts; }},
-        {"gopher-repeated-paragraph-characters", repetition, "their share of all characters", at_most, 0.2, false,
+        {"gopher-repeated-paragraph-characters", repetition, "their fraction of all characters", at_most, 0.2, false,
          [](M& m) { return m.repeated(2).characters; }},
-        {"gopher-repeated-lines", repetition, "share of lines that stood before", at_most, 0.3, false,
+        {"gopher-repeated-lines", repetition, "fraction of repeated lines", at_most, 0.3, false,
          [](M& m) { return m.repeated(1).parts; }},
-        {"gopher-repeated-line-characters", repetition, "their share of all characters", at_most, 0.2, false,
+        {"gopher-repeated-line-characters", repetition, "their fraction of all characters", at_most, 0.2, false,
          [](M& m) { return m.repeated(1).characters; }},
-        {"gopher-top-2-gram", repetition, "share of characters in the most frequent n-gram of words", at_most, 0.2, true,
+        {"gopher-top-2-gram", repetition, "fraction of characters in the most frequent word n-gram", at_most, 0.2, true,
          [](M& m) { return m.top_n_gram(2); }},
         {"gopher-top-3-gram", repetition, "the same", at_most, 0.18, true, [](M& m) { return m.top_n_gram(3); }},
         {"gopher-top-4-gram", repetition, "the same", at_most, 0.16, true, [](M& m) { return m.top_n_gram(4); }},
-        {"gopher-repeated-5-grams", repetition, "share of characters in n-grams of words that stood before", at_most, 0.15,
-         true, [](M& m) { return m.repeated_n_grams(5); }},
+        {"gopher-repeated-5-grams", repetition, "fraction of characters in repeated word n-grams", at_most, 0.15, true,
+         [](M& m) { return m.repeated_n_grams(5); }},
         {"gopher-repeated-6-grams", repetition, "the same", at_most, 0.14, true, [](M& m) { return m.repeated_n_grams(6); }},
         {"gopher-repeated-7-grams", repetition, "the same", at_most, 0.13, true, [](M& m) { return m.repeated_n_grams(7); }},
         {"gopher-repeated-8-grams", repetition, "the same", at_most, 0.12, true, [](M& m) { return m.repeated_n_grams(8); }},
@@ -446,10 +446,10 @@ inline const std::vector<HeuristicRule>& heuristic_rules() {
         {"c4-policy", c4_code, "lines about cookies, terms of use and privacy are removed", lines, 1, false, nullptr},
         {"c4-sentences", c4, "sentences in the lines that remain", at_least, 5, false, nullptr},
         {"c4-bad-words", c4, "a document with a word of --bad-words is dropped", other, 1, false, nullptr},
-        {"fineweb-line-ends", fineweb, "share of lines that end as a sentence does", at_least, 0.12, false, nullptr},
-        {"fineweb-short-lines", fineweb, "share of lines of at most 30 characters", at_most, 0.67, true, nullptr},
-        {"fineweb-repeated-line-characters", fineweb, "share of characters in lines that stood before (their code: 0.01)",
-         at_most, 0.1, false, nullptr},
+        {"fineweb-line-ends", fineweb, "fraction of lines that end like a sentence", at_least, 0.12, false, nullptr},
+        {"fineweb-short-lines", fineweb, "fraction of lines of at most 30 characters", at_most, 0.67, true, nullptr},
+        {"fineweb-repeated-line-characters", fineweb, "fraction of characters in repeated lines (their code: 0.01)", at_most,
+         0.1, false, nullptr},
         {"fineweb-lines-per-word", fineweb_code, "newlines per word", at_most, 0.3, true,
          [](M& m) { return (double)count_places(m.text(), "\n") / m.n_words(); }},
     };
@@ -494,7 +494,7 @@ public:
         for (const std::string& setting : o.settings) {
             const auto [index, threshold] = parse_rule_setting(setting);
             if (std::find(o.sets.begin(), o.sets.end(), rules[index].set()) == o.sets.end())
-                fail_usage("--set %s has no effect: --heuristics %s is not given", setting.c_str(), rules[index].set().c_str());
+                fail_usage("--set %s has no effect without --heuristics %s", setting.c_str(), rules[index].set().c_str());
             if (changed[index]) fail_usage("--set names the rule %s twice", rules[index].name);
             changed[index] = true;
             thresholds_[index] = threshold;

@@ -66,7 +66,7 @@ inline std::vector<MixedSource> mix_sources(const std::vector<std::string>& name
         sources.push_back({names[i], sizes[i], o.weights.empty() ? std::pow(sizes[i], 1 / o.temperature) : 0, 0});
         total += sizes[i];
     }
-    if (total <= 0) fail("no document is left of any source, so there is nothing to mix; HINT: looser rules");
+    if (total <= 0) fail("no source has documents left, so there is nothing to mix; HINT: looser rules");
     for (const std::string& text : o.weights) {
         const auto [i, weight] = parse_weight(text, names);
         if (given[i]++) fail_usage("--weights names '%s' twice", names[i].c_str());
@@ -74,14 +74,14 @@ inline std::vector<MixedSource> mix_sources(const std::vector<std::string>& name
     }
     for (size_t i = 0; i < names.size() && !o.weights.empty(); i++)
         if (!given[i])
-            fail_usage("--weights does not name the source %s; HINT: %s=0 leaves it out", names[i].c_str(), names[i].c_str());
+            fail_usage("--weights does not name the source %s; HINT: %s=0 excludes it", names[i].c_str(), names[i].c_str());
     for (const MixedSource& s : sources) sum += s.share;
     if (sum <= 0) fail_usage("the weights of all sources are 0");
     if (!std::isfinite(sum)) fail_usage("the sum of the weights is not finite; HINT: smaller ones in the same proportions");
     for (MixedSource& s : sources) {
         s.share /= sum;
         if (s.size == 0 && s.share > 0)
-            fail("nothing is left of the source %s, which shall be %.3g%% of the output", s.name.c_str(), 100 * s.share);
+            fail("source %s has no documents left, but --weights asks for %.3g%% from it", s.name.c_str(), 100 * s.share);
         s.epochs = s.share > 0 ? s.share * (o.budget > 0 ? o.budget : total) / s.size : 0;
     }
     return sources;

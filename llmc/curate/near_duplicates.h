@@ -108,7 +108,7 @@ struct NearDuplicateOptions {
                                                   {"hash-bits", "minhash"},
                                                   {"hamming", "simhash"}})
                 if (name == setting && o.method != method)
-                    fail_usage("%s is a setting of %s, and the preset '%s' is %s", setting,
+                    fail_usage("%s is a setting for %s, but the preset '%s' uses %s", setting,
                                o.method == "minhash" ? "SimHash" : "MinHash", words[0].c_str(),
                                o.method == "minhash" ? "MinHash" : "SimHash");
             const auto number = [&](auto& field) {
@@ -151,7 +151,7 @@ struct NearDuplicateOptions {
             fail_usage("the method for near duplicates is '%s'; it must be minhash or simhash", method.c_str());
         if (shingle != "words" && shingle != "characters")
             fail_usage("the shingles for near duplicates are '%s'; they must be words or characters", shingle.c_str());
-        if (hash_bits != 32 && hash_bits != 64) fail_usage("hashes of %d bits were asked for; they have 32 or 64", hash_bits);
+        if (hash_bits != 32 && hash_bits != 64) fail_usage("hashes must have 32 or 64 bits, not %d", hash_bits);
         in("the number of bands", bands, 1, 1000);
         in("the number of rows", rows, 1, 100);
         in("the shingle's size", shingle_size, 1, 1000);

@@ -99,7 +99,7 @@ inline bool is_public(const unsigned char (&a)[16]) {
     return global && !documentation && memcmp(a, none, 15) != 0;
 }
 
-// Four single digits that are an address by what they are, or by what is around.
+// Four single digits that are an address: a known one, or one by its context.
 inline bool is_address_of_single_digits(const Text& t, size_t begin, size_t end, const std::array<int, 4>& a) {
     static constexpr std::array<int, 4> resolvers[] = {{8, 8, 8, 8}, {8, 8, 4, 4}, {1, 1, 1, 1}, {1, 0, 0, 1}, {9, 9, 9, 9},
                                                        {4, 2, 2, 1}, {4, 2, 2, 2}, {4, 2, 2, 3}, {4, 2, 2, 4}};

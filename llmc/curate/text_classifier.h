@@ -70,8 +70,10 @@ public:
     // `name` is the file's, for messages.
     static TextClassifier from_bytes(std::string_view bytes, const std::string& name) {
         if (bytes.substr(0, 4) == "\xba\x16\x4f\x2f")
-            fail("%s is a model of fastText, which is not read; HINT: `train_gpt curate --train-language` trains one that is",
-                 name.c_str());
+            fail(
+                "%s is a fastText model, which is not supported; HINT: `train_gpt curate --train-language` trains a "
+                "supported one",
+                name.c_str());
         if (bytes.substr(0, magic.size()) != magic)
             fail("%s is not a classifier; HINT: `train_gpt curate --train-language` and `--train-quality` write them",
                  name.c_str());
@@ -84,7 +86,8 @@ public:
         const bool whole =
             bytes.size() >= fixed && crc32c(&bytes[magic.size() + 4], bytes.size() - magic.size() - 4) == checksum;
         if (!whole || header_bytes > bytes.size() - fixed)
-            fail("%s is damaged or cut off: its checksum does not fit; HINT: copy it again, or train it again", name.c_str());
+            fail("%s is damaged or truncated: its checksum does not match; HINT: copy it again, or train it again",
+                 name.c_str());
         const nlohmann::json header = parse_json(bytes.substr(fixed, header_bytes), name);
         TextClassifier c;
         try {
@@ -101,7 +104,7 @@ public:
             const double scale = header.at("scale").get<double>();
             c.scale_ = scale >= 0 && scale < 1e6 ? (float)scale : -1;
         } catch (const nlohmann::json::exception& e) {
-            fail("%s is not a classifier that this program reads: %s", name.c_str(), json_problem(e).c_str());
+            fail("%s is not a supported classifier: %s", name.c_str(), json_problem(e).c_str());
         }
         c.check(name);
         const std::string_view weights = bytes.substr(fixed + header_bytes);
@@ -183,8 +186,8 @@ private:
             shape_.shortest > shape_.longest || shape_.longest > (words ? 3 : 5) || shape_.bits < 1 || shape_.bits > 26 ||
             scale_ < 0)
             fail(
-                "%s is not a classifier that this program reads: its header is beyond what is allowed (2 to 1,000 labels, "
-                "n-grams of 1 to 5 characters or 1 to 3 words, 2^1 to 2^26 buckets)",
+                "%s is not a supported classifier: its header exceeds the limits (2 to 1,000 labels, n-grams of 1 to 5 "
+                "characters or 1 to 3 words, 2^1 to 2^26 buckets)",
                 name.c_str());
     }
     // Rows are padded, so that whole vectors are added.
@@ -239,7 +242,7 @@ inline TextClassifier TextClassifier::train(std::vector<std::string> labels, con
     TextClassifier c;
     c.labels_ = std::move(labels);
     c.shape_ = shape;
-    c.check("the model asked for");
+    c.check("the requested model");
     const size_t n_labels = c.labels_.size(), n_weights = c.buckets() * n_labels;
     std::vector<float> weights(n_weights), squares(n_weights, 1e-2f);  // (buckets, labels): W, and the sums of g^2
     const float rate = (float)how.learning_rate;

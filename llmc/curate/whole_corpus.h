@@ -29,7 +29,7 @@ struct WholeCorpusOptions {
         for (const std::string& unit : exact) ExactDuplicates::check_unit(unit);
         const auto is_part = [](const std::string& unit) { return unit != "documents"; };
         if (std::count_if(exact.begin(), exact.end(), is_part) > 1)
-            fail_usage("--exact-duplicates has paragraphs and lines; HINT: lines alone, of which paragraphs are made");
+            fail_usage("--exact-duplicates has paragraphs and lines; HINT: use only lines, which make up paragraphs");
     }
 };
 
@@ -116,7 +116,7 @@ private:
             d.text = exact_[k]->without(d.text, units);
             changes.push_back({o_.exact[k] == "lines" ? "repeated-line" : "repeated-paragraph", (int64_t)units.size()});
             if (d.text.find_first_not_of(" \t\r\n") == std::string::npos)
-                return {false, "repeated-throughout", "all its " + o_.exact[k] + " stand in earlier documents"};
+                return {false, "repeated-throughout", "all its " + o_.exact[k] + " occur in earlier documents"};
         }
         return {};
     }

@@ -29,7 +29,7 @@ inline Blend parse_data_path(const std::vector<std::string>& words) {
         if (pairs && i % 2 == 0) {
             const double weight = parse_number(words[i]);
             if (!(weight > 0) || !std::isfinite(weight))
-                fail_usage("--data-path: the weight %s of %s must be above 0; HINT: leave out data that is not wanted",
+                fail_usage("--data-path: the weight %s of %s must be above 0; HINT: omit data that you do not want",
                            words[i].c_str(), words[i + 1].c_str());
             blend.weights.push_back(weight);
             continue;

@@ -28,7 +28,7 @@ public:
     // Merges are added in order. If a pair is added twice, the later merge wins.
     void add(int left, int right, int merged) {
         for (int id : {left, right})
-            if (id >= most_tokens) fail("the token %d is in a merge; at most %d tokens are supported", id, most_tokens);
+            if (id >= most_tokens) fail("a merge uses token %d; the maximum is %d", id, most_tokens);
         if (merged_.size() >= most_merges) fail("more than %u merges are not supported", most_merges);
         if (entries_.size() < 2 * (merged_.size() + 1)) grow();
         place(key_of(left, right), (uint32_t)merged_.size());

@@ -1,8 +1,8 @@
 // Compressed files, read as if they were not: gzip (RFC 1952; files of several members, as in WARC) and zstd (RFC 8878; several
-// frames, skippable ones). What a file is, its first bytes say. Memory does not depend on the file: a window of 32 KiB, or of
+// frames, skippable ones). The first bytes identify the format. Memory does not depend on the file: a window of 32 KiB, or of
 // at most 128 MiB in zstd. A file that is damaged or cut off is refused with its name and the member that is bad; all bytes
-// before that were already passed on, so that the caller must not keep what it made of them. So is one that becomes more than
-// 2,000 times its size (output_budget).
+// before that were already passed on, so the caller must drop its results from them. Files that grow to more than
+// 2,000 times their size are refused, too (output_budget).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -49,11 +49,11 @@ public:
     }
     // "FILE: its second member, from byte 1234 on, WHAT at byte 5678"
     [[noreturn]] void refuse(const char* format_name, const char* member_name, const std::string& what) const {
-        const std::string place = member_ > 1 ? format("in %s %lld, which begins at byte %s, ", member_name, (long long)member_,
+        const std::string place = member_ > 1 ? format("in %s %lld, which starts at byte %s, ", member_name, (long long)member_,
                                                        with_commas(member_at_).c_str())
                                               : "";
         const std::string name = in_->name() == "-" ? "standard input" : in_->name();
-        fail("%s is not a whole %s file: %sat byte %s, %s; HINT: fetch or make it again", name.c_str(), format_name,
+        fail("%s is not a complete %s file: %sat byte %s, %s; HINT: download or create it again", name.c_str(), format_name,
              place.c_str(), with_commas(consumed_).c_str(), what.c_str());
     }
 

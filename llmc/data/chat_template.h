@@ -325,7 +325,7 @@ inline std::vector<ChatTemplate> make_chat_templates() {
 
     ChatTemplate plain;
     plain.name = "plain";
-    plain.about = "the texts as they stand, an end-of-document token behind each answer";
+    plain.about = "the unchanged texts, with an end-of-document token after each answer";
     plain.answer_end = "{eos}";
     plain.spellings = chat_spellings::plain;
 
@@ -398,13 +398,12 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
         jinja = jinja_template_of(std::filesystem::path(place).parent_path());
     }
     if (jinja.empty())
-        fail("no chat template stands beside %s; HINT: --chat-template NAME, one of %s", tokenizer.source().c_str(),
-             names.c_str());
+        fail("%s has no chat template; HINT: --chat-template NAME, one of %s", tokenizer.source().c_str(), names.c_str());
     ChatTemplate found = recognised_template(jinja);
     if (found.name.empty())
         fail(
-            "the chat template of %s is none of those that are known: %s; HINT: --chat-template NAME takes one of them "
-            "instead, which the model may not have been trained with. It begins with: %.200s",
+            "the chat template of %s is unknown; known are %s; HINT: --chat-template NAME uses one of them, which the model "
+            "may not have been trained with. It starts with: %.200s",
             place.c_str(), names.c_str(), printable(jinja.substr(0, 200)).c_str());
     return found;
 }
@@ -421,12 +420,12 @@ public:
         for (const std::string& token : t_.tokens)
             if (tokenizer.token_to_id(token) < 0)
                 fail(
-                    "%s has no token '%s', which the template %s needs; HINT: --chat-template takes another one (%s); "
-                    "`train_gpt tokenizer --special-tokens` makes a tokenizer with such tokens",
+                    "%s has no token '%s', which the template %s needs; HINT: choose another one with --chat-template (%s); "
+                    "`train_gpt tokenizer --special-tokens` creates a tokenizer with such tokens",
                     tokenizer.source().c_str(), token.c_str(), t_.name.c_str(), chat_template_names().c_str());
         for (std::string* text : {&t_.begin, &t_.system_before, &t_.system_after, &t_.user_before, &t_.user_after,
                                   &t_.answer_before, &t_.answer_start, &t_.answer_end, &t_.answer_after}) {
-            put_token(*text, "{bos}", tokenizer.bos_id(), "begins a text");
+            put_token(*text, "{bos}", tokenizer.bos_id(), "starts a text");
             put_token(*text, "{eos}", tokenizer.eod_id(), "ends a document");
         }
         ChatTokens end;
@@ -435,7 +434,7 @@ public:
         run.flush();
         if (end.tokens.empty() ||
             tokenizer.token_bytes(end.tokens.back()) != t_.answer_end.substr(t_.answer_end.find_first_not_of(' ')))
-            fail("the template %s ends an answer with '%s', which is no token of %s", t_.name.c_str(), t_.answer_end.c_str(),
+            fail("the template %s ends an answer with '%s', which is not a token of %s", t_.name.c_str(), t_.answer_end.c_str(),
                  tokenizer.source().c_str());
         end_ = end.tokens.back();
     }
@@ -455,9 +454,9 @@ public:
         for (size_t i = 0; i < messages.size(); i++) {
             const bool system = messages[i].role == "system";
             if (system && t_.system == ChatTemplate::System::refused)
-                return format("the template %s has no place for a system's message", t_.name.c_str());
+                return format("the template %s does not support system messages", t_.name.c_str());
             if (system && i > 0 && (t_.system != ChatTemplate::System::turn || t_.system_always))
-                return format("a system's message stands behind others, which the template %s does not write", t_.name.c_str());
+                return format("a system message follows others, which the template %s does not support", t_.name.c_str());
             if (system) continue;
             if (t_.alternates && (messages[i].role == "user") != (turn % 2 == 0))
                 return format("user and assistant do not take turns, as the template %s needs", t_.name.c_str());
@@ -538,7 +537,7 @@ private:
                 s, [&](std::string_view part) { text(part, learned); },
                 [&](const AddedToken& token) {
                     if (token.lstrip || token.rstrip)
-                        fail("%s: the token '%s' takes the white space beside it, which is not supported in chat templates",
+                        fail("%s: the token '%s' strips adjacent white space, which is not supported in chat templates",
                              tokenizer_.source().c_str(), token.content.c_str());
                     flush();
                     add(token.id, learned);

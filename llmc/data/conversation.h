@@ -52,7 +52,7 @@ public:
             for (size_t i = 0; i < prompt; i++) chosen[i].learned = rejected[i].learned = false;
         for (const auto& [key, messages] : answers)
             if (std::none_of(messages->begin(), messages->end(), [](const ChatMessage& m) { return m.learned; }))
-                return format("'%s' has no answer of an assistant that the other has not", key);
+                return format("'%s' does not contain an assistant's answer that differs from the other's", key);
         return "";
     }
 
@@ -87,7 +87,7 @@ private:
         add_system(record);
         bool learns = false;
         for (const ChatMessage& m : messages_) learns = learns || m.learned;
-        if (problem_.empty() && !learns) refuse("no message of it is learned: there is no answer of an assistant");
+        if (problem_.empty() && !learns) refuse("no message is in the loss: there is no assistant's answer");
     }
 
     // The prompt and one of a pair's answers.
@@ -114,13 +114,13 @@ private:
 
     // The system's message under a separate key. Refuses tools under such a key, which no template here supports.
     void add_system(const nlohmann::json& record) {
-        if (given(record, "tools")) return refuse("it has 'tools', which no template here writes");
+        if (given(record, "tools")) return refuse("it has 'tools', which no template supports");
         if (!given(record, "system") || !problem_.empty()) return;
         const nlohmann::json& system = record["system"];
         if (!system.is_string()) return refuse(format("'system' is not a text but %s", system.type_name()));
         const bool has_one = !messages_.empty() && messages_[0].role == "system";
         if (!has_one) messages_.insert(messages_.begin(), {"system", system.get<std::string>(), false});
-        else if (messages_[0].text != system) refuse("'system' is not the message of the system that the conversation has");
+        else if (messages_[0].text != system) refuse("'system' differs from the system message in the conversation");
     }
 
     void add_history(const nlohmann::json& record) {
@@ -157,11 +157,11 @@ private:
             const nlohmann::json thoughts = message.value("reasoning_content", nlohmann::json("")), none = "";
             if (!thoughts.is_null() && thoughts != none)
                 return refuse(
-                    "a message has 'reasoning_content', which is not read; HINT: <think>thoughts</think> before its text");
+                    "a message has 'reasoning_content', which is not supported; HINT: <think>thoughts</think> before its text");
             const nlohmann::json weight = message.value("weight", nlohmann::json(1));
             const double share = weight.is_number() ? weight.get<double>() : -1;
             if (share != 0 && share != 1)
-                return refuse(format("a message has the weight %.40s; 0 and 1 are known", weight.dump().c_str()));
+                return refuse(format("a message has the weight %.40s; it must be 0 or 1", weight.dump().c_str()));
             add(message.value(text_key, nlohmann::json()), text_key, name, learned && name == "assistant" && share == 1);
         }
     }
@@ -172,7 +172,7 @@ private:
         return role;
     }
 
-    // Parts as OpenAI's and Hugging Face's multimodal formats have them: [{"type": "text", "text": "..."}], of texts alone.
+    // Parts as OpenAI's and Hugging Face's multimodal formats have them: [{"type": "text", "text": "..."}], only text.
     static bool is_parts(const nlohmann::json& list) {
         return list.is_array() && !list.empty() && list[0].is_object() && list[0].contains("type") && !list[0].contains("role");
     }

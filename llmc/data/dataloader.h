@@ -267,8 +267,8 @@ public:
                 (epochs(middle) == before ? kept : lost) = middle;
             }
             return format(
-                "the order of the samples changes: %s is now read in %s for %lld samples in all, the checkpoint's %lld took "
-                "%s; some that were trained on would come again, others never. HINT: with at %s %lld samples in all it is kept",
+                "the order of samples would change: %s is now read in %s for %lld samples, the checkpoint's %lld used %s; "
+                "some samples would be repeated, others never used. HINT: with at %s %lld samples the order is kept",
                 sources_[j].data.name().c_str(), now[j].text().c_str(), (long long)o_.n_samples, (long long)n,
                 before[j].text().c_str(), lost > kept ? "most" : "least", (long long)kept);
         }
@@ -317,9 +317,9 @@ private:
         if (!o_.tokenizer.known()) o_.tokenizer = made;
         if (!made.known() || made.hash == o_.tokenizer.hash) return;
         fail(
-            "%s was prepared with another tokenizer than this run's, so that its ids mean other texts:\n  the data's  %s\n"
-            "  the run's   %s\nHINT: train_gpt prepare --tokenizer %s ... makes data for this run; a new model can be trained "
-            "with the data's tokenizer instead. Where the ids are known to agree, removing the data's %s ends the comparison",
+            "%s was prepared with another tokenizer than this run's, so its ids mean other text:\n  the data's  %s\n  the "
+            "run's   %s\nHINT: train_gpt prepare --tokenizer %s ... prepares data for this run, or train a new model with the "
+            "data's tokenizer. If the ids are known to agree, remove the data's %s to skip the check",
             data.name().c_str(), made.text().c_str(), o_.tokenizer.text().c_str(), shell_word(o_.tokenizer.path).c_str(),
             origin_ending);
     }
@@ -327,11 +327,11 @@ private:
     // Adds a dataset; shards without weights are joined into one stream of tokens.
     void add(TokenDataset data) {
         if (data.has_pairs() && !o_.pairs)
-            fail_usage("%s holds pairs of answers, which are compared, not imitated; HINT: train --model DIR --dpo-beta 0.1",
+            fail_usage("%s contains pairs of answers for preference training; HINT: train --model DIR --dpo-beta 0.1",
                        data.name().c_str());
         if (!data.has_pairs() && o_.pairs)
             fail_usage(
-                "%s holds no pairs of answers, which --dpo-beta compares; HINT: train_gpt prepare --preference makes them",
+                "%s contains no pairs of answers, which --dpo-beta needs; HINT: train_gpt prepare --preference creates them",
                 data.name().c_str());
         if (o_.blend.weights.empty() && !sources_.empty() && data.is_shards() && sources_.back().data.is_shards())
             sources_.back().data.append_shards(std::move(data));
@@ -355,14 +355,13 @@ private:
             s.tokens = s.part.tokens(s.data);
             if (s.part.empty() && !s.note.empty()) continue;
             if (s.part.empty())
-                fail("%s has nothing for %s: --split \"%s\" gives that no share; HINT: another --split", name,
+                fail("%s has no data for %s: its share in --split \"%s\" is 0; HINT: another --split", name,
                      split_name(o_.part), o_.split.c_str());
             if (s.data.has_mask()) {
                 s.packing.emplace(s.data, s.part.begin, s.part.end, o_.T, o_.virtual_tokens, o_.seed);
                 if (s.packing->n_samples() == 0 && o_.pairs)
-                    fail(
-                        "%s has no pair of answers for %s that is no longer than %d tokens; HINT: all fit in --seq-length %lld",
-                        name, split_name(o_.part), o_.T, (long long)s.packing->longest());
+                    fail("%s has no pair of answers for %s of at most %d tokens; HINT: all fit in --seq-length %lld", name,
+                         split_name(o_.part), o_.T, (long long)s.packing->longest());
                 if (s.packing->n_samples() == 0)
                     fail("%s has no conversation%s with an answer in its first %d tokens; HINT: a longer --seq-length", name,
                          o_.part == DataSplit::whole ? "" : format(" for %s", split_name(o_.part)).c_str(), o_.T + 1);
@@ -424,9 +423,8 @@ private:
     // The dataset of a sample and the sample's index there.
     BlendEntry locate(int64_t sample) const {
         if (sample < 0 || sample >= n_samples_)
-            fail(
-                "sample %lld is asked for, the data is planned for %lld; HINT: the counters in training/state.json are damaged",
-                (long long)sample, (long long)n_samples_);
+            fail("sample %lld was requested, but the data has %lld; HINT: the counters in training/state.json are damaged",
+                 (long long)sample, (long long)n_samples_);
         return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
     }
     // The conversations of a sample, each from position 0, followed by padding, which is no target.
@@ -469,8 +467,8 @@ private:
         answer.reference = reference_[2 * (size_t)pair.number + (chosen ? 0 : 1)];
         if (std::isnan(answer.reference))
             fail(
-                "of the answers in %s the reference's log-probability is not known: the pair was left out when the run began, "
-                "with a shorter --seq-length; HINT: that --seq-length, or a new run",
+                "the reference's log-probability of answers in %s is missing: the pair was dropped when the run started with "
+                "a shorter --seq-length; HINT: use that --seq-length, or start a new run",
                 source.data.describe_position(document, 0).c_str());
     }
 

@@ -109,11 +109,11 @@ private:
         const size_t size = file_.size();
         if (size < sizeof megatron_magic || memcmp(p, megatron_magic, sizeof megatron_magic) != 0)
             fail(
-                "%s is not a Megatron dataset index: it does not begin with MMIDIDX; HINT: `train_gpt prepare` makes one from "
-                "text",
+                "%s is not a Megatron dataset index: it does not start with MMIDIDX; HINT: `train_gpt prepare` creates one "
+                "from text",
                 path);
         if (size < megatron_header_bytes)
-            fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, size, megatron_header_bytes);
+            fail("%s is truncated: it has %zu bytes, but its header needs %zu", path, size, megatron_header_bytes);
         const uint64_t version = load_number<uint64_t>(p + 9);
         if (version != 1) fail("%s has version %llu; this program reads version 1", path, (unsigned long long)version);
         const int code = (uint8_t)p[17];
@@ -129,8 +129,8 @@ private:
         if (sequences_fit) left -= 12 * n_;
         if (!sequences_fit || n_documents_ > left / 8)
             fail(
-                "%s is cut off or damaged: its header declares %llu sequences and %llu document borders, which do not fit into "
-                "its %zu bytes; HINT: copy or prepare it again",
+                "%s is truncated or damaged: its header declares %llu sequences and %llu document borders, which exceed its "
+                "%zu bytes; HINT: copy or prepare it again",
                 path, (unsigned long long)n_, (unsigned long long)n_documents_, size);
         left -= 8 * n_documents_;
         if (left != 0 && left != n_)
@@ -153,8 +153,8 @@ private:
         }
         if (bad < size())
             fail(
-                "%s and %s do not belong together, or one is cut off: sequence %lld should have %d tokens at byte %llu, but %s "
-                "has %zu bytes; HINT: copy or prepare both again",
+                "%s and %s do not match, or one is truncated: sequence %lld should have %d tokens at byte %llu, but %s has "
+                "%zu bytes; HINT: copy or prepare both again",
                 file_.path().c_str(), bin_path.c_str(), (long long)bad, length(bad), (unsigned long long)offset(bad),
                 bin_path.c_str(), bin_bytes);
         const uint64_t used = n_ > 0 ? end(size() - 1) : 0;
@@ -173,7 +173,7 @@ private:
 #pragma omp parallel for schedule(static) reduction(+ : falling)
         for (int64_t i = 1; i < n; i++) falling += border(i) < border(i - 1);
         if (!ok || falling)
-            fail("%s is damaged: its document borders do not rise from 0 to %llu", file_.path().c_str(),
+            fail("%s is damaged: its document borders do not increase from 0 to %llu", file_.path().c_str(),
                  (unsigned long long)n_);
     }
 
@@ -198,7 +198,7 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const char* path = file.path().c_str();
     if (!has_shard_magic(file)) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
     if (file.size() < shard_header_bytes)
-        fail("%s is cut off: it has %zu bytes, its header alone takes %zu", path, file.size(), shard_header_bytes);
+        fail("%s is truncated: it has %zu bytes, but its header needs %zu", path, file.size(), shard_header_bytes);
     const bool wide = load_number<int32_t>(file.data()) == 20240801;
     const int version = load_number<int32_t>(file.data() + 4), n = load_number<int32_t>(file.data() + 8), known = wide ? 7 : 1;
     if (version != known)
@@ -206,7 +206,7 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const TokenType type = wide ? TokenType::u32 : TokenType::u16;
     const size_t in_file = (file.size() - shard_header_bytes) / bytes_per_token(type);
     if (n < 0 || (size_t)n != in_file || file.size() != shard_header_bytes + in_file * bytes_per_token(type))
-        fail("%s is cut off or damaged: its header declares %d tokens, the file has room for %zu", path, n, in_file);
+        fail("%s is truncated or damaged: its header declares %d tokens, the file has room for %zu", path, n, in_file);
     return {type, n};
 }
 
@@ -321,7 +321,7 @@ private:
     static bool is_file(const std::string& path) { return is_regular(path); }
     void open_megatron(const std::string& prefix) {
         const std::string bin = prefix + ".bin";
-        if (!is_file(bin)) fail("%s.idx is there, but %s, which holds the tokens, is missing", prefix.c_str(), bin.c_str());
+        if (!is_file(bin)) fail("%s.idx exists, but %s, which contains the tokens, is missing", prefix.c_str(), bin.c_str());
         MappedFile map(bin);
         index_ = std::make_unique<MegatronIndex>(prefix + ".idx", bin, map.size());
         n_tokens_ = index_->n_tokens();
@@ -332,23 +332,22 @@ private:
         const DataOrigin origin = read_origin(file);
         if (origin.documents != n_documents() || origin.tokens != n_tokens())
             fail(
-                "%s belongs to other data: it describes %lld documents and %lld tokens, %s.idx of %lld and %lld; HINT: prepare "
-                "again, or remove it if another program made the data",
+                "%s does not match the data: it describes %lld documents and %lld tokens, %s.idx %lld and %lld; HINT: prepare "
+                "again, or remove it if another program created the data",
                 file.c_str(), (long long)origin.documents, (long long)origin.tokens, prefix.c_str(), (long long)n_documents(),
                 (long long)n_tokens());
         tokenizer_ = origin.tokenizer;
         chat_template_ = origin.chat_template;
         pairs_ = origin.pairs;
         if (pairs_ && (chat_template_.empty() || n_documents() % 2))
-            fail("%s is damaged: pairs of answers are an even number of conversations", file.c_str());
+            fail("%s is damaged: pairs of answers need an even number of conversations", file.c_str());
         if (!chat_template_.empty() && !mask_)
             fail(
-                "%s%s is missing: it tells the answers of these conversations, which are learned, from the rest; HINT: copy "
-                "it, too, or prepare again",
+                "%s%s is missing: it marks the tokens in the loss of these conversations; HINT: copy it, too, or prepare again",
                 prefix.c_str(), mask_ending);
         if (chat_template_.empty() && mask_)
-            fail("%s%s belongs to other data: %s tells of no conversations; HINT: move it", prefix.c_str(), mask_ending,
-                 file.c_str());
+            fail("stale mask file: %s%s does not match the data, and %s does not contain conversations; HINT: move it away",
+                 prefix.c_str(), mask_ending, file.c_str());
     }
 
     void open_mask(const std::string& path) {
@@ -360,7 +359,7 @@ private:
         const std::string_view bytes = mask_->text();
         const auto bad = std::find_if(bytes.begin(), bytes.end(), [](char c) { return c != 0 && c != 1; });
         if (bad != bytes.end())
-            fail("%s: byte %zu is %d; 1 (learned) and 0 are expected; HINT: copy or prepare it again", path.c_str(),
+            fail("%s: byte %zu is %d; it must be 1 (in the loss) or 0; HINT: copy or prepare it again", path.c_str(),
                  (size_t)(bad - bytes.begin()), (uint8_t)*bad);
     }
 
@@ -368,8 +367,8 @@ private:
         MappedFile map(path);
         if (!has_shard_magic(map))
             fail(
-                "%s is neither a llm.c token shard nor is there an .idx beside it; HINT: `train_gpt prepare --input TEXT "
-                "--output PREFIX` turns text into data",
+                "%s is not a llm.c token shard and has no .idx next to it; HINT: `train_gpt prepare --input TEXT --output "
+                "PREFIX` converts text to data",
                 path.c_str());
         const auto [type, n] = read_shard_header(map);
         if (!files_.empty() && type != files_[0].type)
@@ -525,12 +524,10 @@ private:
         if (exists(mask) && !had_mask)
             fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix", mask.c_str());
         if (exists(idx) && !is_index(idx))
-            fail("%s is no index of prepared data; HINT: move it, or choose another --output-prefix", idx.c_str());
+            fail("%s is not an index of prepared data; HINT: move it, or choose another --output-prefix", idx.c_str());
         if (exists(idx) && known && !exists(origin))
-            fail(
-                "%s has no %s beside it, so that it may be another program's; HINT: move or remove it, or choose another "
-                "--output-prefix",
-                idx.c_str(), origin.c_str());
+            fail("%s has no %s, so it may be another program's; HINT: move or remove it, or choose another --output-prefix",
+                 idx.c_str(), origin.c_str());
         return prefix;
     }
     // Whether PREFIX.bin is of a process that was killed before it renamed the index, which is complete.

@@ -265,7 +265,7 @@ public:
     bool converts() const { return converts_; }
     bool only_files() const { return only_files_; }  // no pipes: the input can be read again
 
-    // Before the first next(): starts with this chunk of this file; before: what an InputJudge had counted then.
+    // Before the first next(): starts with this chunk of this file; before: an InputJudge's counts up to there.
     void begin_at(size_t file, int64_t chunk, const JudgedLines& before = {}) {
         next_file_ = file;
         begin_file_ = file;
@@ -314,8 +314,8 @@ public:
     // The contents of folders that were left out.
     Strings notes() const {
         Strings lines;
-        if (!left_out_.empty()) lines.push_back("note: left out of folders: " + in_words(left_out_));
-        if (!not_text_.empty()) lines.push_back("note: left out of folders: " + not_text_);
+        if (!left_out_.empty()) lines.push_back("note: skipped in folders: " + in_words(left_out_));
+        if (!not_text_.empty()) lines.push_back("note: skipped in folders: " + not_text_);
         if (!guessed_.empty())
             lines.push_back("note: read in another encoding, as it was found in the text: " + guessed_ +
                             "; HINT: --encoding names it");
@@ -349,7 +349,7 @@ private:
         if (n_not_text_ <= 5) shown_length_ = not_text_.size();
         return true;
     }
-    // Judges a file by its beginning and adds it.
+    // Judges a file by its first bytes and adds it.
     void add(const InputFile& file) {
         if (file.path == "-" || (file_exists(file.path) && !is_regular(file.path))) {
             only_files_ = false;
@@ -372,8 +372,8 @@ private:
         sizes_.push_back(bytes);
         total_bytes_ += bytes;
     }
-    // Refuses what the first bytes show: a table of contents or a header without the text's column, bytes that are not text,
-    // JSON without the text's key.
+    // Refuses a file if its first bytes show a table of contents or a header without the text's column, bytes that are not
+    // text, or JSON without the text's key.
     void check_beginning(std::unique_ptr<InputStream> in, TextFormat found) {
         const std::string_view first = in->peek(first_bytes);
         const bool at_end = first.size() < first_bytes;
@@ -388,7 +388,7 @@ private:
         if (found == TextFormat::parquet || found == TextFormat::csv || found == TextFormat::tsv)
             open_source(std::move(in), found);
     }
-    // Refuses JSON of whose first lines none can be used. Of a single file the judge shows more.
+    // Refuses JSON if none of its first lines is usable. For a single file the judge shows more.
     void check_lines(InputStream& in) const {
         std::string_view first = without_byte_order_mark(in.peek(first_bytes));
         std::string problem;
@@ -426,7 +426,7 @@ private:
         const std::string name = in->name();
         return std::make_unique<InputStream>(name, std::make_unique<EncodedSource>(std::move(in), encoding));
     }
-    // All at once, and how to go on without them.
+    // Reports all of them at once, and how to continue without them.
     [[noreturn]] void refuse_files(const Strings& named) const {
         if (refused_.size() == 1) {
             const bool others = !input_.files.empty() || named.size() > 1 || named[0] != refused_[0].first;
@@ -480,8 +480,10 @@ private:
         const std::string name = in->name();
         const TextFormat found = check_format(*in);
         if (found == TextFormat::parquet && sizes_[file] < 0)
-            fail("%s is Parquet, whose table of contents is at its end, and cannot be read from a pipe; HINT: give the file",
-                 input_name(name).c_str());
+            fail(
+                "%s is Parquet, which has its table of contents at the end and cannot be read from a pipe; HINT: give the "
+                "file",
+                input_name(name).c_str());
         std::string column;
         std::unique_ptr<DocumentSource> source = open_source(std::move(in), found, &column);
         auto& taken = taken_[{found, column}];

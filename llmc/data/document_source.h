@@ -3,7 +3,7 @@
 //   JsonLineDocuments   one JSON object per line
 //   JsonValueDocuments  one array of JSON objects, or objects over several lines; only the object in hand is held
 //   WikiDocuments       WikiExtractor's articles between <doc> and </doc>
-// A source passes JSON on as it stands: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet,
+// A source passes JSON on unchanged: open_chunk() (document_reader.h) finds the document in it, in many threads. Parquet,
 // WARC, HTML and tables have headers of their own.
 #pragma once
 #include <algorithm>
@@ -40,7 +40,7 @@ struct TextInput {
     std::string encoding = "";                // of texts: iconv's name, "auto", or "": UTF-8
     bool skip_bad_files = false;              // files that cannot be read are left out, with a note
     std::string writes = "";                  // a data set that the command writes: in folders its files are left out
-    bool keep_fields = false;                 // Chunk::fields gets what else stands next to the text
+    bool keep_fields = false;                 // Chunk::fields gets the other fields next to the text
     bool whole_documents = false;             // a long document does not come in parts
     size_t batch_bytes = 16 << 20;            // of text that is worked on at once
     size_t most_bytes = most_document_bytes;  // of a line of JSON
@@ -63,7 +63,7 @@ struct Chunk {
     bool ends_document = true;
     bool continues = false;  // the previous chunk was an earlier part of the same document
     size_t file = 0;
-    int64_t line = 0;    // line (or row) of its beginning; 0: (part of) a file that is one document
+    int64_t line = 0;    // line (or row) of its start; 0: (part of) a file that is one document
     int64_t number = 0;  // among the file's chunks
     // `text` until open_chunk() has opened it: the document itself, a JSON value, a response of HTTP, a page of
     // HTML.
@@ -85,7 +85,7 @@ struct Chunk {
 };
 
 [[noreturn]] inline void refuse_long_document(const std::string& file, int64_t line, const std::string& split) {
-    fail("%s:%lld begins a document of more than %s, the most that is held at once; HINT: --split-documents %s, or cut it",
+    fail("%s:%lld: a document starting here exceeds %s, the maximum; HINT: --split-documents %s, or cut it",
          input_name(file).c_str(), (long long)line, most_document_name, split == "file" ? "blank or line" : "file");
 }
 
@@ -221,14 +221,14 @@ public:
         if (array_ && !before_all_ && first == ',') {
             in_->skip(1);
             first = skip_blanks();
-            if (first == ']') refuse("has a comma behind its last value");
+            if (first == ']') refuse("has a comma after its last value");
         } else if (array_ && !before_all_ && first != ']') {
             refuse(first ? "has two values without a comma between them" : "is cut off: its array has no end");
         }
         before_all_ = false;
         if (array_ && first == ']') {
             in_->skip(1);
-            if (skip_blanks()) refuse("goes on behind its array");
+            if (skip_blanks()) refuse("continues after its array");
             return false;
         }
         if (!first) {
@@ -286,7 +286,7 @@ private:
             chunk.text.append(next.data(), std::min(n, room));
             in_->skip(n);
         }
-        if (!done && array_) refuse("is cut off within a value");
+        if (!done && array_) refuse("ends within a value");
         if (chunk.text.size() > most_document_bytes) {
             chunk.text.clear();
             chunk.problem = format("it is longer than %s", most_document_name);

@@ -76,8 +76,8 @@ inline const GgufPreTokenizer& gguf_pre_tokenizer(const GgufTokenizer& t) {
     if (t.model != "gpt2") return none;
     for (const GgufPreTokenizer& row : gguf_pre_tokenizers())
         if (row.name == t.pre) return row;
-    fail("its tokenizer cuts text in the way that llama.cpp calls '%s', which is not supported; supported are %s",
-         t.pre.c_str(), joined(gguf_pre_tokenizers(), [](const GgufPreTokenizer& row) { return row.name; }).c_str());
+    fail("its pre-tokenizer, called '%s' in llama.cpp, is not supported; supported are %s", t.pre.c_str(),
+         joined(gguf_pre_tokenizers(), [](const GgufPreTokenizer& row) { return row.name; }).c_str());
 }
 
 // The regular expressions of a tokenizer.json whose last step is ByteLevel.
@@ -119,8 +119,10 @@ inline std::vector<float> scores_of_merges(const nlohmann::json& merges, const s
     float made = 0;
     std::string last;
     const auto refuse = [](const std::string& token) {
-        fail("the token '%s' is not made as SentencePiece makes tokens, the only way that llama.cpp knows for characters",
-             token.c_str());
+        fail(
+            "the token '%s' does not follow SentencePiece's rules, the only ones that llama.cpp supports for character "
+            "tokenizers",
+            token.c_str());
     };
     for (const auto& entry : merges) {
         std::string both;
@@ -245,7 +247,7 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
         t.eos = tokenizer.eod_id();
         const auto around = [&](const std::vector<int>& tokens, int id) {
             if (!tokens.empty() && tokens != std::vector<int>{id})
-                fail("it puts more around a text than the token that begins and the one that ends it: llama.cpp cannot");
+                fail("it adds more to a text than a start and an end token, which llama.cpp does not support");
             return !tokens.empty();
         };
         t.add_bos = around(tokenizer.template_before(), t.bos);
@@ -258,7 +260,7 @@ inline GgufTokenizer read_hf_tokenizer(const std::string& dir, int vocabulary) {
         if (padding.is_string()) t.pad = tokenizer.token_to_id(padding.get<std::string>());
         t.chat_template = jinja_template_of(dir);
     } catch (const Error& e) {
-        fail("%s: %s; HINT: --weights-only leaves the tokenizer out", file.c_str(), e.what());
+        fail("%s: %s; HINT: --weights-only omits the tokenizer", file.c_str(), e.what());
     }
     return t;
 }
@@ -304,7 +306,7 @@ inline GgufTokenizer read_gguf_tokenizer(const nlohmann::json& metadata, const s
         t.model = of("model").is_null() ? "none" : of("model").get<std::string>();
         if (t.model == "none" || t.model == "no_vocab") return {};
         if (t.model != "gpt2" && t.model != "llama" && t.model != "t5")
-            fail("its tokenizer is of the kind '%s'; gpt2, llama and t5 are supported", t.model.c_str());
+            fail("its tokenizer has the unsupported kind '%s'; supported are gpt2, llama and t5", t.model.c_str());
         t.pre = of("pre").is_null() ? "" : of("pre").get<std::string>();
         t.tokens = of("tokens").get<std::vector<std::string>>();
         const nlohmann::json kinds = of("token_type"), scores = of("scores"), merges = of("merges");
@@ -338,7 +340,7 @@ inline GgufTokenizer read_gguf_tokenizer(const nlohmann::json& metadata, const s
     } catch (const nlohmann::json::exception& e) {
         fail("%s: its tokenizer is damaged: %s", source.c_str(), json_problem(e).c_str());
     } catch (const Error& e) {
-        fail("%s: %s; HINT: --weights-only leaves the tokenizer out", source.c_str(), e.what());
+        fail("%s: %s; HINT: --weights-only omits the tokenizer", source.c_str(), e.what());
     }
     return t;
 }

@@ -4,8 +4,8 @@
 //                        of each inside links; script, style, navigation, forms and hidden elements are dropped
 //   without_boilerplate  jusText (Pomikalek, "Removing Boilerplate and Duplicate Content from Web Corpora", Masaryk University,
 //                        2011, chapter 3) in its mode without lists of stop words: short paragraphs and those full of links are
-//                        bad, long ones good; what is between takes after its neighbours. Where no more is good, the longest
-//                        run of what is nearly good is kept: pages of news have paragraphs of a sentence each
+//                        bad, long ones good; those between are classified like their neighbours. If none is good, the longest
+//                        run of nearly good ones is kept: pages of news have paragraphs of a sentence each
 // A page cannot take more than its share of memory and time, however its tags are nested.
 #pragma once
 #include <iconv.h>
@@ -286,7 +286,7 @@ inline int64_t open_tags(std::string_view page) {
     return most;
 }
 
-// The most attributes in a tag, roughly. Those of all <html> and <body> tags are of one: the parser merges them.
+// The most attributes in a tag, roughly. All <html> tags count as one, and all <body> tags: the parser merges them.
 inline int64_t most_attributes(std::string_view page) {
     int64_t most = 0, merged = 0;
     for (size_t at = page.find('<'); at != std::string_view::npos; at = page.find('<', at)) {

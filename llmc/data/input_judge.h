@@ -19,7 +19,7 @@ inline std::string reason_of(const Error& e) {
 // at the end of a file; in a long file, also after every megabyte or hundred bad lines.
 class InputJudge {
 public:
-    // before: what was counted up to where the input starts.
+    // before: the counts up to the start of the input.
     explicit InputJudge(const TextInput& input, size_t first_file = 0, const JudgedLines& before = {})
         : input_(input), file_(first_file), now_(before), some_good_(first_file > 0 || before.lines > before.bad) {
         size_t used = 0;
@@ -123,7 +123,7 @@ private:
         if (!share_ ? (double)now_.bad_of_all > limit_ : now_.bad >= 100 && above_share()) refuse_lines();
         return false;
     }
-    // What is refused of a file leaves the rest of it out, if the user wants that.
+    // If f refuses a file, skips the rest of the file if the user wants that.
     template <class F>
     bool guarded(F f) {
         if (!input_.skip_bad_files) return f();
@@ -142,10 +142,10 @@ private:
         std::string shown;
         for (const std::string& line : shown_) shown += (shown.empty() ? "" : "\n  ") + line;
         if (input_.max_bad_lines == "0")
-            fail("%s; HINT: --on-bad-line skip --max-bad-lines N leaves out N lines that cannot be used", shown.c_str());
+            fail("%s; HINT: --on-bad-line skip --max-bad-lines N skips up to N bad lines", shown.c_str());
         std::string limit = now_.bad == now_.lines ? "" : ", more than --max-bad-lines " + input_.max_bad_lines;
         if (now_.bad_of_all > now_.bad)
-            limit = format(" (%s with those of other files)", with_commas(now_.bad_of_all).c_str()) + limit;
+            limit = format(" (%s including other files)", with_commas(now_.bad_of_all).c_str()) + limit;
         const bool too_long = !shown_.empty() && ends_with(shown_[0], std::string("longer than ") + most_document_name);
         if (too_long)
             fail(
@@ -154,11 +154,11 @@ private:
                 with_commas(now_.bad).c_str(), counted(now_.lines, "line").c_str(), input_name(input_.files[file_]).c_str(),
                 limit.c_str(), shown.c_str(), input_.json_key.c_str(), shell_word(input_.files[file_]).c_str());
         fail(
-            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N leaves "
-            "out more lines%s",
+            "%s of %s of %s cannot be used%s:\n  %s\nHINT: --json-keys KEY names the key of the %s, --max-bad-lines N skips "
+            "more lines%s",
             with_commas(now_.bad).c_str(), counted(now_.lines, "line").c_str(), input_name(input_.files[file_]).c_str(),
             limit.c_str(), shown.c_str(), input_.open_record ? "messages" : "text",
-            input_.open_record ? "" : ", --format text takes lines as they are");
+            input_.open_record ? "" : ", --format text uses lines unchanged");
     }
 
     TextInput input_;

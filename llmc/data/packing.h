@@ -66,10 +66,10 @@ public:
             text += format("; %s cut at --seq-length %d, all fit in %lld",
                            counted(cut_, "conversation was", "conversations were").c_str(), T_, (long long)longest_);
         if (left_out_ && pairs_)
-            text += format("; %s left out, longer than --seq-length %d together with their prompts; all fit in %lld",
+            text += format("; %s dropped, longer than --seq-length %d including their prompts; all fit in %lld",
                            counted(left_out_, "pair was", "pairs were").c_str(), T_, (long long)longest_);
         else if (left_out_)
-            text += format("; %s left out, without an answer in the first %d tokens",
+            text += format("; %s dropped, without an answer in the first %d tokens",
                            counted(left_out_, "conversation was", "conversations were").c_str(), T_ + 1);
         return text;
     }

@@ -97,7 +97,7 @@ public:
             if (head == 0) return;
             const int type = head & 15;
             number = head >> 4 ? number + (head >> 4) : (int)take_zigzag(bytes_);
-            if (number < 0 || number > 32767) damaged("its footer has a field that cannot be");
+            if (number < 0 || number > 32767) damaged("its footer has an invalid field");
             if (!field(number, type)) skip(type);
         }
     }
@@ -479,10 +479,10 @@ private:
         std::string_view packed = take(bytes_, (uint64_t)h.packed_bytes);
 #ifdef HAVE_ZLIB
         if (h.crc && crc32(0, (const Bytef*)packed.data(), (uInt)packed.size()) != *h.crc)
-            damaged(format("a page of column '%s' has another checksum", column_.name.c_str()));
+            damaged(format("a page of column '%s' has a wrong checksum", column_.name.c_str()));
 #endif
         if (h.type == 1) return;  // an index
-        if (h.type != 0 && h.type != 2 && h.type != 3) damaged("a page is of an unknown kind");
+        if (h.type != 0 && h.type != 2 && h.type != 3) damaged("a page has an unknown kind");
         if (h.values < 0) damaged("a page has no values");
         if (h.type == 2) {
             if (h.bytes > most_dictionary_bytes) damaged("a dictionary has more than 64 MiB");
@@ -675,7 +675,7 @@ public:
     }
 
     std::vector<Column> columns;    // of the top level
-    std::vector<ListColumn> lists;  // those of them that are lists of values, or of structures of values
+    std::vector<ListColumn> lists;  // columns that are lists of values, or of structures of values
     std::vector<RowGroup> groups;
 
 private:
@@ -691,7 +691,7 @@ private:
             } else if (number == 4) c.name = t.binary();
             else if (number == 5) {
                 c.children = t.integer(type);
-                if (c.children < 0 || c.children > 1 << 20) damaged("its schema is no tree");
+                if (c.children < 0 || c.children > 1 << 20) damaged("its schema is not a tree");
                 if (c.children > 0) c.type = group;
             } else if (number == 6) {  // ConvertedType
                 const int64_t meaning = t.integer(type);

@@ -56,7 +56,7 @@ private:
         size_t n = 0;
         for (bool first = true; look(leaf) && (first || next_[leaf].repetition > 0); first = false) {
             Entry& entry = next_[leaf];
-            if (first && entry.repetition != 0) parquet::damaged("a list has no beginning");
+            if (first && entry.repetition != 0) parquet::damaged("a list has no start");
             entry.read = false;
             if (entry.definition <= list_->empty_definition) {  // no element
                 if (leaf == 0 && entry.definition == list_->empty_definition) all = nlohmann::json::array();
@@ -120,7 +120,7 @@ private:
         try {
             f();
         } catch (const parquet::Damage& e) {
-            fail("%s cannot be read as Parquet: %s; HINT: fetch or make it again, or, where it is fine, %s", path_.c_str(),
+            fail("%s cannot be read as Parquet: %s; HINT: download or create it again or, if it is intact, %s", path_.c_str(),
                  e.what(), as_pipe(find_signature(parquet_magic)->command, path_, input_.reading).c_str());
         }
     }
@@ -198,7 +198,7 @@ private:
     MappedFile mapping_;
     TextInput input_;
     std::optional<parquet::ParquetFile> file_;
-    std::vector<const parquet::Column*> columns_;  // the text's, and those of fields
+    std::vector<const parquet::Column*> columns_;  // the text's column and the fields'
     std::vector<const parquet::ListColumn*> list_columns_;
     std::vector<parquet::ParquetColumn> readers_;  // in the row group in hand
     std::vector<ParquetLists> lists_;

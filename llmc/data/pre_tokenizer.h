@@ -408,9 +408,8 @@ private:
         const int found = counting_.match(text, done, 0, m.data, m.counting);
         if (found == PCRE2_ERROR_CALLOUT)
             fail(
-                "the pre-tokenizer's pattern '%.500s' takes more than %llu steps over %zu bytes of text; HINT: a pattern that "
-                "goes "
-                "over the same text again and again must be written in another way",
+                "the pre-tokenizer's pattern '%.500s' needs more than %llu steps for %zu bytes of text; HINT: rewrite it "
+                "without repeated passes over the same text",
                 pattern_.c_str(), (unsigned long long)m.work.most, text.size());
         if (found < 0 && found != PCRE2_ERROR_NOMATCH)
             fail("the pre-tokenizer's pattern '%.500s' fails on %zu bytes of text: %s", pattern_.c_str(), text.size(),

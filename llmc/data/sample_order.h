@@ -56,7 +56,7 @@ public:
         n_epochs_ = epochs.n;
         n_samples_ = (n_epochs_ * tokens_per_epoch_ - 1) / T;
         if (n_samples_ > UINT32_MAX)
-            fail("%s: %lld samples are asked for; at most %u can be", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
+            fail("%s: %lld samples were requested; the maximum is %u", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
 
         documents_.reserve((size_t)((end - begin) * n_epochs_));
         for (int64_t e = 0; e < n_epochs_; e++)

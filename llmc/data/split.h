@@ -118,7 +118,7 @@ inline SplitParts split_conversations(const TokenDataset& data, const std::strin
         s.parts[0] = learned > 0 ? range(0, learned) : DocumentRange();
         s.parts[1] =
             validates ? range(learned, std::max(learned + 1, split_range(split, DataSplit::valid, n).second)) : DocumentRange();
-        s.note = "at least one conversation for training and for validation, which their shares would not give";
+        s.note = "at least one conversation each for training and validation, although their shares are smaller";
     }
     s.parts[2] = {};
     return s;
@@ -145,7 +145,7 @@ inline SplitParts split_data(const TokenDataset& data, const std::string& split,
     if (trains && validates && all < 2 * least) {
         first = last = all;
         s.note = format("all %s tokens are for training: too few for validation as well", with_commas(all).c_str());
-        if (all >= 4) s.note += format(", which --seq-length %lld would leave some", (long long)all / 2 - 1);
+        if (all >= 4) s.note += format("; with --seq-length %lld validation would have some", (long long)all / 2 - 1);
     } else {
         std::tie(first, last) = split_range(split, validates ? DataSplit::valid : DataSplit::train, all);
         if (!validates) first = last = std::max(last, std::min(least, all));

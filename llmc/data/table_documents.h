@@ -156,7 +156,7 @@ private:
     }
 
     enum class End { field, record };
-    // Up to the delimiter or the end of the line. before: what was read of the field.
+    // Up to the delimiter or the end of the line. before: the part of the field already read.
     End read_plain(std::string& field, const std::string& before) {
         field = before;
         while (more()) {
@@ -227,6 +227,6 @@ private:
     int64_t begin_line_ = 0;
     std::string again_;  // bytes that are read once more, from at_ on
     size_t at_ = 0;
-    bool keeps_ = false;  // what is read of the stream, in again_
+    bool keeps_ = false;  // keeps the bytes read from the stream in again_
     std::string_view now_;
 };

@@ -185,7 +185,7 @@ private:
         form.metrics = has("metrics") ? texts("metrics", 1, false) : std::vector<std::string>{"exact_match", "f1"};
         for (const std::string& name : form.metrics)
             if (!std::count(written_metrics.begin(), written_metrics.end(), name))
-                fail("%s: '%s' is no metric of written answers; these are %s", where_, name.c_str(),
+                fail("%s: '%s' is not a metric for generated answers; these are %s", where_, name.c_str(),
                      joined(written_metrics).c_str());
         for (const char* name : {"exact_match", "f1"})
             if (std::count(form.metrics.begin(), form.metrics.end(), name)) need_unicode(name);
@@ -218,7 +218,7 @@ inline Task read_task(const std::string& file) {
         task.examples.back().line = line;
         if (task.size() == 1) static_cast<TaskForm&>(task) = form;
         if (!(form == task))
-            fail("%s is of another kind than %s; HINT: one kind per file, with the same metrics, stemmer and share_of",
+            fail("%s differs in kind from %s; HINT: one kind per file, with the same metrics, stemmer and share_of",
                  where.c_str(), task.where(task.examples[0]).c_str());
     }
     if (task.examples.empty()) fail("%s holds no examples", file.c_str());
@@ -230,7 +230,7 @@ inline Task read_task(const std::string& file) {
 // `same`: the pool is that task, and excludes the question itself.
 inline std::string few_shot_prefix(const Task& pool, int K, uint64_t seed, int64_t number, bool same) {
     if (K > pool.size() - same)
-        fail("%d examples before each question were asked for, %s has %lld%s", K, pool.file.c_str(),
+        fail("%d examples before each question were requested, but %s has %lld%s", K, pool.file.c_str(),
              (long long)(pool.size() - same), same ? " besides the question" : "");
     std::vector<int64_t> drawn;
     std::string prefix;
@@ -268,7 +268,7 @@ inline void cut_beginning(Request& r, int most) {
     r.tokens.erase(r.tokens.begin(), r.tokens.end() - most);
     r.truncated = true;
 }
-const char* const no_first_token = "the context is empty and the tokenizer has no token to begin with";
+const char* const no_first_token = "the context is empty and the tokenizer has no start token";
 
 // Context and continuation as tokens, with special tokens and the tokenizer's template. White space at the end of the context
 // moves to the continuation, since tokenizers attach it to the next word; the continuation's tokens are the whole text's minus
@@ -291,8 +291,8 @@ inline Request make_request(const Tokenizer& tokenizer, const std::string& conte
     }
     r.n_scored = (int)r.tokens.size() - (int)n_context;
     if (r.tokens[0] < 0) r.problem = no_first_token;
-    else if (r.n_scored <= 0) r.problem = "its continuation merges into the context's last token; HINT: begin it with a space";
-    else if (r.n_scored > T) r.problem = format("its continuation has %d tokens, the model's sequences hold %d", r.n_scored, T);
+    else if (r.n_scored <= 0) r.problem = "its continuation merges into the context's last token; HINT: start it with a space";
+    else if (r.n_scored > T) r.problem = format("its continuation has %d tokens; the model's maximum is %d", r.n_scored, T);
     if (r.problem.empty()) cut_beginning(r, T + 1);
     return r;
 }

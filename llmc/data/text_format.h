@@ -20,7 +20,7 @@ struct FileSignature {
     size_t at;  // offset in the file
     std::string_view bytes;
     const char *name, *command;  // a command that writes FILE as text to stdout; "" if there is none
-    bool letters = false;        // text may begin so, too: there must be control characters among the first 64 bytes
+    bool letters = false;        // text may start like this, too: there must be control characters among the first 64 bytes
 };
 
 using std::literals::string_view_literals::operator""sv;
@@ -88,7 +88,7 @@ inline constexpr FileSignature file_signatures[] = {
     {0, "\0asm"sv, "a WebAssembly program", ""},
 };
 
-// What a zip archive is, by the first names in it.
+// The kind of a zip archive, by the first names in it.
 inline const FileSignature& zip_kind(std::string_view first) {
     static constexpr FileSignature kinds[] = {
         {0, "word/"sv, "a Word document (.docx)", "pandoc --to plain --wrap none FILE"},
@@ -277,8 +277,8 @@ inline bool named_as(const std::string& path, std::initializer_list<const char*>
 }
 inline bool named_as_json(const std::string& path) { return named_as(path, {".jsonl", ".ndjson", ".jsonlines", ".json"}); }
 
-// JSON if `asked` or the name says so, or if the input begins as JSON does: an array of objects, objects over several lines
-// (only where the name says JSON), or else one object per line. WARC, HTML and WikiExtractor's articles by their beginnings,
+// JSON if `asked` or the name says so, or if the input starts like JSON: an array of objects, objects over several lines
+// (only where the name says JSON), or else one object per line. WARC, HTML and WikiExtractor's articles by their first bytes,
 // tables and HTML by their names. Text otherwise.
 inline TextFormat find_text_format(InputStream& in, const std::string& asked) {
     if (asked == "text") return TextFormat::text;

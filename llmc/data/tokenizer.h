@@ -118,7 +118,7 @@ public:
     // Prints a note if the settings next to it name an end-of-text token that does not exist.
     void tell_missing_end() const {
         if (!missing_end_.empty())
-            print_line(stderr, format("note: the eos_token beside %s is '%s', which is no token of it: %s ends documents",
+            print_line(stderr, format("note: the eos_token of %s is '%s', which is not one of its tokens: %s ends documents",
                                       source_.c_str(), missing_end_.c_str(),
                                       eod_ >= 0 ? ("'" + token_bytes(eod_) + "'").c_str() : "none"));
     }
@@ -242,7 +242,8 @@ public:
         for (const int id : needed)
             if (id >= model_vocabulary) refuse_model(model_vocabulary, id);
         if (says)
-            print_line(stderr, format("note: the model's vocabulary has %d tokens: it lacks %s of %s, '%s'%s, which stays text",
+            print_line(stderr, format("note: the model's vocabulary has only %d tokens: it lacks %s of %s, '%s'%s, which "
+                                      "stays text",
                                       model_vocabulary, counted((int64_t)added.size(), "added token").c_str(), source_.c_str(),
                                       token_bytes(model_vocabulary).c_str(), added.size() > 1 ? " and so on" : ""));
         bytes_.resize((size_t)model_vocabulary);
@@ -426,7 +427,7 @@ private:
         for (unsigned char b = 'a'; b <= 'z'; b++)
             if (bpe_.byte_id(b) < 0) fail("%s: the byte %d has no token; it is not a byte-level vocabulary", name, b);
         if (!bpe_.knows_every_byte() && unknown_ < 0 && unknown.is_string())
-            fail("%s: unk_token %s is no token of the vocabulary", name, unknown.dump().c_str());
+            fail("%s: unk_token %s is not in the vocabulary", name, unknown.dump().c_str());
         load_added(j);
         each_merge(j["model"].at("merges"), [&](int, const std::string& left, const std::string& right) {
             const auto id = [&](const std::string& s) { return by_characters_.at(s); };
@@ -448,7 +449,7 @@ private:
         const auto& unknown = model.value("unk_token", nlohmann::json());
         find_unknown(unknown);
         if (unknown_ < 0 && unknown.is_string())
-            fail("%s: unk_token %s is no token of the vocabulary", source_.c_str(), unknown.dump().c_str());
+            fail("%s: unk_token %s is not in the vocabulary", source_.c_str(), unknown.dump().c_str());
         bpe.unknown = unknown_characters(byte_fallback);
         bpe.whole_tokens = model.value("ignore_merges", false);
         bpe.fuse_unknown = model.value("fuse_unk", false);
@@ -596,7 +597,7 @@ private:
             if (p.kind == Model::byte && (!m.byte_fallback || byte_of_token(p.text) < 0))
                 fail("%s: '%s' is marked as a byte", file.c_str(), p.text.c_str());
             if (p.kind < Model::normal || p.kind > Model::byte)
-                fail("%s: '%s' is of no known kind", file.c_str(), p.text.c_str());
+                fail("%s: '%s' has an unknown kind", file.c_str(), p.text.c_str());
             special_[id] = p.kind == Model::control || p.kind == Model::unknown;
             if (p.kind != Model::control) continue;
             added_[p.text] = (int)id;
@@ -647,7 +648,7 @@ private:
             else
                 for (const auto& [content, id] : old.items()) add(id, content, {{"special", roles.count(content) > 0}});
         } catch (const json::exception& e) {
-            fail("the added tokens beside %s are damaged: %s", source_.c_str(), json_problem(e).c_str());
+            fail("the added tokens of %s are damaged: %s", source_.c_str(), json_problem(e).c_str());
         }
         std::sort(all.begin(), all.end(), [](const json& a, const json& b) { return a["id"] < b["id"]; });
         return all;

@@ -54,7 +54,7 @@ public:
             if (!in_->read_line(line, most_line)) return false;
         while (is_blank(line));
         chunk.line = ++record_;
-        if (line.compare(0, 5, "WARC/") != 0) refuse("does not begin with WARC/");
+        if (line.compare(0, 5, "WARC/") != 0) refuse("does not start with WARC/");
         HeaderLines headers;
         for (int n = 0;; n++) {
             if (!in_->read_line(line, most_line)) refuse("is cut off within its header");
@@ -230,12 +230,12 @@ inline void open_page(Chunk& chunk, const std::string& file) {
         }
 #endif
         const bool looks_undone = rest.substr(0, 64).find('<') != std::string_view::npos;
-        if (!undone && !looks_undone) return leave_out("responses in a compression that is not read");
+        if (!undone && !looks_undone) return leave_out("responses in an unsupported compression");
     }
     if (plain) {
         const std::string text = html::to_utf8(rest, html::charset_in(type));
         if (text.empty()) return leave_out("empty documents");
-        if (count_odd_bytes(text).too_many()) return leave_out("responses of type text/plain that are none");
+        if (count_odd_bytes(text).too_many()) return leave_out("text/plain responses that are not text");
         chunk.text = text;
         return;
     }

@@ -28,7 +28,7 @@ constexpr int attention_largest_head = 256;
 
 inline std::string attention_limits(int HS) {
     if (HS <= attention_largest_head) return "";
-    return format("a head size of %d is above %d, the largest that attention on the GPU takes", HS, attention_largest_head);
+    return format("head size %d exceeds %d, the maximum for attention on the GPU", HS, attention_largest_head);
 }
 
 inline AttentionKernels choose_attention(const Ctx& ctx, const AttentionShape& shape) {

@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
                             const int* doc_start, AttentionShape a, CapAndDropout cap, WorkOrder order) {
     using F = BackwardKeys<HS>;
     constexpr int M = F::M, N = F::N, threads = 32 * F::warps;
-    static_assert(F::rows % N == 0, "the first tile of queries begins at the first key");
+    static_assert(F::rows % N == 0, "the first tile of queries starts at the first key");
     DYNAMIC_SHARED(bf16, shared);
     const int warp = threadIdx.x / 32;
     bf16 *keys = shared, *values = keys + F::rows * HS;
@@ -474,7 +474,7 @@ __global__ void __launch_bounds__(32 * BackwardKeys<HS>::warps, BackwardKeys<HS>
         float s[M][N / 8][4], dp[M][N / 8][4] = {};  // S^T, dP^T: a row for each key
         product_transposed<HS, M, N>(s, keys + warp * 16 * M * HS, queries(stage));
         if constexpr (with_keys) product_transposed<HS, M, N>(dp, values + warp * 16 * M * HS, douts(stage));
-        static_assert(M == 1, "the kept weights are those of 16 keys");
+        static_assert(M == 1, "the kept weights belong to 16 keys");
         const Kept<N, true, capped_or_dropped> kept(a, b, this_h, this_t0, j_first);
         if (capped_or_dropped)
             cap_and_drop<N>(s[0], dp[0], cap, kept, [&](int n, int i) { return rows[lane_column(n, i)].correction; });

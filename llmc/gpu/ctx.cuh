@@ -116,7 +116,7 @@ struct Ctx {
             fail("no GPU: %s; HINT: make BACKEND=cpu builds the program for the CPU; nvidia-smi shows the driver's state",
                  why_none.c_str());
         if (n_devices == 1) device = 0;  // each rank sees only its own (srun --gpus-per-task=1)
-        if (device >= n_devices) fail("GPU %d was asked for, there are %d (0 .. %d)", device, n_devices, n_devices - 1);
+        if (device >= n_devices) fail("GPU %d was requested, but there are %d (0 .. %d)", device, n_devices, n_devices - 1);
         CUDA(cudaSetDevice(device));
         cudaDeviceProp p;
         CUDA(cudaGetDeviceProperties(&p, device));
@@ -165,7 +165,7 @@ struct Ctx {
             scratch_bytes_ = 0;
             if (cudaMalloc(&scratch_, bytes) != cudaSuccess) {
                 (void)cudaGetLastError();
-                fail("the GPU has no %.2f GiB left for scratch memory; HINT: a smaller --micro-batch-size needs less",
+                fail("the GPU has less than %.2f GiB free for scratch memory; HINT: a smaller --micro-batch-size needs less",
                      (double)bytes / 1073741824.0);
             }
             scratch_bytes_ = bytes;

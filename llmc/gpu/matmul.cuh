@@ -556,7 +556,7 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const GemmPo
             cublasLtMatmulAlgoCheck(ctx.cublas, &plan.product, &plan.a, &plan.b, &plan.d, &plan.d, &kept->algo, &result);
         plan.algo = kept->algo;
         if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= Ctx::workspace_bytes) return;
-        GemmChoices::warn(format("%s has an algorithm that cuBLASLt refuses, which is ignored: %s", all.tuning.file.c_str(),
+        GemmChoices::warn(format("%s has an algorithm that cuBLASLt refuses; it is ignored: %s", all.tuning.file.c_str(),
                                  key.text().c_str()));
     }
     constexpr int most = 32;
@@ -581,7 +581,7 @@ void choose_algorithm(Ctx& ctx, GemmPlan& plan, const GemmKey& key, const GemmPo
     GemmChoice choice;
     const GemmScratch scratch(ctx, key, callers);
     if (!scratch.obtained() || !fastest(ctx, plan, scratch, key, algorithms, choice)) {
-        GemmChoices::warn(format("%s, so the library's first suggestion is taken: %s",
+        GemmChoices::warn(format("%s, so the library's first suggestion is used: %s",
                                  scratch.obtained() ? "no algorithm runs that cuBLASLt suggests for a matrix product"
                                                     : "no GPU memory left to time a matrix product",
                                  key.text().c_str()));

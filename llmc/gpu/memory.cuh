@@ -38,7 +38,7 @@ inline void* allocate_memory(size_t bytes) {
     void* memory = nullptr;
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();  // clears it, or the next launch would report it
-        fail("the GPU refused %.2f GiB of memory, %.2f GiB are free; HINT: other programs may use it (nvidia-smi)",
+        fail("cannot allocate %.2f GiB of GPU memory, %.2f GiB are free; HINT: other programs may be using it (nvidia-smi)",
              (double)bytes / 1073741824.0, (double)free_memory() / 1073741824.0);
     }
     CUDA(cudaMemset(memory, 0, bytes));

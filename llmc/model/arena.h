@@ -120,10 +120,8 @@ private:
         if (wanted <= available) return;
         std::string table;
         for (const auto& [name, bytes] : purposes_) table += format("  %-28s %9.2f GiB\n", name.c_str(), bytes / 1073741824.0);
-        fail(
-            "this run needs %.2f GiB of %s, %.2f GiB are available:\n%s"
-            "HINT: less is needed with %s",
-            wanted / 1073741824.0, what, available / 1073741824.0, table.c_str(), advice);
+        fail("this run needs %.2f GiB of %s, but %.2f GiB are available:\n%sHINT: to reduce it, use %s", wanted / 1073741824.0,
+             what, available / 1073741824.0, table.c_str(), advice);
     }
 
     static void point_slots(const Place& place) {

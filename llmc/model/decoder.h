@@ -34,7 +34,7 @@ enum class TextEnd {
     abandoned,  // no longer wanted
 };
 
-// The log-probability of a token after the ones before it, at temperature 1, and those of the most likely tokens.
+// The log-probability of a token after the ones before it, at temperature 1, and the most likely tokens with theirs.
 struct TokenScore {
     int token = 0;
     double log_probability = 0;

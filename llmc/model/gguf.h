@@ -246,7 +246,7 @@ private:
 
     std::string_view take(uint64_t bytes) {
         if (bytes > size_ - at_)
-            refuse(format("%llu bytes are announced, %zu are left", (unsigned long long)bytes, size_ - at_));
+            refuse(format("%llu bytes are declared, %zu are left", (unsigned long long)bytes, size_ - at_));
         at_ += bytes;
         return {data_ + at_ - bytes, (size_t)bytes};
     }
@@ -260,7 +260,7 @@ private:
     uint64_t count(size_t least_bytes, const char* what) {
         const auto n = number<uint64_t>();
         if (n > (size_ - at_) / least_bytes)
-            refuse(format("%llu %s are announced, more than the file has room for", (unsigned long long)n, what), at_ - 8);
+            refuse(format("%llu %s are declared, more than fit in the file", (unsigned long long)n, what), at_ - 8);
         return n;
     }
 
@@ -335,7 +335,7 @@ private:
                               (long long)t.shape.back(), type->elements, type->name));
             offsets.emplace_back(number<uint64_t>(), at_ - 8);
             if (offsets.back().first != end)
-                refuse(format("%s begins at %llu of the data; after the tensor before it that must be %llu", named.c_str(),
+                refuse(format("%s starts at %llu of the data; after the previous tensor it must be %llu", named.c_str(),
                               (unsigned long long)offsets.back().first, (unsigned long long)end),
                        at_ - 8);
             const uint64_t bytes = t.elements / type->elements * type->bytes;

@@ -160,7 +160,7 @@ inline const GgufArchitecture& gguf_architecture_of(const ModelConfig& c) {
         if (c.family == a.family) return a;
         all += (all.empty() ? "" : ", ") + std::string(a.family);
     }
-    fail("llama.cpp has no architecture for models of the family %s; GGUF is written of %s", c.family.c_str(), all.c_str());
+    fail("llama.cpp has no architecture for the family %s; GGUF supports %s", c.family.c_str(), all.c_str());
 }
 
 namespace detail {
@@ -208,8 +208,7 @@ inline RopeScaling scaling_of_factors(ModelConfig c, const std::vector<float>& f
         const auto same = [](float x, float y) { return std::fabs(x - y) <= 1e-4f * std::fabs(y); };
         if (std::equal(factors.begin(), factors.end(), expected.begin(), expected.end(), same)) return c.rope_scaling;
     }
-    fail("%s: the factors of rotary frequencies in %s are not those of a Llama 3: they are not supported", source.c_str(),
-         gguf_rope_factors);
+    fail("%s: the rotary frequency factors in %s are not Llama 3's, which is not supported", source.c_str(), gguf_rope_factors);
 }
 
 // The configuration described by the metadata and the tensors' names. has(name): whether there is such a tensor.
@@ -353,7 +352,7 @@ inline void check_gguf_says(const ModelConfig& c, const GgufArchitecture& a) {
     for (const auto& [key, value] : ours.items()) {
         const nlohmann::json other = theirs.value(key, nlohmann::json());
         if (value == other || (value.is_number() && other.is_number() && value.get<float>() == other.get<float>())) continue;
-        fail("the model's '%s' is %.200s, which GGUF's architecture %s cannot say (but %.200s): llama.cpp cannot run it",
+        fail("the model's '%s' is %.200s, but GGUF's architecture %s can only express %.200s: llama.cpp cannot run it",
              key.c_str(), value.dump().c_str(), a.name, other.dump().c_str());
     }
 }

@@ -399,7 +399,7 @@ inline Key window(const WindowKeys& keys) {
                     if (c.full_interval == 1) c.window = 0;
                     else if (!c.window) {
                         const char* const off = keys.switched && !in.flag(on, false) ? on : size;
-                        fail("%s: '%s' has layers with a window, but '%s' turns windows off; HINT: change one of them",
+                        fail("%s: '%s' has sliding-window layers, but '%s' disables windows; HINT: change one of them",
                              in.source.c_str(), types, off);
                     }
                 } else if (keys.switched && c.window) {

@@ -94,7 +94,7 @@ inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::ve
         for (const LoraTarget& t : targets)
             for (const std::string& other : t.names)
                 if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
-        fail_usage("this model has no matrix '%s' for --lora-targets%s HINT: those of a %s model are %s", name.c_str(),
+        fail_usage("this model has no matrix '%s' for --lora-targets%s HINT: a %s model has %s", name.c_str(),
                    did_you_mean(name, known).c_str(), c.family.c_str(), joined(known).c_str());
     }
     std::vector<std::string> modules;

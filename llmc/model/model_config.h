@@ -105,8 +105,8 @@ inline void check_rope(const ModelConfig& c) {
         fail("rotary-percent is %g; it must be above 0 and at most 1", c.rotary_fraction);
     if (c.rotated() % 2 || c.rotated() == 0)
         fail(
-            "head size %d (hidden-size %d / heads %d, or kv-channels): %d numbers of it are rotated, which is odd or none; "
-            "rotary positions rotate pairs",
+            "head size %d (hidden-size %d / heads %d, or kv-channels): %d of its dimensions would be rotated; rotary "
+            "positions need an even number above 0",
             c.HS(), c.C, c.NH, c.rotated());
     if (!(c.rope_base >= 1)) fail("rotary-base is %g; it must be at least 1", c.rope_base);
     if (c.local_rope_base != 0 && !(c.local_rope_base >= 1))
@@ -117,7 +117,7 @@ inline void check_rope(const ModelConfig& c) {
     if (const double grown = rope_attention_factor(s); !(grown >= 1e-6 && grown <= 1e6))
         fail("rope scaling multiplies cos and sin by %g; it must be between 1e-06 and 1000000", grown);
     if (s.type != Type::linear && s.original <= 0)
-        fail("scaled rotary positions need the length before the scaling; HINT: --original-max-position-embeddings N");
+        fail("scaled rotary positions need the original length; HINT: --original-max-position-embeddings N");
     if (s.type == Type::llama3 && !(s.low_freq_factor > 0 && s.low_freq_factor < s.high_freq_factor))
         fail("rope scaling llama3: low_freq_factor %g must be above 0 and below high_freq_factor %g", s.low_freq_factor,
              s.high_freq_factor);

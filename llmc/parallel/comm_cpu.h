@@ -64,7 +64,7 @@ inline int place_in_group(const World& world, const std::vector<int>& ranks, con
     const std::string& mine = said[(size_t)world.rank()];
     for (const int r : ranks)
         if (place >= 0 && said[r] != mine)
-            fail("ranks do not make the same group: rank %d makes '%s', rank %d makes '%s'", world.rank(), mine.c_str(), r,
+            fail("ranks create different groups: rank %d creates '%s', rank %d '%s'", world.rank(), mine.c_str(), r,
                  said[r].c_str());
     return place;
 }

@@ -58,10 +58,7 @@ inline std::string pipeline_problem(int pp, int vpp, int micro_batches) {
             micro_batches);
     if (vpp == 1) return "";
     if (pp == 1)
-        return format(
-            "a pipeline of 1 rank has nothing to interleave %d virtual stages with; HINT: leave them out, or use 2 or "
-            "more ranks",
-            vpp);
+        return format("a pipeline of 1 rank cannot interleave %d virtual stages; HINT: omit them, or use 2 or more ranks", vpp);
     if (micro_batches % pp == 0) return "";
     const int below = micro_batches / pp * pp, above = below + pp;
     const std::string nearest = below ? format("the nearest are %d and %d", below, above) : format("the fewest are %d", above);
@@ -164,7 +161,9 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
         const bool end = s == 0 || s == n_stages - 1;  // computes the embedding or the head
         if (given[s] < (end ? 0 : 1))
             fail("--pipeline-layers (%s): stage %d has %d layers; the minimum is %d%s", list.c_str(), s, given[s], end ? 0 : 1,
-                 end ? "" : "; HINT: only the first and the last stage, which have the embedding and the head, may have none");
+                 end ? ""
+                     : "; HINT: only the first and the last stage, which have the embedding and the head, may have no "
+                       "layers");
     }
     const long long sum = std::accumulate(given.begin(), given.end(), 0LL);
     if (sum != L)

@@ -273,8 +273,9 @@ inline Placement find_placement() {
     for (const char* name : {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
         if (const int n = variable(name) ? number(name, 1, INT_MAX) : 1; n > 1)
             fail(
-                "%s is %d, so that this is one of %d processes, but MPI did not start them and they cannot find each other; "
-                "HINT: mpirun -n %d ./train_gpt ..., or under SLURM srun --mpi=pmix ./train_gpt ...; to run alone, unset %s",
+                "%s is %d, so this is one of %d processes, but MPI did not start them and they cannot find each other; HINT: "
+                "mpirun -n %d ./train_gpt ..., or under SLURM srun --mpi=pmix ./train_gpt ...; to run a single process, unset "
+                "%s",
                 name, n, n, n, name);
     return {};
 }
@@ -367,8 +368,8 @@ struct WorldState {
         MPI(MPI_Comm_size(mpi, &size));
         if (p.size && size != p.size)
             fail(
-                "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun belongs to another MPI than the "
-                "one this program was built with; srun --mpi=pmix may fit",
+                "the launcher started %d processes, but MPI sees %d; HINT: mpirun or srun is from another MPI than the "
+                "program was built with; try srun --mpi=pmix",
                 p.size, size);
         if (level < MPI_THREAD_FUNNELED)
             fail("this MPI was built without the threads that the program needs: MPI_THREAD_FUNNELED");

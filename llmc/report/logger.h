@@ -448,7 +448,7 @@ public:
     void end(const std::string& status, const std::string& reason = "", const std::string& command = "",
              const nlohmann::ordered_json& result = {}) {
         if (std::exchange(ended_, true)) return;
-        const std::string message = reason + (command.empty() ? "" : "; to go on: " + command);
+        const std::string message = reason + (command.empty() ? "" : "; to resume: " + command);
         const double seconds = monotonic_seconds() - start_;
         keep_log();
         attempt("the log", [&] {
@@ -610,7 +610,7 @@ private:
 
     // Wraps a command so that it can be copied: lines end with a backslash; a command with quotes is unchanged.
     void print_command(const std::string& command) {
-        print("to go on:");
+        print("to resume:");
         std::string text;
         const bool quoted = command.find_first_of("'\"") != std::string::npos;
         for (const std::string& part : quoted ? std::vector<std::string>{command} : wrap_text(command, width_() - 6))

@@ -249,7 +249,7 @@ inline std::string report_header(const RunLog& log, time_t now) {
     if (log.end.is_null() && left > 0 && left < 1e10)
         progress += format(", done about %s", local_time(now + (time_t)left).substr(0, 16).c_str());
     // Why the run has ended, and the command that resumes it.
-    const std::string message = is_silent(log) ? "The last record is of " + local_time(log.last_news) +
+    const std::string message = is_silent(log) ? "The last record was written at " + local_time(log.last_news) +
                                                      ": the run was killed, or hangs. If its processes are gone, --resume auto "
                                                      "resumes it."
                                                : RunLog::text(log.end, "message");
@@ -417,7 +417,7 @@ inline std::string whole_page(const std::string& title, const std::vector<NamedR
         }
         out += "</section>\n";
     } else {
-        out += "<p class=\"card empty\">No step is done yet; the curves appear here.</p>\n";
+        out += "<p class=\"card empty\">No step has finished yet; the curves will appear here.</p>\n";
     }
     return out + below + "</main>\n<script>const page = " + PageData(runs, charts).text() +
            format(", refreshSeconds = %d;\n", refresh_seconds) + report_script + "</script></body></html>\n";

@@ -477,7 +477,7 @@ parts.forEach((details, i) => {
   details.open = view.open.includes(i);
   details.addEventListener("toggle", () => { view.open = parts.flatMap((d, i) => d.open ? [i] : []), remember(); });
 });
-// A page that was not rewritten for long is of a run that was killed: by this clock, as that run cannot say so.
+// A page that was not rewritten for long belongs to a killed run, which cannot report it: decided by this clock.
 const updated = find("#updated"), badge = find("header .status.running");
 const listenForNews = () => {
   const silence = Date.now() / 1000 - updated.dataset.time;

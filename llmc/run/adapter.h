@@ -42,8 +42,8 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
     const auto recorded = nlohmann::ordered_json(read_json(path));
     if (recorded.value("files", nlohmann::ordered_json()) == identity_of_base(world, base)) return;
     fail(
-        "the weights of %s are not those that the adapters %s were trained on (%s, by the checksums in %s); HINT: --model with "
-        "that model",
+        "the weights of %s are not the ones that the adapters %s were trained on (%s, by the checksums in %s); HINT: --model "
+        "with that model",
         base.c_str(), adapter.c_str(), recorded.value("path", std::string("a model without a name")).c_str(), path.c_str());
 } catch (const nlohmann::json::exception& e) {
     fail("%s/base.json is damaged: %s", adapter.c_str(), json_problem(e).c_str());
@@ -58,8 +58,7 @@ inline std::string base_of_adapter(const std::string& dir) {
     const std::string base = name.is_string() ? name.get<std::string>() : "";
     if (is_folder(base)) return base;
     if (const std::string snapshot = hub_snapshot(base); !snapshot.empty()) return snapshot;
-    fail("the model under the adapters %s is not where they say, at %.500s; HINT: --model DIR", dir.c_str(),
-         name.dump().c_str());
+    fail("the base model of the adapters %s is missing at %.500s; HINT: --model DIR", dir.c_str(), name.dump().c_str());
 }
 
 namespace detail {

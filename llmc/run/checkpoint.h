@@ -49,7 +49,7 @@ inline ModelConfig read_config(const std::string& dir) {
     if (is_adapter(dir) && !file_exists(dir + "/config.json")) {
         const nlohmann::json adapter = read_json(dir + adapter_config_file);
         const bool lora = adapter.is_object() && adapter.value("peft_type", nlohmann::json()) == "LORA";
-        const std::string merge = "; train_gpt export --merge --adapter " + dir + " --out MERGED makes a model of both";
+        const std::string merge = "; train_gpt export --merge --adapter " + dir + " --out MERGED merges them into one model";
         fail("%s holds adapters, not a model; HINT: generate, eval and serve take --model BASE --adapter %s%s", dir.c_str(),
              dir.c_str(), lora ? merge.c_str() : "");
     }
@@ -64,8 +64,8 @@ inline std::string unknown_keys_of(const std::string& dir) {
 }
 inline void note_unknown_keys(const std::string& dir) {
     if (const std::string keys = unknown_keys_of(dir); !keys.empty())
-        print_line(stderr, format("note: %s/config.json has keys that have no effect here: %s; HINT: if the model needs one of "
-                                  "them, it is not computed correctly",
+        print_line(stderr, format("note: %s/config.json has unsupported keys: %s; HINT: if the model needs one of them, "
+                                  "results will be wrong",
                                   dir.c_str(), keys.c_str()));
 }
 
@@ -94,7 +94,8 @@ public:
             bool known = used.count(&tensor) || has(".inv_freq");
             for (const char* part : names.not_ours) known = known || has(part);
             if (!known)
-                fail("%s holds the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(), c.family.c_str());
+                fail("%s contains the tensor '%s', which a %s model does not have", path.c_str(), name.c_str(),
+                     c.family.c_str());
         }
     }
 
@@ -124,7 +125,7 @@ public:
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
         const std::vector<int64_t> shape = file_shape(spec, t);
         if (view->shape != shape)
-            fail("%s: tensor '%s' has shape %s; config.json asks for %s", path_.c_str(), t.name.c_str(),
+            fail("%s: tensor '%s' has shape %s; config.json requires %s", path_.c_str(), t.name.c_str(),
                  shape_string(view->shape).c_str(), shape_string(shape).c_str());
         return *view;
     }
@@ -150,8 +151,8 @@ private:
         if (same) for_each_run(spec, t, compare);
         if (!same)
             fail(
-                "%s: 'tie_word_embeddings' is true, but the tensor '%s' is not the embedding; HINT: with "
-                "\"tie_word_embeddings\": false in config.json the model is opened with the head of the file",
+                "%s: 'tie_word_embeddings' is true, but the tensor '%s' differs from the embedding; HINT: set it to false in "
+                "config.json to load the file's head",
                 path_.c_str(), name.c_str());
     }
     // The tensor with this name or an alternative form of it; null if there is none.
@@ -551,7 +552,7 @@ std::string judge_together(World& world, Judge judge) {
 inline void check_weights(World& world, const std::string& dir) {
     if (const std::string problem = judge_together(world, [&] { return verify_weights(dir, world.rank(), world.size()); });
         !problem.empty())
-        fail("%s; HINT: another checkpoint; without %s the weights are taken as they are, but no run resumes from them",
+        fail("%s; HINT: another checkpoint; without %s the weights are used unchecked, but no run can resume from them",
              problem.c_str(), manifest_name);
 }
 
@@ -578,7 +579,7 @@ public:
         guarded([&] { check_against_disk(temporary_, sums); });
         publish(sums);
     }
-    // sums: of all files, which were compared with what the disk gives back.
+    // sums: of all files, already compared with the disk's contents.
     void publish(const FileSums& sums) const {
         namespace fs = std::filesystem;
         guarded([&] {

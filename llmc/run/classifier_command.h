@@ -48,7 +48,7 @@ inline int classifier_command(const CurateOptions& o) {
     const int threads = thread_count(o.threads);
     const bool trains = !o.train_language.empty() || !o.train_quality.empty();
     if (!o.train_language.empty() && !o.train_quality.empty())
-        fail_usage("--train-language and --train-quality train one classifier each; HINT: one command for each");
+        fail_usage("--train-language and --train-quality train one classifier each; HINT: use two commands");
     if (!trains && o.language_model.empty() == o.quality_model.empty())
         fail_usage("--measure-on measures a model; HINT: name it by either --language-model FILE or --quality-model FILE");
     const bool quality = !o.train_quality.empty() || (!trains && !o.quality_model.empty());
@@ -61,7 +61,7 @@ inline int classifier_command(const CurateOptions& o) {
         const bool is_used =
             std::find(used.begin(), used.end(), name) != used.end() || name == option || name == (trains ? "output" : model);
         if (!is_used && value != defaults[name])
-            fail_usage("--%s has no meaning where --%s is given: %s", name.c_str(), option.c_str(),
+            fail_usage("--%s has no effect with --%s: %s", name.c_str(), option.c_str(),
                        trains ? "a classifier is trained, and no corpus is curated" : "a classifier is measured");
     }
     const auto read = [&](const Strings& items, const std::string& name, const std::vector<std::string>& labels) {
@@ -82,8 +82,10 @@ inline int classifier_command(const CurateOptions& o) {
     }
     LabelledTexts texts = read(quality ? o.train_quality : o.train_language, option, {});
     if (quality && texts.labels != std::vector<std::string>{"bad", "good"})
-        fail_usage("--train-quality has texts labelled %s; they must be good and bad; HINT: --train-quality good:FILE bad:FILE",
-                   joined(texts.labels).c_str());
+        fail_usage(
+            "--train-quality has texts labelled %s; the labels must be good and bad; HINT: --train-quality good:FILE "
+            "bad:FILE",
+            joined(texts.labels).c_str());
 
     // Without texts to measure on, every twentieth is held out.
     LabelledTexts held_out;

@@ -194,7 +194,7 @@ struct Parser {
         for (const std::string& word : words) text += (text.empty() ? "'" : ", '") + word + "'";
         text += words.size() == 1 ? " belongs to no option" : " belong to no option";
         if (!meant.empty() && !flag) text += "; did you mean " + meant + "?";
-        else if (before) text += ": --" + before->name + (flag ? " takes no value" : " already has its value");
+        else if (before) text += ": --" + before->name + (flag ? " takes no value" : " was already given a value");
         mistake(text);
     }
 

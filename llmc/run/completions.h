@@ -47,7 +47,7 @@ struct ServedModel {
 // A request of /v1/completions or /v1/chat/completions.
 struct CompletionRequest {
     bool chat = false, streams = false, tells_usage = false;
-    bool echoes = false;  // the text begins with the prompt's
+    bool echoes = false;  // the text starts with the prompt
     int logprobs = -1;    // >= 0: log-probabilities of the tokens, and of this many of the most likely ones
     std::vector<std::vector<int>> prompts;
     int n = 1, max_new_tokens = 16;
@@ -65,7 +65,7 @@ namespace detail {
 class RequestReader {
 public:
     RequestReader(const nlohmann::json& j, const ServedModel& model, CompletionRequest& r) : model_(model), r_(r) {
-        if (!j.is_object()) throw ApiError{400, format("the body is no JSON object but %s", j.type_name())};
+        if (!j.is_object()) throw ApiError{400, format("the body must be a JSON object, not %s", j.type_name())};
         r_.sampling.tokens = model.tokenizer.vocab_size();
         r_.max_new_tokens = r_.chat ? model.max_new_tokens : std::min(16, model.max_new_tokens);
         for (const auto& [key, value] : j.items())
@@ -78,9 +78,10 @@ public:
             throw ApiError{400, "this server does not support 'logprobs' with 'stream'", "logprobs", "unsupported_parameter"};
         if (r_.echoes && !r_.stops.empty())
             throw ApiError{400, "this server does not support 'stop' with 'echo'", "echo", "unsupported_parameter"};
-        if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options goes with stream", "stream_options"};
+        if (r_.tells_usage && !r_.streams) throw ApiError{400, "stream_options requires stream", "stream_options"};
         if (r_.choices() > most_choices)
-            throw ApiError{400, format("n and the prompts ask for %d texts; at most %d", r_.choices(), most_choices), "n"};
+            throw ApiError{
+                400, format("n and the prompts request %d completions; the maximum is %d", r_.choices(), most_choices), "n"};
     }
 
 private:
@@ -133,7 +134,7 @@ private:
     }
 
     static std::string text(const std::string& key, const nlohmann::json& value) {
-        if (!value.is_string()) throw ApiError{400, "'" + key + "' is no text but " + value.type_name(), key};
+        if (!value.is_string()) throw ApiError{400, "'" + key + "' must be a string, not " + value.type_name(), key};
         return value;
     }
     static bool flag(const std::string& key, const nlohmann::json& value) {
@@ -154,7 +155,7 @@ private:
         if (tokens.empty()) throw ApiError{400, "the prompt is empty", key};
         if ((int)tokens.size() >= model_.room)
             throw ApiError{400,
-                           format("the prompt has %zu tokens; with at least one of its answer, the context holds %d",
+                           format("the prompt has %zu tokens; with at least one generated token it exceeds the context of %d",
                                   tokens.size(), model_.room),
                            key, "context_length_exceeded"};
         r_.prompts.push_back(std::move(tokens));
@@ -184,19 +185,20 @@ private:
 
     void messages(const nlohmann::json& list) {
         if (!model_.chat)
-            throw ApiError{400, "this model has no conversations: " + model_.no_chat, "messages", "no_chat_template"};
-        if (!list.is_array() || list.empty()) throw ApiError{400, "'messages' is no list of messages", "messages"};
+            throw ApiError{400, "this model does not support conversations: " + model_.no_chat, "messages", "no_chat_template"};
+        if (!list.is_array() || list.empty()) throw ApiError{400, "'messages' must be a list of messages", "messages"};
         std::vector<ChatMessage> conversation;
         for (const nlohmann::json& message : list) {
             if (!message.is_object() || !message.contains("role") || !message.contains("content"))
-                throw ApiError{400, "a message is no object with 'role' and 'content'", "messages"};
+                throw ApiError{400, "each message must be an object with 'role' and 'content'", "messages"};
             std::string role = text("role", message["role"]);
             if (role == "developer") role = "system";
             if (role != "system" && role != "user" && role != "assistant")
                 throw ApiError{400, "a role is '" + printable(role) + "'; system, user and assistant are known", "messages"};
             conversation.push_back({role, content(message["content"])});
         }
-        if (conversation.back().role == "assistant") throw ApiError{400, "the last message is the assistant's own", "messages"};
+        if (conversation.back().role == "assistant")
+            throw ApiError{400, "the last message is an assistant message", "messages"};
         if (const std::string problem = model_.chat->problem(conversation); !problem.empty())
             throw ApiError{400, problem, "messages"};
         add_prompt(model_.chat->encode(conversation, true).tokens, "messages");

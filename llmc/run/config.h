@@ -79,8 +79,8 @@ inline Allowed one_of(Strings choices) {
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
       "pipeline stages, over which the layers are split")                                                                      \
     X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
-      "how long a rank waits for the others, or for a disk while it saves, before it reports what each is doing and ends the " \
-      "run (90s, 10m, 1h)")
+      "time limit for waiting for other ranks, or for a disk while saving, after which a rank reports what each is doing and " \
+      "ends the run (90s, 10m, 1h)")
 
 // Options of the commands that run a model without training it.
 #define ADAPTER_OPTIONS(X)                                                                                   \
@@ -94,7 +94,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, normalization, "", "", one_of(option_words(choices_of_norm)), "Model",                                      \
       "kind of normalization layers; default: the preset's, else LayerNorm")                                                   \
     X(bool, apply_layernorm_1p, "", false, anything(), "Model",                                                                \
-      "normalization layers multiply by 1 + weight, and weights begin at 0, as in Gemma")                                      \
+      "normalization layers multiply by 1 + weight, with weights initialized to 0, as in Gemma")                               \
     X(std::string, norm_place, "", "", one_of(option_words(choices_of_norm_place)), "Model",                                   \
       "normalization before attention and MLP (GPT-2, Llama), after them (OLMo-2), both (Gemma 2), or before, with attention " \
       "and MLP side by side (GPT-NeoX); default: the preset's, else before")                                                   \
@@ -108,14 +108,13 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, rotary_base, "", {}, between(1, 1e12), "Model",                                                          \
       "base of rotary position embeddings (rope); default: the preset's, else 10000")                                          \
     X(OptionalDouble, rotary_percent, "", {}, between(0, 1), "Model",                                                          \
-      "part of each head, from its beginning, that rope rotates (0 to 1); default: the preset's, else 1")                      \
+      "fraction of each head, from its start, that rope rotates (0 to 1); default: the preset's, else 1")                      \
     X(std::string, rope_scaling, "", "", one_of(option_words(choices_of_rope_scaling)), "Model",                               \
-      "how rope reaches beyond the length of the first training")                                                              \
+      "how rope is extended beyond the original training length")                                                              \
     X(bool, use_rope_scaling, "", false, anything(), "Model", "the same as --rope-scaling llama3")                             \
     X(OptionalDouble, rope_scaling_factor, "", {}, between(0.001, 1e6), "Model", "how many times longer; default: 8")          \
     X(int, original_max_position_embeddings, "", 0, between(1, 100000000), "Model",                                            \
-      "length of the first training, which rope scaling begins with; default: --max-position-embeddings divided by the "       \
-      "factor")                                                                                                                \
+      "original training length, for rope scaling; default: --max-position-embeddings divided by the factor")                  \
     X(Strings, rope_scaling_set, "", {}, list(0, "KEY=VALUE"), "Model",                                                        \
       "further keys of config.json's rope_scaling: beta_fast, beta_slow, mscale, mscale_all_dim, truncate of yarn, "           \
       "low_freq_factor, high_freq_factor of llama3, short_factor, long_factor (1,1.5,2) of longrope, attention_factor of "     \
@@ -140,25 +139,24 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, softmax_scale, "", {}, between(1e-6, 1e6), "Model",                                                      \
       "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                            \
     X(OptionalDouble, attn_logit_softcapping, "", {}, zero_or(0.01, 1e6), "Model",                                             \
-      "attention scores x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                  \
+      "softcapping: attention scores x become S tanh(x / S), as in Gemma 2; 0: disabled")                                      \
     X(OptionalDouble, final_logit_softcapping, "", {}, zero_or(0.01, 1e6), "Model",                                            \
-      "logits x become S tanh(x / S), as in Gemma 2; 0: they stay")                                                            \
+      "softcapping: logits x become S tanh(x / S), as in Gemma 2; 0: disabled")                                                \
     X(std::string, softmax_type, "", "", one_of({"vanilla", "learnable"}), "Model",                                            \
-      "learnable: a learned logit per head takes part in each softmax, so that a head can attend to nothing (attention "       \
-      "sinks)")                                                                                                                \
+      "learnable: a learned logit per head is added to each softmax, so that a head can attend to nothing (attention sinks)")  \
     X(OptionalDouble, embedding_scale, "", {}, between(1e-6, 1e6), "Model",                                                    \
       "factor of the token embedding, in Gemma the root of the width; default: the preset's, else 1")                          \
     X(bool, untie_embeddings_and_output_weights, "", false, anything(), "Model",                                               \
-      "an output layer with its own weights, instead of those of the token embedding")                                         \
+      "an output layer with its own weights instead of the token embedding's")                                                 \
     X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
     X(OptionalDouble, init_method_std, "", {}, between(1e-9, 100), "Model",                                                    \
       "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
     X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                             \
-      "part of the attention probabilities that training sets to 0")                                                           \
+      "fraction of attention probabilities that training sets to 0")                                                           \
     X(double, hidden_dropout, "", 0, between(0, 0.99), "Model",                                                                \
-      "part of what embedding, attention and MLP give to the residual stream that training sets to 0")                         \
+      "fraction of the outputs of embedding, attention and MLP that training sets to 0 before the residual stream")            \
     X(OptionalDouble, embedding_dropout, "", {}, between(0, 0.99), "Model",                                                    \
-      "the same of the embedding alone; default: --hidden-dropout")
+      "the same for the embedding only; default: --hidden-dropout")
 
 #define TRAIN_OPTIONS(X)                                                                                                       \
     X(std::string, preset, "", "", word("PRESET"), "Model",                                                                    \
@@ -167,8 +165,8 @@ inline Allowed one_of(Strings choices) {
       "model to start from instead of random weights: a Hugging Face directory, the output directory of a run, or the name "   \
       "of a model in Hugging Face's cache (ORG/NAME)")                                                                         \
     X(std::string, size, "", "", word("N"), "Model",                                                                           \
-      "number of parameters (15m, 350m, 1.5b) from which follow what is not given of model, batch, learning rate, weight "     \
-      "decay, warm-up and length, by published rules; --dry-run shows them")                                                   \
+      "target parameter count (15m, 350m, 1.5b); unset model, batch, learning-rate, weight-decay, warm-up and length options " \
+      "are derived from it by published rules; --dry-run shows them")                                                          \
     X(int, num_layers, "", 0, between(1, 10000), "Model", "number of layers")                                                  \
     X(int, hidden_size, "", 0, between(1, 1000000), "Model", "width of the model: elements of a token's vector")               \
     X(int, ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                              \
@@ -185,29 +183,29 @@ inline Allowed one_of(Strings choices) {
       "pad the vocabulary in memory to a multiple of this; the padding is never predicted and never saved")                    \
     BLOCK_OPTIONS(X)                                                                                                           \
     X(int, lora_rank, "", 0, between(1, 65536), "Adapters",                                                                    \
-      "train low-rank adapters (LoRA) of this rank on --model, which stays as it is, instead of all its parameters")           \
+      "train low-rank adapters (LoRA) of this rank on --model, whose weights are frozen")                                      \
     X(OptionalDouble, lora_alpha, "", {}, between(1e-6, 1e6), "Adapters",                                                      \
       "adapters are multiplied by alpha / rank; default: twice the rank")                                                      \
     X(OptionalDouble, lora_dropout, "", {}, between(0, 0.99), "Adapters",                                                      \
-      "part of the adapters' input that training sets to 0; default: none")                                                    \
+      "fraction of the adapters' input that training sets to 0; default: none")                                                \
     X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all")   \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
-      "train this many virtual tokens in front of every sequence (prompt tuning) of --model, which stays as it is")            \
+      "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \
-      "what computes the virtual tokens and is trained in their place (p-tuning): an MLP, or an LSTM, which computes on the "  \
-      "CPU; default: none")                                                                                                    \
+      "network that computes the virtual tokens and is trained instead of them (p-tuning): an MLP, or an LSTM, which "         \
+      "computes on the CPU; default: none")                                                                                    \
     X(int, prompt_encoder_width, "", 0, between(1, 1 << 20), "Adapters",                                                       \
       "width of the hidden layers of the encoder; default: the model's width")                                                 \
     X(std::string, prompt_init_text, "", "", word("TEXT"), "Adapters",                                                         \
-      "text as whose tokens the virtual ones begin; default: tokens drawn from the vocabulary")                                \
+      "text whose token embeddings initialize the virtual tokens; default: random tokens of the vocabulary")                   \
     X(OptionalDouble, dpo_beta, "", {}, between(1e-6, 1000), "Preferences",                                                    \
-      "train on pairs of answers (`prepare --preference`) by direct preference optimisation (DPO): how strongly rewards hold " \
-      "the model to --model, its reference (0.1)")                                                                             \
+      "train on pairs of answers (`prepare --preference`) with direct preference optimization (DPO): how strongly the model "  \
+      "is kept close to --model, its reference (0.1)")                                                                         \
     X(std::string, dpo_loss, "", "sigmoid", one_of({"sigmoid", "ipo"}), "Preferences",                                         \
       "loss of a pair by the margin of its rewards; ipo: squared, of log-probabilities per token")                             \
     X(double, dpo_label_smoothing, "", 0, between(0, 0.499), "Preferences",                                                    \
-      "part of the pairs that are taken to have the wrong answer chosen (conservative DPO)")                                   \
+      "assumed fraction of pairs with the wrong answer chosen (conservative DPO)")                                             \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
       "data from `train_gpt prepare`, named without .bin or .idx; to blend several: WEIGHT PREFIX WEIGHT "                     \
       "PREFIX ...")                                                                                                            \
@@ -227,20 +225,20 @@ inline Allowed one_of(Strings choices) {
     X(bool, reset_attention_mask, "", false, anything(), "Data",                                                               \
       "restrict attention to the current document in a sample of several")                                                     \
     X(bool, eod_mask_loss, "", false, anything(), "Data",                                                                      \
-      "no loss at the end-of-document token, which would train guessing the next document")                                    \
+      "no loss at the end-of-document token, where the target is the next document's first token")                             \
     X(int64_t, seed, "", 1234, at_least(0), "Data", "seed of initial weights, of the order of samples and of generated text")  \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Batch and length",                                        \
       "samples per rank in one forward and backward pass; memory grows with it")                                               \
     X(int, global_batch_size, "global-batch", 0, between(1, 100000000), "Batch and length",                                    \
       "samples per training step over all ranks; default: one micro-batch per rank")                                           \
     X(Strings, rampup_batch_size, "", {}, list(3, "START INCREMENT SAMPLES"), "Batch and length",                              \
-      "begin with global batches of START samples and grow by INCREMENT up to --global-batch-size, over the first SAMPLES "    \
+      "start with global batches of START samples and grow by INCREMENT up to --global-batch-size, over the first SAMPLES "    \
       "samples")                                                                                                               \
     X(int64_t, train_iters, "steps", 0, at_least(1), "Batch and length", "length of the run in steps (300, 20k, 1M)")          \
     X(int64_t, train_samples, "", 0, at_least(1), "Batch and length", "length of the run in samples, instead of steps")        \
     X(std::string, time_budget, "", "", word("DURATION"), "Batch and length",                                                  \
       "length of the run in time (90s, 5m, 2h): as many steps as fit, from the start of the program to the last checkpoint; "  \
-      "sets --lr-decay-style WSD, whose decay can begin late, and --reshuffle-each-epoch")                                     \
+      "sets --lr-decay-style WSD, whose decay can start late, and --reshuffle-each-epoch")                                     \
     X(std::string, optimizer, "", "adamw", one_of({"adamw", "adam", "muon", "normuon"}), "Optimizer",                          \
       "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw")                     \
     X(double, muon_momentum, "", 0.95, between(0, 0.999999), "Optimizer",                                                      \
@@ -253,7 +251,7 @@ inline Allowed one_of(Strings choices) {
       "factor of Muon's update; default: 0.2 with spectral, which takes AdamW's learning rate, 1 with shape_scaling")          \
     X(int, muon_num_ns_steps, "", 5, between(1, 99), "Optimizer", "number of Newton-Schulz steps of Muon")                     \
     X(bool, muon_split_heads, "", false, anything(), "Optimizer",                                                              \
-      "let Muon orthogonalise each head of queries, keys and values by itself")                                                \
+      "orthogonalize each query, key and value head separately in Muon")                                                       \
     X(double, lr, "", 3e-4, between(1e-20, 10), "Optimizer", "learning rate at its peak")                                      \
     X(double, min_lr, "", 0, between(0, 10), "Optimizer", "learning rate at the end of the decay; default: 0")                 \
     X(std::string, lr_decay_style, "", "cosine", one_of({"cosine", "linear", "constant", "inverse-square-root", "WSD"}),       \
@@ -282,15 +280,15 @@ inline Allowed one_of(Strings choices) {
     X(std::string, weight_decay_incr_style, "", "constant", one_of({"constant", "linear", "cosine"}), "Optimizer",             \
       "how the weight decay changes over the run")                                                                             \
     X(double, clip_grad, "", 1.0, zero_or(1e-10, 1e30), "Optimizer",                                                           \
-      "maximum norm of all gradients together; larger ones are scaled down to it; 0: no clipping")                             \
+      "maximum norm of all gradients; larger ones are scaled down; 0: no clipping")                                            \
     X(double, adam_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
       "AdamW's beta1: decay rate of the mean of gradients (exp_avg)")                                                          \
     X(double, adam_beta2, "", 0.95, between(0, 0.9999999), "Optimizer",                                                        \
       "AdamW's beta2: decay rate of the mean of squared gradients (exp_avg_sq; Megatron: 0.999)")                              \
     X(double, adam_eps, "", 1e-8, between(1e-20, 1), "Optimizer", "AdamW's epsilon, added to the square root of exp_avg_sq")   \
     X(std::string, parametrization, "", "standard", one_of({"standard", "mup", "completep"}), "Optimizer",                     \
-      "mup: learning rate, initial weights, weight decay and epsilon are those of a model of --mup-base-width, from which "    \
-      "each tensor's own follow; completep: also of --mup-base-depth layers")                                                  \
+      "mup: learning rate, initial weights, weight decay and epsilon are given for a model of --mup-base-width and converted " \
+      "for each tensor; completep: also for --mup-base-depth layers")                                                          \
     X(int, mup_base_width, "", 0, between(1, 1000000), "Optimizer",                                                            \
       "width (--hidden-size) of the model that the hyperparameters of --parametrization mup or completep suit")                \
     X(int, mup_base_depth, "", 0, between(1, 10000), "Optimizer",                                                              \
@@ -298,7 +296,7 @@ inline Allowed one_of(Strings choices) {
     X(int, mup_base_head_size, "", 0, between(1, 256), "Optimizer",                                                            \
       "size of that model's attention heads; default: this model's")                                                           \
     X(double, ema_decay, "", 0, between(0, 0.9999999), "Optimizer",                                                            \
-      "decay of an exponential moving average (EMA) of the weights (0.999), which is validated beside them and written to "    \
+      "decay of an exponential moving average (EMA) of the weights (0.999), which is validated, too, and saved to "            \
       "step_XXXXXXXX/ema; default: 0, none")                                                                                   \
     X(std::string, main_grads_dtype, "", "fp32", one_of({"fp32", "bf16"}), "Optimizer",                                        \
       "type of the gradients' sums over micro-batches; bf16, rounded stochastically, takes 2 bytes per "                       \
@@ -320,8 +318,8 @@ inline Allowed one_of(Strings choices) {
       "a gradient norm counts as a spike if it is this many times the median of recent steps")                                 \
     X(int, spike_window, "", 128, between(2, 1000000), "Stability", "number of recent steps that a spike is compared with")    \
     X(int, spike_patience, "", 3, between(1, 1000000), "Stability",                                                            \
-      "number of spikes or non-finite steps in a row after which rollback goes back and skip ends the run; warn ends "         \
-      "it after as many non-finite ones")                                                                                      \
+      "number of consecutive spikes or non-finite steps after which rollback goes back and skip ends the run; warn ends it "   \
+      "after as many non-finite ones")                                                                                         \
     X(int64_t, rollback_distance, "", 100, at_least(0), "Stability",                                                           \
       "a rollback goes to a checkpoint at least this many steps before the spike, or else to the oldest")                      \
     X(int64_t, rollback_batches, "", 200, at_least(1), "Stability",                                                            \
@@ -340,14 +338,14 @@ inline Allowed one_of(Strings choices) {
     X(Strings, iterations_to_skip, "", {}, list(0, "STEP"), "Stability", "Megatron's name for --skip-batches")                 \
     X(Strings, skip_train_iteration_range, "", {}, list(0, "RANGE"), "Stability",                                              \
       "batches to draw and drop before a step, as LLM-jp does: for 101-200, 100 batches before step 101; steps and learning "  \
-      "rate stand still")                                                                                                      \
+      "rate do not advance")                                                                                                   \
     X(std::string, fp8_format, "fp8", "", one_of({"hybrid", "e4m3"}), "FP8",                                                   \
       "multiply the matrices of transformer layers in FP8; hybrid: gradients in e5m2, the rest in e4m3; default: none, "       \
       "bf16")                                                                                                                  \
     X(std::string, fp8_recipe, "", "delayed", one_of({"delayed", "current"}), "FP8",                                           \
       "source of scales: delayed: amax of earlier steps, current: the tensor itself")                                          \
     X(std::string, fp8_start, "", "0", word("N"), "FP8",                                                                       \
-      "number of steps in bf16 before FP8 begins; auto: until loss and gradient norm are steady")                              \
+      "number of bf16 steps before FP8 starts; auto: until loss and gradient norm are steady")                                 \
     X(int, fp8_calibration_steps, "", 8, between(1, 1000000), "FP8",                                                           \
       "number of the last bf16 steps that measure amax for delayed scales")                                                    \
     X(int, fp8_margin, "", 0, between(0, 64), "FP8", "divide scales by 2^margin, against overflow; default: 0")                \
@@ -375,8 +373,8 @@ inline Allowed one_of(Strings choices) {
     X(std::string, tensorboard_dir, "", "", word("DIR"), "Run",                                                                \
       "directory for TensorBoard's event files; implies --tensorboard")                                                        \
     X(OptionalDouble, carbon_intensity, "", {}, between(0, 1e6), "Run",                                                        \
-      "grams of CO2 per kWh of the machine's electricity: result and report then say what the run has emitted, where the "     \
-      "machine tells its energy, and a plan what it would at most")                                                            \
+      "grams of CO2 per kWh of electricity: results and report include the run's emissions if the machine reports its "        \
+      "energy, and a plan their upper limit")                                                                                  \
     X(bool, quiet, "", false, anything(), "Run", "only notes, warnings and the result on the console")                         \
     X(int64_t, log_interval, "", 0, at_least(0), "Run",                                                                        \
       "steps between lines on the console; default: a line every 10 seconds")                                                  \
@@ -388,9 +386,9 @@ inline Allowed one_of(Strings choices) {
       "on an H100 or H200, heads of 64 or 128, no soft caps or attention dropout: attention's backward pass with 5 matrix "    \
       "products instead of 7, summing gradients in no fixed order: runs are no longer reproducible bit by bit")                \
     X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "mlp", "full"}), "Memory",         \
-      "activations that backward recomputes instead of storing: selective: those of norms and activation functions, which "    \
-      "is cheap; mlp: also those of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); full: all inside "    \
-      "a layer")                                                                                                               \
+      "activations that backward recomputes instead of storing: selective: outputs of norms and activation functions, which "  \
+      "is cheap; mlp: also the output of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); full: all "      \
+      "inside a layer")                                                                                                        \
     X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
       "number of layers of each pipeline stage or --vpp chunk, from its first one on, to which --recompute-granularity "       \
       "applies (Megatron: --recompute-method block); default: all")                                                            \
@@ -400,24 +398,24 @@ inline Allowed one_of(Strings choices) {
       "the transposed weights that FP8's backward pass multiplies by: keep: in memory, 1 byte per weight; on-the-fly: "        \
       "made before each product; auto: kept if memory suffices")                                                               \
     X(int, head_rows, "", 0, between(0, 10000000), "Memory",                                                                   \
-      "rows (tokens) whose logits are in memory at a time; default: 0, chosen for the device")                                 \
+      "number of rows (tokens) of logits in memory at once; default: 0, chosen for the device")                                \
     X(std::string, offload, "", "none", one_of({"none", "optimizer"}), "Memory",                                               \
       "optimizer: a GPU keeps the lower halves of the fp32 weights, the moments and the average of the weights in "            \
       "page-locked host memory and streams them through the GPU at each update; results are bit-identical")                    \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
     X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches per validation; 0: no validation")  \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
-      "use the same samples in every validation, the first ones of the data: the best checkpoint then depends "                \
-      "on the model alone; default: each validation uses the next samples, as in Megatron-LM")                                 \
+      "use the same samples in every validation, the first ones, so that the best checkpoint only depends on the model; "      \
+      "default: each validation uses the next samples, as in Megatron-LM")                                                     \
     X(Strings, eval_tasks, "", {}, list(0, "FILE"), "Validation and samples",                                                  \
       "files of questions with answers, as for `eval --tasks`, to measure accuracies on during training and after the last "   \
       "step; needs a tokenizer")                                                                                               \
     X(int64_t, eval_tasks_interval, "", 0, at_least(0), "Validation and samples",                                              \
-      "steps between measurements on --eval-tasks; default: 0, after the last step alone")                                     \
+      "steps between measurements of --eval-tasks; default: 0, only after the last step")                                      \
     X(int64_t, eval_tasks_samples, "", 0, at_least(0), "Validation and samples",                                               \
-      "most questions of each of --eval-tasks, the first ones; default: 0, all, and 64 where answers are written")             \
+      "maximum number of questions of each of --eval-tasks, from the start; default: 0, all, or 64 for generative tasks")      \
     X(int64_t, sample_interval, "", 0, at_least(0), "Validation and samples",                                                  \
-      "steps between samples of generated text; default: 0, none")                                                             \
+      "steps between generated samples; default: 0, none")                                                                     \
     X(std::string, sample_prompt, "", "", word("TEXT"), "Validation and samples",                                              \
       "text that the samples continue; default: the end-of-document token, a fresh start")                                     \
     X(int, sample_tokens, "", 64, between(1, 1000000), "Validation and samples", "length of a sample, in tokens")              \
@@ -445,8 +443,8 @@ inline Allowed one_of(Strings choices) {
       one_of({"a100", "h100", "h200", "b200", "mi300x", "h100-pcie", "h100-nvl",     "h20",      "a100-40gb", "l40s",          \
               "l40",  "l4",   "a40",  "a30",  "a10",    "a6000",     "rtx-6000-ada", "rtx-3090", "rtx-4090",  "rtx-5090"}),    \
       "Plan (with --dry-run)",                                                                                                 \
-      "GPU to plan for; sets --device-tflops and the others of this group that are not given (h100: 989 TFLOP/s, 450 and 50 "  \
-      "GB/s, 3350 GB/s, 80 GiB)")                                                                                              \
+      "GPU to plan for; sets --device-tflops and other unset options of this group (h100: 989 TFLOP/s, 450 and 50 GB/s, 3350 " \
+      "GB/s, 80 GiB)")                                                                                                         \
     X(OptionalDouble, device_tflops, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                      \
       "peak of a GPU for dense bf16 products, in TFLOP/s, for the plan and for MFU; default: the device's")                    \
     X(double, device_fp8_speedup, "", 1.62, between(0.01, 100), "Plan (with --dry-run)",                                       \
@@ -469,13 +467,13 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, host_memory_gib, "", {}, between(1e-6, 1e9), "Plan (with --dry-run)",                                    \
       "memory of a node's host, in GiB, which its GPUs share; default: 233 for each GPU, as in a DGX (2 TB for 8)")            \
     X(OptionalDouble, device_watts, "", {}, between(1e-6, 1e6), "Plan (with --dry-run)",                                       \
-      "power that a GPU draws at most, in W, for the energy of a run; default: the device's (h100: 700)")                      \
+      "maximum power of a GPU, in W, for the energy of a run; default: the device's (h100: 700)")                              \
     X(std::string, resume, "", "", word("DIR|auto"), "Checkpoint",                                                             \
       "auto: resume from the newest intact checkpoint in --out, or start if there is none; or the directory of a "             \
       "checkpoint or of a run to resume")                                                                                      \
     X(Strings, override, "", {}, list(0, "NAME"), "Checkpoint",                                                                \
       "options that may differ from the checkpoint's on a resume, such as lr or train-iters; data-order: the order of "        \
-      "samples may")                                                                                                           \
+      "samples")                                                                                                               \
     X(std::string, save_every, "", "30m", word("N|DURATION"), "Checkpoint",                                                    \
       "steps (500) or time (90s, 30m, 2h) between checkpoints; 0: only at the end; never: none at all")                        \
     X(int64_t, keep, "", 2, at_least(0), "Checkpoint",                                                                         \
@@ -489,130 +487,129 @@ inline Allowed one_of(Strings choices) {
 // Options of `tune`, in addition to train's.
 #define TUNE_OPTIONS(X)                                                                                                 \
     X(int, trials, "", 0, between(0, 1000), "Tune",                                                                     \
-      "measure this many of the layouts that are fastest by the plan, on this machine; default: 0")                     \
+      "number of layouts, fastest by the plan, to measure on this machine; default: 0")                                 \
     X(int, trial_steps, "", 4, between(2, 10000), "Tune", "steps of a trial of training; the first one does not count") \
     X(bool, search_fp8, "", false, anything(), "Tune",                                                                  \
-      "also search layouts whose layers are in FP8 (--fp8-format hybrid), with which training has other numbers")       \
-    X(bool, inference, "", false, anything(), "Tune",                                                                   \
-      "search how texts are written instead: over how many ranks, and how many texts at a time")                        \
-    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: the most texts at a time")                     \
+      "also search layouts with FP8 layers (--fp8-format hybrid), which change the training results")                   \
+    X(bool, inference, "", false, anything(), "Tune", "search for generation instead: number of ranks, and batch size") \
+    X(int, batch, "", 256, between(1, 65536), "Tune", "with --inference: maximum batch size")                           \
     X(int, max_new_tokens, "", 0, at_least(0), "Tune",                                                                  \
-      "with --inference: tokens of --seq-length that are written, after a prompt of the others; default: half")         \
+      "with --inference: number of generated tokens within --seq-length; the rest is the prompt; default: half")        \
     X(double, max_latency, "", 0, between(0, 1e9), "Tune",                                                              \
-      "with --inference: milliseconds that a text's token, or 99% of those measured, may take; default: any")
+      "with --inference: maximum milliseconds per token (planned, or for 99% of the measured ones); default: no limit")
 
 // Options of `sweep`, in addition to train's.
-#define SWEEP_OPTIONS(X)                                                                                                  \
-    X(Strings, over, "", {}, gathered("NAME=VALUES"), "Sweep",                                                            \
-      "an option of train, and what is tried: lr=1e-4..1e-2, sampled by magnitude if it spans a factor of 4 or more, or " \
-      "weight-decay=0.05,0.1,0.2; may be given several times")                                                            \
-    X(int, configs, "", 16, between(1, 10000), "Sweep",                                                                   \
-      "configurations to begin with; the first is that of the command line if it has all options of --over")              \
-    X(int, eta, "", 3, between(2, 100), "Sweep",                                                                          \
-      "the best 1/eta of the configurations go on to runs that are eta times as long")                                    \
-    X(int, seeds, "", 3, between(1, 1000), "Sweep", "runs of each configuration in the last rung, with a seed each")      \
-    X(std::string, budget, "", "", word("DURATION"), "Sweep",                                                             \
-      "time of the whole search (90s, 20m, 8h): runs are as long as it allows, and at most as --train-iters says")        \
-    X(int64_t, budget_tokens, "", 0, at_least(1), "Sweep", "tokens of the whole search (50M), instead of --budget")       \
-    X(int, jobs, "", 1, between(1, 4096), "Sweep", "runs at the same time, which share the CPU's threads")
+#define SWEEP_OPTIONS(X)                                                                                                      \
+    X(Strings, over, "", {}, gathered("NAME=VALUES"), "Sweep",                                                                \
+      "an option of train, and the values to try: lr=1e-4..1e-2, sampled by magnitude if it spans a factor of 4 or more, or " \
+      "weight-decay=0.05,0.1,0.2; may be given several times")                                                                \
+    X(int, configs, "", 16, between(1, 10000), "Sweep",                                                                       \
+      "number of initial configurations; the first is the command line's, if it sets all options of --over")                  \
+    X(int, eta, "", 3, between(2, 100), "Sweep",                                                                              \
+      "the best 1/eta of the configurations continue to runs that are eta times as long")                                     \
+    X(int, seeds, "", 3, between(1, 1000), "Sweep", "runs of each configuration in the last rung, with a seed each")          \
+    X(std::string, budget, "", "", word("DURATION"), "Sweep",                                                                 \
+      "time of the whole search (90s, 20m, 8h): runs are as long as it allows, at most --train-iters")                        \
+    X(int64_t, budget_tokens, "", 0, at_least(1), "Sweep", "tokens of the whole search (50M), instead of --budget")           \
+    X(int, jobs, "", 1, between(1, 4096), "Sweep", "number of parallel runs, which share the CPU's threads")
 
-#define GENERATE_OPTIONS(X)                                                                                              \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                  \
-      "model to write with: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the "    \
-      "name of a model in Hugging Face's cache")                                                                         \
-    ADAPTER_OPTIONS(X)                                                                                                   \
-    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                 \
-      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")             \
-    X(std::string, prompts, "", "", word("FILE"), "Text",                                                                \
-      "texts to continue instead, one per line, or .jsonl with \"prompt\"; what is written are lines of JSON, in order") \
-    X(bool, chat, "", false, anything(), "Text",                                                                         \
-      "the prompt is a user's message, and the model answers it; without --prompt, each line of standard input is one, " \
-      "in one conversation")                                                                                             \
-    X(std::string, chat_template, "", "", word("NAME"), "Text",                                                          \
-      "how a conversation becomes text: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, "    \
-      "qwen3, olmo-2, plain; default: the one beside the model, if it is one of these")                                  \
-    X(std::string, system, "", "", word("TEXT"), "Text", "the system's message that begins the conversation")            \
-    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "largest number of tokens to write")             \
-    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                   \
-    X(int, batch, "", 8, between(1, 4096), "Text", "most texts written at the same time; memory grows with it")          \
-    X(bool, measure_batches, "", false, anything(), "Text",                                                              \
-      "print a table instead of texts: the speed of writing 1, 2, 4, ... up to --batch of them at the same time")        \
-    X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                             \
-      "milliseconds that 99% of a text's tokens may take at most, with --measure-batches; default: any")                 \
-    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                         \
-      "randomness: below 1, likely tokens become likelier; 0: greedy")                                                   \
-    X(int, top_k, "", 0, at_least(0), "Sampling", "draw from this many of the most likely tokens only; default: 0, all") \
-    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                 \
-      "draw from the most likely tokens that together have this probability only; 1: all")                               \
-    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of the random draws: the same seed writes the same text")  \
-    PARALLEL_OPTIONS(X)                                                                                                  \
-    CPU_OPTIONS(X)
-
-#define SERVE_OPTIONS(X)                                                                                                     \
-    X(std::string, model, "", "", word("DIR"), "Model",                                                                      \
-      "model to answer with: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "  \
-      "of a model in Hugging Face's cache")                                                                                  \
-    ADAPTER_OPTIONS(X)                                                                                                       \
-    X(std::string, served_model_name, "", "", word("NAME"), "Model", "what requests call it; default: its directory's name") \
-    X(std::string, chat_template, "", "", word("NAME"), "Model",                                                             \
-      "how a conversation becomes text, as for generate; default: the one beside the model, if it is one of these")          \
-    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                        \
-      "address to listen at; 0.0.0.0: every one of this machine. There are no passwords and no encryption")                  \
-    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen at; 0: a free one, which is printed")               \
-    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                            \
-      "further names by which browsers and proxies may ask this server (Host), or whose pages may (Origin); *: any; "        \
-      "default: addresses, localhost and this machine's name")                                                               \
-    X(int, batch, "", 8, between(1, 4096), "Limits", "most texts written at the same time; memory grows with it")            \
-    X(int, max_queue, "", 64, between(0, 4096), "Limits",                                                                    \
-      "most texts that wait for their turn; requests for more get status 503")                                               \
-    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits", "most tokens of a text that a request may ask for")     \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                            \
-      "most tokens of a prompt and its text; memory grows with it; default: the model's longest sequence")                   \
-    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "most bytes of a request")                           \
-    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                           \
-      "seconds in which a request must arrive and a ready answer be read, plus one per MiB of it")                           \
-    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                                  \
-      "seconds after which a text ends where it is, and a request of which nothing is written yet gets status 503")          \
-    CPU_OPTIONS(X)
-
-#define EVAL_OPTIONS(X)                                                                                                        \
+#define GENERATE_OPTIONS(X)                                                                                                    \
     X(std::string, model, "", "", word("DIR"), "Model",                                                                        \
-      "model to measure: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name "        \
-      "of a model in Hugging Face's cache")                                                                                    \
+      "model for generation: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of " \
+      "a model in Hugging Face's cache")                                                                                       \
     ADAPTER_OPTIONS(X)                                                                                                         \
-    X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                               \
-      "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, whatever weights are given before")         \
-    X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; those of the second are evaluated")  \
-    X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                      \
-    X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                                \
-      "length of a sample, in tokens; may be above the model's longest sequence, the default, unless positions are learned")   \
-    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it")  \
-    X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                   \
-      "largest number of samples, or of questions of each task; default: 0, all")                                              \
-    X(Strings, tasks, "", {}, list(0, "FILE"), "Tasks",                                                                        \
-      "files of questions with answers to measure accuracies on (.jsonl; dev/data/README.md says how to make them)")           \
-    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "number of solved examples before each question; default: 0")        \
-    X(Strings, fewshot, "", {}, list(0, "FILE"), "Tasks",                                                                      \
-      "files that the solved examples are drawn from, one per task; default: the task's other questions")                      \
-    X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                   \
-    X(std::string, answers, "", "", word("FILE"), "Tasks", "new file for the answers that the model writes, as lines of JSON") \
+    X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                       \
+      "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")                   \
+    X(std::string, prompts, "", "", word("FILE"), "Text",                                                                      \
+      "prompts from a file, one per line, or .jsonl with \"prompt\"; the output is lines of JSON, in order")                   \
+    X(bool, chat, "", false, anything(), "Text",                                                                               \
+      "the prompt is a user's message, which the model answers; without --prompt, each line of standard input is one, in one " \
+      "conversation")                                                                                                          \
+    X(std::string, chat_template, "", "", word("NAME"), "Text",                                                                \
+      "chat template: chatml, llama-2, llama-3, llama-3.1, mistral, mistral-v0.1, gemma, gemma-3, qwen3, olmo-2, plain; "      \
+      "default: the model's, if it is one of these")                                                                           \
+    X(std::string, system, "", "", word("TEXT"), "Text", "system message at the start of the conversation")                    \
+    X(int, max_new_tokens, "tokens", 200, between(1, 10000000), "Text", "maximum number of tokens to generate")                \
+    X(int, num_samples, "", 1, between(1, 1000000), "Text", "number of continuations")                                         \
+    X(int, batch, "", 8, between(1, 4096), "Text", "maximum batch size; memory grows with it")                                 \
+    X(bool, measure_batches, "", false, anything(), "Text",                                                                    \
+      "print a table instead of text: generation speed at batch sizes 1, 2, 4, ... up to --batch")                             \
+    X(double, max_latency, "", 0.0, between(0, 1e9), "Text",                                                                   \
+      "with --measure-batches: maximum milliseconds for 99% of a sequence's tokens; default: no limit")                        \
+    X(double, temperature, "", 1.0, between(0, 100), "Sampling",                                                               \
+      "randomness: below 1, likely tokens become likelier; 0: greedy")                                                         \
+    X(int, top_k, "", 0, at_least(0), "Sampling", "sample only from this many of the most likely tokens; default: 0, all")     \
+    X(double, top_p, "", 1.0, between(0, 1), "Sampling",                                                                       \
+      "sample only from the most likely tokens with this total probability; 1: all")                                           \
+    X(int64_t, seed, "", 1234, at_least(0), "Sampling", "seed of sampling: the same seed generates the same text")             \
     PARALLEL_OPTIONS(X)                                                                                                        \
-    X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                     \
+    CPU_OPTIONS(X)
+
+#define SERVE_OPTIONS(X)                                                                                                    \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                     \
+      "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of a "  \
+      "model in Hugging Face's cache")                                                                                      \
+    ADAPTER_OPTIONS(X)                                                                                                      \
+    X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                        \
+      "the model's name in requests; default: its directory's name")                                                        \
+    X(std::string, chat_template, "", "", word("NAME"), "Model",                                                            \
+      "chat template, as for generate; default: the model's, if it is one of these")                                        \
+    X(std::string, host, "", "127.0.0.1", word("ADDRESS"), "Network",                                                       \
+      "address to listen on; 0.0.0.0: all of this machine's. There are no passwords and no encryption")                     \
+    X(int, port, "", 8080, between(0, 65535), "Network", "port to listen on; 0: a free one, which is printed")              \
+    X(Strings, allowed_hosts, "", {}, list(0, "NAME"), "Network",                                                           \
+      "further host names under which browsers and proxies may access this server (Host), or whose pages may (Origin); *: " \
+      "any; default: addresses, localhost and this machine's name")                                                         \
+    X(int, batch, "", 8, between(1, 4096), "Limits", "maximum batch size; memory grows with it")                            \
+    X(int, max_queue, "", 64, between(0, 4096), "Limits", "maximum number of queued requests; further ones get status 503") \
+    X(int, max_new_tokens, "", 4096, between(1, 10000000), "Limits",                                                        \
+      "maximum number of tokens that a request may generate per completion")                                                \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Limits",                                                           \
+      "maximum number of tokens of a prompt and its completion; memory grows with it; default: the model's maximum")        \
+    X(int64_t, max_body, "", 1 << 20, between(1024, 1 << 30), "Limits", "maximum request size in bytes")                    \
+    X(int, request_timeout, "", 30, between(1, 1000000), "Limits",                                                          \
+      "seconds within which a request must arrive and a finished response be read, plus one per MiB")                       \
+    X(int, timeout, "", 600, between(1, 1000000), "Limits",                                                                 \
+      "seconds after which a completion is cut off, and a request whose generation has not started gets status 503")        \
+    CPU_OPTIONS(X)
+
+#define EVAL_OPTIONS(X)                                                                                                       \
+    X(std::string, model, "", "", word("DIR"), "Model",                                                                       \
+      "model to evaluate: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of a " \
+      "model in Hugging Face's cache")                                                                                        \
+    ADAPTER_OPTIONS(X)                                                                                                        \
+    X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
+      "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, weights are ignored")                      \
+    X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; the second one is evaluated")       \
+    X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                     \
+    X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                               \
+      "length of a sample, in tokens; may be above the model's longest sequence, the default, unless positions are learned")  \
+    X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it") \
+    X(int64_t, max_samples, "limit", 0, at_least(0), "Data",                                                                  \
+      "maximum number of samples, or of questions per task; default: 0, all")                                                 \
+    X(Strings, tasks, "", {}, list(0, "FILE"), "Tasks",                                                                       \
+      "files of questions with answers to measure accuracies on (.jsonl; dev/data/README.md says how to make them)")          \
+    X(int, num_fewshot, "", 0, between(0, 1000), "Tasks", "number of solved examples before each question; default: 0")       \
+    X(Strings, fewshot, "", {}, list(0, "FILE"), "Tasks",                                                                     \
+      "files that the solved examples are drawn from, one per task; default: the task's other questions")                     \
+    X(int64_t, seed, "", 1234, at_least(0), "Tasks", "seed for drawing the solved examples")                                  \
+    X(std::string, answers, "", "", word("FILE"), "Tasks", "new file for the generated answers, as lines of JSON")            \
+    PARALLEL_OPTIONS(X)                                                                                                       \
+    X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")                    \
     CPU_OPTIONS(X)
 
 #define INSPECT_OPTIONS(X)                                                                                          \
     X(std::string, path, "", "", word("PATH"), "What",                                                              \
       "model directory or name in Hugging Face's cache, output directory of a run, prepared data, tokenizer.json, " \
-      "tokenizer.model or .safetensors file; "                                                                      \
-      "the option's name may be left out")                                                                          \
+      "tokenizer.model or .safetensors file; the option's name may be omitted")                                     \
     X(std::string, tokenizer, "", "", word("DIR"), "What",                                                          \
       "tokenizer that shows the first texts of prepared data; default: the one that made the data")                 \
     X(bool, json, "", false, anything(), "Run", "print the result as one JSON object, for other programs")
 
-#define REPORT_OPTIONS(X)                                                                                                  \
-    X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                       \
-      "runs, each by its output directory, log.jsonl or report.html, running or ended; the option's name may be left out") \
-    X(std::string, output, "", "", word("FILE"), "What",                                                                   \
+#define REPORT_OPTIONS(X)                                                                                                 \
+    X(Strings, runs, "", {}, list(0, "RUN"), "What",                                                                      \
+      "runs, each by its output directory, log.jsonl or report.html, running or ended; the option's name may be omitted") \
+    X(std::string, output, "", "", word("FILE"), "What",                                                                  \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
 #define EXPORT_OPTIONS(X)                                                                                             \
@@ -625,14 +622,14 @@ inline Allowed one_of(Strings choices) {
     X(std::string, gguf, "", "", word("FILE"), "GGUF", "file to write, in the format of llama.cpp")                   \
     X(std::string, type, "", "", one_of({"f32", "f16", "bf16", "q8_0"}), "GGUF",                                      \
       "type of the matrices, q8_0: 8 bits and a scale per 32 of them; default: the model's own")                      \
-    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")                                   \
-    X(bool, overwrite, "", false, anything(), "GGUF", "replace a file of this name")
+    X(bool, weights_only, "", false, anything(), "GGUF", "omit the tokenizer")                                        \
+    X(bool, overwrite, "", false, anything(), "GGUF", "overwrite an existing file")
 
 #define IMPORT_OPTIONS(X)                                                                  \
     X(std::string, gguf, "", "", word("FILE"), "GGUF", "file of llama.cpp to read")        \
     X(std::string, out, "", "", word("DIR"), "GGUF",                                       \
       "directory to write, which must not exist: a Hugging Face model with its tokenizer") \
-    X(bool, weights_only, "", false, anything(), "GGUF", "leave the tokenizer out")
+    X(bool, weights_only, "", false, anything(), "GGUF", "omit the tokenizer")
 
 // The options of train, tune and sweep that are commonly used: --help shows these, --help-all all.
 inline const Strings& everyday_options() {
@@ -762,7 +759,7 @@ inline std::vector<Option> options_in(TuneOptions& o) {
     std::vector<Option> options =
         options_of_train(o, {{"out", "directory for the layouts (tune-1.toml, ...) and tune.html, or inference.html"},
                              {"dry_run", "search, but write no files"},
-                             {"json", "print what is found as one JSON object, for other programs"}});
+                             {"json", "print the result as one JSON object, for other programs"}});
     TUNE_OPTIONS(OPTION_ADD)
     return options;
 }
@@ -774,7 +771,7 @@ struct SweepOptions : TrainOptions {
 inline std::vector<Option> options_in(SweepOptions& o) {
     std::vector<Option> options = options_of_train(o, {{"out", "directory for best.toml, sweep.html and the table of runs"},
                                                        {"dry_run", "print the plan of the search, then stop"},
-                                                       {"json", "print what is found as one JSON object, for other programs"}});
+                                                       {"json", "print the result as one JSON object, for other programs"}});
     SWEEP_OPTIONS(OPTION_ADD)
     return options;
 }

@@ -45,9 +45,8 @@ inline void check_not_read(const std::string& output, const std::string& name) {
         for (fs::path p = fs::absolute(output, error).lexically_normal(); p.has_relative_path(); p = p.parent_path())
             read |= fnmatch(pattern.c_str(), p.c_str(), FNM_PATHNAME) == 0;
     if (read)
-        fail_usage(
-            "--output %s is in --input %s, and what is written there would be read when it goes on; HINT: another --output",
-            output.c_str(), name.c_str());
+        fail_usage("--output %s is inside --input %s, so a resumed curation would read its own output; HINT: another --output",
+                   output.c_str(), name.c_str());
 }
 
 // The files of --input, each with the source whose name matches it.
@@ -75,7 +74,7 @@ inline PassInput find_input(const CurateOptions& o) {
     }
     if (!o.near_duplicates.empty() && input.sources.size() >= 1 << 15)
         fail_usage(
-            "--input has %zu names, and --near-duplicates counts each as a source; HINT: a folder, or a pattern in quotes",
+            "--input has %zu names, and --near-duplicates treats each as a source; HINT: a folder, or a pattern in quotes",
             input.sources.size());
     return input;
 }
@@ -85,8 +84,7 @@ inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
     whole.exact = o.exact_duplicates;
     whole.check();
     whole.folded = o.exact_folded;
-    if (o.exact_folded && o.exact_duplicates.empty())
-        fail_usage("--exact-folded is for --exact-duplicates, which is not given");
+    if (o.exact_folded && o.exact_duplicates.empty()) fail_usage("--exact-folded requires --exact-duplicates");
     if (!o.near_duplicates.empty()) whole.near = NearDuplicateOptions::parse(o.near_duplicates);
     whole.task_files = o.decontaminate;
     return whole;
@@ -94,10 +92,9 @@ inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
 
 inline MixingOptions mixing_options(const CurateOptions& o) {
     if (!o.weights.empty() && o.temperature != 1)
-        fail_usage("--weights and --temperature are given; one of them sets the shares");
+        fail_usage("--weights and --temperature cannot be combined: either sets the shares");
     MixingOptions mixing = {o.weights, o.temperature, (double)o.budget, (uint64_t)o.seed};
-    if (!o.tokenizer.empty() && !mixing.wanted())
-        fail_usage("--tokenizer counts for --weights, --temperature or --budget, of which none is given");
+    if (!o.tokenizer.empty() && !mixing.wanted()) fail_usage("--tokenizer requires --weights, --temperature or --budget");
     return mixing;
 }
 
@@ -113,10 +110,9 @@ inline void check_options_without_effect(const CurateOptions& o) {
                 {"min-quality-score", "--quality-model", !o.quality_model.empty()}};
     for (const auto& row : rows)
         if (o.given.count(row.option) && !row.is_given)
-            fail_usage("--%s counts for %s, which is not given; HINT: add it, or leave --%s out", row.option, row.counts_for,
-                       row.option);
+            fail_usage("--%s has no effect without %s; HINT: add it, or omit --%s", row.option, row.counts_for, row.option);
     if (o.given.count("min-quality-score") && o.quality_pareto)
-        fail_usage("--quality-pareto is instead of --min-quality-score; HINT: one of the two");
+        fail_usage("--quality-pareto and --min-quality-score cannot be combined; HINT: give one of them");
 }
 
 inline std::vector<Stage> make_stages(const CurateOptions& o) {
@@ -126,8 +122,7 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
     if (!o.language_model.empty()) {
         const auto filter = std::make_shared<LanguageFilter>(o.language_model, o.languages, o.min_language_score);
         stages.push_back({"language", [filter](Document& d, Changes&) { return filter->apply(d); }});
-    } else if (!o.languages.empty())
-        fail_usage("--languages chooses languages that --language-model finds, which is not given");
+    } else if (!o.languages.empty()) fail_usage("--languages requires --language-model");
     if (!o.heuristics.empty()) {
         for (const std::string& set : o.heuristics)
             if (set != "gopher" && set != "c4" && set != "fineweb")
@@ -142,13 +137,13 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         }
         const auto heuristics = std::make_shared<Heuristics>(rules);
         stages.push_back({"heuristics", [heuristics](Document& d, Changes& c) { return heuristics->apply(d, c); }});
-    } else if (!o.set.empty()) fail_usage("--set is for the rules of --heuristics, which is not given");
+    } else if (!o.set.empty()) fail_usage("--set requires --heuristics");
     if (!o.quality_model.empty()) {
         const bool pareto = o.quality_pareto.has_value();
         const auto filter = std::make_shared<QualityFilter>(o.quality_model, pareto ? "pareto" : "threshold",
                                                             pareto ? *o.quality_pareto : o.min_quality_score, (uint64_t)o.seed);
         stages.push_back({"quality", [filter](Document& d, Changes&) { return filter->apply(d); }});
-    } else if (o.quality_pareto) fail_usage("--quality-pareto draws by the score of --quality-model, which is not given");
+    } else if (o.quality_pareto) fail_usage("--quality-pareto requires --quality-model");
     if (!o.pii.empty()) {
         PiiOptions kinds;
         std::string names;
@@ -165,7 +160,7 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         kinds.drop = o.pii == "drop";
         stages.push_back({"pii", [pii = Pii(kinds)](Document& d, Changes& c) { return pii.apply(d, c); }});
     } else if (!o.pii_kinds.empty() || o.pii_private_addresses)
-        fail_usage("--pii-kinds and --pii-private-addresses are for --pii mask or --pii drop, which is not given");
+        fail_usage("--pii-kinds and --pii-private-addresses require --pii mask or --pii drop");
     return stages;
 }
 
@@ -219,8 +214,8 @@ inline void check_same_input(const nlohmann::json& record, const nlohmann::json&
         if (!same) changed = ": " + now[i]["file"].get<std::string>();
     }
     if (!same)
-        fail("the input of the curation in %s has changed since it began%s; HINT: another --output begins anew", dir.c_str(),
-             changed.c_str());
+        fail("the input of the curation in %s has changed since it started%s; HINT: start over with another --output",
+             dir.c_str(), changed.c_str());
 }
 
 // The record in OUTPUT/curate.json, or null before the start. Fails if it cannot be resumed.
@@ -230,7 +225,7 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
     if (!fs::exists(path, error)) {
         for (const auto& entry : fs::directory_iterator(dir, error))  // a missing folder has no entries
             if (!is_unfinished(entry.path().filename().string()))
-                fail("%s is not empty and holds no curation; HINT: give another --output", dir.c_str());
+                fail("%s is not empty and does not contain a curation; HINT: give another --output", dir.c_str());
         return nullptr;
     }
     nlohmann::json record = parse_json(read_whole_file(path), path);
@@ -241,18 +236,18 @@ inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& 
         return nullptr;  // empty
     if (record.value("finished", false)) {
         remove_work(dir + "/.work");  // if it was killed at its very end
-        fail("the curation in %s is finished; it is not written again; HINT: give another --output", dir.c_str());
+        fail("the curation in %s is finished and is not overwritten; HINT: give another --output", dir.c_str());
     }
     for (const auto& [name, value] : identity["options"].items())
         if (const auto before = record["options"].value(name, nlohmann::json()); before != value && name != "max-bad-lines")
             fail(
-                "the curation in %s began with --%s %s, now it is %s; HINT: the same options continue it, another --output "
-                "begins anew",
+                "the curation in %s started with --%s %s, now it is %s; HINT: resume it with the same options, or start over "
+                "with another --output",
                 dir.c_str(), name.c_str(), json_text(before).c_str(), json_text(value).c_str());
     const nlohmann::json &now = identity["files of options"], before = record.value("files of options", now);
     for (size_t i = 0; i < now.size(); i++)
         if (!before.is_array() || i >= before.size() || before[i] != now[i])
-            fail("%s has changed since the curation in %s began; HINT: another --output begins anew",
+            fail("%s has changed since the curation in %s started; HINT: start over with another --output",
                  now[i]["file"].get<std::string>().c_str(), dir.c_str());
     check_same_input(record, identity["input"], dir);
     return record;
@@ -342,7 +337,7 @@ public:
             whole.learn(from, threads);
             to = output("kept");
             state = PassState();
-            run_pass(from, to, whole.stages(), state, threads, "writing what is left");
+            run_pass(from, to, whole.stages(), state, threads, "writing the remaining documents");
             append(counts, state.counts);
         }
         if (mixing_.wanted()) {
@@ -422,7 +417,7 @@ private:
         remove_work(work_);
         print_summary(counts);
         if (!mixed_.empty()) print_mixing(mixed_, o_.tokenizer.empty() ? "bytes" : "tokens");
-        print_line(stdout, format("%s: %s; %s/report.html shows what was dropped", data_.c_str(),
+        print_line(stdout, format("%s: %s; %s/report.html shows the dropped documents", data_.c_str(),
                                   counted(shards, "output file").c_str(), o_.output.c_str()));
     }
 

@@ -58,7 +58,7 @@ inline void describe_space(RunTable& t, const TrainOptions& o, size_t checkpoint
     const int64_t more = most - std::min<int64_t>(most - 1, (int64_t)find_checkpoints(o.out).size());
     const double free = free_space(o.out);
     if (free >= (double)more * (double)checkpoint_bytes) return;
-    t.row("free space", format("%s, less than %s of %s, for which --keep %lld may ask; HINT: %s", human_bytes(free).c_str(),
+    t.row("free space", format("%s, less than %s of %s, which --keep %lld may need; HINT: %s", human_bytes(free).c_str(),
                                counted(more, "more checkpoint").c_str(), human_bytes((double)checkpoint_bytes).c_str(),
                                (long long)o.keep, o.keep > 1 ? "a smaller --keep" : "make space there"));
 }
@@ -212,8 +212,8 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     if (mesh.dp.size > 1)
         t.row("data parallel",
               format("%s, %zu message%s of at most %s parameters",
-                     ranks.zero ? "optimizer state sharded (ZeRO-1)" : "whole optimizer state on each rank (ZeRO off)",
-                     messages, messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
+                     ranks.zero ? "optimizer state sharded (ZeRO-1)" : "full optimizer state on each rank (ZeRO off)", messages,
+                     messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
     if (mesh.pp.size > 1) {
         std::string layers;
         for (const int count : layers_of_stages(run.o, run.c, mesh))
@@ -260,8 +260,8 @@ inline void describe_memory(RunTable& t, const PlannedModel& planned, bool elsew
     for (const auto& [purpose, bytes] : planned.purposes) memory(purpose, bytes);
     const size_t resident = elsewhere ? 0 : resident_memory_bytes();
     if (!elsewhere) memory("program, libraries, data order", resident);
-    if (be::memory_is_host) memory("in all", planned.bytes + resident);
-    else memory("in all on the GPU", planned.bytes);
+    if (be::memory_is_host) memory("total", planned.bytes + resident);
+    else memory("total on the GPU", planned.bytes);
     if (planned.in_libraries) memory("NCCL, already allocated", planned.in_libraries);
 }
 
@@ -346,9 +346,10 @@ inline void describe_data(Run& run) {
     if (!run.valid) return;
     for (const DataSummary& s : run.valid->summary()) t.row("validation " + s.name, detail::describe(s));
     const double passes = (double)run.valid_samples / (double)run.valid->samples_of_one_pass();
-    t.row("a validation", format("%s, %s", counted(run.valid_samples, "sample").c_str(),
-                                 run.o.eval_fixed ? "the same each time" : "each time the next ones (--eval-fixed: the same)") +
-                              (passes > 1 ? format(": %.1f passes over the data; fewer --eval-iters suffice", passes) : ""));
+    t.row("a validation",
+          format("%s, %s", counted(run.valid_samples, "sample").c_str(),
+                 run.o.eval_fixed ? "the same samples each time" : "the next samples each time (--eval-fixed: the same)") +
+              (passes > 1 ? format(": %.1f passes over the data; fewer --eval-iters suffice", passes) : ""));
 }
 
 // ---- plans -----------------------------------------------------------------------------------------------------------------
@@ -493,8 +494,8 @@ inline void describe_shortage(Run& run, const MemoryOfStages& memory_of_stages) 
         return largest + (run.plans_elsewhere() ? 0 : resident);
     };
     const auto report = [&](const char* name, const char* title, double needed, double most, bool host, auto bytes_of) {
-        table.section(format("%s: a rank needs %s, there are %s. It would fit with", title, human_bytes(needed).c_str(),
-                             human_bytes(most).c_str()),
+        table.section(format("%s: a rank needs %s, but only %s are available. It would fit with", title,
+                             human_bytes(needed).c_str(), human_bytes(most).c_str()),
                       Table::Values::amounts, name);
         const std::vector<Remedy> remedies = find_remedies(o, ranks, host, most, bytes_of);
         for (const Remedy& r : remedies) {

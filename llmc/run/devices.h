@@ -123,7 +123,7 @@ inline double planned_memory_bytes(const TrainOptions& o) {
     const double bytes = find_device(o.device).memory_gib * 1073741824.0;
     return bytes - (double)cpu::reserve_on_gpu((size_t)bytes);
 }
-// Of its host, a rank's share: of --host-memory-gib what the GPUs of a node leave each other.
+// A rank's share of its host's memory: --host-memory-gib divided among the GPUs of a node.
 inline double planned_host_bytes(const TrainOptions& o, int ranks) {
     const double gib = 1073741824.0;
     if (!o.host_memory_gib) return find_device(o.device).host_gib * gib;

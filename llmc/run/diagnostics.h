@@ -137,8 +137,8 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
         if (once.tensors[i] != again.tensors[i]) problem = "the gradient of " + m.table.rows[i].name;
     if (!problem.empty())
         problem = format(
-            "%s of batch %lld has different bits when computed again on %s; HINT: the hardware is faulty, or a "
-            "library is not deterministic: replace it, and resume from a checkpoint",
+            "%s of batch %lld has different bits when recomputed on %s; HINT: the hardware is faulty, or a library is "
+            "nondeterministic: replace it, and resume from a checkpoint",
             problem.c_str(), (long long)batch, world ? world->description().c_str() : "this machine");
     agree_that_all_is_well(world, problem);
 }

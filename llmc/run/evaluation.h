@@ -159,7 +159,7 @@ inline Table task_table(const Task& task, const TaskRequests& all, const std::ve
         table.row("left out",
                   format("%s that cannot be scored; the first, %s", with_commas(all.left_out).c_str(), all.problem.c_str()));
     if (truncated)
-        table.row("truncated", format("%s of %s prompts lost their beginning", with_commas(truncated).c_str(),
+        table.row("truncated", format("%s of %s prompts were truncated at the start", with_commas(truncated).c_str(),
                                       with_commas((int64_t)requests.size()).c_str()));
     for (const Metric& metric : metrics) {
         const bool share = metric.name != "perplexity" && metric.name != "bleu";
@@ -228,10 +228,9 @@ inline void print_result(const Table& table, bool json) {
 // ---- train_gpt eval --------------------------------------------------------------------------------------------------------
 inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
-        fail_usage("give --data-path, --text or --tasks, one of the three");
-    if (!o.text.empty() && ranks > 1) fail_usage("--text is for one rank; HINT: prepare the text and give --data-path");
-    if (!o.answers.empty() && o.tasks.empty())
-        fail_usage("--answers are those to --tasks, and none are given; HINT: --tasks FILE");
+        fail_usage("exactly one of --data-path, --text and --tasks is required");
+    if (!o.text.empty() && ranks > 1) fail_usage("--text runs on a single rank; HINT: prepare the text and give --data-path");
+    if (!o.answers.empty() && o.tasks.empty()) fail_usage("--answers requires --tasks; HINT: --tasks FILE");
     if (!o.answers.empty() && std::filesystem::exists(o.answers))
         fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
     const std::tuple<bool, const char*, const char*> rows[] = {
@@ -239,7 +238,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
         {o.data_path.empty() && o.split != EvalOptions().split, "--split", "--data-path"},
         {!o.text.empty() && o.max_samples, "--max-samples", "--data-path and --tasks"}};
     for (const auto& [wrong, option, of] : rows)
-        if (wrong) fail_usage("%s: of %s, which is not given; HINT: leave it out", option, of);
+        if (wrong) fail_usage("%s has no effect without %s; HINT: omit it", option, of);
     if (o.tasks.empty()) return;
     if (!o.fewshot.empty() && o.num_fewshot == 0)
         fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");

@@ -1,7 +1,7 @@
-// Sizes and CRC-32C of the files of a directory, as its manifest lists them: of the bytes that were given to be written, summed
-// in memory, and of the bytes that the disk gives back. Only where both agree was the directory written.
-//   sum_file, sum_lines   what the disk gives back
-//   WrittenFiles          what was given: whole texts, and pieces of files in any order, by any number of ranks
+// Sizes and CRC-32C of the files of a directory, as its manifest lists them: of the bytes passed to write, summed in memory,
+// and of the bytes read back from the disk. Only where both agree was the directory written.
+//   sum_file, sum_lines   of the bytes read back
+//   WrittenFiles          of the bytes passed to write: whole texts, and pieces of files in any order, by any number of ranks
 // Ranks exchange both as lines of "name bytes crc".
 #pragma once
 #include <algorithm>
@@ -68,14 +68,14 @@ inline std::string sum_lines(const std::string& dir, const std::vector<std::stri
     return lines;
 }
 
-// What was given to be written into the files of a directory. A CRC without its two inversions is linear: a file's is the XOR
+// Sums of the bytes passed to write for the files of a directory. A CRC without its two inversions is linear: a file's is the XOR
 // of its pieces', each as if followed by zeros up to the file's end. So each writer keeps a number per file, whatever the order
 // of its pieces and whoever writes the others. Any thread may add.
 class WrittenFiles {
 public:
     explicit WrittenFiles(const std::string& dir) : dir_(dir + "/") {}
 
-    // A piece of the file `path` in the directory; bytes_after: those of the file behind it.
+    // A piece of the file `path` in the directory; bytes_after: the number of bytes of the file after it.
     void add(const std::string& path, const void* data, size_t bytes, size_t bytes_after) {
         tick();
         const FileSum piece = {bytes, crc32c_shifted(crc32c_linear(data, bytes), bytes_after)};
@@ -97,7 +97,7 @@ public:
     void tick() { ticked_ = monotonic_seconds(); }
     double ticked() const { return ticked_; }
 
-    // The pieces as lines, and those of another writer's lines.
+    // The pieces as lines, and the pieces in another writer's lines.
     std::string lines() const {
         std::string text;
         for (const auto& [name, pieces] : pieces_) text += line_of(name, pieces);
@@ -137,15 +137,15 @@ inline std::vector<std::string> names_of(const FileSums& sums) {
 struct LostBytes : Error {
     using Error::Error;
 };
-// Throws if the files do not hold what was given to be written into them.
+// Throws if the files differ from the data passed to write.
 inline void check_against_disk(const std::string& dir, const FileSums& given, const FileSums& there) {
     for (const auto& [name, sum] : given) {
         const auto found = there.find(name);
-        CHECK(found != there.end(), "%s/%s was not read back", dir.c_str(), name.c_str());
+        CHECK(found != there.end(), "cannot read back %s/%s", dir.c_str(), name.c_str());
         if (found->second.bytes == sum.bytes && found->second.crc == sum.crc) continue;
         throw LostBytes(
-            format("%s/%s does not hold what was written to it: %zu bytes with the checksum %08x were written, %zu "
-                   "with %08x are there; HINT: check the disk, its connection and its file system",
+            format("%s/%s differs from the data written to it: %zu bytes with checksum %08x were written, but %zu with %08x "
+                   "are there; HINT: check the disk, its connection and its file system",
                    dir.c_str(), name.c_str(), sum.bytes, sum.crc, found->second.bytes, found->second.crc));
     }
 }

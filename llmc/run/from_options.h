@@ -45,8 +45,8 @@ namespace detail {
 // Rejects options that conflict with adapters, which the option `trains` enables.
 inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
     if (o.optimizer == "muon" || o.optimizer == "normuon")
-        fail_usage("--optimizer %s is for a model's own matrices, not for what %s trains; HINT: --optimizer adamw",
-                   o.optimizer.c_str(), trains);
+        fail_usage("--optimizer %s only supports a model's own matrices, not %s; HINT: --optimizer adamw", o.optimizer.c_str(),
+                   trains);
 }
 
 inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
@@ -54,7 +54,7 @@ inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
     if (!o.lora_rank) {
         const char* const of_them = o.lora_alpha ? "alpha" : o.lora_dropout ? "dropout" : "targets";
         if (o.lora_alpha || o.lora_dropout || !o.lora_targets.empty())
-            fail_usage("--lora-%s is for adapters; HINT: --lora-rank 16 trains them", of_them);
+            fail_usage("--lora-%s requires adapters; HINT: --lora-rank 16 trains them", of_them);
         return lora;
     }
     check_options_of_adapters(o, "--lora-rank");
@@ -77,32 +77,34 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
     const char* const of_them = !o.prompt_encoder.empty() ? "encoder" : o.prompt_encoder_width ? "encoder-width" : "init-text";
     if (!o.prompt_tokens) {
         if (!o.prompt_encoder.empty() || o.prompt_encoder_width || !o.prompt_init_text.empty())
-            fail_usage("--prompt-%s is for virtual tokens; HINT: --prompt-tokens 20 trains them", of_them);
+            fail_usage("--prompt-%s requires virtual tokens; HINT: --prompt-tokens 20 trains them", of_them);
         return found;
     }
     check_options_of_adapters(o, "--prompt-tokens");
     if (o.dpo_beta)
-        fail_usage("--dpo-beta does not go with --prompt-tokens; HINT: --lora-rank 16 trains adapters on pairs of answers");
-    if (o.lora_rank) fail_usage("--lora-rank and --prompt-tokens are two kinds of adapters; HINT: give one of them");
+        fail_usage(
+            "--dpo-beta and --prompt-tokens cannot be combined; HINT: --lora-rank 16 trains adapters on pairs of "
+            "answers");
+    if (o.lora_rank)
+        fail_usage("--lora-rank and --prompt-tokens cannot be combined: both are adapters; HINT: give one of them");
     found.lstm = o.prompt_encoder == "lstm";
     const bool encoded = o.prompt_encoder == "mlp" || found.lstm;
     if (o.prompt_encoder_width && !encoded)
-        fail_usage("--prompt-encoder-width is the encoder's, and there is none; HINT: --prompt-encoder mlp");
+        fail_usage("--prompt-encoder-width requires --prompt-encoder; HINT: --prompt-encoder mlp");
     if (encoded && !o.prompt_init_text.empty())
         fail_usage(
-            "--prompt-init-text does not go with --prompt-encoder %s, whose output no text determines; HINT: leave one out",
+            "--prompt-init-text and --prompt-encoder %s cannot be combined: a text cannot initialize the encoder's output; "
+            "HINT: omit one of them",
             o.prompt_encoder.c_str());
     if (encoded && o.ema_decay > 0)
-        fail_usage("--ema-decay does not go with --prompt-encoder %s yet; HINT: leave one of them out",
+        fail_usage("--ema-decay and --prompt-encoder %s cannot be combined yet; HINT: omit one of them",
                    o.prompt_encoder.c_str());
     if (o.reset_attention_mask)
         fail_usage(
-            "--reset-attention-mask hides from a document all that stands before it, and so the virtual tokens, which running "
-            "text has once before each sample; HINT: leave it out, or train_gpt prepare --chat makes conversations, each "
-            "behind virtual tokens of its own");
+            "--reset-attention-mask would also hide the virtual tokens, which running text has once before each sample; HINT: "
+            "omit it, or use train_gpt prepare --chat, where each conversation has its own virtual tokens");
     if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
-        fail_usage("--prompt-tokens %d leaves no room in the model's longest sequence, %d tokens; HINT: fewer", o.prompt_tokens,
-                   c.T);
+        fail_usage("--prompt-tokens %d leaves no room in the model's maximum of %d tokens; HINT: fewer", o.prompt_tokens, c.T);
     found.count = o.prompt_tokens;
     found.encoder_width = encoded ? o.prompt_encoder_width ? o.prompt_encoder_width : c.C : 0;
     found.text = o.prompt_init_text;
@@ -125,13 +127,13 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
                  {"depth", o.mup_base_depth, deep, "completep"}};
     for (const auto& s : sizes)
         if (s.given && !s.counts)
-            fail_usage("--mup-base-%s says nothing with --parametrization %s; HINT: --parametrization %s", s.size, kind,
+            fail_usage("--mup-base-%s has no effect with --parametrization %s; HINT: --parametrization %s", s.size, kind,
                        s.with);
     if (!on) return {};
     if (!o.mup_base_width || (deep && !o.mup_base_depth))
         fail_usage(
-            "--parametrization %s needs the size of the model whose learning rate is given; HINT: --mup-base-width 256%s", kind,
-            deep ? " --mup-base-depth 8" : "");
+            "--parametrization %s needs the size of the base model, whose learning rate is given; HINT: --mup-base-width 256%s",
+            kind, deep ? " --mup-base-depth 8" : "");
     if (o.lora_rank || o.prompt_tokens)
         fail_usage("--parametrization %s is not derived for the adapters of %s; HINT: leave one of them out", kind,
                    o.lora_rank ? "--lora-rank" : "--prompt-tokens");
@@ -139,8 +141,8 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
         fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
     if (!o.size.empty() && !o.given.count("lr"))
         fail_usage(
-            "--size chooses the learning rate of this model, --parametrization %s takes that of its base; HINT: give the "
-            "base's as --lr",
+            "--size and --parametrization %s cannot be combined: --size sets this model's learning rate, but the base's is "
+            "needed; HINT: give the base's with --lr",
             kind);
     Parametrization p;
     p.width = (double)c.C / o.mup_base_width;
@@ -189,8 +191,7 @@ inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
     const bool other_scaling = o.use_rope_scaling && c.rope_scaling.type != RopeScaling::Type::llama3;
     for (const auto& [option, activation] : {std::pair("swiglu", Activation::swiglu), {"squared-relu", Activation::relu2}})
         if (is_off(o, option, o.swiglu || o.squared_relu) && c.activation == activation)
-            fail_usage("--no-%s does not say which activation stands for the model's; HINT: --activation gelu, or another",
-                       option);
+            fail_usage("--no-%s requires a replacement for the activation; HINT: --activation gelu, or another", option);
     const struct {
         bool wrong;
         const char *option, *other;
@@ -448,14 +449,13 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
                                                     {"muon-num-ns-steps", o.muon_num_ns_steps != defaults.muon_num_ns_steps},
                                                     {"muon-split-heads", o.muon_split_heads}};
     for (const auto& [option, given] : of_muon)
-        if (given && !r.on) fail_usage("--%s is of Muon; HINT: --optimizer muon, or leave it out", option);
+        if (given && !r.on)
+            fail_usage("--%s has no effect without --optimizer muon; HINT: --optimizer muon, or omit it", option);
     if (o.muon_beta2 != defaults.muon_beta2 && !r.neurons)
-        fail_usage("--muon-beta2 is of NorMuon; HINT: --optimizer normuon, or leave it out");
+        fail_usage("--muon-beta2 has no effect without --optimizer normuon; HINT: --optimizer normuon, or omit it");
     if (r.neurons && o.exp_avg_sq_dtype != "fp32")
-        fail_usage(
-            "--optimizer normuon keeps one number per row in exp_avg_sq, and that in fp32; HINT: leave out "
-            "--exp-avg-sq-dtype %s",
-            o.exp_avg_sq_dtype.c_str());
+        fail_usage("--optimizer normuon needs fp32 for its exp_avg_sq, one number per row; HINT: omit --exp-avg-sq-dtype %s",
+                   o.exp_avg_sq_dtype.c_str());
     return r;
 }
 
@@ -469,7 +469,7 @@ inline bool offloads_optimizer(const TrainOptions& o) {
     if (o.offload == "none") return false;
     if (o.optimizer == "normuon")
         fail_usage(
-            "--offload optimizer does not work with --optimizer normuon, which updates numbers of whole rows; HINT: "
+            "--offload optimizer and --optimizer normuon cannot be combined: NorMuon updates need whole rows; HINT: "
             "--optimizer muon or adamw");
     return true;
 }
@@ -481,13 +481,11 @@ inline Preference preference_of(const TrainOptions& o) {
     p.ipo = o.dpo_loss == "ipo";
     p.label_smoothing = o.dpo_label_smoothing;
     if (!p.on() && (p.ipo || p.label_smoothing > 0))
-        fail_usage("--%s is for pairs of answers; HINT: --dpo-beta 0.1 compares them",
-                   p.ipo ? "dpo-loss" : "dpo-label-smoothing");
+        fail_usage("--%s requires --dpo-beta; HINT: --dpo-beta 0.1", p.ipo ? "dpo-loss" : "dpo-label-smoothing");
     if (!p.on()) return p;
-    if (p.ipo && p.label_smoothing > 0)
-        fail_usage("--dpo-label-smoothing is for --dpo-loss sigmoid; HINT: leave it out with ipo");
+    if (p.ipo && p.label_smoothing > 0) fail_usage("--dpo-label-smoothing requires --dpo-loss sigmoid; HINT: omit it with ipo");
     if (o.z_loss_strength > 0 || o.use_z_loss)
-        fail_usage("--z-loss-strength is for the cross-entropy of tokens, which --dpo-beta does not train; HINT: leave it out");
+        fail_usage("--z-loss-strength and --dpo-beta cannot be combined: DPO has no cross-entropy; HINT: omit it");
     return p;
 }
 
@@ -547,7 +545,7 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
          {std::pair("num-layers-at-start-in-bf16", o.num_layers_at_start_in_bf16 != defaults.num_layers_at_start_in_bf16),
           {"num-layers-at-end-in-bf16", o.num_layers_at_end_in_bf16 != defaults.num_layers_at_end_in_bf16}})
         if (given && !o.first_last_layers_bf16)
-            fail_usage("--%s is how many --first-last-layers-bf16 keeps; HINT: give that, too, or leave it out", option);
+            fail_usage("--%s requires --first-last-layers-bf16; HINT: add that, or omit this option", option);
     return r;
 }
 
@@ -634,7 +632,7 @@ inline BatchRanges add_skips(TrainingState& s, const TrainOptions& o) {
         const BatchRanges given = BatchRanges::parse({range}, option);
         if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: past ranges are ignored
         if (given.ranges().front().first <= s.step)
-            fail("%s %s begins before the next iteration; HINT: begin with %lld", option, range.c_str(), (long long)s.step + 1);
+            fail("%s %s starts before the next iteration; HINT: start with %lld", option, range.c_str(), (long long)s.step + 1);
         s.iterations.push_back(range);
     }
     return BatchRanges::from_iterations(s.iterations, option);

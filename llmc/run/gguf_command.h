@@ -27,10 +27,9 @@ namespace detail {
 inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
     if (c.window != 0 && a.window_interval == 0) {
         if (c.window < c.T) {
-            print_line(stderr,
-                       format("note: llama.cpp has no sliding window for %s: the longest text is set to its %d tokens, up to "
-                              "which the model is the same",
-                              a.name, c.window));
+            print_line(stderr, format("note: llama.cpp has no sliding window for %s: the context is limited to the window's %d "
+                                      "tokens, where the model is the same",
+                                      a.name, c.window));
             c.T = c.window;
         }
         c.window = c.full_interval = 0;
@@ -66,8 +65,7 @@ inline void find_ends(GgufTokenizer& t, const std::string& dir) {
         for (const int id : model_texts(dir, tokenizer.get()).end_ids)
             if (id >= 0 && id < (int)t.tokens.size() && id != t.eos && id != t.eot && t.eom < 0) t.eom = id;
     } catch (const Error& e) {
-        print_line(stderr,
-                   format("warning: of the tokens that end a text, only those of the tokenizer are written: %s", e.what()));
+        print_line(stderr, format("warning: of the end-of-text tokens only the tokenizer's are written: %s", e.what()));
     }
 }
 
@@ -144,7 +142,7 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
         const std::vector<int64_t> shape =
             spec.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, spec.cols};
         if (t->shape != shape)
-            fail("%s: tensor '%s' has shape %s; its configuration asks for %s", file.path().c_str(), part.name.c_str(),
+            fail("%s: tensor '%s' has shape %s; its configuration requires %s", file.path().c_str(), part.name.c_str(),
                  shape_string(t->shape).c_str(), shape_string(shape).c_str());
         rows.resize(t->elements);
         file.read(*t, rows.data());
@@ -221,7 +219,7 @@ inline void check_no_other_tensors(const GgufReader& file, const ModelConfig& c,
         for (const GgufPart& part : gguf_parts(c, a, spec)) known.insert(part.name);
     for (const GgufTensor& t : file.tensors())
         if (!known.count(t.name) && !(c.tied && t.name == "output.weight") && t.name != gguf_rope_factors)
-            fail("%s holds the tensor '%s', which a %s model does not have", file.path().c_str(), t.name.c_str(), a.name);
+            fail("%s contains the tensor '%s', which a %s model does not have", file.path().c_str(), t.name.c_str(), a.name);
 }
 
 // Architectures that cannot tie the head store the embedding twice.
@@ -294,7 +292,7 @@ inline int export_command(World& world, const ExportOptions& o) {
     if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
     if (o.gguf.empty())
         fail_usage("there is nothing to write; HINT: --gguf FILE.gguf, or --out DIR for a copy without the training state");
-    if (o.gguf == "-") fail_usage("--gguf - is no file: tensors are not written in one go; HINT: --gguf FILE.gguf");
+    if (o.gguf == "-") fail_usage("--gguf - is not supported: tensors are not written sequentially; HINT: --gguf FILE.gguf");
     if (fs::exists(fs::symlink_status(o.gguf)) && !o.overwrite)
         fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());
     const std::string dir = model_directory(o.model);

@@ -100,7 +100,7 @@ public:
     LossesAndNorms losses_and_norms(const char* key) const {
         const GuardStateReader inner = object(key);
         const LossesAndNorms x = {inner.numbers("losses"), inner.numbers("grad_norms")};
-        require(x.losses.size() == x.norms.size(), format("'%s' has losses and norms of unequal number", key).c_str());
+        require(x.losses.size() == x.norms.size(), format("'%s' has different numbers of losses and norms", key).c_str());
         return x;
     }
     std::vector<double> numbers(const char* key) const {

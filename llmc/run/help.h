@@ -40,21 +40,21 @@ inline const std::vector<Command>& commands() {
           {"Plan a run on 64 GPUs without having them:", "train_gpt train --preset llama2-7b --world 64 --tp 8 \\",
            "    --global-batch-size 512 --train-iters 100k --dry-run"}}},
         {"tune",
-         "find the fastest layout of a training run, or of writing texts, on a number of GPUs or of ranks here",
+         "find the fastest layout for training, or for generation, on a number of GPUs or of ranks on this machine",
          "[--inference] OPTIONS OF train [--world N --device NAME] [--trials N] --out DIR",
-         {{"Of a 7B model on 64 H100; options that are given stay as they are:",
+         {{"A 7B model on 64 H100; given options are kept:",
            "train_gpt tune --preset llama2-7b --vocab-size 32000 --world 64 \\",
            "    --global-batch-size 512 --train-iters 100k", "train_gpt train --config tune/tune-1.toml ..."},
-          {"Of this machine, with the five fastest measured:",
+          {"This machine, with the five fastest layouts measured:",
            "train_gpt tune --preset quickstart --tokenizer tok --data-path data \\",
            "    --global-batch-size 32 --train-iters 600 --trials 5"},
-          {"How a 70B model writes the most tokens, each within 20 ms:",
+          {"The highest generation throughput of a 70B model within 20 ms per token:",
            "train_gpt tune --inference --preset llama2-70b --vocab-size 32000 \\",
            "    --world 8 --seq-length 4096 --max-latency 20"}}},
         {"sweep",
-         "find the learning rate, batch, weight decay, ... of a training run, by short trainings",
+         "search learning rate, batch size, weight decay, ... with short training runs",
          "OPTIONS OF train --over NAME=LOW..HIGH|A,B,C ... [--budget 20m] --out DIR",
-         {{"Two options, in twenty minutes; interrupted, the same command goes on:",
+         {{"Two options, in twenty minutes; if interrupted, the same command resumes:",
            "train_gpt sweep --preset quickstart --tokenizer tok --data-path data \\",
            "    --train-iters 600 --over lr=5e-4..2e-2 --over weight-decay=0.1,0.2 \\", "    --budget 20m --out sweep",
            "train_gpt train --config sweep/best.toml --out run"}}},
@@ -65,31 +65,31 @@ inline const std::vector<Command>& commands() {
            "train_gpt prepare --input web.jsonl --tokenizer tok --output data/web"},
           {"Plain text, its documents between blank lines:",
            "train_gpt prepare --input book.txt --split-documents blank --tokenizer tok \\", "    --output data/book"},
-          {"Conversations, of which answers alone are learned:",
+          {"Conversations; only answers are in the loss:",
            "train_gpt prepare --chat --input chats.jsonl --tokenizer DIR --output chats"}}},
         {"curate",
-         "filter, mend and deduplicate raw text, so that it becomes training data",
+         "filter, repair and deduplicate raw text for training",
          "--input FILE|DIR ... --output DIR [STAGES] [OPTIONS]",
-         {{"Rules of Gopher and FineWeb; report.html says what was dropped:",
+         {{"Rules of Gopher and FineWeb; report.html shows the dropped documents:",
            "train_gpt curate --input raw/ --output clean --normalize \\", "    --heuristics gopher fineweb"},
           {"Duplicates, questions of an evaluation, shares of sources:",
            "train_gpt curate --input web/ books/ --output mixed \\",
            "    --exact-duplicates documents --near-duplicates fineweb \\",
            "    --decontaminate hellaswag.jsonl --weights web=0.7 books=0.3"}}},
         {"tokenizer",
-         "learn a tokenizer (byte-level BPE or unigram) from text, or measure one",
+         "train a tokenizer (byte-level BPE or unigram) on text, or measure one",
          "--input FILE ... --output DIR [OPTIONS]",
          {{"Learn one of 32,000 tokens:", "train_gpt tokenizer --input *.txt --vocab-size 32000 --output tok"},
           {"Measure one on other text:", "train_gpt tokenizer --report tok --input other.txt"}}},
         {"generate",
-         "write text with a model",
+         "generate text with a model",
          "--model DIR [--prompt TEXT] [OPTIONS]",
          {{"Continue a text with the newest checkpoint of a run:",
            "train_gpt generate --model run --prompt \"Once upon a time\""},
           {"Take the prompt from another program:", "cat prompt.txt | train_gpt generate --model run --prompt -"},
           {"Ask a model that was tuned on conversations, line by line:", "train_gpt generate --model DIR --chat"}}},
         {"serve",
-         "answer HTTP requests with a model: OpenAI's API, and a page to write with it",
+         "serve a model over HTTP: OpenAI's API, and a page for generation",
          "--model DIR [--port N] [OPTIONS]",
          {{"For this machine, at http://127.0.0.1:8080/:", "train_gpt serve --model run"},
           {"For others, too:", "train_gpt serve --model run --host 0.0.0.0 --port 80"}}},
@@ -106,11 +106,11 @@ inline const std::vector<Command>& commands() {
           {"A run's adapters merged into the model that they were trained on:",
            "train_gpt export --merge --adapter run --out merged"}}},
         {"import",
-         "make a model directory of a GGUF file of llama.cpp",
+         "convert a GGUF file of llama.cpp to a model directory",
          "--gguf FILE --out DIR",
          {{"To generate, evaluate or train on:", "train_gpt import --gguf model.gguf --out model"}}},
         {"inspect",
-         "show what a checkpoint, dataset or tokenizer holds, and check that it is intact",
+         "show the contents of a checkpoint, dataset or tokenizer, and check that it is intact",
          "PATH",
          {{"A run and its newest checkpoint:", "train_gpt inspect run"}, {"Prepared data:", "train_gpt inspect data/web"}}},
         {"report",
@@ -203,7 +203,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
     rows.push_back({"config", "", "Help", "file with options, a line each, such as lr = 6e-4", "FILE", "", {}, false, false});
     rows.push_back({"help", "", "Help", "this text", "", "", {}, true, false});
     if (takes_options_of_train(command))
-        rows.push_back({"help-all", "", "Help", "all options, not only the usual ones", "", "", {}, true, false});
+        rows.push_back({"help-all", "", "Help", "all options, not only common ones", "", "", {}, true, false});
     return rows;
 }
 
@@ -284,7 +284,7 @@ inline std::string help_overview(int width) {
             "help",
             "help on a command: train_gpt help train; the models' shapes: train_gpt help presets; rules: train_gpt help rules",
             14, width) +
-        entry("--version", "the program's version, and what it was built with and for", 14, width);
+        entry("--version", "the program's version, its compiler and its target", 14, width);
     return out +
            "\nFrom text to a model that generates text:\n"
            "  train_gpt tokenizer --input book.txt --vocab-size 4096 --output tok\n"
@@ -362,8 +362,8 @@ inline std::string manual_page() {
             out += ".RE\n.fi\n";
         }
     return out +
-           ".SH \"EXIT STATUS\"\n0: success. 1: an error while running, or an inspected file is damaged. 2: the "
-           "command line cannot work as it is; nothing was done.\n";
+           ".SH \"EXIT STATUS\"\n0: success. 1: an error while running, or an inspected file is damaged. 2: invalid command "
+           "line; nothing was done.\n";
 }
 
 // bash's completion for a row's values: files, directories, or neither.

@@ -31,7 +31,7 @@ struct HttpLimits {
     int patience_seconds = 1;      // after which a connection that waits for its client may make room for another
 };
 
-// A client's connection. The thread that serves it reads and writes; others may only ask what it waits for, and shut it down.
+// A client's connection. The thread that serves it reads and writes; others may only query its wait, and shut it down.
 // The functions of a Stream differ between versions of the library, so none of them says `override`.
 class HttpConnection : public httplib::Stream {
 public:
@@ -187,7 +187,7 @@ private:
     const socket_t fd_;
     const HttpLimits& limits_;
     char buffer_[4096];
-    size_t at_ = 0, end_ = 0;                               // what is unread of the buffer
+    size_t at_ = 0, end_ = 0;                               // the unread part of the buffer
     size_t received_ = 0, sent_ = 0, head_ = 0, line_ = 0;  // bytes of this request and its answer
     bool in_head_ = true, last_ = false;
     int refused_ = 0;

@@ -80,9 +80,9 @@ inline std::vector<ChatMessage> begin_conversation(const GenerateOptions& o) {
 inline std::vector<int> chat_prompt(const ModelConfig& c, const ChatEncoder& chat, const std::vector<ChatMessage>& messages) {
     if (const std::string problem = chat.problem(messages); !problem.empty()) fail("%s", problem.c_str());
     const std::vector<int> tokens = chat.encode(messages, true).tokens;
-    if (tokens.empty()) fail_usage("the message is empty, to which the chat template adds nothing; HINT: write something");
+    if (tokens.empty()) fail_usage("the message is empty, and the chat template adds nothing to it; HINT: write something");
     if ((int)tokens.size() >= c.room())
-        fail("the conversation has %zu tokens, the model's context holds %d; HINT: begin a new one", tokens.size(), c.room());
+        fail("the conversation has %zu tokens; the model's context is %d; HINT: start a new one", tokens.size(), c.room());
     return tokens;
 }
 
@@ -110,17 +110,14 @@ inline std::vector<std::string> prompts_in(const std::string& file, const std::s
 
 // The prompts of the options; rank 0 reads them from a file or, for "-", from standard input.
 inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
-    if (!o.chat && !(o.chat_template + o.system).empty())
-        fail_usage("--chat-template and --system are for conversations; HINT: add --chat");
+    if (!o.chat && !(o.chat_template + o.system).empty()) fail_usage("--chat-template and --system require --chat");
     if (!o.prompts.empty() && !o.prompt.empty())
-        fail_usage("--prompt is one text, --prompts a file of them; HINT: one of the two");
-    if (o.max_latency > 0 && !o.measure_batches) fail_usage("--max-latency is a bound for --measure-batches; HINT: add that");
+        fail_usage("--prompt and --prompts cannot be combined: one text, or a file of texts; HINT: give one of them");
+    if (o.max_latency > 0 && !o.measure_batches) fail_usage("--max-latency requires --measure-batches");
     if (o.measure_batches && o.max_new_tokens < 3)
         fail_usage("--measure-batches measures the tokens after a text's first two; HINT: --max-new-tokens 50");
     if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
-        fail_usage(
-            "--measure-batches continues one --prompt, as many times as the batch; HINT: leave --prompts and --num-samples "
-            "out");
+        fail_usage("--measure-batches uses copies of one --prompt; HINT: omit --prompts and --num-samples");
     const auto of_rank_0 = [&](auto read) { return run.world.all_gather(run.main_rank() ? read() : std::string())[0]; };
     std::vector<std::string> texts = {o.prompt};
     if (!o.prompts.empty()) texts = prompts_in(o.prompts, of_rank_0([&] { return read_whole_file(o.prompts); }));
@@ -133,7 +130,7 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
         prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template, run.adapter));
         prompts.ends.push_back(prompts.chat->end_token());
         if (prompts.converses && o.num_samples > 1)
-            fail_usage("--num-samples is for one --prompt; a conversation has one answer each");
+            fail_usage("--num-samples requires --prompt; a conversation has one answer per message");
     }
     for (const std::string& text : texts) {
         std::vector<ChatMessage> messages = begin_conversation(o);
@@ -249,8 +246,8 @@ inline void print_batches(const std::vector<BatchSpeed>& all, const GenerateOpti
             best = &s;
     }
     if (!best)
-        fail("no batch keeps --max-latency %g: --batch %d comes nearest, with %.2f ms for 99%% of its tokens", o.max_latency,
-             soonest->batch, soonest->p99_ms);
+        fail("no batch size keeps --max-latency %g: the closest is --batch %d with %.2f ms for 99%% of its tokens",
+             o.max_latency, soonest->batch, soonest->p99_ms);
     print_line(stdout, format("the most tokens%s: --batch %d, %.0f a second", o.max_latency > 0 ? " within --max-latency" : "",
                               best->batch, best->tokens_per_second));
 }

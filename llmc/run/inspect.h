@@ -42,7 +42,7 @@ inline bool describe_files(Table& table, const std::string& dir, bool intact) {
     }
     const bool checkpoint = file_exists(dir + "/training");
     const std::string problem = !has_manifest || intact ? "" : checkpoint ? verify_checkpoint(dir) : verify_directory(dir);
-    table.row("checksums", !has_manifest     ? "there is no manifest.json: nothing to compare with"
+    table.row("checksums", !has_manifest     ? "no manifest.json: nothing to compare with"
                            : problem.empty() ? "all files are as they were written"
                                              : problem);
     return problem.empty();
@@ -167,7 +167,7 @@ inline bool inspect_run(Table& table, const std::string& out) {
 inline void describe_texts(Table& table, const TokenDataset& data, const std::string& given) {
     constexpr int64_t most_documents = 3, most_tokens = 40;
     const TokenizerIdentity& made = data.tokenizer();
-    table.row("tokenizer", made.known() ? made.text() : "not known: there is no PREFIX.meta.json beside the data");
+    table.row("tokenizer", made.known() ? made.text() : "unknown: the data has no PREFIX.meta.json");
     std::optional<Tokenizer> tokenizer;
     try {
         if (!given.empty() || made.known()) tokenizer = Tokenizer::load(given.empty() ? made.path : local_path(given));
@@ -176,7 +176,7 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
         table.row("text", std::string(e.what()) + "; HINT: --tokenizer DIR");
     }
     if (tokenizer && made.known() && tokenizer->identity().hash != made.hash) {
-        if (!given.empty()) fail("%s is not the tokenizer of the data", tokenizer->identity().text().c_str());
+        if (!given.empty()) fail("%s is not the data's tokenizer", tokenizer->identity().text().c_str());
         table.row("text",
                   "the tokenizer's file has changed since: hash " + tokenizer->identity().hash + "; HINT: --tokenizer DIR");
         return;
@@ -223,7 +223,7 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
     table.exact(data.n_tokens());
     if (data.has_mask()) {
         const std::string& name = data.chat_template();
-        const std::string by = name.empty() ? "by a template that is not known" : "by the template " + name;
+        const std::string by = name.empty() ? "with an unknown template" : "with the template " + name;
         if (data.has_pairs()) table.row("pairs of answers", with_commas(data.n_documents() / 2) + ", " + by);
         else table.row("conversations", by);
         table.row("learned", format("%s tokens (%.1f%%)", with_commas(learned).c_str(),
@@ -297,11 +297,10 @@ inline int inspect_command(const InspectOptions& o) {
         fail("%s does not exist%s", o.path.c_str(), hint_on_missing_path(o.path).c_str());
     } else
         fail(
-            "%s is not something that inspect knows: a directory of a model or adapters, a run's output directory, PREFIX of "
-            ".bin/.idx, a tokenizer.json, tokenizer.model or a .safetensors file",
+            "cannot inspect %s: it is not a directory of a model or adapters, a run's output directory, PREFIX of .bin/.idx, "
+            "a tokenizer.json, tokenizer.model or a .safetensors file",
             o.path.c_str());
-    if (!o.tokenizer.empty() && !is_data)
-        fail_usage("--tokenizer shows the texts of prepared data, and %s is none", o.path.c_str());
+    if (!o.tokenizer.empty() && !is_data) fail_usage("--tokenizer requires prepared data, and %s is none", o.path.c_str());
     if (o.json) {
         nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};
         j.update(table.json());

@@ -86,7 +86,7 @@ struct LayoutProblem {
     std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
     // Additional bytes that libraries use on a rank.
     std::function<double(const ModelConfig&, const Layout&)> bytes_of_libraries = [](auto&, auto&) { return 0; };
-    // Memory of a rank's share of its host, and what a stage's rank needs of it; asked where the optimizer's state is there.
+    // Memory of a rank's share of its host, and a stage's use of it per rank; queried if the optimizer's state is there.
     std::function<double(int ranks)> host_memory = [](int) { return INFINITY; };
     std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> host_bytes_of_stage = {};
     std::function<void(TrainOptions&, int ranks)> set_hardware = [](TrainOptions&, int) {};
@@ -344,7 +344,7 @@ private:
     void try_batch(Layout l, int micro_batch) {
         l.micro_batch = o_.micro_batch_size = micro_batch;
         if ((int64_t)micro_batch * (o_.seq_length + c_.virtual_tokens.count) > INT_MAX)
-            return refuse("more tokens at a time than can be counted");
+            return refuse("too many tokens per pass");
         Schedule s;
         if (!passes("a global batch that micro-batches do not divide", [&] { read_batches(s, o_, l.dp()); }) ||
             !passes("a ramp-up of the batch that micro-batches do not divide", [&] { read_rampup(s, o_); }) ||
@@ -480,7 +480,7 @@ private:
             return false;
         }
         if (!fits_on_host(candidate.layout)) {
-            found_.refused["out of the host's memory"]++;
+            found_.refused["too little host memory"]++;
             return false;
         }
         candidate.least_seconds = least_step_seconds(begin_plan(input_of(candidate.layout)));

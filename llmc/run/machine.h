@@ -62,7 +62,7 @@ inline std::string slow_attention_note(const gpu::Ctx& ctx, const ModelConfig& c
     return slow_attention_note(c, ctx.capability, std::is_same<floatX, bf16>::value);
 }
 inline Strings choose_matrix_unit(World&, gpu::Ctx&, const std::string& asked, const Strings& /*before*/) {
-    if (!asked.empty()) fail_usage("--matrix-unit is for CPUs; HINT: on a GPU, use --gemm-cache");
+    if (!asked.empty()) fail_usage("--matrix-unit is only for CPUs; HINT: on a GPU, use --gemm-cache");
     return {};
 }
 // Without a GPU, plans use --device.

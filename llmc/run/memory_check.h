@@ -102,13 +102,13 @@ public:
     void require_unchanged(int64_t step) {
         if (const std::string what = change(); !what.empty())
             fail(
-                "since step %lld %s have changed in memory, though nothing was stored there; HINT: go on from a checkpoint, "
-                "without that machine",
+                "since step %lld %s have changed in memory without being written; HINT: resume from a checkpoint, without "
+                "that machine",
                 (long long)step, what.c_str());
     }
     void require_agreement(int64_t step) const {
         if (const std::string problem = difference(); !problem.empty())
-            fail("at step %lld %s; HINT: go on from a checkpoint, without that machine", (long long)step, problem.c_str());
+            fail("at step %lld %s; HINT: resume from a checkpoint, without that machine", (long long)step, problem.c_str());
     }
 
 private:

@@ -72,7 +72,8 @@ inline int export_merged(World& world, const ExportOptions& o) {
     if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
     const AdaptedModel found = find_model(world, o);
     if (found.c.virtual_tokens.on())
-        fail("%s holds virtual tokens, which are merged into no matrix; HINT: --adapter with the model", found.adapter.c_str());
+        fail("%s contains virtual tokens, which cannot be merged into matrices; HINT: --adapter with the model",
+             found.adapter.c_str());
     if (std::filesystem::exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
     PhaseStatus phase;
     phase.begin("merging " + found.adapter + " into " + found.dir);
@@ -111,6 +112,6 @@ inline int export_merged(World& world, const ExportOptions& o) {
         throw;
     }
     phase.done();
-    printf("%s holds the merged model\n", o.out.c_str());
+    printf("%s contains the merged model\n", o.out.c_str());
     return 0;
 }

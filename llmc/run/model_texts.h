@@ -47,7 +47,7 @@ inline std::vector<int> token_ids(const nlohmann::ordered_json& config, const ch
                           : value.is_null() ? nlohmann::ordered_json::array()
                                             : nlohmann::ordered_json{value}) {
         if (!id.is_number_integer() || id < 0 || id > INT_MAX)
-            fail("%s: '%s' is %.200s; a token's id or a list of them is expected", source.c_str(), key, value.dump().c_str());
+            fail("%s: '%s' is %.200s; it must be a token id or a list of them", source.c_str(), key, value.dump().c_str());
         ids.push_back(id.get<int>());
     }
     return ids;
@@ -80,8 +80,8 @@ inline void check_tokenizer_of_model(const std::string& model_dir, const Tokeniz
     for (int id = 0; own && id < std::min(own->vocab_size(), given.vocab_size()); id++)
         if (own->token_bytes(id) != given.token_bytes(id))
             fail(
-                "the tokenizer %s is not that of the model %s: token %d is '%s' in one and '%s' in the other; HINT: without "
-                "--tokenizer the model's own is taken, and data must be prepared with it",
+                "the tokenizer %s is not the model's (%s): token %d is '%s' in one and '%s' in the other; HINT: omit "
+                "--tokenizer to use the model's own, and prepare the data with it",
                 given.source().c_str(), model_dir.c_str(), id, given.token_bytes(id).c_str(), own->token_bytes(id).c_str());
 }
 
@@ -142,10 +142,9 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
         t.turn_end = ChatEncoder(tokenizer, *learned).end_token();
     } else if (tells)
         print_line(stderr,
-                   format("warning: the conversations are of the template %s, and %s; HINT: --chat-template %s tells "
-                          "`generate --chat`",
-                          name.c_str(), own.empty() ? "none stands beside the model" : "another one stands beside the model",
-                          name.c_str()));
+                   format("warning: the conversations use the template %s, but %s; HINT: pass --chat-template %s to `generate "
+                          "--chat`",
+                          name.c_str(), own.empty() ? "the model has none" : "the model has another one", name.c_str()));
 }
 
 // The token that ends an answer in this Jinja template; -1: unknown template, or the tokenizer lacks its tokens.
@@ -219,8 +218,8 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
         if (needed) throw;
         if (says)
             print_line(stderr,
-                       format("warning: the tokenizer beside the model cannot be used: %s. Tokenized data needs none, but "
-                              "samples cannot be generated as text",
+                       format("warning: the model's tokenizer cannot be used: %s. Tokenized data needs none, but samples "
+                              "cannot be shown as text",
                               e.what()));
         return nullptr;
     }

@@ -109,7 +109,7 @@ inline const OtherName other_names[] = {
     {"train", "logit-softcapping logit-soft-capping", "soft-capping is --attn-logit-softcapping and --final-logit-softcapping"},
     {"train", "parallel-residual use-parallel-residual", "attention and MLP side by side are --norm-place parallel"},
     {"train", "tie-word-embeddings tie-embeddings",
-     "embedding and output layer share weights but in Llama's family: --untie-embeddings-and-output-weights"},
+     "embedding and output layer share weights except in Llama's family: --untie-embeddings-and-output-weights"},
     {"train", "num-experts moe", "there are no mixtures of experts: all layers are dense"},
     // data and tokenizers
     {"train", "dataset dataset-name dataset-path train-file train-files train-data data-dir input-bin data-prefix -i",
@@ -126,8 +126,8 @@ inline const OtherName other_names[] = {
      "recomputation is --recompute-granularity selective, mlp or full"},
     {"train", "recompute-modules", "modules are named by --recompute-granularity: selective (norms, activations), mlp or full"},
     {"train", "num-gpus ngpu n-gpus gpus devices nproc-per-node nproc num-processes nnodes num-nodes world-size",
-     "ranks are started around the program: mpirun -n 8 train_gpt train ...; --world plans for ranks that are not there"},
-    {"train", "data-parallel-size dp-size dp", "data-parallel ranks are what --tp and --pp leave of all ranks"},
+     "start ranks with a launcher: mpirun -n 8 train_gpt train ...; --world plans for ranks without starting them"},
+    {"train", "data-parallel-size dp-size dp", "the number of data-parallel ranks is all ranks / (--tp x --pp)"},
     {"train generate eval", "tensor-parallel-size tp-size tensor-parallel model-parallel-size",
      "tensor parallelism is --tensor-model-parallel-size"},
     {"train generate eval", "pipeline-parallel-size pp-size pipeline-parallel", "stages are --pipeline-model-parallel-size"},
@@ -143,7 +143,7 @@ inline const OtherName other_names[] = {
     {"train generate eval", "compile torch-compile use-compile", "the program is compiled already; there is nothing to choose"},
     // writing
     {"generate", "length max-length max-tokens n-predict num-tokens n-tokens max-new-token -n",
-     "the most tokens to write are --max-new-tokens"},
+     "the maximum number of generated tokens is --max-new-tokens"},
     {"generate", "num-return-sequences n", "the number of continuations is --num-samples"},
     {"generate", "temp", "it is --temperature"},
     {"generate", "do-sample greedy", "--temperature 0 always takes the most likely token"},

@@ -675,8 +675,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.compares = o.dpo_beta.has_value();
     if (!o.fp8_format.empty()) {
         if (!o.device_tflops && d.capability < 89)
-            fail_usage("a plan in FP8 for --device %s, which multiplies in bf16; HINT: leave FP8 out, or --device h100",
-                       d.name);
+            fail_usage("FP8 was requested for --device %s, which only supports bf16; HINT: omit FP8, or --device h100", d.name);
         in.products_speedup = o.device_fp8_speedup;
         in.transposes_weights = o.fp8_weight_transpose == "on-the-fly";
         if (o.first_last_layers_bf16) {

@@ -99,7 +99,7 @@ public:
 
 private:
     [[noreturn]] void refuse_changed() const {
-        fail("%s has changed since %s was written; HINT: another --output-prefix, or leave --resume out",
+        fail("%s has changed since %s was written; HINT: another --output-prefix, or omit --resume",
              reader_.input().files[file_].c_str(), path_.c_str());
     }
     static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
@@ -142,7 +142,7 @@ private:
             j.at("judged").get_to(judged);
             j.at("files").get_to(files);
         } catch (const nlohmann::json::exception&) {
-            other = "nothing that prepare wrote";
+            other = "unknown content";
         }
         const size_t n_files = reader_.file_sizes().size();
         const auto negative = [](int64_t n) { return n < 0; };
@@ -150,10 +150,12 @@ private:
         const bool nowhere = at[0] >= (int64_t)n_files || std::any_of(at.begin(), at.end(), negative) ||
                              std::any_of(kept.begin(), kept.end(), negative);
         if (other.empty() && changed) other = "input files that have changed since";
-        if (other.empty() && nowhere) other = "a place that is none";
+        if (other.empty() && nowhere) other = "an invalid position";
         if (!other.empty())
-            fail("%s is of a run with %s; HINT: give that run's command again, another --output-prefix, or leave --resume out",
-                 path_.c_str(), other.c_str());
+            fail(
+                "%s belongs to a run with %s; HINT: repeat that run's command, or use another --output-prefix, or omit "
+                "--resume",
+                path_.c_str(), other.c_str());
         file_ = (size_t)at[0];
         chunk_ = at[1];
         kept_ = {kept[0], kept[1], kept[2], kept[3]};
@@ -162,7 +164,7 @@ private:
         written_ = last_;
         before_ = {{judged[0], judged[1], judged[2]}, judged[3], judged[4], judged[5]};
         reader_.begin_at(file_, last_.empty() ? chunk_ : chunk_ - 1, before_);
-        print_line(stderr, format("note: goes on behind %s, in %s", counted(kept_.documents, "document").c_str(),
+        print_line(stderr, format("note: resuming after %s, in %s", counted(kept_.documents, "document").c_str(),
                                   reader_.input().files[file_].c_str()));
     }
 

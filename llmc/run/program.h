@@ -58,14 +58,16 @@ int run_alone(const char* name, const Strings& arguments, int (*command)(const O
 
 inline int export_either(World& world, const ExportOptions& o) {
     if (!o.merge && !o.adapter.empty())
-        fail_usage("--adapter goes with --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
+        fail_usage("--adapter requires --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
                    o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
     if (o.merge && !o.gguf.empty())
-        fail_usage("--merge writes a directory, --gguf a file; HINT: --merge --out DIR first, then --model DIR --gguf FILE");
+        fail_usage(
+            "--merge and --gguf cannot be combined: one writes a directory, the other a file; HINT: --merge --out DIR "
+            "first, then --model DIR --gguf FILE");
     if (!o.out.empty() && !o.gguf.empty())
         fail_usage("--out is a directory and --gguf a file; HINT: --out DIR first, then --model DIR --gguf FILE");
     if ((o.merge || !o.out.empty()) && (!o.type.empty() || o.weights_only || o.overwrite))
-        fail_usage("--type, --weights-only and --overwrite are of --gguf; HINT: leave them out, or --gguf after --merge");
+        fail_usage("--type, --weights-only and --overwrite require --gguf; HINT: omit them, or use --gguf after --merge");
     if (o.merge) return export_merged(world, o);
     return o.out.empty() ? export_command(world, o) : export_model_files(world, o);
 }
@@ -91,7 +93,8 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (world.size() > 1) {
         if (world.rank() == 0)
             print_line(stderr, "error: train_gpt " + command +
-                                   " is one process; train, generate and eval run on several ranks; HINT: leave mpirun out");
+                                   " runs as a single process; train, generate and eval support several ranks; HINT: omit "
+                                   "mpirun");
         return 2;
     }
     if (command == "serve") return run_command("serve", arguments, world, commands.serve);
@@ -116,7 +119,7 @@ inline int run_program(int argc, char** argv, const ModelCommands& commands) try
     return status;
 } catch (const std::bad_alloc&) {
     print_line(stderr,
-               "error: out of memory; HINT: less at a time (--micro-batch-size, --batch, --memory-limit), fewer --threads, a "
+               "error: out of memory; HINT: a smaller --micro-batch-size, --batch or --memory-limit, fewer --threads, a "
                "smaller model");
     return 1;
 } catch (const std::exception& e) {

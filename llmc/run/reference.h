@@ -74,14 +74,14 @@ inline void read_reference(Run& run) {
     const std::string path = reference_file(run.resumed_from), &model = run.o.model;
     run.reference.identity = run.state.reference;
     if (run.reference.identity.is_null() || !file_exists(path))
-        fail("the checkpoint %s is of a run that compared no answers; HINT: --model %s in another --out begins one from it",
-             run.resumed_from.c_str(), run.resumed_from.c_str());
+        fail(
+            "the checkpoint %s is from a run without preference training; HINT: start one from it with --model %s and "
+            "another --out",
+            run.resumed_from.c_str(), run.resumed_from.c_str());
     const bool named = !is_adapter(run.resumed_from) && !model.empty() && model != run.resumed_from;
     if (named && run.reference.identity.value("files", nlohmann::ordered_json()) != identity_of_base(run.world, model))
-        fail(
-            "%s is not the reference of the run that is resumed, which is %s, by the checksums of its files; HINT: leave "
-            "--model out",
-            model.c_str(), run.reference.identity.value("model", std::string()).c_str());
+        fail("%s is not the resumed run's reference, which is %s, by the checksums of its files; HINT: omit --model",
+             model.c_str(), run.reference.identity.value("model", std::string()).c_str());
     run.reference.file = read_whole_file(path);
     const SafetensorsReader file = SafetensorsReader::open(path);
     for (const auto& [name, data] : loaders_of(run)) {
@@ -89,8 +89,8 @@ inline void read_reference(Run& run) {
         const auto sums = run.reference.identity.value("data", nlohmann::ordered_json::object());
         if (!t || t->elements() != 2 * (size_t)data->n_pairs() || sums.value(name, "") != checksum_of(*data))
             fail(
-                "the pairs of answers for %s are not those whose log-probabilities are in %s; HINT: the data of the run that "
-                "is resumed%s, or a new run",
+                "the pairs of answers for %s differ from those scored in %s; HINT: use the resumed run's data%s, or start a "
+                "new run",
                 data == run.train.get() ? "training" : "validation", path.c_str(), t ? "" : ", --eval-iters 0");
         std::vector<double> log_p(t->elements());
         file.read_as(*t, log_p.data());

@@ -19,10 +19,8 @@ inline std::string log_of_run(const std::string& given) {
     const std::string log = directory ? given + "/log.jsonl" : page ? beside.string() : given;
     if (fs::exists(log)) return log;
     if (directory || (page && fs::exists(given)))
-        fail("%s has no log.jsonl %s; HINT: give a run by the directory that was its --out", given.c_str(),
-             directory ? "in it" : "beside it");
-    fail("there is no %s%s; HINT: give a run by the directory that was its --out", given.c_str(),
-         did_you_mean_path(given).c_str());
+        fail("%s has no log.jsonl %s; HINT: give a run's --out directory", given.c_str(), directory ? "in it" : "next to it");
+    fail("there is no %s%s; HINT: give a run's --out directory", given.c_str(), did_you_mean_path(given).c_str());
 }
 
 // Names that distinguish the runs: a run's own or, if another has the same, the path given for it.
@@ -65,7 +63,7 @@ inline int report_command(const ReportOptions& o) {
 
     std::string path = o.output;
     if (path.empty() && runs.size() > 1 && fs::exists("log.jsonl"))
-        fail_usage("report.html is the page of the run in this folder; HINT: --output compared.html");
+        fail_usage("report.html is the run's own page in this folder; HINT: --output compared.html");
     if (path.empty())
         path = runs.size() > 1 ? "report.html" : fs::path(log_of_run(given_runs[0])).replace_filename("report.html").string();
     if (std::error_code error; fs::exists(path, error)) {

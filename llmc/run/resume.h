@@ -51,8 +51,10 @@ inline std::string find_resumed(World& world, const TrainOptions& o) {
         if (main_rank) print_line(stderr, "warning: " + problem + "; trying an older checkpoint");
     }
     if (!found.empty())
-        fail("none of the %zu checkpoints in %s is intact; HINT: another --out begins anew, with --resume DIR from another's",
-             found.size(), o.out.c_str());
+        fail(
+            "none of the %zu checkpoints in %s is intact; HINT: start over with another --out, or --resume DIR from another "
+            "run's",
+            found.size(), o.out.c_str());
     return "";
 }
 

@@ -236,8 +236,8 @@ inline void find_adapters(Run& run) {
     if (!is_adapter(run.resumed_from)) {
         if (trains)
             fail(
-                "the checkpoint %s is of a run that trains the whole model; HINT: --model %s in another --out starts adapters "
-                "on it",
+                "the checkpoint %s is from a run that trains the whole model; HINT: start adapters on it with --model %s and "
+                "another --out",
                 run.resumed_from.c_str(), run.resumed_from.c_str());
         return;
     }
@@ -246,7 +246,7 @@ inline void find_adapters(Run& run) {
     take_adapter_options(o, saved);
     set_adapters(o, now);
     if (now.lora != saved.lora || now.virtual_tokens != saved.virtual_tokens)
-        fail("the adapters are not those of the checkpoint %s, which are: %s%s; HINT: leave the options out",
+        fail("the adapters differ from the checkpoint's (%s), which are: %s%s; HINT: omit the options",
              run.resumed_from.c_str(), adapters_in_words(saved).c_str(),
              now.lora.dropout > 0 && saved.lora.dropout == 0 ? ", without dropout" : "");
     check_base(run.world, run.resumed_from, o.model);
@@ -255,7 +255,7 @@ inline void find_adapters(Run& run) {
 inline void set_up_model(Run& run) {
     TrainOptions& o = run.o;
     if (o.dpo_beta && o.model.empty() && !run.resumes() && !o.dry_run)
-        fail_usage("--dpo-beta compares answers by the model that training begins with, but none is given; HINT: --model DIR");
+        fail_usage("--dpo-beta compares answers with the starting model's, but no model is given; HINT: --model DIR");
     const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
     if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
     find_adapters(run);
@@ -265,12 +265,12 @@ inline void set_up_model(Run& run) {
     if (run.c.family == "train_gpt" && run.main_rank())
         print_line(
             stderr,
-            "warning: no class of transformers has this combination of options; config.json gets model_type \"train_gpt\", "
-            "which this program alone opens");
+            "warning: no transformers class supports this combination of options; config.json gets model_type \"train_gpt\", "
+            "which only this program can load");
     if (run.resumes() && !run.c.adapted()) {
         const std::string difference = config_difference(read_config(run.resumed_from), run.c);
         if (!difference.empty())
-            fail("the model is not that of the checkpoint %s: %s", run.resumed_from.c_str(), difference.c_str());
+            fail("the model differs from the checkpoint's (%s): %s", run.resumed_from.c_str(), difference.c_str());
     }
     if (o.seq_length == 0) o.seq_length = run.c.room();
     if (o.seq_length > run.c.room() && run.c.virtual_tokens.on())
@@ -278,7 +278,7 @@ inline void set_up_model(Run& run) {
                    o.seq_length, run.c.virtual_tokens.count, run.c.T, run.c.room());
     if (o.seq_length > run.c.T)
         fail_usage(
-            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets that of a new "
+            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets the length of a new "
             "model",
             o.seq_length, run.c.T);
 }
@@ -286,16 +286,16 @@ inline void set_up_model(Run& run) {
 inline void check_options_of_plan(const Run& run) {
     const TrainOptions& o = run.o;
     if (o.json && !o.dry_run)
-        fail_usage("--json is for --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
+        fail_usage("--json requires --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
     if (o.world && !o.dry_run)
-        fail_usage("--world %d plans a run of %d ranks: it goes with --dry-run; HINT: mpirun -n %d starts one", o.world,
-                   o.world, o.world);
-    if (o.world && run.world.size() > 1) fail_usage("--world plans without starting ranks; HINT: leave mpirun out");
+        fail_usage("--world %d plans a run of %d ranks and requires --dry-run; HINT: mpirun -n %d starts one", o.world, o.world,
+                   o.world);
+    if (o.world && run.world.size() > 1) fail_usage("--world plans without starting ranks; HINT: omit mpirun");
     const int tp = o.tensor_model_parallel_size, virtual_tokens = run.c.virtual_tokens.count;
     if (o.sample_interval > 0 && !o.no_sequence_parallel && virtual_tokens % tp)
         fail_usage(
-            "--sample-interval splits the %d virtual tokens over %d ranks, which does not divide them; HINT: --prompt-tokens "
-            "%d, or --no-sequence-parallel",
+            "--sample-interval requires the %d virtual tokens to be divisible by %d ranks; HINT: --prompt-tokens %d, or "
+            "--no-sequence-parallel",
             virtual_tokens, tp, (virtual_tokens + tp - 1) / tp * tp);
 }
 

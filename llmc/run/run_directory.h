@@ -189,9 +189,8 @@ inline std::string go_back_to(const std::string& out, const std::string& dir, in
     if (later.empty() || fs::canonical(dir).parent_path() == fs::canonical(out)) make_latest(out, dir);
     else unlink((out + "/latest").c_str());  // `dir` is another run's, where this one started
     const std::string names = joined(later, [&](int64_t s) { return set_aside(step_directory(out, s)); });
-    return names.empty()
-               ? ""
-               : format("checkpoints after step %lld, from where training goes on, are now ", (long long)step) + names;
+    return names.empty() ? ""
+                         : format("checkpoints after step %lld, where training resumes, are now ", (long long)step) + names;
 }
 
 // ---- checkpoint removal ----------------------------------------------------------------------------------------------------
@@ -324,7 +323,7 @@ private:
                       world_detail::host_name().c_str());
     }
     // When this machine started the process, in its clock's ticks since it was booted; "" if there is no such process or it has
-    // ended, and its parent (after a kill, that of mpirun) has not noticed yet.
+    // ended, and its parent (after a kill, mpirun's) has not noticed yet.
     static std::string start_of_process(int pid) {
         std::string text;
         std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
@@ -340,13 +339,13 @@ private:
         for (std::string word; in >> word;) words.push_back(word);
         return words;
     }
-    // "(process 12)" or, of another host, "(process 12 on HOST)"; earlier versions wrote the process alone.
+    // "(process 12)" or, of another host, "(process 12 on HOST)"; earlier versions wrote only the process.
     static std::string owner_of(const std::string& line) {
         const Strings words = words_of(line);
         return "(process " + (words.empty() ? "unknown" : words[0]) +
                (words.size() > 3 && words[3] != world_detail::host_name() ? " on " + words[3] : "") + ")";
     }
-    // Whether the line is of a process of this host that lives.
+    // Whether the line names a live process of this host.
     static bool is_alive(const std::string& line) {
         const Strings words = words_of(line);
         if (words.size() != 4 || words[3] != world_detail::host_name() ||

@@ -281,8 +281,8 @@ inline const char* const no_length =
 inline void read_length(Schedule& s, const TrainOptions& o) {
     if (o.train_iters && o.train_samples)
         fail_usage(
-            "--train-iters %lld and --train-samples %lld both set the length; give one. HINT: --no-train-samples, or "
-            "--no-train-iters, revokes an earlier one",
+            "--train-iters %lld and --train-samples %lld cannot be combined: both set the length. HINT: --no-train-samples, "
+            "or --no-train-iters, revokes an earlier one",
             (long long)o.train_iters, (long long)o.train_samples);
     if (!o.time_budget.empty()) {
         s.open = true;
@@ -311,8 +311,10 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
     s.wsd_tail = samples_of(s, o, "lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
     for (const char* option : {"lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"})
         if (o.given.count(option) && o.lr_decay_style != "WSD" && !o.given.count("lr-decay-style"))
-            fail_usage("--%s is of WSD, and the learning rate follows a %s; HINT: --lr-decay-style WSD, or leave it out",
-                       option, o.lr_decay_style.c_str());
+            fail_usage(
+                "--%s requires --lr-decay-style WSD, but the learning rate follows a %s; HINT: --lr-decay-style WSD, "
+                "or omit it",
+                option, o.lr_decay_style.c_str());
     if (o.lr_decay_style == "WSD" && !s.open && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
         fail_usage(
             "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "

@@ -99,7 +99,7 @@ public:
         const bool any = o_.port == 0;
         const int port = any ? http_.bind_to_any_port(o_.host) : http_.bind_to_port(o_.host, o_.port) ? o_.port : -1;
         if (port < 0)
-            fail("cannot listen at %s, port %d; HINT: another --host or --port; --port 0 takes a free one", o_.host.c_str(),
+            fail("cannot listen on %s, port %d; HINT: another --host or --port; --port 0 chooses a free one", o_.host.c_str(),
                  o_.port);
         listen(socket_,
                SOMAXCONN);  // the library's backlog is 5 connections; Linux resets some of more that arrive at once
@@ -195,7 +195,7 @@ private:
         }
         requests_++;
     }
-    // Lets the decoder score the tokens of a text. Those of an echoed prompt follow its first token one by one, as if they had
+    // Lets the decoder score the tokens of a text. An echoed prompt's tokens follow its first token one by one, as if they had
     // been sampled.
     void score(Request& request, size_t i, TextRequest& text) {
         Request::Choice& choice = request.choices[i];
@@ -230,7 +230,7 @@ private:
         try {
             while (threads.size() < n) threads.emplace_back([told] { told.wait(); });
         } catch (const std::system_error& e) {
-            problem = format("of %zu threads, one for each request, %zu could be started: %s; HINT: a smaller --max-queue", n,
+            problem = format("of %zu threads, one per request, only %zu could be started: %s; HINT: a smaller --max-queue", n,
                              threads.size(), e.what());
         }
         go.set_value();
@@ -271,7 +271,7 @@ private:
             setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
         });
         http_.Get("/", [](const httplib::Request&, httplib::Response& response) {
-            // Scripts and styles of the page itself alone; it asks this server alone, and no page may frame it.
+            // Only the page's own scripts and styles; it only queries this server, and no page may frame it.
             response.set_header(
                 "Content-Security-Policy",
                 "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -303,7 +303,7 @@ private:
             if (!response.body.empty()) return;
             refuse(response, {response.status, response.status == 413 ? too_large()
                                                : response.status == 404
-                                                   ? "nothing is served at " + printable(request.method + " " + request.path)
+                                                   ? "there is no page at " + printable(request.method + " " + request.path)
                                                    : "the request is not valid HTTP"});
         });
         http_.set_exception_handler([](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) {
@@ -426,12 +426,12 @@ private:
         request->deadline = detail::ServeClock::now() + std::chrono::seconds(o_.timeout);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            if (closed_ || detail::asked_to_end) throw ApiError{503, "the server is ending"};
+            if (closed_ || detail::asked_to_end) throw ApiError{503, "the server is shutting down"};
             // A single request may exceed this limit if there are no others.
             const int most = o_.batch + o_.max_queue, asked = (int)request->choices.size();
             if (texts_ > 0 && texts_ + asked > most)
                 throw ApiError{503,
-                               format("%d texts are written or wait; with %d more they are above %d; try again later",
+                               format("%d completions are running or queued; %d more would exceed %d; try again later",
                                       texts_.load(), asked, most),
                                "", "overloaded"};
             texts_ += asked;
@@ -448,9 +448,10 @@ private:
             throw ApiError{503, "the client has gone"};
         }
         if (!request->begun)
-            throw ApiError{
-                503, detail::asked_to_end ? "the server is ending" : format("no text has begun within %d seconds", o_.timeout),
-                "", "timeout"};
+            throw ApiError{503,
+                           detail::asked_to_end ? "the server is shutting down"
+                                                : format("generation has not started within %d seconds", o_.timeout),
+                           "", "timeout"};
         lock.unlock();
         const bool streams = request->asked.streams;
         response.set_chunked_content_provider(

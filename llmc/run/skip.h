@@ -153,7 +153,7 @@ private:
         const int64_t first = read_number(part.substr(0, dash));
         const int64_t last = dash == std::string::npos ? first : read_number(part.substr(dash + 1));
         const char* wrong = first < 1 || last < 1 || first > largest || last > largest ? "is not a range of batches"
-                            : last < first                                             ? "ends before it begins"
+                            : last < first                                             ? "ends before it starts"
                                                                                        : nullptr;
         if (wrong)
             fail(

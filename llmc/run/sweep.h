@@ -41,8 +41,8 @@ inline std::string why_not_swept(const cli::OptionRow& row) {
                                                    "quiet",    "world",  "exit-after", "save-every",   "threads",
                                                    "override", "keep",   "keep-every", "eval-interval"};
     if (row.several) return "its value is a list";
-    if (of_sweep.count(row.name)) return "sweep sets it, and losses would not be comparable";
-    if (of_files.count(row.name) || row.group.find("Plan") == 0) return "it has no part in the loss";
+    if (of_sweep.count(row.name)) return "sweep sets it itself, and losses would not be comparable";
+    if (of_files.count(row.name) || row.group.find("Plan") == 0) return "it does not affect the loss";
     return "";
 }
 
@@ -94,7 +94,7 @@ inline Dimension parse_dimension(const std::string& text) {
 }
 
 inline std::vector<Dimension> parse_dimensions(const Strings& over) {
-    if (over.empty()) fail_usage("nothing is searched; HINT: --over lr=1e-4..1e-2 --over weight-decay=0.05,0.1,0.2");
+    if (over.empty()) fail_usage("nothing to search; HINT: --over lr=1e-4..1e-2 --over weight-decay=0.05,0.1,0.2");
     std::vector<Dimension> all;
     for (const std::string& text : over) {
         all.push_back(parse_dimension(text));
@@ -215,7 +215,7 @@ public:
             if (k > 0) keep_time(k);
             run_rung((int)k);
             if (SignalsHeld::any())
-                return print_line(talk_, format("stopped after %s; the same command goes on",
+                return print_line(talk_, format("stopped after %s; the same command resumes",
                                                 counted((int64_t)results_.size(), "run").c_str()));
         }
         report();
@@ -234,15 +234,14 @@ private:
             const char *what, *hint;
         } rows[] = {
             {run_.world.size() > 1 || parallel, "each training of a sweep is one process", "leave mpirun, --tp and --pp out"},
-            {!o_.time_budget.empty(), "--time-budget is the length of one run",
-             "--budget is that of the search; --train-iters"},
+            {!o_.time_budget.empty(), "--time-budget is the length of one run", "--budget limits the search; --train-iters"},
             {o_.budget_tokens && !o_.budget.empty(), "--budget and --budget-tokens are both given", "leave one of them out"},
             {o_.data_path.empty(), "there is no data to train on", "--data-path PREFIX"},
             {!has_validation(o_), "configurations are compared by their validation loss, and there is no validation data",
              "--split 95,5,0 or --valid-data-path, and --eval-iters above 0"},
             {!o_.rampup_batch_size.empty(), "--rampup-batch-size has a length of its own", "leave it out"},
             {o_.world > 0, "--world plans for machines that are not here", "leave it out"},
-            {!o_.resume.empty(), "--resume goes on with one run", "the same sweep command goes on with the search"},
+            {!o_.resume.empty(), "--resume resumes a single run", "the same sweep command resumes the search"},
             {o_.jobs > run_.ctx.threads, "--jobs divides the CPU's threads, of which there are fewer", "fewer --jobs"},
             {o_.jobs > 1 && !be::memory_is_host, "--jobs divides the CPU's threads, and this program trains on a GPU",
              "leave it out"},
@@ -268,7 +267,8 @@ private:
         base_.model = run_.o.model;  // for a run, its newest checkpoint now
         if (!run_.o.train_iters && !run_.o.train_samples)
             fail_usage(
-                "the length of the run is missing, of which trainings are a part; HINT: --train-iters or --train-samples");
+                "the length of the run, of which each trial trains a fraction, is missing; HINT: --train-iters or "
+                "--train-samples");
         const detail::TokenCost cost = cost_of(base_);
         whole_.steps = run_.o.train_iters ? (double)run_.o.train_iters
                                           : (double)run_.o.train_samples * run_.o.seq_length / cost.tokens_per_step;
@@ -347,12 +347,11 @@ private:
     void check_lengths() const {
         for (const detail::TokenCost& cost : costs_)
             if (const double steps = rungs_[0].tokens / cost.tokens_per_step; steps < least_steps)
-                fail_usage(
-                    "%s gives the runs of the first of %zu rungs %.1f steps, the least that says anything is %lld; HINT: %s",
-                    limit_in_words().c_str(), rungs_.size(), std::max(0.0, steps), (long long)least_steps,
-                    !o_.budget_tokens && o_.budget.empty() ? "more --train-iters, or fewer --configs"
-                    : o_.seeds > 1                         ? "a larger budget, fewer --configs, or fewer --seeds"
-                                                           : "a larger budget, or fewer --configs");
+                fail_usage("%s gives the runs of the first of %zu rungs %.1f steps; the minimum is %lld; HINT: %s",
+                           limit_in_words().c_str(), rungs_.size(), std::max(0.0, steps), (long long)least_steps,
+                           !o_.budget_tokens && o_.budget.empty() ? "more --train-iters, or fewer --configs"
+                           : o_.seeds > 1                         ? "a larger budget, fewer --configs, or fewer --seeds"
+                                                                  : "a larger budget, or fewer --configs");
     }
     std::string limit_in_words() const {
         return !o_.budget.empty() ? "--budget " + o_.budget
@@ -466,7 +465,7 @@ private:
                     startup_seconds_ > 0
                         ? format(", about %s", human_duration(seconds_from(k) - seconds_from(k + 1)).c_str()).c_str()
                         : ""));
-        table.row("in all",
+        table.row("total",
                   format("%s tokens%s; the whole run has %s", human_count(total_tokens(rungs_)).c_str(),
                          startup_seconds_ > 0 ? format(", about %s", human_duration(seconds_from(0)).c_str()).c_str() : "",
                          human_count(whole_.tokens).c_str()));
@@ -755,7 +754,7 @@ private:
             for (const std::string& part : wrap_text(line, 80)) puts(part.c_str());
         printf("\n%s has charts. The whole run with the best:\n  %s\n", file("sweep.html").c_str(), command().c_str());
         if (base_.parametrization != "standard")
-            printf("and that of a model of four times the width:\n  %s \\\n      --hidden-size %d --num-attention-heads %d\n",
+            printf("and of a model of four times the width:\n  %s \\\n      --hidden-size %d --num-attention-heads %d\n",
                    command().c_str(), 4 * run_.c.C, 4 * run_.c.NH);
     }
     // Notes about ranges with the best value near an end: values beyond it may be better.

@@ -165,7 +165,7 @@ inline std::string sweep_page(const SweepFindings& f) {
            report_colors + svg_style + report_style + "</style></head>\n<body><main>\n<header><h1>" + xml_escape(title) +
            "</h1><p>" +
            format(
-               "Validation loss %.4f%s after %s tokens. Dots are the mean of a configuration; those of the last rung have the "
+               "Validation loss %.4f%s after %s tokens. Dots are the mean of a configuration; in the last rung they have the "
                "first colour.",
                f.found[0].mean, f.found[0].runs > 1 ? format(" &plusmn; %.4f", f.found[0].error).c_str() : "",
                human_count(f.rungs.back().tokens).c_str()) +

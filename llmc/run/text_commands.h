@@ -66,9 +66,12 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
 inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
     if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
         fail_usage(
-            "--no-append-eod, --split-documents and --format text are for texts; with --chat and --preference the template "
-            "ends each answer");
-    if (o.chat && o.preference) fail_usage("--chat is for conversations, --preference for pairs of answers; HINT: give one");
+            "--no-append-eod, --split-documents and --format text cannot be combined with --chat or --preference, where the "
+            "template ends each answer");
+    if (o.chat && o.preference)
+        fail_usage(
+            "--chat and --preference cannot be combined: conversations, or pairs of answers; "
+            "HINT: give one of them");
     if (o.preference && o.json_keys != "text")
         fail_usage("--json-keys is '%s'; pairs of answers have the keys prompt, chosen and rejected", o.json_keys.c_str());
     const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template, "");
@@ -94,8 +97,8 @@ struct PreparedChunk {
 inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOptions& o, const Tokenizer& tokenizer) {
     if (!o.chat && !o.preference && !tokenizer.template_before().empty())
         print_line(stderr,
-                   format("note: the tokenizer puts '%s' before a text, as prompts and eval --text have it; documents are "
-                          "stored without it",
+                   format("note: the tokenizer adds '%s' before a text, as do prompts and eval --text; documents are stored "
+                          "without it",
                           tokenizer.decode(tokenizer.template_before()).c_str()));
     if (counts.spelled)
         print_line(stderr, format("note: %s a special token and %s",
@@ -128,15 +131,12 @@ inline int prepare_command(const PrepareOptions& given) {
             o.output_prefix.c_str());
     if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
     const bool chats = o.chat || o.preference;
-    if (!chats && !o.chat_template.empty())
-        fail_usage("--chat-template is for conversations; HINT: add --chat, or --preference");
+    if (!chats && !o.chat_template.empty()) fail_usage("--chat-template requires --chat or --preference");
     const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
     tokenizer.tell_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
-        fail(
-            "%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod leaves "
-            "documents without one",
-            tokenizer.source().c_str());
+        fail("%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod omits it",
+             tokenizer.source().c_str());
     TextInput input = text_input(o, "prepare --input", o.split_documents);
     input.writes = o.output_prefix;
     std::optional<ChatEncoder> chat;
@@ -214,7 +214,7 @@ inline int prepare_command(const PrepareOptions& given) {
     const std::string tokens = counted(counts.tokens, "token");
     if (chat)
         print_line(stdout,
-                   format("%s, %s%s: %s by the template %s, %s, %s of them learned (%.1f%%)", files.c_str(),
+                   format("%s, %s%s: %s with the template %s, %s, %s of them in the loss (%.1f%%)", files.c_str(),
                           o.output_prefix.c_str(), mask_ending,
                           o.preference ? counted(writer.n_documents() / 2, "pair of answers", "pairs of answers").c_str()
                                        : counted(writer.n_documents(), "conversation").c_str(),
@@ -280,7 +280,7 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
         fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a %s", o.vocab_size,
                    o.special_tokens.size(), unigram ? "piece" : "merge");
     if (unigram && (o.pre_tokenizer != "gpt2" || o.min_frequency != 2))
-        fail_usage("--pre-tokenizer and --min-frequency are for --type bpe; a unigram model has its own pre-tokenizer");
+        fail_usage("--pre-tokenizer and --min-frequency require --type bpe; a unigram model has its own pre-tokenizer");
     for (size_t i = 0; i < o.special_tokens.size(); i++) {
         const std::string& token = o.special_tokens[i];
         if (token.size() < 2)
@@ -293,8 +293,8 @@ inline void check_tokenizer_options(const TokenizerOptions& o) {
         std::string bytes;  // represented by its characters in a vocabulary of bytes
         if (unigram ? first_character(token).length == token.size() || byte_of_token(token) >= 0
                     : characters_to_bytes(token, bytes) && bytes != token)
-            fail_usage("--special-tokens has '%s', by which tokenizer.json names a %s; HINT: a name like <|end|>",
-                       token.c_str(), unigram ? "character or byte" : "sequence of bytes");
+            fail_usage("--special-tokens has '%s', tokenizer.json's name for a %s; HINT: a name like <|end|>", token.c_str(),
+                       unigram ? "character or byte" : "sequence of bytes");
         if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
             o.special_tokens.begin() + (long)i)
             fail_usage("--special-tokens has '%s' twice", token.c_str());
@@ -362,7 +362,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
                                  "pad-vocab-to-multiple", "output"})
             if (o.given.count(name))
-                fail_usage("--report measures a tokenizer, --%s is of one that is learned; HINT: leave one of them out", name);
+                fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
         report_tokenizer(Tokenizer::load(local_path(o.report)), reader, threads, true);
         return 0;
     }
@@ -373,11 +373,11 @@ inline int tokenizer_command(const TokenizerOptions& o) {
         o.type == "bpe" ? learn_bpe(o, reader, threads, size) : learn_unigram(o, reader, threads, size);
     if (size < o.vocab_size)
         print_line(stdout,
-                   format("note: the text gave %s tokens of the %s asked for; HINT: more text%s", with_commas(size).c_str(),
+                   format("note: the text has only %s of the requested %s tokens; HINT: more text%s", with_commas(size).c_str(),
                           with_commas(o.vocab_size).c_str(), o.type == "bpe" ? ", or a smaller --min-frequency" : ""));
     if (size > o.vocab_size)
         print_line(stdout,
-                   format("note: %s tokens instead of the %s asked for: the text has that many characters (99.95%% of it)",
+                   format("note: %s tokens instead of the requested %s: the text has that many characters (99.95%% of it)",
                           with_commas(size).c_str(), with_commas(o.vocab_size).c_str()));
     reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
     const std::string file = o.output + "/tokenizer.json", text = learned.dump(1) + "\n";

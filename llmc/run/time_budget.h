@@ -43,19 +43,19 @@ inline void apply_time_budget(TrainOptions& o) {
         const char *what, *hint;
     } rows[] = {
         {o.train_iters || o.train_samples, "--train-iters and --train-samples would give another", "leave one of them out"},
-        {!o.size.empty(), "--size does so, too, and derives the learning rate from it",
+        {!o.size.empty(), "--size also chooses the length, and derives the learning rate from it",
          "--preset, or --num-layers and --hidden-size"},
         {falls_from_the_start, "--lr-decay-style cosine and linear need the length from the first step on",
          "--lr-decay-style WSD, which falls at the end"},
         {o.lr_decay_iters || o.lr_decay_samples, "--lr-decay-iters is when the decay ends, and it ends with the time",
          "--lr-wsd-decay-iters is how long it takes"},
-        {o.lr_wsd_decay_samples > 0, "--lr-wsd-decay-samples may be no whole number of steps", "--lr-wsd-decay-iters"},
-        {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction is a part of a length that is not known yet",
+        {o.lr_wsd_decay_samples > 0, "--lr-wsd-decay-samples may not be a whole number of steps", "--lr-wsd-decay-iters"},
+        {o.lr_warmup_fraction.has_value(), "--lr-warmup-fraction needs the length, which is not yet known",
          "--lr-warmup-iters"},
         {o.weight_decay_incr_style != "constant", "--weight-decay-incr-style needs the length from the first step on",
          "leave it out"},
         {!o.rampup_batch_size.empty(), "--rampup-batch-size needs --train-samples", "leave it out"},
-        {o.on_spike == "rollback", "--on-spike rollback repeats steps, for which there is no time", "--on-spike skip"},
+        {o.on_spike == "rollback", "--on-spike rollback repeats steps, which the time does not allow", "--on-spike skip"},
         {o.world > 0, "--world plans for machines that are not here, whose steps cannot be measured", "--train-iters"},
     };
     for (const auto& [wrong, what, hint] : rows)

@@ -23,11 +23,11 @@ public:
             bool given;
             const char *option, *does;
         } rows[] = {{!o.exit_after.empty(), "exit-after", "saves when it stops"},
-                    {o.keep_every > 0, "keep-every", "saves what it keeps"},
+                    {o.keep_every > 0, "keep-every", "saves kept checkpoints"},
                     {o.on_spike == "rollback", "on-spike rollback", "goes back to a checkpoint"}};
         for (const auto& [given, option, does] : rows)
             if (given && every_.never)
-                fail_usage("--save-every never saves nothing, and --%s %s; HINT: leave one of them out", option, does);
+                fail_usage("--save-every never saves nothing, but --%s %s; HINT: omit one of them", option, does);
         if (o.exit_after.empty()) return;
         const double seconds = parse_duration(o.exit_after);
         if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());

@@ -98,8 +98,8 @@ public:
         logger_->length(step, length.steps);
         const int64_t left = length.steps - step;
         const std::string text = counted(length.steps, "step") + " fit into the time, " +
-                                 (left > 0 ? format("the last %lld begin; ", (long long)left) : "no more; ");
-        if (options.empty()) event(step, "warning", "length", text + "the time is over before the warm-up is");
+                                 (left > 0 ? format("the last %lld start; ", (long long)left) : "no more; ");
+        if (options.empty()) event(step, "warning", "length", text + "the time ends before the warm-up");
         else event(step, "info", "length", text + "the same bits without a clock: " + options);
     }
     // sentence: about the slowest rank; may be empty.
@@ -107,7 +107,7 @@ public:
         if (logger_) logger_->ranks(step, times);
         if (!sentence.empty()) event(step, "info", "straggler", sentence);
     }
-    void begin_fp8(int64_t step) { event(step, "info", "fp8", "from here on products are in FP8"); }
+    void begin_fp8(int64_t step) { event(step, "info", "fp8", "products are in FP8 from this step"); }
     // layers: from LayerHealth; null if they were not examined.
     void step(const StepStats& stats, const nlohmann::ordered_json& layers) {
         if (!logger_) return;
@@ -134,10 +134,10 @@ public:
         if (logger_) logger_->valid(step, loss, tokens, ms, sets, average_loss, rewards);
     }
     void no_validation(int64_t step) {
-        event(step, "warning", "valid", format("the validation at step %lld was left: told to stop", (long long)step));
+        event(step, "warning", "valid", format("the validation at step %lld was interrupted by a stop", (long long)step));
     }
     void no_tasks(int64_t step) {
-        event(step, "warning", "tasks", format("the tasks at step %lld were left: told to stop", (long long)step));
+        event(step, "warning", "tasks", format("the tasks at step %lld were interrupted by a stop", (long long)step));
     }
     void tasks(int64_t step, const nlohmann::ordered_json& values, const nlohmann::ordered_json& errors, double ms) {
         if (logger_) logger_->tasks(step, values, errors, ms);
@@ -153,7 +153,7 @@ public:
         else
             event(
                 saved.step, "error", "checkpoint",
-                format("the checkpoint of step %lld was NOT written: %s; training goes on and tries again at the next interval",
+                format("the checkpoint of step %lld was NOT saved: %s; training continues and tries again at the next interval",
                        (long long)saved.step, saved.error.c_str()));
     }
 

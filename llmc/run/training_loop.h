@@ -81,7 +81,7 @@ public:
     }
 
     void run() {
-        run_.begin(be::memory_is_host ? "the first step" : "the first step, in which ways to multiply are timed");
+        run_.begin(be::memory_is_host ? "the first step" : "the first step, which times algorithms for products");
         t_.memory_check.remember();
         bool stop = false;
         settle_length({});

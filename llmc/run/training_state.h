@@ -114,7 +114,7 @@ inline int64_t planned_by_options(const TrainingState& s) {
 inline TrainingState read_state(const std::string& dir) {
     const std::string path = state_file(dir);
     if (!file_exists(path))
-        fail("%s holds no training state (training/state.json); HINT: --model %s starts a new run from its weights",
+        fail("%s contains no training state (training/state.json); HINT: --model %s starts a new run from its weights",
              dir.c_str(), dir.c_str());
     const nlohmann::json j = read_json(path);
     try {
@@ -163,8 +163,8 @@ inline TrainingState read_state(const std::string& dir) {
         s.planned = j.contains("planned_samples") ? count("planned_samples", j["planned_samples"], 0, INT64_MAX)
                                                   : planned_by_options(s);
         if (s.sample() > s.planned)
-            fail("%s is damaged: its counters say that sample %lld is next, but consumed_samples can be at most %lld",
-                 path.c_str(), (long long)s.sample(), (long long)s.planned);
+            fail("%s is damaged: its next sample is %lld, but consumed_samples can be at most %lld", path.c_str(),
+                 (long long)s.sample(), (long long)s.planned);
         return s;
     } catch (const nlohmann::json::exception& e) {
         fail("%s is damaged: %s", path.c_str(), json_problem(e).c_str());
@@ -224,20 +224,20 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         if (std::find(free.begin(), free.end(), name) != free.end() || before.is_discarded() || overridden(name)) return;
         if (before != options[name] && name == "global-batch-size")
             fail(
-                "the global batch is %s, the checkpoint was written with %s, and another one changes the run. HINT: "
-                "--global-batch-size %s keeps it, --override %s goes on with yours",
+                "the global batch is %s, the checkpoint was written with %s, and changing it changes the run. HINT: "
+                "--global-batch-size %s keeps it, --override %s continues with yours",
                 counted(now.global_batch_size, "sample").c_str(), json_text(before).c_str(), json_text(before).c_str(),
                 name.c_str());
         if (before != options[name] && !widens(name, before, options[name]))
             fail(
-                "--%s is %s; the checkpoint was written with %s, and another value changes the run. HINT: --override %s goes "
-                "on with yours",
+                "--%s is %s; the checkpoint was written with %s, and changing it changes the run. HINT: --override %s "
+                "continues with your value",
                 name.c_str(), json_text(options[name]).c_str(), json_text(before).c_str(), name.c_str());
     });
     if (saved.length.steps > 0 && !now.time_budget.empty() && saved_option(saved, "time-budget") != options["time-budget"])
         fail(
-            "--time-budget is %s; the run was to end after %s and has chosen its length, %lld steps, by which the rate falls. "
-            "HINT: the budget that it had, or --resume an older checkpoint, from before it chose",
+            "--time-budget is %s; the run was to end after %s and has already chosen its length of %lld steps for the decay. "
+            "HINT: the original budget, or --resume an older checkpoint from before that choice",
             json_text(options["time-budget"]).c_str(), json_text(saved_option(saved, "time-budget")).c_str(),
             (long long)saved.length.steps);
     for (const std::string& name : overrides)
@@ -245,14 +245,14 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
             fail_usage("--override names '%s', which is not an option that must agree with a checkpoint", name.c_str());
     if (!same_data(saved.data, data) && !overridden("data-path"))
         fail(
-            "the data is not what the checkpoint was trained on: documents, tokens, the checksum of its first and last tokens "
-            "and weights are %s, they were %s. HINT: --override data-path goes on with yours",
+            "the data differs from the checkpoint's: documents, tokens, the checksum of the first and last tokens, and "
+            "weights are %s, were %s. HINT: --override data-path continues with yours",
             json_text(data).c_str(), json_text(saved.data).c_str());
     if (!order_problem.empty() && !overridden("data-path") && !overridden("data-order"))
         fail("%s; --override data-order resumes with the new one", order_problem.c_str());
     const std::string before = saved.layout.value("precision", precision_name);
     if (before != precision_name && !overridden("precision"))
-        fail("this program computes in %s, the checkpoint was written in %s. HINT: --override precision goes on",
+        fail("this program computes in %s, the checkpoint was written in %s. HINT: --override precision continues",
              precision_name, before.c_str());
 }
 
@@ -749,7 +749,7 @@ private:
     TrainingState state_;
     Parts parts_;
     std::string error_, report_;
-    bool lost_ = false;                    // the disk did not give back what was written
+    bool lost_ = false;                    // the data read back differed from the data written
     bool taken_ = false;                   // another run has taken the directory
     int tries_ = 0;                        // saves of this step that ended so
     std::optional<WrittenFiles> written_;  // by this rank

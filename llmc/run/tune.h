@@ -30,15 +30,17 @@ namespace detail {
 // ---- the search problem ----------------------------------------------------------------------------------------------------
 // Prepares the run like set_up (run.h), except for its layout.
 inline void set_up_without_layout(Run& run, const TuneOptions& o) {
-    if (run.world.size() > 1) fail_usage("tune is one process; HINT: leave mpirun out, --trials starts ranks itself");
+    if (run.world.size() > 1) fail_usage("tune is a single process; HINT: omit mpirun, --trials starts ranks itself");
     if (o.trials && o.world)
         fail_usage("--trials measures on this machine, --world %d plans for another one; HINT: leave one of them out", o.world);
     if (o.search_fp8 && !o.fp8_format.empty())
-        fail_usage("--fp8-format %s has FP8 in all layouts, --search-fp8 in some; HINT: leave one of them out",
-                   o.fp8_format.c_str());
-    if (o.trials && o.dry_run) fail_usage("--trials measures, which --dry-run forbids; HINT: leave one of them out");
+        fail_usage(
+            "--fp8-format %s and --search-fp8 cannot be combined: FP8 in all layouts, or in some; HINT: omit one of "
+            "them",
+            o.fp8_format.c_str());
+    if (o.trials && o.dry_run) fail_usage("--trials and --dry-run cannot be combined: trials measure; HINT: omit one of them");
     for (const char* name : {"resume", "time-budget"})
-        if (o.given.count(name)) fail_usage("--%s is of one run, and a search has none; HINT: leave it out", name);
+        if (o.given.count(name)) fail_usage("--%s applies to a single run and cannot be used with tune; HINT: omit it", name);
     run.o.quiet = true;
     adjust_options(run);
     load_tokenizer(run);
@@ -48,14 +50,14 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
 }
 inline void check_training(const Run& run, const TuneOptions& o) {
     for (const char* name : {"batch", "max-new-tokens", "max-latency"})
-        if (o.given.count(name)) fail_usage("--%s is about writing texts; HINT: add --inference", name);
-    if (!o.trials && o.given.count("trial-steps")) fail_usage("--trial-steps is about --trials; HINT: add --trials 3");
+        if (o.given.count(name)) fail_usage("--%s requires --inference", name);
+    if (!o.trials && o.given.count("trial-steps")) fail_usage("--trial-steps requires --trials; HINT: add --trials 3");
     if (o.trials && o.data_path.empty())
-        fail_usage("--trials trains for some steps, on data of which there is none; HINT: --data-path PREFIX");
+        fail_usage("--trials trains for some steps, but there is no data; HINT: --data-path PREFIX");
     if (!run.o.global_batch_size)
         fail_usage(
-            "--global-batch-size is not given: samples of a step are a matter of training, and every layout must have as many; "
-            "HINT: --global-batch-size 512");
+            "--global-batch-size is required: every layout must train the same number of samples per step; HINT: "
+            "--global-batch-size 512");
     if (!run.o.train_iters && !run.o.train_samples)
         fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
 }
@@ -341,12 +343,12 @@ inline std::string narrower_types(const TrainOptions& o) {
     std::string hint = "HINT: give fewer options of the layout, or another --world or --global-batch-size";
     if (found.nearest.bytes > 0) {
         const std::string types = narrower_types(o);
-        hint = format("the layout that comes nearest needs %s on its fullest rank, where there are %s: %s; HINT: %s%s",
+        hint = format("the closest layout needs %s on its fullest rank, which has %s: %s; HINT: %s%s",
                       human_bytes(found.nearest.bytes).c_str(), human_bytes(found.nearest.bytes - found.lacking).c_str(),
                       options_in_words(l).c_str(), on_this_cpu ? "a smaller model" : "more GPUs, a larger --device-memory-gib",
                       types.empty() ? "" : (", or" + types).c_str());
     }
-    fail("no layout is possible; refused were%s\n%s", refused_in_words(found.refused).c_str(), hint.c_str());
+    fail("no layout is possible; rejected were%s\n%s", refused_in_words(found.refused).c_str(), hint.c_str());
 }
 
 // ---- the page --------------------------------------------------------------------------------------------------------------
@@ -476,7 +478,8 @@ inline std::string measure(Run& run, const TuneOptions& o, FoundLayouts& found) 
     std::string words =
         format("%s in %s", counted((int64_t)trials, "trial").c_str(), seconds_text(monotonic_seconds() - begin).c_str());
     if (failed) words += format(", of which %zu failed", failed);
-    return words + format("; a step takes %.2f times what the plan said, which is corrected by it", correct_plan(found));
+    return words +
+           format("; a step takes %.2f times the planned time, and the plan is corrected by this factor", correct_plan(found));
 }
 
 // ---- the command -----------------------------------------------------------------------------------------------------------
@@ -517,7 +520,7 @@ inline void write_files(const TrainOptions& o, const FoundLayouts& found, const 
     }
     for (size_t i = files; i < most_files; i++)
         if (std::filesystem::exists(layout_file(o.out, i)))
-            print_line(stderr, format("note: %s is of an earlier search", layout_file(o.out, i).c_str()));
+            print_line(stderr, format("note: %s is from an earlier search", layout_file(o.out, i).c_str()));
     write_file_atomically(o.out + "/tune.html", tune_page(title, found, columns));
 }
 
@@ -590,7 +593,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
            found.front.size() > most ? format(" (%zu of %zu; tune.html has all)", most, found.front.size()).c_str() : "",
            detail::text_table(columns, front).c_str());
     if (o.dry_run)
-        return (void)printf("\nNothing is written (--dry-run). The fastest: %s\n",
+        return (void)printf("\nNo files are written (--dry-run). The fastest: %s\n",
                             detail::options_in_words(found.best[0].layout).c_str());
     printf("\n%s has a chart. The best runs by\n  %s\n", (o.out + "/tune.html").c_str(), command.c_str());
 }

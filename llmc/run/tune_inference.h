@@ -50,12 +50,10 @@ inline void check_inference(const Run& run, const TuneOptions& o) {
     for (const char* name : {"micro-batch-size", "global-batch-size", "num-virtual-stages-per-pipeline-rank", "zero",
                              "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "recompute-other-layers",
                              "trial-steps", "fp8-format", "fp8-weight-transpose", "search-fp8", "head-rows"})
-        if (o.given.count(name))
-            fail_usage("--%s is about training, --inference about writing; HINT: leave one of them out", name);
-    if (o.trials && o.model.empty())
-        fail_usage("--trials writes texts with a model, of which there is none; HINT: --model DIR");
+        if (o.given.count(name)) fail_usage("--%s is for training, --inference for generation; HINT: omit one of them", name);
+    if (o.trials && o.model.empty()) fail_usage("--trials generates text, but no model is given; HINT: --model DIR");
     if (o.trials && !run.tokenizer)
-        fail_usage("--trials writes texts, and the model has no tokenizer; HINT: --model DIR of a model with one");
+        fail_usage("--trials generates text, but the model has no tokenizer; HINT: --model DIR of a model with one");
     if (const int n = std::max(new_tokens(run, o), o.trials ? new_tokens_of_trial(run, o) : 0); n >= run.o.seq_length)
         fail_usage(
             "--max-new-tokens %d leaves no room for a prompt in --seq-length %d; HINT: fewer tokens, or a longer sequence", n,
@@ -85,7 +83,7 @@ inline void try_batches(const Run& run, const TuneOptions& o, LayoutProblem& pro
         for (int stage = 0; stage < one.pp; stage++)
             one.bytes = std::max(one.bytes, bytes_of(p, c, one.ranks(), stage, one.batch, p.seq_length));
         if (one.batch == 1) found.least_bytes = std::min(found.least_bytes, one.bytes);
-        if (one.bytes > problem.memory(one.ranks())) return (void)found.refused["more memory than there is"]++;
+        if (one.bytes > problem.memory(one.ranks())) return (void)found.refused["too little memory"]++;
         one.plan = plan_inference(in, one.batch, p.seq_length - new_tokens(run, o));
         found.fit.push_back(one);
     }
@@ -281,19 +279,18 @@ inline void tune_inference(Run& run, const TuneOptions& o, const BytesOfWriter& 
     if (found.fit.empty()) {
         const std::string reasons = detail::refused_in_words(found.refused);
         if (!std::isfinite(found.least_bytes))
-            fail(
-                "the model can write in no layout; refused were%s\nHINT: other ranks (--world), or fewer options of the layout",
-                reasons.c_str());
+            fail("no layout can generate; rejected were%s\nHINT: other ranks (--world), or fewer options of the layout",
+                 reasons.c_str());
         fail(
-            "the model can write in no layout; refused were%s\nHINT: more or other ranks (--world), a shorter --seq-length, or "
-            "a larger --device-memory-gib; one text needs %s of a rank at least",
+            "no layout can generate; rejected were%s\nHINT: more or other ranks (--world), a shorter --seq-length, or a "
+            "larger --device-memory-gib; one text needs %s of a rank at least",
             reasons.c_str(), human_bytes(found.least_bytes).c_str());
     }
     if (o.trials) detail::measure_inference(run, o, found);
     const std::vector<detail::InferenceCandidate> front = detail::front_of(found.fit);
     const detail::InferenceCandidate* best = detail::best_of(front, o.max_latency);
     if (!best)
-        fail("no batch keeps --max-latency %g: the shortest time of a token is %s, with --tp %d --pp %d", o.max_latency,
+        fail("no batch size keeps --max-latency %g: the shortest time per token is %s, with --tp %d --pp %d", o.max_latency,
              detail::seconds_text(front[0].bounded_seconds()).c_str(), front[0].tp, front[0].pp);
 
     const std::string title = "Writing with " + detail::subject_of(run, problem);

@@ -507,7 +507,7 @@ class FlipWeight(WrongMachine):
 class FlakyGradient(WrongMachine):
     """The last bit of a gradient is wrong once; --detect-nondeterminism computes each gradient twice."""
 
-    chance, said = 0.5, "has different bits when computed again"
+    chance, said = 0.5, "has different bits when recomputed"
 
     def prepare(self, launch, attempt):
         launch.environment["TRAIN_GPT_FAULTS"] = f"flaky-gradient={self.step}:{self.rank}"

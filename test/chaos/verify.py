@@ -80,7 +80,7 @@ def problem_of(checkpoint):
             if path.stat().st_size != entry["bytes"]:
                 return f"{name} has another size"
             if "%08x" % crc_of(path) != entry["crc32c"]:
-                return f"{name} has another checksum"
+                return f"{name} has a wrong checksum"
         return ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         return str(e)
