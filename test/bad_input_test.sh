@@ -199,7 +199,7 @@ not_text() {
     refuse "$name: bzip2"                   "bzcat good.bz2 \| train_gpt $option - " "$@" good.bz2
     refuse "$name: xz"                      "xzcat good.xz \|"              "$@" good.xz
     refuse "$name: gzip that is cut off"    "cut.txt is not a complete gzip file: at byte .*, it is cut off; HINT" "$@" cut.txt
-    refuse "$name: gzip that is damaged"    "damaged.gz is not a whole gzip file: .*it is damaged" "$@" damaged.gz
+    refuse "$name: gzip that is damaged"    "damaged.gz is not a complete gzip file: .*it is damaged" "$@" damaged.gz
     refuse "$name: PDF"                     "pdftotext good.pdf - \|"       "$@" good.pdf
     refuse "$name: UTF-16"                  "iconv -f UTF-16 -t UTF-8 utf16.txt \|" "$@" utf16.txt
     refuse "$name: UTF-16 without mark"     "iconv -f UTF-16LE -t UTF-8 utf16le.txt \|" "$@" utf16le.txt
@@ -209,7 +209,7 @@ not_text() {
     refuse "$name: XML"                     "good.xml is not plain text: it is XML .*HINT: .*good.xml \\| train_gpt $option - " "$@" good.xml
     refuse "$name: a table without texts"   "names.csv has no column 'text'; .* id, name; HINT" "$@" names.csv
     refuse "$name: Word"                    "good.docx is not UTF-8 text: it is a Word document .*pandoc" "$@" good.docx
-    refuse "$name: JSON array that is cut off" "array.json:1: the file is cut off" "$@" array.json
+    refuse "$name: JSON array that is cut off" "array.json:1: the file ends within a value" "$@" array.json
 }
 not_text "prepare" "prepare --input"        "$program" prepare --output p --tokenizer tok --input
 not_text "tokenizer" "tokenizer --input"    "$program" tokenizer --vocab-size 300 --output t --input
@@ -295,8 +295,8 @@ refuse "and before any data is read"        "qk-layernorm requires the tensor" "
 refuse "positions that a model has not"     "position-embedding-type requires the tensor" "${continue[@]}" --position-embedding-type learned_absolute
 refuse "a norm that a model has not"        "embed-layernorm requires"      "${continue[@]}" --embed-layernorm
 expect "an option that a model has: it trains" "${continue[@]}" --disable-bias-linear --untie-embeddings-and-output-weights
-refuse "eval: examples of a text"           "fewshot: of --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
-refuse "eval: a split of a text"            "split: of --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
+refuse "eval: examples of a text"           "fewshot has no effect without --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
+refuse "eval: a split of a text"            "split has no effect without --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples has no effect without --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # like a downloaded model
 spoil m1; rm m1/config.json

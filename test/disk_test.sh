@@ -148,7 +148,7 @@ says "a killed rank: it says that nothing is saved" "another rank has died, so t
 touch -d '20 minutes ago' killed/log.jsonl
 expect "a killed rank: the report" "$program" report killed
 expect "a killed rank: it is not running" grep -q '<span class="status silent">no news</span>' killed/report.html
-expect "a killed rank: the report says since when" grep -q 'The last record is of .*: the run was killed, or hangs' killed/report.html
+expect "a killed rank: the report says since when" grep -q 'The last record was written at .*: the run was killed, or hangs' killed/report.html
 
 # ---- the log ----
 expect "the log is synced" faulty "CHAOS_COUNT=count CHAOS_PART=log.jsonl" synced

@@ -70,7 +70,7 @@ done
 
 # ---- refused ----
 no "no model" "HINT: --model DIR" train --preset llama-tiny --vocab-size 300 --data-path pairs --dpo-beta 0.1 --train-iters 1 --out x
-no "pairs without a comparison" "holds pairs of answers.*--dpo-beta" train --model base --data-path pairs --seq-length 48 --train-iters 1 --out x
+no "pairs without a comparison" "contains pairs of answers.*--dpo-beta" train --model base --data-path pairs --seq-length 48 --train-iters 1 --out x
 no "text for a comparison" "contains no pairs of answers.*prepare --preference" dpo --data-path text --train-iters 1 --out x
 no "text beside pairs" "text contains no pairs" dpo --data-path 0.5 pairs 0.5 text --train-iters 1 --out x
 no "eval of pairs" "contains pairs of answers" "$program" eval --model base --data-path pairs

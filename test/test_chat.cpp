@@ -560,7 +560,7 @@ TEST(Packing, KeepsPairsOfAnswersTogether) {
     Ints lengths = {9, 10, 8, 8, 3, 2, 5, 6, 12, 5, 4, 4};  // in places: 17, 14, 3, 9, 15, 6
     write_conversations(dir / "pairs", lengths, true);
     DataOptions o = options_for(dir / "pairs", T);
-    expect_error([&] { DataLoader{o}; }, {"holds pairs of answers", "--dpo-beta"});
+    expect_error([&] { DataLoader{o}; }, {"contains pairs of answers", "--dpo-beta"});
     o.pairs = true;
     DataLoader data(o);
     const std::string packing = data.summary()[0].packing;

@@ -289,7 +289,7 @@ TEST(Cli, WordsWithoutAnOptionAreExplained) {
     expect(answer({"gpt2-124m"}), "did you mean --preset gpt2-124m?");
     expect(answer({"--lr", "1e-3", "data/web.bin"}), "did you mean --data-path data/web?");
     expect(answer({"stray"}), "'stray' belongs to no option");
-    expect(answer({"--lr", "1e-3", "2e-3"}), "'2e-3' belongs to no option: --lr already has its value");
+    expect(answer({"--lr", "1e-3", "2e-3"}), "'2e-3' belongs to no option: --lr was already given a value");
 }
 
 TEST(Cli, AllMistakesAreReportedAtOnce) {

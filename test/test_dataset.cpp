@@ -127,7 +127,7 @@ TEST(Origin, LiesBesideThePairAndGoesWithIt) {
     EXPECT_FALSE(TokenDataset::open(dir / "d").tokenizer().known());
     EXPECT_EQ(dir.names(), (std::set<std::string>{"d.bin", "d.idx"}));
     write_file(dir / "d.meta.json", origin);
-    expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.meta.json", "3 tokens", "other data", "HINT"});
+    expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.meta.json", "3 tokens", "does not match the data", "HINT"});
 }
 
 TEST(Origin, AFileOfTheUsersIsLeftAsItIs) {
@@ -348,10 +348,10 @@ TEST(Reader, TruncatedAtEveryByte) {
     write_file(dir / "d.idx", index);
     for (size_t n = 0; n < bin.size(); n++) {
         write_file(dir / "d.bin", bin.substr(0, n));
-        expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.bin", "belong together", "HINT"});
+        expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.bin", "do not match", "HINT"});
     }
     write_file(dir / "d.bin", bin + "x");
-    expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.bin", "belong together"});
+    expect_error([&] { TokenDataset::open(dir / "d"); }, {"d.bin", "do not match"});
     write_file(dir / "d.bin", bin);
     for (const size_t more : {1, 2, 4, 8}) {
         write_file(dir / "d.idx", index + std::string(more, '\0'));
@@ -380,7 +380,7 @@ TEST(Reader, HostileIndices) {
                           const std::vector<int64_t>& borders) {
         return index_header(1, 8, lengths.size(), borders.size()) + array_of(lengths) + array_of(offsets) + array_of(borders);
     };
-    const std::string together = "belong together";
+    const std::string together = "do not match";
     refuse(with({3, 0, -1}, {0, 6, 6}, {0, 1, 2, 3}), together);
     refuse(with({3, 0, INT32_MAX}, {0, 6, 6}, {0, 1, 2, 3}), together);
     refuse(with({3, 0, 2}, {0, 6, -6}, {0, 1, 2, 3}), together);
@@ -453,15 +453,15 @@ TEST(Shards, Damaged) {
         expect_error([&] { TokenDataset::open(dir / "s.bin"); }, {"s.bin", what});
     };
     const std::string good = shard(20240520, 1, 3, tokens);
-    refuse("", "neither");
-    refuse(good.substr(0, 3), "neither");
-    refuse(good.substr(0, 1023), "cut off");
+    refuse("", "is not a llm.c token shard");
+    refuse(good.substr(0, 3), "is not a llm.c token shard");
+    refuse(good.substr(0, 1023), "truncated");
     for (const int n : {0, 2, 4, -1, INT_MIN, INT_MAX}) refuse(shard(20240520, 1, n, tokens), "truncated or damaged");
     refuse(good.substr(0, good.size() - 1), "truncated or damaged");
     refuse(good + "x", "truncated or damaged");
     refuse(shard(20240520, 2, 3, tokens), "version 2");
     refuse(shard(20240801, 1, 3, tokens), "version 1");
-    refuse(shard(20240521, 1, 3, tokens), "neither");
+    refuse(shard(20240521, 1, 3, tokens), "is not a llm.c token shard");
 }
 
 }  // namespace test_dataset

@@ -477,7 +477,7 @@ TEST(GgufModel, RefusesAFileOfAnotherModel) {
     };
     for (const auto& [changed, message] :
          {Change{"blk.1.ffn_up.weight", "has no tensor 'blk.1.ffn_up.weight', which a llama model needs"},
-          {"", "holds the tensor 'more'"},
+          {"", "contains the tensor 'more'"},
           {"token_embd.weight", "shape"}}) {
         GgufHeader header;
         const auto metadata = gguf_metadata(c, a);

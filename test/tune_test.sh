@@ -90,11 +90,11 @@ refuses "too little memory" "closest layout needs .* on its fullest rank, which 
 refuses "too little memory here" "closest layout needs 1.*GiB on its fullest rank, which has [0-9.]* [MK]iB: --tp .* HINT: a smaller model" --preset gpt2-124m --vocab-size 50257 --train-iters 9 --global-batch-size 4 --threads 2 --device-memory-gib 0.9
 refuses "steps of trials without trials" "HINT: add --trials" "${run[@]}" --world 64 --trial-steps 7
 refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
-refuses "FP8 given and searched" "leave one of them out" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
+refuses "FP8 given and searched" "omit one of them" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
 refuses "FP8 where there is none" "FP8 was requested for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
 refuses "no global batch" "every layout must train the same number of samples" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
 refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
-refuses "trials elsewhere" "leave one of them out" "${run[@]}" --world 8 --trials 2
+refuses "trials elsewhere" "omit one of them" "${run[@]}" --world 8 --trials 2
 refuses "a time budget" "time-budget applies to a single run" "${run[@]}" --time-budget 5m
 refuses "trials without data" "HINT: --data-path" "${run[@]}" --trials 2
 refuses "layers to recompute without recomputation" "requires --recompute-granularity" "${run[@]}" --world 8 --recompute-num-layers 2
@@ -154,7 +154,7 @@ expect "one text at a time" "$program" tune --preset llama2-7b "${writes[@]}" --
 expect "nothing was refused: no such part" refused grep -q ">Refused<" one/inference.html
 refuses "a bound that none keeps" "the shortest time per token is .* ms, with --tp 8" --preset llama2-7b "${writes[@]}" --world 8 --max-latency 0.01
 refuses "a model that is too large" "one text needs .* GiB of a rank at least" --preset gpt3-175b "${writes[@]}" --world 2
-refuses "a batch of training" "HINT: leave one of them out" --preset llama2-7b "${writes[@]}" --world 8 --global-batch-size 8
+refuses "a batch of training" "HINT: omit one of them" --preset llama2-7b "${writes[@]}" --world 8 --global-batch-size 8
 refuses "a bound of training" "max-latency requires --inference" "${run[@]}" --world 8 --max-latency 4
 refuses "measuring without a model" "HINT: --model DIR" --preset llama-tiny "${writes[@]}" --trials 1
 refuses "no room for a prompt" "leaves no room for a prompt" --preset llama2-7b "${writes[@]}" --world 8 --max-new-tokens 1024
@@ -162,7 +162,7 @@ refuses "a context of one token" "leaves no room for a prompt" --preset llama2-7
 refuses "a layout that divides no ranks" "8 ranks cannot be divided by tensor-model-parallel-size 3" --preset llama2-7b "${writes[@]}" --world 8 --tp 3
 refuses "more stages than layers" "more pipeline stages than layers" --preset llama2-7b "${writes[@]}" --world 33 --pp 33
 expect "no memory is named where none was planned" refused grep -w inf out.txt
-refuses "FP8, which is of training" "HINT: leave one of them out" --preset llama2-7b "${writes[@]}" --world 8 --fp8-format e4m3
+refuses "FP8, which is of training" "HINT: omit one of them" --preset llama2-7b "${writes[@]}" --world 8 --fp8-format e4m3
 expect "many copies" "$program" tune --preset llama2-7b "${writes[@]}" --world 100000 --dry-run
 says "the command is of each" "a second, by [0-9,]* copies of$"
 expect "numbers stand apart" awk '/tokens.s  *memory$/ { columns = 1 } NF == 0 { columns = 0 } columns && NF > 7 && NF != 11 { bad = 1 } END { exit bad }' out.txt

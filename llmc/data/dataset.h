@@ -159,7 +159,7 @@ private:
                 bin_path.c_str(), bin_bytes);
         const uint64_t used = n_ > 0 ? end(size() - 1) : 0;
         if (used != bin_bytes)
-            fail("%s and %s do not belong together: the index ends at byte %llu of the %zu; HINT: copy or prepare both again",
+            fail("%s and %s do not match: the index ends at byte %llu of the %zu; HINT: copy or prepare both again",
                  file_.path().c_str(), bin_path.c_str(), (unsigned long long)used, bin_bytes);
         n_tokens_ = total;
     }
@@ -530,7 +530,7 @@ private:
                  idx.c_str(), origin.c_str());
         return prefix;
     }
-    // Whether PREFIX.bin is of a process that was killed before it renamed the index, which is complete.
+    // Whether PREFIX.bin belongs to a process that was killed before it renamed the index, which is complete.
     static bool has_bin_of_killed_process(const std::string& prefix) {
         const std::string bin = prefix + ".bin", idx = prefix + ".idx";
         if (!is_regular(bin) || file_exists(idx)) return false;

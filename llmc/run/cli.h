@@ -300,8 +300,8 @@ struct Parser {
             attempt(g.where, [&] {
                 set_value({g.name, "", "", "", "", "", {}, true, false}, g.values, back);
                 if (back && !slot->unset())
-                    fail_usage("--%s revokes no earlier --%s; HINT: leave it out, or give --%s a value", g.name.c_str(),
-                               slot->row.name.c_str(), slot->row.name.c_str());
+                    fail_usage("--%s does not follow an earlier --%s to revoke; HINT: omit it, or give --%s a value",
+                               g.name.c_str(), slot->row.name.c_str(), slot->row.name.c_str());
             });
             return;
         }

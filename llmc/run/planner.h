@@ -296,13 +296,13 @@ inline SlowAttention slow_attention(const PlanInput& in) {
 struct ElementwiseBytes {
     double forward = 0, backward = 0;
 };
-// Of rows of width C: two norms, each with the residual before it, read and write 4 C numbers of a row in either direction.
+// For rows of width C: two norms, each with the residual before it, read and write 4 C numbers per row in either direction.
 inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
     const double bytes = 8.0 * in.B * in.T * in.c.C * (double)in.bytes_per_element;
     return {bytes, bytes};
 }
-// Of heads and the feed-forward, which tp divides: RoPE reads and writes queries, keys and values, the activation F1 and F, and
-// backward F1 twice; backward also reads out and its gradient.
+// For heads and the feed-forward, which tp divides: RoPE reads and writes queries, keys and values, the activation F1 and F,
+// and backward F1 twice; backward also reads out and its gradient.
 inline ElementwiseBytes bytes_of_columns(const PlanInput& in) {
     const ModelConfig& c = in.c;
     const double heads = (double)(c.NH + 2 * c.NKV) * c.HS(), rope = c.position == Position::rope ? 2 * heads : 0;

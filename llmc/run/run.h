@@ -278,8 +278,8 @@ inline void set_up_model(Run& run) {
                    o.seq_length, run.c.virtual_tokens.count, run.c.T, run.c.room());
     if (o.seq_length > run.c.T)
         fail_usage(
-            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets the length of a new "
-            "model",
+            "--seq-length %d is above the model's longest sequence %d; HINT: --max-position-embeddings sets the length of a "
+            "new model",
             o.seq_length, run.c.T);
 }
 

@@ -32,7 +32,7 @@ namespace detail {
 inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     if (run.world.size() > 1) fail_usage("tune is a single process; HINT: omit mpirun, --trials starts ranks itself");
     if (o.trials && o.world)
-        fail_usage("--trials measures on this machine, --world %d plans for another one; HINT: leave one of them out", o.world);
+        fail_usage("--trials measures on this machine, but --world %d plans for another one; HINT: omit one of them", o.world);
     if (o.search_fp8 && !o.fp8_format.empty())
         fail_usage(
             "--fp8-format %s and --search-fp8 cannot be combined: FP8 in all layouts, or in some; HINT: omit one of "
