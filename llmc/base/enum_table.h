@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include <iterator>
+#include <type_traits>
 #include <string_view>
 
 namespace detail {
@@ -35,7 +36,7 @@ constexpr bool is_table_of(const Rows& rows) {
     return true;
 }
 
-template <class Rows, class Enum>
+template <class Rows, class Enum, class = std::enable_if_t<std::is_enum_v<Enum>>>
 constexpr const auto& row_of(const Rows& rows, Enum value) {
     return rows[(size_t)value];
 }
