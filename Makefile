@@ -29,7 +29,7 @@
 #                   benchmarks, compute-sanitizer; one table (check-gpu-STAGE)
 # make gpu-pack     build/gpu-pack: everything for gpu_minutes.sh on a GPU
 # make deps         installs missing packages; targets do so unless NODEPS=1
-# make lint format clean   (lint: all STAGES="format shell headers warnings tidy")
+# make lint format clean   (lint: STAGES="format shell prose headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Finds problems that the build's warnings and the tests miss: `make lint`, or single stages.
-#   scripts/lint.sh [format|shell|headers|warnings|tidy]...      (default: all)
+#   scripts/lint.sh [format|shell|prose|headers|warnings|tidy]...      (default: all)
 # Prints the seconds of each stage; fails if a stage found something.
 #   format    every source is formatted by clang-format
 #   shell     shellcheck
+#   prose     no file has more words of scripts/prose.txt than scripts/prose_counts.txt allows; titles of the last 20 commits
+#             have at most 72 characters
 #   headers   every header of llmc/ compiles by itself, in bf16, fp32 and fp64, and gpu/ with the emulator
 #   warnings  more warnings of clang++ and g++ than in the build, on the trainer for CPU and GPU
 #   tidy      clang-tidy on the trainer; .clang-tidy has the checks and the reasons
@@ -25,6 +27,13 @@ lint_format() {
 
 # SC2154, SC2034: variables of sourced scripts. SC2209: EXEC=exec before a command is intended.
 lint_shell() { git ls-files '*.sh' '*.sbatch' .ci/run | xargs shellcheck -S warning -e SC2154,SC2034,SC2209; }
+
+lint_prose() {
+    local bad=0
+    scripts/prose.py || bad=1
+    git log --no-merges -20 --format=%s | grep -E '.{73}' && echo "these titles are longer than 72 characters" && bad=1
+    return $bad
+}
 
 # header_alone HEADER: compiles a header, only once if it is the same in two precisions. Runs in its own process, as many at
 # a time as there are cores.
@@ -78,10 +87,10 @@ if [[ ${1:-} == header ]]; then
     header_alone "$2"
     exit
 fi
-[[ $# -gt 0 ]] || set -- format shell headers warnings tidy
+[[ $# -gt 0 ]] || set -- format shell prose headers warnings tidy
 failed=()
 for stage in "$@"; do
-    declare -F "lint_$stage" >/dev/null || { echo "error: '$stage' is no stage; one of: format shell headers warnings tidy" >&2; exit 1; }
+    declare -F "lint_$stage" >/dev/null || { echo "error: '$stage' is no stage; one of: format shell prose headers warnings tidy" >&2; exit 1; }
     start=$SECONDS
     "lint_$stage" || failed+=("$stage")
     echo "lint $stage: $((SECONDS - start)) s"

@@ -169,12 +169,12 @@ Written by `make test-sass WRITE=1` from the machine code of `train_gpt.cu` and 
 (`test/sass.py`): a number that moves by more than a little has to move here. bf16, sm_90a. Compiler: nvcc {compiler}.
 
 `setmaxnreg`: registers of the producer and of consumers once a kernel has shared them out. Bytes of a block: `stack` in local memory,
-`static shared`, and how much dynamic shared memory a launch can ask for beside it. `HGMMA`: products of a warpgroup, in the code.
+`static shared`, and how much dynamic shared memory a launch can request in addition. `HGMMA`: products of a warpgroup, in the code.
 
 {markdown(kernels, COLUMNS)}
 ## Attention's loops over tiles
 
-`always issued`: the instructions of a tile without a mask, of a model without ALiBi. Exponentials after the last wait cannot run beside
+`always issued`: the instructions of a tile without a mask, of a model without ALiBi. Exponentials after the last wait cannot overlap
 the products that it waits for.
 
 {markdown(loops, LOOP_COLUMNS)}"""
@@ -250,7 +250,7 @@ def main():
         fine &= verdict(f"{short}: ALiBi's term only behind a branch", [f"{biases} conversions"] if biases else [])
         if overlapped:
             late = n["after the last wait"]
-            fine &= verdict(f"{short}: exponentials beside the products", [f"{late} after the last wait"] if late else [])
+            fine &= verdict(f"{short}: exponentials overlap the products", [f"{late} after the last wait"] if late else [])
 
     for short in (name for name in kernels if name.startswith("hopper::gemm_kernel")):
         loop = product_loop(next(functions[name] for name, s in ours.items() if s == short))

@@ -658,7 +658,7 @@ constexpr char usage[] =
     "          bench --gemms        every matrix product of five models: first suggestion, best of 32, epilogues, FP8\n"
     "          bench --attention    forward, backward in two kernels and in one, cuDNN: heads of 64 and 128, T 512 to 8192\n"
     "With --profile, --bounds, --gemms and --attention:\n"
-    "  --seconds N   begin nothing after N seconds; what is skipped is listed\n"
+    "  --seconds N   start nothing after N seconds; skipped figures are listed\n"
     "  --json        a line of JSON per figure\n";
 
 struct Call {
