@@ -255,7 +255,7 @@ done
 refuse "tokenizer: truncated"               "cut.json"                      "$program" prepare --input good.txt --output p --tokenizer cut.json
 
 # ---- model directories ----
-refuse "model missing"                      "nomodel does not exist, neither here nor in Hugging Face's cache [^ ]*; did you mean model?$" "$program" generate --model nomodel --prompt a
+refuse "model missing"                      "nomodel does not exist, neither here nor in Hugging Face's cache [^ ]*; did you mean model[?]$" "$program" generate --model nomodel --prompt a
 refuse "model of the cache missing"         "hf download org/nomodel"       "$program" generate --model org/nomodel --prompt a
 refuse "more tokens than can be counted"    "exceeds the maximum of .* tokens per pass" "$program" train --size 70k --tokenizer tok --data-path good --train-iters 1 --micro-batch-size 50000 --global-batch-size 50000 --seq-length 50000
 refuse "a sequence that ranks cannot split"  "splits the 33 rows of a sequence .* into 2 equal" "$program" train --size 70k --vocab-size 300 --train-iters 1 --seq-length 33 --micro-batch-size 2 --global-batch-size 2 --tp 2 --world 2 --dry-run
@@ -290,6 +290,7 @@ for size in "num-layers 2" "hidden-size 64" "num-attention-heads 4" "kv-channels
 done
 leaves_nothing "nothing is left of them"    resized
 expect "a model and its own sizes"          "${continue[@]}" --num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 16 --vocab-size 300
+rm -r resized
 refuse "biases that a model has not"        "add-qkv-bias requires the tensor '.*bias', which --model .*HINT: leave it out" "${continue[@]}" --add-qkv-bias
 refuse "and before any data is read"        "qk-layernorm requires the tensor" "$program" train --model model --qk-layernorm --dry-run --train-iters 1
 refuse "positions that a model has not"     "position-embedding-type requires the tensor" "${continue[@]}" --position-embedding-type learned_absolute

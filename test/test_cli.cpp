@@ -364,7 +364,7 @@ TEST(Cli, PathsMayBeginWithAHomeDirectory) {
         for (const cli::OptionRow& row : cli::options_of(command.name)) {
             const bool speaks = row.help.find("directory") != std::string::npos || row.help.find(" file") != std::string::npos;
             if (row.flag || !speaks || !row.allowed.choices.empty() || row.metavar == "TEXT" || row.metavar == "N") continue;
-            if (row.name == "max-bad-lines" || row.name == "name" || row.name == "chat-template" ||
+            if (row.name == "max-bad-lines" || row.name == "name" || row.name == "chat-template" || row.name == "encoding" ||
                 row.name == "served-model-name" || row.name == "lora-targets" || row.name == "rope-scaling-set" ||
                 row.name == "languages")
                 continue;  // no path
