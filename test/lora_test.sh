@@ -83,7 +83,7 @@ says "the plan says so" "dropout 0.2"
 expect "PEFT is told" grep -q '"lora_dropout": 0.2' dropped/latest/adapter_config.json
 expect "resumed in the middle" train --resume dropped/step_00000003 --train-iters 6 --lr 1e-2 --out dropped-resumed
 expect "the same masks" same dropped dropped-resumed
-no "another dropout of adapters" "dropout 0.2.*omit the options" train --resume dropped/step_00000003 --lora-dropout 0.5 --out dropped-other
+no "another dropout of adapters" "dropout 0.2.*omit the options" train --resume dropped/step_00000003 --train-iters 6 --lora-dropout 0.5 --out dropped-other
 expect "recomputed, one sample at a time" train "${dropped[@]}" --recompute full --micro-batch-size 1 --out dropped-ones
 expect "the same losses" near_losses dropped dropped-ones 6 0.01
 expect "another sum of roundings than without dropout" refused near_losses dropped llama-lora 6 0.001
@@ -129,7 +129,7 @@ no "dropout of everything" "lora-dropout" train --model llama --lora-rank 4 --lo
 no "dropout without adapters" "lora-dropout requires adapters" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
 no "an unknown matrix, with the list" "all, self_attn.q_proj, q_proj, qkv, q," train --model llama --lora-rank 4 --lora-targets query --train-iters 2 --out x
 no "a part that GPT-2 does not store alone" "attn.c_attn" train --model gpt2 --lora-rank 4 --lora-targets q --train-iters 2 --out x
-no "no model" "no model is given" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
+no "no model" "but none is given; HINT: --model" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
 no "alpha without a rank" "lora-rank 16" train --model llama --lora-alpha 4 --train-iters 2 --out x
 no "Muon" "optimizer adamw" train --model llama --lora-rank 4 --optimizer muon --train-iters 2 --out x
 no "another rank on resuming" "rank 4, alpha 8" train --resume llama-lora/latest --lora-rank 8 --train-iters 14 --lr 1e-2 --out x

@@ -21,7 +21,7 @@ cp out.txt found.txt
 says "the plan has its rungs" "^  rung 2  *4 runs of 11.5K tokens, 2 seeds of each of 2"
 says "a line for each run" "^rung 1, run 6/6: "
 says "a run that dies is counted" "^note: 3 of 10 runs failed"
-says "with what it said" "^  exit status 1: .*heads"
+says "with what it said" "^  exit status 2: .*heads"
 says "no fit of two computes" "^no fit of loss over compute: a power law needs runs of 3 different computes"
 expect "at most 80 columns" awk 'length > 80 { bad = 1 } END { exit bad || NR < 15 }' found.txt
 expect "the planted rate is found" grep -q '^lr = 0.003' found/best.toml
