@@ -173,7 +173,7 @@ expect "a last bit that is wrong: found" refused faults flaky-gradient=9 train 1
 says "the tensor is named" "the gradient of wte of batch 9 has different bits when recomputed on"
 rm -rf x
 expect "on rank 2 of 4" refused faults flaky-gradient=9:2 train 4 x --detect-nondeterminism 3
-says "the rank is named" "again on rank 2 of 4 (host"
+says "the rank is named" "recomputed on rank 2 of 4 (host"
 rm -rf x
 for layout in "1" "4 --tp 2" "4 --tp 4 --num-query-groups 2 --zero 0" "4 --pp 2 --fp8 hybrid --fp8-start 20"; do
     read -r n cut <<<"$layout"

@@ -382,7 +382,7 @@ TEST(Loader, OrderOfALongerRun) {
     }
     EXPECT_EQ(load({dir / "a"}, 100).order_problem(20), "");
     const std::string problem = load({dir / "a"}, 150).order_problem(60);
-    for (const std::string& part : {dir / "a", std::string("2 epochs, the last apart for 150"), std::string("60 took 1 epoch;"),
+    for (const std::string& part : {dir / "a", std::string("2 epochs, the last apart for 150"), std::string("60 used 1 epoch;"),
                                     std::string("at most 100")})
         EXPECT_NE(problem.find(part), std::string::npos) << part << " not in: " << problem;
 }

@@ -592,7 +592,7 @@ TEST(Duplicates, RefusesWhatItCannotDo) {
     test::expect_error([] { NearDuplicateOptions::parse({"fineweb", "stripes=2"}); }, {"'stripes=2'", "HINT: bands, rows"});
     refused([](auto& o) { o.method = "lsh"; }, "'lsh'");
     refused([](auto& o) { o.shingle = "bytes"; }, "'bytes'");
-    refused([](auto& o) { o.hash_bits = 48; }, "48 bits");
+    refused([](auto& o) { o.hash_bits = 48; }, "32 or 64 bits, not 48");
     refused([](auto& o) { o.bands = 0; }, "bands");
     refused([](auto& o) { o.rows = 101; }, "rows");
     refused([](auto& o) { o.shingle_size = 0; }, "size");

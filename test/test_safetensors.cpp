@@ -192,7 +192,7 @@ TEST_F(Damaged, HeaderLengths) {
          {UINT64_MAX, UINT64_MAX - 7, uint64_t{1} << 63, (uint64_t)good.size() - 7, uint64_t{100000001}})
         refuse(bytes_of(length) + good.substr(8), {std::to_string(length), "truncated or not a safetensors file"});
     refuse(bytes_of<uint64_t>(0) + good.substr(8), {"header is not valid"});
-    refuse("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", {"not a safetensors file"});
+    refuse("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", {"Git LFS pointer", "git lfs pull"});
 }
 
 TEST_F(Damaged, NoJson) {
@@ -210,8 +210,8 @@ TEST_F(Damaged, MoreValuesThanAnyModelHas) {
     std::string list(2 * n + 10, '0');
     for (size_t i = 1; i < list.size(); i += 2) list[i] = ',';
     list.back() = '0';
-    refuse_header("{\"a\":[" + list + "]}", {"header is not valid", "at most"});
-    refuse_header(std::string(n, '[') + std::string(n, ']'), {"header is not valid", "at most"});
+    refuse_header("{\"a\":[" + list + "]}", {"header is not valid", "the maximum is 20000000"});
+    refuse_header(std::string(n, '[') + std::string(n, ']'), {"header is not valid", "the maximum is 20000000"});
 }
 
 TEST_F(Damaged, Entries) {

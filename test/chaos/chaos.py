@@ -369,7 +369,7 @@ def self_test(arguments):
         "status-0": "status 0 without",
         "weights": "not whole under its final name",
         "weights-and-manifest": "other bits",
-        "masters": "rounded masters|other bits",
+        "masters": "older checkpoint than it could",
         "nan": "not finite",
         "half-written": "not whole under its final name",
         "latest": "latest",

@@ -286,7 +286,7 @@ TEST(AttentionDecode, TokenByTokenIsTheWholeSequence) {
 TEST(AttentionLimits, RefusedByName) {
     for (const int HS : {1, 16, 40, 64, 80, 96, 128, 160, 192, 256}) EXPECT_EQ(gpu::attention_limits(HS), "") << HS;
     for (const int HS : {257, 512})
-        EXPECT_NE(gpu::attention_limits(HS).find(std::to_string(HS) + " is above 256"), std::string::npos) << HS;
+        EXPECT_NE(gpu::attention_limits(HS).find(std::to_string(HS) + " exceeds 256"), std::string::npos) << HS;
     BeforeHopper ctx;
     EXPECT_THROW(gpu::attention_forward(ctx, nullptr, nullptr, nullptr, {}, {1, 1, 1, 1, 257, 1}), Error);
 }
