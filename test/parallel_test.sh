@@ -215,7 +215,8 @@ on() { # RANKS COMMAND OPTIONS...: its standard output
     shift
     timeout -k 1 120 "$MPIRUN" -n "$n" "$program" "$@" --threads 1 2>err.txt
 }
-generate() { local n=$1; shift; on "$n" generate --model one/latest --prompt "in the year" --max-new-tokens 24 --temperature 0 "$@"; }
+# After this prompt the model is sure of its tokens, so that roundings of other sums choose no others.
+generate() { local n=$1; shift; on "$n" generate --model one/latest --prompt "the king of" --max-new-tokens 24 --temperature 0 "$@"; }
 for i in $(seq 1 40); do
     echo "{\"context\": \"in the year $((i * 37 % 1000)) the king\", \"choices\": [\" of city $((i % 17))\", \" birds\", \" gave\"], \"gold\": 0}"
 done >choice.jsonl
@@ -226,7 +227,7 @@ table_near() { paste <(grep -oE '^ *[a-z][a-z _]* +[0-9.]+' "$1" | grep -v speed
 generate 1 >text1.txt
 on 1 eval --model one/latest --data-path text --seq-length 40 --max-samples 13 >loss1.txt
 on 1 eval --model one/latest --tasks choice.jsonl word.jsonl >tasks1.txt
-expect "one rank writes" grep -q "in the year ..." text1.txt
+expect "one rank writes" grep -q "the king of ..." text1.txt
 for layout in "2 --tp 2" "2 --pp 2" "4 --tp 2 --pp 2" "4 --tp 4"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086
