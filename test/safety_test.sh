@@ -224,7 +224,7 @@ sleep 1
 expect "a folder that another run took: its log is left alone" test "$(stat -c %i lost/log.jsonl)" == "$inode"
 kill -TERM $run
 ends "a folder that another run took: the first one cannot save there" $run 1
-expect "a folder that another run took: and says why" grep -q "another run (process [0-9]*) has been writing to lost since its lock was removed" lost.txt
+expect "a folder that another run took: and says why" grep -q "another run (process [0-9]*) has been writing to lost since this one took it" lost.txt
 kill -TERM $thief
 ends "a folder that another run took: that one ends well" $thief
 expect "a folder that another run took: with its own log" test "$(stat -c %i lost/log.jsonl)" == "$inode"

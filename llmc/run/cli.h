@@ -275,16 +275,16 @@ struct Parser {
     // layers.
     void settle_others() {
         std::string out;
-        for (const auto* all : {&from_file, &given})
-            for (const Given& g : *all)
+        for (const auto* source : {&from_file, &given})
+            for (const Given& g : *source)
                 if (g.name == "out" && !g.values.empty()) out = g.values[0];
-        for (auto* all : {&from_file, &given}) {
-            for (Given& g : *all)
+        for (auto* source : {&from_file, &given}) {
+            for (Given& g : *source)
                 if (!loaded.empty() && g.name == "resume" && g.values == Strings{loaded} && loaded == out) g.values = {"auto"};
             if (recompute_method == "uniform")
-                all->erase(
-                    std::remove_if(all->begin(), all->end(), [](const Given& g) { return g.name == "recompute-num-layers"; }),
-                    all->end());
+                source->erase(std::remove_if(source->begin(), source->end(),
+                                             [](const Given& g) { return g.name == "recompute-num-layers"; }),
+                              source->end());
         }
         if (recompute_method == "uniform") notes.push_back("--recompute-method uniform recomputes all layers, each by itself");
         else if (recompute_method != "" && recompute_method != "block")

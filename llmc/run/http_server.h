@@ -73,7 +73,7 @@ public:
         if (at_ < end_) return true;
         char byte;
         const ssize_t n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+        return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
     }
     void send_raw(const std::string& text) {
         refused_ = 0;
@@ -118,7 +118,7 @@ public:
             if (n > 0) {
                 at += (size_t)n;
                 sent_ += (size_t)n;
-            } else if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return -1;
+            } else if (n < 0 && errno != EAGAIN && errno != EINTR) return -1;
             else {
                 const Clock::time_point start = Clock::now();
                 if (!wait(POLLOUT, for_reader, start, seconds_for(sent_) - blocked_.count())) return -1;

@@ -70,8 +70,8 @@ inline std::string hint_on_missing_path(const std::string& given, const std::str
     const fs::path path(given);
     const std::string end = path.extension().string();
     bool file = false;
-    for (const char* other : {".json", ".jsonl", ".toml", ".txt", ".bin", ".idx", ".gguf", ".safetensors"})
-        file |= end == other;
+    for (const char* ending : {".json", ".jsonl", ".toml", ".txt", ".bin", ".idx", ".gguf", ".safetensors"})
+        file |= end == ending;
     const bool model = is_hub_name(given) && given.find('/') != std::string::npos && !file && !fs::exists(path.parent_path());
     return model ? "; HINT: hf download " + given : other.empty() ? "" : "; HINT: " + other;
 }
