@@ -210,7 +210,7 @@ def refusals():
             assert len(message) < 1000, message
     server.refuses({"prompt": "x", "n": 65, "model": "gpt"} | {"prompt": ["x", "y"]}, param="n")
     assert "'gpt'" in server.refuses({"prompt": "x", "model": "other"}, 404, param="model", code="model_not_found")
-    assert "holds 1024" in server.refuses({"prompt": "house " * 1200}, param="prompt", code="context_length_exceeded")
+    assert "exceeds the context of 1024" in server.refuses({"prompt": "house " * 1200}, param="prompt", code="context_length_exceeded")
     assert "20000 bytes" in server.refuses({"prompt": "x" * 30000}, 413)
     server.refuses({"prompt": "x"}, 404, path="/v1/embeddings")
     assert server.raw("GET", C)[0] == 404
@@ -639,7 +639,7 @@ def long_prompts():
 
 def gone_before_a_token():
     """Clients that go away while their texts wait for their turn make room."""
-    one = Server("gpt", "--batch", "1", "--max-queue", "119")
+    one = Server("gpt", "--batch", "1", "--max-queue", "499")  # one runs: the clients below fill it
 
     def post(**more):
         connection = one.connect()
@@ -656,18 +656,18 @@ def gone_before_a_token():
 
     first = post(n=100, stream=True)
     first.getresponse().readline()
-    others = [post(n=5) for _ in range(4)]
+    others = [post() for _ in range(4)]
     begin = time.monotonic()
-    while not refused(10):
+    while not refused(100):
         assert time.monotonic() - begin < 20
     for c in others:
         c.close()
-    while refused(10):
+    while refused(100):
         assert time.monotonic() - begin < 20
         time.sleep(0.01)
     first.close()
     tokens, _ = one.end()
-    assert tokens < 12000, tokens
+    assert tokens < 50000, tokens  # of some 100,000
 
 
 for name, body in {"clients that send slowly": slow_clients, "long prompts": long_prompts,

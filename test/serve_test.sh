@@ -93,7 +93,7 @@ says "it says so" "has no prompts"
 if ! "$program" serve --model nowhere 2>&1 | grep -q libcpp-httplib-dev; then
     passes "serve" python3 "$checks" "$program"
     expect "several ranks" refused "${MPIRUN:-mpirun}" -n 2 "$program" serve --model gpt
-    says "are refused" "train_gpt serve is one process"
+    says "are refused" "train_gpt serve runs as a single process"
 else
     echo "ok: serve is refused by the package's name; without it no more is tested"
 fi

@@ -547,7 +547,7 @@ public:
     // Whether a file is the complete index of these tokens.
     static bool is_index_of(const std::string& path, const std::string& bin) {
         try {
-            MegatronIndex(path, bin, (size_t)std::filesystem::file_size(bin));
+            const MegatronIndex complete(path, bin, (size_t)std::filesystem::file_size(bin));
             return true;
         } catch (const Error&) {  // of other tokens, or not complete
             return false;

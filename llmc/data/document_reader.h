@@ -240,11 +240,11 @@ public:
         for (const InputFile& file : files) try {
                 add(file);
             } catch (const Error& e) {
-                refused_.push_back({file.path, e.what()});
+                refused_.emplace_back(file.path, e.what());
                 if (refused_.size() == 1) is_usage_error_ = dynamic_cast<const UsageError*>(&e) != nullptr;
             } catch (const Unreadable& e) {
                 if (may_pass(e.error)) throw;  // its disk or its network does not answer now
-                refused_.push_back({file.path, e.what()});
+                refused_.emplace_back(file.path, e.what());
             }
         if (!refused_.empty() && !input_.skip_bad_files) refuse_files(named);
         if (input_.files.empty())
@@ -517,7 +517,7 @@ private:
         try {
             return file.source->next(chunk);
         } catch (const Error& e) {
-            refused_.push_back({input_.files[file.file], "the rest of a file: " + std::string(e.what())});
+            refused_.emplace_back(input_.files[file.file], "the rest of a file: " + std::string(e.what()));
             return false;
         }
     }

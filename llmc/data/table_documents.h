@@ -51,7 +51,7 @@ public:
                 format("it has %s, the first line has %zu", counted((int64_t)fields.size(), "field").c_str(), columns_.size());
             return true;
         }
-        if (column_.size() || !keep_fields_) chunk.text = std::move(fields[text_]);
+        if (!column_.empty() || !keep_fields_) chunk.text = std::move(fields[text_]);
         if (!keep_fields_) return true;
         for (size_t i = 0; i < fields.size(); i++)
             if (column_.empty() || i != text_) chunk.fields.add(columns_[i], json_text(nlohmann::json(fields[i])));

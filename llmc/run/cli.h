@@ -287,7 +287,7 @@ struct Parser {
                               source->end());
         }
         if (recompute_method == "uniform") notes.push_back("--recompute-method uniform recomputes all layers, each by itself");
-        else if (recompute_method != "" && recompute_method != "block")
+        else if (!recompute_method.empty() && recompute_method != "block")
             mistake("--recompute-method is '" + recompute_method + "'; it must be one of uniform, block");
     }
 

@@ -33,6 +33,7 @@ struct HttpLimits {
 
 // A client's connection. The thread that serves it reads and writes; others may only query its wait, and shut it down.
 // The functions of a Stream differ between versions of the library, so none of them says `override`.
+// NOLINTBEGIN(modernize-use-override)
 class HttpConnection : public httplib::Stream {
 public:
     using Clock = std::chrono::steady_clock;
@@ -197,6 +198,7 @@ private:
     std::atomic<Waits> waits_{on_server};
     std::atomic<Clock::duration> since_{Clock::duration::zero()};
 };
+// NOLINTEND(modernize-use-override)
 
 class HttpServer : public httplib::Server {
 public:
