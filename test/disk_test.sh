@@ -106,7 +106,7 @@ expect "a folder is not renamed" refused faulty "CHAOS_FAIL=rename:1:$EXDEV:$alw
 says "a folder is not renamed: by name" "error: .*norename/.*step_00000020.*: Invalid cross-device link"
 
 # ---- locks that do nothing ----
-endless() { exec env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/$1" CHAOS_NOTHING=flock CHAOS_HOST="$2" "$program" train "${S[@]}" --train-iters 1000000 --save-every 500 --out "$work/$1" "${@:3}" >"$2.txt" 2>&1; }
+endless() { exec env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/$1" CHAOS_NOTHING=flock CHAOS_HOST="$2" "$program" train "${S[@]}" --train-iters 60000 --save-every 500 --out "$work/$1" "${@:3}" >"$2.txt" 2>&1; }
 endless shared a &
 first=$!
 comes test -e shared/latest

@@ -378,7 +378,8 @@ private:
             if (is_path()) break;  // otherwise its last owner has removed it in the meantime
             release();
         }
-        if (ftruncate(fd_, 0) != 0 || pwrite(fd_, mine_.data(), mine_.size(), 0) != (ssize_t)mine_.size()) {
+        // Never empty in between: the run before would read that as a lock that was deleted, and take it again.
+        if (pwrite(fd_, mine_.data(), mine_.size(), 0) != (ssize_t)mine_.size() || ftruncate(fd_, (off_t)mine_.size()) != 0) {
             const int error = errno;
             release();
             fail("cannot write %s: %s", path_.c_str(), strerror(error));
