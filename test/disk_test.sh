@@ -129,7 +129,7 @@ says "it says where to look" "HINT: look at the disk or the file system of --out
 for command in "generate --prompt the --max-new-tokens 2 --tp 2" "eval --data-path text --split 0,100,0 --tp 2"; do
     # shellcheck disable=SC2086
     expect "${command%% *}: a rank that hangs ends the others" refused timeout 30 env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work/whole" CHAOS_SLOW=open:60000000 CHAOS_ONLY_RANK=1 \
-        mpirun -n 2 "$program" $command --model "$work/whole" --distributed-timeout 1s
+        mpirun -n 2 "$program" $command --model "$work/whole" --distributed-timeout 4s
     says "${command%% *}: it says what it waited for" "error: rank 0 of 2 (host .*): waited [0-9]* s in "
 done
 expect "a rank that never starts ends the others" refused timeout 30 mpirun -n 1 "$program" eval --model whole --data-path text --distributed-timeout 1s : -n 1 sleep 60
@@ -170,7 +170,7 @@ declare -A commands=(
     [prepare]="prepare --input text.txt --output $work/again2 --tokenizer tok --split-documents blank"
     [curate]="curate --input text.txt --output $work/clean --normalize"
 )
-rm -rf ./*.tmp.*
+rm -rf ./*.tmp.* hangs
 for name in "${!commands[@]}"; do
     # shellcheck disable=SC2086
     expect "$name is killed" killed_at rename:1 "$program" ${commands[$name]}

@@ -192,7 +192,7 @@ TEST_F(Damaged, HeaderLengths) {
          {UINT64_MAX, UINT64_MAX - 7, uint64_t{1} << 63, (uint64_t)good.size() - 7, uint64_t{100000001}})
         refuse(bytes_of(length) + good.substr(8), {std::to_string(length), "truncated or not a safetensors file"});
     refuse(bytes_of<uint64_t>(0) + good.substr(8), {"header is not valid"});
-    refuse("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", {"Git LFS pointer", "git lfs pull"});
+    refuse("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5\n", {"Git LFS pointer", "lfs pull"});
 }
 
 TEST_F(Damaged, NoJson) {

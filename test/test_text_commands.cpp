@@ -477,7 +477,7 @@ TEST(Prepare, ALineThatCannotBeUsedIsLeftOutCountedAndShown) {
     }
     const auto with = [&](int n_good, int n_bad) {
         std::string lines;
-        for (int i = 0; i < std::max(n_good, n_bad); i++) lines += (i < n_good ? good : "") + (i < n_bad ? bad[2] : "");
+        for (int i = 0; i < std::max(n_good, n_bad); i++) lines += (i < n_good ? good : "") + (i < n_bad ? bad[1] : "");
         test::write_file(dir / "a.jsonl", lines);
         return preparation(dir / "a.jsonl", dir / "out");
     };
