@@ -460,11 +460,8 @@ TEST(Prepare, SaysWhatIsOddInTheTextAndRefusesMuchOfIt) {
 
 TEST(Prepare, ALineThatCannotBeUsedIsLeftOutCountedAndShown) {
     const test::TemporaryDirectory dir;
-    const std::string good = "{\"text\": \"fine\"}\n", bad[] = {"{\"text\": \"\\ud800\"}\n",
-                                                                "broken\n",
-                                                                "{\"id\": 7}\n",
-                                                                "{\"text\": \"\xff\"}\n",
-                                                                "[1]\n"};
+    const std::string good = "{\"text\": \"fine\"}\n",
+                      bad[] = {"{\"text\": \"\\ud800\"}\n", "broken\n", "{\"id\": 7}\n", "{\"text\": \"\xff\"}\n", "[1]\n"};
     for (const std::string& line : bad) {
         test::write_file(dir / "a.jsonl", good + line + good);
         const std::string said = prepared(preparation(dir / "a.jsonl", dir / "out"));
