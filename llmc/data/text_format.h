@@ -116,7 +116,7 @@ inline const FileSignature& zip_kind(std::string_view first) {
 inline const FileSignature* find_signature(std::string_view first) {
     for (const FileSignature& s : file_signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
-        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;  // text may start with "BZh"
+        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;             // text may start with "BZh"
         if (s.bytes == "\xff\xff\xff\xff" && first.substr(7, 1) != "\0"sv) continue;  // not the length of a schema
         if (s.letters && first.substr(0, 64).find_first_of("\0\1\2\3\4\5\6\7"sv) == std::string_view::npos) continue;
         if (s.bytes == "PK\x03\x04") return &zip_kind(first);
