@@ -173,7 +173,7 @@ foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --lo
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
  --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
  --check-transformers --version --units --core --gigabyte --rounds --rates --widths
- --bf16 --fp16 --recompute-activations --save --tokenizer-model --only "
+ --bf16 --fp16 --transformer-impl --use-flash-attn --recompute-activations --save --tokenizer-model --only "
 # lost_links PAGE: its broken links. A heading's anchor is in lower case, with dashes for blanks, without punctuation.
 lost_links() {
     local path anchor target

@@ -130,7 +130,8 @@ if command -v mpirun >/dev/null; then
     expect "two ranks share them" grep -qx 'threads = 1' "two words/tune-1.toml"
     echo '{"context": "In the year", "choices": [" 1", " the king"], "gold": 0}' >task.jsonl
     expect "tasks are not measured in trials" "$program" tune "${here[@]}" --tp 2 --eval-tasks task.jsonl --keep-every 5 --on-spike rollback --trials 1 --trial-steps 2 --out with-tasks
-    expect "nor do they forbid sequence parallelism" test -z "$(grep no-sequence-parallel with-tasks/tune-1.toml)"
+    expect "but the run has them" "$program" train --config with-tasks/tune-1.toml --world 2 --dry-run
+    expect "in its file" grep -q "^eval-tasks = .*task.jsonl" with-tasks/tune-1.toml
 fi
 # The plan includes keys and values for generated answers to tasks.
 echo '{"context": "In the year", "references": ["1"], "max_new_tokens": 4}' >written.jsonl
