@@ -184,7 +184,7 @@ inline std::string printable(const std::string& text) {
         const bool control = (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0) || (c >= 0x202a && c <= 0x202e) ||
                              (c >= 0x2066 && c <= 0x2069) || (c & 0xfffe) == 0xfffe;
         if (c == '\t') out += ' ';
-        else if (control || c == 0xfffd) out += "\xef\xbf\xbd";
+        else if (control || c == 0xfffd) out += replacement_character;
         else out.append(text, start, i - start);
     }
     return out;

@@ -109,6 +109,7 @@ inline bool begins_with(std::string_view text, std::string_view with) { return t
 inline bool ends_with(std::string_view text, std::string_view with) {
     return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
 }
+inline constexpr std::string_view replacement_character = "\ufffd";
 // Editors on Windows put it before a text in UTF-8; it is not part of the text.
 inline constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
 inline std::string_view without_byte_order_mark(std::string_view text) {

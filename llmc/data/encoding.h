@@ -32,15 +32,14 @@ public:
     // Converts what fits into `out`, of at least 8 bytes: bytes that are not of the encoding become U+FFFD, which `bad` counts.
     // Returns the numbers of bytes taken and made. A character that is cut off at the end is left, unless it is the last.
     std::pair<size_t, size_t> convert(std::string_view in, char* out, size_t room, bool last, int64_t& bad) {
-        constexpr std::string_view replacement = "\xef\xbf\xbd";
         char *from = const_cast<char*>(in.data()), *to = out;  // iconv does not write to its input
         size_t left = in.size();
-        while (left > 0 && room >= replacement.size()) {
+        while (left > 0 && room >= replacement_character.size()) {
             if (iconv(convert_, &from, &left, &to, &room) != (size_t)-1) continue;
-            if (errno == E2BIG || (errno == EINVAL && !last) || room < replacement.size()) break;
-            memcpy(to, replacement.data(), replacement.size());
-            to += replacement.size();
-            room -= replacement.size();
+            if (errno == E2BIG || (errno == EINVAL && !last) || room < replacement_character.size()) break;
+            memcpy(to, replacement_character.data(), replacement_character.size());
+            to += replacement_character.size();
+            room -= replacement_character.size();
             from++;
             left--;
             bad++;

@@ -8,15 +8,13 @@
 //                        run of nearly good ones is kept: pages of news have paragraphs of a sentence each
 // A page cannot take more than its share of memory and time, however its tags are nested.
 #pragma once
-#include <iconv.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <csetjmp>
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -25,6 +23,7 @@
 
 #include "../base/terminal.h"
 #include "../base/utf8.h"
+#include "encoding.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<gumbo.h>)
 #include <gumbo.h>
@@ -48,7 +47,6 @@ inline std::string charset_in(std::string_view text) {
 
 // The page in UTF-8. `from_http` is the charset from HTTP, or "". Bytes outside the charset become U+FFFD.
 inline std::string to_utf8(std::string_view page, const std::string& from_http) {
-    constexpr std::string_view replacement = "\xef\xbf\xbd";
     std::string charset = from_http;
     if (begins_with(page, byte_order_mark)) {
         page = without_byte_order_mark(page);
@@ -64,25 +62,19 @@ inline std::string to_utf8(std::string_view page, const std::string& from_http) 
     if (charset.empty() || charset == "iso-8859-1" || charset == "latin1" || charset == "us-ascii") charset = "windows-1252";
     if (charset == "shift_jis" || charset == "x-sjis") charset = "cp932";
     if (charset == "gb2312" || charset == "gbk") charset = "gb18030";
-    const iconv_t none = (iconv_t)-1;  // NOLINT(performance-no-int-to-ptr): iconv's own value
-    iconv_t convert = iconv_open("UTF-8", charset.c_str());
-    if (convert == none) convert = iconv_open("UTF-8", is_utf8(page) ? "UTF-8" : "WINDOWS-1252");
-    if (convert == none) return std::string(page);
+    std::optional<EncodingConverter> convert(std::in_place, charset);
+    if (!convert->known()) convert.emplace(is_utf8(page) ? "UTF-8" : "WINDOWS-1252");
+    if (!convert->known()) return std::string(page);
     std::string text, part(1 << 16, '\0');
-    char* in = const_cast<char*>(page.data());  // iconv does not write to it
-    size_t left = page.size();
-    while (left > 0) {
-        char* out = part.data();
-        size_t room = part.size();
-        const size_t result = iconv(convert, &in, &left, &out, &room);
-        text.append(part.data(), part.size() - room);
-        if (result != (size_t)-1 || errno == E2BIG) continue;
-        text += replacement;
-        if (errno == EINVAL || left == 0) break;  // a truncated character at the end
-        in++;
-        left--;
+    int64_t bad = 0;
+    while (!page.empty()) {
+        const auto [taken, made] = convert->convert(page, part.data(), part.size(), false, bad);
+        text.append(part, 0, made);
+        page.remove_prefix(taken);
+        if (taken + made > 0) continue;
+        text += replacement_character;  // a truncated character at the end
+        break;
     }
-    iconv_close(convert);
     return text;
 }
 

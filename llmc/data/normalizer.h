@@ -26,7 +26,7 @@
 #include "byte_trie.h"
 #include "pre_tokenizer.h"
 
-inline constexpr std::string_view space_symbol = "\u2581", replacement_character = "\ufffd";
+inline constexpr std::string_view space_symbol = "\u2581";
 
 // SentencePiece's table: a double array (Darts) whose values are offsets in a list of texts, each terminated by a NUL.
 class CharsMap {
