@@ -302,11 +302,9 @@ public:
             text +=
                 (text.empty() ? "" : ", ") + (files.first == 1 ? input_name(files.second) : format("%d files", files.first));
             text += std::string(" as ") + format_name(kind.first);
-            const bool json = kind.first == TextFormat::json_lines || kind.first == TextFormat::json_array ||
-                              kind.first == TextFormat::json_objects;
             if (input_.open_record) text += " (conversations)";
             else if (!kind.second.empty()) text += " (the text in column '" + kind.second + "')";
-            else if (json) text += " (the text under '" + input_.json_key + "')";
+            else if (is_json(kind.first)) text += " (the text under '" + input_.json_key + "')";
             if (kind.first == TextFormat::html) text += " (the text of pages, without boilerplate)";
         }
         return text;
@@ -365,8 +363,7 @@ private:
         const bool one_document = found == TextFormat::text && input_.whole_documents && input_.split == "file";
         if (one_document && bytes > (int64_t)most_document_bytes) refuse_long_document(file.path, 1, input_.split);
         check_beginning(std::move(in), found);
-        converts_ |= found == TextFormat::parquet || found == TextFormat::warc || found == TextFormat::html ||
-                     found == TextFormat::csv || found == TextFormat::tsv || found == TextFormat::wiki || n_guessed_ > 0 ||
+        converts_ |= (found != TextFormat::text && !is_json(found)) || n_guessed_ > 0 ||
                      (!input_.encoding.empty() && input_.encoding != "auto");
         input_.files.push_back(file.path);
         sizes_.push_back(bytes);
@@ -385,8 +382,7 @@ private:
                 refuse_odd_bytes(odd, in->name(), input_.reading, guess_encoding(first));
         }
         if (found == TextFormat::json_lines && several_ && input_.max_bad_lines == "1%") check_lines(*in);
-        if (found == TextFormat::parquet || found == TextFormat::csv || found == TextFormat::tsv)
-            open_source(std::move(in), found);
+        if (is_table(found)) open_source(std::move(in), found);
     }
     // Refuses JSON if none of its first lines is usable. For a single file the judge shows more.
     void check_lines(InputStream& in) const {
@@ -465,9 +461,7 @@ private:
         const TextFormat found = find_text_format(in, input_.format);
         if (found == TextFormat::text && input_.format.empty() && !input_.allow_binary)
             refuse_other_names(first, in.name(), input_.reading);
-        const bool has_records =
-            found != TextFormat::text && found != TextFormat::warc && found != TextFormat::html && found != TextFormat::wiki;
-        if (input_.open_record && !has_records)
+        if (input_.open_record && !is_json(found) && !is_table(found))
             fail(
                 "%s holds no conversations: it is neither JSON nor a table; HINT: one object per line, with messages or prompt "
                 "and completion; of pairs of answers with prompt, chosen and rejected",

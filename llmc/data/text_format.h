@@ -271,6 +271,10 @@ inline OddBytes count_odd_bytes(std::string_view text) {
 
 // ---- text or JSON ----------------------------------------------------------------------------------------------------------
 enum class TextFormat { text, json_lines, json_objects, json_array, parquet, warc, html, csv, tsv, wiki };
+inline bool is_json(TextFormat f) {
+    return f == TextFormat::json_lines || f == TextFormat::json_objects || f == TextFormat::json_array;
+}
+inline bool is_table(TextFormat f) { return f == TextFormat::parquet || f == TextFormat::csv || f == TextFormat::tsv; }
 
 inline bool named_as(const std::string& path, std::initializer_list<const char*> endings) {
     const std::string name = plain_name(path);
