@@ -29,12 +29,11 @@
 
 struct PiiKind {
     const char *name, *rule, *placeholder;
-    bool usual = true;  // without --pii-kinds
 };
 inline constexpr PiiKind pii_kinds[] = {{"email", "pii-email", "<EMAIL>"}, {"phone", "pii-phone", "<PHONE>"},
                                         {"card", "pii-card", "<CARD>"},    {"ip", "pii-ip", "<IP>"},
                                         {"iban", "pii-iban", "<IBAN>"},    {"id", "pii-id", "<ID>"},
-                                        {"key", "pii-key", "<KEY>"},       {"user", "pii-user", "<USER>", false}};
+                                        {"key", "pii-key", "<KEY>"},       {"user", "pii-user", "<USER>"}};
 
 struct PiiOptions {
     bool email = true, phone = true, card = true, ip = true, iban = true, id = true, key = true, user = false;

@@ -7,10 +7,10 @@
 //   email  "john [at] example [dot] com", "john(at)example.com", "john AT example DOT com", "john at example dot com"
 #pragma once
 #include <algorithm>
-#include <cctype>
 #include <string>
 #include <string_view>
 
+#include "../base/utf8.h"
 #include "pii_text.h"
 
 namespace pii {
@@ -63,8 +63,7 @@ inline bool looks_secret(std::string_view value) {
         changes += i > 0 && is_digit_character(value[i]) != is_digit_character(value[i - 1]);
     }
     if (letters < 2 || digits < 2 || changes < 2) return false;
-    std::string lower(value);
-    for (char& c : lower) c = (char)tolower((unsigned char)c);
+    const std::string lower = lower_ascii(value);
     for (const char* word : {"example", "xxxx", "your", "1234567890", "abcdef", "changeme", "placeholder", "00000000", "insert",
                              "process.env", "secret"})
         if (lower.find(word) != std::string::npos) return false;
@@ -128,15 +127,13 @@ inline bool find_assigned_key(const Text& t, size_t at, Found& found) {
         name_begin--;
     std::string name;
     for (size_t i = name_begin; i < name_end; i++)
-        if (is_alnum(t[i])) name += (char)tolower((unsigned char)t[i]);
-    const auto ends = [&](std::string_view with) {
-        return name.size() >= with.size() && std::string_view(name).substr(name.size() - with.size()) == with;
-    };
+        if (is_alnum(t[i])) name += t[i];
+    name = lower_ascii(name);
     bool names = false, secret = false;
-    for (const char* word : {"password", "passwd", "pwd"}) secret |= ends(word);
+    for (const char* word : {"password", "passwd", "pwd"}) secret |= ends_with(name, word);
     for (const char* word : {"secret", "apikey", "accesskey", "secretkey", "authtoken", "accesstoken", "apitoken", "privatekey",
                              "token", "clientsecret"})
-        names |= ends(word);
+        names |= ends_with(name, word);
     if (!names && !secret) return false;
     size_t begin = at + 1;
     if (t[begin] == '=' || t[begin] == '>') return false;
@@ -168,8 +165,7 @@ inline bool find_user(const Text& t, size_t at, Found& found) {
     if (n < 3 || n > 30 || !letter || (t[end] & 0x80) || t[end] == '/' || t[end] == '@' || t[end] == '(' || t[end] == '{' ||
         t[end] == '-')
         return false;
-    std::string name(t.s.substr(at + 1, n));
-    for (char& c : name) c = (char)tolower((unsigned char)c);
+    const std::string name = lower_ascii(t.s.substr(at + 1, n));
     static constexpr std::string_view annotations[] = {"param",
                                                        "return",
                                                        "returns",
@@ -317,14 +313,12 @@ inline bool find_spelled_email(const Text& t, size_t end, size_t least, Found& f
     for (size_t i = top; i < stop; i++)
         if (!is_ascii_letter(t[i])) return false;
     if (plain_at) {
-        std::string last(t.s.substr(top, stop - top));
-        for (char& c : last) c = (char)tolower((unsigned char)c);
+        const std::string last = lower_ascii(t.s.substr(top, stop - top));
         static constexpr std::string_view usual[] = {
             "com", "org", "net", "edu", "gov", "info", "io", "co", "uk", "de", "fr", "it", "es", "nl", "be", "ch", "at", "se",
             "no",  "dk",  "fi",  "pl",  "cz",  "pt",   "eu", "us", "ca", "au", "nz", "br", "mx", "in", "cn", "jp", "kr", "ru"};
         if (!dots_spelled || std::find(std::begin(usual), std::end(usual), last) == std::end(usual)) return false;
-        std::string word(t.s.substr(begin, end - begin));
-        for (char& c : word) c = (char)tolower((unsigned char)c);
+        const std::string word = lower_ascii(t.s.substr(begin, end - begin));
         for (const char* other : {"look", "us", "me", "found", "available", "is", "are", "was", "or", "visit", "located",
                                   "hosted", "here", "site", "website", "online", "more", "live", "and"})
             if (word == other) return false;

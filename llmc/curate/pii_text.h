@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "../base/utf8.h"
+
 namespace pii {
 
 inline bool is_digit_character(char c) { return c >= '0' && c <= '9'; }
@@ -39,9 +41,7 @@ struct Text {
     // Whether one of these words is among the 40 bytes before `at`. Words of letters must be whole; in lower case.
     bool has_before(size_t at, std::initializer_list<const char*> words) const {
         const size_t begin = at > 40 ? at - 40 : 0;
-        std::string before(s.substr(begin, at - begin));
-        for (char& c : before)
-            if (is_upper(c)) c = (char)(c | 32);
+        const std::string before = lower_ascii(s.substr(begin, at - begin));
         for (const char* word : words)
             for (size_t found = before.find(word); found != std::string::npos; found = before.find(word, found + 1)) {
                 const size_t end = found + strlen(word);
