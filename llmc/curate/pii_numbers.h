@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -192,13 +193,21 @@ inline bool is_turkish_id(const std::string& d) {
 
 // Called at a letter or digit that starts a word.
 inline bool find_id(const Text& t, size_t begin, Found& found) {
+    using Words = std::initializer_list<const char*>;
+    static constexpr Words ssn = {"ssn", "social security"};
+    static constexpr Words social_insurance = {"sin", "social insurance", "assurance sociale", "nas"};
+    static constexpr Words bsn = {"bsn", "burgerservicenummer", "sofinummer"};
+    static constexpr Words personnummer = {"personnummer", "personal number", "pnr", "personnr"};
+    static constexpr Words my_number = {"my number", "マイナンバー", "個人番号"};
+    static constexpr Words steuer_id = {
+        "steuer-id", "steueridentifikationsnummer", "identifikationsnummer", "steuer-idnr", "idnr", "tin"};
     std::string plain;
     size_t end = 0;
     const auto has = [&](std::string_view form, bool (*check)(const std::string&)) {
         end = matches(t, begin, form, plain);
         return end > 0 && check(plain);
     };
-    const auto near = [&](std::initializer_list<const char*> words) { return t.has_before(begin, words); };
+    const auto near = [&](Words words) { return t.has_before(begin, words); };
     bool is = false;
     if (is_digit_character(t[begin])) {
         if (begin > 1 && strchr(".,-/+", t[begin - 1]) && is_alnum(t[begin - 2])) return false;
@@ -206,42 +215,31 @@ inline bool find_id(const Text& t, size_t begin, Found& found) {
         while (is_digit_character(t[group]) && group - begin < 19) group++;
         switch (group - begin) {
             case 1: is = has("9?99?99?99?999?999?99", is_nir); break;
-            case 2:
-                is = has("99?999?999?999", is_steuer_id) &&
-                     near({"steuer-id", "steueridentifikationsnummer", "identifikationsnummer", "steuer-idnr", "idnr", "tin"});
-                break;
+            case 2: is = has("99?999?999?999", is_steuer_id) && near(steuer_id); break;
             case 3:
-                is = has("999-99-9999", is_ssn) || has("999.999.999-99", is_cpf) ||
-                     (has("999 99 9999", is_ssn) && near({"ssn", "social security"})) ||
-                     (has("999?999?999", has_luhn_checksum) && near({"sin", "social insurance", "assurance sociale", "nas"}));
+                is = has("999-99-9999", is_ssn) || has("999.999.999-99", is_cpf) || (has("999 99 9999", is_ssn) && near(ssn)) ||
+                     (has("999?999?999", has_luhn_checksum) && near(social_insurance));
                 break;
             case 4:
                 is = has("9999 9999 9999", is_aadhaar) || has("9999-9999-9999", is_aadhaar) ||
-                     (has("9999?99?999", is_bsn) && near({"bsn", "burgerservicenummer", "sofinummer"})) ||
-                     (has("9999?9999?9999", is_my_number) && near({"my number", "マイナンバー", "個人番号"}));
+                     (has("9999?99?999", is_bsn) && near(bsn)) || (has("9999?9999?9999", is_my_number) && near(my_number));
                 break;
             case 6:
-                is = has("999999-9999999", is_korean_id) ||
-                     (has("999999-9999", is_personnummer) && near({"personnummer", "personal number", "pnr", "personnr"}));
+                is = has("999999-9999999", is_korean_id) || (has("999999-9999", is_personnummer) && near(personnummer));
                 break;
-            case 8:
-                is = has("99999999?A", is_dni) ||
-                     (has("99999999-9999", is_personnummer) && near({"personnummer", "personal number", "pnr", "personnr"}));
-                break;
+            case 8: is = has("99999999?A", is_dni) || (has("99999999-9999", is_personnummer) && near(personnummer)); break;
             case 9:
-                is = (has("999999999", is_ssn) && near({"ssn", "social security"})) ||
-                     (has("999999999", has_luhn_checksum) && near({"sin", "social insurance", "assurance sociale", "nas"})) ||
-                     (has("999999999", is_bsn) && near({"bsn", "burgerservicenummer", "sofinummer"}));
+                is = (has("999999999", is_ssn) && near(ssn)) ||
+                     (has("999999999", has_luhn_checksum) && near(social_insurance)) || (has("999999999", is_bsn) && near(bsn));
                 break;
             case 11:
                 is = (has("99999999999", is_cpf) && near({"cpf"})) || (has("99999999999", is_pesel) && near({"pesel"})) ||
-                     (has("99999999999", is_steuer_id) && near({"steuer-id", "steueridentifikationsnummer",
-                                                                "identifikationsnummer", "steuer-idnr", "idnr", "tin"})) ||
+                     (has("99999999999", is_steuer_id) && near(steuer_id)) ||
                      (has("99999999999", is_turkish_id) && near({"kimlik", "tckn", "t.c."}));
                 break;
             case 12:
                 is = (has("999999999999", is_aadhaar) && near({"aadhaar", "aadhar", "uid"})) ||
-                     (has("999999999999", is_my_number) && near({"my number", "マイナンバー", "個人番号"}));
+                     (has("999999999999", is_my_number) && near(my_number));
                 break;
             case 15: is = has("999999999999999", is_nir); break;
             case 17:
