@@ -103,10 +103,11 @@ TEST(TextFormat, OtherFormatsAreRefusedByNameWithTheCommandThatHelps) {
         any.allow_binary = true;
         DocumentReader reader(any);
     }
-    for (const std::string fine : {"BZh is how it begins", "7z", "PK", "a\nb", "%PDF"}) {
+    for (const std::string fine : {"BZh is how it begins", "BZh", "7z", "PK", "a\nb", "%PDF"}) {
         test::write_file(dir / "a.txt", fine);
         EXPECT_EQ(documents(dir / "a.txt", "file"), Texts{fine});
     }
+    for (const std::string end : {"BZh", "BZh9", "\xff\xff\xff\xff"}) EXPECT_EQ(find_signature(end), nullptr);
 }
 
 TEST(TextFormat, JsonLinesByNameOrBeginning) {

@@ -21,6 +21,8 @@ struct FileSignature {
     std::string_view bytes;
     const char *name, *command;  // a command that writes FILE as text to stdout; "" if there is none
     bool letters = false;        // text may start like this, too: there must be control characters among the first 64 bytes
+    size_t also_at = 0;          // a second piece, if there is one
+    std::string_view also = "";
 };
 
 using std::literals::string_view_literals::operator""sv;
@@ -31,7 +33,7 @@ inline constexpr FileSignature file_signatures[] = {
     {0, "\x1f\x8b"sv, "gzip-compressed", "zcat FILE"},
     {0, "\x28\xb5\x2f\xfd"sv, "zstd-compressed", "zstdcat FILE"},
     {1, "\x2a\x4d\x18"sv, "zstd-compressed", "zstdcat FILE"},  // starts with a skippable frame
-    {0, "BZh"sv, "bzip2-compressed", "bzcat FILE"},            // and more, checked in find_signature
+    {0, "BZh"sv, "bzip2-compressed", "bzcat FILE", false, 4, "1AY&SY"sv},
     {0, "\xfd\x37zXZ\0"sv, "xz-compressed", "xzcat FILE"},
     {0, "\x04\x22\x4d\x18"sv, "lz4-compressed", "lz4cat FILE"},
     {0, "PK\x03\x04"sv, "a zip archive", "unzip -p FILE"},
@@ -48,7 +50,8 @@ inline constexpr FileSignature file_signatures[] = {
      "FILE",
      true},
     {0, "\xff\xff\xff\xff"sv, "an Arrow stream, as datasets' save_to_disk and its cache write it",
-     "python3 -c 'import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)' FILE"},
+     "python3 -c 'import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)' FILE", false, 7,
+     "\0"sv},  // the highest byte of its schema's length
     {0, "ORC"sv, "an ORC file",
      "python3 -c 'import pandas, sys; pandas.read_orc(sys.argv[1]).to_json(sys.stdout, orient=\"records\", lines=True)' FILE",
      true},
@@ -116,8 +119,7 @@ inline const FileSignature& zip_kind(std::string_view first) {
 inline const FileSignature* find_signature(std::string_view first) {
     for (const FileSignature& s : file_signatures) {
         if (first.size() < s.at || first.substr(s.at, s.bytes.size()) != s.bytes) continue;
-        if (s.bytes == "BZh" && first.substr(4, 6) != "1AY&SY") continue;             // text may start with "BZh"
-        if (s.bytes == "\xff\xff\xff\xff" && first.substr(7, 1) != "\0"sv) continue;  // not the length of a schema
+        if (first.substr(std::min(s.also_at, first.size()), s.also.size()) != s.also) continue;
         if (s.letters && first.substr(0, 64).find_first_of("\0\1\2\3\4\5\6\7"sv) == std::string_view::npos) continue;
         if (s.bytes == "PK\x03\x04") return &zip_kind(first);
         return &s;
