@@ -587,7 +587,9 @@ inline void for_each_chunk(DocumentReader& reader, int threads, const std::strin
         }
         in_parallel([&](Chunk& c, size_t) {
             open_chunk(c, reader.input());
-            if (c.problem.empty()) c.odd = count_odd_bytes(c.text);
+            if (!c.problem.empty()) return;
+            c.odd = count_odd_bytes(c.text);
+            c.odd.tags = markup::count_markup(c.text);
         });
         batch.erase(std::remove_if(batch.begin(), batch.end(), [&](Chunk& c) { return !judge.take(c); }), batch.end());
         if (!more && !failure) judge.end();

@@ -225,7 +225,7 @@ inline void refuse_other_names(std::string_view first, const std::string& path, 
 // thousands, German in Latin-1 one in 75.
 struct OddBytes {
     int64_t bytes = 0, nul = 0, invalid = 0;  // total; NUL; not part of valid UTF-8
-    int64_t tags = 0;                         // part of mark-up
+    int64_t tags = 0;                         // part of mark-up; only counted in documents
 
     OddBytes& operator+=(const OddBytes& more) {
         bytes += more.bytes;
@@ -240,7 +240,6 @@ struct OddBytes {
 inline OddBytes count_odd_bytes(std::string_view text) {
     OddBytes odd;
     odd.bytes = (int64_t)text.size();
-    odd.tags = markup::count_markup(text);
     for (size_t i = 0; i < text.size();) {
         constexpr uint64_t ones = 0x0101010101010101;
         uint64_t eight = 0;
