@@ -573,6 +573,19 @@ public:
             std::filesystem::create_directories(temporary_);
         });
     }
+    // Creates the directory, lets fill(written) write its files, and publishes them.
+    template <class F>
+    void write(F fill) const {
+        create();
+        WrittenFiles written(temporary_);
+        try {
+            fill(written);
+        } catch (...) {
+            remove();
+            throw;
+        }
+        publish(written);
+    }
     // written: everything that was written into it. Reads it back, then adds the manifest, syncs, renames.
     void publish(const WrittenFiles& written) const {
         const FileSums sums = written.sums();

@@ -270,18 +270,12 @@ inline int import_command(const ImportOptions& o) {
     else if (!ends.empty()) texts.ids["eos_token_id"] = ends;
 
     const NewDirectory directory(out);
-    directory.create();
-    WrittenFiles written(directory.path());
-    try {
+    directory.write([&](WrittenFiles& written) {
         write_model_texts(directory.path(), c, texts, written);
         if (texts.has_tokenizer) Tokenizer::load(directory.path()).fit(c.V, true);
         if (as_bf16) detail::write_weights_of_gguf<bf16>(directory.path(), file, c, a, written);
         else detail::write_weights_of_gguf<float>(directory.path(), file, c, a, written);
-    } catch (...) {
-        directory.remove();
-        throw;
-    }
-    directory.publish(written);
+    });
     print_line(stdout, format("%s: a %s model in %s, %s", out.c_str(), c.family.c_str(), as_bf16 ? "BF16" : "F32",
                               texts.has_tokenizer ? "tokenizer included" : "without a tokenizer"));
     return 0;

@@ -45,21 +45,15 @@ inline int export_model_files(World& world, const ExportOptions& o) {
     if (file_exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
     check_weights(world, dir);
     const NewDirectory directory(o.out);
-    directory.create();
-    WrittenFiles written(directory.path());
     size_t bytes = 0;
-    try {
+    directory.write([&](WrittenFiles& written) {
         for (const std::string& name : names_in(dir)) {
             if (name == manifest_name || !is_regular(dir + "/" + name)) continue;
             const MappedFile file(dir + "/" + name);
             written.write(directory.path() + "/" + name, file.text());
             bytes += file.size();
         }
-        directory.publish(written);
-    } catch (...) {
-        directory.remove();
-        throw;
-    }
+    });
     print_line(stdout, format("%s: the files of %s, %s", o.out.c_str(), dir.c_str(), human_bytes((double)bytes).c_str()));
     return 0;
 }
@@ -81,9 +75,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
     pad_vocabulary(c, 1);
     const ModelConfig plain = without_adapters(c);
     const NewDirectory directory(o.out);
-    directory.create();
-    WrittenFiles written(directory.path());
-    try {
+    directory.write([&](WrittenFiles& written) {
         const bool finer = finer_than_floatX(found.dir);
         ModelTexts texts = adapted_texts(found.dir, usable_tokenizer(found.dir).get(), found.adapter);
         if (finer) texts.dtype = "float32";
@@ -106,11 +98,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
             if (finer) write_parts(files, model, whole, all, written, [&](size_t i) { return weights[i]; });
             else write_parts(files, model, whole, all, written, [&](size_t i) { return (floatX)weights[i]; });
         }
-        directory.publish(written);
-    } catch (...) {
-        directory.remove();
-        throw;
-    }
+    });
     phase.done();
     printf("%s contains the merged model\n", o.out.c_str());
     return 0;
