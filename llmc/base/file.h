@@ -148,6 +148,12 @@ inline std::string inside(const std::string& dir, const std::string& name, const
     return dir + "/" + name;
 }
 
+// The folder of a file, which is "." for a plain name, and its name in it.
+inline std::pair<std::string, std::string> folder_and_name(const std::string& path) {
+    const std::filesystem::path file = path;
+    return {file.has_parent_path() ? file.parent_path().string() : ".", file.filename().string()};
+}
+
 // Errors that say that there is no such file. All others say that it cannot be read now.
 inline bool means_missing(int error) { return error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG; }
 // Errors that may be gone a moment later: of a disk, a network file system, or of a machine that is short of something.
@@ -215,9 +221,8 @@ inline void reject_lfs_pointer(int fd, size_t size, const std::string& path) {
     if (size < start.size() || size > 1024 || pread(fd, bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes) return;
     if (std::string_view(bytes, sizeof bytes) != start) return;
     close(fd);
-    const std::string folder = std::filesystem::path(path).parent_path().string();
     fail_unsupported("%s is a Git LFS pointer, not the file that it stands for; HINT: git lfs install; git -C %s lfs pull",
-                     path.c_str(), folder.empty() ? "." : folder.c_str());
+                     path.c_str(), folder_and_name(path).first.c_str());
 }
 // Opens a file for reading and returns its descriptor and size. Symbolic links are followed; a pipe or device is rejected
 // instead of waited for.
@@ -506,8 +511,8 @@ inline void remove_unfinished_in(const std::string& dir, const std::string& begi
     }
 }
 inline void remove_unfinished(const std::string& path) {
-    const std::filesystem::path file = path;
-    remove_unfinished_in(file.has_parent_path() ? file.parent_path().string() : ".", file.filename().string() + temporary_mark);
+    const auto [dir, name] = folder_and_name(path);
+    remove_unfinished_in(dir, name + temporary_mark);
 }
 
 // The same of one file, for any number of files in a directory: it is listed only once, as later processes leave nothing behind
@@ -515,17 +520,16 @@ inline void remove_unfinished(const std::string& path) {
 class LeftByKilledProcesses {
 public:
     static void remove(const std::string& path) {
-        const std::filesystem::path file = path;
-        const std::string dir = file.has_parent_path() ? file.parent_path().string() : ".",
-                          begin = file.filename().string() + temporary_mark;
+        const auto [dir, name] = folder_and_name(path);
+        const std::string begin = name + temporary_mark;
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto [found, is_new] = unfinished_.emplace(dir, std::set<std::string>());
         std::error_code error;  // a missing directory has none
         if (is_new)
             for (std::filesystem::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error))
-                if (const std::string name = entry->path().filename().string(); is_unfinished(name)) found->second.insert(name);
-        const auto name = found->second.lower_bound(begin);
-        if (name != found->second.end() && name->compare(0, begin.size(), begin) == 0) remove_unfinished(path);
+                if (std::string other = entry->path().filename().string(); is_unfinished(other)) found->second.insert(other);
+        const auto first = found->second.lower_bound(begin);
+        if (first != found->second.end() && first->compare(0, begin.size(), begin) == 0) remove_unfinished(path);
     }
 
 private:

@@ -534,11 +534,9 @@ private:
     static bool has_bin_of_killed_process(const std::string& prefix) {
         const std::string bin = prefix + ".bin", idx = prefix + ".idx";
         if (!is_regular(bin) || file_exists(idx)) return false;
-        const std::filesystem::path file = idx;
-        const std::string dir = file.has_parent_path() ? file.parent_path().string() : ".",
-                          begin = file.filename().string() + temporary_mark;
+        const auto [dir, index] = folder_and_name(idx);
         for (const std::string& name : names_in(dir))
-            if (name == file.filename().string() + partial_ending || (is_unfinished(name) && begins_with(name, begin)))
+            if (name == index + partial_ending || (is_unfinished(name) && begins_with(name, index + temporary_mark)))
                 if (is_index_of(dir + "/" + name, bin)) return true;
         return false;
     }
