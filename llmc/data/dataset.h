@@ -187,16 +187,17 @@ private:
 // ---- llm.c's shards --------------------------------------------------------------------------------------------------------
 constexpr size_t shard_header_bytes = 1024;
 
-inline bool has_shard_magic(const MappedFile& file) {
-    if (file.size() < 4) return false;
-    const int32_t magic = load_number<int32_t>(file.data());
+// By the first bytes of a file.
+inline bool has_shard_magic(std::string_view begin) {
+    if (begin.size() < 4) return false;
+    const int32_t magic = load_number<int32_t>(begin.data());
     return magic == 20240520 || magic == 20240801;
 }
 
 // Checks a shard's header; returns its type and number of tokens.
 inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     const char* path = file.path().c_str();
-    if (!has_shard_magic(file)) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
+    if (!has_shard_magic(file.text())) fail("%s is not a llm.c token shard (magic number 20240520 or 20240801)", path);
     if (file.size() < shard_header_bytes)
         fail("%s is truncated: it has %zu bytes, but its header needs %zu", path, file.size(), shard_header_bytes);
     const bool wide = load_number<int32_t>(file.data()) == 20240801;
@@ -365,7 +366,7 @@ private:
 
     void add_shard(const std::string& path) {
         MappedFile map(path);
-        if (!has_shard_magic(map))
+        if (!has_shard_magic(map.text()))
             fail(
                 "%s is not a llm.c token shard and has no .idx next to it; HINT: `train_gpt prepare --input TEXT --output "
                 "PREFIX` converts text to data",

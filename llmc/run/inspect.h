@@ -245,8 +245,7 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
 // Whether a path names shards of llm.c, as --data-path takes them: a file by its first bytes, without its .bin, or a pattern.
 inline bool is_shard(const std::string& path) {
     if (!file_exists(path)) return is_regular(path + ".bin") || path.find_first_of("*?[") != std::string::npos;
-    const std::string first = is_regular(path) ? beginning_of(path, 4) : "";
-    return first == "\x88\xd8\x34\x01" || first == "\xa1\xd9\x34\x01";
+    return is_regular(path) && has_shard_magic(beginning_of(path, 4));
 }
 
 inline bool inspect_tokenizer(Table& table, const std::string& path) {
