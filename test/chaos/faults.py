@@ -431,17 +431,12 @@ class OddFileSystem(Shim):
 
     def draw(self):
         super().draw()
-        self.lacks = self.rng.choice(["links", "locks", "locking", "fsync"])
-
-    def prepare(self, launch, attempt):
-        super().prepare(launch, attempt)
-        launch.environment.pop("")
-        name, value = self.value().split("=")
-        launch.environment[name] = value
+        lacks = [("CHAOS_FAIL", f"symlink 1 {errno.EPERM} 1000000"), ("CHAOS_FAIL", f"flock 1 {errno.ENOLCK} 1000000"),
+                 ("CHAOS_NOTHING", "flock"), ("CHAOS_FAIL", f"fsync 1 {errno.EINVAL} 1000000")]  # fmt: skip
+        self.variable, self.lack = self.rng.choice(lacks)
 
     def value(self):
-        return {"links": f"CHAOS_FAIL=symlink 1 {errno.EPERM} 1000000", "locks": f"CHAOS_FAIL=flock 1 {errno.ENOLCK} 1000000",
-                "locking": "CHAOS_NOTHING=flock", "fsync": f"CHAOS_FAIL=fsync 1 {errno.EINVAL} 1000000"}[self.lacks]  # fmt: skip
+        return self.lack
 
 
 class SlowFiles(Shim):
