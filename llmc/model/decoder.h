@@ -52,10 +52,9 @@ struct TextRequest {
     std::function<bool(int token)> emit{};  // called with each token, unless empty; false ends the sequence
     std::function<void(TextEnd)> ended{};   // called once, unless empty
     std::function<bool()> wanted{};         // called before each step; empty: always wanted
-    std::vector<int>
-        forced{};           // tokens that follow the prompt instead of sampled ones: emitted, and no end ends the text there
-    int alternatives = -1;  // >= 0: `scored` gets each token before emit, with this many of the most likely ones
-    std::function<void(const TokenScore&)> scored{};  // also gets a token that ends the text
+    std::vector<int> forced{};  // follow the prompt instead of sampled tokens; neither emitted nor counted in max_new_tokens
+    std::function<void(const TokenScore&)> scored{};  // called with each token, even a forced or an ending one, unless empty
+    int alternatives = 0;                             // the number of most likely tokens in a score
 };
 
 // Generator, as in train_gpt.cu, provides sequences(), capacity(), length(sequence), prompt(sequence, tokens), append(next
@@ -70,7 +69,7 @@ public:
 
     void add(TextRequest request) { waiting_.push_back({std::move(request)}); }
     size_t waiting() const { return waiting_.size(); }
-    int64_t tokens() const { return tokens_; }  // emitted so far
+    int64_t tokens() const { return tokens_; }  // emitted or forced so far
 
     // Generates one token of each sequence. Returns false if no request is left.
     bool step() {
@@ -121,7 +120,7 @@ private:
                 const double uniform = uniform_at(r.seed, RngPurpose::sampling, r.sample, (uint64_t)text.n - r.forced.size());
                 next[i].token = sample_token(row, (int)V, r.sampling, uniform);
             }
-            if (r.alternatives >= 0) scores[i] = score(row, (int)V, r, next[i].token);
+            if (r.scored) scores[i] = score(row, (int)V, r, next[i].token);
         });
         for (size_t i = 0; i < next.size(); i++) take(next[i].sequence, next[i].token, scores[i]);
     }
@@ -146,15 +145,15 @@ private:
     void take(int sequence, int token, const TokenScore& score) {
         Text& text = active_[(size_t)sequence];
         const TextRequest& r = text.request;
-        if (r.alternatives >= 0 && r.scored) r.scored(score);
+        if (r.scored) r.scored(score);
         const bool forced = (size_t)text.n < r.forced.size();
         if (!forced && std::find(r.ends.begin(), r.ends.end(), token) != r.ends.end()) return end(text, TextEnd::token);
         text.last = token;
         text.n++;
         tokens_++;
-        if (r.emit && !r.emit(token)) return end(text, TextEnd::stopped);
+        if (!forced && r.emit && !r.emit(token)) return end(text, TextEnd::stopped);
         if (generator_.length(sequence) + 1 >= generator_.capacity()) return end(text, TextEnd::context);
-        if (text.n >= r.max_new_tokens) return end(text, TextEnd::length);
+        if (text.n >= r.max_new_tokens + (int)r.forced.size()) return end(text, TextEnd::length);
     }
 
     void end(Text& text, TextEnd how) {

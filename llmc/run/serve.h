@@ -179,11 +179,9 @@ private:
                                 (uint32_t)(i % (size_t)asked.n),    model_.ends};
             if (asked.chat) text.ends.push_back(model_.chat->end_token());
             if (asked.logprobs >= 0) score(*request, i, text);
-            const int given = (int)text.forced.size();
-            text.emit = [this, request, i, given, n = 0](int token) mutable {
+            text.emit = [this, request, i](int token) {
                 const std::lock_guard<std::mutex> lock(request->mutex);
                 request->begun = true;
-                if (n++ < given) return true;
                 request->written++;
                 const bool stops = request->choices[i].text.add(model_.tokenizer.token_bytes(token));
                 request->changed.notify_all();
@@ -202,6 +200,7 @@ private:
         text.alternatives = request.asked.logprobs;
         text.scored = [&request, &choice](const TokenScore& s) {
             const std::lock_guard<std::mutex> lock(request.mutex);
+            request.begun = true;
             choice.logprobs->add(s);
         };
         choice.logprobs.emplace(model_.tokenizer);
@@ -209,7 +208,6 @@ private:
         choice.logprobs->add_first(text.prompt[0]);
         text.forced.assign(text.prompt.begin() + 1, text.prompt.end());
         text.prompt.resize(1);
-        text.max_new_tokens += (int)text.forced.size();
     }
     void end(Request& request, Request::Choice& choice, TextEnd how) {
         texts_--;
