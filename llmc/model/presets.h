@@ -7,6 +7,7 @@
 #include "../base/check.h"
 #include "../base/similar.h"
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 #include "families.h"
 
 struct Preset {
@@ -117,7 +118,7 @@ inline const std::vector<Preset>& presets() {
 }
 
 inline ModelConfig config_from_preset(std::string name) {
-    for (char& c : name) c = (char)tolower((unsigned char)c);
+    name = lower_ascii(name);
     std::vector<std::string> known;
     for (const Preset& p : presets()) {
         if (name == p.name) {

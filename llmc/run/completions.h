@@ -13,6 +13,7 @@
 #include "../base/check.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 #include "../data/chat_template.h"
 #include "../data/stopping_text.h"
 #include "../data/tokenizer.h"
@@ -273,7 +274,7 @@ private:
         logprobs_.push_back(std::move(logprob));
         best_.push_back(std::move(best));
         offsets_.push_back(characters_);
-        for (const char c : tokenizer_.token_bytes(token)) characters_ += ((unsigned char)c & 0xc0) != 0x80;
+        characters_ += count_characters(tokenizer_.token_bytes(token));
     }
     // Part of a character is written as its bytes, as by OpenAI: bytes:\xe2\x96.
     std::string name(int token) const {

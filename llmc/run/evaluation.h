@@ -14,6 +14,7 @@
 
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/math.h"
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
 #include "../data/tasks.h"
@@ -54,8 +55,8 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
                                      int B, int T, int virtual_tokens, int multiple) {
     ScoringPass pass;
     Batch& batch = pass.batch;
-    batch.T = std::min(T - virtual_tokens, (requests[order[first]].n_inputs() + 15) / 16 * 16);
-    const int row_length = (virtual_tokens + batch.T + multiple - 1) / multiple * multiple;
+    batch.T = std::min(T - virtual_tokens, round_up(requests[order[first]].n_inputs(), 16));
+    const int row_length = round_up(virtual_tokens + batch.T, multiple);
     batch.T = row_length - virtual_tokens;
     batch.B = (int)std::min<size_t>((size_t)(B * T / row_length), order.size() - first);
     batch.tokens.assign((size_t)batch.B * batch.T, 0);

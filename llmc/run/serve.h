@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "../base/terminal.h"
+#include "../base/utf8.h"
 #include "../model/decoder.h"
 #include "completions.h"
 #include "http_server.h"
@@ -313,14 +314,14 @@ private:
     // rebinding: Host is the page's own name), or across sites (Origin is the page's name).
     void check_origin(const httplib::Request& request) const {
         if (request.get_header_value_count("Host") > 1) throw ApiError{400, "the request has several Host headers"};
-        const std::string host = lower_case(request.get_header_value("Host"));
+        const std::string host = lower_ascii(request.get_header_value("Host"));
         if (!host.empty() && !known_host(without_port(host)))
             throw ApiError{403,
                            format("this server does not answer to the host '%s'; HINT: train_gpt serve --allowed-hosts %s",
                                   printable(host.substr(0, 200)).c_str(), printable(without_port(host).substr(0, 200)).c_str()),
                            "", "forbidden_host"};
         if (!request.has_header("Origin")) return;
-        const std::string origin = lower_case(request.get_header_value("Origin"));
+        const std::string origin = lower_ascii(request.get_header_value("Origin"));
         const size_t scheme = origin.find("://");
         const std::string from = scheme == std::string::npos ? "" : origin.substr(scheme + 3);
         const bool same = !from.empty() && from == host;
@@ -332,11 +333,6 @@ private:
                        printable(origin.substr(0, 200)).c_str()),
                 "", "forbidden_origin"};
     }
-    static std::string lower_case(std::string text) {
-        for (char& c : text)
-            if (c >= 'A' && c <= 'Z') c = (char)(c - 'A' + 'a');
-        return text;
-    }
     // "name:80" -> "name", "[::1]:80" -> "::1"
     static std::string without_port(const std::string& host) {
         if (host[0] == '[') return host.substr(1, host.find(']') - 1);
@@ -344,7 +340,7 @@ private:
     }
     bool allowed(const std::string& host) const {
         return std::any_of(o_.allowed_hosts.begin(), o_.allowed_hosts.end(),
-                           [&](const std::string& name) { return name == "*" || lower_case(name) == host; });
+                           [&](const std::string& name) { return name == "*" || lower_ascii(name) == host; });
     }
     // Addresses, localhost and this machine's name: no other site can have them.
     bool known_host(const std::string& host) const {
@@ -352,9 +348,9 @@ private:
         if (inet_pton(AF_INET, host.c_str(), address) == 1 || inet_pton(AF_INET6, host.c_str(), address) == 1) return true;
         char own[256] = "";
         gethostname(own, sizeof own - 1);
-        const std::string name = lower_case(own), suffix = ".localhost";
-        const bool below = host.size() > suffix.size() && host.compare(host.size() - suffix.size(), suffix.size(), suffix) == 0;
-        return host == "localhost" || below || host == lower_case(o_.host) || (!name.empty() && host == name) || allowed(host);
+        const std::string name = lower_ascii(own), suffix = ".localhost";
+        const bool below = host.size() > suffix.size() && ends_with(host, suffix);
+        return host == "localhost" || below || host == lower_ascii(o_.host) || (!name.empty() && host == name) || allowed(host);
     }
 
     // A handler of requests with bodies: answer(body, response), which may throw an ApiError.
@@ -375,7 +371,7 @@ private:
     std::string read_body(const httplib::Request& request, const httplib::Response& response,
                           const httplib::ContentReader& read) const {
         // Browsers let pages of other sites send some other types without asking the server first.
-        const std::string type = lower_case(request.get_header_value("Content-Type"));
+        const std::string type = lower_ascii(request.get_header_value("Content-Type"));
         if (type.substr(0, type.find_first_of("; ")) != "application/json")
             throw ApiError{415,
                            format("the body's type is '%s'; it must be JSON, with the header 'Content-Type: application/json'",
