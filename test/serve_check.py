@@ -72,6 +72,11 @@ class Server:
         assert events[-2:] == ["data: [DONE]", ""], events[-2:]
         return [json.loads(e.removeprefix("data: ")) for e in events[:-2]]
 
+    def peak(self):
+        """MiB of its memory at most, so far."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return int(re.search(r"VmHWM:\s*(\d+) kB", status.read()).group(1)) / 1024
+
     def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)
         out, _ = self.process.communicate(timeout=30)
@@ -230,15 +235,11 @@ def bodies():
         connection.close()
         return response.status
 
-    def peak():
-        with open(f"/proc/{server.process.pid}/status") as status:
-            return int(re.search(r"VmHWM:\s*(\d+) kB", status.read()).group(1)) / 1024
-
-    before = peak()
+    before = server.peak()
     for path, status in ((C, 413), ("/nothing", 413)):
         assert send(path, {"Transfer-Encoding": "chunked"}, iter([b"x" * (1 << 20)] * 200)) == status
     assert send(C, {"Content-Encoding": "gzip"}, gzip.compress(b'{"prompt": "' + b"x" * (200 << 20))) in (400, 413, 415)
-    assert peak() < before + 100, (before, peak())
+    assert server.peak() < before + 100, (before, server.peak())
     long = json.dumps({"prompt": "x", "max_tokens": 1, "user": "x" * 15000})
     assert send(C, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}, iter([long.encode()])) == 200
     assert send(C, {"Content-Type": "multipart/form-data; boundary=x"}, "--x--") == 415
@@ -313,11 +314,7 @@ def one_by_one():
 
 def headers():
     """Headers, request lines and lines within bodies have a bound, and are not held beyond it."""
-    def peak():
-        with open(f"/proc/{server.process.pid}/status") as status:
-            return int(re.search(r"VmHWM:\s*(\d+) kB", status.read()).group(1)) / 1024
-
-    before = peak()
+    before = server.peak()
     post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for begin, endless in ((b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: " + b"x" * 1000 + b"\r\n"), (b"GET /health HTTP/1.1\r\nX: ", b"x" * 1000),
                            (b"GET /", b"x" * 1000), (post + b"Transfer-Encoding: chunked\r\n\r\n5;", b"x" * 1000)):
@@ -334,7 +331,7 @@ def headers():
             except OSError:
                 pass
             assert not got or got.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 414 ")), got
-    assert peak() < before + 10, (before, peak())
+    assert server.peak() < before + 10, (before, server.peak())
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as s:
         s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40000 + b"\r\n\r\n")
         got = s.recv(4096)
