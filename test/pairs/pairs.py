@@ -125,9 +125,8 @@ class Conflict(Exception):
 
 @dataclass
 class Case:
-    """Options of each kind: {name: value}. `sets`: the pairs and triples that it tests, as lists of (row, value)."""
+    """Options of each kind: {name: value}."""
 
-    sets: list = field(default_factory=list)
     chosen: dict = field(default_factory=dict)
     kinds: dict = field(default_factory=dict)
     removed: set = field(default_factory=set)
@@ -135,7 +134,7 @@ class Case:
     extra: set = field(default_factory=set)  # names of options that no pair or triple needs
 
     def copy(self):
-        return Case(list(self.sets), dict(self.chosen), dict(self.kinds), set(self.removed), set(self.tags), set(self.extra))
+        return Case(dict(self.chosen), dict(self.kinds), set(self.removed), set(self.tags), set(self.extra))
 
     def add(self, row, value, table, rng):
         if self.chosen.get(row.name, value) != value or row.name in self.removed:
@@ -160,7 +159,6 @@ class Case:
         trial = self.copy()
         for row, value in chosen:
             trial.add(row, value, table, rng)
-        trial.sets.append(chosen)
         self.__dict__ = trial.__dict__
 
     def without(self, name):
@@ -318,23 +316,20 @@ def evaluate(runner, rule, out, options):
         yield name, json.loads(said)["evaluation"]["loss"], logged[key]
 
 
-def layout_of(case, options, rng):
-    """How many ranks."""
+def number_of_ranks(case, rng):
     o = case.of("layout")
     ranks = int(o.get("tensor-model-parallel-size", 1)) * int(o.get("pipeline-model-parallel-size", 1))
     return ranks * (rng.choice([2, 4]) if ranks == 1 else rng.choice([1, 2]) if ranks == 2 else 1)
 
 
-def run_case(case, program, work, folder, seed, emulated):
-    """Raises Failure, or Refused with what was said. Returns the runner, which has the command lines."""
+def run_case(case, runner, seed):
+    """Raises Failure, or Refused with what was said."""
     rng = random.Random(seed)
-    runner = Runner(program, work, folder, emulated)
-    run_case.last = runner
     options = {**{n: v for n, v in BASE.items() if n not in case.removed}, **case.of("numbers")}
     bits, order, layout = case.of("bits"), case.of("order"), case.of("layout")
     if "model" in options:  # its sizes are its own
         options = {n: v for n, v in options.items() if n not in ("num-layers", "hidden-size", "num-attention-heads") or n in case.chosen}
-    ranks = layout_of(case, options, rng)
+    ranks = number_of_ranks(case, rng)
     plans = [("dry-run", 1, {**options, **bits, **order})] + ([("dry-run-ranks", ranks, {**options, **layout, **bits})] if layout else [])
     for rule, world, planned in plans:
         try:
@@ -364,21 +359,20 @@ def run_case(case, program, work, folder, seed, emulated):
         third = runner.train("third", {**options, **order})
         close("third", third, first, 0, limits)
     if not layout:
-        return runner
+        return
     resumed = rng.random() < 0.5
     parallel = runner.train("ranks", {**options, **layout}, ["--resume", str(middle)] if resumed else [], ranks)
     close("ranks", parallel, first, MIDDLE if resumed else 0, limits)
     for name, loss, expected in evaluate(runner, "ranks", parallel, options) if compared else []:
         require(abs(loss - expected) <= limits["first loss"], "ranks: eval is not close to the validation", f"{name}: {loss}, not {expected}")
     if resumed:
-        return runner
+        return
     middle = parallel / ("step_%08d" % MIDDLE)
     if rng.random() < 0.5:
         back = runner.train("back", options, ["--resume", str(middle)])
         close("back", back, first, MIDDLE, limits)
     again = runner.train("again", {**options, **layout, **bits}, ["--resume", str(middle)], ranks)
     same_files("again", again, parallel, "state" in case.tags, MIDDLE)
-    return runner
 
 
 # ---- a failure -------------------------------------------------------------------------------------------------------------------
@@ -440,8 +434,9 @@ class Campaign:
     def run(self, case, folder, seed):
         emulated = "/emu-" in self.program
         shutil.rmtree(folder, ignore_errors=True)
-        runner = run_case(case, self.program, self.work, folder, seed, emulated)
-        self.runs += len(runner.commands)
+        self.runner = Runner(self.program, self.work, folder, emulated)
+        run_case(case, self.runner, seed)
+        self.runs += len(self.runner.commands)
 
     def test(self, case):
         """True: the rules hold; a string: the refusal; None: a failure, which is reported."""
@@ -469,7 +464,7 @@ class Campaign:
         small = reduce(case, failure, lambda c: self.run(c, folder, seed))
         print(f"FAILED: pairs: seed {self.seed}, case {self.number}: {failure}"[:600])
         print(f"    fewest options: {small.text()}")
-        print("\n".join("    " + c for c in run_case.last.commands))
+        print("\n".join("    " + c for c in self.runner.commands))
         print(f"    kept in {folder}; data in {self.work}; again: test/pairs/pairs.py --only {shlex.quote(small.text())} {self.program}", flush=True)
 
     def go(self, pairs):
@@ -511,7 +506,7 @@ class Campaign:
                 if self.verbose:
                     print("   refused: " + result)
                 continue
-            named = {n for n in is_named(result, case)}
+            named = set(is_named(result, case))
             for chosen, tries in packed:
                 guilty = any(r.name in named or any(n in named for n, _ in r.requires) for r, _ in chosen)
                 queue.append((chosen, tries + (1 if guilty or len(packed) == 1 else 0)))
