@@ -18,7 +18,7 @@ Every run ends with status 0 and its last step, or it is a failure: a crash, a h
 How close losses must be is derived where CLOSE is set. A failure is reduced: options are left out while it stays; the last lines
 are the command lines that repeat it. Its folder is kept.
 
-  pairs.py [--pairs 100] [--seed S] PROGRAM...        every fourth case is of the second program, if there is one
+  pairs.py [--pairs 300] [--seed S] PROGRAM...        every fourth case is of the second program, if there is one
   pairs.py --only "optimizer=muon save-in-foreground=on" PROGRAM     these options, without drawing
 """
 
