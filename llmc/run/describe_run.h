@@ -265,13 +265,10 @@ inline void describe_memory(RunTable& t, const PlannedModel& planned, bool elsew
     if (planned.in_libraries) memory("NCCL, already allocated", planned.in_libraries);
 }
 
-// A note where the data is read more than 4 times, with the length that suffices. Repetitions beyond about 4 add little
-// (Muennighoff et al., 2023, arXiv:2305.16264).
-inline std::string note_on_epochs(const Run& run) {
+// A note where the data with the most epochs is read more than 4 times, with the length that suffices. Repetitions beyond about
+// 4 add little (Muennighoff et al., 2023, arXiv:2305.16264).
+inline std::string note_on_epochs(const Run& run, const DataSummary& longest) {
     constexpr double most = 4;
-    DataSummary longest = {};
-    for (const DataSummary& s : run.train->summary())
-        if (s.epochs > longest.epochs) longest = s;
     if (run.schedule.open || longest.epochs < most + 0.05) return "";
     const double fraction = most / longest.epochs;
     const auto part = [&](int64_t n) { return std::max<int64_t>(1, (int64_t)(fraction * (double)n)); };
@@ -331,17 +328,19 @@ inline void describe_run(Run& run, const PlannedModel& planned) {
 inline void describe_data(Run& run) {
     RunTable& t = run.table;
     if (!run.train) return;
-    double epochs = 0;
-    for (const DataSummary& s : run.train->summary()) epochs = std::max(epochs, s.epochs);
+    const std::vector<DataSummary> sources = run.train->summary();  // passes over all samples
+    DataSummary longest = {};
+    for (const DataSummary& s : sources)
+        if (s.epochs > longest.epochs) longest = s;
     if (!run.schedule.open && t.summary.size() < 3)
-        t.summary.push_back(format("%.3g epochs of %s", epochs, joined(run.o.data_path).c_str()));
+        t.summary.push_back(format("%.3g epochs of %s", longest.epochs, joined(run.o.data_path).c_str()));
     t.table.section("Data");
-    for (const DataSummary& s : run.train->summary()) {
+    for (const DataSummary& s : sources) {
         if (!s.note.empty()) t.row("split of " + s.name, s.note);
         if (!s.packing.empty()) t.row("packing of " + s.name, s.packing);
         t.row("training " + s.name, detail::describe(s) + format(", %.2f epochs", s.epochs));
     }
-    if (const std::string note = detail::note_on_epochs(run); !note.empty() && run.main_rank())
+    if (const std::string note = detail::note_on_epochs(run, longest); !note.empty() && run.main_rank())
         print_line(stderr, "note: " + note);
     if (!run.valid) return;
     for (const DataSummary& s : run.valid->summary()) t.row("validation " + s.name, detail::describe(s));
