@@ -55,8 +55,8 @@ struct Searched {
             return configure_model(p, nullptr);
         };
         problem.memory = [memory = c.memory](int) { return memory; };
-        problem.bytes_of_stage = [this](const TrainOptions& p, const ModelConfig& model, int n, int stage) {
-            return (double)memory_of_stage(run, p, model, n, stage).bytes;
+        problem.memory_of_stage = [this](const TrainOptions& p, const ModelConfig& model, int n, int stage) {
+            return memory_of_stage(run, p, model, n, stage);
         };
     }
     double bytes(const TrainOptions& p) const {

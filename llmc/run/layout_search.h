@@ -27,6 +27,7 @@
 #include "../base/math.h"
 #include "../base/terminal.h"
 #include "from_options.h"
+#include "nccl_memory.h"
 #include "planner.h"
 #include "schedule.h"
 
@@ -72,6 +73,9 @@ struct Candidate {
     double measured = NAN;       // seconds of a step in a trial
 };
 
+// The memory of one rank of a pipeline stage, for these options and number of ranks.
+using MemoryOfStage = std::function<RankMemory(const TrainOptions&, const ModelConfig&, int ranks, int stage)>;
+
 // The search problem.
 struct LayoutProblem {
     TrainOptions o;          // everything that a layout does not determine; o.given: options fixed by the user
@@ -79,16 +83,15 @@ struct LayoutProblem {
     size_t best = 5;         // number of fastest layouts to find
     bool search_fp8 = false;
     bool may_offload = false;  // layouts that do not fit may keep the optimizer's state on the host
-    // The model with its vocabulary padded for tp; bytes of a rank's memory, and of a stage's rank of a layout; sets the
+    // The model with its vocabulary padded for tp; bytes of a rank's memory; the memory of a stage's rank of a layout; sets the
     // options' hardware for a number of ranks.
     std::function<ModelConfig(int tp)> model;
     std::function<double(int ranks)> memory;
-    std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> bytes_of_stage;
+    MemoryOfStage memory_of_stage;
     // Additional bytes that libraries use on a rank.
     std::function<double(const ModelConfig&, const Layout&)> bytes_of_libraries = [](auto&, auto&) { return 0; };
-    // Memory of a rank's share of its host, and a stage's use of it per rank; queried if the optimizer's state is there.
+    // Memory of a rank's share of its host; queried if the optimizer's state is there.
     std::function<double(int ranks)> host_memory = [](int) { return INFINITY; };
-    std::function<double(const TrainOptions&, const ModelConfig&, int ranks, int stage)> host_bytes_of_stage = {};
     std::function<void(TrainOptions&, int ranks)> set_hardware = [](TrainOptions&, int) {};
 };
 
@@ -179,7 +182,7 @@ private:
         o.offload = "none";  // of_ranks() adds it; differences between small layouts must not depend on its place
         o.rampup_batch_size.clear();
         o.global_batch_size = o.micro_batch_size * n;
-        return problem_.bytes_of_stage(o, c, 3 * o.tensor_model_parallel_size, rank);
+        return (double)problem_.memory_of_stage(o, c, 3 * o.tensor_model_parallel_size, rank).bytes;
     }
     // The memory of the second of two micro-batches in flight.
     double of_micro_batch(const TrainOptions& o, const ModelConfig& c, int a, int b, int rank) {
@@ -249,7 +252,7 @@ private:
                 o.global_batch_size = l.micro_batch * l.dp() * l.pp;
                 for (int chunk = 0; chunk < l.vpp; chunk++)
                     in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
-                const double whole = problem_.bytes_of_stage(o, c, l.ranks, rank);
+                const double whole = (double)problem_.memory_of_stage(o, c, l.ranks, rank).bytes;
                 const Work& w = work(o, c, l.recompute);
                 return whole - shared(w, o, c, rank == l.pp - 1) - kept(w, w, l, rank, layers, in_flight);
             });
@@ -457,9 +460,9 @@ private:
     double bytes_of(const Layout& l) {
         l.apply(o_);
         if (StageMemory::can_add_up(o_, c_)) return memory_.most_bytes(o_, c_, l, layers_, fullest_);
-        double most = 0;
-        for (const FullRank& r : fullest_) most = std::max(most, problem_.bytes_of_stage(o_, c_, l.ranks, r.rank));
-        return most;
+        size_t most = 0;
+        for (const FullRank& r : fullest_) most = std::max(most, problem_.memory_of_stage(o_, c_, l.ranks, r.rank).bytes);
+        return (double)most;
     }
     Candidate with_bytes(const Layout& l) {
         Candidate candidate;
@@ -489,11 +492,12 @@ private:
     }
 
     bool fits_on_host(const Layout& l) {
-        if (!l.offloads || !problem_.host_bytes_of_stage) return true;
+        if (!l.offloads) return true;
         l.apply(o_);
         const double most = problem_.host_memory(l.ranks);
-        return std::all_of(fullest_.begin(), fullest_.end(),
-                           [&](const FullRank& r) { return problem_.host_bytes_of_stage(o_, c_, l.ranks, r.rank) <= most; });
+        return std::all_of(fullest_.begin(), fullest_.end(), [&](const FullRank& r) {
+            return (double)problem_.memory_of_stage(o_, c_, l.ranks, r.rank).host <= most;
+        });
     }
 
     PlanInput input_of(const Layout& l) {

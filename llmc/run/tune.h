@@ -22,9 +22,6 @@
 #include "training_tasks.h"
 #include "trials.h"
 
-// Bytes of the memory of one rank of a pipeline stage, for these options and number of ranks.
-using BytesOfStage = std::function<RankMemory(const TrainOptions&, const ModelConfig&, int ranks, int stage)>;
-
 namespace detail {
 
 // ---- the search problem ----------------------------------------------------------------------------------------------------
@@ -106,7 +103,7 @@ inline void take_gpu_figures(Run& run) {
                        name.c_str(), option);
 }
 
-inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
+inline LayoutProblem problem_of(Run& run, const MemoryOfStage& memory_of_stage) {
     LayoutProblem problem;
     problem.model = [&run, known = std::make_shared<std::map<int, ModelConfig>>()](int tp) {
         if (const auto found = known->find(tp); found != known->end()) return found->second;
@@ -114,12 +111,7 @@ inline LayoutProblem problem_of(Run& run, const BytesOfStage& bytes_of_stage) {
         p.tensor_model_parallel_size = tp;
         return known->emplace(tp, configure_model(p, run.tokenizer.get())).first->second;
     };
-    problem.bytes_of_stage = [bytes_of_stage](const TrainOptions& o, const ModelConfig& c, int ranks, int stage) {
-        return (double)bytes_of_stage(o, c, ranks, stage).bytes;
-    };
-    problem.host_bytes_of_stage = [bytes_of_stage](const TrainOptions& o, const ModelConfig& c, int ranks, int stage) {
-        return (double)bytes_of_stage(o, c, ranks, stage).host;
-    };
+    problem.memory_of_stage = memory_of_stage;
     problem.ranks = {std::max(1, run.o.world)};
     if (run.plans_elsewhere() || !be::memory_is_host) {
         problem.may_offload = run.o.optimizer != "normuon";
@@ -546,7 +538,7 @@ inline TuneOptions without_layout_of_files(TuneOptions o, bool main_rank) {
     return o;
 }
 
-inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& bytes_of_stage) {
+inline void tune_layouts(Run& run, const TuneOptions& o, const MemoryOfStage& memory_of_stage) {
     detail::set_up_without_layout(run, o);
     detail::check_training(run, o);
     TrainOptions of_tasks = run.o;  // without a layout: the search checks whether each can run the tasks
@@ -554,7 +546,7 @@ inline void tune_layouts(Run& run, const TuneOptions& o, const BytesOfStage& byt
     run.tasks = read_training_tasks(of_tasks, run.tokenizer.get(), run.o.seq_length);
     for (size_t i = 0; i < detail::most_files; i++) check_replaceable(detail::layout_file(o.out, i), "tune");
     check_replaceable(o.out + "/tune.html", "tune");
-    LayoutProblem problem = detail::problem_of(run, bytes_of_stage);
+    LayoutProblem problem = detail::problem_of(run, memory_of_stage);
     problem.best = std::max(detail::most_files, (size_t)o.trials);
     problem.search_fp8 = o.search_fp8;
     detail::check_divided(problem, o);
