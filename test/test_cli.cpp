@@ -290,6 +290,7 @@ TEST(Cli, WordsWithoutAnOptionAreExplained) {
     expect(answer({"--lr", "1e-3", "data/web.bin"}), "did you mean --data-path data/web?");
     expect(answer({"stray"}), "'stray' belongs to no option");
     expect(answer({"--lr", "1e-3", "2e-3"}), "'2e-3' belongs to no option: --lr was already given a value");
+    expect(answer({"--lr", "1e-3", "--no-lr", "2e-3"}), "'2e-3' belongs to no option: --no-lr takes no value");
 }
 
 TEST(Cli, AllMistakesAreReportedAtOnce) {

@@ -16,6 +16,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/similar.h"
+#include "../base/terminal.h"
 #include "../base/utf8.h"
 #include "config.h"
 #include "help.h"
@@ -187,11 +188,10 @@ struct Parser {
 
     // Words that belong to no option; `before`: the option in front of them, or null.
     void refuse_words(const Strings& words, const Given* before) {
-        const Slot* last = before ? find_either(before->name) : nullptr;
-        const bool flag = before && (last ? last->row.flag : find_inverse(before->name) != nullptr);
+        const Slot* last = before ? find(before->name) : nullptr;
+        const bool flag = before && (!last || last->row.flag);  // --no-name takes no value, even if --name does
         const std::string meant = meant_by(command, words);
-        std::string text;
-        for (const std::string& word : words) text += (text.empty() ? "'" : ", '") + word + "'";
+        std::string text = joined(words, [](const std::string& word) { return "'" + word + "'"; });
         text += words.size() == 1 ? " belongs to no option" : " belong to no option";
         if (!meant.empty() && !flag) text += "; did you mean " + meant + "?";
         else if (before) text += ": --" + before->name + (flag ? " takes no value" : " was already given a value");
