@@ -801,6 +801,11 @@ void for_each_option(Options& o, Visit visit) {
     for (const Option& option : options_in(o)) std::visit([&](auto* value) { visit(option, *value); }, option.value);
 }
 
+// Gives an option the value of the same option in other options.
+inline void copy_value(const Option& from, const Option& to) {
+    std::visit([&](auto* value) { *value = *std::get<decltype(value)>(from.value); }, to.value);
+}
+
 // "micro_batch_size" -> "micro-batch-size"
 inline std::string option_name(std::string field) {
     for (char& c : field)

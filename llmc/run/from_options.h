@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <map>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -322,15 +321,13 @@ inline std::map<std::string, std::vector<int64_t>> tensors_in_files(const ModelC
 // Calls visit(name, changed) for each given option of the model, with the model `saved` as it alone changes it.
 template <class Visit>
 void for_each_change(const TrainOptions& o, const ModelConfig& saved, Visit visit) {
-    TrainOptions walked = o;
-    for_each_option(walked, [&](const Option& option, auto& value) {
-        const std::string name = option_name(option.field);
-        if (!o.given.count(name) || std::string(option.group) != "Model") return;
+    TrainOptions all = o;
+    const std::vector<Option> options = options_in(all);
+    for (size_t i = 0; i < options.size(); i++) {
+        const std::string name = option_name(options[i].field);
+        if (!o.given.count(name) || std::string(options[i].group) != "Model") continue;
         TrainOptions alone;
-        for_each_option(alone, [&](const Option& other, auto& set) {
-            if constexpr (std::is_same_v<decltype(set), decltype(value)>)
-                if (std::string(other.field) == option.field) set = value;
-        });
+        copy_value(options[i], options_in(alone)[i]);
         alone.given = {name};
         ModelConfig changed = saved;
         if (o.max_position_embeddings && name == "max-position-embeddings") changed.T = o.max_position_embeddings;
@@ -338,7 +335,7 @@ void for_each_change(const TrainOptions& o, const ModelConfig& saved, Visit visi
         const bool scales = name == "rope-scaling" || name == "use-rope-scaling";
         if (scales || saved.rope_scaling.type != RopeScaling::Type::none) set_rope_scaling(alone, changed);
         visit(name, changed);
-    });
+    }
 }
 
 // Refuses options that give the model c other tensors than --model has, `saved`, and names the first one.

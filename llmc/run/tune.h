@@ -528,7 +528,7 @@ inline TuneOptions without_layout_of_files(TuneOptions o, bool main_rank) {
         const std::string name = option_name(options[i].field);
         const Strings& searched = searched_options();
         if (!o.from_files.count(name) || name == "fp8-format" || !std::count(searched.begin(), searched.end(), name)) continue;
-        std::visit([&](auto* value) { *value = *std::get<decltype(value)>(before[i].value); }, options[i].value);
+        copy_value(before[i], options[i]);
         o.given.erase(name);
         names += (names.empty() ? "--" : ", --") + name;
     }
