@@ -211,11 +211,6 @@ inline std::pair<TokenType, int> read_shard_header(const MappedFile& file) {
     return {type, n};
 }
 
-inline const char* const mask_ending = ".mask";
-// For a data set that `prepare --resume` is writing: its progress file, and the ending of its unfinished files.
-inline const char* const resume_ending = ".resume.json";
-inline const char* const partial_ending = ".partial";
-
 // The name of a dataset without the ending of one of its files.
 inline std::string without_extension(const std::string& path) {
     for (const std::string ending : {".bin", ".idx", mask_ending, origin_ending})

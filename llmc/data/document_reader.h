@@ -26,7 +26,6 @@
 #include "../base/check.h"
 #include "../base/terminal.h"
 #include "../base/utf8.h"
-#include "dataset.h"
 #include "document_source.h"
 #include "encoding.h"
 #include "input_files.h"

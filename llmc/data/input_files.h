@@ -15,7 +15,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/terminal.h"
-#include "dataset.h"
+#include "tokenizer_identity.h"
 
 struct InputFile {
     std::string path;

@@ -102,7 +102,12 @@ struct DataOrigin {
     bool pairs = false;           // conversations are pairs of answers, the chosen one before the rejected one
 };
 
+// Endings of a data set's files, next to PREFIX.bin and PREFIX.idx (dataset.h).
 inline const char* const origin_ending = ".meta.json";
+inline const char* const mask_ending = ".mask";
+// For a data set that `prepare --resume` is writing: its progress file, and the ending of its unfinished files.
+inline const char* const resume_ending = ".resume.json";
+inline const char* const partial_ending = ".partial";
 
 inline std::string origin_text(const DataOrigin& o) {
     nlohmann::ordered_json j = {
