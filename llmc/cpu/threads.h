@@ -83,6 +83,12 @@ inline int cpu_quota() {
     return quota;
 }
 
+// The given number of threads, or OpenMP's default within the quota; for work on text.
+inline int thread_count(int asked) {
+    const int quota = cpu_quota(), all = omp_get_max_threads();
+    return asked > 0 ? asked : quota > 0 ? std::min(quota, all) : all;
+}
+
 // A rank's share of its machine's cores, given the cores that each rank there may use, including its own: the cores that only
 // it may use, and an equal part of the cores it shares with others.
 inline int share_of_cores(const std::vector<int>& mine, const std::vector<std::vector<int>>& ranks, int quota) {

@@ -45,7 +45,7 @@ inline bool wants_classifier(const CurateOptions& o) {
 
 // A list in the command's order: checks; then measuring a given model, or reading texts, training, the new model, its measures.
 inline int classifier_command(const CurateOptions& o) {
-    const int threads = thread_count(o.threads);
+    const int threads = cpu::thread_count(o.threads);
     const bool trains = !o.train_language.empty() || !o.train_quality.empty();
     if (!o.train_language.empty() && !o.train_quality.empty())
         fail_usage("--train-language and --train-quality train one classifier each; HINT: use two commands");

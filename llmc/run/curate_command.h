@@ -315,7 +315,7 @@ public:
 
     int run() {
         PassState state = begin();
-        const int threads = thread_count(o_.threads);
+        const int threads = cpu::thread_count(o_.threads);
         // Each pass but the last writes an intermediate set, which the next one reads. After an interruption the first one
         // resumes; the others start over.
         int passes_left = 1 + whole_.wanted() + mixing_.wanted();

@@ -12,11 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "../cpu/threads.h"
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/math.h"
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
+#include "../data/document_reader.h"
 #include "../data/tasks.h"
 #include "../data/tokenizer.h"
 #include "../model/arena.h"
@@ -24,7 +26,6 @@
 #include "../ops.h"
 #include "../parallel/ranks.h"
 #include "config.h"
-#include "text_commands.h"
 
 // The name and loss of each dataset that has samples; empty if there is only one dataset.
 inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
@@ -343,6 +344,30 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
         if (!o.json) table.print();
     }
     if (o.json) print_json(json);
+}
+
+// The tokens of a file's whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
+// tokenizer's template around it, and with special tokens recognised.
+inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
+    DocumentReader reader({{file}, "eval --text"});
+    std::vector<int> all;
+    std::vector<std::vector<int>> tokens;
+    const auto append = [&](const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); };
+    bool begins = true;
+    for_each_chunk(
+        reader, cpu::thread_count(threads), "preparing",
+        [&](const Chunk& chunk, size_t i) {
+            tokens[i].clear();
+            tokenizer.encode_append(chunk.text, tokens[i], true, chunk.continues);
+        },
+        [&](const Chunk& chunk, size_t i) {
+            if (begins) append(tokenizer.template_before());
+            append(tokens[i]);
+            if (chunk.ends_document) append(tokenizer.template_after());
+            begins = chunk.ends_document;
+        },
+        [&](size_t n) { tokens.resize(n); });
+    return all;
 }
 
 // The tokens of a whole text, which may be shorter than the model's sequence.

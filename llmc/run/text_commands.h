@@ -1,6 +1,5 @@
-// The commands that convert text to tokens on disk, or train a tokenizer on it: prepare, tokenizer; and the tokens of a file
-// for eval --text. Documents come from document_reader.h in batches of bounded size, all threads encode each batch, and results
-// are written in order.
+// The commands that convert text to tokens on disk, or train a tokenizer on it: prepare, tokenizer. Documents come from
+// document_reader.h in batches of bounded size, all threads encode each batch, and results are written in order.
 #pragma once
 #include <omp.h>
 
@@ -30,36 +29,6 @@ template <class Options>
 TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
     return {o.input,        reading,    o.json_keys,     split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
             o.allow_binary, o.encoding, o.skip_bad_files};
-}
-
-// The given number of threads, or OpenMP's default within the container's CPU limit.
-inline int thread_count(int asked) {
-    const int quota = cpu::cpu_quota(), all = omp_get_max_threads();
-    return asked > 0 ? asked : quota > 0 ? std::min(quota, all) : all;
-}
-
-// The tokens of a file's whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
-// tokenizer's template around it, and with special tokens recognised.
-inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
-    DocumentReader reader({{file}, "eval --text"});
-    std::vector<int> all;
-    std::vector<std::vector<int>> tokens;
-    const auto append = [&](const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); };
-    bool begins = true;
-    for_each_chunk(
-        reader, thread_count(threads), "preparing",
-        [&](const Chunk& chunk, size_t i) {
-            tokens[i].clear();
-            tokenizer.encode_append(chunk.text, tokens[i], true, chunk.continues);
-        },
-        [&](const Chunk& chunk, size_t i) {
-            if (begins) append(tokenizer.template_before());
-            append(tokens[i]);
-            if (chunk.ends_document) append(tokenizer.template_after());
-            begins = chunk.ends_document;
-        },
-        [&](size_t n) { tokens.resize(n); });
-    return all;
 }
 
 // For conversations, or pairs of answers, instead of texts: sets how they are read, and returns the encoder.
@@ -179,7 +148,7 @@ inline int prepare_command(const PrepareOptions& given) {
     };
     try {
         for_each_chunk(
-            reader, thread_count(o.workers), "preparing",
+            reader, cpu::thread_count(o.workers), "preparing",
             [&](const Chunk& chunk, size_t i) {
                 prepared[i].text.tokens.clear();  // keeps its memory
                 prepared[i].spelled = 0;
@@ -356,7 +325,7 @@ inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentR
 }
 
 inline int tokenizer_command(const TokenizerOptions& o) {
-    const int threads = thread_count(o.threads);
+    const int threads = cpu::thread_count(o.threads);
     DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
     if (!o.report.empty()) {
         for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
