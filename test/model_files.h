@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "../llmc/run/checkpoint.h"
-#include "../llmc/run/model_texts.h"
+#include "../llmc/checkpoint/checkpoint.h"
+#include "../llmc/checkpoint/model_texts.h"
 
 // Declare every tensor, then write each in the same order, then finish().
 class SafetensorsWriter {

@@ -3,11 +3,17 @@
 repository=$(realpath "$(dirname "$0")/..")
 . "$(dirname "$0")/lib.sh"
 
-# The floor of each room. Headers shared by two rooms on one floor are in a lower room; gpu/ may use cpu/'s host code.
-# Prints each include of FOLDER/llmc that goes up or sideways, and fails if there is one.
+# The rooms of FOLDER/llmc from the lowest up, as the table in its README lists them; . is the folder itself.
+rooms_of() {
+    sed -n '/^## The rooms/,/^## Reading/p' "$1/llmc/README.md" | grep '^|' | cut -d'|' -f2 | sed 's/.*ops\.inl.*/./' | grep -oE '[a-z]+/\]|`[a-z]+/`|^\.' |
+        tr -d '`/]'
+}
+# Prints each include of FOLDER/llmc that goes up or sideways, and fails if there is one. Headers shared by two rooms are in a
+# lower room; gpu/ may use cpu/'s host code.
 includes_go_down() {
-    local bad=0 file line target from to
-    local -A floor=([base]=1 [.]=2 [cpu]=3 [gpu]=4 [model]=5 [data]=6 [parallel]=7 [report]=8 [curate]=9 [run]=10)
+    local bad=0 floors=0 file line room target from to
+    local -A floor
+    while read -r room; do floor[$room]=$((++floors)); done < <(rooms_of "$repository")
     while IFS=: read -r file line; do
         target=$(realpath -m --relative-to="$1/llmc" "$(dirname "$file")/$(cut -d'"' -f2 <<<"$line")")
         file=$(realpath --relative-to="$1/llmc" "$file")
@@ -25,9 +31,9 @@ includes_go_down() {
 }
 expect "includes of llmc/ go down the rooms" includes_go_down "$repository"
 mkdir -p tree/llmc/base tree/llmc/run
-echo '#include "../run/config.h"' >tree/llmc/base/types.h
+echo '#include "../options/config.h"' >tree/llmc/base/types.h
 expect "an include that goes up is found" refused includes_go_down tree
-says "and named" "llmc/base/types.h includes run/config.h"
+says "and named" "llmc/base/types.h includes options/config.h"
 unnamed() { for room in "$repository"/llmc/*/; do grep -q "\`$(basename "$room")/\`" "$repository/llmc/README.md" || basename "$room"; done; }
 expect "each room stands in llmc/README.md" test -z "$(unnamed)"
 

@@ -7,8 +7,8 @@
 #include <random>
 #include <set>
 
-#include "../llmc/data/tokenizer.h"
-#include "../llmc/data/unigram_trainer.h"
+#include "../llmc/tokenizer/tokenizer.h"
+#include "../llmc/tokenizer/unigram_trainer.h"
 #include "files.h"
 
 namespace test_character_tokenizers {

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "../llmc/run/text_commands.h"
+#include "../llmc/commands/text_commands.h"
 #include "../llmc/data/dataloader.h"
 #include "files.h"
 

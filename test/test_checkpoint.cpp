@@ -4,7 +4,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "../llmc/run/training_state.h"
+#include "../llmc/checkpoint/training_state.h"
 #include "files.h"
 #include "model_files.h"
 #include "testing.h"

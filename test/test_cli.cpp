@@ -3,9 +3,9 @@
 
 #include <sstream>
 
-#include "../llmc/run/cli.h"
-#include "../llmc/run/hub.h"
-#include "../llmc/run/planner.h"
+#include "../llmc/options/cli.h"
+#include "../llmc/checkpoint/hub.h"
+#include "../llmc/plan/planner.h"
 #include "files.h"
 
 namespace test_cli {

@@ -4,8 +4,8 @@
 
 #include <random>
 
-#include "../llmc/data/document_reader.h"
-#include "../llmc/data/document_writer.h"
+#include "../llmc/text/document_reader.h"
+#include "../llmc/text/document_writer.h"
 #include "files.h"
 
 namespace test_documents {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <map>
 
-#include "../llmc/run/gguf_command.h"
+#include "../llmc/commands/gguf_command.h"
 #include "files.h"
 #include "model_files.h"
 #include "testing.h"

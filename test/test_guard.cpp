@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "../llmc/run/guard.h"
+#include "../llmc/plan/guard.h"
 #include "../llmc/base/json.h"
 #include "files.h"
 #include "testing.h"

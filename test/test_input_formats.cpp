@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "../llmc/data/document_reader.h"
+#include "../llmc/text/document_reader.h"
 #include "files.h"
 
 namespace test_input_formats {

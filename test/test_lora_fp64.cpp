@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "../llmc/run/merge.h"
+#include "../llmc/commands/merge.h"
 #include "trainer.h"
 #include "finite_differences.h"
 #include "model_files.h"

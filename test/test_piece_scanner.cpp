@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "../llmc/data/pre_tokenizer.h"
+#include "../llmc/tokenizer/pre_tokenizer.h"
 
 namespace test_piece_scanner {
 

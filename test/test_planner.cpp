@@ -4,13 +4,13 @@
 #include <cmath>
 #include <functional>
 
-#include "../llmc/run/cli.h"
-#include "../llmc/run/inference_plan.h"
-#include "../llmc/run/nccl_memory.h"
-#include "../llmc/run/planner.h"
-#include "../llmc/run/remedies.h"
-#include "../llmc/run/schedule.h"
-#include "../llmc/run/size_rule.h"
+#include "../llmc/options/cli.h"
+#include "../llmc/plan/inference_plan.h"
+#include "../llmc/plan/nccl_memory.h"
+#include "../llmc/plan/planner.h"
+#include "../llmc/plan/remedies.h"
+#include "../llmc/options/schedule.h"
+#include "../llmc/options/size_rule.h"
 #include "files.h"
 
 namespace test_planner {

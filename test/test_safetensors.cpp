@@ -7,7 +7,7 @@
 #include <memory>
 #include <tuple>
 
-#include "../llmc/run/checkpoint.h"
+#include "../llmc/checkpoint/checkpoint.h"
 #include "files.h"
 #include "model_files.h"
 #include "testing.h"

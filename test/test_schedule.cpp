@@ -2,8 +2,8 @@
 // of published runs.
 #include <gtest/gtest.h>
 
-#include "../llmc/run/energy.h"
-#include "../llmc/run/schedule.h"
+#include "../llmc/plan/energy.h"
+#include "../llmc/options/schedule.h"
 #include "../llmc/run/stragglers.h"
 #include "../llmc/run/time_budget.h"
 #include "files.h"

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "../llmc/base/json.h"
-#include "../llmc/run/schedule.h"
-#include "../llmc/run/skip.h"
+#include "../llmc/options/schedule.h"
+#include "../llmc/options/skip.h"
 #include "files.h"
 #include "testing.h"
 

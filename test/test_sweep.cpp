@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "../llmc/run/halving.h"
+#include "../llmc/plan/halving.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "../llmc/run/text_commands.h"
+#include "../llmc/commands/text_commands.h"
 #include "files.h"
 
 namespace test_text_commands {

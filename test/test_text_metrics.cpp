@@ -1,6 +1,6 @@
 // Similarity of texts to references: numbers of sacrebleu 2.6.0, rouge-score 0.1.2, NLTK 3.10.4 and SQuAD's script on texts
 // that are hard to tokenize (dev/interop/test_text_metrics.py --golden), and stopping.
-#include "../llmc/data/stopping_text.h"
+#include "../llmc/tokenizer/stopping_text.h"
 #include "../llmc/data/text_metrics.h"
 
 #include <gtest/gtest.h>

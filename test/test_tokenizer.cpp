@@ -9,8 +9,8 @@
 #include <random>
 #include <set>
 
-#include "../llmc/data/tokenizer.h"
-#include "../llmc/data/tokenizer_trainer.h"
+#include "../llmc/tokenizer/tokenizer.h"
+#include "../llmc/tokenizer/tokenizer_trainer.h"
 #include "files.h"
 
 namespace test_tokenizer {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "../../llmc/data/tokenizer.h"
+#include "../../llmc/tokenizer/tokenizer.h"
 
 int main(int argc, char** argv) try {
     if (argc != 5) fail_usage("encode_bench TOKENIZER FILE THREADS PASSES");

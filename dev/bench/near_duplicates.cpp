@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../../llmc/curate/near_duplicates.h"
-#include "../../llmc/data/document_reader.h"
+#include "../../llmc/text/document_reader.h"
 
 static double seconds(clockid_t clock) {
     timespec t;

@@ -4,7 +4,7 @@
 // (4 bytes each), the length of the decoded text (4 bytes), its bytes. prompt: recognize special tokens in the texts.
 #include <cstdio>
 
-#include "../../llmc/data/tokenizer.h"
+#include "../../llmc/tokenizer/tokenizer.h"
 
 static void run(int argc, char** argv) {
     if (argc < 4) fail_usage("usage: dump_tokens TOKENIZER TEXTS RESULT [prompt]");

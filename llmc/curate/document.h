@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "../data/json_scan.h"
+#include "../text/json_scan.h"
 
 struct Document {
     std::string text;

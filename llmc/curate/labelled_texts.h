@@ -14,7 +14,7 @@
 
 #include "../base/rng.h"
 #include "../base/terminal.h"
-#include "../data/document_reader.h"
+#include "../text/document_reader.h"
 #include "text_classifier.h"
 
 struct LabelledFile {

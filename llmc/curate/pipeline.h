@@ -20,8 +20,8 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/rng.h"
-#include "../data/document_reader.h"
-#include "../data/document_writer.h"
+#include "../text/document_reader.h"
+#include "../text/document_writer.h"
 #include "document.h"
 
 struct Stage {

@@ -36,7 +36,7 @@
 #include "../base/crc32c.h"
 #include "../base/file.h"
 #include "../base/utf8.h"
-#include "tokenizer_identity.h"
+#include "../tokenizer/tokenizer_identity.h"
 
 // ---- numbers in files ------------------------------------------------------------------------------------------------------
 template <class T>

@@ -45,9 +45,9 @@
 #include "../base/rng.h"
 #include "../base/terminal.h"
 #include "../base/unicode.h"
-#include "text_format.h"
+#include "../text/text_format.h"
 #include "text_metrics.h"
-#include "tokenizer.h"
+#include "../tokenizer/tokenizer.h"
 
 enum class TaskKind { choices, contexts, last_word, written };
 

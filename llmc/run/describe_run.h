@@ -15,14 +15,14 @@
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "../parallel/pipeline.h"
-#include "from_options.h"
-#include "guard.h"
-#include "machine.h"
-#include "nccl_memory.h"
-#include "planner.h"
-#include "remedies.h"
+#include "../plan/from_options.h"
+#include "../plan/guard.h"
+#include "../plan/machine.h"
+#include "../plan/nccl_memory.h"
+#include "../plan/planner.h"
+#include "../plan/remedies.h"
 #include "run.h"
-#include "run_directory.h"
+#include "../checkpoint/run_directory.h"
 
 // The end of the table's row on precision: tensors stored in fewer bits than fp32.
 inline std::string what_is_narrow(const Elements& gradients, const Elements& exp_avg, const Elements& exp_avg_sq) {

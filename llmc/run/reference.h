@@ -16,10 +16,10 @@
 #include "../base/safetensors.h"
 #include "../data/dataloader.h"
 #include "../parallel/ranks.h"
-#include "adapter.h"
-#include "from_options.h"
+#include "../checkpoint/adapter.h"
+#include "../plan/from_options.h"
 #include "run.h"
-#include "run_directory.h"
+#include "../checkpoint/run_directory.h"
 
 namespace detail {
 

@@ -13,10 +13,10 @@
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
 #include "../parallel/world.h"
-#include "config.h"
-#include "guard.h"
-#include "run_directory.h"
-#include "training_state.h"
+#include "../options/config.h"
+#include "../plan/guard.h"
+#include "../checkpoint/run_directory.h"
+#include "../checkpoint/training_state.h"
 
 // The problem with a checkpoint, or empty; each rank reads a share of it.
 inline std::string verify_together(World& world, const std::string& dir) {

@@ -21,8 +21,8 @@
 #include "../base/check.h"
 #include "../base/enum_table.h"
 #include "../base/terminal.h"
-#include "config.h"
-#include "training_state.h"
+#include "../options/config.h"
+#include "../checkpoint/training_state.h"
 
 // Seconds of --time-budget; 0: there is none.
 inline double time_budget_seconds(const TrainOptions& o) {

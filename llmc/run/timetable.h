@@ -11,9 +11,9 @@
 #include "../base/terminal.h"
 #include "../parallel/world.h"
 #include "../report/logger.h"
-#include "config.h"
+#include "../options/config.h"
 #include "stop.h"
-#include "training_state.h"
+#include "../checkpoint/training_state.h"
 
 // When the next checkpoint and the end of this process are due.
 class Timetable {

@@ -13,14 +13,14 @@
 #include "../parallel/training_memory.h"
 #include "../parallel/zero.h"
 #include "../report/logger.h"
-#include "config.h"
+#include "../options/config.h"
 #include "diagnostics.h"
-#include "from_options.h"
-#include "guard.h"
+#include "../plan/from_options.h"
+#include "../plan/guard.h"
 #include "memory_check.h"
-#include "schedule.h"
-#include "skip.h"
-#include "training_state.h"
+#include "../options/schedule.h"
+#include "../options/skip.h"
+#include "../checkpoint/training_state.h"
 
 // The history of earlier steps, the same on every rank. Checkpoints keep it: a resumed run decides as if it had not stopped.
 struct StepHistory {

@@ -12,11 +12,11 @@
 #include "../base/terminal.h"
 #include "../data/dataloader.h"
 #include "../report/logger.h"
-#include "guard.h"
-#include "machine.h"
+#include "../plan/guard.h"
+#include "../plan/machine.h"
 #include "run.h"
-#include "run_directory.h"
-#include "training_state.h"
+#include "../checkpoint/run_directory.h"
+#include "../checkpoint/training_state.h"
 
 inline RunInfo run_info(const Run& r) {
     RunInfo info;

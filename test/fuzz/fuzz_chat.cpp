@@ -2,7 +2,7 @@
 // reason why not, and each template that accepts it gives tokens with a mask of the same length.
 #include "fuzz.h"
 
-#include "../../llmc/data/chat_template.h"
+#include "../../llmc/tokenizer/chat_template.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Tokenizer tokenizer = Tokenizer::load("test/golden/tokenizer/gpt2.json");

@@ -1,7 +1,7 @@
 // config.json: an accepted file gives a model whose sizes fit their types, and is the same after writing and reading it.
 #include "fuzz.h"
 
-#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/checkpoint/checkpoint.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Files files;

@@ -3,7 +3,7 @@
 //   '1'  a byte n and the file after its counts: the numbers of tensors and values are prepended, n zeros of data appended
 #include "fuzz.h"
 
-#include "../../llmc/run/gguf_command.h"
+#include "../../llmc/commands/gguf_command.h"
 
 static void read_all(const std::string& path) {
     const GgufReader file(path);

@@ -2,7 +2,7 @@
 // read or it is refused, and a bad file never ends a folder that is read with --skip-bad-files.
 #include "fuzz.h"
 
-#include "../../llmc/data/document_reader.h"
+#include "../../llmc/text/document_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Files files;

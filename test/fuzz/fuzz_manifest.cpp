@@ -4,7 +4,7 @@
 
 #include "fuzz.h"
 
-#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/checkpoint/checkpoint.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Files files;

@@ -1,7 +1,7 @@
 // Parquet files: for any file, reading rows ends or is refused, and no byte outside of it is read.
 #include "fuzz.h"
 
-#include "../../llmc/data/parquet_documents.h"
+#include "../../llmc/text/parquet_documents.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Files files;

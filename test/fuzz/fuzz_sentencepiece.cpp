@@ -1,7 +1,7 @@
 // SentencePiece's .model files. After loading, a text is encoded and decoded, and every token is read.
 #include "fuzz.h"
 
-#include "../../llmc/data/tokenizer.h"
+#include "../../llmc/tokenizer/tokenizer.h"
 
 // Words, runs of spaces, several scripts, accents separate from their letters, invalid UTF-8, NUL, names of tokens.
 static const std::string text =

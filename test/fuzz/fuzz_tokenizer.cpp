@@ -3,7 +3,7 @@
 // decode.
 #include "fuzz.h"
 
-#include "../../llmc/data/tokenizer.h"
+#include "../../llmc/tokenizer/tokenizer.h"
 
 static std::string byte_tokens() {
     nlohmann::json tokens;

@@ -1,7 +1,7 @@
 // WARC files: for any records, reading ends or is refused; any page gives text in UTF-8 or is dropped.
 #include "fuzz.h"
 
-#include "../../llmc/data/warc.h"
+#include "../../llmc/text/warc.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Files files;

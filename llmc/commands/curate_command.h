@@ -1,0 +1,447 @@
+// train_gpt curate: converts raw text to training data. The stages are in llmc/curate/; this file builds them from the options,
+// runs them, and reports.
+//
+// The output directory holds data/part-00000.jsonl.zst and so on, curate.json (options, input, state, counts) and report.html;
+// other commands can read the folder data. The same command resumes an interrupted curation; with other options or another
+// input it fails, a finished output is never overwritten, and only this program's incomplete files are removed.
+#pragma once
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/terminal.h"
+#include "../curate/curate_report.h"
+#include "../curate/heuristics.h"
+#include "../curate/language.h"
+#include "../curate/mixing.h"
+#include "../curate/normalise.h"
+#include "../curate/pii.h"
+#include "../curate/pipeline.h"
+#include "../curate/quality.h"
+#include "../curate/whole_corpus.h"
+#include "../tokenizer/tokenizer.h"
+#include "classifier_command.h"
+#include "../options/config.h"
+#include "../checkpoint/hub.h"
+#include "text_commands.h"
+
+namespace curation {
+
+namespace fs = std::filesystem;
+
+// Rejects an output in a folder that one of the input's names contains, or matches as a pattern.
+inline void check_not_read(const std::string& output, const std::string& name) {
+    std::error_code error;
+    const fs::path place = fs::weakly_canonical(output, error), pattern = fs::absolute(name, error).lexically_normal();
+    const std::string folder = fs::weakly_canonical(name, error).string() + "/";
+    bool read = fs::is_directory(name, error) && begins_with(place.string(), folder);
+    if (!fs::exists(name, error))
+        for (fs::path p = fs::absolute(output, error).lexically_normal(); p.has_relative_path(); p = p.parent_path())
+            read |= fnmatch(pattern.c_str(), p.c_str(), FNM_PATHNAME) == 0;
+    if (read)
+        fail_usage("--output %s is inside --input %s, so a resumed curation would read its own output; HINT: another --output",
+                   output.c_str(), name.c_str());
+}
+
+// The files of --input, each with the source whose name matches it.
+inline PassInput find_input(const CurateOptions& o) {
+    PassInput input;
+    input.text = text_input(o, "curate --input", o.split_documents);
+    input.text.keep_fields = input.text.whole_documents = true;
+    if (o.normalize && input.text.encoding.empty()) input.text.encoding = "auto";
+    input.text.batch_bytes = (size_t)std::clamp<int64_t>(o.memory_limit / 16, 1 << 20, 16 << 20);
+    input.text.invalid_bytes_become = o.normalize ? "were removed and read as Windows-1252"
+                                                  : "were kept and became U+FFFD; HINT: --normalize reads Windows-1252";
+    TextInput one = input.text;
+    input.text.files.clear();
+    for (const std::string& name : o.input) {
+        one.files = {name};
+        const DocumentReader found(one);
+        for (const std::string& note : found.notes()) print_line(stderr, note);
+        input.is_converted |= found.converts();
+        for (const std::string& file : found.input().files) {
+            input.text.files.push_back(file);
+            input.source_of_file.push_back(input.sources.size());
+        }
+        input.sources.push_back(name);
+        check_not_read(o.output, name);
+    }
+    if (!o.near_duplicates.empty() && input.sources.size() >= 1 << 15)
+        fail_usage(
+            "--input has %zu names, and --near-duplicates treats each as a source; HINT: a folder, or a pattern in quotes",
+            input.sources.size());
+    return input;
+}
+
+inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
+    WholeCorpusOptions whole;
+    whole.exact = o.exact_duplicates;
+    whole.check();
+    whole.folded = o.exact_folded;
+    if (o.exact_folded && o.exact_duplicates.empty()) fail_usage("--exact-folded requires --exact-duplicates");
+    if (!o.near_duplicates.empty()) whole.near = NearDuplicateOptions::parse(o.near_duplicates);
+    whole.task_files = o.decontaminate;
+    return whole;
+}
+
+inline MixingOptions mixing_options(const CurateOptions& o) {
+    if (!o.weights.empty() && o.temperature != 1)
+        fail_usage("--weights and --temperature cannot be combined: either sets the shares");
+    MixingOptions mixing = {o.weights, o.temperature, (double)o.budget, (uint64_t)o.seed};
+    if (!o.tokenizer.empty() && !mixing.wanted()) fail_usage("--tokenizer requires --weights, --temperature or --budget");
+    return mixing;
+}
+
+// Rejects options that only affect a rule set or model that was not requested.
+inline void check_options_without_effect(const CurateOptions& o) {
+    const auto rules = [&](const char* set) { return std::count(o.heuristics.begin(), o.heuristics.end(), set) > 0; };
+    const struct {
+        const char *option, *counts_for;
+        bool is_given;
+    } rows[] = {{"stop-words", "--heuristics gopher", rules("gopher")},
+                {"bad-words", "--heuristics c4", rules("c4")},
+                {"min-language-score", "--language-model", !o.language_model.empty()},
+                {"min-quality-score", "--quality-model", !o.quality_model.empty()}};
+    for (const auto& row : rows)
+        if (o.given.count(row.option) && !row.is_given)
+            fail_usage("--%s has no effect without %s; HINT: add it, or omit --%s", row.option, row.counts_for, row.option);
+    if (o.given.count("min-quality-score") && o.quality_pareto)
+        fail_usage("--quality-pareto and --min-quality-score cannot be combined; HINT: give one of them");
+}
+
+inline std::vector<Stage> make_stages(const CurateOptions& o) {
+    check_options_without_effect(o);
+    std::vector<Stage> stages;
+    if (o.normalize) stages.push_back({"normalize", normalise});
+    if (!o.language_model.empty()) {
+        const auto filter = std::make_shared<LanguageFilter>(o.language_model, o.languages, o.min_language_score);
+        stages.push_back({"language", [filter](Document& d, Changes&) { return filter->apply(d); }});
+    } else if (!o.languages.empty()) fail_usage("--languages requires --language-model");
+    if (!o.heuristics.empty()) {
+        for (const std::string& set : o.heuristics)
+            if (set != "gopher" && set != "c4" && set != "fineweb")
+                fail_usage("--heuristics has '%s'; the sets of rules are gopher, c4, fineweb", set.c_str());
+        HeuristicOptions rules = {o.heuristics, o.set, o.stop_words, {}};
+        if (!o.bad_words.empty()) {
+            InputStream in(o.bad_words);
+            for (std::string line; in.read_line(line);) {
+                line.erase(line.find_last_not_of("\r\n") + 1);
+                if (!line.empty()) rules.bad_words.push_back(line);
+            }
+        }
+        const auto heuristics = std::make_shared<Heuristics>(rules);
+        stages.push_back({"heuristics", [heuristics](Document& d, Changes& c) { return heuristics->apply(d, c); }});
+    } else if (!o.set.empty()) fail_usage("--set requires --heuristics");
+    if (!o.quality_model.empty()) {
+        const bool pareto = o.quality_pareto.has_value();
+        const auto filter = std::make_shared<QualityFilter>(o.quality_model, pareto ? "pareto" : "threshold",
+                                                            pareto ? *o.quality_pareto : o.min_quality_score, (uint64_t)o.seed);
+        stages.push_back({"quality", [filter](Document& d, Changes&) { return filter->apply(d); }});
+    } else if (o.quality_pareto) fail_usage("--quality-pareto requires --quality-model");
+    if (!o.pii.empty()) {
+        PiiOptions kinds;
+        std::string names;
+        for (const PiiKind& kind : pii_kinds) {
+            if (!o.pii_kinds.empty()) *kinds.of(kind.name) = false;
+            names += (names.empty() ? "" : ", ") + std::string(kind.name);
+        }
+        for (const std::string& kind : o.pii_kinds) {
+            bool* const one = kinds.of(kind);
+            if (!one) fail_usage("--pii-kinds has '%s'; the kinds are %s", kind.c_str(), names.c_str());
+            *one = true;
+        }
+        kinds.private_addresses = o.pii_private_addresses;
+        kinds.drop = o.pii == "drop";
+        stages.push_back({"pii", [pii = Pii(kinds)](Document& d, Changes& c) { return pii.apply(d, c); }});
+    } else if (!o.pii_kinds.empty() || o.pii_private_addresses)
+        fail_usage("--pii-kinds and --pii-private-addresses require --pii mask or --pii drop");
+    return stages;
+}
+
+// Names, sizes and times of files.
+inline nlohmann::ordered_json describe_files(const std::vector<std::string>& names) {
+    auto files = nlohmann::ordered_json::array();
+    for (const std::string& file : names) {
+        std::error_code error;
+        const auto bytes = fs::file_size(file, error);
+        const int64_t modified = error ? 0 : (int64_t)fs::last_write_time(file, error).time_since_epoch().count();
+        files.push_back({{"file", file}, {"bytes", error ? -1 : (int64_t)bytes}, {"modified", modified}});
+    }
+    return files;
+}
+
+// The conditions for resuming a curation: all options except those that do not change the output, the files that they name, and
+// the input's files must be unchanged.
+inline nlohmann::json identity_of(const CurateOptions& o, const PassInput& input) {
+    nlohmann::ordered_json options = options_to_json(o);
+    for (const char* free : {"threads", "output", "memory-limit"}) options.erase(free);
+    std::vector<std::string> named = o.decontaminate;
+    for (const std::string* file : {&o.language_model, &o.quality_model, &o.bad_words})
+        if (!file->empty()) named.push_back(*file);
+    if (!o.tokenizer.empty()) named.push_back(Tokenizer::file_of(local_path(o.tokenizer)));
+    const nlohmann::ordered_json identity = {
+        {"options", options}, {"files of options", describe_files(named)}, {"input", describe_files(input.text.files)}};
+    return nlohmann::json::parse(json_text(identity));
+}
+
+// The intermediate set of earlier passes.
+inline void remove_work(const std::string& work) {
+    std::error_code error;
+    for (const char* folder : {"/documents", "/kept"}) {
+        for (const auto& entry : fs::directory_iterator(work + folder, error))  // a missing folder has no entries
+            if (entry.path().filename().string().rfind("part-", 0) == 0) fs::remove(entry.path(), error);
+        fs::remove(work + folder, error);
+    }
+    fs::remove(work, error);
+}
+
+// Rejects an input that differs from when the curation started. Files not reached yet may have been fixed.
+inline void check_same_input(const nlohmann::json& record, const nlohmann::json& now, const std::string& dir) {
+    const nlohmann::json &before = record["input"], state = record.value("state", nlohmann::json::object());
+    const size_t reached = state.value("file", (size_t)0);
+    bool same = before.is_array() && before.size() == now.size();
+    std::string changed;
+    for (size_t i = 0; same && i < now.size(); i++) {
+        for (const char* what : {"file", "bytes", "modified"})
+            if (strcmp(what, "file") == 0 || i <= reached)
+                same &= before[i].is_object() && before[i].value(what, nlohmann::json()) == now[i][what];
+        if (!same) changed = ": " + now[i]["file"].get<std::string>();
+    }
+    if (!same)
+        fail("the input of the curation in %s has changed since it started%s; HINT: start over with another --output",
+             dir.c_str(), changed.c_str());
+}
+
+// The record in OUTPUT/curate.json, or null before the start. Fails if it cannot be resumed.
+inline nlohmann::json find_record(const std::string& dir, const nlohmann::json& identity) {
+    const std::string path = dir + "/curate.json";
+    std::error_code error;
+    if (!fs::exists(path, error)) {
+        for (const auto& entry : fs::directory_iterator(dir, error))  // a missing folder has no entries
+            if (!is_unfinished(entry.path().filename().string()))
+                fail("%s is not empty and does not contain a curation; HINT: give another --output", dir.c_str());
+        return nullptr;
+    }
+    nlohmann::json record = parse_json(read_whole_file(path), path);
+    if (!record.is_object() || !record.contains("options") || !record.contains("input") || !record.contains("finished"))
+        fail("%s is not a record of a curation; HINT: give another --output", path.c_str());
+    if (const auto state = record.find("state"); state != record.end() && state->is_object() &&
+                                                 !record.value("finished", false) && state->value("documents", (int64_t)0) == 0)
+        return nullptr;  // empty
+    if (record.value("finished", false)) {
+        remove_work(dir + "/.work");  // if it was killed at its very end
+        fail("the curation in %s is finished and is not overwritten; HINT: give another --output", dir.c_str());
+    }
+    for (const auto& [name, value] : identity["options"].items())
+        if (const auto before = record["options"].value(name, nlohmann::json()); before != value && name != "max-bad-lines")
+            fail(
+                "the curation in %s started with --%s %s, now it is %s; HINT: resume it with the same options, or start over "
+                "with another --output",
+                dir.c_str(), name.c_str(), json_text(before).c_str(), json_text(value).c_str());
+    const nlohmann::json &now = identity["files of options"], before = record.value("files of options", now);
+    for (size_t i = 0; i < now.size(); i++)
+        if (!before.is_array() || i >= before.size() || before[i] != now[i])
+            fail("%s has changed since the curation in %s started; HINT: start over with another --output",
+                 now[i]["file"].get<std::string>().c_str(), dir.c_str());
+    check_same_input(record, identity["input"], dir);
+    return record;
+}
+
+// Sizes of the sources in bytes or tokens, their shares and epochs.
+inline void print_mixing(const std::vector<MixedSource>& sources, const char* unit) {
+    Table table;
+    table.section("mixing");
+    for (const MixedSource& s : sources)
+        table.row(s.name, format("%5.1f%%, %.2f epochs of %s %s", 100 * s.share, s.epochs, human_count(s.size).c_str(), unit));
+    table.print();
+}
+
+// The remaining documents and bytes after each stage, and each rule's counts.
+inline void print_summary(const Counts& counts) {
+    const auto share = [](int64_t part, int64_t whole) {
+        return format("%.1f%%", whole > 0 ? 100.0 * (double)part / (double)whole : 0.0);
+    };
+    Table table;
+    for (const StageCounts& s : counts.stages) {
+        table.section(format("%s: %s in, %s kept; %s in, %s kept (%s)", s.name.c_str(),
+                             counted(s.documents_in, "document").c_str(), with_commas(s.documents_kept).c_str(),
+                             human_bytes((double)s.bytes_in).c_str(), human_bytes((double)s.bytes_kept).c_str(),
+                             share(s.bytes_kept, s.bytes_in).c_str()));
+        for (const auto& [name, r] : s.rules) {
+            std::string did;
+            if (r.dropped > 0)
+                did = format("dropped %s, %s", counted(r.dropped, "document").c_str(),
+                             human_bytes((double)r.dropped_bytes).c_str());
+            if (r.changed > 0)
+                did += format("%schanged %s in %s", did.empty() ? "" : "; ", counted(r.places, "place").c_str(),
+                              counted(r.changed, "document").c_str());
+            table.row(name, did);
+        }
+    }
+    table.print();
+}
+
+// A curation from its options to its output.
+class Curation {
+public:
+    explicit Curation(const CurateOptions& o)
+        : o_(o),
+          stages_(make_stages(o)),
+          whole_(whole_corpus_options(o)),
+          mixing_(mixing_options(o)),
+          input_(find_input(o)),
+          identity_(identity_of(o, input_)),
+          data_(o.output + "/data"),
+          work_(o.output + "/.work") {
+        // Pages, tables and archives become text even without a stage.
+        if (stages_.empty() && !whole_.wanted() && !mixing_.wanted()) {
+            if (!input_.is_converted)
+                fail_usage(
+                    "there is nothing to do; HINT: --normalize and --heuristics gopher are stages; train_gpt curate --help "
+                    "lists all");
+            stages_.push_back({"text", [](Document&, Changes&) { return DocumentVerdict(); }});
+        }
+        // Detects errors that later passes would otherwise report after hours.
+        if (mixing_.wanted()) mix_sources(input_.sources, std::vector<double>(input_.sources.size(), 1), mixing_);
+        if (!o.tokenizer.empty()) tokenizer_.emplace(Tokenizer::load(local_path(o.tokenizer)));
+        for (const std::string& file : whole_.task_files) read_task(file);
+    }
+
+    int run() {
+        PassState state = begin();
+        const int threads = cpu::thread_count(o_.threads);
+        // Each pass but the last writes an intermediate set, which the next one reads. After an interruption the first one
+        // resumes; the others start over.
+        int passes_left = 1 + whole_.wanted() + mixing_.wanted();
+        const auto output = [&](const std::string& name) {
+            const bool last = --passes_left == 0;
+            PassOutput to = {
+                last ? data_ : work_ + "/" + name, last ? o_.output_format : intermediate_ending(), o_.shard_size, !last, {}};
+            make_directory(to.dir);
+            return to;
+        };
+        PassOutput to = output("documents");
+        to.save = [&](const PassState& s) { save(s); };
+        if (!state.finished) run_pass(input_, to, stages_, state, threads, "curating");
+        if (state.documents == 0) fail("the input is empty: no document was found in %s", o_.input[0].c_str());
+        Counts counts = state.counts;
+        if (whole_.wanted()) {
+            const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
+            WholeCorpus whole(whole_, work_, (size_t)o_.memory_limit);
+            whole.learn(from, threads);
+            to = output("kept");
+            state = PassState();
+            run_pass(from, to, whole.stages(), state, threads, "writing the remaining documents");
+            append(counts, state.counts);
+        }
+        if (mixing_.wanted()) {
+            const PassInput from = input_.shards_of(to.dir, to.ending, state.shards);
+            to = output("");
+            state = PassState();
+            run_pass(from, to, {mixing_stage(from, threads)}, state, threads, "mixing");
+            append(counts, state.counts);
+        }
+        end(counts, state.shards);
+        return 0;
+    }
+
+private:
+    // zstd if available in this build: the intermediate set is read up to three times.
+    static std::string intermediate_ending() {
+#ifdef HAVE_ZSTD
+        return "jsonl.zst";
+#else
+        return "jsonl";
+#endif
+    }
+    // Measures the remaining text of each source, and sets how often each document is repeated.
+    Stage mixing_stage(const PassInput& from, int threads) {
+        std::vector<double> sizes(from.sources.size());
+        std::vector<int64_t> batch;
+        for_each_document(
+            from, threads, tokenizer_ ? "counting tokens" : "measuring the sources",
+            [&](const Document& d, size_t i) {
+                batch[i] = (int64_t)(tokenizer_ ? tokenizer_->encode(d.text).size() : d.text.size());
+            },
+            [&](const Document& d, size_t i) { sizes[d.source] += (double)batch[i]; }, [&](size_t n) { batch.resize(n); });
+        mixed_ = mix_sources(from.sources, sizes, mixing_);
+        return {"mixing", [this](Document& d, Changes& changes) -> DocumentVerdict {
+                    const int copies = copies_of(d.number, mixed_[d.source].epochs, mixing_.seed);
+                    if (copies == 0) return {false, "left-out", format("%.3g epochs of its source", mixed_[d.source].epochs)};
+                    d.copies = copies;
+                    if (copies > 1) changes.push_back({"repeated", copies - 1});
+                    return {};
+                }};
+    }
+    static void append(Counts& counts, const Counts& more) {
+        counts.stages.insert(counts.stages.end(), more.stages.begin(), more.stages.end());
+        counts.after = more.after;
+    }
+    void run_pass(const PassInput& from, const PassOutput& to, const std::vector<Stage>& stages, PassState& state, int threads,
+                  const char* label) {
+        CurationPass(from, to, stages, o_.samples, (uint64_t)o_.seed).run(state, threads, label);
+    }
+    void write_record(nlohmann::ordered_json record) const {
+        for (const auto& [name, value] : identity_.items()) record[name] = value;
+        write_file_atomically(o_.output + "/curate.json", json_text(record, 1) + "\n");
+    }
+    void save(const PassState& s) const { write_record({{"finished", false}, {"state", to_json(s)}}); }
+
+    // The state of an interrupted curation, or a new one.
+    PassState begin() {
+        make_directory(o_.output);
+        lock_.emplace(o_.output);
+        const nlohmann::json record = find_record(o_.output, identity_);
+        PassState state;
+        for (const std::string& dir : {data_, work_ + "/documents"}) remove_unfinished_in(dir, "part-");
+        if (record.is_null()) {
+            save(state);
+            return state;
+        }
+        state = pass_state_from_json(record.value("state", nlohmann::json()), o_.output + "/curate.json");
+        print_line(stderr, format("continuing the curation in %s after %s, %s", o_.output.c_str(),
+                                  counted(state.documents, "document").c_str(), counted(state.shards, "output file").c_str()));
+        return state;
+    }
+    void end(const Counts& counts, int shards) {
+        const fs::path name = fs::path(o_.output + "/.").lexically_normal().parent_path().filename();
+        write_file_atomically(o_.output + "/report.html",
+                              render_report(counts, "Curation: " + name.string(), identity_["options"]));
+        write_record({{"finished", true}, {"shards", shards}, {"counts", to_json(counts)}});
+        remove_work(work_);
+        print_summary(counts);
+        if (!mixed_.empty()) print_mixing(mixed_, o_.tokenizer.empty() ? "bytes" : "tokens");
+        print_line(stdout, format("%s: %s; %s/report.html shows the dropped documents", data_.c_str(),
+                                  counted(shards, "output file").c_str(), o_.output.c_str()));
+    }
+
+    const CurateOptions& o_;
+    std::vector<Stage> stages_;
+    WholeCorpusOptions whole_;
+    std::optional<const Tokenizer> tokenizer_;  // counts tokens for mixing_
+    MixingOptions mixing_;
+    PassInput input_;
+    nlohmann::json identity_;
+    std::string data_, work_;
+    std::optional<DirectoryLock> lock_;  // of the output
+    std::vector<MixedSource> mixed_;
+};
+
+}  // namespace curation
+
+inline int curate_command(const CurateOptions& o) {
+    if (wants_classifier(o)) return classifier_command(o);
+    if (o.input.empty()) fail_usage("there is no text to read; HINT: --input FILE|DIR ...");
+    if (o.output.empty()) fail_usage("the output is missing; HINT: --output DIR");
+    if (const std::filesystem::path path(o.output);
+        path.extension() == ".jsonl" || path.extension() == ".zst" || path.extension() == ".gz")
+        fail_usage("--output %s names a file; it must be a directory, for several files; HINT: --output clean",
+                   o.output.c_str());
+    return curation::Curation(o).run();
+}

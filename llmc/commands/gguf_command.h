@@ -1,0 +1,312 @@
+// train_gpt export --gguf FILE: saves a model as one file for llama.cpp; train_gpt import --gguf FILE: converts such a file to
+// a model directory. Tensor by tensor, in single precision in between: only the file's type loses precision.
+//   gguf_model.h        names of the configuration and tensors
+//   gguf_tokenizer.h    the tokenizer
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/file.h"
+#include "../base/terminal.h"
+#include "../base/utf8.h"
+#include "../tokenizer/gguf_tokenizer.h"
+#include "../model/gguf.h"
+#include "../model/gguf_model.h"
+#include "../checkpoint/checkpoint.h"
+#include "../options/config.h"
+#include "../checkpoint/model_texts.h"
+#include "../checkpoint/run_directory.h"
+
+namespace detail {
+
+// The configuration in GGUF's form. A window that the architecture lacks is dropped, and sequences are limited to its length.
+inline ModelConfig config_for_gguf(ModelConfig c, const GgufArchitecture& a) {
+    if (c.window != 0 && a.window_interval == 0) {
+        if (c.window < c.T) {
+            print_line(stderr, format("note: llama.cpp has no sliding window for %s: the context is limited to the window's %d "
+                                      "tokens, where the model is the same",
+                                      a.name, c.window));
+            c.T = c.window;
+        }
+        c.window = c.full_interval = 0;
+    }
+    check_gguf_says(c, a);
+    return c;
+}
+
+// The type of the model's own files, which loses nothing of the matrices.
+inline GgufType type_of_files(const TensorSource& source, const ParameterTable& table) {
+    const std::string dtype = source.get(table.rows[0], table.rows[0].hf[0]).dtype;
+    return dtype == "BF16" ? GgufType::BF16 : dtype == "F16" ? GgufType::F16 : GgufType::F32;
+}
+
+// Our tensor `rows` as a tensor of the file.
+inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& spec, const GgufPart& part,
+                                        const std::vector<float>& ours) {
+    const auto first = ours.begin() + (std::ptrdiff_t)((size_t)part.row * spec.cols);
+    std::vector<float> rows(first, first + (std::ptrdiff_t)((size_t)part.rows * spec.cols));
+    if (part.paired_heads > 0) reorder_pairs(&*first, rows.data(), part, spec.cols, false);
+    if (is_one_more(c, spec))
+        for (float& x : rows) x += 1;
+    return rows;
+}
+
+// Finds the tokens that end a turn and a message: the end of an answer in the model's chat template, if known, and the first
+// other end token in config.json and generation_config.json, which also ends a text in llama.cpp.
+inline void find_ends(GgufTokenizer& t, const std::string& dir) {
+    const auto tokenizer = usable_tokenizer(dir);
+    if (!tokenizer) return;
+    t.eot = turn_end_of(*tokenizer, t.chat_template);
+    try {
+        for (const int id : model_texts(dir, tokenizer.get()).end_ids)
+            if (id >= 0 && id < (int)t.tokens.size() && id != t.eos && id != t.eot && t.eom < 0) t.eom = id;
+    } catch (const Error& e) {
+        print_line(stderr, format("warning: of the end-of-text tokens only the tokenizer's are written: %s", e.what()));
+    }
+}
+
+inline void write_gguf(const std::string& path, const ModelConfig& c, const GgufArchitecture& a, GgufType type,
+                       const GgufTokenizer& tokenizer, const TensorSource& source, const std::string& name) {
+    const ParameterTable table(c);
+    GgufHeader header;
+    header.add("general.architecture", a.name);
+    header.add("general.type", "model");
+    if (!name.empty()) header.add("general.name", name);
+    const nlohmann::ordered_json metadata = gguf_metadata(c, a);
+    for (const auto& [key, value] : metadata.items())
+        if (key != "general.architecture") header.add(key, nlohmann::json(value));
+    header.add("general.quantization_version", 2);
+    header.add("general.file_type", gguf_type(type).file_type);
+    add_tokenizer(header, tokenizer);
+    struct Written {
+        const TensorSpec* spec;
+        GgufPart part;
+        GgufType type;
+    };
+    std::vector<Written> all;
+    for (const TensorSpec& spec : table.rows)
+        for (const GgufPart& part : gguf_parts(c, a, spec)) all.push_back({&spec, part, gguf_type_of(spec, type)});
+    if (c.tied && a.needs_output) {
+        all.push_back(all[0]);
+        all.back().part.name = "output.weight";
+    }
+    for (const Written& w : all) {
+        const bool vector = w.spec->vector();
+        header.add_tensor(w.part.name, w.type,
+                          vector ? std::vector<int64_t>{w.part.rows} : std::vector<int64_t>{w.part.rows, w.spec->cols});
+    }
+    const bool scaled = c.rope_scaling.type == RopeScaling::Type::llama3;
+    const std::vector<float> factors = scaled ? rope_factors(c) : std::vector<float>{};
+    if (scaled) header.add_tensor(gguf_rope_factors, GgufType::F32, {(int64_t)factors.size()});
+    const std::string start = header.bytes();
+    FileWriter file(path);
+    file.write(start);
+    Progress progress("writing " + path, (int64_t)(start.size() + header.data_bytes()), "bytes");
+    std::vector<float> ours;
+    std::string bytes;
+    const TensorSpec* read = nullptr;
+    for (const Written& w : all) {
+        if (read != w.spec) {
+            read = w.spec;
+            ours.resize(read->size());
+            source.read(*read, ours.data());
+        }
+        const std::vector<float> rows = rows_for_gguf(c, *w.spec, w.part, ours);
+        const GgufTypeRow& row = gguf_type(w.type);
+        bytes.assign(rows.size() / row.elements * row.bytes, '\0');
+        if (!quantize(w.type, rows.data(), rows.size(), bytes.data()))
+            fail("%s has numbers that %s cannot hold; HINT: --type bf16 has the range of fp32", w.spec->hf[0].name.c_str(),
+                 row.name);
+        bytes.append(GgufHeader::padding(bytes.size()), '\0');
+        file.write(bytes);
+        progress.update((int64_t)file.written());
+    }
+    bytes.assign((const char*)factors.data(), factors.size() * sizeof(float));
+    bytes.append(GgufHeader::padding(bytes.size()), '\0');
+    file.write(bytes);
+    file.commit();
+    progress.finish();
+}
+
+// Assembles our tensor from the file's, as the file's configuration describes.
+inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchitecture& a, const GgufReader& file,
+                                         const TensorSpec& spec) {
+    std::vector<float> ours(spec.size()), rows;
+    for (const GgufPart& part : gguf_parts(c, a, spec)) {
+        const GgufTensor* t = file.find(part.name);
+        if (!t) fail("%s has no tensor '%s', which a %s model needs", file.path().c_str(), part.name.c_str(), a.name);
+        const std::vector<int64_t> shape =
+            spec.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, spec.cols};
+        if (t->shape != shape)
+            fail("%s: tensor '%s' has shape %s; its configuration requires %s", file.path().c_str(), part.name.c_str(),
+                 shape_string(t->shape).c_str(), shape_string(shape).c_str());
+        rows.resize(t->elements);
+        file.read(*t, rows.data());
+        if (!all_finite(rows.data(), rows.size()))
+            fail("%s: tensor '%s' holds numbers that are not finite; HINT: download or copy it again", file.path().c_str(),
+                 part.name.c_str());
+        if (is_one_more(c, spec))
+            for (float& x : rows) x -= 1;
+        float* const first = ours.data() + (size_t)part.row * spec.cols;
+        if (part.paired_heads > 0) reorder_pairs(rows.data(), first, part, spec.cols, true);
+        else std::copy(rows.begin(), rows.end(), first);
+    }
+    return ours;
+}
+
+// The elements of HfTensor t, in its layout, from ours.
+template <class E>
+std::string in_file_layout(const TensorSpec& spec, const HfTensor& t, const std::vector<float>& ours) {
+    std::string bytes((size_t)t.rows * spec.whole_cols * sizeof(E), '\0');
+    for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
+        for (size_t k = 0; k < n; k++) {
+            const auto x = (E)ours[at + k * stride];
+            memcpy(bytes.data() + (in_file + k) * sizeof(E), &x, sizeof(E));
+        }
+    });
+    return bytes;
+}
+
+// True if BF16 loses nothing.
+inline bool fits_bf16(const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a) {
+    for (const TensorSpec& spec : ParameterTable(c).rows) {
+        bool is_bf16 = true;
+        for (const GgufPart& part : gguf_parts(c, a, spec)) {
+            const GgufTensor* t = file.find(part.name);
+            if (t && t->type != GgufType::BF16 && t->type != GgufType::F32) return false;
+            is_bf16 &= t && t->type == GgufType::BF16;
+        }
+        if (is_bf16) continue;
+        for (const float x : rows_from_gguf(c, a, file, spec))
+            if ((float)bf16(x) != x) return false;
+    }
+    return true;
+}
+
+template <class E>
+void write_weights_of_gguf(const std::string& dir, const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a,
+                           WrittenFiles& written) {
+    const ParameterTable table(c);
+    const TensorFiles files(dir + "/model.safetensors", table, dtype_of<E>);
+    files.create(written);
+    PieceWriter writer(files, written);
+    Progress progress("reading " + file.path(), (int64_t)table.trained, "parameters");
+    int64_t done = 0;
+    for (const TensorSpec& spec : table.rows) {
+        const std::vector<float> ours = rows_from_gguf(c, a, file, spec);
+        for (const HfTensor& t : spec.hf) {
+            const TensorFiles::Place place = files.place(t.name);
+            const std::string bytes = in_file_layout<E>(spec, t, ours);
+            for (size_t at = 0, n; at < bytes.size(); at += n) {
+                n = std::min(PieceWriter::most, bytes.size() - at);
+                memcpy(writer.at(place.file, place.offset + at, n), bytes.data() + at, n);
+            }
+        }
+        progress.update(done += (int64_t)ours.size());
+    }
+    writer.finish();
+    progress.finish();
+}
+
+// Rejects tensors that the model does not have: the file is for another model.
+inline void check_no_other_tensors(const GgufReader& file, const ModelConfig& c, const GgufArchitecture& a) {
+    std::set<std::string> known;
+    for (const TensorSpec& spec : ParameterTable(c).rows)
+        for (const GgufPart& part : gguf_parts(c, a, spec)) known.insert(part.name);
+    for (const GgufTensor& t : file.tensors())
+        if (!known.count(t.name) && !(c.tied && t.name == "output.weight") && t.name != gguf_rope_factors)
+            fail("%s contains the tensor '%s', which a %s model does not have", file.path().c_str(), t.name.c_str(), a.name);
+}
+
+// Architectures that cannot tie the head store the embedding twice.
+inline bool same_head(const GgufReader& file) {
+    const GgufTensor *head = file.find("output.weight"), *embedding = file.find("token_embd.weight");
+    return head && embedding && head->type == embedding->type && head->shape == embedding->shape &&
+           memcmp(head->data, embedding->data, head->elements / gguf_type(head->type).elements * gguf_type(head->type).bytes) ==
+               0;
+}
+
+}  // namespace detail
+
+inline int import_command(const ImportOptions& o) {
+    namespace fs = std::filesystem;
+    if (o.gguf.empty()) fail_usage("the file to read is missing; HINT: --gguf FILE.gguf");
+    if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
+    const std::string out = without_trailing_slashes(o.out);
+    if (fs::exists(fs::symlink_status(out))) fail("%s exists; HINT: give the name of a directory that does not", out.c_str());
+    const GgufReader file(o.gguf);
+    const GgufArchitecture& a = gguf_architecture(file.metadata(), o.gguf);
+    ModelConfig c = gguf_config(file.metadata(), o.gguf, [&](const std::string& name) { return file.find(name) != nullptr; });
+    if (a.needs_output && detail::same_head(file)) c.tied = true;
+    check_config(c);
+    if (const GgufTensor* t = file.find(gguf_rope_factors)) {
+        std::vector<float> factors(t->elements);
+        file.read(*t, factors.data());
+        c.rope_scaling = scaling_of_factors(c, factors, o.gguf);
+    }
+    c = canonical(c);
+    pad_vocabulary(c, 1);
+    detail::check_no_other_tensors(file, c, a);
+    const GgufTokenizer tokenizer = o.weights_only ? GgufTokenizer{} : read_gguf_tokenizer(file.metadata(), o.gguf);
+    const bool as_bf16 = detail::fits_bf16(file, c, a);
+    ModelTexts texts;
+    texts.dtype = as_bf16 ? "bfloat16" : "float32";
+    texts.files = hf_tokenizer_files(tokenizer, c.T);
+    texts.has_tokenizer = !tokenizer.model.empty();
+    struct Role {
+        const char* name;
+        int id;
+    };
+    for (const auto& [name, id] : {Role{"bos_token_id", tokenizer.bos}, {"pad_token_id", tokenizer.pad}})
+        if (id >= 0) texts.ids[name] = id;
+    std::vector<int>& ends = texts.end_ids;
+    for (const int id : {tokenizer.eos, tokenizer.eot, tokenizer.eom})
+        if (id >= 0 && std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
+    if (ends.size() == 1) texts.ids["eos_token_id"] = ends[0];
+    else if (!ends.empty()) texts.ids["eos_token_id"] = ends;
+
+    const NewDirectory directory(out);
+    directory.write([&](WrittenFiles& written) {
+        write_model_texts(directory.path(), c, texts, written);
+        if (texts.has_tokenizer) Tokenizer::load(directory.path()).fit(c.V, true);
+        if (as_bf16) detail::write_weights_of_gguf<bf16>(directory.path(), file, c, a, written);
+        else detail::write_weights_of_gguf<float>(directory.path(), file, c, a, written);
+    });
+    print_line(stdout, format("%s: a %s model in %s, %s", out.c_str(), c.family.c_str(), as_bf16 ? "BF16" : "F32",
+                              texts.has_tokenizer ? "tokenizer included" : "without a tokenizer"));
+    return 0;
+}
+
+inline int export_command(World& world, const ExportOptions& o) {
+    namespace fs = std::filesystem;
+    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
+    if (o.gguf.empty())
+        fail_usage("there is nothing to write; HINT: --gguf FILE.gguf, or --out DIR for a copy without the training state");
+    if (o.gguf == "-") fail_usage("--gguf - is not supported: tensors are not written sequentially; HINT: --gguf FILE.gguf");
+    if (fs::exists(fs::symlink_status(o.gguf)) && !o.overwrite)
+        fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());
+    const std::string dir = model_directory(o.model);
+    ModelConfig c = read_config(dir);
+    note_unknown_keys(dir);
+    check_config(c);
+    check_weights(world, dir);
+    pad_vocabulary(c, 1);
+    const GgufArchitecture& a = gguf_architecture_of(c);
+    const TensorSource source(dir, c);
+    ModelConfig written = detail::config_for_gguf(c, a);
+    GgufType type = detail::type_of_files(source, ParameterTable(c));
+    for (const GgufTypeRow& row : gguf_types())
+        if (lower_ascii(row.name) == o.type) type = (GgufType)row.id;
+    GgufTokenizer tokenizer = o.weights_only ? GgufTokenizer{} : read_hf_tokenizer(dir, c.V);
+    if (!tokenizer.model.empty()) detail::find_ends(tokenizer, dir);
+    const std::string name = fs::path(fs::absolute(o.model).lexically_normal()).filename().string();
+    detail::write_gguf(o.gguf, written, a, type, tokenizer, source, name);
+    print_line(stdout,
+               format("%s: %s of architecture %s, %s, %s", o.gguf.c_str(), human_bytes((double)fs::file_size(o.gguf)).c_str(),
+                      a.name, gguf_type(type).name, tokenizer.model.empty() ? "without a tokenizer" : "tokenizer included"));
+    return 0;
+}

@@ -1,0 +1,105 @@
+// Adapters merged into their matrices: W + (alpha / r) B A (lora.h), for models to be used without adapters (train_gpt export
+// --merge).
+#pragma once
+#include <vector>
+
+#include "../cpu/parallel.h"
+#include "../model/adapters.h"
+#include "../parallel/shard.h"
+#include "../checkpoint/adapter.h"
+#include "../checkpoint/training_state.h"
+#include "../checkpoint/checkpoint.h"
+#include "../checkpoint/model_texts.h"
+
+// Adds the adapters of c, laid out by trained_table(c, model.part), to the weights of the model, laid out by `model`: the part
+// of one tensor-parallel rank, some layers or all.
+template <class E>
+void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weights, const E* adapters) {
+    const ParameterTable table = trained_table(c, model.part);
+    size_t row = 0;
+    detail::walk_adapters(c, model.part, [&](const TensorSpec&, const TensorSpec&, const LoraLayer& layer) {
+        const E *a = adapters + table.rows[row].offset, *b = adapters + table.rows[row + 1].offset;
+        const TensorSpec& w = model.rows[layer.of];
+        row += 2;
+        for (int k = 0; k < layer.rows.blocks; k++) {
+            const LoraRows::Block& block = layer.rows.block[k];
+            const size_t rank = (size_t)layer.rows.rank, cols = (size_t)w.cols;
+            cpu::parallel_for(block.rows, [&](int r) {
+                E* to = weights + w.offset + (size_t)(block.row + r) * cols;
+                for (size_t i = 0; i < rank; i++) {
+                    const E factor = layer.scale * b[(size_t)(block.packed + r) * rank + i];
+                    const E* from = a + ((size_t)block.part * rank + i) * cols;
+                    for (size_t j = 0; j < cols; j++) to[j] += factor * from[j];
+                }
+            });
+        }
+    });
+}
+
+// train_gpt export --model DIR --out NEW: the files of a model or of adapters, without the state of their training (training/,
+// ema/): a directory to upload.
+inline int export_model_files(World& world, const ExportOptions& o) {
+    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
+    const std::string dir = model_directory(o.model);
+    if (!is_adapter(dir)) check_config(read_config(dir));
+    if (file_exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
+    check_weights(world, dir);
+    const NewDirectory directory(o.out);
+    size_t bytes = 0;
+    directory.write([&](WrittenFiles& written) {
+        for (const std::string& name : names_in(dir)) {
+            if (name == manifest_name || !is_regular(dir + "/" + name)) continue;
+            const MappedFile file(dir + "/" + name);
+            written.write(directory.path() + "/" + name, file.text());
+            bytes += file.size();
+        }
+    });
+    print_line(stdout, format("%s: the files of %s, %s", o.out.c_str(), dir.c_str(), human_bytes((double)bytes).c_str()));
+    return 0;
+}
+
+// train_gpt export --merge: the model with the adapters in its matrices, as a directory that transformers opens. Layer by
+// layer, so that the memory is the largest layer's in fp32. A model in fp32 or fp16, whose weights bf16 would round, is
+// exported in fp32.
+inline int export_merged(World& world, const ExportOptions& o) {
+    if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
+    if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
+    const AdaptedModel found = find_model(world, o);
+    if (found.c.virtual_tokens.on())
+        fail("%s contains virtual tokens, which cannot be merged into matrices; HINT: --adapter with the model",
+             found.adapter.c_str());
+    if (std::filesystem::exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
+    PhaseStatus phase;
+    phase.begin("merging " + found.adapter + " into " + found.dir);
+    ModelConfig c = found.c;
+    pad_vocabulary(c, 1);
+    const ModelConfig plain = without_adapters(c);
+    const NewDirectory directory(o.out);
+    directory.write([&](WrittenFiles& written) {
+        const bool finer = finer_than_floatX(found.dir);
+        ModelTexts texts = adapted_texts(found.dir, usable_tokenizer(found.dir).get(), found.adapter);
+        if (finer) texts.dtype = "float32";
+        write_model_texts(directory.path(), plain, texts, written);
+        const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain),
+                                finer ? dtype_of<real> : dtype_of<floatX>);
+        files.create(written);
+        for (int layer = 0; layer < c.L; layer++) {
+            Part part;
+            part.layers = {layer};
+            part.first = layer == 0;
+            part.last = layer == c.L - 1;
+            const ParameterTable model(plain, part), adapters = trained_table(c, part);
+            std::vector<real> weights(model.size), low_rank(adapters.size);
+            read_tensors(found.dir, plain, model, weights.data());
+            read_tensors(weights_path(found.adapter, c), c, adapters, low_rank.data());
+            merge_adapters(c, model, weights.data(), low_rank.data());
+            const Shards whole(model, {}, false, model.size);
+            const std::vector<Range> all = whole.counted(model, {});
+            if (finer) write_parts(files, model, whole, all, written, [&](size_t i) { return weights[i]; });
+            else write_parts(files, model, whole, all, written, [&](size_t i) { return (floatX)weights[i]; });
+        }
+    });
+    phase.done();
+    printf("%s contains the merged model\n", o.out.c_str());
+    return 0;
+}

@@ -1,0 +1,183 @@
+// The progress of `prepare --resume`: PREFIX.resume.json next to PREFIX.bin.partial and PREFIX.idx.partial, saved every few
+// seconds and when the run ends with an error. A later run of the same command resumes after the last document on disk.
+#pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/crc32c.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/terminal.h"
+#include "../data/dataset.h"
+#include "../text/document_reader.h"
+#include "../options/config.h"
+
+struct PrepareCounts {
+    int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0, learned = 0;
+};
+
+class PrepareState {
+public:
+    // Starts or resumes: when resuming, the reader starts where the last run stopped, and `counts` has that run's counts.
+    // frame: the tokens that the tokenizer and the template put around any text.
+    PrepareState(const PrepareOptions& o, const std::string& tokenizer_hash, const std::vector<int>& frame,
+                 DocumentReader& reader, PrepareCounts& counts)
+        : prefix_(o.output_prefix), path_(prefix_ + resume_ending), reader_(reader), counts_(counts) {
+        if (!reader.only_files()) fail_usage("--resume needs files: a pipe cannot be read again");
+        nlohmann::ordered_json same;
+        same["input files"] = reader.input().files;
+        same["tokenizer"] = tokenizer_hash;
+        same["end of documents or template of conversations"] = frame;
+        same["options"] = {o.split_documents,      o.json_keys, o.format,       o.on_bad_line, o.allow_binary, o.no_append_eod,
+                           o.parse_special_tokens, o.chat,      o.chat_template};
+        if (o.preference) same["options"].push_back("preference");
+        if (!o.encoding.empty()) same["options"].push_back("encoding " + o.encoding);
+        if (o.skip_bad_files) same["options"].push_back("skip-bad-files");
+        same_ = nlohmann::json::parse(json_text(same));
+        if (file_exists(path_)) {
+            undo_renames();
+            load();
+        }
+    }
+    const TokenDatasetWriter::Kept& kept() const { return kept_; }
+    // True if the last run was killed after its data were complete, with only this file remaining.
+    bool is_complete() const {
+        namespace fs = std::filesystem;
+        const auto there = [&](const std::string& ending) { return file_exists(prefix_ + ending); };
+        for (const std::string ending : {".bin", ".idx", mask_ending})
+            if (there(ending + partial_ending)) return false;
+        if (kept_.documents == 0 || !there(".idx") || fs::last_write_time(prefix_ + ".idx") < fs::last_write_time(path_))
+            return false;
+        const TokenDataset data = TokenDataset::open(prefix_);
+        return data.n_documents() >= kept_.documents && data.tokenizer().hash == same_["tokenizer"];
+    }
+
+    // True if this is the last document of the resumed run, read again: it shows that the text before the position is
+    // unchanged.
+    bool is_known(const Chunk& chunk) {
+        if (last_.empty()) return false;
+        if (chunk.file != file_ || chunk.number + 1 != chunk_ || hash_of(chunk.text) != last_) refuse_changed();
+        last_.clear();
+        return true;
+    }
+    // At the end of the input: fails if it ended before that document.
+    void check_reached() const {
+        if (!last_.empty()) refuse_changed();
+    }
+    // After a document was written: updates the state, and saves it every few seconds.
+    void done(const Chunk& chunk, TokenDatasetWriter& writer) {
+        file_ = chunk.file;
+        chunk_ = chunk.number + 1;
+        before_ = chunk.before;
+        written_ = hash_of(chunk.text);
+        done_ = counts_;
+        kept_ = writer.place();
+        if (monotonic_seconds() - saved_at_ > 5) save(writer);
+    }
+    // Saves the position after the last completed document. The writer's later data are written again when the run resumes.
+    void save(TokenDatasetWriter& writer) {
+        writer.keep();
+        nlohmann::ordered_json j;
+        j["same"] = same_;
+        j["files"] = read_files(file_);
+        j["at"] = {(int64_t)file_, chunk_};
+        j["last"] = written_;
+        j["judged"] = {before_.odd.bytes, before_.odd.nul, before_.odd.invalid, before_.lines, before_.bad, before_.bad_of_all};
+        j["kept"] = {kept_.documents, kept_.tokens, kept_.bin_bytes, kept_.idx_bytes};
+        j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.learned};
+        write_file_atomically(path_, json_text(j) + "\n");
+        saved_at_ = monotonic_seconds();
+    }
+    void finish() const { unlink(path_.c_str()); }
+
+private:
+    [[noreturn]] void refuse_changed() const {
+        fail("%s has changed since %s was written; HINT: another --output-prefix, or omit --resume",
+             reader_.input().files[file_].c_str(), path_.c_str());
+    }
+    static std::string hash_of(const std::string& text) { return format("%08x", crc32c(text.data(), text.size())); }
+    // The first n files: sizes and modification times, each queried once. The current file may be edited after the part already
+    // read.
+    const std::vector<std::array<int64_t, 2>>& read_files(size_t n) {
+        while (read_files_.size() < n) {
+            const size_t i = read_files_.size();
+            std::error_code error;
+            const auto modified = std::filesystem::last_write_time(reader_.input().files[i], error);
+            read_files_.push_back({reader_.file_sizes()[i], error ? 0 : (int64_t)modified.time_since_epoch().count()});
+        }
+        return read_files_;
+    }
+
+    // A process that was killed between renaming the tokens and renaming their index: both are resumed from.
+    void undo_renames() const {
+        const std::string idx = prefix_ + ".idx", bin = prefix_ + ".bin";
+        if (file_exists(idx) || !file_exists(idx + partial_ending) || file_exists(bin + partial_ending)) return;
+        if (!file_exists(bin) || !TokenDatasetWriter::is_index_of(idx + partial_ending, bin)) return;
+        for (const std::string& path : {bin, prefix_ + mask_ending})
+            if (file_exists(path) && rename(path.c_str(), (path + partial_ending).c_str()) != 0)
+                fail("cannot rename %s to %s%s: %s", path.c_str(), path.c_str(), partial_ending, strerror(errno));
+    }
+    void load() {
+        const nlohmann::json j = parse_json(read_whole_file(path_), path_);
+        std::string other;
+        std::array<int64_t, 2> at{};
+        std::array<int64_t, 4> kept{};
+        std::array<int64_t, 5> counts{};
+        std::array<int64_t, 6> judged{};
+        std::vector<std::array<int64_t, 2>> files;
+        try {
+            for (const auto& [name, value] : same_.items())
+                if (j.at("same").at(name) != value) other = "other " + name;
+            j.at("at").get_to(at);
+            j.at("last").get_to(last_);
+            j.at("kept").get_to(kept);
+            j.at("counts").get_to(counts);
+            j.at("judged").get_to(judged);
+            j.at("files").get_to(files);
+        } catch (const nlohmann::json::exception&) {
+            other = "unknown content";
+        }
+        const size_t n_files = reader_.file_sizes().size();
+        const auto negative = [](int64_t n) { return n < 0; };
+        const bool changed = files.size() > n_files || files != read_files(files.size());
+        const bool nowhere = at[0] >= (int64_t)n_files || std::any_of(at.begin(), at.end(), negative) ||
+                             std::any_of(kept.begin(), kept.end(), negative);
+        if (other.empty() && changed) other = "input files that have changed since";
+        if (other.empty() && nowhere) other = "an invalid position";
+        if (!other.empty())
+            fail(
+                "%s belongs to a run with %s; HINT: repeat that run's command, or use another --output-prefix, or omit "
+                "--resume",
+                path_.c_str(), other.c_str());
+        file_ = (size_t)at[0];
+        chunk_ = at[1];
+        kept_ = {kept[0], kept[1], kept[2], kept[3]};
+        counts_ = {counts[0], counts[1], counts[2], counts[3], counts[4]};
+        done_ = counts_;
+        written_ = last_;
+        before_ = {{judged[0], judged[1], judged[2]}, judged[3], judged[4], judged[5]};
+        reader_.begin_at(file_, last_.empty() ? chunk_ : chunk_ - 1, before_);
+        print_line(stderr, format("note: resuming after %s, in %s", counted(kept_.documents, "document").c_str(),
+                                  reader_.input().files[file_].c_str()));
+    }
+
+    std::string prefix_, path_;
+    DocumentReader& reader_;
+    PrepareCounts& counts_;  // now
+    PrepareCounts done_;     // at the end of the last document
+    nlohmann::json same_;    // must be the same in a resumed run
+    TokenDatasetWriter::Kept kept_;
+    size_t file_ = 0;
+    int64_t chunk_ = 0;
+    JudgedLines before_;  // before the last document
+    std::vector<std::array<int64_t, 2>> read_files_;
+    std::string written_, last_;  // hashes of the last written document; of the one still to be read again
+    double saved_at_ = monotonic_seconds();
+};

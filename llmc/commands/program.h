@@ -1,0 +1,128 @@
+// The program from its command line to its exit status: runs the command, and reports errors. Commands that run a model are
+// passed in; the others are in llmc/.
+#pragma once
+#include <cstdio>
+#include <new>
+#include <string>
+
+#include "../base/check.h"
+#include "../base/json.h"
+#include "../base/terminal.h"
+#include "../cpu/denormals.h"
+#include "../ops.h"
+#include "../parallel/world.h"
+#include "../options/cli.h"
+#include "../options/config.h"
+#include "curate_command.h"
+#include "gguf_command.h"
+#include "inspect.h"
+#include "merge.h"
+#include "report_command.h"
+#include "../run/stop.h"
+#include "text_commands.h"
+#include "../options/version.h"
+
+struct ModelCommands {
+    int (*train)(const TrainOptions&);
+    int (*tune)(const TuneOptions&);
+    int (*sweep)(const SweepOptions&);
+    int (*generate)(const GenerateOptions&);
+    int (*eval)(const EvalOptions&);
+    int (*serve)(World&, const ServeOptions&);
+};
+
+namespace detail {
+
+// A command that runs on all ranks.
+template <class Options>
+int run_command(const char* name, const Strings& arguments, int (*command)(const Options&)) {
+    Options options;
+    return cli::parse(name, options, arguments) ? command(options) : 0;
+}
+
+// A command for a single process, which may have been started by a launcher.
+template <class Options>
+int run_command(const char* name, const Strings& arguments, World& world, int (*command)(World&, const Options&)) {
+    Options options;
+    if (!cli::parse(name, options, arguments)) return 0;
+    print_notes(options);
+    return command(world, options);
+}
+template <class Options>
+int run_alone(const char* name, const Strings& arguments, int (*command)(const Options&)) {
+    Options options;
+    if (!cli::parse(name, options, arguments)) return 0;
+    print_notes(options);
+    return command(options);
+}
+
+inline int export_either(World& world, const ExportOptions& o) {
+    if (!o.merge && !o.adapter.empty())
+        fail_usage("--adapter requires --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
+                   o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
+    if (o.merge && !o.gguf.empty())
+        fail_usage(
+            "--merge and --gguf cannot be combined: one writes a directory, the other a file; HINT: --merge --out DIR "
+            "first, then --model DIR --gguf FILE");
+    if (!o.out.empty() && !o.gguf.empty())
+        fail_usage("--out is a directory and --gguf a file; HINT: --out DIR first, then --model DIR --gguf FILE");
+    if ((o.merge || !o.out.empty()) && (!o.type.empty() || o.weights_only || o.overwrite))
+        fail_usage("--type, --weights-only and --overwrite require --gguf; HINT: omit them, or use --gguf after --merge");
+    if (o.merge) return export_merged(world, o);
+    return o.out.empty() ? export_command(world, o) : export_model_files(world, o);
+}
+
+inline int run_command_line(Strings arguments, const ModelCommands& commands) {
+    const bool given = !arguments.empty();
+    std::string command = "train";
+    if (!given || arguments[0] == "--help" || arguments[0] == "-h") command = "help";
+    else if (arguments[0] == "--version") command = "version";
+    else if (arguments[0][0] != '-') {
+        command = arguments[0];
+        arguments.erase(arguments.begin());
+    }
+    if (command == "help") return cli::help_command(arguments, given);
+    if (command == "version") return print_version();
+    if (command == "train") return run_command("train", arguments, commands.train);
+    if (command == "tune") return run_command("tune", arguments, commands.tune);
+    if (command == "sweep") return run_command("sweep", arguments, commands.sweep);
+    if (command == "generate") return run_command("generate", arguments, commands.generate);
+    if (command == "eval") return run_command("eval", arguments, commands.eval);
+    cli::command_named(command);
+    World world = World::join();
+    if (world.size() > 1) {
+        if (world.rank() == 0)
+            print_line(stderr, "error: train_gpt " + command +
+                                   " runs as a single process; train, generate and eval support several ranks; HINT: omit "
+                                   "mpirun");
+        return 2;
+    }
+    if (command == "serve") return run_command("serve", arguments, world, commands.serve);
+    if (command == "curate") return run_alone("curate", arguments, curate_command);
+    if (command == "prepare") return run_alone("prepare", arguments, prepare_command);
+    if (command == "tokenizer") return run_alone("tokenizer", arguments, tokenizer_command);
+    if (command == "export") return run_command("export", arguments, world, export_either);
+    if (command == "import") return run_alone("import", arguments, import_command);
+    const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
+    if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
+    if (command == "report") return run_alone("report", arguments, report_command);
+    return run_alone("inspect", arguments, inspect_command);
+}
+
+}  // namespace detail
+
+inline int run_program(int argc, char** argv, const ModelCommands& commands) try {
+    open_standard_streams();
+    if (be::memory_is_host) cpu::flush_denormals();  // before there are other threads
+    const int status = detail::run_command_line(Strings(argv + 1, argv + argc), commands);
+    if (status == 0 && !has_trained()) check_output();  // a run does not need its console: it has a log
+    return status;
+} catch (const std::bad_alloc&) {
+    print_line(stderr,
+               "error: out of memory; HINT: a smaller --micro-batch-size, --batch or --memory-limit, fewer --threads, a "
+               "smaller model");
+    return 1;
+} catch (const std::exception& e) {
+    print_line(stderr, std::string("error: ") + in_words(e));
+    return exit_status(e);
+}

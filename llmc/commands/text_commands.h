@@ -1,0 +1,372 @@
+// The commands that convert text to tokens on disk, or train a tokenizer on it: prepare, tokenizer. Documents come from
+// document_reader.h in batches of bounded size, all threads encode each batch, and results are written in order.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../cpu/threads.h"
+#include "../base/check.h"
+#include "../base/terminal.h"
+#include "../tokenizer/chat_template.h"
+#include "../data/dataset.h"
+#include "../text/document_reader.h"
+#include "../tokenizer/tokenizer.h"
+#include "../tokenizer/tokenizer_trainer.h"
+#include "../tokenizer/unigram_trainer.h"
+#include "../options/config.h"
+#include "../checkpoint/hub.h"
+#include "prepare_state.h"
+
+template <class Options>
+TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
+    return {o.input,        reading,    o.json_keys,     split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
+            o.allow_binary, o.encoding, o.skip_bad_files};
+}
+
+// For conversations, or pairs of answers, instead of texts: sets how they are read, and returns the encoder.
+inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
+    if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
+        fail_usage(
+            "--no-append-eod, --split-documents and --format text cannot be combined with --chat or --preference, where the "
+            "template ends each answer");
+    if (o.chat && o.preference)
+        fail_usage(
+            "--chat and --preference cannot be combined: conversations, or pairs of answers; "
+            "HINT: give one of them");
+    if (o.preference && o.json_keys != "text")
+        fail_usage("--json-keys is '%s'; pairs of answers have the keys prompt, chosen and rejected", o.json_keys.c_str());
+    const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template, "");
+    const std::string key = o.json_keys == "text" ? "" : o.json_keys;
+    auto checks = std::make_shared<ChatEncoder>(tokenizer, chosen);
+    input.open_record = [key, checks, pairs = o.preference](const nlohmann::json& record, Chunk& chunk) {
+        chunk.problem = pairs ? ConversationReader::read_pair(record, chunk.conversation, chunk.rejected)
+                              : ConversationReader::read(record, key, chunk.conversation);
+        if (chunk.problem.empty()) chunk.problem = checks->problem(chunk.conversation);
+        if (chunk.problem.empty() && pairs) chunk.problem = checks->problem(chunk.rejected);
+    };
+    return *checks;
+}
+
+// A part of the input after encoding.
+struct PreparedChunk {
+    ChatTokens text;      // for a conversation with its mask
+    ChatTokens rejected;  // for a pair of answers
+    int64_t spelled = 0;  // places that spell a special token
+    int64_t lost = 0;     // bytes without a token
+};
+
+inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOptions& o, const Tokenizer& tokenizer) {
+    if (!o.chat && !o.preference && !tokenizer.template_before().empty())
+        print_line(stderr,
+                   format("note: the tokenizer adds '%s' before a text, as do prompts and eval --text; documents are stored "
+                          "without it",
+                          tokenizer.decode(tokenizer.template_before()).c_str()));
+    if (counts.spelled)
+        print_line(stderr, format("note: %s a special token and %s",
+                                  counted(counts.spelled, "place in the text spells", "places in the text spell").c_str(),
+                                  o.parse_special_tokens
+                                      ? "became that token"
+                                      : "stayed text. HINT: --parse-special-tokens makes it that token, as in transformers"));
+    if (counts.lost > 0) {
+        const std::string places = tokenizer.of_bytes() ? counted(counts.lost, "byte")
+                                                        : counted(counts.lost, "place in the text", "places in the text");
+        print_line(stderr,
+                   format("note: %s without a token in this tokenizer: dropped or made its unknown token, as in transformers",
+                          places.c_str()));
+    }
+}
+
+// A list in the command's order: checks, parts, the loop over chunks, the summary.
+inline int prepare_command(const PrepareOptions& given) {
+    PrepareOptions o = given;
+    if (o.output_prefix.empty())
+        fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    if (const std::string prefix = without_extension(o.output_prefix); prefix != o.output_prefix) {
+        print_line(stderr, "note: --output-prefix has no ending: " + prefix + ".bin and " + prefix + ".idx are written");
+        o.output_prefix = prefix;
+    }
+    if (const auto name = std::filesystem::path(o.output_prefix).filename(); name.empty() || name == "." || name == "..")
+        fail_usage(
+            "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
+            "and DIR/text.idx",
+            o.output_prefix.c_str());
+    if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
+    const bool chats = o.chat || o.preference;
+    if (!chats && !o.chat_template.empty()) fail_usage("--chat-template requires --chat or --preference");
+    const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
+    tokenizer.tell_missing_end();
+    if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
+        fail("%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod omits it",
+             tokenizer.source().c_str());
+    TextInput input = text_input(o, "prepare --input", o.split_documents);
+    input.writes = o.output_prefix;
+    std::optional<ChatEncoder> chat;
+    if (chats) chat.emplace(prepare_conversations(o, tokenizer, input));
+    DocumentReader reader(std::move(input));
+    if (const auto dir = std::filesystem::path(o.output_prefix).parent_path(); !dir.empty()) make_directory(dir.string());
+    PrepareCounts counts;
+    std::optional<PrepareState> state;
+    if (o.resume) {
+        const std::vector<ChatMessage> probe = {{"user", "a"}, {"assistant", "b"}};
+        const std::vector<int> frame = chat ? chat->encode(probe, true).tokens : std::vector<int>{tokenizer.eod_id()};
+        state.emplace(o, tokenizer.identity().hash, frame, reader, counts);
+    }
+    if (state && state->is_complete()) {
+        state->finish();
+        print_line(stdout, "note: " + o.output_prefix + ".bin is complete already; nothing was left to do");
+        return 0;
+    }
+    TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
+                              chat ? chat->name() : "", o.preference);
+    std::vector<PreparedChunk> prepared;
+    const auto encode_text = [&](const Chunk& chunk, PreparedChunk& p) {
+        std::vector<int>& tokens = p.text.tokens;
+        tokenizer.encode_append(chunk.text, tokens, o.parse_special_tokens, chunk.continues);
+        p.spelled = tokenizer.count_special(chunk.text);
+        p.lost = tokenizer.count_lost(chunk.text, tokens);
+        if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
+    };
+    const auto encode_conversation = [&](const Chunk& chunk, PreparedChunk& p) {
+        p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
+        if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
+        for (const auto* messages : {&chunk.conversation, &chunk.rejected})
+            for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
+    };
+    const auto write = [&](const ChatTokens& text, bool ends) {
+        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.learned.data() : nullptr);
+        if (ends) writer.end_document();
+        counts.tokens += (int64_t)text.tokens.size();
+        counts.learned += std::count(text.learned.begin(), text.learned.end(), 1);
+    };
+    try {
+        for_each_chunk(
+            reader, cpu::thread_count(o.workers), "preparing",
+            [&](const Chunk& chunk, size_t i) {
+                prepared[i].text.tokens.clear();  // keeps its memory
+                prepared[i].spelled = 0;
+                chat ? encode_conversation(chunk, prepared[i]) : encode_text(chunk, prepared[i]);
+            },
+            [&](const Chunk& chunk, size_t i) {
+                if (state && state->is_known(chunk)) return;
+                const auto& [text, rejected, spelled, lost] = prepared[i];
+                write(text, chunk.ends_document);
+                if (o.preference) write(rejected, true);
+                counts.bytes += chunk.odd.bytes;
+                counts.spelled += spelled;
+                counts.lost += lost;
+                if (state && chunk.ends_document) state->done(chunk, writer);
+            },
+            [&](size_t n) { prepared.resize(n); });
+    } catch (const Error&) {
+        try {
+            if (state) state->save(writer);
+        } catch (const Error&) {  // a full disk: the last saved position remains
+        }
+        throw;
+    }
+    if (state) state->check_reached();
+    if (writer.n_documents() == 0)
+        fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
+             o.input.size() > 1 ? " and the others" : "");
+    writer.commit();
+    if (state) state->finish();
+    tell_what_was_found(counts, o, tokenizer);
+    const std::string files = o.output_prefix + ".bin, " + o.output_prefix + ".idx";
+    const std::string tokens = counted(counts.tokens, "token");
+    if (chat)
+        print_line(stdout,
+                   format("%s, %s%s: %s with the template %s, %s, %s of them in the loss (%.1f%%)", files.c_str(),
+                          o.output_prefix.c_str(), mask_ending,
+                          o.preference ? counted(writer.n_documents() / 2, "pair of answers", "pairs of answers").c_str()
+                                       : counted(writer.n_documents(), "conversation").c_str(),
+                          chat->name().c_str(), tokens.c_str(), with_commas(counts.learned).c_str(),
+                          100.0 * (double)counts.learned / (double)counts.tokens));
+    else
+        print_line(stdout,
+                   format("%s: %s, %s, %.3f bytes per token", files.c_str(), counted(writer.n_documents(), "document").c_str(),
+                          tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
+    return 0;
+}
+
+// Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
+// space); for each file and in total.
+inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
+    using Counts = std::array<int64_t, 4>;  // tokens, bytes, characters, words
+    std::vector<Counts> counts;
+    std::map<size_t, Counts> of_files;
+    Counts total{};
+    for_each_chunk(
+        reader, threads, "measuring",
+        [&](const Chunk& chunk, size_t i) {
+            std::vector<int> tokens;
+            tokenizer.encode_append(chunk.text, tokens, false, chunk.continues);
+            int64_t characters = 0, words = 0;
+            bool space = true;
+            for (unsigned char c : chunk.text) {
+                characters += begins_character((char)c);
+                const bool now = isspace(c);
+                words += space && !now;
+                space = now;
+            }
+            counts[i] = {(int64_t)tokens.size(), (int64_t)chunk.text.size(), characters, words};
+        },
+        [&](const Chunk& chunk, size_t i) {
+            for (size_t k = 0; k < 4; k++) {
+                total[k] += counts[i][k];
+                of_files[chunk.file][k] += counts[i][k];
+            }
+        },
+        [&](size_t n) { counts.resize(n); }, tells);
+    if (total[0] == 0) fail("the input is empty");
+    const auto fertility = [](const Counts& n) {
+        const auto tokens = (double)std::max<int64_t>(1, n[0]);
+        return format("%.3f bytes per token, %.3f characters per token, %.3f tokens per word", (double)n[1] / tokens,
+                      (double)n[2] / tokens, (double)n[0] / (double)std::max<int64_t>(1, n[3]));
+    };
+    if (of_files.size() > 1)
+        for (const auto& [file, n] : of_files)
+            print_line(stdout, format("  %s; %s", fertility(n).c_str(), input_name(reader.input().files[file]).c_str()));
+    print_line(stdout, format("%s: %s tokens; %s", tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(),
+                              fertility(total).c_str()));
+}
+
+inline void check_tokenizer_options(const TokenizerOptions& o) {
+    const bool unigram = o.type == "unigram";
+    if (o.output.empty())
+        fail_usage("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
+    if (std::string end = std::filesystem::path(o.output).extension(); end == ".json" || end == ".model")
+        fail_usage("--output %s names a file; it must be a directory, which gets tokenizer.json; HINT: --output tok",
+                   o.output.c_str());
+    if (o.vocab_size < 256 + (int)o.special_tokens.size() + (unigram ? 2 : 1))
+        fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a %s", o.vocab_size,
+                   o.special_tokens.size(), unigram ? "piece" : "merge");
+    if (unigram && (o.pre_tokenizer != "gpt2" || o.min_frequency != 2))
+        fail_usage("--pre-tokenizer and --min-frequency require --type bpe; a unigram model has its own pre-tokenizer");
+    for (size_t i = 0; i < o.special_tokens.size(); i++) {
+        const std::string& token = o.special_tokens[i];
+        if (token.size() < 2)
+            fail_usage(
+                "--special-tokens has '%s'; a special token needs at least two bytes: every single byte is already a token",
+                token.c_str());
+        if (count_odd_bytes(token).invalid)
+            fail_usage("--special-tokens has '%s', which is not UTF-8; tokenizer.json holds UTF-8 only",
+                       printable(token).c_str());
+        std::string bytes;  // represented by its characters in a vocabulary of bytes
+        if (unigram ? first_character(token).length == token.size() || byte_of_token(token) >= 0
+                    : characters_to_bytes(token, bytes) && bytes != token)
+            fail_usage("--special-tokens has '%s', tokenizer.json's name for a %s; HINT: a name like <|end|>", token.c_str(),
+                       unigram ? "character or byte" : "sequence of bytes");
+        if (std::find(o.special_tokens.begin(), o.special_tokens.begin() + (long)i, token) !=
+            o.special_tokens.begin() + (long)i)
+            fail_usage("--special-tokens has '%s' twice", token.c_str());
+    }
+}
+
+// Counts the words of all texts; split(chunk, word) calls word(string_view, end of readable memory) for each of them.
+template <class F>
+PieceCounts count_words(DocumentReader& reader, int threads, F split) {
+    constexpr size_t most_of_a_thread = 1 << 16;  // distinct words, before all threads' counts take them
+    PieceCounts counts;
+    std::vector<PieceCounter> counters((size_t)threads);
+    std::mutex collecting;
+    const auto collect = [&](PieceCounter& counter) {
+        const std::lock_guard<std::mutex> lock(collecting);
+        counter.move_to(counts);
+    };
+    for_each_chunk(
+        reader, threads, "counting words",
+        [&](const Chunk& chunk, size_t) {
+            PieceCounter& mine = counters[(size_t)omp_get_thread_num()];
+            split(chunk, [&](std::string_view word, const char* end) { mine.add(word, end); });
+            if (mine.others() > most_of_a_thread) collect(mine);
+        },
+        [](const Chunk&, size_t) {}, [](size_t) {});
+    for (PieceCounter& counter : counters) collect(counter);
+    if (counts.empty()) fail("the input is empty: nothing to learn a tokenizer from in %s", reader.taken().c_str());
+    return counts;
+}
+
+// Trains a tokenizer.json; sets `size` to the number of its tokens.
+inline nlohmann::ordered_json learn_bpe(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
+    const PreTokenizer pre_tokenizer(pretokenizer_pattern(o.pre_tokenizer));
+    const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
+        const char* end = chunk.text.data() + chunk.text.size();
+        pre_tokenizer.split(chunk.text, [&](std::string_view piece) { word(piece, end); });
+    });
+    BpeTrainer trainer(counts, o.special_tokens, o.pre_tokenizer);
+    Progress progress("learning merges", o.vocab_size, "tokens");
+    trainer.train(o.vocab_size, o.min_frequency, &progress);
+    progress.finish();
+    size = trainer.vocab_size();
+    return trainer.to_json();
+}
+inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentReader& reader, int threads, int& size) {
+    const TextSteps steps{nlohmann::json(unigram_pre_tokenizer())};
+    const PieceCounts counts = count_words(reader, threads, [&](const Chunk& chunk, auto word) {
+        steps.split(chunk.text, !chunk.continues, chunk.continues,
+                    [&](std::string_view piece) { word(piece, piece.data() + piece.size()); });
+    });
+    UnigramTrainer trainer(counts, threads);
+    trainer.leave_out(o.special_tokens);
+    const auto others = (int)UnigramTrainer::other_tokens(o.special_tokens);
+    Progress progress("learning pieces", 100, "%");
+    trainer.train(o.vocab_size - others, &progress);
+    progress.finish();
+    size = others + (int)trainer.pieces().size();
+    return trainer.to_json(o.special_tokens);
+}
+
+inline int tokenizer_command(const TokenizerOptions& o) {
+    const int threads = cpu::thread_count(o.threads);
+    DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
+    if (!o.report.empty()) {
+        for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
+                                 "pad-vocab-to-multiple", "output"})
+            if (o.given.count(name))
+                fail_usage("--report measures a tokenizer; --%s only applies when training one; HINT: omit one of them", name);
+        report_tokenizer(Tokenizer::load(local_path(o.report)), reader, threads, true);
+        return 0;
+    }
+    check_tokenizer_options(o);
+    make_directory(o.output);
+    int size = 0;
+    nlohmann::ordered_json learned =
+        o.type == "bpe" ? learn_bpe(o, reader, threads, size) : learn_unigram(o, reader, threads, size);
+    if (size < o.vocab_size)
+        print_line(stdout,
+                   format("note: the text has only %s of the requested %s tokens; HINT: more text%s", with_commas(size).c_str(),
+                          with_commas(o.vocab_size).c_str(), o.type == "bpe" ? ", or a smaller --min-frequency" : ""));
+    if (size > o.vocab_size)
+        print_line(stdout,
+                   format("note: %s tokens instead of the requested %s: the text has that many characters (99.95%% of it)",
+                          with_commas(size).c_str(), with_commas(o.vocab_size).c_str()));
+    reserve_tokens(learned, size, o.reserved_tokens, o.pad_vocab_to_multiple);
+    const std::string file = o.output + "/tokenizer.json", text = learned.dump(1) + "\n";
+    std::error_code error;
+    const auto is_same = [&] {
+        try {
+            return read_whole_file(file) == text;
+        } catch (const Error&) {  // unreadable files are different
+            return false;
+        }
+    };
+    FileWriter writer(file);
+    writer.write(text);
+    writer.keep();
+    if (std::filesystem::exists(std::filesystem::symlink_status(file, error)) && !is_same())
+        print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
+    writer.commit();
+    if (reader.only_files()) {
+        DocumentReader again(reader.input());
+        report_tokenizer(Tokenizer::load(file), again, threads, false);
+    }
+    return 0;
+}

@@ -1,0 +1,422 @@
+// Evaluation of a model (train_gpt eval, and validation): passes over scoring requests, and tables of the results. The function
+// that runs the model is a parameter; tasks, requests and metrics are in tasks.h.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../cpu/threads.h"
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/math.h"
+#include "../base/terminal.h"
+#include "../data/dataloader.h"
+#include "../text/document_reader.h"
+#include "../data/tasks.h"
+#include "../tokenizer/tokenizer.h"
+#include "../model/arena.h"
+#include "../model/model_config.h"
+#include "../ops.h"
+#include "../parallel/ranks.h"
+#include "../options/config.h"
+
+// The name and loss of each dataset that has samples; empty if there is only one dataset.
+inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {
+    std::vector<std::pair<std::string, double>> losses;
+    const std::vector<std::string> names = data.set_names();
+    for (size_t j = 0; j < sums.size() && sums.size() > 1; j++)
+        if (sums[j].n > 0) losses.emplace_back(names[j], sums[j].loss());
+    return losses;
+}
+
+// ---- scores of requests ----------------------------------------------------------------------------------------------------
+// A row of a pass whose predicted token is scored.
+struct ScoredRow {
+    size_t row, request;
+    int target;
+};
+// B sequences of T tokens, each of one request.
+struct ScoringPass {
+    Batch batch;  // without targets
+    std::vector<ScoredRow> rows;
+    int64_t inputs = 0;  // tokens that are not padding
+};
+
+// The requests order[first], order[first + 1], ..., as many as fit in B x T tokens, each after the model's virtual tokens.
+// Shorter ones are padded at the right, where causal attention never looks; the length is rounded up, so that there are few
+// different shapes of matrix products.
+inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const std::vector<size_t>& order, size_t first,
+                                     int B, int T, int virtual_tokens, int multiple) {
+    ScoringPass pass;
+    Batch& batch = pass.batch;
+    batch.T = std::min(T - virtual_tokens, round_up(requests[order[first]].n_inputs(), 16));
+    const int row_length = round_up(virtual_tokens + batch.T, multiple);
+    batch.T = row_length - virtual_tokens;
+    batch.B = (int)std::min<size_t>((size_t)(B * T / row_length), order.size() - first);
+    batch.tokens.assign((size_t)batch.B * batch.T, 0);
+    for (size_t i = 0; i < batch.tokens.size(); i++) batch.positions.push_back((int)i % batch.T);
+    for (int b = 0; b < batch.B; b++) {
+        const size_t request = order[first + (size_t)b], start = (size_t)b * batch.T;
+        const Request& r = requests[request];
+        const int n = r.n_inputs();
+        std::copy_n(r.tokens.begin(), n, batch.tokens.begin() + (int64_t)start);
+        const size_t first_row = (size_t)b * row_length + virtual_tokens;
+        for (int t = n - r.n_scored; t < n; t++) pass.rows.push_back({first_row + (size_t)t, request, r.tokens[(size_t)t + 1]});
+        pass.inputs += n;
+    }
+    return pass;
+}
+
+// Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
+// among data-parallel ranks; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
+// scores of its rows. All ranks call stop before each pass, equally often; if it returns true, there are no scores.
+template <class Run, class Stop>
+std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens,
+                                                 const std::vector<Request>& requests, Progress* progress, Run run, Stop stop) {
+    const Mesh& mesh = ranks.mesh;
+    const size_t replicas = (size_t)mesh.dp.size;
+    std::vector<size_t> by_length(requests.size()), order;
+    std::iota(by_length.begin(), by_length.end(), 0);
+    std::stable_sort(by_length.begin(), by_length.end(),
+                     [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
+    for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
+    const int multiple = ranks.sequence_parallel ? mesh.tp.size : 1;
+    std::vector<ScoringPass> passes;
+    for (size_t first = 0; first < order.size(); first += (size_t)passes.back().batch.B)
+        passes.push_back(make_scoring_pass(requests, order, first, B, T, virtual_tokens, multiple));
+    std::vector<size_t> of_ranks = {passes.size()};
+    if (const size_t mine = passes.size(); mesh.world.size > 1) {
+        of_ranks.resize((size_t)mesh.world.size);
+        ranks.world->all_gather(&mine, sizeof mine, of_ranks.data());
+    }
+    std::vector<Score> scores(requests.size());
+    int64_t done = 0;
+    for (size_t i = 0; i < *std::max_element(of_ranks.begin(), of_ranks.end()); i++) {
+        if (stop()) return {};
+        if (i >= passes.size()) continue;
+        run(passes[i], scores);
+        done += passes[i].inputs;
+        if (progress) progress->update(done * mesh.dp.size);
+    }
+    if (mesh.world.size == 1) return scores;
+    // Each request's score is known to the last stage of the replica that computed it.
+    std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
+    ranks.world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
+    for (size_t i = 0; i < by_length.size(); i++) {
+        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % replicas), 0);
+        scores[by_length[i]] = all[(size_t)owner * scores.size() + by_length[i]];
+    }
+    return scores;
+}
+
+// The most likely token of each of n rows of logits, over the vocabulary's shards; ties go to the first. statistics: scratch.
+inline std::vector<int> most_likely_tokens(be::Ctx& ctx, Ranks& ranks, const LocalSizes& local, floatX* logits /*(n, Vpl)*/,
+                                           real* statistics /*(tp, n, 2)*/, size_t n) {
+    const Axis& tp = ranks.mesh.tp;
+    HostSide<floatX> rows(ctx, logits, n * (size_t)local.Vpl);
+    rows.download();
+    std::vector<real> best((size_t)tp.size * n * 2);  // (tp, n, 2) largest logit and its token
+    real* mine = best.data() + (size_t)tp.rank * n * 2;
+    for (size_t i = 0; i < n; i++) {
+        const floatX* row = rows.data() + i * (size_t)local.Vpl;
+        const auto token = local.Vl ? std::max_element(row, row + local.Vl) - row : 0;
+        mine[2 * i] = local.Vl ? (real)row[token] : (real)-INFINITY;
+        mine[2 * i + 1] = (real)(local.v0 + token);
+    }
+    if (tp.size > 1) {
+        real* place = statistics + (size_t)tp.rank * n * 2;
+        be::upload(ctx, place, mine, n * 2 * sizeof(real));
+        be::all_gather(ctx, ranks.tp, statistics, place, n * 2);
+        be::download(ctx, best.data(), statistics, best.size() * sizeof(real));
+    }
+    std::vector<int> tokens(n);
+    for (size_t i = 0; i < n; i++) {
+        const real* found = best.data() + 2 * i;
+        for (int r = 1; r < tp.size; r++)
+            if (const real* other = best.data() + ((size_t)r * n + i) * 2; other[0] > found[0]) found = other;
+        tokens[i] = (int)found[1];
+    }
+    return tokens;
+}
+
+// ---- tables ---------------------------------------------------------------------------------------------------------
+inline Table task_table(const Task& task, const TaskRequests& all, const std::vector<Metric>& metrics, int num_fewshot) {
+    const std::vector<Request>& requests = all.requests;
+    const int64_t n = (int64_t)all.examples.size();
+    double chance = 0;  // accuracy of random guessing
+    for (int64_t i : all.examples) chance += task.examples[i].chance() / (double)n;
+    const auto truncated = std::count_if(requests.begin(), requests.end(), [](const Request& r) { return r.truncated; });
+    Table table;
+    table.section(task.file);
+    table.row("examples", with_commas(n) + (num_fewshot ? format(", each after %d solved ones", num_fewshot) : ""));
+    table.exact(n);
+    if (all.left_out)
+        table.row("left out",
+                  format("%s that cannot be scored; the first, %s", with_commas(all.left_out).c_str(), all.problem.c_str()));
+    if (truncated)
+        table.row("truncated", format("%s of %s prompts were truncated at the start", with_commas(truncated).c_str(),
+                                      with_commas((int64_t)requests.size()).c_str()));
+    for (const Metric& metric : metrics) {
+        const bool share = metric.name != "perplexity" && metric.name != "bleu";
+        const auto text = [&](double x) { return format("%.*f", share ? 4 : 2, x); };
+        const std::string error = std::isfinite(metric.error) ? (utf8_locale() ? " ± " : " +- ") + text(metric.error) : "";
+        const bool gap = metric.name.size() > 4 && metric.name.compare(metric.name.size() - 4, 4, "_gap") == 0;
+        const bool chosen = (task.kind == TaskKind::choices || task.kind == TaskKind::contexts) && !gap;
+        table.row(metric.name, text(metric.value) + error, chosen ? "(chance " + text(chance) + ")" : "");
+        table.exact({{"value", metric.value}, {"error", metric.error}});
+    }
+    return table;
+}
+
+// The result for a text or for data.
+struct Evaluation {
+    LossSums sums;
+    int64_t samples = 0, bytes = 0;  // bytes: of the predicted tokens, without special tokens
+    double seconds = 0;
+    std::vector<std::pair<std::string, double>> sets;  // the loss on each of several datasets
+};
+
+// Bytes of text in tokens: special and masked (-1) tokens have none.
+inline int64_t bytes_of(const Tokenizer& tokenizer, const std::vector<int>& tokens) {
+    int64_t bytes = 0;
+    for (const int token : tokens)
+        if (token >= 0 && !tokenizer.is_special(token)) bytes += (int64_t)tokenizer.token_bytes(token).size();
+    return bytes;
+}
+// Bytes of the targets in samples [first, first + n).
+inline int64_t bytes_of_targets(const Tokenizer& tokenizer, const DataLoader& data, int64_t first, int64_t n) {
+    int64_t bytes = 0;
+    Batch batch;
+    for (int64_t i = first; i < first + n; i++) {
+        data.fetch(i, 1, batch);
+        bytes += bytes_of(tokenizer, batch.targets);
+    }
+    return bytes;
+}
+inline double bits_per_byte(const LossSums& sums, int64_t bytes) { return sums.ce / std::log(2.0) / (double)bytes; }
+
+// adapter: on the model; empty: none.
+inline Table evaluation_table(const Evaluation& e, const std::string& model, const std::string& adapter, int T,
+                              const Tokenizer* tokenizer) {
+    const double n = (double)e.sums.n, loss = e.sums.ce / n;
+    Table table;
+    table.section("Evaluation of " + model + (adapter.empty() ? "" : " with the adapters " + adapter));
+    const auto row = [&](const std::string& label, const std::string& text, const nlohmann::ordered_json& exact) {
+        table.row(label, text);
+        table.exact(exact);
+    };
+    row("tokens", format("%s in %s of %d", with_commas(e.sums.n).c_str(), counted(e.samples, "sample").c_str(), T), e.sums.n);
+    row("loss", format("%.4f nats per token", loss), loss);
+    row("perplexity", format("%.3f", std::exp(loss)), std::exp(loss));
+    for (const auto& [name, of_set] : e.sets) row("loss of " + name, format("%.4f", of_set), of_set);
+    const double bits = bits_per_byte(e.sums, e.bytes);
+    if (tokenizer) row("bits per byte", format("%.4f (%.3f bytes per token)", bits, (double)e.bytes / n), bits);
+    row("speed", format("%s tokens/s", human_count(n / e.seconds).c_str()), n / e.seconds);
+    return table;
+}
+
+inline void print_result(const Table& table, bool json) {
+    if (json) print_json(table.json());
+    else table.print();
+}
+
+// ---- train_gpt eval --------------------------------------------------------------------------------------------------------
+inline void check_options_of_eval(const EvalOptions& o, int ranks) {
+    if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
+        fail_usage("exactly one of --data-path, --text and --tasks is required");
+    if (!o.text.empty() && ranks > 1) fail_usage("--text runs on a single rank; HINT: prepare the text and give --data-path");
+    if (!o.answers.empty() && o.tasks.empty()) fail_usage("--answers requires --tasks; HINT: --tasks FILE");
+    if (!o.answers.empty() && std::filesystem::exists(o.answers))
+        fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
+    const std::tuple<bool, const char*, const char*> rows[] = {
+        {o.tasks.empty() && (o.num_fewshot || !o.fewshot.empty()), "--num-fewshot, --fewshot", "--tasks"},
+        {o.data_path.empty() && o.split != EvalOptions().split, "--split", "--data-path"},
+        {!o.text.empty() && o.max_samples, "--max-samples", "--data-path and --tasks"}};
+    for (const auto& [wrong, option, of] : rows)
+        if (wrong) fail_usage("%s has no effect without %s; HINT: omit it", option, of);
+    if (o.tasks.empty()) return;
+    if (!o.fewshot.empty() && o.num_fewshot == 0)
+        fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
+    if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
+        fail_usage("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
+}
+inline int64_t limited(int64_t samples, const EvalOptions& o) {
+    return o.max_samples ? std::min(o.max_samples, samples) : samples;
+}
+
+// A task, and the source of its solved examples, if it is another file.
+struct TaskFile {
+    Task task;
+    std::optional<Task> pool;
+};
+inline std::vector<TaskFile> read_tasks(const EvalOptions& o) {
+    std::vector<TaskFile> files;
+    for (const std::string& file : o.tasks) files.push_back({read_task(file), {}});
+    for (size_t i = 0; i < o.fewshot.size() && i < files.size(); i++) files[i].pool = read_task(o.fewshot[i]);
+    return files;
+}
+
+inline bool any_written(const std::vector<TaskFile>& tasks) {
+    return std::any_of(tasks.begin(), tasks.end(), [](const TaskFile& t) { return t.task.kind == TaskKind::written; });
+}
+
+// The answers to a task as lines of JSON.
+inline std::string answer_lines(const Task& task, const TaskRequests& all, const std::vector<std::string>& answers) {
+    std::string lines;
+    for (size_t i = 0; i < answers.size(); i++) {
+        const TaskExample& e = task.examples[all.examples[i]];
+        lines += json_text(nlohmann::ordered_json{
+                     {"task", task.file}, {"line", e.line}, {"answer", answers[i]}, {"references", e.continuations}}) +
+                 "\n";
+    }
+    return lines;
+}
+
+// Evaluates tasks: scores of requests, and answers to a task; on all ranks; the progress may be null. Nothing if it was
+// stopped.
+struct TaskFunctions {
+    std::function<std::optional<std::vector<Score>>(const std::vector<Request>&, Progress*)> score;
+    std::function<std::optional<std::vector<std::string>>(const Task&, const TaskRequests&, Progress*)> answer;
+
+    // on_answers: called with the answers, if there are any.
+    template <class F>
+    std::optional<std::vector<Metric>> measure(const Task& task, const TaskRequests& all, Progress* progress,
+                                               F on_answers) const {
+        if (task.kind != TaskKind::written) {
+            const auto scores = score(all.requests, progress);
+            if (!scores) return {};
+            return task_metrics(task, all.examples, *scores);
+        }
+        const auto answers = answer(task, all, progress);
+        if (!answers) return {};
+        on_answers(*answers);
+        return answer_metrics(task, all.examples, *answers);
+    }
+};
+
+// Prints the table of each task, and the mean of their centred accuracies.
+inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions& o, const Tokenizer& tokenizer, int T,
+                           bool main_rank, const TaskFunctions& functions) {
+    nlohmann::ordered_json results;
+    std::vector<double> centred;
+    std::optional<FileWriter> writer;
+    if (main_rank && !o.answers.empty()) writer.emplace(o.answers);  // fails here, before all the work
+    for (const TaskFile& file : files) {
+        const Task& task = file.task;
+        const TaskRequests all = make_requests(tokenizer, task, file.pool ? &*file.pool : nullptr, o.num_fewshot,
+                                               (uint64_t)o.seed, limited(task.size(), o), T);
+        const bool written = task.kind == TaskKind::written;
+        int64_t tokens = 0;
+        for (const Request& r : all.requests) tokens += r.n_inputs();
+        std::optional<Progress> progress;
+        if (main_rank)
+            progress.emplace(std::filesystem::path(task.file).stem().string(), written ? (int64_t)all.requests.size() : tokens,
+                             written ? "answers" : "tokens");
+        const std::vector<Metric> metrics = functions
+                                                .measure(task, all, progress ? &*progress : nullptr,
+                                                         [&](const std::vector<std::string>& texts) {
+                                                             if (writer) writer->write(answer_lines(task, all, texts));
+                                                         })
+                                                .value();
+        if (const auto accuracy = centred_accuracy(task, all.examples, metrics)) centred.push_back(*accuracy);
+        if (!progress) continue;
+        progress->finish();
+        const Table table = task_table(task, all, metrics, o.num_fewshot);
+        if (o.json) results[task.file] = table.json().begin().value();
+        else table.print();
+    }
+    if (writer) writer->commit();
+    if (!main_rank) return;
+    nlohmann::ordered_json json = {{"tasks", results}};
+    if (centred.size() > 1) {
+        const double mean = mean_with_error(centred).mean;
+        Table table;
+        table.section(format("All %zu tasks with an accuracy", centred.size()));
+        table.row("centred mean", format("%.4f", mean), "((acc - chance) / (1 - chance), as CORE)");
+        json["centred_mean"] = mean;
+        if (!o.json) table.print();
+    }
+    if (o.json) print_json(json);
+}
+
+// The tokens of a file's whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
+// tokenizer's template around it, and with special tokens recognised.
+inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
+    DocumentReader reader({{file}, "eval --text"});
+    std::vector<int> all;
+    std::vector<std::vector<int>> tokens;
+    const auto append = [&](const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); };
+    bool begins = true;
+    for_each_chunk(
+        reader, cpu::thread_count(threads), "preparing",
+        [&](const Chunk& chunk, size_t i) {
+            tokens[i].clear();
+            tokenizer.encode_append(chunk.text, tokens[i], true, chunk.continues);
+        },
+        [&](const Chunk& chunk, size_t i) {
+            if (begins) append(tokenizer.template_before());
+            append(tokens[i]);
+            if (chunk.ends_document) append(tokenizer.template_after());
+            begins = chunk.ends_document;
+        },
+        [&](size_t n) { tokens.resize(n); });
+    return all;
+}
+
+// The tokens of a whole text, which may be shorter than the model's sequence.
+inline std::vector<int> text_to_evaluate(const EvalOptions& o, const Tokenizer& tokenizer) {
+    const std::vector<int> text = encode_file(o.text, tokenizer, o.threads);
+    if (text.size() < 2)
+        fail("%s has %zu tokens; at least 2 are needed, one to predict after another", o.text.c_str(), text.size());
+    return text;
+}
+template <class ScoreRequests>
+Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int T, const Tokenizer& tokenizer,
+                         ScoreRequests score) {
+    std::vector<Request> requests = text_requests(text, T);
+    Evaluation e;
+    e.samples = limited((int64_t)requests.size(), o);
+    requests.resize((size_t)e.samples);
+    const double start = monotonic_seconds();
+    const auto scores = score(requests, nullptr);
+    for (const Score& s : *scores) e.sums.ce -= s.log_likelihood;
+    e.seconds = monotonic_seconds() - start;
+    for (const Request& r : requests) {
+        e.sums.n += r.n_scored;
+        e.bytes += bytes_of(tokenizer, {r.tokens.begin() + 1, r.tokens.end()});
+    }
+    return e;
+}
+
+// losses(data, samples): of each data set, over the first `samples` samples, on all ranks. tokenizer: may be null.
+template <class Losses>
+Evaluation evaluate_data(const EvalOptions& o, const ModelConfig& c, int T, const Tokenizer* tokenizer, bool main_rank,
+                         Losses losses) {
+    DataOptions d;
+    d.T = T;
+    d.vocab_size = c.V;
+    d.virtual_tokens = c.virtual_tokens.count;
+    if (tokenizer) d.tokenizer = tokenizer->identity();
+    d.blend = parse_data_path(o.data_path);
+    d.split = o.split;
+    d.part = DataSplit::valid;
+    const DataLoader data(d);
+    if (data.n_samples() == 0)
+        fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");
+    Evaluation e;
+    e.samples = limited(data.n_samples(), o);
+    const double start = monotonic_seconds();
+    const std::vector<LossSums> of_sets = losses(data, e.samples);
+    e.seconds = monotonic_seconds() - start;
+    e.sums = sum_of(of_sets);
+    e.sets = set_losses(data, of_sets);
+    if (tokenizer && main_rank) e.bytes = bytes_of_targets(*tokenizer, data, 0, e.samples);
+    return e;
+}

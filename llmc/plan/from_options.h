@@ -1,0 +1,636 @@
+// Translates the options of a training run for parts that do not know options: the model's configuration, the layout of the
+// ranks, FP8, the guard, the data.
+#pragma once
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../data/dataloader.h"
+#include "../tokenizer/tokenizer.h"
+#include "../model/fp8_state.h"
+#include "../model/adapters.h"
+#include "../model/choices.h"
+#include "../model/mesh.h"
+#include "../model/hf_config.h"
+#include "../model/model_config.h"
+#include "../model/presets.h"
+#include "../ops.h"
+#include "../parallel/muon.h"
+#include "../parallel/pipeline.h"
+#include "../parallel/ranks.h"
+#include "../checkpoint/adapter.h"
+#include "../checkpoint/checkpoint.h"
+#include "../options/cli.h"
+#include "../options/config.h"
+#include "guard.h"
+#include "../options/size_rule.h"
+#include "../checkpoint/training_state.h"
+
+inline std::string run_name(const TrainOptions& o) {
+    return o.name.empty() ? std::filesystem::weakly_canonical(o.out).filename().string() : o.name;
+}
+
+inline void check_backend_takes(const ModelConfig& c) {
+    const std::string wrong = be::attention_limits(c.HS());
+    if (!wrong.empty()) fail_usage("%s", wrong.c_str());
+}
+
+namespace detail {
+
+// Rejects options that conflict with adapters, which the option `trains` enables.
+inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
+    if (o.optimizer == "muon" || o.optimizer == "normuon")
+        fail_usage("--optimizer %s only supports a model's own matrices, not %s; HINT: --optimizer adamw", o.optimizer.c_str(),
+                   trains);
+}
+
+inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
+    LoraConfig lora;
+    if (!o.lora_rank) {
+        const char* const of_them = o.lora_alpha ? "alpha" : o.lora_dropout ? "dropout" : "targets";
+        if (o.lora_alpha || o.lora_dropout || !o.lora_targets.empty())
+            fail_usage("--lora-%s requires adapters; HINT: --lora-rank 16 trains them", of_them);
+        return lora;
+    }
+    check_options_of_adapters(o, "--lora-rank");
+    lora.rank = o.lora_rank;
+    lora.alpha = o.lora_alpha.value_or(2.0 * o.lora_rank);
+    lora.dropout = o.lora_dropout.value_or(0);
+    lora.modules = lora_modules(c, o.lora_targets.empty() ? Strings{"all"} : o.lora_targets);
+    ModelConfig adapted = c;
+    adapted.lora = lora;
+    if (const int most = most_lora_rank(adapted); lora.rank > most)
+        fail_usage(
+            "--lora-rank %d is above the rank of every matrix that gets adapters, at most %d: as many numbers would train the "
+            "matrices themselves; HINT: --lora-rank 16, or no --lora-rank trains the whole model",
+            lora.rank, most);
+    return lora;
+}
+
+inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelConfig& c) {
+    VirtualTokensConfig found;
+    const char* const of_them = !o.prompt_encoder.empty() ? "encoder" : o.prompt_encoder_width ? "encoder-width" : "init-text";
+    if (!o.prompt_tokens) {
+        if (!o.prompt_encoder.empty() || o.prompt_encoder_width || !o.prompt_init_text.empty())
+            fail_usage("--prompt-%s requires virtual tokens; HINT: --prompt-tokens 20 trains them", of_them);
+        return found;
+    }
+    check_options_of_adapters(o, "--prompt-tokens");
+    if (o.dpo_beta)
+        fail_usage(
+            "--dpo-beta and --prompt-tokens cannot be combined; HINT: --lora-rank 16 trains adapters on pairs of "
+            "answers");
+    if (o.lora_rank)
+        fail_usage("--lora-rank and --prompt-tokens cannot be combined: both are adapters; HINT: give one of them");
+    found.lstm = o.prompt_encoder == "lstm";
+    const bool encoded = o.prompt_encoder == "mlp" || found.lstm;
+    if (o.prompt_encoder_width && !encoded)
+        fail_usage("--prompt-encoder-width requires --prompt-encoder; HINT: --prompt-encoder mlp");
+    if (encoded && !o.prompt_init_text.empty())
+        fail_usage(
+            "--prompt-init-text and --prompt-encoder %s cannot be combined: a text cannot initialize the encoder's output; "
+            "HINT: omit one of them",
+            o.prompt_encoder.c_str());
+    if (encoded && o.ema_decay > 0)
+        fail_usage("--ema-decay and --prompt-encoder %s cannot be combined yet; HINT: omit one of them",
+                   o.prompt_encoder.c_str());
+    if (o.reset_attention_mask)
+        fail_usage(
+            "--reset-attention-mask would also hide the virtual tokens, which running text has once before each sample; HINT: "
+            "omit it, or use train_gpt prepare --chat, where each conversation has its own virtual tokens");
+    if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
+        fail_usage("--prompt-tokens %d leaves no room in the model's maximum of %d tokens; HINT: fewer", o.prompt_tokens, c.T);
+    found.count = o.prompt_tokens;
+    found.encoder_width = encoded ? o.prompt_encoder_width ? o.prompt_encoder_width : c.C : 0;
+    found.text = o.prompt_init_text;
+    return found;
+}
+
+}  // namespace detail
+
+// Relates the sizes of c to the sizes of the model whose hyperparameters are given.
+inline Parametrization parametrization_of(const TrainOptions& o, const ModelConfig& c) {
+    const bool on = o.parametrization != "standard", deep = o.parametrization == "completep";
+    const char* const kind = o.parametrization.c_str();
+    const struct {
+        const char* size;
+        int given;
+        bool counts;
+        const char* with;
+    } sizes[] = {{"width", o.mup_base_width, on, "mup"},
+                 {"head-size", o.mup_base_head_size, on, "mup"},
+                 {"depth", o.mup_base_depth, deep, "completep"}};
+    for (const auto& s : sizes)
+        if (s.given && !s.counts)
+            fail_usage("--mup-base-%s has no effect with --parametrization %s; HINT: --parametrization %s", s.size, kind,
+                       s.with);
+    if (!on) return {};
+    if (!o.mup_base_width || (deep && !o.mup_base_depth))
+        fail_usage(
+            "--parametrization %s needs the size of the base model, whose learning rate is given; HINT: --mup-base-width 256%s",
+            kind, deep ? " --mup-base-depth 8" : "");
+    if (o.lora_rank || o.prompt_tokens)
+        fail_usage("--parametrization %s is not derived for the adapters of %s; HINT: leave one of them out", kind,
+                   o.lora_rank ? "--lora-rank" : "--prompt-tokens");
+    if (o.optimizer == "normuon")
+        fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
+    if (!o.size.empty() && !o.given.count("lr"))
+        fail_usage(
+            "--size and --parametrization %s cannot be combined: --size sets this model's learning rate, but the base's is "
+            "needed; HINT: give the base's with --lr",
+            kind);
+    Parametrization p;
+    p.width = (double)c.C / o.mup_base_width;
+    if (deep) p.depth = (double)c.L / o.mup_base_depth;
+    if (o.mup_base_head_size) p.head_size = (double)c.HS() / o.mup_base_head_size;
+    return p;
+}
+
+// Adds the adapters of the options to the model c.
+inline void set_adapters(const TrainOptions& o, ModelConfig& c) {
+    c.lora = detail::lora_of(o, c);
+    c.virtual_tokens = detail::virtual_tokens_of(o, c);
+}
+
+// Sets options that are not given to describe the adapters of c.
+inline void take_adapter_options(TrainOptions& o, const ModelConfig& c) {
+    if (c.lora.on()) {
+        if (!o.lora_rank) o.lora_rank = c.lora.rank;
+        if (!o.lora_alpha) o.lora_alpha = c.lora.alpha;
+        if (!o.lora_dropout) o.lora_dropout = c.lora.dropout;
+        if (o.lora_targets.empty()) o.lora_targets = c.lora.modules;
+        return;
+    }
+    if (!o.prompt_tokens) o.prompt_tokens = c.virtual_tokens.count;
+    if (o.prompt_encoder.empty() && c.virtual_tokens.encoded()) o.prompt_encoder = c.virtual_tokens.encoder();
+    if (!o.prompt_encoder_width && o.prompt_encoder != "none") o.prompt_encoder_width = c.virtual_tokens.encoder_width;
+    if (o.prompt_init_text.empty()) o.prompt_init_text = c.virtual_tokens.text;
+}
+
+inline std::string adapters_in_words(const ModelConfig& c) {
+    if (c.virtual_tokens.on()) return c.virtual_tokens.in_words();
+    const std::string dropout = c.lora.dropout > 0 ? format(", dropout %g", c.lora.dropout) : "";
+    return format("rank %d, alpha %g%s on %s", c.lora.rank, c.lora.alpha, dropout.c_str(), joined(c.lora.modules).c_str());
+}
+
+namespace detail {
+
+// True if a flag is given as --no-name or false: it turns off a setting of a preset or a model.
+inline bool is_off(const TrainOptions& o, const char* flag, bool on) { return !on && o.given.count(flag) > 0; }
+
+// Rejects options that contradict each other, or have no effect without another one.
+inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
+    const bool rope = c.position == Position::rope, scaled = c.rope_scaling.type != RopeScaling::Type::none;
+    const bool other_activation =
+        (o.swiglu && c.activation != Activation::swiglu) || (o.squared_relu && c.activation != Activation::relu2);
+    const bool other_scaling = o.use_rope_scaling && c.rope_scaling.type != RopeScaling::Type::llama3;
+    for (const auto& [option, activation] : {std::pair("swiglu", Activation::swiglu), {"squared-relu", Activation::relu2}})
+        if (is_off(o, option, o.swiglu || o.squared_relu) && c.activation == activation)
+            fail_usage("--no-%s requires a replacement for the activation; HINT: --activation gelu, or another", option);
+    const struct {
+        bool wrong;
+        const char *option, *other;
+    } rows[] = {
+        {o.swiglu && o.squared_relu, "--swiglu", "--squared-relu"},
+        {other_activation, o.swiglu ? "--swiglu" : "--squared-relu", "--activation"},
+        {o.qk_layernorm && o.qk_layernorm_whole, "--qk-layernorm", "--qk-layernorm-whole"},
+        {other_scaling, "--use-rope-scaling", "--rope-scaling"},
+        {o.rotary_base && !rope, "--rotary-base", "positions other than rope (--position-embedding-type)"},
+        {o.rotary_percent && !rope, "--rotary-percent", "positions other than rope (--position-embedding-type)"},
+        {scaled && !rope, "--rope-scaling", "positions other than rope (--position-embedding-type)"},
+        {o.rope_scaling_factor && !scaled, "--rope-scaling-factor", "no --rope-scaling"},
+        {o.original_max_position_embeddings && !scaled, "--original-max-position-embeddings", "no --rope-scaling"},
+        {o.no_rope_freq && (c.position == Position::learned || c.position == Position::none), "--no-rope-freq",
+         "positions other than rope and alibi (--position-embedding-type)"},
+        {o.window_attn_skip_freq && !c.window, "--window-attn-skip-freq", "no --window-size"},
+        {o.rotary_base_local && (!c.window || !rope), "--rotary-base-local", "no layers with rope and --window-size"},
+    };
+    for (const auto& [wrong, option, other] : rows)
+        if (wrong) fail_usage("%s contradicts %s; HINT: give one of them", option, other);
+}
+
+// KEY=VALUE ...: keys that config.json has for this type of scaling.
+inline void set_rope_details(const Strings& settings, RopeScaling& s) {
+    using Type = RopeScaling::Type;
+    const Strings of_yarn = {"beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor"},
+                  of_longrope = {"short_factor", "long_factor", "attention_factor"},
+                  keys = s.type == Type::yarn       ? of_yarn
+                         : s.type == Type::llama3   ? Strings{"low_freq_factor", "high_freq_factor"}
+                         : s.type == Type::longrope ? of_longrope
+                                                    : Strings{};
+    nlohmann::json j = nlohmann::json::object();
+    for (const std::string& setting : settings) {
+        const size_t equals = std::min(setting.find('='), setting.size());
+        const std::string key = setting.substr(0, equals), text = setting.substr(std::min(equals + 1, setting.size()));
+        if (std::find(keys.begin(), keys.end(), key) == keys.end())
+            fail_usage("--rope-scaling-set has '%s'; the keys of this --rope-scaling are: %s", setting.c_str(),
+                       keys.empty() ? "none" : joined(keys).c_str());
+        if (j.contains(key)) fail_usage("--rope-scaling-set names %s twice", key.c_str());
+        const bool list = key == "short_factor" || key == "long_factor";
+        const nlohmann::json value = nlohmann::json::parse(list ? "[" + text + "]" : text, nullptr, false);
+        j[key] = value.is_discarded() || value.is_null() ? nlohmann::json(text) : value;
+    }
+    const std::string source = "--rope-scaling-set";
+    read_rope_details({j, source}, s);
+    if ((j.contains("mscale") || j.contains("mscale_all_dim")) &&
+        !(s.mscale > 0 && s.mscale_all_dim > 0 && s.attention_factor == 0))
+        fail_usage("--rope-scaling-set: mscale and mscale_all_dim count together, both above 0, and without attention_factor");
+}
+
+inline void set_rope_scaling(const TrainOptions& o, ModelConfig& c) {
+    using Type = RopeScaling::Type;
+    RopeScaling& s = c.rope_scaling;
+    if (is_off(o, "use-rope-scaling", o.use_rope_scaling) && s.type == Type::llama3) s = {};
+    if (o.rope_scaling == "none") s = {};
+    else if (!o.rope_scaling.empty() || o.use_rope_scaling) {
+        s = {};
+        s.type = Type::llama3;
+        for (const auto& row : choices_of_rope_scaling)
+            if (o.rope_scaling == row.option) s.type = row.value;
+        s.factor = 8;
+    }
+    set_rope_details(o.rope_scaling_set, s);
+    s.factor = o.rope_scaling_factor.value_or(s.factor);
+    if (o.original_max_position_embeddings) s.original = o.original_max_position_embeddings;
+    const bool needs_original = s.type != Type::none && s.type != Type::linear;
+    if (needs_original && !s.original && s.factor > 0) s.original = std::max(1, (int)(c.T / s.factor));
+}
+
+// Applies the options of the block, for any initial model.
+inline void set_block(const TrainOptions& o, ModelConfig& c) {
+    const auto word = [](auto& field, const std::string& given, const auto& choices) {
+        for (const auto& row : choices)
+            if (given == row.option && !given.empty()) field = row.value;
+    };
+    const auto flag = [&](bool& field, const char* option, bool on, bool with) {
+        if (on) field = with;
+        else if (is_off(o, option, on)) field = !with;
+    };
+    const auto size = [&](int& field, const char* option, int value) {
+        if (value || o.given.count(option)) field = value;
+    };
+    word(c.norm, o.normalization, choices_of_norm);
+    flag(c.norm_plus_one, "apply-layernorm-1p", o.apply_layernorm_1p, true);
+    word(c.norm_place, o.norm_place, choices_of_norm_place);
+    if (is_off(o, "qk-layernorm", o.qk_layernorm) && c.qk_norm == QkNorm::head) c.qk_norm = QkNorm::none;
+    if (is_off(o, "qk-layernorm-whole", o.qk_layernorm_whole) && c.qk_norm == QkNorm::whole) c.qk_norm = QkNorm::none;
+    if (o.qk_layernorm) c.qk_norm = QkNorm::head;
+    if (o.qk_layernorm_whole) c.qk_norm = QkNorm::whole;
+    word(c.position, o.position_embedding_type, choices_of_position);
+    if (o.squared_relu) c.activation = Activation::relu2;
+    if (o.swiglu) c.activation = Activation::swiglu;
+    word(c.activation, o.activation, choices_of_activation);
+    for (bool* bias : {&c.qkv_bias, &c.proj_bias, &c.mlp_bias})
+        flag(*bias, "disable-bias-linear", o.disable_bias_linear, false);
+    flag(c.qkv_bias, "add-qkv-bias", o.add_qkv_bias, true);
+    flag(c.proj_bias, "add-proj-bias", o.add_proj_bias, true);
+    flag(c.mlp_bias, "add-mlp-bias", o.add_mlp_bias, true);
+    flag(c.tied, "untie-embeddings-and-output-weights", o.untie_embeddings_and_output_weights, false);
+    flag(c.embedding_norm, "embed-layernorm", o.embed_layernorm, true);
+    if (!o.softmax_type.empty()) c.sinks = o.softmax_type == "learnable";
+    size(c.window, "window-size", o.window_size);
+    size(c.full_interval, "window-attn-skip-freq", o.window_attn_skip_freq);
+    size(c.nope_interval, "no-rope-freq", o.no_rope_freq);
+    c.rotary_fraction = o.rotary_percent.value_or(c.rotary_fraction);
+    c.rope_base = o.rotary_base.value_or(c.rope_base);
+    c.local_rope_base = o.rotary_base_local.value_or(c.local_rope_base);
+    c.attention_scale = o.softmax_scale.value_or(c.attention_scale);
+    c.attention_softcap = o.attn_logit_softcapping.value_or(c.attention_softcap);
+    c.logit_softcap = o.final_logit_softcapping.value_or(c.logit_softcap);
+    c.embedding_scale = o.embedding_scale.value_or(c.embedding_scale);
+    c.eps = o.norm_epsilon.value_or(c.eps);
+    c.init_std = o.init_method_std.value_or(c.init_std);
+    // Dropout is part of this training, not of the initial model.
+    c.attention_dropout = o.attention_dropout;
+    c.hidden_dropout = o.hidden_dropout;
+    c.embedding_dropout = o.embedding_dropout.value_or(o.hidden_dropout);
+}
+
+// The tensors of a model's files, with their shapes.
+inline std::map<std::string, std::vector<int64_t>> tensors_in_files(const ModelConfig& c) {
+    std::map<std::string, std::vector<int64_t>> tensors;
+    for (const TensorSpec& spec : ParameterTable(c).rows)
+        for (const HfTensor& t : spec.hf) tensors[t.name] = file_shape(spec, t);
+    return tensors;
+}
+
+// Calls visit(name, changed) for each given option of the model, with the model `saved` as it alone changes it.
+template <class Visit>
+void for_each_change(const TrainOptions& o, const ModelConfig& saved, Visit visit) {
+    TrainOptions all = o;
+    const std::vector<Option> options = options_in(all);
+    for (size_t i = 0; i < options.size(); i++) {
+        const std::string name = option_name(options[i].field);
+        if (!o.given.count(name) || std::string(options[i].group) != "Model") continue;
+        TrainOptions alone;
+        copy_value(options[i], options_in(alone)[i]);
+        alone.given = {name};
+        ModelConfig changed = saved;
+        if (o.max_position_embeddings && name == "max-position-embeddings") changed.T = o.max_position_embeddings;
+        set_block(alone, changed);
+        const bool scales = name == "rope-scaling" || name == "use-rope-scaling";
+        if (scales || saved.rope_scaling.type != RopeScaling::Type::none) set_rope_scaling(alone, changed);
+        visit(name, changed);
+    }
+}
+
+// Refuses options that give the model c other tensors than --model has, `saved`, and names the first one.
+inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, const ModelConfig& c) {
+    const auto before = tensors_in_files(saved), now = tensors_in_files(c);
+    if (now == before) return;
+    for_each_change(o, saved, [&](const std::string& name, const ModelConfig& changed) {
+        const auto tensors = tensors_in_files(changed);
+        for (const auto& [tensor, shape] : tensors)
+            if (!before.count(tensor))
+                fail_usage("--%s requires the tensor '%s', which --model %s does not have; HINT: leave it out", name.c_str(),
+                           tensor.c_str(), o.model.c_str());
+        for (const auto& [tensor, shape] : before)
+            if (!tensors.count(tensor) || tensors.at(tensor) != shape)
+                fail_usage("--%s contradicts --model %s, whose tensor '%s' has shape %s; HINT: leave it out", name.c_str(),
+                           o.model.c_str(), tensor.c_str(), shape_string(shape).c_str());
+    });
+}
+
+// Refuses options that change how the model c under adapters computes: the adapters name --model, which is computed as it was
+// saved wherever they are loaded.
+inline void check_same_base(const TrainOptions& o, const ModelConfig& saved, const ModelConfig& c) {
+    const auto difference_to = [&](ModelConfig now) {
+        ModelConfig before = saved;
+        now.T = before.T;
+        now.family = before.family = "train_gpt";  // whose config.json has every choice
+        return config_difference(before, now);
+    };
+    const std::string difference = difference_to(c);
+    if (difference.empty()) return;
+    std::string option;
+    for_each_change(o, saved, [&](const std::string& name, const ModelConfig& changed) {
+        if (option.empty() && !difference_to(changed).empty()) option = "--" + name + " changes";
+    });
+    fail_usage("%s the model under the adapters, which name --model %s alone: %s; HINT: leave it out",
+               option.empty() ? "the options change" : option.c_str(), o.model.c_str(), difference.c_str());
+}
+
+}  // namespace detail
+
+inline const char* const no_model =
+    "no model is given; HINT: --preset gpt2-124m (or another), --size 15m, --model DIR, or --num-layers, --hidden-size and "
+    "--num-attention-heads";
+
+// The model configuration: a directory or a preset, modified by further options.
+inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
+    const bool from_directory = !o.model.empty();
+    if (from_directory && !o.preset.empty())
+        fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+    if (!from_directory && o.preset.empty() && !o.num_layers) fail_usage("%s", no_model);
+    ModelConfig c;
+    if (from_directory) c = read_config(o.model);
+    else if (!o.preset.empty()) c = config_from_preset(o.preset);
+    else if (!o.size.empty()) c = family_of_size(o.size);
+    else set_family(c, "gpt2");  // Megatron's defaults; the options below modify it
+    const auto given = [&](int& size, int value, const char* option) {
+        if (from_directory && value && value != size)
+            fail_usage("--%s %d contradicts --model %s, which has %d; HINT: leave it out", option, value, o.model.c_str(),
+                       size);
+        if (value) size = value;
+    };
+    if (from_directory) c.head_size = c.HS();
+    const ModelConfig saved = c;
+    given(c.L, o.num_layers, "num-layers");
+    given(c.C, o.hidden_size, "hidden-size");
+    given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
+    given(c.NKV, o.num_query_groups || from_directory ? o.num_query_groups : o.num_attention_heads, "num-query-groups");
+    given(c.NH, o.num_attention_heads, "num-attention-heads");
+    given(c.head_size, o.kv_channels, "kv-channels");
+    if (o.max_position_embeddings) c.T = o.max_position_embeddings;
+    else if (!from_directory && o.seq_length) c.T = o.seq_length + o.prompt_tokens;
+    detail::set_block(o, c);
+    detail::set_rope_scaling(o, c);
+    detail::check_model_options(o, c);
+    if (!c.F) c.F = gated(c.activation) ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
+
+    given(c.V, o.vocab_size, "vocab-size");
+    if (!o.vocab_size && tokenizer && !from_directory) c.V = tokenizer->vocab_size();
+    if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
+    if (tokenizer) tokenizer->check_fits(c.V);
+    as_usage([&] { check_config(c); });
+    c = canonical(c);
+    if (from_directory) detail::check_same_tensors(o, saved, c);
+    if (from_directory && (o.lora_rank || o.prompt_tokens)) detail::check_same_base(o, canonical(saved), c);
+    match_family(c);
+    check_backend_takes(c);
+    pad_vocabulary(c, o.make_vocab_size_divisible_by * o.tensor_model_parallel_size);
+    c.parametrization = parametrization_of(o, c);
+    set_adapters(o, c);
+    return c;
+}
+
+// Muon or NorMuon for the matrices of blocks, or AdamW for everything.
+inline MuonRecipe muon_recipe(const TrainOptions& o) {
+    MuonRecipe r;
+    r.on = o.optimizer == "muon" || o.optimizer == "normuon";
+    r.neurons = o.optimizer == "normuon";
+    r.heads = o.muon_split_heads;
+    r.momentum = (real)o.muon_momentum;
+    r.beta2 = (real)o.muon_beta2;
+    r.iterations = o.muon_num_ns_steps;
+    r.shape_scaling = o.muon_scale_mode == "shape_scaling";
+    r.factor = o.muon_extra_scale_factor.value_or(r.shape_scaling ? 1 : 0.2);
+    static const TrainOptions defaults;
+    const std::pair<const char*, bool> of_muon[] = {{"muon-momentum", o.muon_momentum != defaults.muon_momentum},
+                                                    {"muon-scale-mode", o.muon_scale_mode != defaults.muon_scale_mode},
+                                                    {"muon-extra-scale-factor", (bool)o.muon_extra_scale_factor},
+                                                    {"muon-num-ns-steps", o.muon_num_ns_steps != defaults.muon_num_ns_steps},
+                                                    {"muon-split-heads", o.muon_split_heads}};
+    for (const auto& [option, given] : of_muon)
+        if (given && !r.on)
+            fail_usage("--%s has no effect without --optimizer muon; HINT: --optimizer muon, or omit it", option);
+    if (o.muon_beta2 != defaults.muon_beta2 && !r.neurons)
+        fail_usage("--muon-beta2 has no effect without --optimizer normuon; HINT: --optimizer normuon, or omit it");
+    if (r.neurons && o.exp_avg_sq_dtype != "fp32")
+        fail_usage("--optimizer normuon needs fp32 for its exp_avg_sq, one number per row; HINT: omit --exp-avg-sq-dtype %s",
+                   o.exp_avg_sq_dtype.c_str());
+    return r;
+}
+
+// The type of gradients or of a moment, by its name in options.
+inline ElementType element_type(const std::string& name, ElementType eight_bits) {
+    return name == "fp32" ? ElementType::fp32 : name == "bf16" ? ElementType::bf16 : eight_bits;
+}
+
+// True if the optimizer's state is kept in the host's memory.
+inline bool offloads_optimizer(const TrainOptions& o) {
+    if (o.offload == "none") return false;
+    if (o.optimizer == "normuon")
+        fail_usage(
+            "--offload optimizer and --optimizer normuon cannot be combined: NorMuon updates need whole rows; HINT: "
+            "--optimizer muon or adamw");
+    return true;
+}
+
+// The preference loss, if there are pairs of answers.
+inline Preference preference_of(const TrainOptions& o) {
+    Preference p;
+    p.beta = o.dpo_beta.value_or(0);
+    p.ipo = o.dpo_loss == "ipo";
+    p.label_smoothing = o.dpo_label_smoothing;
+    if (!p.on() && (p.ipo || p.label_smoothing > 0))
+        fail_usage("--%s requires --dpo-beta; HINT: --dpo-beta 0.1", p.ipo ? "dpo-loss" : "dpo-label-smoothing");
+    if (!p.on()) return p;
+    if (p.ipo && p.label_smoothing > 0) fail_usage("--dpo-label-smoothing requires --dpo-loss sigmoid; HINT: omit it with ipo");
+    if (o.z_loss_strength > 0 || o.use_z_loss)
+        fail_usage("--z-loss-strength and --dpo-beta cannot be combined: DPO has no cross-entropy; HINT: omit it");
+    return p;
+}
+
+// The layout of the run over its ranks. generates: it generates text while it trains.
+inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
+    RankLayout layout;
+    layout.tp = o.tensor_model_parallel_size;
+    layout.pp = o.pipeline_model_parallel_size;
+    layout.vpp = o.num_virtual_stages_per_pipeline_rank;
+    layout.sequence_parallel = !o.no_sequence_parallel;
+    layout.zero = o.zero > 0;
+    layout.whole_matrices = muon_recipe(o).on;
+    layout.bucket_elements = (size_t)o.ddp_bucket_size;
+    layout.rows = (int64_t)o.seq_length + o.prompt_tokens;
+    layout.trains = true;
+    layout.overlap = !o.no_overlap;
+    layout.generates = generates;
+    return layout;
+}
+
+// The number of layers of each stage of the pipeline.
+inline std::vector<int> layers_of_stages(const TrainOptions& o, const ModelConfig& c, const Mesh& mesh) {
+    std::vector<int> given;
+    for (const std::string& n : o.pipeline_layers)
+        given.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
+    return as_usage([&] {
+        return split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
+                            o.account_for_loss_in_pipeline_split, given);
+    });
+}
+
+inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
+    Fp8Recipe r;
+    r.on = !o.fp8_format.empty();
+    r.current = o.fp8_recipe == "current";
+    r.gradient = o.fp8_format == "e4m3" ? Fp8::e4m3 : Fp8::e5m2;
+    r.margin = o.fp8_margin;
+    r.history = o.fp8_amax_history_len;
+    r.most_recent = o.fp8_amax_compute_algo == "most_recent";
+    static const TrainOptions defaults;
+    const std::pair<const char*, bool> of_fp8[] = {
+        {"fp8-recipe", o.fp8_recipe != defaults.fp8_recipe},
+        {"fp8-start", o.fp8_start != defaults.fp8_start},
+        {"fp8-calibration-steps", o.fp8_calibration_steps != defaults.fp8_calibration_steps},
+        {"fp8-margin", o.fp8_margin != defaults.fp8_margin},
+        {"fp8-amax-history-len", o.fp8_amax_history_len != defaults.fp8_amax_history_len},
+        {"fp8-amax-compute-algo", o.fp8_amax_compute_algo != defaults.fp8_amax_compute_algo},
+        {"first-last-layers-bf16", o.first_last_layers_bf16},
+        {"no-fp8-fast-accumulation", o.no_fp8_fast_accumulation},
+        {"fp8-fast-backward", o.fp8_fast_backward},
+        {"fp8-weight-transpose", o.fp8_weight_transpose != defaults.fp8_weight_transpose}};
+    for (const auto& [option, given] : of_fp8)
+        if (given && !r.on) fail_usage("--%s requires FP8; HINT: --fp8-format hybrid, or omit it", option);
+    if (o.fp8_fast_backward && o.no_fp8_fast_accumulation)
+        fail_usage("--fp8-fast-backward conflicts with --no-fp8-fast-accumulation; HINT: leave one of them out");
+    for (const auto& [option, given] :
+         {std::pair("num-layers-at-start-in-bf16", o.num_layers_at_start_in_bf16 != defaults.num_layers_at_start_in_bf16),
+          {"num-layers-at-end-in-bf16", o.num_layers_at_end_in_bf16 != defaults.num_layers_at_end_in_bf16}})
+        if (given && !o.first_last_layers_bf16)
+            fail_usage("--%s requires --first-last-layers-bf16; HINT: add that, or omit this option", option);
+    return r;
+}
+
+// Selects a rank's layers that are computed in FP8; rejects unsupported sizes.
+inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o, const ModelConfig& c, const Part& part) {
+    if (const std::string problem = be::fp8_limits(ctx); !problem.empty()) fail("%s", problem.c_str());
+    const int first = o.first_last_layers_bf16 ? o.num_layers_at_start_in_bf16 : 0;
+    const int last = c.L - (o.first_last_layers_bf16 ? o.num_layers_at_end_in_bf16 : 0);
+    if (first >= last)
+        fail_usage("--first-last-layers-bf16 keeps all %d layers in bf16, so --fp8-format has no effect; HINT: leave one out",
+                   c.L);
+    const auto check = [](int64_t n, const char* what) {
+        if (n % 16) fail_usage("--fp8-format requires sizes that are multiples of 16; %s is %lld", what, (long long)n);
+    };
+    const LocalSizes n(c, part.tp);
+    check(c.C, "the width");
+    check(n.QKVl, "a rank's part of queries, keys and values");
+    check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
+    check(n.Fl, "a rank's part of the feed-forward width");
+    check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens),
+          o.prompt_tokens ? "the number of rows (micro-batch-size x (seq-length + prompt-tokens))"
+                          : "the number of rows (micro-batch-size x seq-length)");
+    std::vector<char> blocks;
+    for (const int layer : part.layers) blocks.push_back(layer >= first && layer < last);
+    return blocks;
+}
+
+// The number of bf16 steps before the first FP8 step; with `auto` unknown until the run is steady.
+inline int64_t fp8_start(const TrainOptions& o, const TrainingState& s) {
+    if (o.fp8_start == "auto") return s.fp8_start < 0 ? INT64_MAX : s.fp8_start;
+    return (int64_t)cli::number_in_range("fp8-start", o.fp8_start, at_least(0), true);
+}
+
+inline GuardOptions guard_options(const TrainOptions& o) {
+    GuardOptions g{};
+    g.policy = o.on_spike;
+    g.loss_deviations = o.spike_loss_deviations;
+    g.norm_factor = o.spike_grad_norm_factor;
+    g.window = o.spike_window;
+    g.patience = o.spike_patience;
+    g.max_rollbacks = o.max_rollbacks;
+    g.rollback_distance = o.rollback_distance;
+    g.rollback_batches = o.rollback_batches;
+    return g;
+}
+
+inline DataOptions data_options(const TrainOptions& o, const ModelConfig& c, const Tokenizer* tokenizer, DataSplit part,
+                                int64_t n_samples) {
+    DataOptions d;
+    const bool own = !o.valid_data_path.empty();  // validation data is separate, and both are used whole
+    d.blend = parse_data_path(own && part == DataSplit::valid ? o.valid_data_path : o.data_path);
+    if (own && d.blend.paths.size() == 1) d.blend.weights.clear();  // as Megatron
+    d.validates = o.eval_iters > 0;
+    d.split = o.split;
+    d.part = own ? DataSplit::whole : part;
+    d.T = o.seq_length;
+    d.seed = (uint32_t)(o.seed ^ o.seed >> 32);
+    d.n_samples = n_samples;
+    d.pairs = o.dpo_beta.has_value();
+    d.vocab_size = c.V;
+    d.virtual_tokens = c.virtual_tokens.count;
+    if (tokenizer) {
+        d.eod = tokenizer->eod_id();
+        d.tokenizer = tokenizer->identity();
+    }
+    d.reshuffle_each_epoch = o.reshuffle_each_epoch;
+    d.reset_position_ids = o.reset_position_ids;
+    d.reset_attention_mask = o.reset_attention_mask;
+    d.eod_mask_loss = o.eod_mask_loss;
+    return d;
+}
+
+inline bool has_validation(const TrainOptions& o) {
+    return o.eval_iters > 0 && (!o.valid_data_path.empty() || has_share(o.split, DataSplit::valid));
+}
+
+// Adds the batches that the options skip to the state's; returns the ones to be drawn and dropped.
+inline BatchRanges add_skips(TrainingState& s, const TrainOptions& o) {
+    s.skips.add(BatchRanges::parse(o.skip_batches, "--skip-batches"));
+    s.skips.add(BatchRanges::parse(o.iterations_to_skip, "--iterations-to-skip"));
+    const char* const option = "--skip-train-iteration-range";
+    for (const std::string& range : o.skip_train_iteration_range) {
+        if (std::find(s.iterations.begin(), s.iterations.end(), range) != s.iterations.end()) continue;
+        const BatchRanges given = BatchRanges::parse({range}, option);
+        if (given.empty() || given.ranges().back().last <= s.step) continue;  // as LLM-jp: past ranges are ignored
+        if (given.ranges().front().first <= s.step)
+            fail("%s %s starts before the next iteration; HINT: start with %lld", option, range.c_str(), (long long)s.step + 1);
+        s.iterations.push_back(range);
+    }
+    return BatchRanges::from_iterations(s.iterations, option);
+}

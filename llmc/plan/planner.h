@@ -1,0 +1,771 @@
+// Predicts the time of a training step on ranks that do not exist here: a model of computation, communication and pipeline with
+// a few hardware figures, for --dry-run --world N and for choosing a layout. Pure functions; nothing here communicates or
+// measures.
+//
+//   pass of a stage   FLOPs / (peak * efficiency) + its tensor-parallel communication, as far as it is exposed
+//   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
+//   step              pipeline + exposed data-parallel communication + both ends of a tied embedding + update
+// Collectives are rings: each of n ranks sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
+// all-reduce, at the bandwidth of the slowest link on the ring, and waits for the latency of each of its steps. A ring with k
+// ranks on each node it passes uses the k network ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then
+// dp, then pp. Communication per layer and micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6
+// with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
+// recomputation, 1 more with MLP recomputation and sequence parallelism.
+//
+// Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
+// functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not
+// all logits fit in memory at once. For every --head-rows rows of logits, the head's weights are read twice, and its gradients
+// read and written: with few rows these bytes take longer than the products.
+// Attention that the GPU computes without tensor cores (attention_kernels) has a separate rate, and so have the draws of
+// attention dropout.
+//
+// Assumed to overlap: gradients with the backward pass of the last micro-batch, except their last bucket; new parameters with
+// the update of the next bucket, except the last; pipeline messages unless a rank waits for them; with sequence parallelism
+// 4 of backward's 6 halves, each with a product of qkv or fc1 (without a slowdown of these products). With --zero 0 or
+// --no-overlap no data-parallel communication overlaps, with --no-overlap no tensor-parallel one, as in the program.
+// Latencies are NCCL's own for its fastest protocol (message_latency): the minimum for a message.
+// Not included: ranks slower than others, contention between nodes, reading data, checkpoints, the smaller batches of a
+// ramp-up; norms' gradients and loss statistics over tp (below 0.1% of its bytes); the time to launch kernels.
+//
+// The efficiency is one GPU's for whole layers, which includes norms and activations of the rows that a rank holds with
+// sequence parallelism. Without it every rank of tp passes over all rows. 0.62 of an A100's peak follows from the times of a
+// layer in arXiv:2205.05198, all five within 4%. test/test_planner.cpp compares predicted with published steps: 10 of 22 within
+// 8%, the others from 17% too slow to 26% too fast. For Hopper it was measured (efficiency_of). It differs between programs:
+// measure. FP8 shortens products with weights, not attention and elementwise operations, so its gain depends on the model.
+//
+// Layout and message sizes: Narayanan et al., arXiv:2104.04473.
+// Times of layers: Korthikanti et al., arXiv:2205.05198. ZeRO: arXiv:1910.02054.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../base/check.h"
+#include "../base/math.h"
+#include "../options/config.h"
+#include "devices.h"
+#include "energy.h"
+#include "../model/flops.h"
+#include "../model/adapters.h"
+#include "../model/mesh.h"
+#include "../model/model_config.h"
+#include "../model/parameters.h"
+#include "../model/recompute.h"
+#include "../parallel/pipeline.h"
+#include "../parallel/shard.h"
+#include "../base/terminal.h"
+#include "devices.h"
+
+// ---- a step on this machine -------------------------------------------------------------------------------------------------
+struct MicroBatchShape {
+    ModelConfig c;
+    int B, T;
+    double flops() const { return model_flops_per_token(c, T) * B * T; }
+};
+
+// A micro-batch like `whole`, with fewer samples, layers and tokens, so that it needs at most `most_flops`, and if necessary
+// with smaller matrices, so that bytes(part) are at most `most_bytes`.
+template <class Bytes>
+MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops, size_t most_bytes, Bytes bytes) {
+    MicroBatchShape part = whole;
+    ModelConfig& c = part.c;
+    c.L = std::min(c.L, 4);
+    while (part.B > 1 && part.flops() > most_flops) part.B /= 2;
+    while (c.L > 1 && part.flops() > most_flops) c.L--;
+    while (part.T > 64 && part.flops() > most_flops) part.T = (part.T + 1) / 2;
+    while (c.L > 1 && bytes(part) > most_bytes) c.L--;
+    while (c.C > 64 && bytes(part) > most_bytes) {
+        c.V = ceil_div(c.V, 2);
+        c.Vp = round_up(c.V, 128);
+        c.F = round_up(ceil_div(c.F, 2), 64);
+        if (c.NH % 2 == 0 && c.NKV % 2 == 0) {
+            c.C /= 2;
+            c.NH /= 2;
+            c.NKV /= 2;
+        } else if (c.V < 1024) {
+            break;
+        }
+    }
+    return part;
+}
+
+// Estimates the time of a step of `samples` here with such micro-batches: from a second of steps on a part of one, scaled by
+// their rate. bytes(part): memory for these steps, at most `most_bytes`. begin(part): a pointer to steps, with run(), the
+// seconds of the last one (forward, backward, update), and the number of parameters().
+template <class Bytes, class Begin>
+double measured_step_seconds(const MicroBatchShape& whole, int64_t samples, double peak_flops, size_t most_bytes, Bytes bytes,
+                             Begin begin) {
+    const double budget = 0.1 * std::max(peak_flops, 1e9);  // of a step: at a third of the peak 0.3 seconds
+    const MicroBatchShape part = part_to_measure(whole, budget, most_bytes, bytes);
+    const auto step = begin(part);
+    step->run();
+    std::vector<double> passes, updates;
+    for (const double end = monotonic_seconds() + 1; passes.size() < 2 || (monotonic_seconds() < end && passes.size() < 100);) {
+        step->run();
+        passes.push_back(step->forward + step->backward);
+        updates.push_back(step->update);
+    }
+    const double micro_batches = (double)samples / whole.B;
+    return median(passes) * micro_batches * whole.flops() / part.flops() +
+           median(updates) * (double)trained_table(whole.c).size / (double)step->parameters();
+}
+
+// ---- the plan --------------------------------------------------------------------------------------------------------------
+// The number of parameters of a virtual stage is a function of tp, layers, and whether it is the first or the last one.
+using StageKey = std::tuple<int, int, bool, bool>;
+
+struct PlanInput {
+    ModelConfig c;  // with padded vocabulary
+    int world = 1, tp = 1, pp = 1, vpp = 1;
+    bool sequence_parallel = true;  // if tp > 1
+    int zero = 1;
+    bool overlap = true;  // ZeRO's communication overlaps with computation
+    int B = 1, T = 0;     // micro-batch, sequence
+    int64_t global_batch = 0;
+    std::string recompute = "none";
+    int recompute_layers = 0;               // layers of each virtual stage with `recompute`; 0: all
+    std::string recompute_others = "none";  // in the others
+    std::vector<int> layers;                // of each virtual stage; empty: balanced
+    int64_t bucket_elements = 0;            // parameters per data parallel message; 0: default_bucket_elements
+    size_t bytes_per_element = 2, gradient_bytes = 4;
+    size_t moment_bytes = 8;                            // of both moments, per parameter
+    AttentionCount attention = AttentionCount::causal;  // as computed by the kernels
+    int head_rows = 0;                                  // rows of logits in memory at a time; 0: enough for their products
+    int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
+    bool muon_heads = false;                            // a head is a separate matrix
+    bool offloads = false, averages = false;            // the optimizer's state is on the host; weights are averaged
+    bool compares = false;                              // pairs of answers (DPO): the head computes losses before gradients
+
+    std::string device = "h100";  // for the table only; its figures follow
+    double tflops = 989, efficiency = usual_efficiency, memory_gbs = 3350;
+    int capability = 90;                     // CUDA compute capability: which kernels compute attention
+    double products_speedup = 1;             // of products with weights in FP8 over bf16
+    int bf16_at_start = 0, bf16_at_end = 0;  // layers that are always in bf16
+    bool transposes_weights = false;         // FP8 weights are transposed in each backward pass, not kept
+    int node_size = 8;
+    double intra_gbs = 450, inter_gbs = 50, host_gbs = 50;
+    double watts = 0;        // of a GPU; 0: not known
+    double co2_per_kwh = 0;  // grams; 0: not known
+
+    std::map<StageKey, double>* sizes = nullptr;  // caches the stages' parameters over plans of one model; null: no cache
+};
+
+// A virtual stage on one rank.
+struct StagePlan {
+    int layers = 0;
+    double parameters = 0;                         // with padding, and with a copy of a tied embedding
+    double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
+    double head_flops = 0;                         // the head's share
+    double fp8 = 0;                                // the fraction of its layers that may be in FP8
+    double recomputed_flops = 0;                   // the share of recomputation
+    int attention_again = 0;                       // layers whose attention is recomputed
+    double recomputed_bytes = 0;                   // read and written to recompute norms and activation functions
+    double transposed_bytes = 0;                   // read and written to transpose FP8 weights, per micro-batch
+    int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
+    double hidden_seconds = 0;                     // the time that overlaps with products
+    double forward_seconds = 0, backward_seconds = 0;
+};
+
+// The busiest rank's messages per step.
+struct Traffic {
+    double bytes = 0;
+    int64_t messages = 0;
+    bool between_nodes = false;
+    double gbs = 0;      // bandwidth
+    double latency = 0;  // seconds of an empty message
+    double seconds = 0;  // without overlap
+    double hidden = 0;   // seconds that overlap, of tensor-parallel communication
+    double exposed = 0;  // the time that does not overlap
+};
+
+struct Plan {
+    PlanInput in;
+    Mesh mesh;
+    int64_t micro_batches = 0;
+    std::vector<StagePlan> stages;  // virtual ones, in the order of the model
+    Traffic tensor, pipeline, data, embedding;
+    double ideal_bubble = 0, bubble = 0;  // for equal stages; simulated: idle over working time
+    double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
+    double host_bytes = 0, host_seconds = 0;  // --offload: a rank's traffic to and from the host, and its time
+    // Per GPU: model FLOPs with half of attention's scores, or with all of them, as logged by Megatron-LM; all computed FLOPs.
+    double model_tflops_causal = 0, model_tflops_full = 0, hardware_tflops = 0;
+    double tokens_per_second = 0;
+
+    double days(double tokens) const { return tokens / tokens_per_second / 86400; }
+};
+
+// True if attention on a GPU runs without tensor cores; and a note about it, or "".
+inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16) {
+    return attention_kernels(c.HS(), capability, in_bf16) == AttentionKernels::simple;
+}
+inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16) {
+    if (!attention_is_slow(c, capability, in_bf16)) return "";
+    return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), in_bf16 ? "" : " in fp32");
+}
+
+namespace detail {
+
+constexpr double giga = 1e9;
+
+struct Link {
+    bool between_nodes;
+    double gbs;  // per rank in a ring
+};
+
+// The slowest link between `size` ranks that are `stride` apart, in any group of the grid.
+inline Link slowest_link(const PlanInput& in, int size, int stride) {
+    const int span = size * stride;
+    if (in.world <= in.node_size || in.node_size % span == 0) return {false, in.intra_gbs};
+    // Ranks of the group on each node; if groups and nodes do not align, a node may have only one.
+    const int here = in.node_size % stride == 0 && span % in.node_size == 0 ? std::max(1, in.node_size / stride) : 1;
+    return {true, std::min(in.intra_gbs, here * in.inter_gbs)};
+}
+
+// Seconds of a collective in addition to its bytes: 6.6 us, and for each step of its ring 0.6 us within a node and 2.7 us
+// between nodes. These are the figures of NCCL's own cost model for rings with its protocol LL (nccl/src/graph/tuning.cc).
+inline double message_latency(bool between_nodes, int steps) { return 6.6e-6 + steps * (between_nodes ? 2.7e-6 : 0.6e-6); }
+
+inline void check_plan(const PlanInput& in) {
+    CHECK(in.c.Vp >= in.c.V && in.c.L > 0, "the model has no sizes or no padded vocabulary");
+    if (in.B < 1 || in.T < 1 || in.global_batch < 1 || in.node_size < 1)
+        fail("a plan of micro-batch %d, sequence %d, global batch %lld, %d GPUs a node; each must be at least 1", in.B, in.T,
+             (long long)in.global_batch, in.node_size);
+    const std::pair<const char*, double> rates[] = {{"device-tflops", in.tflops},         {"device-efficiency", in.efficiency},
+                                                    {"device-memory-gbs", in.memory_gbs}, {"intra-node-gbs", in.intra_gbs},
+                                                    {"inter-node-gbs", in.inter_gbs},     {"host-link-gbs", in.host_gbs}};
+    for (const auto& [name, value] : rates)
+        if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
+    for (const std::string& policy : {in.recompute, in.recompute_others})
+        if (policy != "none" && policy != "selective" && policy != "mlp" && policy != "full")
+            fail("recompute-granularity is '%s'; it must be none, selective, mlp or full", policy.c_str());
+}
+
+// Whether sequence parallelism divides the rows of the residual stream among tp ranks.
+inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
+
+// Memory traffic of a rank for recomputing the norms and the activation function of a layer, for a micro-batch, in bytes.
+inline double elementwise_bytes(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    const double N = (double)in.B * in.T, norms = 2 * 2.0 * c.C / (cuts_rows(in) ? in.tp : 1);
+    return N * (norms + (double)(c.F1() + c.F) / in.tp) * (double)in.bytes_per_element;
+}
+
+// Attention without tensor cores reads an operand from shared memory for each multiply-add: 64 FLOPs per clock and
+// multiprocessor, which are 14 TFLOP/s on an H100. Forward has 2 products, and backward 7, where other kernels need 4.
+constexpr double simple_attention_tflops = 14;
+inline bool attention_is_slow(const PlanInput& in) { return attention_is_slow(in.c, in.capability, in.bytes_per_element == 2); }
+// FLOPs of a layer's attention for a micro-batch on one of tp ranks, forward.
+inline double attention_flops(const PlanInput& in) {
+    FlopSizes one = flop_sizes(in.c, in.T);
+    one.L = 1;
+    return (layers_forward_flops(one, in.attention) - layer_products_flops(one)) * in.B * in.T / in.tp;
+}
+// Additional seconds of a layer with it, forward and backward.
+struct SlowAttention {
+    double forward = 0, backward = 0;
+};
+inline SlowAttention without_tensor_cores(const PlanInput& in) {
+    if (!attention_is_slow(in)) return {};
+    const double usual = in.tflops * 1e12 * in.efficiency, slow = std::min(usual, simple_attention_tflops * 1e12);
+    const double flops = attention_flops(in);
+    return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
+}
+// Attention dropout draws a number for each weight, forward and in each kernel of backward: 22 instructions a weight (1,400 of
+// a warp for 16 x 128 of them, by machine code; dev/LOG.md). A multiprocessor issues 128 per clock, while its tensor cores do
+// 2,048 FLOPs for dense bf16 products on an A100, 4,096 on an H100, 8,192 on a B200. Counted as if draws and products never
+// overlapped: not yet measured on a GPU.
+constexpr double draw_instructions = 22;
+inline SlowAttention draws_of_dropout(const PlanInput& in) {
+    if (in.c.attention_dropout == 0) return {};
+    const double flops_per_clock = in.capability >= 100 ? 8192 : in.capability >= 90 ? 4096 : 2048;
+    const double weights = attention_flops(in) / (4.0 * in.c.HS());
+    const double seconds = weights * draw_instructions / (in.tflops * 1e12 / flops_per_clock * 128);
+    return {seconds, dk_dv_apart(in.c.HS()) ? 3 * seconds : 2 * seconds};
+}
+inline SlowAttention slow_attention(const PlanInput& in) {
+    const SlowAttention kernels = without_tensor_cores(in), draws = draws_of_dropout(in);
+    return {kernels.forward + draws.forward, kernels.backward + draws.backward};
+}
+
+// Bytes that a rank reads and writes in the elementwise operations of a layer for a micro-batch, forward and backward.
+struct ElementwiseBytes {
+    double forward = 0, backward = 0;
+};
+// For rows of width C: two norms, each with the residual before it, read and write 4 C numbers per row in either direction.
+inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
+    const double bytes = 8.0 * in.B * in.T * in.c.C * (double)in.bytes_per_element;
+    return {bytes, bytes};
+}
+// For heads and the feed-forward, which tp divides: RoPE reads and writes queries, keys and values, the activation F1 and F,
+// and backward F1 twice; backward also reads out and its gradient.
+inline ElementwiseBytes bytes_of_columns(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    const double heads = (double)(c.NH + 2 * c.NKV) * c.HS(), rope = c.position == Position::rope ? 2 * heads : 0;
+    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp;
+    return {each * (rope + c.F1() + c.F), each * (rope + 2 * c.F1() + c.F + 2.0 * c.NH * c.HS())};
+}
+// Programs before FlashAttention (AttentionCount::full) kept scores in memory, 2 bytes each. Forward, the masked softmax reads
+// and writes them, and dropout again with a mask of 1 byte: 9 bytes. Backward, dropout 5 and the softmax 6 (arXiv:2205.05198).
+inline ElementwiseBytes bytes_of_scores(const PlanInput& in) {
+    if (in.attention != AttentionCount::full) return {};
+    const double scores = (double)in.B * in.T * in.T * in.c.NH / in.tp;
+    return {9 * scores, 11 * scores};
+}
+// Bytes that the efficiency does not include: of rows it includes 1 / tp.
+inline ElementwiseBytes bytes_apart(const PlanInput& in) {
+    const double more = cuts_rows(in) ? 0 : 1 - 1.0 / in.tp;
+    const ElementwiseBytes rows = bytes_of_rows(in), scores = bytes_of_scores(in);
+    return {more * rows.forward + scores.forward, more * rows.backward + scores.backward};
+}
+
+// Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
+// tensor-parallel communication in halves of an all-reduce.
+struct RecomputeCost {
+    double flops = 0, bytes = 0;
+    int halves = 0;
+};
+inline RecomputeCost recompute_cost(const PlanInput& in, const std::string& policy, double layer_flops, double fc1) {
+    const double scores = bytes_of_scores(in).forward;
+    if (policy == "full") return {layer_flops, bytes_apart(in).forward, 4};
+    if (policy == "mlp") return {fc1, elementwise_bytes(in), cuts_rows(in) ? 1 : 0};   // fc1's input is gathered again
+    if (policy == "selective" && scores > 0) return {attention_flops(in), scores, 0};  // Megatron's, of attention's core
+    if (policy == "selective") return {0, elementwise_bytes(in), 0};
+    return {};
+}
+
+// Parameters of a virtual stage on a rank, with padding.
+inline double stage_parameters(const PlanInput& in, const Part& part) {
+    const StageKey key = {in.tp, (int)part.layers.size(), part.first, part.last};
+    if (in.sizes)
+        if (const auto known = in.sizes->find(key); known != in.sizes->end()) return known->second;
+    const double size = (double)trained_table(in.c, part).size;
+    if (in.sizes) (*in.sizes)[key] = size;
+    return size;
+}
+
+// The virtual stages of rank 0 of each tp group, with `layers` layers each.
+inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
+    const ModelConfig& c = in.c;
+    const double N = (double)in.B * in.T;
+    FlopSizes one = flop_sizes(c, in.T);
+    one.L = 1;
+    const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
+    const double products = layer_products_flops(one) * N / in.tp, weights = layer_products_flops(one) / 2 / in.tp;
+    const bool cut = cuts_rows(in), frozen = c.adapted();
+    const double fc1 = fc1_flops(one) * N / in.tp;
+    const RecomputeCost first = recompute_cost(in, in.recompute, layer, fc1),
+                        others = recompute_cost(in, in.recompute_others, layer, fc1);
+    std::vector<StagePlan> stages;
+    for (int s = 0, at = 0; s < (int)layers.size(); s++) {
+        Part part;
+        part.tp = mesh.tp;
+        part.first = s == 0;
+        part.last = s == (int)layers.size() - 1;
+        StagePlan stage;
+        stage.layers = layers[s];
+        for (int i = 0; i < layers[s]; i++, at++) {
+            part.layers.push_back(at);
+            stage.fp8 += at >= in.bf16_at_start && at < c.L - in.bf16_at_end ? 1.0 / layers[s] : 0;
+        }
+        const int n_first = in.recompute_layers ? std::min(layers[s], in.recompute_layers) : layers[s],
+                  n_others = layers[s] - n_first;
+        stage.parameters = stage_parameters(in, part);
+        stage.forward_flops = stage.layers * layer;
+        stage.head_flops = part.last ? ((frozen ? 2 : 3) + in.compares) * head : 0;
+        stage.attention_again = (in.recompute == "full" ? n_first : 0) + (in.recompute_others == "full" ? n_others : 0);
+        stage.recomputed_flops = n_first * first.flops + n_others * others.flops;
+        stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + stage.recomputed_flops + stage.head_flops;
+        stage.recomputed_bytes = n_first * first.bytes + n_others * others.bytes;
+        if (in.transposes_weights) stage.transposed_bytes = 2 * stage.fp8 * stage.layers * weights;
+        if (in.tp > 1) {
+            stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
+            stage.backward_halves = (cut ? 6 : 4) * stage.layers + n_first * first.halves + n_others * others.halves +
+                                    (part.first && cut) + 2 * part.last;
+        }
+        stages.push_back(stage);
+    }
+    return stages;
+}
+
+// Bytes of a micro-batch's residual stream.
+inline double stream_bytes(const PlanInput& in) { return (double)in.B * in.T * in.c.C * in.bytes_per_element; }
+// Bytes that a rank sends in one half of an all-reduce over tp ranks.
+inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) * (in.tp - 1) / in.tp; }
+
+// Bytes of a message between two stages.
+inline double pipeline_message_bytes(const PlanInput& in) { return stream_bytes(in) / (cuts_rows(in) ? in.tp : 1); }
+
+// FLOPs of a micro-batch's products that hide communication, for the two matrices of a layer whose input is gathered; 0 if the
+// program does not overlap.
+struct ColumnProducts {
+    double qkv = 0, fc1 = 0;
+};
+inline ColumnProducts column_products(const PlanInput& in) {
+    const ModelConfig& c = in.c;
+    if (!cuts_rows(in) || !in.overlap || c.adapted()) return {};
+    const double each = 2.0 * in.B * in.T * c.C / in.tp;
+    return {each * (c.NH + 2 * c.NKV) * c.HS(), each * c.F1()};
+}
+
+// Seconds of each stage's passes: computation, then exposed communication with the other tp ranks.
+inline void plan_passes(Plan& p) {
+    const PlanInput& in = p.in;
+    const Link link = slowest_link(in, in.tp, 1);
+    p.tensor.between_nodes = link.between_nodes;
+    p.tensor.gbs = link.gbs;
+    // Each half is a message, or an all-reduce combines both.
+    const int halves = cuts_rows(in) ? 1 : 2;
+    p.tensor.latency = message_latency(link.between_nodes, halves * (in.tp - 1));
+    const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga) + p.tensor.latency / halves;
+    const double rate = in.tflops * 1e12 * in.efficiency;
+    const SlowAttention slow = slow_attention(in);
+    const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
+    const ColumnProducts products = column_products(in);
+    const ElementwiseBytes rows = bytes_of_rows(in), columns = bytes_of_columns(in), apart = bytes_apart(in);
+    const double bandwidth = in.memory_gbs * giga, elementwise = rows.forward / in.tp + columns.forward;
+    const double elementwise_backward = rows.backward / in.tp + columns.backward;
+    for (StagePlan& s : p.stages) {
+        // Products with weights take the layers' time without attention and elementwise operations.
+        const double saved = s.fp8 * (1 - 1 / in.products_speedup), attention = s.layers * attention_flops(in);
+        const auto in_layers = [&](double flops, double of_attention, double bytes) {
+            return flops / rate - saved * std::max(0.0, (flops - of_attention) / rate - bytes / bandwidth);
+        };
+        for (const double flops : {products.qkv, products.fc1})  // one half overlaps with each of backward's two products
+            s.hidden_seconds += 2 * s.layers * std::min(half_seconds, flops / rate * (1 - saved));
+        s.forward_seconds = in_layers(s.forward_flops, attention, s.layers * elementwise) + s.forward_halves * half_seconds +
+                            s.layers * (slow.forward + apart.forward / bandwidth);
+        double head = s.head_flops / rate;
+        if (in.head_rows && s.head_flops > 0)
+            head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
+        const double again = s.attention_again * attention_flops(in);
+        const double in_backward = in_layers(s.backward_flops - s.head_flops, 2 * attention + again,
+                                             s.layers * elementwise_backward + s.attention_again * elementwise);
+        s.backward_seconds = in_backward + head + s.backward_halves * half_seconds - s.hidden_seconds +
+                             (s.recomputed_bytes + s.transposed_bytes + s.layers * apart.backward) / bandwidth +
+                             s.layers * slow.backward + s.attention_again * slow.forward;
+    }
+}
+
+// A message goes from one rank to another through the port of the sender.
+inline void plan_pipeline_link(Plan& p) {
+    p.pipeline.between_nodes = slowest_link(p.in, p.in.pp, p.in.tp * p.mesh.dp.size).between_nodes;
+    p.pipeline.gbs = p.pipeline.between_nodes ? p.in.inter_gbs : p.in.intra_gbs;
+    p.pipeline.latency = message_latency(p.pipeline.between_nodes, 1);
+}
+inline double pipeline_message_seconds(const Plan& p) {
+    return p.in.pp > 1 ? pipeline_message_bytes(p.in) / (p.pipeline.gbs * giga) + p.pipeline.latency : 0;
+}
+
+// All passes of a step.
+inline void plan_pipeline(Plan& p) {
+    const PlanInput& in = p.in;
+    std::vector<double> forward, backward;
+    for (const StagePlan& s : p.stages) {
+        forward.push_back(s.forward_seconds);
+        backward.push_back(s.backward_seconds);
+    }
+    const auto simulate = [&](double p2p) { return step_time(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p); };
+    const StepTime step = simulate(pipeline_message_seconds(p));
+    p.pipeline_seconds = step.total;
+    p.bubble = step.bubble;
+    p.ideal_bubble = bubble_fraction(in.pp, in.vpp, (int)p.micro_batches);
+    p.pipeline.exposed = in.pp > 1 ? step.total - simulate(0).total : 0;
+}
+
+// Messages of the busiest pipeline rank to its tp peers and to its neighbours.
+inline void plan_messages(Plan& p) {
+    const PlanInput& in = p.in;
+    const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);
+    const int last = (int)p.stages.size() - 1;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double sent = 0, halves = 0, hidden = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const int s = virtual_stage(in.pp, rank, chunk);
+            halves += p.stages[s].forward_halves + p.stages[s].backward_halves;
+            hidden += p.stages[s].hidden_seconds;
+            sent += m * ((s > 0) + (s < last));
+        }
+        if (m * halves * half > p.tensor.bytes) {
+            p.tensor.bytes = m * halves * half;
+            p.tensor.hidden = m * hidden;
+            p.tensor.messages = (int64_t)(m * halves / (cuts_rows(in) ? 1 : 2));
+        }
+        if (sent * message > p.pipeline.bytes) {
+            p.pipeline.bytes = sent * message;
+            p.pipeline.messages = (int64_t)sent;
+        }
+    }
+}
+
+// The work of each pipeline rank after its last pass; the slowest one decides. Communication between data-parallel ranks
+// overlaps with work, except its last bucket.
+inline void plan_update(Plan& p) {
+    const PlanInput& in = p.in;
+    const int dp = p.mesh.dp.size;
+    const Link link = slowest_link(in, dp, in.tp);
+    p.data.between_nodes = link.between_nodes;
+    p.data.gbs = link.gbs;
+    p.data.latency = message_latency(link.between_nodes, (in.zero ? 1 : 2) * (dp - 1));
+    const double bucket = in.bucket_elements ? (double)in.bucket_elements : (double)default_bucket_elements(dp);
+    const double of_gradient = (double)in.gradient_bytes, moments = 2 * (double)in.moment_bytes;
+    double slowest = -1;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double parameters = 0, layers = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const StagePlan& stage = p.stages[(size_t)virtual_stage(in.pp, rank, chunk)];
+            parameters += stage.parameters;
+            layers += stage.layers;
+        }
+        const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
+        // Without ZeRO gradients are gathered, with it new parameters.
+        const double gathered = in.zero ? (double)in.bytes_per_element : of_gradient;
+        const double latency = dp > 1 ? buckets * p.data.latency : 0;
+        const double scatter = of_gradient * parameters * part / (link.gbs * giga) + latency;
+        const double gather = gathered * parameters * part / (link.gbs * giga) + (in.zero ? latency : 0);
+        // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
+        // of a rank's own ones also pass over memory.
+        const double own = parameters / (in.zero ? dp : 1);
+        double update = (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
+        // Muon's matrices are whole on one of the ranks that share them; its elementwise operations cost about the same as
+        // AdamW's.
+        const MuonFlops muon = muon_flops(flop_sizes(in.c, in.T), in.newton_schulz_steps, in.muon_heads);
+        const double sharing = (double)in.tp * (in.zero ? dp : 1);
+        update += std::max(layers * muon.layer / sharing, muon.largest) / (in.tflops * 1e12 * in.efficiency);
+        // Offloaded state crosses the link in both directions at a time, while it is updated; averages in a separate pass.
+        const double lower = in.bytes_per_element == 2 ? 2 : 0, average = in.averages ? lower + 4 : 0;
+        const double of_moments = (double)in.moment_bytes / (in.newton_schulz_steps ? 2 : 1);
+        const double host_bytes = in.offloads ? own * (lower + of_moments + average) : 0;
+        const double host_seconds = host_bytes / in.host_gbs / giga;
+        update = std::max(update, host_seconds);
+        const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
+        const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
+        const double waiting =
+            in.zero && in.overlap ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
+        if (waiting + update <= slowest) continue;
+        slowest = waiting + update;
+        p.data.bytes = parameters * part * (of_gradient + gathered);
+        p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
+        p.data.exposed = waiting;
+        p.update_seconds = update;
+        p.host_bytes = host_bytes;
+        p.host_seconds = host_seconds;
+    }
+}
+
+// The gradients of a tied embedding, which both ends of the pipeline hold: an all-reduce of two ranks sends one half of the
+// matrix each way, twice.
+inline void plan_tied_embedding(Plan& p) {
+    const PlanInput& in = p.in;
+    if (!in.c.tied || in.pp == 1) return;
+    const double bytes = (double)in.gradient_bytes * in.c.Vp / in.tp * in.c.C;
+    const bool between = p.pipeline.between_nodes;
+    p.embedding = {bytes, 1, between, p.pipeline.gbs, message_latency(between, 2), 0, 0};
+    p.embedding.exposed = p.embedding.bytes / (p.embedding.gbs * giga) + p.embedding.latency;
+}
+
+inline void plan_rates(Plan& p) {
+    const PlanInput& in = p.in;
+    const FlopSizes all = flop_sizes(in.c, in.T);
+    const double tokens = (double)in.global_batch * in.T, per_gpu = tokens / p.step_seconds / in.world / 1e12;
+    double again = 0;
+    for (const StagePlan& s : p.stages) again += s.recomputed_flops * in.tp / ((double)in.B * in.T);
+    const double computed = model_flops_per_token(all, in.attention) + again + in.compares * head_forward_flops(all);
+    p.model_tflops_causal = model_flops_per_token(all, AttentionCount::causal) * per_gpu;
+    p.model_tflops_full = model_flops_per_token(all, AttentionCount::full) * per_gpu;
+    p.hardware_tflops = computed * per_gpu;
+    p.tokens_per_second = (double)in.global_batch * (in.T - in.c.virtual_tokens.count) / p.step_seconds;
+}
+
+}  // namespace detail
+
+// A plan without the simulation of its pipeline.
+inline Plan begin_plan(const PlanInput& in) {
+    detail::check_plan(in);
+    Plan p;
+    p.in = in;
+    p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp);
+    check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T);
+    const int dp = p.mesh.dp.size;
+    if (in.global_batch % ((int64_t)in.B * dp))
+        fail(
+            "global-batch-size %lld is not divisible by micro-batch-size %d x %d data-parallel ranks = %lld; HINT: choose a "
+            "multiple",
+            (long long)in.global_batch, in.B, dp, (long long)in.B * dp);
+    p.micro_batches = in.global_batch / in.B / dp;
+    const std::string problem = pipeline_problem(in.pp, in.vpp, (int)p.micro_batches);
+    if (!problem.empty()) fail("%s", problem.c_str());
+    p.stages = detail::plan_stages(in, p.mesh, split_layers(in.c.L, in.pp * in.vpp, false, false, in.layers));
+
+    detail::plan_passes(p);
+    detail::plan_pipeline_link(p);
+    detail::plan_messages(p);
+    detail::plan_update(p);
+    detail::plan_tied_embedding(p);
+    return p;
+}
+
+// A lower bound of the step time of such a plan, in seconds: a rank runs its passes one after another, the first when the first
+// micro-batch has reached it through the earlier ranks, and after its last one the gradient returns through them.
+inline double least_step_seconds(const Plan& p) {
+    const PlanInput& in = p.in;
+    const double message = detail::pipeline_message_seconds(p);
+    double slowest = 0, before = 0;
+    for (int rank = 0; rank < in.pp; rank++) {
+        double passes = 0;
+        for (int chunk = 0; chunk < in.vpp; chunk++) {
+            const StagePlan& s = p.stages[(size_t)virtual_stage(in.pp, rank, chunk)];
+            passes += s.forward_seconds + s.backward_seconds;
+        }
+        slowest = std::max(slowest, before + (double)p.micro_batches * passes);
+        before += p.stages[(size_t)rank].forward_seconds + p.stages[(size_t)rank].backward_seconds + 2 * message;
+    }
+    return slowest + p.data.exposed + p.embedding.exposed + p.update_seconds;
+}
+
+inline Plan make_plan(const PlanInput& in) {
+    Plan p = begin_plan(in);
+    detail::plan_pipeline(p);
+    for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
+        t->seconds = t->messages ? t->bytes / (t->gbs * detail::giga) + (double)t->messages * t->latency : 0;
+    p.tensor.exposed = p.tensor.seconds - p.tensor.hidden;
+    p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
+    detail::plan_rates(p);
+    return p;
+}
+
+// ---- from the command line -------------------------------------------------------------------------------------------------
+inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int world, const std::vector<int>& layers,
+                            int64_t global_batch, size_t bytes_per_element) {
+    const Device d = find_device(o.device);
+    PlanInput in;
+    in.c = c;
+    in.world = world;
+    in.tp = o.tensor_model_parallel_size;
+    in.pp = o.pipeline_model_parallel_size;
+    in.vpp = o.num_virtual_stages_per_pipeline_rank;
+    in.sequence_parallel = !o.no_sequence_parallel;
+    in.zero = o.zero;
+    in.overlap = !o.no_overlap;
+    in.B = o.micro_batch_size;
+    in.T = o.seq_length + c.virtual_tokens.count;
+    in.global_batch = global_batch;
+    in.recompute = o.recompute_granularity;
+    in.recompute_layers = o.recompute_num_layers;
+    in.recompute_others = o.recompute_other_layers;
+    in.layers = layers;
+    in.bucket_elements = o.ddp_bucket_size;
+    in.bytes_per_element = bytes_per_element;
+    in.device = o.device_tflops && !o.given.count("device") ? "device" : d.name;
+    in.capability = d.capability;
+    in.efficiency =
+        o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, (double)in.B * in.T, in.tp));
+    in.node_size = o.node_size;
+    in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
+    for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype})
+        in.moment_bytes -= *dtype == "bf16" ? 2 : *dtype == "fp8" ? 3 : 0;
+    if (o.optimizer == "muon" || o.optimizer == "normuon") in.newton_schulz_steps = o.muon_num_ns_steps;
+    in.muon_heads = o.muon_split_heads;
+    in.offloads = o.offload == "optimizer";
+    in.averages = o.ema_decay > 0;
+    in.compares = o.dpo_beta.has_value();
+    if (!o.fp8_format.empty()) {
+        if (!o.device_tflops && d.capability < 89)
+            fail_usage("FP8 was requested for --device %s, which only supports bf16; HINT: omit FP8, or --device h100", d.name);
+        in.products_speedup = o.device_fp8_speedup;
+        in.transposes_weights = o.fp8_weight_transpose == "on-the-fly";
+        if (o.first_last_layers_bf16) {
+            in.bf16_at_start = o.num_layers_at_start_in_bf16;
+            in.bf16_at_end = o.num_layers_at_end_in_bf16;
+        }
+    }
+    in.head_rows = o.head_rows;
+    in.tflops = o.device_tflops.value_or(d.tflops);
+    in.memory_gbs = o.device_memory_gbs.value_or(d.memory_gbs);
+    in.intra_gbs = o.intra_node_gbs.value_or(d.intra_gbs);
+    in.inter_gbs = o.inter_node_gbs.value_or(d.inter_gbs);
+    in.host_gbs = o.host_link_gbs.value_or(d.host_gbs);
+    in.watts = o.device_watts.value_or(o.device_tflops ? 0 : d.watts);
+    in.co2_per_kwh = o.carbon_intensity.value_or(0);
+    return in;
+}
+
+// Rows for a table: anything with row(label, value) and exact(value). `tokens`: of the whole run; 0: unknown length.
+template <class Rows>
+void add_rows(Rows& t, const Plan& p, double tokens) {
+    const PlanInput& in = p.in;
+    const auto seconds = [](double s) {  // three digits, more precise than human_duration
+        const double x = s >= 0.9995 ? s : s >= 0.9995e-3 ? s * 1e3 : s * 1e6;
+        return format("%.*f %s", x < 9.995 ? 2 : x < 99.95 ? 1 : 0, x, x == s ? "s" : s >= 0.9995e-3 ? "ms" : "us");
+    };
+    const auto traffic = [&](const char* label, const Traffic& x, const char* hidden) {
+        if (x.messages == 0) return;
+        t.row(label, format("%s in %s message%s %s nodes at %.4g GB/s: %s, of which %s %s", human_bytes(x.bytes).c_str(),
+                            with_commas(x.messages).c_str(), x.messages == 1 ? "" : "s", x.between_nodes ? "between" : "within",
+                            x.gbs, seconds(x.seconds).c_str(), seconds(x.exposed).c_str(), hidden));
+    };
+    const auto slower = [](const StagePlan& a, const StagePlan& b) {
+        return a.forward_seconds + a.backward_seconds < b.forward_seconds + b.backward_seconds;
+    };
+    const auto [fastest, slowest] = std::minmax_element(p.stages.begin(), p.stages.end(), slower);
+    t.row("hardware",
+          format("%d x %s in nodes of %d: %.4g TFLOP/s at %.0f%%%s, links of %.4g and %.4g GB/s within and between nodes",
+                 in.world, in.device.c_str(), in.node_size, in.tflops, 100 * in.efficiency,
+                 in.products_speedup != 1 ? format(", products %.3g times as fast in FP8", in.products_speedup).c_str() : "",
+                 in.intra_gbs, in.inter_gbs));
+    t.row("micro-batch", format("forward %s, backward %s%s", seconds(slowest->forward_seconds).c_str(),
+                                seconds(slowest->backward_seconds).c_str(),
+                                in.pp == 1 ? ""
+                                           : format(" on the slowest stage; the fastest takes %.0f%% of that",
+                                                    100 * (fastest->forward_seconds + fastest->backward_seconds) /
+                                                        (slowest->forward_seconds + slowest->backward_seconds))
+                                                 .c_str()));
+    const double seconds_of_stage = slowest->forward_seconds + slowest->backward_seconds;
+    const auto of_stage = [s = *slowest](const detail::SlowAttention& slow) {
+        return s.layers * (slow.forward + slow.backward) + s.attention_again * slow.forward;
+    };
+    if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2); !note.empty())
+        t.row("attention", format("%s: passes take %.1f times as long", note.c_str(),
+                                  seconds_of_stage / (seconds_of_stage - of_stage(detail::without_tensor_cores(in)))));
+    if (in.c.attention_dropout > 0)
+        t.row("attention dropout", format("drawing its random numbers takes up to %.0f%% of the passes",
+                                          100 * of_stage(detail::draws_of_dropout(in)) / seconds_of_stage));
+    traffic("tensor parallel, per rank", p.tensor, "not overlapped");
+    traffic("pipeline, per rank", p.pipeline, "waited for");
+    traffic("data parallel, per rank", p.data, "not overlapped");
+    traffic("tied embedding, per rank", p.embedding, "not overlapped");
+    if (in.offloads)
+        t.row("link to the host, per rank",
+              format("%s each way at %.4g GB/s: %s, overlapped with the update", human_bytes(p.host_bytes).c_str(), in.host_gbs,
+                     seconds(p.host_seconds).c_str()));
+    if (in.pp > 1)
+        t.row("bubble", format("%.1f%%; with equal stages and no messages %.1f%%", 100 * p.bubble, 100 * p.ideal_bubble));
+    t.row("step", format("%s: passes %s, data parallel %s, update %s", seconds(p.step_seconds).c_str(),
+                         seconds(p.pipeline_seconds).c_str(), seconds(p.data.exposed + p.embedding.exposed).c_str(),
+                         seconds(p.update_seconds).c_str()));
+    t.exact({{"seconds", p.step_seconds}});
+    t.row("throughput",
+          format("%s tokens/s; per GPU %.*f model TFLOP/s (causal attention; %.*f counted in full), %.0f%% of peak",
+                 human_count(p.tokens_per_second).c_str(), p.model_tflops_causal < 10 ? 2 : 0, p.model_tflops_causal,
+                 p.model_tflops_full < 10 ? 2 : 0, p.model_tflops_full, 100 * p.model_tflops_causal / in.tflops));
+    t.exact({{"tokens_per_second", p.tokens_per_second}, {"model_tflops_per_gpu", p.model_tflops_causal}});
+    if (tokens == 0) return;
+    t.row("whole run",
+          format("%s tokens in %s, %s GPU hours", human_count(tokens).c_str(), human_duration(p.days(tokens) * 86400).c_str(),
+                 human_count(p.days(tokens) * 24 * in.world).c_str()));
+    t.exact({{"tokens", tokens}, {"days", p.days(tokens)}});
+    if (in.watts > 0) {
+        const double joules = p.days(tokens) * 86400 * in.world * in.watts, grams = grams_of_co2(joules, in.co2_per_kwh);
+        std::string co2;
+        if (grams > 0) co2 = format(", %s kg of CO2 at %.4g g per kWh", human_count(grams / 1e3).c_str(), in.co2_per_kwh);
+        t.row("energy", format("at most %s kWh%s: the GPUs at %.4g W each, without hosts, network and cooling",
+                               human_count(joules / 3.6e6).c_str(), co2.c_str(), in.watts));
+        nlohmann::ordered_json exact = {{"kilowatt_hours", joules / 3.6e6}};
+        if (grams > 0) exact["grams_of_co2"] = grams;
+        t.exact(exact);
+    }
+}
