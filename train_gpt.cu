@@ -53,56 +53,56 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-#include "llmc/model/arena.h"                // HostSide, wait_for_device
-#include "llmc/model/model_config.h"         // ModelConfig, Norm, Position, QkNorm
-#include "llmc/model/mesh.h"                 // Mesh, Axis, LocalSizes
-#include "llmc/model/parameters.h"           // TensorSpec, RowBlock, Init, Matrix
-#include "llmc/model/lora.h"                 // the adapters of Model::lora
-#include "llmc/model/adapters.h"             // Model::virtual_tokens
-#include "llmc/model/fp8_training.h"         // Fp8Training, fp8_index, begin_step_in_fp8
-#include "llmc/model/preference.h"           // AnswerPair, Model::preference
-#include "llmc/model/recompute.h"            // Recompute, Kept, LayerInput, codes_suffice, numbers
-#include "llmc/model/decoder.h"              // write_text, TextRoom, NextToken
-#include "llmc/tokenizer/tokenizer.h"        // Tokenizer
-#include "llmc/data/dataloader.h"            // Batch, DataLoader
-#include "llmc/data/tasks.h"                 // Request, Score, Task, TaskRequests
-#include "llmc/parallel/world.h"             // World: the processes
-#include "llmc/parallel/comm.h"              // be::all_reduce, ...
-#include "llmc/parallel/node_text.h"         // text_of_node
-#include "llmc/parallel/zero.h"              // GradientReducer
-#include "llmc/parallel/pipeline.h"          // pipeline_schedule, Direction, split_layers
-#include "llmc/parallel/ranks.h"             // Ranks, join_groups, place_rank, reduce_sums
-#include "llmc/parallel/model_memory.h"      // Model, MicroBatch, Block, Layer, plan_layers, bind_layers
-#include "llmc/parallel/pass.h"              // Pass
-#include "llmc/parallel/adamw.h"             // update_by_adamw
-#include "llmc/parallel/pipeline_links.h"    // PipelineLinks
-#include "llmc/parallel/weight_average.h"    // update_average
-#include "llmc/report/logger.h"              // StepStats
-#include "llmc/options/config.h"             // TrainOptions, ...
-#include "llmc/options/schedule.h"           // Schedule
-#include "llmc/checkpoint/run_directory.h"   // RunLock
-#include "llmc/checkpoint/training_state.h"  // TrainingState, load_weights_and_moments
-#include "llmc/plan/from_options.h"          // configure_model, layout_of, fp8_start
-#include "llmc/plan/planner.h"               // MicroBatchShape, measured_step_seconds
-#include "llmc/plan/machine.h"               // peak_of_all
-#include "llmc/infer/training_tasks.h"       // TrainingTasks
-#include "llmc/infer/inference.h"            // InferenceRun, read_prompts, write_texts
-#include "llmc/infer/serve.h"                // ModelServer
-#include "llmc/infer/evaluation.h"           // score_requests, evaluate_tasks
-#include "llmc/infer/written_answers.h"      // write_answers
-#include "llmc/run/diagnostics.h"            // hash_gradients
-#include "llmc/run/resume.h"                 // check_same_everywhere
-#include "llmc/run/timetable.h"              // Timetable
-#include "llmc/run/run.h"                    // Run, set_up, open_data
-#include "llmc/run/reference.h"              // find_reference
-#include "llmc/run/describe_run.h"           // describe_run, describe_plan
-#include "llmc/run/trainer.h"                // TrainerBase, which Trainer extends
-#include "llmc/run/training_log.h"           // TrainingLog
-#include "llmc/run/training_loop.h"          // TrainingLoop
-#include "llmc/search/sweep.h"               // Sweep
-#include "llmc/search/tune.h"                // tune_layouts
-#include "llmc/search/tune_inference.h"      // tune_inference
-#include "llmc/commands/program.h"           // run_program, with the commands that need no model
+#include "llmc/model/arena.h"                 // HostSide, wait_for_device
+#include "llmc/model/model_config.h"          // ModelConfig, Norm, Position, QkNorm
+#include "llmc/model/mesh.h"                  // Mesh, Axis, LocalSizes
+#include "llmc/model/parameters.h"            // TensorSpec, RowBlock, Init, Matrix
+#include "llmc/model/lora.h"                  // the adapters of Model::lora
+#include "llmc/model/adapters.h"              // Model::virtual_tokens
+#include "llmc/model/fp8_training.h"          // Fp8Training, fp8_index, begin_step_in_fp8
+#include "llmc/model/preference.h"            // AnswerPair, Model::preference
+#include "llmc/model/recompute.h"             // Recompute, Kept, LayerInput, codes_suffice, numbers
+#include "llmc/model/decoder.h"               // write_text, TextRoom, NextToken
+#include "llmc/tokenizer/tokenizer.h"         // Tokenizer
+#include "llmc/data/dataloader.h"             // Batch, DataLoader
+#include "llmc/data/tasks.h"                  // Request, Score, Task, TaskRequests
+#include "llmc/parallel/world.h"              // World: the processes
+#include "llmc/parallel/comm.h"               // be::all_reduce, ...
+#include "llmc/parallel/node_text.h"          // text_of_node
+#include "llmc/parallel/zero.h"               // GradientReducer
+#include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction, split_layers
+#include "llmc/parallel/ranks.h"              // Ranks, join_groups, place_rank, reduce_sums
+#include "llmc/parallel/model_memory.h"       // Model, MicroBatch, Block, Layer, plan_layers, bind_layers
+#include "llmc/parallel/pass.h"               // Pass
+#include "llmc/parallel/adamw.h"              // update_by_adamw
+#include "llmc/parallel/pipeline_links.h"     // PipelineLinks
+#include "llmc/parallel/weight_average.h"     // update_average
+#include "llmc/report/logger.h"               // StepStats
+#include "llmc/options/config.h"              // TrainOptions, ...
+#include "llmc/options/schedule.h"            // Schedule
+#include "llmc/checkpoint/run_directory.h"    // RunLock
+#include "llmc/checkpoint/training_state.h"   // TrainingState, load_weights_and_moments
+#include "llmc/plan/from_options.h"           // configure_model, layout_of, fp8_start
+#include "llmc/plan/planner.h"                // MicroBatchShape, measured_step_seconds
+#include "llmc/plan/machine.h"                // peak_of_all
+#include "llmc/infer/training_tasks.h"        // TrainingTasks
+#include "llmc/infer/inference.h"             // InferenceRun, read_prompts, write_texts
+#include "llmc/infer/serve.h"                 // ModelServer
+#include "llmc/infer/evaluation.h"            // score_requests, evaluate_tasks
+#include "llmc/infer/written_answers.h"       // write_answers
+#include "llmc/run/diagnostics.h"             // hash_gradients
+#include "llmc/run/resume.h"                  // check_same_everywhere
+#include "llmc/run/timetable.h"               // Timetable
+#include "llmc/run/run.h"                     // Run, set_up, open_data
+#include "llmc/run/reference.h"               // find_reference
+#include "llmc/run/describe_run.h"            // describe_run, describe_plan
+#include "llmc/run/trainer.h"                 // TrainerBase, which Trainer extends
+#include "llmc/run/training_log.h"            // TrainingLog
+#include "llmc/run/training_loop.h"           // TrainingLoop
+#include "llmc/search/sweep.h"                // Sweep
+#include "llmc/search/tune.h"                 // tune_layouts
+#include "llmc/search/tune_inference.h"       // tune_inference
+#include "llmc/commands/program.h"            // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory: planned by purpose, allocated at once, then pointed to. model_memory.h has the structs, with each

@@ -22,7 +22,7 @@
 #include "llmc/cpu/memory.h"
 #endif
 #include "llmc/parallel/node_text.h"
-#include "llmc/parallel/pipeline.h"
+#include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/ranks.h"
 #include "llmc/parallel/world.h"
 #include "programs.h"

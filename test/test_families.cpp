@@ -13,7 +13,7 @@
 #include "../llmc/cpu/attention.h"
 #include "../llmc/model/hf_config.h"
 #include "../llmc/model/presets.h"
-#include "../llmc/checkpoint/adapter.h"
+#include "../llmc/checkpoint/adapter_files.h"
 #include "../llmc/checkpoint/checkpoint.h"
 #include "../llmc/plan/from_options.h"
 #include "../llmc/checkpoint/run_directory.h"

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <tuple>
 
-#include "../llmc/parallel/pipeline.h"
+#include "../llmc/parallel/pipeline_schedule.h"
 #include "files.h"
 
 namespace test_pipeline {

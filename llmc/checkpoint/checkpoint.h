@@ -7,7 +7,7 @@
 //   training/state.json                   counters, options and everything that a resumed run must agree with
 //   manifest.json                         size and CRC-32C of every other file
 // Every tensor is stored whole, under its Hugging Face name and in that layout, for any machine or number of ranks. A run that
-// trains adapters (adapters.h) saves an adapter directory in PEFT's format (adapter.h): adapter_config.json and
+// trains adapters (adapters.h) saves an adapter directory in PEFT's format (adapter_files.h): adapter_config.json and
 // adapter_model.safetensors replace config.json and model.safetensors, and all tensors are the adapters'.
 //   NewDirectory        writes under a temporary name, syncs, renames: never an incomplete directory under its final name
 //   verify_directory    compares a directory with its manifest

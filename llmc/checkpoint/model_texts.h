@@ -170,7 +170,7 @@ inline ModelTexts adapted_texts(const std::string& model_dir, const Tokenizer* t
 }
 
 // Writes all files of a model directory except the weights into `dir`, which exists. For adapters, their own files replace the
-// model's (adapter.h).
+// model's (adapter_files.h).
 inline void write_model_texts(const std::string& dir, const ModelConfig& c, const ModelTexts& t, WrittenFiles& written) {
     using json = nlohmann::ordered_json;
     auto files = t.files;  // each is written once: the disk is compared with it

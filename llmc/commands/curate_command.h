@@ -22,7 +22,7 @@
 #include "../curate/mixing.h"
 #include "../curate/normalise.h"
 #include "../curate/pii.h"
-#include "../curate/pipeline.h"
+#include "../curate/document_pipeline.h"
 #include "../curate/quality.h"
 #include "../curate/whole_corpus.h"
 #include "../tokenizer/tokenizer.h"

@@ -6,7 +6,7 @@
 #include "../cpu/parallel.h"
 #include "../model/adapters.h"
 #include "../parallel/shard.h"
-#include "../checkpoint/adapter.h"
+#include "../checkpoint/adapter_files.h"
 #include "../checkpoint/training_state.h"
 #include "../checkpoint/checkpoint.h"
 #include "../checkpoint/model_texts.h"

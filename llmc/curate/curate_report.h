@@ -6,7 +6,7 @@
 
 #include "../report/report.h"
 #include "heuristics.h"
-#include "pipeline.h"
+#include "document_pipeline.h"
 
 namespace curation {
 

@@ -2,7 +2,7 @@
 // kept by the other stages are in an intermediate set of shards, which is read up to three times:
 //   1  exact duplicates sign documents, and paragraphs or lines
 //   2  near duplicates sign, and decontamination counts, the text that remains of each document after 1
-//   3  each stage returns the remaining text (pipeline.h writes it)
+//   3  each stage returns the remaining text (document_pipeline.h writes it)
 // Near duplicates do not see exact ones, so that two sources' equal documents are never both dropped.
 #pragma once
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "decontaminate.h"
 #include "exact_duplicates.h"
 #include "near_duplicates.h"
-#include "pipeline.h"
+#include "document_pipeline.h"
 
 struct WholeCorpusOptions {
     std::vector<std::string> exact;  // documents, and paragraphs or lines

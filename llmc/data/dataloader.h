@@ -2,11 +2,11 @@
 // runs in both programs with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
 // built in memory at the start, and sample k is a function of only the options and k, so a resume needs only a number.
 //
-//   split.h          which documents are for training, validation and test
-//   sample_order.h   the order of one dataset's samples
-//   blend.h          several datasets as one
-//   packing.h        conversations (data with a mask): a sample has whole ones, always masked as documents; for pairs
-//                    of answers (model/preference.h) whole pairs
+//   split.h             which documents are for training, validation and test
+//   sample_order.h      the order of one dataset's samples
+//   blend.h             several datasets as one
+//   sequence_packing.h  conversations (data with a mask): a sample has whole ones, always masked as documents; for pairs
+//                       of answers (model/preference.h) whole pairs
 // Masks     reset_position_ids: positions restart at 0 after each end-of-document token (EOD). reset_attention_mask: a row
 //           sees no key before its document. eod_mask_loss: no loss where the input is EOD, since the start of the
 //           next document is unpredictable. The target EOD is always trained.
@@ -27,7 +27,7 @@
 #include "../model/preference.h"
 #include "blend.h"
 #include "dataset.h"
-#include "packing.h"
+#include "sequence_packing.h"
 #include "sample_order.h"
 #include "split.h"
 

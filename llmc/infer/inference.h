@@ -25,7 +25,7 @@
 #include "../model/model_config.h"
 #include "../ops.h"
 #include "../parallel/world.h"
-#include "../checkpoint/adapter.h"
+#include "../checkpoint/adapter_files.h"
 #include "../checkpoint/checkpoint.h"
 #include "../options/config.h"
 #include "../plan/from_options.h"

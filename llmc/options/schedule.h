@@ -18,7 +18,7 @@
 #include "../base/check.h"
 #include "cli.h"
 #include "config.h"
-#include "../parallel/pipeline.h"
+#include "../parallel/pipeline_schedule.h"
 #include "skip.h"
 
 struct Rampup {

@@ -25,7 +25,7 @@
 #include "../model/preference.h"
 #include "../model/recompute.h"
 #include "../ops.h"
-#include "pipeline.h"
+#include "pipeline_schedule.h"
 #include "ranks.h"
 #include "training_memory.h"
 

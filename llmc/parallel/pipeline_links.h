@@ -6,7 +6,7 @@
 #include <exception>
 #include <vector>
 
-#include "pipeline.h"
+#include "pipeline_schedule.h"
 #include "ranks.h"
 
 class PipelineLinks {

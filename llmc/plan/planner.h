@@ -3,7 +3,8 @@
 // measures.
 //
 //   pass of a stage   FLOPs / (peak * efficiency) + its tensor-parallel communication, as far as it is exposed
-//   pipeline          simulate_pipeline (pipeline.h) with these passes and the time of a message: bubble and uneven stages
+//   pipeline          simulate_pipeline (pipeline_schedule.h) with these passes and the time of a message: bubble and uneven
+//                     stages
 //   step              pipeline + exposed data-parallel communication + both ends of a tied embedding + update
 // Collectives are rings: each of n ranks sends (n - 1) / n of the tensor in a gather or a reduce-scatter, twice that in an
 // all-reduce, at the bandwidth of the slowest link on the ring, and waits for the latency of each of its steps. A ring with k
@@ -56,7 +57,7 @@
 #include "../model/model_config.h"
 #include "../model/parameters.h"
 #include "../model/recompute.h"
-#include "../parallel/pipeline.h"
+#include "../parallel/pipeline_schedule.h"
 #include "../parallel/shard.h"
 #include "../base/terminal.h"
 #include "devices.h"

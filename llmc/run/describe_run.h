@@ -14,7 +14,7 @@
 #include "../model/hf_config.h"
 #include "../model/parameters.h"
 #include "../ops.h"
-#include "../parallel/pipeline.h"
+#include "../parallel/pipeline_schedule.h"
 #include "../plan/from_options.h"
 #include "../plan/guard.h"
 #include "../plan/machine.h"

@@ -16,7 +16,7 @@
 #include "../base/safetensors.h"
 #include "../data/dataloader.h"
 #include "../parallel/ranks.h"
-#include "../checkpoint/adapter.h"
+#include "../checkpoint/adapter_files.h"
 #include "../plan/from_options.h"
 #include "run.h"
 #include "../checkpoint/run_directory.h"

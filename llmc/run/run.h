@@ -20,7 +20,7 @@
 #include "../ops.h"
 #include "../parallel/ranks.h"
 #include "../parallel/world.h"
-#include "../checkpoint/adapter.h"
+#include "../checkpoint/adapter_files.h"
 #include "../checkpoint/checkpoint.h"
 #include "../options/config.h"
 #include "../plan/from_options.h"
