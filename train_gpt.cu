@@ -69,14 +69,14 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include "llmc/parallel/world.h"              // World: the processes
 #include "llmc/parallel/comm.h"               // be::all_reduce, ...
 #include "llmc/parallel/node_text.h"          // text_of_node
-#include "llmc/parallel/zero.h"               // GradientReducer
+#include "llmc/optimizer/zero.h"              // GradientReducer
 #include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction, split_layers
 #include "llmc/parallel/ranks.h"              // Ranks, join_groups, place_rank, reduce_sums
 #include "llmc/parallel/model_memory.h"       // Model, MicroBatch, Block, Layer, plan_layers, bind_layers
 #include "llmc/parallel/pass.h"               // Pass
-#include "llmc/parallel/adamw.h"              // update_by_adamw
+#include "llmc/optimizer/adamw.h"             // update_by_adamw
 #include "llmc/parallel/pipeline_links.h"     // PipelineLinks
-#include "llmc/parallel/weight_average.h"     // update_average
+#include "llmc/optimizer/weight_average.h"    // update_average
 #include "llmc/report/logger.h"               // StepStats
 #include "llmc/options/config.h"              // TrainOptions, ...
 #include "llmc/options/schedule.h"            // Schedule

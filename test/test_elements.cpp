@@ -5,7 +5,7 @@
 #include <set>
 
 #include "../llmc/model/mesh.h"
-#include "../llmc/parallel/shard.h"
+#include "../llmc/optimizer/shard.h"
 #include "testing.h"
 
 namespace test_elements {

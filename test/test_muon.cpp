@@ -15,7 +15,7 @@
 #include "../llmc/cpu/optimizer.h"
 #include "../llmc/cpu/reduce.h"
 #endif
-#include "../llmc/parallel/training_memory.h"
+#include "../llmc/optimizer/training_memory.h"
 #include "testing.h"
 
 namespace test_muon {

@@ -10,9 +10,9 @@
 #include "../llmc/cpu/optimizer.h"
 #include "../llmc/cpu/reduce.h"
 #endif
-#include "../llmc/parallel/adamw.h"
-#include "../llmc/parallel/training_memory.h"
-#include "../llmc/parallel/weight_average.h"
+#include "../llmc/optimizer/adamw.h"
+#include "../llmc/optimizer/training_memory.h"
+#include "../llmc/optimizer/weight_average.h"
 #include "testing.h"
 
 namespace test_offload {

@@ -32,7 +32,7 @@
 #include "../model/hf_config.h"
 #include "../model/parameters.h"
 #include "../base/safetensors.h"
-#include "../parallel/shard.h"
+#include "../optimizer/shard.h"
 #include "../parallel/world.h"
 #include "../base/types.h"
 #include "file_sums.h"

@@ -28,7 +28,7 @@
 #include "../options/schedule.h"
 #include "../options/skip.h"
 #include "../base/terminal.h"
-#include "../parallel/training_memory.h"
+#include "../optimizer/training_memory.h"
 #include "../parallel/world.h"
 
 // Steps of a run with --time-budget, chosen while it trains: total, and of its decay. 0: not chosen yet.

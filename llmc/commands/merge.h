@@ -5,7 +5,7 @@
 
 #include "../cpu/parallel.h"
 #include "../model/adapters.h"
-#include "../parallel/shard.h"
+#include "../optimizer/shard.h"
 #include "../checkpoint/adapter_files.h"
 #include "../checkpoint/training_state.h"
 #include "../checkpoint/checkpoint.h"

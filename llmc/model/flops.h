@@ -74,7 +74,7 @@ inline double model_flops_per_token(const ModelConfig& c, int T) {
     return c.adapted() ? all - layer_products_flops(s) - head_forward_flops(s) : all;
 }
 
-// FLOPs of an update by Muon (parallel/muon.h): all matrices of a layer, and the most expensive one.
+// FLOPs of an update by Muon (optimizer/muon.h): all matrices of a layer, and the most expensive one.
 struct MuonFlops {
     double layer = 0, largest = 0;
 };

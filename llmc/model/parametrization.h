@@ -25,7 +25,7 @@
 //                                  or the family fix the scores' factor, HS0 / HS
 // An embedding that is multiplied by sqrt(width) (Gemma) is divided by sqrt(m), and a tied one's logits are multiplied by it.
 //
-// Muon's update size does not depend on the gradient's either; parallel/muon.h has its learning rate.
+// Muon's update size does not depend on the gradient's either; optimizer/muon.h has its learning rate.
 #pragma once
 #include <cmath>
 

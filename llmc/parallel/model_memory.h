@@ -27,7 +27,7 @@
 #include "../ops.h"
 #include "pipeline_schedule.h"
 #include "ranks.h"
-#include "training_memory.h"
+#include "../optimizer/training_memory.h"
 
 // The output of the last matrix of attention or MLP, before it enters the residual stream.
 struct BranchOutput {

@@ -10,9 +10,10 @@
 #include "../model/mesh.h"
 #include "../ops.h"
 #include "comm.h"
-#include "shard.h"
 #include "world.h"
-#include "zero.h"
+
+// The default number of elements of a data-parallel message for dp ranks, as in Megatron-LM.
+inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000, (size_t)1000000 * dp); }
 
 // The options that lay out a run over its ranks.
 struct RankLayout {

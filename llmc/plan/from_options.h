@@ -19,7 +19,7 @@
 #include "../model/model_config.h"
 #include "../model/presets.h"
 #include "../ops.h"
-#include "../parallel/muon.h"
+#include "../optimizer/muon.h"
 #include "../parallel/pipeline_schedule.h"
 #include "../parallel/ranks.h"
 #include "../checkpoint/adapter_files.h"

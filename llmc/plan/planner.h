@@ -58,7 +58,7 @@
 #include "../model/parameters.h"
 #include "../model/recompute.h"
 #include "../parallel/pipeline_schedule.h"
-#include "../parallel/shard.h"
+#include "../parallel/ranks.h"
 #include "../base/terminal.h"
 #include "devices.h"
 

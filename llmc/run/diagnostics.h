@@ -21,7 +21,7 @@
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "../parallel/ranks.h"
-#include "../parallel/training_memory.h"
+#include "../optimizer/training_memory.h"
 #include "faults.h"
 
 // ---- fault injection --------------------------------------------------------------------------------------------------------

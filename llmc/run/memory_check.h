@@ -32,7 +32,7 @@
 #include "../base/crc32c.h"
 #include "../model/mesh.h"
 #include "../ops.h"
-#include "../parallel/training_memory.h"
+#include "../optimizer/training_memory.h"
 #include "../parallel/world.h"
 
 class MemoryCheck {

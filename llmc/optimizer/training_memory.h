@@ -16,8 +16,9 @@
 #include "../model/parameters.h"
 #include "muon.h"
 #include "optimizer_state.h"
-#include "ranks.h"
+#include "../parallel/ranks.h"
 #include "shard.h"
+#include "zero.h"
 
 // This rank's shards (shards.size) of weights and moments.
 struct Parts {

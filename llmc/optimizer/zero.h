@@ -7,7 +7,7 @@
 #pragma once
 #include <vector>
 
-#include "comm.h"
+#include "../parallel/comm.h"
 #include "shard.h"
 
 // Sums over ranks, in place, in the elements' own type: bf16 moves half the bytes. CPUs sum in fp32 and round once; NCCL's

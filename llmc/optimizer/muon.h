@@ -45,7 +45,7 @@
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "optimizer_state.h"
-#include "ranks.h"
+#include "../parallel/ranks.h"
 #include "shard.h"
 
 struct MuonRecipe {

@@ -13,9 +13,6 @@
 #include "../elements.h"
 #include "../model/parameters.h"
 
-// The default number of elements of a bucket for dp ranks, as in Megatron-LM.
-inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000, (size_t)1000000 * dp); }
-
 struct Bucket {
     size_t begin, end;  // range of the buffer
     bool decay;
