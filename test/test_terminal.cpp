@@ -7,7 +7,10 @@
 #include <fstream>
 #include <string>
 
+#include "../llmc/base/progress.h"
+#include "../llmc/base/table.h"
 #include "../llmc/base/terminal.h"
+#include "../llmc/base/text.h"
 #include "runs.h"
 
 namespace test_terminal {

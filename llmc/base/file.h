@@ -38,6 +38,7 @@
 #include "check.h"
 #include "similar.h"
 #include "terminal.h"
+#include "text.h"
 
 // ---- files that are truncated while they are mapped ------------------------------------------------------------------------
 // The current mappings: a list that grows at its front, whose entries are reused and never freed, so that a signal handler can

@@ -17,7 +17,7 @@
 #include "../base/check.h"
 #include "../base/crc32c.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/clock.h"
 
 struct FileSum {
     size_t bytes = 0;

@@ -26,7 +26,7 @@
 #include "checkpoint.h"
 #include "../options/config.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "hub.h"
 
 inline std::string step_name(int64_t step) { return format("step_%08lld", (long long)step); }

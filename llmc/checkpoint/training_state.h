@@ -27,7 +27,9 @@
 #include "run_directory.h"
 #include "../options/schedule.h"
 #include "../options/skip.h"
+#include "../base/clock.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../optimizer/training_memory.h"
 #include "../parallel/world.h"
 

@@ -15,7 +15,9 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/table.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../curate/curate_report.h"
 #include "../curate/heuristics.h"
 #include "../curate/language.h"

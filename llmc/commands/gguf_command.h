@@ -11,7 +11,9 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/progress.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "../tokenizer/gguf_tokenizer.h"
 #include "../model/gguf.h"

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "../data/dataset.h"
-#include "../base/terminal.h"
+#include "../base/progress.h"
+#include "../base/table.h"
+#include "../base/text.h"
 #include "../tokenizer/tokenizer.h"
 #include "../checkpoint/training_state.h"
 

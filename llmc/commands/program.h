@@ -8,6 +8,7 @@
 #include "../base/check.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../cpu/denormals.h"
 #include "../ops.h"
 #include "../parallel/world.h"

@@ -10,6 +10,7 @@
 #include "../base/file.h"
 #include "../report/report.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 
 // The log of a run, given by its output directory, its log.jsonl or its report.html.
 inline std::string log_of_run(const std::string& given) {

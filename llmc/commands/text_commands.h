@@ -14,7 +14,9 @@
 
 #include "../cpu/threads.h"
 #include "../base/check.h"
+#include "../base/progress.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../tokenizer/chat_template.h"
 #include "../data/dataset.h"
 #include "../text/document_reader.h"

@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "../base/terminal.h"
+#include "../base/table.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "text_classifier.h"
 

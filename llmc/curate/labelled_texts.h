@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../base/rng.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../text/document_reader.h"
 #include "text_classifier.h"
 

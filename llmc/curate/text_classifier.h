@@ -32,7 +32,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/rng.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "text_features.h"
 
 struct LabelledText {

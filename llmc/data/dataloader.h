@@ -23,7 +23,7 @@
 
 #include "../base/check.h"
 #include "../base/crc32c.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../model/preference.h"
 #include "blend.h"
 #include "dataset.h"

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "dataset.h"
 #include "numpy_random.h"
 

@@ -13,7 +13,7 @@
 
 #include "../base/check.h"
 #include "../base/enum_table.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "dataset.h"
 #include "shares.h"
 

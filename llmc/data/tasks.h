@@ -43,7 +43,7 @@
 #include "../base/file.h"
 #include "../base/math.h"
 #include "../base/rng.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/unicode.h"
 #include "../text/text_format.h"
 #include "text_metrics.h"

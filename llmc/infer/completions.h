@@ -12,7 +12,7 @@
 
 #include "../base/check.h"
 #include "../base/json.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "../tokenizer/chat_template.h"
 #include "../tokenizer/stopping_text.h"

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "../model/decoder.h"
 #include "completions.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "../base/terminal.h"
+#include "../base/progress.h"
 #include "../tokenizer/stopping_text.h"
 #include "../data/tasks.h"
 #include "../model/decoder.h"

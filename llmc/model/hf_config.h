@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "choices.h"
 #include "families.h"
 

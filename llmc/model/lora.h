@@ -23,7 +23,7 @@
 
 #include "../base/check.h"
 #include "../base/similar.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../ops.h"
 #include "arena.h"
 #include "gradients.h"

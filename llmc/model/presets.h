@@ -6,7 +6,7 @@
 
 #include "../base/check.h"
 #include "../base/similar.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "families.h"
 

@@ -16,7 +16,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/similar.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "config.h"
 #include "help.h"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../model/choices.h"
 #include "text_options.h"
 

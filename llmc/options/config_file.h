@@ -6,7 +6,7 @@
 #include <string>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "config.h"
 
 inline std::string toml_value(const std::string& text) {

@@ -10,6 +10,7 @@
 #include "../model/parameters.h"
 #include "../model/presets.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 
 namespace cli {
 

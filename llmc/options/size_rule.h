@@ -26,7 +26,7 @@
 
 #include "../base/check.h"
 #include "../base/numbers.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../model/families.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"

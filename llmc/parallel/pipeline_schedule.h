@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 
 enum class Direction { forward, backward };
 

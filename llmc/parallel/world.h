@@ -60,6 +60,7 @@
 #endif
 
 #include "../base/check.h"
+#include "../base/clock.h"
 #include "../base/terminal.h"
 
 // ---- the activity of a rank

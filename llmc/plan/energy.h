@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../base/terminal.h"
+#include "../base/clock.h"
 
 // One line of a small file as a number; NaN if it cannot be read.
 inline double number_in_file(const std::string& path) {

@@ -25,7 +25,7 @@
 
 #include "../base/check.h"
 #include "../base/math.h"
-#include "../base/terminal.h"
+#include "../base/clock.h"
 #include "from_options.h"
 #include "nccl_memory.h"
 #include "planner.h"

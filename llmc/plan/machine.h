@@ -14,7 +14,9 @@
 #include "../cpu/peak.h"
 #include "../ops.h"
 #include "planner.h"
+#include "../base/clock.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../parallel/world.h"
 #if !defined(BACKEND_CUDA) && !defined(BACKEND_EMU)
 #include "../cpu/unit_choice.h"

@@ -12,7 +12,7 @@
 #pragma once
 #include <string>
 
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../model/mesh.h"
 #include "../model/model_config.h"
 #include "../parallel/comm.h"

@@ -59,7 +59,8 @@
 #include "../model/recompute.h"
 #include "../parallel/pipeline_schedule.h"
 #include "../parallel/ranks.h"
-#include "../base/terminal.h"
+#include "../base/clock.h"
+#include "../base/text.h"
 #include "devices.h"
 
 // ---- a step on this machine -------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
 #include "../model/recompute.h"
 #include "../options/config.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 
 // A bucket of neighbouring points: means of both coordinates, and the minimum and maximum value.
 struct CurvePart {

@@ -52,7 +52,9 @@
 #include "../base/json.h"
 #include "report.h"
 #include "tensorboard.h"
+#include "../base/clock.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 
 struct RunInfo {
     using json = nlohmann::ordered_json;

@@ -20,7 +20,7 @@
 
 #include "../base/file.h"
 #include "../base/json.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "chart.h"
 #include "report_style.h"
 #include "run_charts.h"

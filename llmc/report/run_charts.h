@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "../base/file.h"
-#include "../base/terminal.h"
 #include "chart.h"
 #include "report_style.h"
 #include "run_log.h"

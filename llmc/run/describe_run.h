@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "../base/table.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../data/dataloader.h"
 #include "../model/choices.h"
 #include "../model/flops.h"

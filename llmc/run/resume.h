@@ -11,6 +11,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../data/dataloader.h"
 #include "../parallel/world.h"
 #include "../options/config.h"

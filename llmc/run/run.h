@@ -13,7 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "../base/progress.h"
+#include "../base/table.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../data/dataloader.h"
 #include "../tokenizer/tokenizer.h"
 #include "../model/model_config.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "../base/math.h"
-#include "../base/terminal.h"
 #include "../report/logger.h"
 
 class Stragglers {

@@ -20,7 +20,7 @@
 
 #include "../base/check.h"
 #include "../base/enum_table.h"
-#include "../base/terminal.h"
+#include "../base/clock.h"
 #include "../options/config.h"
 #include "../checkpoint/training_state.h"
 

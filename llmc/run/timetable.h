@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/clock.h"
+#include "../base/text.h"
 #include "../parallel/world.h"
 #include "../report/logger.h"
 #include "../options/config.h"

@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "../base/clock.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../data/dataloader.h"
 #include "../report/logger.h"
 #include "../plan/guard.h"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/clock.h"
 #include "../base/terminal.h"
 #include "../model/flops.h"
 #include "../model/parameters.h"

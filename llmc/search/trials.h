@@ -22,7 +22,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/math.h"
-#include "../base/terminal.h"
+#include "../base/clock.h"
 #include "../parallel/world.h"
 #include "../report/run_log.h"
 

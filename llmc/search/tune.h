@@ -11,7 +11,10 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
+#include "../base/clock.h"
+#include "../base/table.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../report/report.h"
 #include "../options/config.h"
 #include "../options/config_file.h"

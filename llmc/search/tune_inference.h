@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "../base/table.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../plan/inference_plan.h"
 #include "tune.h"
 

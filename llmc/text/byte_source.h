@@ -13,7 +13,7 @@
 #include "../base/budget.h"
 #include "../base/check.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<zlib.h>)
 #define ZLIB_CONST  // zlib does not write to its input

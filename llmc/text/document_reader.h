@@ -24,7 +24,9 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/progress.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "document_source.h"
 #include "encoding.h"

@@ -18,7 +18,7 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "byte_source.h"
 #include "../tokenizer/conversation.h"
 #include "json_scan.h"

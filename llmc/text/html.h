@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "encoding.h"
 

@@ -15,6 +15,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "../tokenizer/tokenizer_identity.h"
 
 struct InputFile {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "document_source.h"
 
 // An error's message up to its second line or its hint.

@@ -25,7 +25,7 @@
 #include "../base/check.h"
 #include "../base/enum_table.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "document_source.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<snappy-c.h>)

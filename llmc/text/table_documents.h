@@ -17,7 +17,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "document_source.h"
 
 class TableDocuments : public StreamDocuments {

@@ -11,7 +11,7 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "markup.h"
 

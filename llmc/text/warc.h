@@ -15,7 +15,7 @@
 
 #include "../base/check.h"
 #include "../base/file.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "document_source.h"
 #include "html.h"
 

@@ -19,7 +19,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../base/unicode.h"
 #include "conversation.h"
 #include "jinja_spelling.h"

@@ -18,7 +18,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
-#include "../base/terminal.h"
+#include "../base/text.h"
 #include "../model/gguf.h"
 #include "chat_template.h"
 #include "sentencepiece_model.h"

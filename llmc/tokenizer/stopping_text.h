@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "../base/terminal.h"
+#include "../base/text.h"
 
 // Outputs only final text: no partial character, and no possible start of a stop.
 class StoppingText {

@@ -40,6 +40,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/terminal.h"
+#include "../base/text.h"
 #include "added_tokens.h"
 #include "bpe.h"
 #include "character_bpe.h"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../base/terminal.h"
+#include "../base/progress.h"
 #include "tokenizer.h"
 
 // Distinct pieces and how often each occurs.

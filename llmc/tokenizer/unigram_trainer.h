@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-#include "../base/terminal.h"
+#include "../base/progress.h"
 #include "../base/utf8.h"
 #include "byte_trie.h"
 #include "text_steps.h"
