@@ -1670,7 +1670,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
 static void train(World& world, const TrainOptions& given) {
     check_nothing_is_missing(given);
     std::optional<RunLock> lock;
-    if (!given.dry_run) take_directory(world, given, lock);
+    if (!given.dry_run) lock_run_directory(world, given, lock);
     Run run = {world, given, make_ctx(world, given.threads, given.dry_run)};
     set_up(run);
     const std::unique_ptr<Model> m = plan_run(run);

@@ -135,7 +135,7 @@ TEST(CharacterTokenizers, AnEndThatIsNoTokenIsTold) {
         const Tokenizer t = Tokenizer::load(dir / "");
         EXPECT_EQ(t.token_bytes(t.eod_id()), "</s>");
         testing::internal::CaptureStderr();
-        t.tell_missing_end();
+        t.warn_of_missing_end();
         return testing::internal::GetCapturedStderr();
     };
     EXPECT_EQ(said("</s>"), "");

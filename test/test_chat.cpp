@@ -59,9 +59,9 @@ Messages messages(const json& list) {
     EXPECT_EQ(ConversationReader::read({{"messages", list}}, "", found), "");
     return found;
 }
-std::string digits(const std::vector<uint8_t>& learned) {
+std::string digits(const std::vector<uint8_t>& in_loss) {
     std::string s;
-    for (const uint8_t l : learned) s += (char)('0' + l);
+    for (const uint8_t l : in_loss) s += (char)('0' + l);
     return s;
 }
 ChatTemplate named(const std::string& name) { return *chat_template_called(name); }
@@ -82,7 +82,7 @@ TEST(ChatTemplate, TokensAndMasksAreThoseOfTransformers) {
             const ChatTokens tokens = encoder.encode(conversation, false);
             EXPECT_EQ(tokens.tokens, row["tokens"].get<Ints>()) << where;
             if (row.contains("learned")) {
-                EXPECT_EQ(digits(tokens.learned), row["learned"].get<std::string>()) << where;
+                EXPECT_EQ(digits(tokens.in_loss), row["learned"].get<std::string>()) << where;
                 masks++;
             }
             conversation.pop_back();
@@ -204,7 +204,7 @@ TEST(ChatTemplate, AnAnswerBeginsWithATokenOfItsOwn) {
                     ASSERT_GT(all.tokens.size(), given.size());
                     EXPECT_EQ(Ints(all.tokens.begin(), all.tokens.begin() + (long)given.size()), given)
                         << name << " " << asked << "|" << answer;
-                    EXPECT_EQ(digits(all.learned).find('1'), given.size()) << name;
+                    EXPECT_EQ(digits(all.in_loss).find('1'), given.size()) << name;
                 }
 }
 
@@ -229,7 +229,7 @@ TEST(Conversation, IsReadInEveryForm) {
         EXPECT_EQ(ConversationReader::read(json::parse(record), "", found), "") << record;
         ASSERT_EQ(found.size(), 2u);
         EXPECT_EQ(found[0].role + found[0].text + found[1].role + found[1].text, "usera\n\nbassistantc");
-        EXPECT_TRUE(!found[0].learned && found[1].learned);
+        EXPECT_TRUE(!found[0].in_loss && found[1].in_loss);
     }
     // Not in the loss: prompts, and messages with weight 0.
     const char* const partly[] = {
@@ -243,7 +243,7 @@ TEST(Conversation, IsReadInEveryForm) {
         Messages found;
         EXPECT_EQ(ConversationReader::read(json::parse(record), "", found), "") << record;
         ASSERT_EQ(found.size(), 4u);
-        EXPECT_TRUE(!found[1].learned && found[3].learned) << record;
+        EXPECT_TRUE(!found[1].in_loss && found[3].in_loss) << record;
     }
     // Messages under separate keys: the system's, and earlier questions with their answers.
     const char* const apart[] = {
@@ -257,7 +257,7 @@ TEST(Conversation, IsReadInEveryForm) {
         Messages found;
         EXPECT_EQ(ConversationReader::read(json::parse(record), "", found), "") << record;
         std::string all;
-        for (const ChatMessage& m : found) all += m.role + " " + m.text + (m.learned ? "! " : " ");
+        for (const ChatMessage& m : found) all += m.role + " " + m.text + (m.in_loss ? "! " : " ");
         EXPECT_EQ(all, "system s user a assistant b! user e assistant d! ") << record;
     }
     Messages found;
@@ -323,7 +323,7 @@ TEST(Conversation, PairsOfAnswersAreReadInEveryForm) {
         ASSERT_EQ(rejected.size(), 2u) << record;
         EXPECT_EQ(chosen[0].role + chosen[0].text + chosen[1].role + chosen[1].text, "useraassistantb");
         EXPECT_EQ(rejected[0].role + rejected[0].text + rejected[1].role + rejected[1].text, "useraassistantc");
-        EXPECT_TRUE(!chosen[0].learned && chosen[1].learned && !rejected[0].learned && rejected[1].learned);
+        EXPECT_TRUE(!chosen[0].in_loss && chosen[1].in_loss && !rejected[0].in_loss && rejected[1].in_loss);
     }
     Messages chosen, rejected;
     EXPECT_EQ(ConversationReader::read_pair(json::parse(R"({"system": "s", "prompt": "a", "chosen": "b", "rejected": "c"})"),
@@ -337,7 +337,7 @@ TEST(Conversation, PairsOfAnswersAreReadInEveryForm) {
     const std::string longer =
         format(R"({"chosen": [%s%s], "rejected": [%s%s]})", begin.c_str(), c.c_str(), begin.c_str(), b.c_str());
     EXPECT_EQ(ConversationReader::read_pair(json::parse(longer), chosen, rejected), "");
-    EXPECT_TRUE(!chosen[1].learned && chosen[3].learned && !rejected[1].learned && rejected[3].learned);
+    EXPECT_TRUE(!chosen[1].in_loss && chosen[3].in_loss && !rejected[1].in_loss && rejected[3].in_loss);
 }
 
 TEST(Conversation, SaysWhyThereIsNoPairOfAnswers) {
@@ -371,9 +371,9 @@ void write_conversations(const std::string& prefix, const Ints& lengths, bool pa
     for (size_t d = 0; d < lengths.size(); d++) {
         Ints tokens((size_t)lengths[d]);
         std::iota(tokens.begin(), tokens.end(), 1000 * ((int)d + 1));
-        std::vector<uint8_t> learned(tokens.size());
-        for (size_t i = 0; i < tokens.size(); i++) learned[i] = i >= tokens.size() / 2;
-        writer.add(tokens.data(), tokens.size(), learned.data());
+        std::vector<uint8_t> in_loss(tokens.size());
+        for (size_t i = 0; i < tokens.size(); i++) in_loss[i] = i >= tokens.size() / 2;
+        writer.add(tokens.data(), tokens.size(), in_loss.data());
         writer.end_document();
     }
     writer.commit();
@@ -398,7 +398,7 @@ TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
     EXPECT_NE(packing.find("1 conversation was cut at --seq-length 16"), std::string::npos) << packing;
     EXPECT_NE(packing.find("1 conversation was dropped"), std::string::npos) << packing;
     std::set<int> seen;
-    int64_t learned = 0;
+    int64_t in_loss = 0;
     Batch batch;
     for (int64_t s = 0; s < data.n_samples(); s++) {
         data.fetch(s, 1, batch);
@@ -419,12 +419,12 @@ TEST(Packing, PutsEveryConversationOnceAndMasksTheRest) {
         }
         EXPECT_EQ(targets, data.unmasked(s, 1));
         EXPECT_GT(targets, 0);
-        learned += targets;
+        in_loss += targets;
     }
     EXPECT_EQ(seen.size(), 11u);
     int64_t expected = 0;
     for (const int n : lengths) expected += std::max(0, std::min(n, T + 1) - std::max(1, n / 2));
-    EXPECT_EQ(learned, expected);
+    EXPECT_EQ(in_loss, expected);
     EXPECT_EQ(data.unmasked(0, data.n_samples()), expected);
 }
 
@@ -696,10 +696,10 @@ TEST(PrepareChat, FromFilesToBatches) {
     ASSERT_EQ(data.n_documents(), 42);
     const Tokenizer tokenizer = Tokenizer::load(dir / "t");
     const auto text = [&](int64_t d) {  // tokens in the loss are in brackets
-        Ints tokens((size_t)data.length(d)), given, learned;
+        Ints tokens((size_t)data.length(d)), given, in_loss;
         data.read(d, 0, data.length(d), tokens.data());
-        for (size_t i = 0; i < tokens.size(); i++) (data.learned(d)[i] ? learned : given).push_back(tokens[i]);
-        return tokenizer.decode(given) + "[" + tokenizer.decode(learned) + "]";
+        for (size_t i = 0; i < tokens.size(); i++) (data.loss_mask(d)[i] ? in_loss : given).push_back(tokens[i]);
+        return tokenizer.decode(given) + "[" + tokenizer.decode(in_loss) + "]";
     };
     EXPECT_EQ(text(40), "<|im_start|>user\nwho<|im_end|>\n<|im_start|>assistant\n\n[Adam<|im_end|>]");
     EXPECT_EQ(text(7), "<|im_start|>user\nthe king 7<|im_end|>\n<|im_start|>assistant\n\n[the son <|im_end|> of 7<|im_end|>]");
@@ -740,7 +740,7 @@ TEST(PrepareChat, FromFilesToBatches) {
         of_answers.read(d, 0, of_answers.length(d), tokens.data());
         EXPECT_EQ(tokenizer.decode(tokens), std::string("<|im_start|>user\nwho<|im_end|>\n<|im_start|>assistant\n") +
                                                 (d ? "Eve" : "Adam") + "<|im_end|>\n");
-        EXPECT_EQ(of_answers.learned(d)[0], 0);
+        EXPECT_EQ(of_answers.loss_mask(d)[0], 0);
     }
     // Incompatible options.
     pairs.chat = true;

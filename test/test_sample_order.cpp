@@ -128,7 +128,7 @@ TEST(SampleOrder, PlacesOfSamples) {
     for (int e = 0; e < 4; e++) ASSERT_EQ(order.document(e), (std::array<int, 4>{2, 0, 3, 1}[e]));
     const std::pair<int64_t, int64_t> expected[] = {{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 2}};
     for (int64_t s = 0; s < 6; s++) {
-        const SampleOrder::Place place = order.place_of(4 * s);
+        const SampleOrder::StreamPosition place = order.place_of(4 * s);
         EXPECT_EQ(std::make_pair(place.entry, place.token), expected[s]) << s;
     }
     EXPECT_EQ(order.n_samples(), 5);

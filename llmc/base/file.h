@@ -49,10 +49,10 @@ public:
         const std::lock_guard<std::mutex> lock(mutex_);
         static const bool handled = handle_lost_pages();
         (void)handled;
-        Place* place = first_;
+        MappedRange* place = first_;
         while (place && place->begin) place = place->next;
         if (!place) {
-            place = new Place;
+            place = new MappedRange;
             place->next = first_;
             first_ = place;
         }
@@ -62,17 +62,17 @@ public:
     }
     static void remove(const char* data) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        for (Place* place = first_; place; place = place->next)
+        for (MappedRange* place = first_; place; place = place->next)
             if (place->begin == data) place->begin = nullptr;
     }
 
 private:
-    struct Place {
+    struct MappedRange {
         std::atomic<const char*> begin{nullptr}, end{nullptr};  // null: free
         std::string path;
-        Place* next = nullptr;
+        MappedRange* next = nullptr;
     };
-    inline static std::atomic<Place*> first_{nullptr};
+    inline static std::atomic<MappedRange*> first_{nullptr};
     inline static std::mutex mutex_;
     inline static struct sigaction before_;
 
@@ -85,7 +85,7 @@ private:
     // Calls only functions that POSIX allows in a signal handler. The exit status makes a launcher end the other ranks.
     static void end_without_pages(int signal, siginfo_t* info, void*) {
         const char* lost = (const char*)info->si_addr;
-        const Place* place = first_;
+        const MappedRange* place = first_;
         while (place && !(place->begin && place->begin <= lost && lost < place->end)) place = place->next;
         if (!place || info->si_code <= 0) {  // not our mapping, or sent by a process: the default action
             sigaction(signal, &before_, nullptr);

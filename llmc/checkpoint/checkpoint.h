@@ -232,7 +232,7 @@ public:
         std::string path, start;  // start: its header
         size_t bytes = 0;
     };
-    struct Place {
+    struct FileOffset {
         size_t file, offset;  // offset in bytes
     };
 
@@ -297,14 +297,14 @@ public:
         if (!index_path.empty()) written.write(index_path, index_text);
     }
 
-    const Place& place(const std::string& name) const { return places_.at(name); }
+    const FileOffset& place(const std::string& name) const { return places_.at(name); }
 
     std::vector<File> files;
     size_t element_bytes;
     std::string index_path, index_text;  // if there are several files
 
 private:
-    std::map<std::string, Place> places_;
+    std::map<std::string, FileOffset> places_;
 };
 
 // Writes into TensorFiles at any offset; consecutive pieces are written together.
@@ -380,7 +380,7 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
     PieceWriter writer(files, written);
     for (const TensorSpec& spec : table.rows)
         for (const HfTensor& t : spec.hf) {
-            const TensorFiles::Place place = files.place(t.name);
+            const TensorFiles::FileOffset place = files.place(t.name);
             for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
                 const size_t first = spec.offset + at;  // element k of the run is first + k stride
                 const auto index = [&](size_t element) {

@@ -224,7 +224,7 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_model(const std::string& dir, int
         return nullptr;
     }
     tokenizer->fit(vocabulary, says);
-    if (says) tokenizer->tell_missing_end();
+    if (says) tokenizer->warn_of_missing_end();
     return tokenizer;
 }
 

@@ -201,7 +201,7 @@ void write_weights_of_gguf(const std::string& dir, const GgufReader& file, const
     for (const TensorSpec& spec : table.rows) {
         const std::vector<float> ours = rows_from_gguf(c, a, file, spec);
         for (const HfTensor& t : spec.hf) {
-            const TensorFiles::Place place = files.place(t.name);
+            const TensorFiles::FileOffset place = files.place(t.name);
             const std::string bytes = in_file_layout<E>(spec, t, ours);
             for (size_t at = 0, n; at < bytes.size(); at += n) {
                 n = std::min(PieceWriter::most, bytes.size() - at);

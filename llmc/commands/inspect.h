@@ -197,7 +197,7 @@ inline void describe_texts(Table& table, const TokenDataset& data, const std::st
 inline bool inspect_data(Table& table, const std::string& path, const std::string& tokenizer) {
     const TokenDataset data = TokenDataset::open(path);
     table.section("Data " + data.name());
-    int64_t shortest = INT64_MAX, longest = 0, learned = 0;
+    int64_t shortest = INT64_MAX, longest = 0, in_loss = 0;
     int largest = 0, smallest = INT_MAX;
     std::vector<int> tokens;
     Progress progress("reading", data.n_tokens(), "tokens");
@@ -206,7 +206,7 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
         const int64_t length = data.length(d);
         shortest = std::min(shortest, length);
         longest = std::max(longest, length);
-        if (data.has_mask()) learned += std::count(data.learned(d), data.learned(d) + length, 1);
+        if (data.has_mask()) in_loss += std::count(data.loss_mask(d), data.loss_mask(d) + length, 1);
         for (int64_t at = 0; at < length; at += 1 << 20) {
             tokens.resize((size_t)std::min<int64_t>(1 << 20, length - at));
             data.read(d, at, (int64_t)tokens.size(), tokens.data());
@@ -228,9 +228,9 @@ inline bool inspect_data(Table& table, const std::string& path, const std::strin
         const std::string by = name.empty() ? "with an unknown template" : "with the template " + name;
         if (data.has_pairs()) table.row("pairs of answers", with_commas(data.n_documents() / 2) + ", " + by);
         else table.row("conversations", by);
-        table.row("learned", format("%s tokens (%.1f%%)", with_commas(learned).c_str(),
-                                    100.0 * (double)learned / (double)std::max<int64_t>(1, data.n_tokens())));
-        table.exact(learned);
+        table.row("learned", format("%s tokens (%.1f%%)", with_commas(in_loss).c_str(),
+                                    100.0 * (double)in_loss / (double)std::max<int64_t>(1, data.n_tokens())));
+        table.exact(in_loss);
     }
     if (data.n_tokens() > 0) {
         table.row("tokens per document",

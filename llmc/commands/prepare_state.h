@@ -22,7 +22,7 @@
 #include "../options/config.h"
 
 struct PrepareCounts {
-    int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0, learned = 0;
+    int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0, in_loss = 0;
 };
 
 class PrepareState {
@@ -93,7 +93,7 @@ public:
         j["last"] = written_;
         j["judged"] = {before_.odd.bytes, before_.odd.nul, before_.odd.invalid, before_.lines, before_.bad, before_.bad_of_all};
         j["kept"] = {kept_.documents, kept_.tokens, kept_.bin_bytes, kept_.idx_bytes};
-        j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.learned};
+        j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.in_loss};
         write_file_atomically(path_, json_text(j) + "\n");
         saved_at_ = monotonic_seconds();
     }

@@ -65,7 +65,7 @@ struct PreparedChunk {
     int64_t lost = 0;     // bytes without a token
 };
 
-inline void tell_what_was_found(const PrepareCounts& counts, const PrepareOptions& o, const Tokenizer& tokenizer) {
+inline void print_notes(const PrepareCounts& counts, const PrepareOptions& o, const Tokenizer& tokenizer) {
     if (!o.chat && !o.preference && !tokenizer.template_before().empty())
         print_line(stderr,
                    format("note: the tokenizer adds '%s' before a text, as do prompts and eval --text; documents are stored "
@@ -104,7 +104,7 @@ inline int prepare_command(const PrepareOptions& given) {
     const bool chats = o.chat || o.preference;
     if (!chats && !o.chat_template.empty()) fail_usage("--chat-template requires --chat or --preference");
     const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
-    tokenizer.tell_missing_end();
+    tokenizer.warn_of_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail("%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod omits it",
              tokenizer.source().c_str());
@@ -143,10 +143,10 @@ inline int prepare_command(const PrepareOptions& given) {
             for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
     };
     const auto write = [&](const ChatTokens& text, bool ends) {
-        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.learned.data() : nullptr);
+        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.in_loss.data() : nullptr);
         if (ends) writer.end_document();
         counts.tokens += (int64_t)text.tokens.size();
-        counts.learned += std::count(text.learned.begin(), text.learned.end(), 1);
+        counts.in_loss += std::count(text.in_loss.begin(), text.in_loss.end(), 1);
     };
     try {
         for_each_chunk(
@@ -180,7 +180,7 @@ inline int prepare_command(const PrepareOptions& given) {
              o.input.size() > 1 ? " and the others" : "");
     writer.commit();
     if (state) state->finish();
-    tell_what_was_found(counts, o, tokenizer);
+    print_notes(counts, o, tokenizer);
     const std::string files = o.output_prefix + ".bin, " + o.output_prefix + ".idx";
     const std::string tokens = counted(counts.tokens, "token");
     if (chat)
@@ -189,8 +189,8 @@ inline int prepare_command(const PrepareOptions& given) {
                           o.output_prefix.c_str(), mask_ending,
                           o.preference ? counted(writer.n_documents() / 2, "pair of answers", "pairs of answers").c_str()
                                        : counted(writer.n_documents(), "conversation").c_str(),
-                          chat->name().c_str(), tokens.c_str(), with_commas(counts.learned).c_str(),
-                          100.0 * (double)counts.learned / (double)counts.tokens));
+                          chat->name().c_str(), tokens.c_str(), with_commas(counts.in_loss).c_str(),
+                          100.0 * (double)counts.in_loss / (double)counts.tokens));
     else
         print_line(stdout,
                    format("%s: %s, %s, %.3f bytes per token", files.c_str(), counted(writer.n_documents(), "document").c_str(),

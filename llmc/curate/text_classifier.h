@@ -247,14 +247,14 @@ inline TextClassifier TextClassifier::train(std::vector<std::string> labels, con
     std::vector<float> weights(n_weights), squares(n_weights, 1e-2f);  // (buckets, labels): W, and the sums of g^2
     const float rate = (float)how.learning_rate;
 
-    struct Piece {
+    struct Example {
         std::vector<uint32_t> rows;
         std::vector<float> error;  // (labels): (p - label) / sqrt(n)
         std::string_view text;
         int label = 0;
     };
     constexpr size_t batch_size = 32;
-    std::vector<Piece> batch(batch_size);
+    std::vector<Example> batch(batch_size);
     std::vector<uint64_t> keys(texts.size());
     std::vector<uint32_t> order(texts.size());
     const auto learn = [&](size_t n_pieces) {
@@ -262,7 +262,7 @@ inline TextClassifier TextClassifier::train(std::vector<std::string> labels, con
         {
 #pragma omp for schedule(static)
             for (size_t i = 0; i < n_pieces; i++) {
-                Piece& piece = batch[i];
+                Example& piece = batch[i];
                 piece.rows.clear();
                 for_each_feature(piece.text, c.shape_, [&](uint32_t row) { piece.rows.push_back(row); });
                 piece.error.assign(n_labels, 0);

@@ -101,7 +101,7 @@ struct DataSummary {
     int64_t samples;            // to be read
     double epochs;              // passes over the tokens
     std::string packing;        // of conversations: how they were packed
-    int64_t learned = 0;        // targets in an epoch
+    int64_t in_loss = 0;        // targets in an epoch
 };
 
 class DataLoader {
@@ -166,7 +166,7 @@ public:
                 const auto n = (size_t)s.data.length(d);
                 text.resize(n);
                 s.data.read(d, 0, (int64_t)n, text.data());
-                sum = crc32c(s.data.learned(d), n, crc32c(text.data(), n * sizeof(int), sum));
+                sum = crc32c(s.data.loss_mask(d), n, crc32c(text.data(), n * sizeof(int), sum));
             }
         return sum;
     }
@@ -236,7 +236,7 @@ public:
         for (int64_t i = first; i < first + n; i++) {
             const BlendEntry e = locate(i);
             const Source& source = sources_[e.dataset];
-            if (source.packing) count -= o_.T - source.packing->learned(e.index);
+            if (source.packing) count -= o_.T - source.packing->in_loss(e.index);
             if (source.packing || !o_.eod_mask_loss) continue;
             source.order->read(source.data, e.index, text.data());
             count -= std::count(text.begin(), text.end() - 1, o_.eod);
@@ -288,7 +288,7 @@ public:
                 s.packing ? (double)used[j] / (double)s.packing->n_samples() : (double)used[j] * o_.T / (double)s.tokens;
             rows.push_back({s.data.name(), s.note, (double)used[j] / (double)n_samples_, s.part.end - s.part.begin, s.tokens,
                             used[j], epochs, s.packing ? s.packing->text() : "",
-                            s.packing ? s.packing->learned_of_epoch() : 0});
+                            s.packing ? s.packing->in_loss_of_epoch() : 0});
         }
         return rows;
     }
@@ -442,12 +442,12 @@ private:
             text.resize((size_t)places + 1);
             source.data.read(document, 0, places + 1, text.data());
             check_tokens(source, document, 0, text);
-            const char* learned = source.data.learned(document) + 1;
+            const char* mask = source.data.loss_mask(document) + 1;
             fill(place, places, o_.virtual_tokens);
             if (o_.pairs) add_answer(source, document, (int)row + place, places, out.pairs);
             for (int t = 0; t < places; t++) {
                 out.tokens[row + place + t] = text[(size_t)t];
-                out.targets[row + place + t] = learned[t] ? text[(size_t)t + 1] : -1;
+                out.targets[row + place + t] = mask[t] ? text[(size_t)t + 1] : -1;
             }
         });
         fill(used, o_.T - used, 0);
@@ -461,8 +461,8 @@ private:
         if (chosen) pairs.push_back({source.first_pair + document / 2, {}, {}});
         AnswerPair& pair = pairs.back();
         Answer& answer = chosen ? pair.chosen : pair.rejected;
-        const char* learned = source.data.learned(document) + 1;
-        answer = {row, rows, (int)std::count(learned, learned + rows, 1), 0, 0};
+        const char* mask = source.data.loss_mask(document) + 1;
+        answer = {row, rows, (int)std::count(mask, mask + rows, 1), 0, 0};
         if (reference_.empty()) return;
         answer.reference = reference_[2 * (size_t)pair.number + (chosen ? 0 : 1)];
         if (std::isnan(answer.reference))

@@ -297,7 +297,7 @@ public:
     const std::string& chat_template() const { return chat_template_; }
     bool has_pairs() const { return pairs_; }                      // of answers
     int64_t documents_together() const { return pairs_ ? 2 : 1; }  // that no split and no sample separates
-    const char* learned(int64_t document) const {
+    const char* loss_mask(int64_t document) const {
         return mask_->data() + index_->offset(document) / bytes_per_token(index_->type());
     }
 
@@ -438,10 +438,10 @@ public:
     // For an unknown tokenizer.
     TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
 
-    // Appends tokens to the current document. learned: their mask, for conversations.
-    void add(const int* tokens, size_t n, const uint8_t* learned = nullptr) {
-        CHECK((learned != nullptr) == mask_.has_value(), "a mask belongs to conversations, and to each of them");
-        if (learned) mask_->write(learned, n);
+    // Appends tokens to the current document. loss_mask: theirs, for conversations.
+    void add(const int* tokens, size_t n, const uint8_t* loss_mask = nullptr) {
+        CHECK((loss_mask != nullptr) == mask_.has_value(), "a mask belongs to conversations, and to each of them");
+        if (loss_mask) mask_->write(loss_mask, n);
         for (size_t i = 0; i < n; i++)
             CHECK(tokens[i] >= 0 && tokens[i] < tokenizer_.vocab_size, "token %d in a vocabulary of %d", tokens[i],
                   tokenizer_.vocab_size);

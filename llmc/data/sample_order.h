@@ -83,10 +83,10 @@ public:
     int64_t tokens_per_epoch() const { return tokens_per_epoch_; }
 
     // A position in the stream: entry e of the document order, and an offset into the part of that document in use.
-    struct Place {
+    struct StreamPosition {
         int64_t entry, token;
     };
-    Place place_of(int64_t stream_token) const {
+    StreamPosition place_of(int64_t stream_token) const {
         const int64_t entry = std::upper_bound(starts_.begin(), starts_.end(), stream_token) - starts_.begin() - 1;
         return {entry, stream_token - starts_[entry]};
     }

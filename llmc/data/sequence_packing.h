@@ -34,7 +34,7 @@ public:
         std::vector<int32_t> shuffled((size_t)((end - begin) / together));
         for (size_t i = 0; i < shuffled.size(); i++) shuffled[i] = (int32_t)begin + together * (int32_t)i;
         random_.shuffle(shuffled.data(), (int64_t)shuffled.size());
-        std::vector<Piece> found;
+        std::vector<PackedDocument> found;
         for (const int32_t document : shuffled) {
             const int length = data.length(document), n = std::min(length, T + 1);
             const int64_t both = pairs_ ? (int64_t)length - 1 + data.length(document + 1) - 1 : n - 1;
@@ -47,7 +47,8 @@ public:
             cut_ += length > n;
             found.push_back({document, (int)both, n - 1});
         }
-        std::stable_sort(found.begin(), found.end(), [](const Piece& a, const Piece& b) { return a.places > b.places; });
+        std::stable_sort(found.begin(), found.end(),
+                         [](const PackedDocument& a, const PackedDocument& b) { return a.places > b.places; });
         pack(found);
         count(data);
     }
@@ -55,13 +56,13 @@ public:
     // Samples in an epoch, and their contents.
     int64_t n_samples() const { return (int64_t)rows_.size(); }
     int64_t longest() const { return longest_; }  // places of the longest conversation or pair, untruncated
-    int64_t learned_of_epoch() const { return std::accumulate(learned_.begin(), learned_.end(), (int64_t)0); }
+    int64_t in_loss_of_epoch() const { return std::accumulate(in_loss_.begin(), in_loss_.end(), (int64_t)0); }
     std::string text() const {
         const double full = 100.0 * (double)places_ / (double)std::max<int64_t>(1, n_samples() * (T_ + before_));
         const auto n = (int64_t)pieces_.size();
         const std::string what = pairs_ ? counted(n, "pair of answers", "pairs of answers") : counted(n, "conversation");
         std::string text = format("%s in %s, %.1f%% full; %s of answers", what.c_str(), counted(n_samples(), "sample").c_str(),
-                                  full, counted(learned_of_epoch(), "token").c_str());
+                                  full, counted(in_loss_of_epoch(), "token").c_str());
         if (cut_)
             text += format("; %s cut at --seq-length %d, all fit in %lld",
                            counted(cut_, "conversation was", "conversations were").c_str(), T_, (long long)longest_);
@@ -86,7 +87,7 @@ public:
         }
     }
     int64_t n_ordered() const { return (int64_t)order_.size(); }
-    int64_t learned(int64_t sample) const { return learned_[order_[(size_t)sample]]; }
+    int64_t in_loss(int64_t sample) const { return in_loss_[order_[(size_t)sample]]; }
     int64_t pieces(int64_t sample) const { return rows_[order_[(size_t)sample]].second; }  // conversations, or pairs of them
 
     // Calls each(document, first place in the sample, number of places) for the conversations of a sample; returns the total
@@ -103,24 +104,24 @@ public:
     }
 
 private:
-    struct Piece {
+    struct PackedDocument {
         int32_t document, places;
         int32_t first;  // places of the first document; a pair's second one follows
     };
     template <class F>
-    static void each_document(const Piece& piece, F each) {
+    static void each_document(const PackedDocument& piece, F each) {
         each((int64_t)piece.document, 0, (int)piece.first);
         if (piece.first < piece.places) each((int64_t)piece.document + 1, (int)piece.first, (int)(piece.places - piece.first));
     }
     // True if one of the first n tokens of a document is a target.
     static bool has_answer(const TokenDataset& data, int64_t document, int n) {
-        return std::count(data.learned(document) + std::min(n, 1), data.learned(document) + n, 1) > 0;
+        return std::count(data.loss_mask(document) + std::min(n, 1), data.loss_mask(document) + n, 1) > 0;
     }
 
-    void pack(const std::vector<Piece>& found) {
+    void pack(const std::vector<PackedDocument>& found) {
         std::vector<uint32_t> row_of;                    // of each piece
         std::map<int, std::vector<uint32_t>> with_room;  // rows by remaining places
-        for (const Piece& piece : found) {
+        for (const PackedDocument& piece : found) {
             const int places = before_ + piece.places;
             const auto best = with_room.lower_bound(places);
             const bool fits = best != with_room.end();
@@ -148,24 +149,24 @@ private:
     }
     void count(const TokenDataset& data) {
         for (const auto& [first, n] : rows_) {
-            int64_t learned = 0;
+            int64_t in_loss = 0;
             for (uint32_t i = first; i < first + n; i++) {
                 each_document(pieces_[i], [&](int64_t document, int, int places) {
-                    const char* mask = data.learned(document);
-                    learned += std::count(mask + 1, mask + places + 1, 1);
+                    const char* mask = data.loss_mask(document);
+                    in_loss += std::count(mask + 1, mask + places + 1, 1);
                 });
                 places_ += before_ + pieces_[i].places;
             }
-            learned_.push_back((int32_t)learned);
+            in_loss_.push_back((int32_t)in_loss);
         }
     }
 
     int T_, before_;  // virtual tokens before each piece
     bool pairs_ = false;
     NumpyRandom random_;
-    std::vector<Piece> pieces_;                        // by row
+    std::vector<PackedDocument> pieces_;               // by row
     std::vector<std::pair<uint32_t, uint32_t>> rows_;  // the first piece of each sample, and their number
-    std::vector<int32_t> learned_;                     // targets of each row
+    std::vector<int32_t> in_loss_;                     // targets of each row
     std::vector<uint32_t> order_;                      // rows in the order of samples
     int64_t places_ = 0, cut_ = 0, left_out_ = 0, longest_ = 0;
 };

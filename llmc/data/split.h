@@ -107,7 +107,7 @@ inline SplitParts split_conversations(const TokenDataset& data, const std::strin
     const bool trains = has_share(split, DataSplit::train);
     validates = validates && has_share(split, DataSplit::valid);
     if ((!trains || !s.parts[0].empty()) && (!validates || !s.parts[1].empty())) return s;
-    const int64_t learned =
+    const int64_t trained =
         trains ? std::clamp<int64_t>(split_range(split, DataSplit::train, n).second, 1, std::max<int64_t>(1, n - validates))
                : 0;
     if (trains && validates && n == 1) {
@@ -115,9 +115,9 @@ inline SplitParts split_conversations(const TokenDataset& data, const std::strin
         s.parts[1] = {};
         s.note = "its one conversation is for training";
     } else {
-        s.parts[0] = learned > 0 ? range(0, learned) : DocumentRange();
+        s.parts[0] = trained > 0 ? range(0, trained) : DocumentRange();
         s.parts[1] =
-            validates ? range(learned, std::max(learned + 1, split_range(split, DataSplit::valid, n).second)) : DocumentRange();
+            validates ? range(trained, std::max(trained + 1, split_range(split, DataSplit::valid, n).second)) : DocumentRange();
         s.note = "at least one conversation each for training and validation, although their shares are smaller";
     }
     s.parts[2] = {};

@@ -63,20 +63,21 @@ inline void download(Ctx& ctx, void* to_host, const void* from, size_t bytes) {
         CUDA(cudaStreamSynchronize(ctx.stream));
         return;
     }
-    struct Piece {
+    struct StagedCopy {
         char* to;
         size_t bytes;
         Staging::Slot* slot;
     };
-    std::deque<Piece> under_way;
+    std::deque<StagedCopy> under_way;
     for (size_t started = 0; started < bytes || !under_way.empty();) {
         if (under_way.size() == Staging::n_slots || started == bytes) {
-            const Piece& piece = under_way.front();
+            const StagedCopy& piece = under_way.front();
             CUDA(cudaEventSynchronize(piece.slot->sent));
             cpu::copy_in_parallel(piece.to, piece.slot->memory, piece.bytes);
             under_way.pop_front();
         } else {
-            const Piece piece = {(char*)to_host + started, std::min(Staging::slot_bytes, bytes - started), &ctx.staging.next()};
+            const StagedCopy piece = {(char*)to_host + started, std::min(Staging::slot_bytes, bytes - started),
+                                      &ctx.staging.next()};
             CUDA(cudaMemcpyAsync(piece.slot->memory, (const char*)from + started, piece.bytes, cudaMemcpyDeviceToHost,
                                  ctx.stream));
             CUDA(cudaEventRecord(piece.slot->sent, ctx.stream));

@@ -295,7 +295,7 @@ public:
             turn++;  // only here: the output waits for every number in turn
         }
     }
-    void tell_speed() {
+    void print_speed() {
         if (run_.main_rank()) print_line(stderr, speed_.text());
     }
 
@@ -403,5 +403,5 @@ void write_texts(const InferenceRun& run, Generator& generator, const Prompts& p
     TextWriter<Generator> writer(run, generator, prompts, o);
     if (prompts.converses) writer.converse();
     else writer.write_all();
-    writer.tell_speed();
+    writer.print_speed();
 }

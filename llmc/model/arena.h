@@ -23,7 +23,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
     ~Arena() {
-        for (Place* place : {&backend_, &host_, &locked_}) {
+        for (Pool* place : {&backend_, &host_, &locked_}) {
             if (!place->memory) continue;
 #if defined(__SANITIZE_ADDRESS__)
             ASAN_UNPOISON_MEMORY_REGION(place->memory, place->bytes);
@@ -76,10 +76,10 @@ public:
     void allocate(size_t on_host = cpu::available_memory(), const char* advice = "a smaller model") {
         check(on_host, advice);
         if (backend_.bytes) backend_.memory = be::allocate_memory(backend_.bytes);
-        for (Place* place : {&host_, &locked_})
+        for (Pool* place : {&host_, &locked_})
             if (place->bytes) place->memory = cpu::allocate_memory(place->bytes);
         if (locked_.bytes) be::lock_memory(locked_.memory, locked_.bytes);
-        for (const Place* place : {&backend_, &host_, &locked_}) point_slots(*place);
+        for (const Pool* place : {&backend_, &host_, &locked_}) point_slots(*place);
     }
 
 private:
@@ -92,19 +92,19 @@ private:
         void* slot;
         size_t offset, bytes;
     };
-    struct Place {
+    struct Pool {
         std::vector<Region> regions;
         size_t bytes = 0;
         void* memory = nullptr;
     };
 
-    void add_on_host_bytes(Place& place, const char* purpose, void* slot, size_t bytes) {
+    void add_on_host_bytes(Pool& place, const char* purpose, void* slot, size_t bytes) {
         const size_t before = place.bytes + backend_.bytes;
         if (be::memory_is_host) add(backend_, purpose, slot, bytes);
         else add(place, std::string(purpose) + " (host)", slot, bytes);
         for_host_ += place.bytes + backend_.bytes - before;
     }
-    void add(Place& place, std::string_view purpose, void* slot, size_t bytes) {
+    void add(Pool& place, std::string_view purpose, void* slot, size_t bytes) {
         CHECK(!place.memory, "add after allocate");
         place.regions.push_back({slot, place.bytes, bytes});
         bytes = round_up(bytes + guard_bytes, 4096);
@@ -124,7 +124,7 @@ private:
              what, available / 1073741824.0, table.c_str(), advice);
     }
 
-    static void point_slots(const Place& place) {
+    static void point_slots(const Pool& place) {
         for (const Region& r : place.regions) {
             void* start = (char*)place.memory + r.offset;
             memcpy(r.slot, &start, sizeof start);  // *slot is an E*; all pointers have one representation
@@ -135,7 +135,7 @@ private:
         }
     }
 
-    Place backend_, host_, locked_;
+    Pool backend_, host_, locked_;
     size_t for_host_ = 0;
     std::vector<std::pair<std::string, size_t>> purposes_;
     size_t last_ = 0;  // the purpose of the newest region

@@ -51,15 +51,15 @@ public:
     void in_memory(int64_t batch, Wait wait) {
         if (faults_.none()) return;
         floatX* const weight = m_.params + m_.shards.buckets[0].mine;
-        struct Place {
+        struct FaultTarget {
             const char* kind;
             void* memory;
             bool of_state;
         };
-        for (const Place& place : {Place{"flip-norm", m_.params + m_.table.shared, false},
-                                   {"flip-lower", m_.lower ? (void*)m_.lower : weight, m_.lower != nullptr},
-                                   {"flip-exp-avg", m_.exp_avg.data, true},
-                                   {"flip-exp-avg-sq", m_.exp_avg_sq.data, true}}) {
+        for (const FaultTarget& place : {FaultTarget{"flip-norm", m_.params + m_.table.shared, false},
+                                         {"flip-lower", m_.lower ? (void*)m_.lower : weight, m_.lower != nullptr},
+                                         {"flip-exp-avg", m_.exp_avg.data, true},
+                                         {"flip-exp-avg-sq", m_.exp_avg_sq.data, true}}) {
             if (!once(place.kind, batch)) continue;
             wait();
             place.of_state ? flip_last_bit_of_state(place.memory) : flip_last_bit(place.memory);

@@ -89,7 +89,7 @@ inline nlohmann::ordered_json data_identity(const DataLoader& data, const DataOp
     size_t i = 0;
     for (const DataSummary& s : data.summary()) {
         rows.push_back({{"crc32c", format("%08x", data.checksum(i))}, {"documents", s.documents}});  // sorted, as they are read
-        if (s.learned > 0) rows.back()["learned"] = s.learned;
+        if (s.in_loss > 0) rows.back()["learned"] = s.in_loss;
         rows.back()["tokens"] = s.tokens;
         if (i < options.blend.weights.size()) rows.back()["weight"] = options.blend.weights[i];
         i++;

@@ -129,9 +129,9 @@ inline void check_nothing_is_missing(const TrainOptions& o) {
 }
 
 // Starts handling signals, locks the directory against other runs, and starts reporting ranks that wait too long.
-inline void take_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
+inline void lock_run_directory(World& world, const TrainOptions& o, std::optional<RunLock>& lock) {
     const bool main_rank = world.rank() == 0;
-    hear_stop_signals(main_rank, !parse_save_interval(o.save_every).never, world.processes_here());
+    install_stop_signals(main_rank, !parse_save_interval(o.save_every).never, world.processes_here());
     if (main_rank) {
         lock.emplace(o.out);
         if (const std::string done = adopt_copied_latest(o.out); !done.empty()) print_line(stderr, "note: " + done);
@@ -193,7 +193,7 @@ inline void load_tokenizer(Run& run) {
     if (!o.tokenizer.empty()) {
         run.tokenizer = std::make_unique<Tokenizer>(Tokenizer::load(local_path(o.tokenizer)));
         check_tokenizer_of_model(run.model_directory(), *run.tokenizer);
-        if (run.main_rank()) run.tokenizer->tell_missing_end();
+        if (run.main_rank()) run.tokenizer->warn_of_missing_end();
         if (!run.model_directory().empty()) run.tokenizer->fit(read_config(run.model_directory()).V, run.main_rank());
         return;
     }

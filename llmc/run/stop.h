@@ -83,7 +83,7 @@ inline void hear_alarm(int) {
 
 // From now on signals are handled as described above. speaks: whether this rank prints messages; saves: whether the run writes
 // checkpoints; others: processes of the other ranks of this machine.
-inline void hear_stop_signals(bool speaks, bool saves, const std::vector<int>& others = {}) {
+inline void install_stop_signals(bool speaks, bool saves, const std::vector<int>& others = {}) {
     for (size_t i = 0; i < others.size() && i < (size_t)stop_detail::most_others; i++)
         if (kill(others[i], 0) == 0) stop_detail::others[i] = others[i];  // one that this process can see
     stop_detail::speaks = speaks;

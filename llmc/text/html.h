@@ -214,12 +214,12 @@ inline bool is_inline(GumboTag tag) {
 
 // Walks the tree without recursion.
 inline std::vector<Paragraph> paragraphs_of(const GumboNode* root) {
-    struct Place {
+    struct OpenNode {
         const GumboNode* node;
         unsigned child = 0;
     };
     ParagraphMaker out;
-    std::vector<Place> path;
+    std::vector<OpenNode> path;
     int links = 0, headings = 0, breaks = 0;
     const auto is_block = [](const GumboNode* n) { return n->type == GUMBO_NODE_ELEMENT && !is_inline(n->v.element.tag); };
     const auto enter = [&](const GumboNode* n) {
@@ -241,7 +241,7 @@ inline std::vector<Paragraph> paragraphs_of(const GumboNode* root) {
     };
     enter(root);
     while (!path.empty()) {
-        Place& place = path.back();
+        OpenNode& place = path.back();
         const GumboNode* n = place.node;
         if (place.child < n->v.element.children.length) {
             enter((const GumboNode*)n->v.element.children.data[place.child++]);

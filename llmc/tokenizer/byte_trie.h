@@ -33,7 +33,7 @@ public:
         int32_t node = root, offset = 0;
         for (size_t i = 0; i < text.size(); i++) {
             const int32_t next = offset + (unsigned char)text[i];
-            const Place& place = places_[(size_t)next];
+            const TrieSlot& place = places_[(size_t)next];
             if (place.parent != node) return;
             node = next;
             offset = place.offset;
@@ -51,7 +51,7 @@ public:
 
 private:
     static constexpr int32_t no_node = -1, root = -2;  // the root has no place; its offset is 0
-    struct alignas(16) Place {
+    struct alignas(16) TrieSlot {
         int32_t parent = no_node, offset = 0, value = -1;
     };
 
@@ -96,7 +96,7 @@ private:
         if (place >= places_.size()) places_.resize(2 * place + 1);
     }
 
-    std::vector<Place> places_;
+    std::vector<TrieSlot> places_;
     bool empty_ = true;
     size_t first_free_ = 0;
 };

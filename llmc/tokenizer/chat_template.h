@@ -411,7 +411,7 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
 // A conversation's tokens, and which of them are in the loss.
 struct ChatTokens {
     std::vector<int> tokens;
-    std::vector<uint8_t> learned;  // 0 or 1
+    std::vector<uint8_t> in_loss;  // 0 or 1
 };
 
 class ChatEncoder {
@@ -469,8 +469,8 @@ public:
     ChatTokens encode(const std::vector<ChatMessage>& messages, bool asks, bool parse_special = false) const {
         ChatTokens out;
         Run run(tokenizer_, out);
-        const auto text = [&](const std::string& s, bool learned) {
-            parse_special ? run.literal(s, learned) : run.text(s, learned);
+        const auto text = [&](const std::string& s, bool in_loss) {
+            parse_special ? run.literal(s, in_loss) : run.text(s, in_loss);
         };
         run.literal(t_.begin, false);
         const bool begins_with_system = !messages.empty() && messages[0].role == "system";
@@ -488,18 +488,18 @@ public:
             }
             if (m.role == "assistant") {
                 run.literal(t_.answer_before, false);
-                run.literal(t_.answer_start, m.learned);
+                run.literal(t_.answer_start, m.in_loss);
                 const bool last = i + 1 == messages.size();
                 Thoughts parts{"", trimmed};
                 if (t_.thinks) parts = divide(m.text);
                 if (t_.thinks && i > question && (last || !parts.thoughts.empty())) {
-                    run.literal("<think>\n", m.learned);
-                    text(parts.thoughts, m.learned);
-                    run.literal("\n</think>\n\n", m.learned);
+                    run.literal("<think>\n", m.in_loss);
+                    text(parts.thoughts, m.in_loss);
+                    run.literal("\n</think>\n\n", m.in_loss);
                     parts.answer.erase(0, parts.answer.find_first_not_of('\n'));
                 }
-                text(parts.answer, m.learned);
-                run.literal(t_.answer_end, m.learned);
+                text(parts.answer, m.in_loss);
+                run.literal(t_.answer_end, m.in_loss);
                 if (!last || !t_.nothing_after_last) run.literal(t_.answer_after, false);
                 continue;
             }
@@ -525,22 +525,22 @@ private:
     public:
         Run(const Tokenizer& tokenizer, ChatTokens& out) : tokenizer_(tokenizer), out_(out) {}
 
-        void text(std::string_view s, bool learned) {
+        void text(std::string_view s, bool in_loss) {
             if (s.empty()) return;
-            if (!parts_.empty() && parts_.back().learned != learned) cut();
-            if (parts_.empty() || parts_.back().end) parts_.push_back({0, learned});
+            if (!parts_.empty() && parts_.back().in_loss != in_loss) cut();
+            if (parts_.empty() || parts_.back().end) parts_.push_back({0, in_loss});
             text_ += s;
         }
         // Text in which special tokens are recognised.
-        void literal(std::string_view s, bool learned) {
+        void literal(std::string_view s, bool in_loss) {
             tokenizer_.split_at_added(
-                s, [&](std::string_view part) { text(part, learned); },
+                s, [&](std::string_view part) { text(part, in_loss); },
                 [&](const AddedToken& token) {
                     if (token.lstrip || token.rstrip)
                         fail("%s: the token '%s' strips adjacent white space, which is not supported in chat templates",
                              tokenizer_.source().c_str(), token.content.c_str());
                     flush();
-                    add(token.id, learned);
+                    add(token.id, in_loss);
                 });
         }
         void flush() {
@@ -556,7 +556,7 @@ private:
                 const bool fits = last || (head.size() <= whole.size() && std::equal(head.begin(), head.end(), whole.begin()));
                 const std::vector<int>& from = fits ? whole : head;
                 const size_t end = last ? whole.size() : head.size();
-                for (; used < end; used++) add(from[used], part.learned);
+                for (; used < end; used++) add(from[used], part.in_loss);
                 if (fits) continue;
                 // A token spans the boundary: the text after it is encoded separately.
                 rest.remove_prefix(part.end - at);
@@ -572,14 +572,14 @@ private:
     private:
         struct Part {
             size_t end;  // in the text; 0: not yet known
-            bool learned;
+            bool in_loss;
         };
         void cut() {
             if (!parts_.empty() && parts_.back().end == 0) parts_.back().end = text_.size();
         }
-        void add(int token, bool learned) {
+        void add(int token, bool in_loss) {
             out_.tokens.push_back(token);
-            out_.learned.push_back(learned);
+            out_.in_loss.push_back(in_loss);
         }
         std::vector<int> encode(std::string_view s, TextPlace place) const {
             std::vector<int> tokens;

@@ -21,7 +21,7 @@
 
 struct ChatMessage {
     std::string role, text;  // role: system, user or assistant
-    bool learned = false;    // its tokens are in the loss
+    bool in_loss = false;    // its tokens are in the loss
 };
 
 class ConversationReader {
@@ -49,9 +49,9 @@ public:
         while (prompt < most && same(chosen[prompt], rejected[prompt])) prompt++;
         if (prompt == std::max(chosen.size(), rejected.size())) return "chosen and rejected are the same";
         if (!record.contains("prompt") || !record["prompt"].is_array())
-            for (size_t i = 0; i < prompt; i++) chosen[i].learned = rejected[i].learned = false;
+            for (size_t i = 0; i < prompt; i++) chosen[i].in_loss = rejected[i].in_loss = false;
         for (const auto& [key, messages] : answers)
-            if (std::none_of(messages->begin(), messages->end(), [](const ChatMessage& m) { return m.learned; }))
+            if (std::none_of(messages->begin(), messages->end(), [](const ChatMessage& m) { return m.in_loss; }))
                 return format("'%s' does not contain an assistant's answer that differs from the other's", key);
         return "";
     }
@@ -86,7 +86,7 @@ private:
         if (given(record, "history") && !has("instruction")) refuse("it has 'history' without 'instruction' and 'output'");
         add_system(record);
         bool learns = false;
-        for (const ChatMessage& m : messages_) learns = learns || m.learned;
+        for (const ChatMessage& m : messages_) learns = learns || m.in_loss;
         if (problem_.empty() && !learns) refuse("no message is in the loss: there is no assistant's answer");
     }
 
@@ -141,7 +141,7 @@ private:
         add(part, key, role, answers);
     }
 
-    void add_messages(const nlohmann::json& list, const std::string& key, bool learned) {
+    void add_messages(const nlohmann::json& list, const std::string& key, bool in_loss) {
         if (!list.is_array()) return refuse(format("'%s' is not a list of messages but %s", key.c_str(), list.type_name()));
         for (const nlohmann::json& message : list) {
             if (!message.is_object()) return refuse(format("a message is not an object but %s", message.type_name()));
@@ -162,7 +162,7 @@ private:
             const double share = weight.is_number() ? weight.get<double>() : -1;
             if (share != 0 && share != 1)
                 return refuse(format("a message has the weight %.40s; it must be 0 or 1", weight.dump().c_str()));
-            add(message.value(text_key, nlohmann::json()), text_key, name, learned && name == "assistant" && share == 1);
+            add(message.value(text_key, nlohmann::json()), text_key, name, in_loss && name == "assistant" && share == 1);
         }
     }
 
@@ -176,7 +176,7 @@ private:
     static bool is_parts(const nlohmann::json& list) {
         return list.is_array() && !list.empty() && list[0].is_object() && list[0].contains("type") && !list[0].contains("role");
     }
-    void add_parts(const nlohmann::json& parts, const char* key, const std::string& role, bool learned) {
+    void add_parts(const nlohmann::json& parts, const char* key, const std::string& role, bool in_loss) {
         std::string text;
         for (const nlohmann::json& part : parts) {
             const nlohmann::json type = part.is_object() ? part.value("type", nlohmann::json()) : nlohmann::json();
@@ -185,14 +185,14 @@ private:
                                      type.is_string() ? type.get_ref<const std::string&>().c_str() : part.type_name()));
             text += part["text"].get_ref<const std::string&>();
         }
-        add(text, key, role, learned);
+        add(text, key, role, in_loss);
     }
 
-    void add(const nlohmann::json& text, const char* key, const std::string& role, bool learned) {
-        if (is_parts(text)) return add_parts(text, key, role, learned);
+    void add(const nlohmann::json& text, const char* key, const std::string& role, bool in_loss) {
+        if (is_parts(text)) return add_parts(text, key, role, in_loss);
         if (!text.is_string()) return refuse(format("'%s' is not a text but %s", key, text.type_name()));
-        if (learned && text.get_ref<const std::string&>().empty()) return refuse("an answer in it is empty");
-        messages_.push_back({role, text.get<std::string>(), learned});
+        if (in_loss && text.get_ref<const std::string&>().empty()) return refuse("an answer in it is empty");
+        messages_.push_back({role, text.get<std::string>(), in_loss});
     }
 
     static std::string keys_of(const nlohmann::json& record) {

@@ -117,7 +117,7 @@ public:
     int eod_id() const { return eod_; }  // end of document; -1: none
     int bos_id() const { return bos_; }
     // Prints a note if the settings next to it name an end-of-text token that does not exist.
-    void tell_missing_end() const {
+    void warn_of_missing_end() const {
         if (!missing_end_.empty())
             print_line(stderr, format("note: the eos_token of %s is '%s', which is not one of its tokens: %s ends documents",
                                       source_.c_str(), missing_end_.c_str(),

@@ -33,7 +33,7 @@ public:
             others_[std::string(piece)]++;
             return;
         }
-        Place& place = places_[key.hash() % places_.size()];
+        Slot& place = places_[key.hash() % places_.size()];
         if (!(place.key == key)) {
             empty(place);
             place.key = key;
@@ -44,22 +44,22 @@ public:
     size_t others() const { return others_.size(); }
     // Adds all counts to `counts` and clears them here.
     void move_to(PieceCounts& counts) {
-        for (Place& place : places_) empty(place);
+        for (Slot& place : places_) empty(place);
         for (const auto& [piece, count] : others_) counts[piece] += count;
         others_.clear();
     }
 
 private:
-    struct Place {
+    struct Slot {
         WordCache::Key key;
         int64_t count = 0;
     };
-    void empty(Place& place) {
+    void empty(Slot& place) {
         if (place.count > 0) others_[place.key.piece()] += place.count;
         place.count = 0;
     }
 
-    std::vector<Place> places_ = std::vector<Place>(1 << 14);
+    std::vector<Slot> places_ = std::vector<Slot>(1 << 14);
     PieceCounts others_;
 };
 

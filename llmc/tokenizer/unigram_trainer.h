@@ -78,11 +78,11 @@ public:
         if (progress) progress->update(100);
     }
 
-    struct Piece {
+    struct ScoredPiece {
         std::string text;
         double score;
     };
-    const std::vector<Piece>& pieces() const { return pieces_; }
+    const std::vector<ScoredPiece>& pieces() const { return pieces_; }
     // Special tokens, which no piece may equal. Call before train().
     void leave_out(const std::vector<std::string>& special) { left_out_.insert(special.begin(), special.end()); }
 
@@ -97,7 +97,7 @@ public:
             vocabulary.push_back({name, 0.0});
         }
         for (int b = 0; b < 256; b++) vocabulary.push_back({byte_token((unsigned char)b), 0.0});
-        for (const Piece& p : pieces_) vocabulary.push_back({p.text, p.score});
+        for (const ScoredPiece& p : pieces_) vocabulary.push_back({p.text, p.score});
         const auto unknown = std::find(names.begin(), names.end(), unknown_name) - names.begin();
         const json space = {{"String", "\u2581"}};
         return {{"version", "1.0"},
@@ -237,10 +237,10 @@ private:
         seeds.resize(std::min(seeds.size(), most_seeds));
         double sum = 0;
         for (const auto& [c, count] : characters_) pieces_.push_back({utf8((uint32_t)c), (double)count});
-        std::sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.text < b.text; });
+        std::sort(pieces_.begin(), pieces_.end(), [](const ScoredPiece& a, const ScoredPiece& b) { return a.text < b.text; });
         for (const auto& [score, text] : seeds) pieces_.push_back({std::string(text), score});
-        for (const Piece& p : pieces_) sum += p.score;
-        for (Piece& p : pieces_) p.score = std::log(p.score) - std::log(sum);
+        for (const ScoredPiece& p : pieces_) sum += p.score;
+        for (ScoredPiece& p : pieces_) p.score = std::log(p.score) - std::log(sum);
         build();
     }
 
@@ -346,14 +346,14 @@ private:
         return sum + std::log(x) + a * (1.0 / 24 + a * (-7.0 / 960 + a * (31.0 / 8064 - a * 127.0 / 30720)));
     }
     void maximize(const std::vector<double>& counts) {
-        std::vector<Piece> kept;
+        std::vector<ScoredPiece> kept;
         double sum = 0;
         for (size_t i = 0; i < pieces_.size(); i++) {
             if (counts[i] < 0.5) continue;
             kept.push_back({std::move(pieces_[i].text), counts[i]});
             sum += counts[i];
         }
-        for (Piece& p : kept) p.score = digamma(p.score) - digamma(sum);
+        for (ScoredPiece& p : kept) p.score = digamma(p.score) - digamma(sum);
         pieces_ = std::move(kept);
         build();
     }
@@ -391,7 +391,7 @@ private:
         std::sort(losses.begin(), losses.end());
         losses.resize(std::min(losses.size(), size));
         std::sort(losses.begin(), losses.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-        std::vector<Piece> kept;
+        std::vector<ScoredPiece> kept;
         for (const auto& [loss, i] : losses) kept.push_back(std::move(pieces_[i]));
         pieces_ = std::move(kept);
         build();
@@ -399,20 +399,20 @@ private:
 
     // Keeps all characters, then the pieces with the highest scores; sorted by score.
     void choose() {
-        const auto better = [](const Piece& a, const Piece& b) {
+        const auto better = [](const ScoredPiece& a, const ScoredPiece& b) {
             return a.score != b.score ? a.score > b.score : a.text < b.text;
         };
-        const auto is_left_out = [&](const Piece& p) { return left_out_.count(p.text) > 0; };
+        const auto is_left_out = [&](const ScoredPiece& p) { return left_out_.count(p.text) > 0; };
         pieces_.erase(std::remove_if(pieces_.begin(), pieces_.end(), is_left_out), pieces_.end());
         std::sort(pieces_.begin(), pieces_.end(), better);
         std::unordered_set<std::string> missing;
         for (const auto& [c, count] : characters_) missing.insert(utf8((uint32_t)c));
-        std::vector<Piece> chosen;
-        for (const Piece& p : pieces_)
+        std::vector<ScoredPiece> chosen;
+        for (const ScoredPiece& p : pieces_)
             if (missing.erase(p.text)) chosen.push_back(p);
         for (const std::string& text : missing) chosen.push_back({text, lowest_ - 0.0001});
         const std::unordered_map<int32_t, int64_t>& characters = characters_;
-        for (const Piece& p : pieces_) {
+        for (const ScoredPiece& p : pieces_) {
             if ((int)chosen.size() >= size_) break;
             const Utf8Character c = first_character(p.text);
             if (c.length < p.text.size() || !characters.count(c.code)) chosen.push_back(p);
@@ -425,7 +425,7 @@ private:
     std::unordered_map<int32_t, int64_t> characters_;  // characters with tokens, and their counts
     std::string text_;                                 // all words
     std::vector<Word> words_;                          // and the end of the last one
-    std::vector<Piece> pieces_;
+    std::vector<ScoredPiece> pieces_;
     std::unordered_set<std::string> left_out_;
     double lowest_ = 0;
     ByteTrie trie_;

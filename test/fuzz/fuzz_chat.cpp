@@ -18,9 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const ChatEncoder encoder(tokenizer, t);
         if (!encoder.problem(messages).empty()) continue;
         const ChatTokens tokens = encoder.encode(messages, false);
-        CHECK(tokens.tokens.size() == tokens.learned.size() && !tokens.tokens.empty(), "a mask for each token");
-        const auto learned = std::count(tokens.learned.begin(), tokens.learned.end(), 1);
-        CHECK(learned > 0 && tokens.learned[0] <= 1, "an answer is learned");
+        CHECK(tokens.tokens.size() == tokens.in_loss.size() && !tokens.tokens.empty(), "a mask for each token");
+        const auto in_loss = std::count(tokens.in_loss.begin(), tokens.in_loss.end(), 1);
+        CHECK(in_loss > 0 && tokens.in_loss[0] <= 1, "an answer is learned");
     }
     return 0;
 }
