@@ -575,8 +575,8 @@ static const uint8_t* transposed_codes(const Pass& p, const Layer& l) {
     return p.m.fp8.transposed;
 }
 
-static Elements weight_gradient(const Pass& p, const Layer& l);
-static Acc of_product(const Pass& p);
+template <class Product>
+static void add_weight_gradient(const Pass& p, const Layer& l, Product product);
 
 // The bias gradient needs a separate pass over this rank's rows: with sequence parallelism each rank then has a partial sum of
 // a row-parallel layer's bias gradient, and reduce_shared sums it over tp together with the norms' gradients. (In bf16 the
@@ -595,8 +595,11 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
         be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
         if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
         const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
-        be::fp8_linear_backward_weight(p.ctx, weight_gradient(p, l), {a.fp8_gradients, &inverse->value, format}, inp_transposed,
-                                       N, l.in, l.out, of_product(p), p.m.fp8.fast_backward);
+        add_weight_gradient(p, l, [&](const Elements& dweight, int row, int n, Acc acc) {
+            const Fp8Matrix rows_of_gradient = {a.fp8_gradients + (size_t)row * N, &inverse->value, format};
+            be::fp8_linear_backward_weight(p.ctx, dweight, rows_of_gradient, inp_transposed, N, l.in, n, acc,
+                                           p.m.fp8.fast_backward);
+        });
     };
     const auto to_input = [&](floatX* product) {
         const Fp8Matrix weight_transposed = {transposed_codes(p, l), &scale_inverse(p, l, Operand::weight)->value};
@@ -634,13 +637,27 @@ static void linear_forward(const Pass& p, const Layer& l, floatX* out, const Lay
     if (l.row_parallel()) reduce(p, out);
 }
 
-// The destination of a weight's gradient, and whether the product adds to it (gradients.h).
-static Elements weight_gradient(const Pass& p, const Layer& l) {
-    return p.m.of_block.set_by_products(p.in.gradients) ? p.m.grads.from(l.offset) : Elements(l.dw);
-}
-// Whether products set a weight's gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution,
-// which end_block() adds.
+// Whether products set a gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution, which is
+// then added (gradients.h).
 static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
+// Sets a weight's gradient or adds to it. product(dweight, row, rows, acc) does that for some rows, of which dweight is the
+// first.
+template <class Product>
+static void add_weight_gradient(const Pass& p, const Layer& l, Product product) {
+    const BlockGradients& rounded = p.m.of_block;
+    const Acc acc = p.in.gradients;
+    if (!rounded.used()) return product(Elements(l.dw), 0, l.out, acc);
+    if (rounded.set_by_products(acc)) return product(p.m.grads.from(l.tensor->offset), 0, l.out, acc);
+    rounded.add_product(p.ctx, *l.tensor, p.m.grads, acc, p.in.rounding_key,
+                        [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
+}
+// The same of a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
+static void add_gradients(const Pass& p, const Layer& l, real* db, const floatX* dout, const floatX* inp) {
+    add_weight_gradient(p, l, [&](const Elements& dweight, int row, int rows, Acc acc) {
+        be::linear_backward_weight_rows(p.ctx, dweight, db ? db + row : nullptr, dout + row, l.out, inp, p.N(), l.in, rows,
+                                        acc);
+    });
+}
 
 // Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
 // row-parallel layer's bias gradient over tp; since it is computed from all rows, only one rank computes it.
@@ -650,8 +667,7 @@ static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const
     if (!l.dw && !l.lora) return all_dout;
     const floatX* all_inp = gather(p, inp.x, p.input_rows(l), l.in);
     real* db = summed_bias(p, l) ? nullptr : l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
-    if (l.dw)
-        be::linear_backward_weight(p.ctx, weight_gradient(p, l), db, all_dout, all_inp, p.N(), l.in, l.out, of_product(p));
+    if (l.dw) add_gradients(p, l, db, all_dout, all_inp);
     if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), p.adapter_dropout(l), of_product(p));
     return all_dout;
 }
@@ -661,9 +677,7 @@ static void linear_backward_overlapped(const Pass& p, const Layer& l, floatX* di
     const int N = p.N();
     measure(p, l, Operand::gradient, dout, (size_t)N * l.out);
     const auto to_input = [&](floatX* product) { be::linear_backward_input(p.ctx, product, dout, l.w, N, l.in, l.out); };
-    const auto to_weight = [&](const floatX* all_inp) {
-        be::linear_backward_weight(p.ctx, weight_gradient(p, l), l.db, dout, all_inp, N, l.in, l.out, of_product(p));
-    };
+    const auto to_weight = [&](const floatX* all_inp) { add_gradients(p, l, l.db, dout, all_inp); };
     backward_during_transfers(p, l, dinp, (const floatX*)inp.x, to_input, to_weight);
 }
 

@@ -9,7 +9,7 @@
 //
 // 8-bit moments are also rounded stochastically: neighbours differ by a quarter to a seventh. They need no scales: exp_avg has
 // a sign and 5 bits of exponent, up to 24 in steps of at least 2^-28; exp_avg_sq has no sign and 6 bits of exponent, up to
-// split tensors anywhere, and any layout resumes any other. Both formats are subsets of bf16, in which checkpoints store them.
+// 12 in steps of at least 2^-61. So a byte depends only on its element: ranks may split
 // tensors anywhere, and any layout resumes any other. Both formats are subsets of bf16, in which checkpoints store them.
 //
 // The random numbers are functions of seed, step or sample, tensor, and the element's index in the whole tensor, not in a

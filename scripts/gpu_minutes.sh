@@ -25,7 +25,7 @@ experiments=(
     "first|60|tests|kernel tests in both precisions, four processes at a time|1 to 3 tolerances fail|what of the code that no GPU has seen works"
     "first|25|memcheck|compute-sanitizer's memcheck on new kernels|silent|whether they stay within their arrays"
     "first|45|attention|attention by shape: forward, backward in two kernels and in one, cuDNN|one kernel 300-320 at heads of 64, T 1024 (two: 236), 440-500 at heads of 128, T 4096 (419)|the default; whether a persistent backward is worth writing"
-    "first|60|gemms|matrix products of five models: first suggestion, best of 32, epilogues, FP8|124M 560-600 on average, 1B and 7B 690-730; FP8 1,250|an own GEMM or not; fast accumulation; bias sums"
+    "first|60|gemms|matrix products of five models: first suggestion, best of 32, epilogues, sums of bf16 gradients, FP8|124M 560-600 on average, 1B and 7B 690-730; FP8 1,250; 7B added to bf16: in parts at most 1.02 of the product's time, whole 1.06|an own GEMM or not; fast accumulation; bias sums; parts of bf16 gradients"
     "first|50|profile|a step by op: 124M, 1B, 12 layers of 7B, micro-batches of 1, 2, 4, FP8|2x4096 7% above 1x4096|the order of work on kernels; the planner's micro-batch term"
     "first|75|speed|the trainer's speed: 124M, 1B, 7B of 12 layers, FP8|566k, 81k and 119k, 38.5k and 57k tok/s, or better|regressions"
     "first|65|whole7b|all 32 layers of Llama-2-7B on this card: bf16, FP8; peak memory against the plan|12.4k, 13.9k tok/s|what memory is worth: offload, codes, recomputation"

@@ -102,8 +102,14 @@ struct Layer {
         cpu::linear_forward(ctx, out_biased.data(), inp.data(), weight.data(), bias.data(), N, IC, OC);
         cpu::linear_backward_input(ctx, dinp.data(), dout.data(), weight.data(), N, IC, OC);
         cpu::linear_backward_weight(ctx, dweight_set.data(), dbias_set.data(), dout.data(), inp.data(), N, IC, OC, Acc::Set);
-        cpu::linear_backward_weight(ctx, dweight_add.data(), dbias_add.data(), dout.data(), inp.data(), N, IC, OC, Acc::Add);
-        cpu::linear_backward_weight(ctx, dweight_alone.data(), nullptr, dout.data(), inp.data(), N, IC, OC, Acc::Set);
+        for (int row = 0, rows = std::max(1, OC / 3); row < OC; row += rows, rows = OC - row) {
+            const auto part = [&](real* dweight, real* dbias, Acc acc) {
+                cpu::linear_backward_weight_rows(ctx, dweight + (size_t)row * IC, dbias ? dbias + row : nullptr,
+                                                 &dout[(size_t)row], OC, inp.data(), N, IC, rows, acc);
+            };
+            part(dweight_add.data(), dbias_add.data(), Acc::Add);
+            part(dweight_alone.data(), nullptr, Acc::Set);
+        }
         return {out.values(),       out_biased.values(),  dinp.values(),      dweight_set.values(),
                 dbias_set.values(), dweight_add.values(), dbias_add.values(), dweight_alone.values()};
     }

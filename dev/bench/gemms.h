@@ -1,11 +1,13 @@
 // bench --gemms: every matrix product of a layer and of the head of five models, in isolation, on random operands: cuBLASLt's
 // first suggestion and the fastest of 32; if the trainer may use an epilogue, the fastest with it, and the fastest without it
-// followed by our kernel; in FP8 with sums that stay in the tensor cores ("fast") and sums that are split.
+// followed by our kernel; weights' gradients that are added to bf16 ones (model/gradients.h), whole and in parts; in FP8 with
+// sums that stay in the tensor cores ("fast") and sums that are split.
 // bench --bounds: a single product of 8192^3, and repeated for two seconds, during which the clock settles; and a copy.
 #pragma once
 #include <functional>
 #include <optional>
 
+#include "../../llmc/model/gradients.h"
 #include "measure.h"
 
 namespace bench {
@@ -74,11 +76,12 @@ private:
         const auto forward = [&](cublasLtEpilogue_t e) { return gpu::detail::forward_key({}, N, IC, OC, e); };
         const auto input = [&](cublasLtEpilogue_t e) { return gpu::detail::backward_input_key({}, N, IC, OC, e); };
         const auto weight = [&](cublasLtEpilogue_t e) {
-            return gpu::detail::backward_weight_key({}, N, IC, OC, CUDA_R_32F, Acc::Add, e);
+            return gpu::detail::backward_weight_key({}, OC, N, IC, OC, CUDA_R_32F, Acc::Add, e);
         };
         product(name + " forward" + shape, forward(plain), flops);
         product(name + " dgrad" + shape, input(plain), flops);
         product(name + " wgrad" + shape, weight(plain), flops);
+        if (l.name != "head") weight_in_bf16(name + " wgrad" + shape, N, IC, OC);
 
         if (l.then == Then::nothing && !l.after_gelu && !l.bias) return;
         if (!figures_.begin(name + " epilogues" + shape)) return;
@@ -102,6 +105,27 @@ private:
         if (l.bias)
             epilogue(name + " wgrad" + shape, "bias sums", weight(CUBLASLT_EPILOGUE_BGRADB), flops,
                      [&] { be::linear_backward_weight(ctx_, (real*)dw, db, y, x, N, IC, OC, Acc::Add); });
+    }
+
+    // The whole gradient in fp32, then added to a bf16 one; and some rows at a time, as the trainer does it.
+    void weight_in_bf16(const std::string& name, int N, int IC, int OC) {
+        const BlockGradients gradients;
+        if (sizeof(floatX) == 4 || !figures_.begin(name + " to bf16")) return;
+        const Numbers<floatX> x(ctx_, (size_t)N * IC), y(ctx_, (size_t)N * OC);
+        const Numbers<real> sums(ctx_, (size_t)OC * IC);
+        const Numbers<bf16> gradient(ctx_, (size_t)OC * IC);
+        for (const int most : {OC, emulated ? 16 : gradients.rows_at_a_time(OC, IC)}) {
+            const auto run = [&] {
+                for (int row = 0; row < OC; row += most) {
+                    const int rows = std::min(most, OC - row);
+                    const size_t n = (size_t)rows * IC;
+                    be::linear_backward_weight_rows(ctx_, (real*)sums, nullptr, (floatX*)y + row, OC, x, N, IC, rows, Acc::Set);
+                    be::accumulate(ctx_, (bf16*)gradient + (size_t)row * IC, sums, n, Acc::Add, {});
+                }
+            };
+            op(name, most == OC ? "added to bf16, whole" : format("added to bf16, %d rows at a time", most), 2.0 * N * IC * OC,
+               run);
+        }
     }
 
     // The three products in FP8 have both operands contiguous along k (gpu/fp8_linear.cuh).
@@ -162,11 +186,15 @@ private:
         if (const auto choice = choose(key)) figures_.add(name, what + " in the epilogue", choice->us * 1e-6, flops, machine_);
         else figures_.note(name, what + " in the epilogue: skipped: cuBLASLt has no algorithm, or memory is short");
         ctx_.plans->fusion = gpu::Fusion::never;
-        gpu::detail::Stopwatch stopwatch(ctx_);
-        apart();  // chooses the algorithm
-        const double us = stopwatch.median(stopwatch.time(1, apart), apart);
+        op(name, what + " apart", flops, apart);
         ctx_.plans->fusion = gpu::Fusion::if_faster;
-        figures_.add(name, what + " apart", us * 1e-6, flops, machine_);
+    }
+    template <class F>
+    void op(const std::string& name, const std::string& variant, double flops, F run) {
+        gpu::detail::Stopwatch stopwatch(ctx_);
+        run();  // chooses the algorithm
+        const double us = stopwatch.median(stopwatch.time(1, run), run);
+        figures_.add(name, variant, us * 1e-6, flops, machine_);
     }
 
     be::Ctx& ctx_;

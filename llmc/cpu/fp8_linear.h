@@ -108,7 +108,7 @@ inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const 
 }
 
 inline void bias_backward(Ctx&, real* dbias, const floatX* dout, int N, int OC) {
-    detail::column_sums(dbias, dout, N, OC, Acc::Add);
+    detail::column_sums(dbias, dout, (size_t)OC, N, OC, Acc::Add);
 }
 
 }  // namespace cpu

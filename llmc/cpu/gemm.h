@@ -229,18 +229,23 @@ int spread(int K) {
     return K / k_step<E> % 2 ? K : K + k_step<E>;
 }
 
-// x (rows, columns) in place, or a copy in ctx.copies[i], zero-padded to all_rows and all_columns.
-inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
-    if (rows == all_rows && columns == all_columns) return x;
+// A copy of x (rows, columns), whose rows are `stride` apart, in ctx.copies[i], zero-padded to all_rows and all_columns.
+inline const floatX* padded_copy(Ctx& ctx, int i, const floatX* x, size_t stride, int rows, int columns, int all_rows,
+                                 int all_columns) {
     ctx.copies[i].resize((size_t)all_rows * all_columns);
     floatX* const copy = ctx.copies[i].data();
     parallel_for(all_rows, [=](int r) {
         floatX* const row = copy + (size_t)r * all_columns;
         const int there = r < rows ? columns : 0;
-        std::copy_n(x + (size_t)r * columns, there, row);
+        std::copy_n(x + (size_t)r * stride, there, row);
         std::fill(row + there, row + all_columns, floatX(0));
     });
     return copy;
+}
+// x (rows, columns) in place, or such a copy.
+inline const floatX* padded(Ctx& ctx, int i, const floatX* x, int rows, int columns, int all_rows, int all_columns) {
+    if (rows == all_rows && columns == all_columns) return x;
+    return padded_copy(ctx, i, x, (size_t)columns, rows, columns, all_rows, all_columns);
 }
 
 // An input of the epilogue: `rows` rows of C elements for each row of a result (N, C).
@@ -324,10 +329,10 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
     });
 }
 
-// c (M, C) (+)= a^T b of a (N, M), b (N, C); M and C are multiples of 16.
+// c (M, C) (+)= a^T b of a (N, M), b (N, C); the rows of a are a_stride apart. M and C are multiples of 16.
 template <class E>
-void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* a, const floatX* b, int N, int M, int C,
-                   Acc acc) {
+void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* a, size_t a_stride, const floatX* b, int N,
+                   int M, int C, Acc acc) {
     const bool streamed = streams(unit, c, (size_t)C * sizeof(float));
     const Blocking<E> blocking(unit, N, 2 * gemm::slab<E>);
     const Partition shares(C, M, blocking.columns, ctx.threads, unit.tiles, strip_rows);  // panels of c's rows
@@ -363,7 +368,8 @@ void columns_times(Ctx& ctx, const MatrixUnit<E>& unit, float* c, const floatX* 
                 const int task = (int)share;
                 const int m0 = shares.panel(task) * shares.columns, c0 = shares.part(task) * shares.rows;
                 const int M_here = std::min(shares.columns, M - m0), columns = std::min(shares.rows, C - c0);
-                pack_left_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * M + m0, (size_t)M, M_here, K, there);
+                pack_left_in_parts(unit, left, left_size, (size_t)stride, a + (size_t)k0 * a_stride + m0, a_stride, M_here, K,
+                                   there);
                 for (int n = 0; n < columns; n += strip)
                     for (int m = 0; m < M_here; m += blocking.rows, turn ^= 1) {
                         const int rows = std::min(blocking.rows, M_here - m), width = std::min((int)strip, columns - n);
@@ -541,15 +547,17 @@ inline void swiglu_backward_input(Ctx& ctx, floatX* dgate_up, const floatX* dout
     backward_input(ctx, nullptr, {gate_up, 2}, dout, weight, N, F, OC, finished_by(epilogue));
 }
 
-// dweight (+)= dout^T inp.
-inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
+// dweight (+)= dout^T inp; the rows of dout are `stride` apart.
+inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, size_t stride, const floatX* inp, int N, int IC,
+                            int OC, Acc acc) {
     const int M = round_up(OC, 16), C = round_up(IC, 16);
-    const auto multiply = [&](float* c, const floatX* a, const floatX* b, Acc add) {
-        on_unit(ctx, [&](const auto& unit) { columns_times(ctx, unit, c, a, b, N, M, C, add); });
+    const auto multiply = [&](float* c, const floatX* a, size_t a_stride, const floatX* b, Acc add) {
+        on_unit(ctx, [&](const auto& unit) { columns_times(ctx, unit, c, a, a_stride, b, N, M, C, add); });
     };
-    if (M == OC && C == IC) return multiply(dweight, dout, inp, acc);
+    if (M == OC && C == IC) return multiply(dweight, dout, stride, inp, acc);
     std::vector<float> sums((size_t)M * C);
-    multiply(sums.data(), padded(ctx, 0, dout, N, OC, N, M), padded(ctx, 1, inp, N, IC, N, C), Acc::Set);
+    multiply(sums.data(), padded_copy(ctx, 0, dout, stride, N, OC, N, M), (size_t)M, padded(ctx, 1, inp, N, IC, N, C),
+             Acc::Set);
     for (int o = 0; o < OC; o++)
         for (int i = 0; i < IC; i++) {
             const float sum = sums[(size_t)o * C + i];

@@ -46,11 +46,12 @@ inline void linear_backward_input(floatX* dinp, const floatX* dout, const floatX
     });
 }
 
-inline void linear_backward_weight(real* dweight, const floatX* dout, const floatX* inp, int N, int IC, int OC, Acc acc) {
+inline void linear_backward_weight(real* dweight, const floatX* dout, size_t stride, const floatX* inp, int N, int IC, int OC,
+                                   Acc acc) {
     parallel_for(OC, [=](int o) {
         for (int i = 0; i < IC; i++) {
             real sum = 0;
-            for (int n = 0; n < N; n++) sum += (real)dout[(size_t)n * OC + o] * (real)inp[(size_t)n * IC + i];
+            for (int n = 0; n < N; n++) sum += (real)dout[(size_t)n * stride + o] * (real)inp[(size_t)n * IC + i];
             real& d = dweight[(size_t)o * IC + i];
             d = acc == Acc::Add ? d + sum : sum;
         }
@@ -208,14 +209,20 @@ inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dac
     activation_backward(ctx, dgate_up, dact, gate_up, N, F, Activation::swiglu);
 }
 
+inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, int OC,
+                                        const floatX* inp, int N, int IC, int rows, Acc acc) {
+    const size_t stride = (size_t)OC;
+    if (dbias) detail::column_sums(dbias, dout, stride, N, rows, acc);
+    real* const sums = detail::in_fp32(dweight);
+    if (ctx.plain) return plain::linear_backward_weight(sums, dout, stride, inp, N, IC, rows, acc);
+#if CPU_FAST_PATHS
+    detail::gemm::backward_weight(ctx, sums, dout, stride, inp, N, IC, rows, acc);
+#endif
+}
+
 inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
                                    int IC, int OC, Acc acc) {
-    if (dbias) detail::column_sums(dbias, dout, N, OC, acc);
-    real* const sums = detail::in_fp32(dweight);
-    if (ctx.plain) return plain::linear_backward_weight(sums, dout, inp, N, IC, OC, acc);
-#if CPU_FAST_PATHS
-    detail::gemm::backward_weight(ctx, sums, dout, inp, N, IC, OC, acc);
-#endif
+    linear_backward_weight_rows(ctx, dweight, dbias, dout, OC, inp, N, IC, OC, acc);
 }
 
 }  // namespace cpu

@@ -200,7 +200,7 @@ inline bool norm_sums_columns(int) { return true; }
 inline void layernorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                                const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
     detail::norm_backward<true>(ctx, dinp, grads, dout, inp, params, statistics, {N, (size_t)params.C, 1}, acc);
-    if (grads.dinp_columns) detail::column_sums(grads.dinp_columns, dinp, N, params.C, Acc::Add);
+    if (grads.dinp_columns) detail::column_sums(grads.dinp_columns, dinp, (size_t)params.C, N, params.C, Acc::Add);
 }
 
 inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics, floatX* sum, const floatX* inp,
@@ -211,7 +211,7 @@ inline void rmsnorm_forward(Ctx& ctx, const Output& out, const NormStatistics& s
 inline void rmsnorm_backward(Ctx& ctx, floatX* dinp, const NormGrads& grads, const floatX* dout, const floatX* inp,
                              const NormParams& params, const NormStatistics& statistics, int N, Acc acc) {
     detail::norm_backward<false>(ctx, dinp, grads, dout, inp, params, statistics, {N, (size_t)params.C, 1}, acc);
-    if (grads.dinp_columns) detail::column_sums(grads.dinp_columns, dinp, N, params.C, Acc::Add);
+    if (grads.dinp_columns) detail::column_sums(grads.dinp_columns, dinp, (size_t)params.C, N, params.C, Acc::Add);
 }
 
 inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, const NormParams& params, const HeadRows& rows) {

@@ -13,15 +13,16 @@
 namespace cpu {
 namespace detail {
 
-// dbias (+)= column sums: a task owns 64 columns and adds their rows from first to last.
-inline void column_sums(real* dbias, const floatX* dout, int N, int OC, Acc acc) {
+// dbias (+)= column sums of dout (N, OC), whose rows are `stride` apart: a task owns 64 columns and adds their rows from first
+// to last.
+inline void column_sums(real* dbias, const floatX* dout, size_t stride, int N, int OC, Acc acc) {
     constexpr int width = 64;
     parallel_tasks((size_t)ceil_div(OC, width), [=](size_t task) {
         const int first = (int)task * width;
         const int columns = std::min(width, OC - first);
         real sum[width] = {};
         for (int n = 0; n < N; n++) {
-            const floatX* row = dout + (size_t)n * OC + first;
+            const floatX* row = dout + (size_t)n * stride + first;
             for (int k = 0; k < columns; k++) sum[k] += (real)row[k];
         }
         for (int k = 0; k < columns; k++) dbias[first + k] = acc == Acc::Add ? dbias[first + k] + sum[k] : sum[k];

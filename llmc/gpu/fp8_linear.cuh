@@ -90,7 +90,7 @@ inline void fp8_linear_backward_weight(Ctx& ctx, const Elements& dweight, const 
 }
 
 inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC) {
-    detail::bias_backward(ctx, dbias, dout, N, OC, Acc::Add);
+    detail::bias_backward(ctx, dbias, dout, OC, N, OC, Acc::Add);
 }
 
 }  // namespace gpu

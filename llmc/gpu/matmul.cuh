@@ -84,7 +84,7 @@ struct GemmAlignment {
     auto fields() const { return std::make_tuple(d, a, b, bias, aux); }
 };
 
-// Everything that an algorithm may depend on. D (m, n) = op(A) op(B) [+ C], column-major and packed.
+// Everything that an algorithm may depend on. D (m, n) = op(A) op(B) [+ C], column-major and, except for B, packed.
 struct GemmKey {
     int m, n, k;
     bool a_t, b_t;
@@ -93,16 +93,19 @@ struct GemmKey {
     bool add;
     GemmAlignment alignment;
     bool fast = false;  // fp8: sums in the tensor cores' own registers throughout, with fewer bits than fp32
+    int b_stride = 0;   // between columns of B; 0: packed
 
     auto fields() const {
-        return std::make_tuple(m, n, k, a_t, b_t, (int)a, (int)b, (int)d, (int)epilogue, add, alignment.fields(), fast);
+        return std::make_tuple(m, n, k, a_t, b_t, (int)a, (int)b, (int)d, (int)epilogue, add, alignment.fields(), fast,
+                               b_stride);
     }
     bool operator<(const GemmKey& other) const { return fields() < other.fields(); }
     std::string text() const {
         const std::string factors = a == b ? name_of(a) : format("%s x %s", name_of(a), name_of(b));
-        return format("m %d n %d k %d %c%c %s to %s epilogue %d %s align %d %d %d %d %d%s", m, n, k, "NT"[a_t], "NT"[b_t],
+        const std::string strided = b_stride ? format(" stride %d", b_stride) : "";
+        return format("m %d n %d k %d %c%c %s to %s epilogue %d %s align %d %d %d %d %d%s%s", m, n, k, "NT"[a_t], "NT"[b_t],
                       factors.c_str(), name_of(d), (int)epilogue, add ? "add" : "set", alignment.a, alignment.b, alignment.d,
-                      alignment.bias, alignment.aux, fast ? " fast" : "");
+                      alignment.bias, alignment.aux, fast ? " fast" : "", strided.c_str());
     }
 };
 
@@ -339,7 +342,7 @@ inline void describe(GemmPlan& plan, const GemmKey& key) {
     const int a_rows = key.a_t ? key.k : key.m, a_columns = key.a_t ? key.m : key.k;
     const int b_rows = key.b_t ? key.n : key.k, b_columns = key.b_t ? key.k : key.n;
     CUBLAS(cublasLtMatrixLayoutInit(&plan.a, key.a, (uint64_t)a_rows, (uint64_t)a_columns, a_rows));
-    CUBLAS(cublasLtMatrixLayoutInit(&plan.b, key.b, (uint64_t)b_rows, (uint64_t)b_columns, b_rows));
+    CUBLAS(cublasLtMatrixLayoutInit(&plan.b, key.b, (uint64_t)b_rows, (uint64_t)b_columns, std::max(b_rows, key.b_stride)));
     CUBLAS(cublasLtMatrixLayoutInit(&plan.d, key.d, (uint64_t)key.m, (uint64_t)key.n, key.m));
     plan.beta = key.add ? 1.0f : 0.0f;
 }
@@ -439,13 +442,14 @@ private:
     template <class Wanted>
     bool allocate(Ctx& ctx, const GemmKey& key, Wanted wanted) {
         const size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
+        const size_t n_of_b = std::max(n, (size_t)key.b_stride);  // only a transposed B has a stride
         const struct {
             cudaDataType type;
             size_t elements;
             int alignment;
             float low, span;
         } matrices[n_matrices] = {{key.a, m * k, key.alignment.a, -1, 2},
-                                  {key.b, k * n, key.alignment.b, -1, 2},
+                                  {key.b, k * n_of_b, key.alignment.b, -1, 2},
                                   {key.d, m * n, key.alignment.d, -1, 2},
                                   {key.d, std::max(m, n), key.alignment.bias, -1, 2},
                                   {key.d, has_aux(key.epilogue) ? m * n : 1, key.alignment.aux, -1, 2},
@@ -645,7 +649,7 @@ constexpr int sums_warps = 16, sums_blocks = 3;  // of a block; of a multiproces
 
 template <class T>
 __global__ void __launch_bounds__(32 * sums_warps, sums_blocks)
-    column_sums(float* out, const T* x, int rows, int columns, int rows_per_block, bool whole_packs, bool add) {
+    column_sums(float* out, const T* x, int stride, int rows, int columns, int rows_per_block, bool whole_packs, bool add) {
     constexpr int width = Pack<T>::size, unroll = 4;
     __shared__ float sums[sums_warps][width][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = ((int)blockIdx.x * 32 + lane) * width;
@@ -653,8 +657,8 @@ __global__ void __launch_bounds__(32 * sums_warps, sums_blocks)
     const int last = rows - first < rows_per_block ? rows : first + rows_per_block;
     float sum[width] = {};
     if (column < columns && whole_packs) {
-        const T* p = x + (size_t)(first + warp) * columns + column;
-        const size_t step = (size_t)sums_warps * columns;
+        const T* p = x + (size_t)(first + warp) * stride + column;
+        const size_t step = (size_t)sums_warps * stride;
         int left = last - first > warp ? (last - first - warp + sums_warps - 1) / sums_warps : 0;
         for (; left >= unroll; left -= unroll, p += unroll * step) {
             Pack<T> packs[unroll];
@@ -674,7 +678,7 @@ __global__ void __launch_bounds__(32 * sums_warps, sums_blocks)
         for (int row = first + warp; row < last; row += sums_warps)
 #pragma unroll
             for (int i = 0; i < width; i++)
-                if (column + i < columns) sum[i] += (float)x[(size_t)row * columns + column + i];
+                if (column + i < columns) sum[i] += (float)x[(size_t)row * stride + column + i];
     }
 #pragma unroll
     for (int i = 0; i < width; i++) sums[warp][i][lane] = sum[i];  // in this order a warp's 32 stores hit 32 banks
@@ -690,22 +694,24 @@ __global__ void __launch_bounds__(32 * sums_warps, sums_blocks)
 }
 
 template <class T>
-void launch_column_sums(Ctx& ctx, float* out, const T* x, int rows, int columns, int parts, bool add) {
-    const bool whole_packs = columns % Pack<T>::size == 0 && (uintptr_t)x % sizeof(Pack<T>) == 0;
+void launch_column_sums(Ctx& ctx, float* out, const T* x, int stride, int rows, int columns, int parts, bool add) {
+    const bool whole_packs = columns % Pack<T>::size == 0 && stride % Pack<T>::size == 0 && (uintptr_t)x % sizeof(Pack<T>) == 0;
     const dim3 grid((unsigned)ceil_div(columns, 32 * Pack<T>::size), (unsigned)parts);
-    LAUNCH(column_sums<T>, grid, 32 * sums_warps, 0, ctx, out, x, rows, columns, ceil_div(rows, parts), whole_packs, add);
+    LAUNCH(column_sums<T>, grid, 32 * sums_warps, 0, ctx, out, x, stride, rows, columns, ceil_div(rows, parts), whole_packs,
+           add);
 }
 
-inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int N, int OC, Acc acc) {
+// The rows of dout (N, OC) are `stride` apart.
+inline void bias_backward(Ctx& ctx, real* dbias, const floatX* dout, int stride, int N, int OC, Acc acc) {
     // As many parts as fill the GPU once, of at least 64 rows, which is one turn of the unrolled loop.
     const int tiles = ceil_div(OC, 32 * Pack<floatX>::size);
     const int wanted = std::max(1, std::min(sums_blocks * ctx.multiprocessors / tiles, N / (4 * sums_warps)));
     const int parts = ceil_div(N, ceil_div(N, wanted));  // none is empty
     const bool add = acc == Acc::Add;
-    if (parts == 1) return launch_column_sums(ctx, dbias, dout, N, OC, 1, add);
+    if (parts == 1) return launch_column_sums(ctx, dbias, dout, stride, N, OC, 1, add);
     float* partial = (float*)ctx.scratch(sizeof(float) * (size_t)parts * (size_t)OC);
-    launch_column_sums(ctx, partial, dout, N, OC, parts, false);
-    launch_column_sums(ctx, dbias, partial, parts, OC, 1, add);
+    launch_column_sums(ctx, partial, dout, stride, N, OC, parts, false);
+    launch_column_sums(ctx, dbias, partial, OC, parts, OC, 1, add);
 }
 
 }  // namespace detail
@@ -722,9 +728,10 @@ inline GemmKey forward_key(const GemmPointers& p, int N, int IC, int OC, cublasL
 inline GemmKey backward_input_key(const GemmPointers& p, int N, int IC, int OC, cublasLtEpilogue_t epilogue) {
     return {IC, N, OC, false, false, x_type, x_type, x_type, epilogue, false, p};
 }
-inline GemmKey backward_weight_key(const GemmPointers& p, int N, int IC, int OC, cudaDataType d, Acc acc,
+inline GemmKey backward_weight_key(const GemmPointers& p, int OC, int N, int IC, int rows, cudaDataType d, Acc acc,
                                    cublasLtEpilogue_t epilogue) {
-    return {IC, OC, N, false, true, x_type, x_type, d, epilogue, acc == Acc::Add, p};
+    const int stride = rows == OC ? 0 : OC;
+    return {IC, rows, N, false, true, x_type, x_type, d, epilogue, acc == Acc::Add, p, false, stride};
 }
 // The type of a weight's gradient.
 inline cudaDataType gradient_type(const Elements& dweight, Acc acc) {
@@ -805,24 +812,29 @@ inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const 
     rope_forward(ctx, qkv, rope, shape);
 }
 
-inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
-                                   int IC, int OC, Acc acc) {
+inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, int OC,
+                                        const floatX* inp, int N, int IC, int rows, Acc acc) {
     const cudaDataType type = detail::gradient_type(dweight, acc);
     void* const dw = dweight.data;
     const auto apart = [&](const GemmPointers& p) {
         const GemmPointers product = {p.d, p.a, p.b};
-        detail::gemm(ctx, product, detail::backward_weight_key(product, N, IC, OC, type, acc, CUBLASLT_EPILOGUE_DEFAULT));
-        if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, N, OC, acc);
+        detail::gemm(ctx, product, detail::backward_weight_key(product, OC, N, IC, rows, type, acc, CUBLASLT_EPILOGUE_DEFAULT));
+        if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, OC, N, rows, acc);
     };
     const GemmPointers pointers = {dw, inp, dout, dbias};
     if (!dbias || dweight.is_bf16()) return apart(pointers);  // the library's sums have the product's type
     // Added to: the sums are set in scratch memory first.
     const GemmPointers fused = {dw, inp, dout, acc == Acc::Set ? dbias : nullptr};
-    const auto key = detail::backward_weight_key(fused, N, IC, OC, type, acc, CUBLASLT_EPILOGUE_BGRADB);
+    const auto key = detail::backward_weight_key(fused, OC, N, IC, rows, type, acc, CUBLASLT_EPILOGUE_BGRADB);
     if (!detail::fuses(ctx, key, fused, false, apart)) return apart(pointers);
-    real* sums = acc == Acc::Set ? dbias : (real*)ctx.scratch(sizeof(real) * (size_t)OC);
+    real* sums = acc == Acc::Set ? dbias : (real*)ctx.scratch(sizeof(real) * (size_t)rows);
     detail::gemm(ctx, {dw, inp, dout, sums}, key);
-    if (acc == Acc::Add) detail::launch_column_sums(ctx, dbias, sums, 1, OC, 1, true);
+    if (acc == Acc::Add) detail::launch_column_sums(ctx, dbias, sums, rows, 1, rows, 1, true);
+}
+
+inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
+                                   int IC, int OC, Acc acc) {
+    linear_backward_weight_rows(ctx, dweight, dbias, dout, OC, inp, N, IC, OC, acc);
 }
 
 }  // namespace gpu

@@ -6,11 +6,15 @@
 // first micro-batch sets them, else stochastically (elements.h). With fp32 gradients, ops accumulate in place, and this class
 // does nothing.
 //
+// The matrices of blocks, most of the parameters, are computed and added some rows at a time, as many as have 16 MiB of sums.
+// These stay in a GPU's second-level cache or a CPU's third-level cache, so that memory transfers only the bf16 gradients. The
+// bits do not depend on the number of rows, if the library's products do not.
+//
 // The random numbers are functions of the seed, the micro-batch's first sample, the tensor and the element's index in the whole
-// tensor: the bits do not depend on the number of threads, the rank's part of the tensor, or a resume. Cost: per parameter and
-// micro-batch 4 bytes are written, 4 read, and 2 written or, to add, 4 moved; with fp32 gradients 4 are written or, to add, 8
-// moved. Where matrix products can round (on a GPU), a step's first micro-batch writes the blocks' matrices in their stored
-// type: 2 bytes.
+// tensor: the bits do not depend on the number of threads, the rank's part of the tensor, or a resume. Cost: per parameter of a
+// block's matrix and micro-batch 2 bytes are written or, to add, 4 moved; of other tensors 4 more are written and 4 read. With
+// fp32 gradients 4 are written or, to add, 8 moved. Where matrix products can round (on a GPU), a step's first micro-batch sets
+// the blocks' matrices by whole products.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -22,9 +26,20 @@
 
 class BlockGradients {
 public:
+    // The elements of a block's matrix that are summed at a time: 16 MiB.
+    size_t elements_at_a_time = (size_t)4 << 20;
+    // All rows, or a multiple of 128, for the tiles of matrix products, or of 16, which FP8 requires.
+    int rows_at_a_time(int all_rows, int columns) const {
+        const size_t rows = elements_at_a_time / (size_t)columns;
+        return (int)std::min((size_t)all_rows, rows < 128 ? std::max<size_t>(16, rows / 16 * 16) : rows / 128 * 128);
+    }
+
     // The buffer starts with the vectors, which ops add to; matrices follow. Blocks share both areas in turn. Head and
-    // embedding share the area of the matrices (they may be one tensor), but have separate vectors.
-    void plan(Arena& arena, const ParameterTable& table) {
+    // embedding share the area of the matrices (they may be one tensor), but have separate vectors. The matrices of a model's
+    // block share this area, too: add_product() uses it for some rows at a time. (Gradients of adapters (lora.h) need more than
+    // one product, so adapters have whole matrices.)
+    void plan(Arena& arena, const ParameterTable& table, bool of_model) {
+        of_model_ = of_model;
         offsets_.resize(table.rows.size());
         const auto place = [&](bool vectors, size_t begin) {
             std::map<int, size_t> ends;
@@ -35,6 +50,11 @@ public:
                 const bool beside = vectors && t.block == TensorSpec::head;
                 size_t& next = ends.emplace(beside ? TensorSpec::embedding : t.block, begin).first->second;
                 offsets_[i] = next;
+                if (in_parts(t)) {
+                    offsets_[i] = begin;
+                    end = std::max(end, begin + round_up((size_t)rows_at_a_time(t.rows, t.cols) * t.cols, 64));
+                    continue;
+                }
                 next += round_up(t.size(), 64);
                 end = std::max(end, next);
                 if (t.block == TensorSpec::embedding) embedding_ = next;
@@ -47,14 +67,12 @@ public:
     // After allocation: points g at the buffers into which ops write gradients.
     void bind(const ModelConfig& c, const ParameterTable& table, Params<real>& g) {
         bind_parameters(c, table, g, memory_, [&](size_t row) { return offsets_[row]; });
-        of_model_ = true;
         tied_ = c.tied && table.part.first && table.part.last;
     }
     bool used() const { return memory_; }
     // The buffer into which ops write the gradient of a row of the table.
     real* gradient(size_t row) const { return memory_ + offsets_[row]; }
-    // True if matrix products set the stored gradients of a block's matrices directly: same rounding, half the bytes written.
-    // (Gradients of adapters (lora.h) need more than one product.)
+    // True if matrix products set the stored gradients of a block's matrices directly, with the same rounding.
     bool set_by_products(Acc acc) const { return of_model_ && acc == Acc::Set && be::sets_bf16_gradients; }
 
     // Before a micro-batch's backward pass through a block: clears the gradients that ops add to, which are the vectors and the
@@ -69,7 +87,7 @@ public:
             const TensorSpec& t = table.rows[i];
             const bool of_both = tied_ && i == 0;  // the head sets it before the embedding adds to it
             if (t.block != block && !(of_both && block == TensorSpec::head)) continue;
-            if (block >= 0 && !t.vector() && set_by_products(acc)) continue;
+            if (in_parts(t)) continue;
             for_each_rounding(t, t.offset, t.offset + t.size(), key + embedding,
                               [&](size_t first, size_t n, const Rounding& r) {
                                   be::accumulate(ctx, (bf16*)grads.data + first, memory_ + offsets_[i] + first - t.offset, n,
@@ -78,11 +96,29 @@ public:
         }
     }
 
+    // During a block's backward pass: sets the gradient of one of its matrices or adds to it. product(sums, row, rows) sets
+    // `sums` to the contribution to these rows.
+    template <class Product>
+    void add_product(be::Ctx& ctx, const TensorSpec& t, const Elements& grads, Acc acc, uint64_t key, Product product) const {
+        real* const sums = memory_ + vectors_;
+        const int most = rows_at_a_time(t.rows, t.cols);
+        for (int row = 0; row < t.rows; row += most) {
+            const int rows = std::min(most, t.rows - row);
+            product(sums, row, rows);
+            const size_t begin = t.offset + (size_t)row * t.cols;
+            for_each_rounding(t, begin, begin + (size_t)rows * t.cols, key, [&](size_t first, size_t n, const Rounding& r) {
+                be::accumulate(ctx, (bf16*)grads.data + first, sums + (first - begin), n, acc, r);
+            });
+        }
+    }
+
 private:
+    bool in_parts(const TensorSpec& t) const { return of_model_ && t.block >= 0 && !t.vector(); }
+
     std::vector<size_t> offsets_;         // offset of each row of the table
     size_t vectors_ = 0, embedding_ = 0;  // end of the vectors, and of the embedding's matrices
     real* memory_ = nullptr;              // null where gradients are fp32
-    bool of_model_ = false;               // the table has the model's own matrices
+    bool of_model_ = false;               // the table has the model's own parameters
     bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };
 

@@ -85,7 +85,7 @@ struct TrainingMemory {
         arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
         arena.add(grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
-        if (grads.is_bf16()) of_block.plan(arena, table);
+        if (grads.is_bf16()) of_block.plan(arena, table, !frozen);
         const auto add = [&](const char* purpose, auto* part, size_t n) {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };

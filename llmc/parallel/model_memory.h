@@ -146,7 +146,7 @@ struct Layer {
     Matrix matrix;
     int block;                 // index on this rank
     int in, out;               // columns and rows of w
-    size_t offset;             // of w in the buffer of parameters
+    const TensorSpec* tensor;  // of w
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
     real *dw, *db;             // gradients as ops write them; null: frozen
     LoraLayer* lora;           // null: no adapters
@@ -257,7 +257,7 @@ inline void plan_layers(Model& m, bool fp8) {
             l.block = (int)i;
             l.in = w.cols;
             l.out = w.rows;
-            l.offset = w.offset;
+            l.tensor = &w;
             if (!fp8 || !m.fp8.blocks[i]) continue;
             m.arena.add("FP8 weights", &l.codes, w.size());
             if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.codes_t, w.size());
