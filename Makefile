@@ -114,9 +114,9 @@ command       = $(if $(filter cuda,$(backend)),$(NVCC) $1 $(NVCCFLAGS),$(huge_pa
 
 .SECONDEXPANSION:
 build/%: $$(sources) Makefile | deps$$(if $$(is_test),-test)
-	@echo "building $@" && mkdir -p $(@D)
-	@$(call command,-x cu,-x c++) $(if $(filter train_gpt,$(@F)),$(version)) -MMD -MP -MF $@.d -MT $@ -c -o $@.o \
-	    $(addprefix -include ,$(filter-out $(lastword $(sources)),$(sources))) $(lastword $(sources))
+	@scripts/build_step.sh $@ $(call command,-x cu,-x c++) $(if $(filter train_gpt,$(@F)),$(version)) \
+	    -MMD -MP -MF $@.d -MT $@ -c -o $@.o $(addprefix -include ,$(filter-out $(lastword $(sources)),$(sources))) \
+	    $(lastword $(sources))
 	@$(command) $@.o -o $@ $(LDFLAGS) $(LDLIBS) && rm $@.o
 fuzzers := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(wildcard test/fuzz/fuzz_*.cpp))
 $(fuzzers): build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
