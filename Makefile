@@ -29,6 +29,7 @@
 #                   benchmarks, compute-sanitizer; one table (check-gpu-STAGE)
 # make gpu-pack     build/gpu-pack: everything for gpu_minutes.sh on a GPU
 # make deps         installs missing packages; targets do so unless NODEPS=1
+# make compile_commands.json  for clangd and other tools
 # make lint format clean   (lint: STAGES="format shell prose headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
@@ -36,8 +37,7 @@
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
 # Every program has a path: make build/BACKEND-PRECISION[-SAN][-COMPILER]/NAME
 .DEFAULT_GOAL := help
-.PHONY: help deps train_gpt install quickstart test test-all coverage test-sass test-interop chaos pairs \
-        lint fuzz bench bench-cpu bench-data bench-inference bench-ranks ladders check-gpu gpu-pack clean format
+.PHONY: compile_commands.json $(shell sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' Makefile)
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
 CXX       := $(if $(filter default,$(origin CXX)),$(if $(shell command -v ccache),ccache) g++,$(CXX))
@@ -66,7 +66,6 @@ CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter g++%,$(compiler)),--param ggc-min-h
              -g$(if $(is_test),0,1) $(if $(WERROR),-Werror) -fopenmp $(vendored) $(mpi_include) $(flags_$(backend)) \
              $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g) \
              $(precise) $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1) -Wno-psabi
-huge_pages = GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -Og -rdynamic $(if $(filter train_gpt test_%,$(@F)),-g)
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_include) $(precise) \
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \
@@ -110,7 +109,7 @@ test          = $(patsubst test_%,test/test_%.cpp,$(patsubst test_gpu_%,test/gpu
 is_test       = $(filter test_% %_tests %_check,$(@F))
 sources       = $(or $($(@F)),$(of_dev),$(if $(is_test),$(test) $(main)),$(error no program is called $@; make help))
 version       = -DGIT_VERSION='"$(or $(shell git describe --always --dirty 2>/dev/null),not built from git)"'
-command       = $(if $(filter cuda,$(backend)),$(NVCC) $1 $(NVCCFLAGS),$(huge_pages) $(CXX) $2 $(CXXFLAGS))
+command       = $(if $(filter cuda,$(backend)),$(NVCC) $1 $(NVCCFLAGS),$(CXX) $2 $(CXXFLAGS))
 
 .SECONDEXPANSION:
 build/%: $$(sources) Makefile | deps$$(if $$(is_test),-test)
@@ -129,6 +128,7 @@ help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
 deps: deps-build
 deps-%: ; $(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
+compile_commands.json: ; @scripts/compile_commands.py
 install: $(or $(TRAIN_GPT),$(build)/train_gpt) ; @scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"
 quickstart: deps-quickstart train_gpt ; @TRAIN_GPT=./train_gpt scripts/quickstart.sh
 

@@ -18,6 +18,6 @@ report() {
 }
 source=${!#}
 exec 3> >(report)
-env "$@" 3>&- || exit
+env GLIBC_TUNABLES=glibc.malloc.hugetlb=1 "$@" 3>&- || exit  # huge pages
 exec 3>&-
 [[ $SECONDS -lt 10 ]] || { echo "$SECONDS" >"$file.seconds" && echo "built $file in $SECONDS s"; }
