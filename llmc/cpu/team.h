@@ -8,7 +8,7 @@
 //
 // A waiting thread spins for a while before it sleeps: a step has hundreds of loops, and sleeping and waking takes longer than
 // most of these waits. But if two threads of a team are on one CPU because another process occupies the other one, a spinning
-// thread keeps the one it waits for from running; in this case it sleeps at once. Figures: dev/bench/README.md.
+// thread keeps the one it waits for from running; in this case it sleeps at once. Figures: dev/log/cpu-speed.md.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
