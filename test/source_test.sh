@@ -15,9 +15,15 @@ includes_go_down() {
     local -A floor
     while read -r room; do floor[$room]=$((++floors)); done < <(rooms_of "$repository")
     while IFS=: read -r file line; do
-        target=$(realpath -m --relative-to="$1/llmc" "$(dirname "$file")/$(cut -d'"' -f2 <<<"$line")")
-        file=$(realpath --relative-to="$1/llmc" "$file")
-        from=$(dirname "$file") to=$(dirname "$target")
+        line=${line#*\"} file=${file#"$1/llmc/"} from=.
+        [[ $file != */* ]] || from=${file%/*}
+        case $from/$line in
+            ./*) target=$line ;;
+            */../*) target=${line#../} ;;
+            *) target=$from/$line ;;
+        esac
+        target=${target%%\"*} to=.
+        [[ $target != */* ]] || to=${target%/*}
         case "$file $target" in
             "ops.h cpu/ctx.h" | "ops.h gpu/ctx.cuh") continue ;; # each backend's context, an argument of every op
             "parallel/model_memory.h optimizer/training_memory.h") continue ;; # until the model's tensors are a room of their own
