@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/types.h"
 #include "dropout.h"
@@ -118,13 +119,21 @@ enum class AttentionKernels {
     mma,     // tensor cores of compute capability 8.0 and later
     hopper   // tensor cores of compute capability 9.0
 };
+// Head sizes, of which kernels are compiled for each. call(f) calls f(integral_constant) for the one that equals HS, if any.
+template <int... sizes>
+struct HeadSizes {
+    static constexpr bool has(int HS) { return ((HS == sizes) || ...); }
+    template <class F>
+    static void call(int HS, F f) {
+        (void)((HS == sizes && (f(std::integral_constant<int, sizes>{}), true)) || ...);
+    }
+};
+using MmaHeads = HeadSizes<32, 64, 80, 96, 128, 160, 192, 256>;
+using HopperHeads = HeadSizes<64, 128>;
 // Selects them by head size, compute capability, and whether activations are stored in bf16.
 inline AttentionKernels attention_kernels(int HS, int capability, bool in_bf16) {
-    if (!in_bf16) return AttentionKernels::simple;
-    if (capability == 90 && (HS == 64 || HS == 128)) return AttentionKernels::hopper;
-    for (const int size : {32, 64, 80, 96, 128, 160, 192, 256})
-        if (HS == size) return AttentionKernels::mma;
-    return AttentionKernels::simple;
+    if (in_bf16 && capability == 90 && HopperHeads::has(HS)) return AttentionKernels::hopper;
+    return in_bf16 && MmaHeads::has(HS) ? AttentionKernels::mma : AttentionKernels::simple;
 }
 // Whether the mma kernels compute dk and dv in a launch each.
 constexpr bool dk_dv_apart(int HS) { return HS > 160; }

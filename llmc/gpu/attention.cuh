@@ -2,8 +2,8 @@
 // decoding. The definition and its derivatives are in llmc/cpu/attention.h. No implementation stores a T x T matrix; all are
 // deterministic, except attention_hopper_backward.cuh with dq_sums:
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
-//   attention_mma.cuh      bf16, head sizes 32, 64, 80, 96, 128, 160, 192, 256; tensor cores of capability 8.0 and later
-//   attention_hopper.cuh   bf16, head sizes 64, 128; wgmma, TMA and warp specialisation of capability 9.0
+//   attention_mma.cuh      bf16, MmaHeads (shapes.h); tensor cores of capability 8.0 and later
+//   attention_hopper.cuh   bf16, HopperHeads; wgmma, TMA and warp specialisation of capability 9.0
 // Each supports soft caps and dropout. attention_kernels (shapes.h) chooses.
 // Scratch: backward keeps 16 bytes per row and head, Hopper's 12.
 //

@@ -521,10 +521,10 @@ inline void attention_forward_hopper(Ctx& ctx, bf16* out /*(B, T, NH, HS)*/, rea
                                      const AttentionShape& a) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
     CHECK(a.scale > 0, "the maximum of scores is taken before scaling");
-    const auto run = a.capped_or_dropped() ? a.HS == 64 ? hopper::run_forward<64, true> : hopper::run_forward<128, true>
-                     : a.HS == 64 ? hopper::run_forward<64, false>
-                                           : hopper::run_forward<128, false>;
-    run(ctx, out, lse, qkv, {a, mask});
+    HopperHeads::call(a.HS, [&](auto HS) {
+        const auto run = a.capped_or_dropped() ? hopper::run_forward<HS.value, true> : hopper::run_forward<HS.value, false>;
+        run(ctx, out, lse, qkv, {a, mask});
+    });
 }
 
 }  // namespace gpu

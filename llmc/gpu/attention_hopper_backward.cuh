@@ -545,10 +545,10 @@ inline void attention_backward_hopper(Ctx& ctx, bf16* dqkv /*(B, T, NH + 2*NKV, 
                                       const bf16* out, const real* lse, const bf16* qkv, const AttentionMask& mask,
                                       const AttentionShape& a, float* dq_sums /*or null*/) {
     CHECK(attention_hopper_takes(ctx, a.HS), "head size %d on capability %d", a.HS, ctx.capability);
-    const auto run = a.capped_or_dropped() ? a.HS == 64 ? hopper::run_backward<64, true> : hopper::run_backward<128, true>
-                     : a.HS == 64 ? hopper::run_backward<64, false>
-                                           : hopper::run_backward<128, false>;
-    run(ctx, dqkv, dq_sums, dout, out, lse, qkv, {a, mask});
+    HopperHeads::call(a.HS, [&](auto HS) {
+        const auto run = a.capped_or_dropped() ? hopper::run_backward<HS.value, true> : hopper::run_backward<HS.value, false>;
+        run(ctx, dqkv, dq_sums, dout, out, lse, qkv, {a, mask});
+    });
 }
 
 }  // namespace gpu

@@ -50,12 +50,12 @@ struct BackwardKeys {  // small heads leave registers and shared memory for thre
 };
 
 // The limit per block on the GPUs with the least shared memory, of capability 8.6, 8.9 and 12.0.
-template <int HS>
-constexpr bool fits_in_shared_memory =
-    Forward<HS>::bytes <= 99 << 10 && BackwardQueries<HS>::bytes <= 99 << 10 && BackwardKeys<HS>::bytes <= 99 << 10;
-static_assert(fits_in_shared_memory<32> && fits_in_shared_memory<64> && fits_in_shared_memory<80>);
-static_assert(fits_in_shared_memory<96> && fits_in_shared_memory<128> && fits_in_shared_memory<160>);
-static_assert(fits_in_shared_memory<192> && fits_in_shared_memory<256>);
+template <int... HS>
+constexpr bool fit_in_shared_memory(HeadSizes<HS...>) {
+    return ((Forward<HS>::bytes <= 99 << 10 && BackwardQueries<HS>::bytes <= 99 << 10 && BackwardKeys<HS>::bytes <= 99 << 10) &&
+            ...);
+}
+static_assert(fit_in_shared_memory(MmaHeads{}));
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------------------------
 // The swizzled position in a tile of a row's chunk of 8 elements (16 bytes). ldmatrix reads the same chunk of 8 rows at once,
@@ -541,29 +541,13 @@ void launch_backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info
 
 template <bool capped_or_dropped>
 void forward(Ctx& ctx, bf16* out, float* lse, const bf16* qkv, const AttentionMask& mask, const AttentionShape& a) {
-    const auto launch = a.HS == 32    ? launch_forward<32, capped_or_dropped>
-                        : a.HS == 64  ? launch_forward<64, capped_or_dropped>
-                        : a.HS == 80  ? launch_forward<80, capped_or_dropped>
-                        : a.HS == 96  ? launch_forward<96, capped_or_dropped>
-                        : a.HS == 128 ? launch_forward<128, capped_or_dropped>
-                        : a.HS == 160 ? launch_forward<160, capped_or_dropped>
-                        : a.HS == 192 ? launch_forward<192, capped_or_dropped>
-                                      : launch_forward<256, capped_or_dropped>;
-    launch(ctx, out, lse, qkv, mask, a);
+    MmaHeads::call(a.HS, [&](auto HS) { launch_forward<HS.value, capped_or_dropped>(ctx, out, lse, qkv, mask, a); });
 }
 
 template <bool capped_or_dropped>
 void backward(Ctx& ctx, bf16* dqkv, const bf16* dout, const RowInfo* info, const bf16* qkv, const AttentionMask& mask,
               const AttentionShape& a) {
-    const auto launch = a.HS == 32    ? launch_backward<32, capped_or_dropped>
-                        : a.HS == 64  ? launch_backward<64, capped_or_dropped>
-                        : a.HS == 80  ? launch_backward<80, capped_or_dropped>
-                        : a.HS == 96  ? launch_backward<96, capped_or_dropped>
-                        : a.HS == 128 ? launch_backward<128, capped_or_dropped>
-                        : a.HS == 160 ? launch_backward<160, capped_or_dropped>
-                        : a.HS == 192 ? launch_backward<192, capped_or_dropped>
-                                      : launch_backward<256, capped_or_dropped>;
-    launch(ctx, dqkv, dout, info, qkv, mask, a);
+    MmaHeads::call(a.HS, [&](auto HS) { launch_backward<HS.value, capped_or_dropped>(ctx, dqkv, dout, info, qkv, mask, a); });
 }
 
 }  // namespace mma
