@@ -327,6 +327,24 @@ TEST(Planner, AttentionWithoutTensorCoresTakesLonger) {
     EXPECT_EQ(slow_attention_note(c, 80, true), "heads of 24 run without tensor cores, at 14 TFLOP/s or less");
 }
 
+// On Hopper only heads of 64 and 128 have wgmma; others have 0.63 of its rate, and if dk and dv are apart 9 products instead
+// of 7. On other GPUs mma.sync is as fast as layers.
+TEST(Planner, AttentionByMmaTakesLongerOnHopper) {
+    for (const int head_size : {64, 96, 192}) {
+        PlanInput in = toy();
+        in.c.head_size = head_size;
+        const StagePlan h100 = make_plan(in).stages[0];
+        const double rate = in.tflops * 1e12 * in.efficiency, one = 8.0 * detail::attention_flops(in) / rate;
+        EXPECT_EQ(slow_attention_note(in.c, 90, true).empty(), head_size == 64);
+        in.capability = 80;
+        EXPECT_EQ(slow_attention_note(in.c, 80, true), "");
+        const StagePlan ada = make_plan(in).stages[0];
+        const double again = head_size == 192 ? 9.0 / 7 : 1, slow = head_size == 64 ? 0 : one;
+        expect_within(h100.forward_seconds - ada.forward_seconds, slow * (1 / 0.63 - 1), 1e-9);
+        expect_within(h100.backward_seconds - ada.backward_seconds, 2 * slow * (again / 0.63 - 1), 1e-9);
+    }
+}
+
 // Dropout costs 22 instructions per attention weight, once forward and twice backward, or three times if a separate kernel
 // computes dk and dv; an H100 issues 128 in the time of 4,096 FLOPs, an A100 in the time of 2,048.
 TEST(Planner, AttentionDropoutTakesItsDraws) {

@@ -46,7 +46,6 @@ inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) 
     const ModelConfig& c = in.c;
     const double element = (double)in.bytes_per_element, memory = in.memory_gbs * detail::giga * detail::share_of_memory_rate;
     const double rate = in.tflops * 1e12 * in.efficiency, C = c.C, Vp = c.Vp;
-    const double attention_rate = detail::attention_is_slow(in) ? std::min(rate, detail::simple_attention_tflops * 1e12) : rate;
     const auto layer_at = [&](int T) {
         FlopSizes layer = flop_sizes(c, T);
         layer.L = 1;
@@ -71,7 +70,8 @@ inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) 
                detail::collective_seconds(in, in.tp, 1, in.tp - 1, with_logits * Vp * element) +
                reduce(in.pp, in.tp, with_logits * Vp);
     };
-    const double prefill = multiply(weights, prompt) + prompt * attention / attention_rate + 2 * reduce(in.tp, 1, prompt * C);
+    const double prefill =
+        multiply(weights, prompt) + prompt * attention / detail::attention_rate(in) + 2 * reduce(in.tp, 1, prompt * C);
     const double decode = multiply(weights, batch) + batch * cached / memory + 2 * reduce(in.tp, 1, batch * C);
     return {batch * (c.L * prefill + ends(prompt, 1)), c.L * decode + ends(batch, batch)};
 }

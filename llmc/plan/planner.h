@@ -201,13 +201,20 @@ struct Plan {
     double days(double tokens) const { return tokens / tokens_per_second / 86400; }
 };
 
-// True if attention on a GPU runs without tensor cores; and a note about it, or "".
+// True if attention on a GPU runs without tensor cores.
 inline bool attention_is_slow(const ModelConfig& c, int capability, bool in_bf16) {
     return attention_kernels(c.HS(), capability, in_bf16) == AttentionKernels::simple;
 }
+// The rate of mma.sync as a fraction of the GPU's peak: 1 where it is the tensor cores' own instruction. On Hopper 0.63
+// (arXiv:2402.13499). On Blackwell's data-center GPUs assumed to be Hopper's rate per multiprocessor.
+inline double mma_rate(int capability) { return capability == 90 ? 0.63 : capability / 10 == 10 ? 0.32 : 1; }
+// A note about attention that is slower than layers' products, or "".
 inline std::string slow_attention_note(const ModelConfig& c, int capability, bool in_bf16) {
-    if (!attention_is_slow(c, capability, in_bf16)) return "";
-    return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), in_bf16 ? "" : " in fp32");
+    if (attention_is_slow(c, capability, in_bf16))
+        return format("heads of %d%s run without tensor cores, at 14 TFLOP/s or less", c.HS(), in_bf16 ? "" : " in fp32");
+    if (attention_kernels(c.HS(), capability, in_bf16) == AttentionKernels::hopper || mma_rate(capability) == 1) return "";
+    return format("heads of %d run by mma.sync, at %.0f%% of the tensor cores' rate or less", c.HS(),
+                  100 * mma_rate(capability));
 }
 
 namespace detail {
@@ -271,11 +278,20 @@ inline double attention_flops(const PlanInput& in) {
 struct SlowAttention {
     double forward = 0, backward = 0;
 };
-inline SlowAttention without_tensor_cores(const PlanInput& in) {
-    if (!attention_is_slow(in)) return {};
-    const double usual = in.tflops * 1e12 * in.efficiency, slow = std::min(usual, simple_attention_tflops * 1e12);
-    const double flops = attention_flops(in);
-    return {flops / slow - flops / usual, 3.5 * flops / slow - 2 * flops / usual};
+// FLOP/s of forward's products.
+inline double attention_rate(const PlanInput& in) {
+    const double usual = in.tflops * 1e12 * in.efficiency;
+    const AttentionKernels kernels = attention_kernels(in.c.HS(), in.capability, in.bytes_per_element == 2);
+    if (kernels == AttentionKernels::simple) return std::min(usual, simple_attention_tflops * 1e12);
+    return kernels == AttentionKernels::mma ? usual * mma_rate(in.capability) : usual;
+}
+// Backward's products in units of forward's two: counted as 2, like those of the fastest kernels, unless keys' scores are
+// computed again for dk and dv apart.
+inline SlowAttention of_slower_kernels(const PlanInput& in) {
+    const double usual = in.tflops * 1e12 * in.efficiency, rate = attention_rate(in), flops = attention_flops(in);
+    if (rate == usual) return {};
+    const double backward = attention_is_slow(in) ? 3.5 : dk_dv_apart(in.c.HS()) ? 2 * 9.0 / 7 : 2;
+    return {flops / rate - flops / usual, backward * flops / rate - 2 * flops / usual};
 }
 // Attention dropout draws a number for each weight, forward and in each kernel of backward: 22 instructions a weight (1,400 of
 // a warp for 16 x 128 of them, by machine code; dev/LOG.md). A multiprocessor issues 128 per clock, while its tensor cores do
@@ -290,7 +306,7 @@ inline SlowAttention draws_of_dropout(const PlanInput& in) {
     return {seconds, dk_dv_apart(in.c.HS()) ? 3 * seconds : 2 * seconds};
 }
 inline SlowAttention slow_attention(const PlanInput& in) {
-    const SlowAttention kernels = without_tensor_cores(in), draws = draws_of_dropout(in);
+    const SlowAttention kernels = of_slower_kernels(in), draws = draws_of_dropout(in);
     return {kernels.forward + draws.forward, kernels.backward + draws.backward};
 }
 
@@ -731,8 +747,8 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
         return s.layers * (slow.forward + slow.backward) + s.attention_again * slow.forward;
     };
     if (const std::string note = slow_attention_note(in.c, in.capability, in.bytes_per_element == 2); !note.empty())
-        t.row("attention", format("%s: passes take %.1f times as long", note.c_str(),
-                                  seconds_of_stage / (seconds_of_stage - of_stage(detail::without_tensor_cores(in)))));
+        t.row("attention", format("%s: passes take %.3g times as long", note.c_str(),
+                                  seconds_of_stage / (seconds_of_stage - of_stage(detail::of_slower_kernels(in)))));
     if (in.c.attention_dropout > 0)
         t.row("attention dropout", format("drawing its random numbers takes up to %.0f%% of the passes",
                                           100 * of_stage(detail::draws_of_dropout(in)) / seconds_of_stage));
