@@ -5,7 +5,8 @@
 
 Fixed rules: no kernel keeps more than two registers in local memory; in attention's loops over tiles nothing is computed
 element by element behind branches, ALiBi's term is computed only for models that use it, and exponentials that overlap products
-are before the wait for them. Each kernel's numbers are compared with the table in dev/kernels/resources.md (--write updates it), so
+are before the wait for them; attention by mma.sync has the products of one tile, none twice; kernels bound by memory load all
+arrays 16 bytes at a time. Each kernel's numbers are compared with the table in dev/kernels/resources.md (--write updates it), so
 that every change is visible in a commit. Registers depend on the compiler, so numbers are compared only for the table's
 compiler.
 make test-sass compiles, gets cuobjdump where it is missing, and runs this; so does make test where cuobjdump is there.
@@ -45,8 +46,37 @@ LOOPS = {
 # The ladder's matrix product (dev/kernels/gemm_hopper.cuh): its code and its loop over K have the products of one step of
 # 64, one fence before and one wait after them, and no GPU-wide fence.
 PRODUCTS = {"HGMMA": 64 // 16, "WARPGROUP.ARRIVE": 1, "WARPGROUP.DEPBAR": 1, r"MEMBAR\S*GPU": 0}
+# Attention by mma.sync (attention_mma.cuh): by head size a tile's M (times 16 rows) and N columns. Its code has one tile's products
+# of 16 x 8 x 16, for all heads: scores and output forward; scores, the weights' gradient and dq; and of scores, the weights'
+# gradient, dk and dv those that the last two template arguments ask for.
+MMA_TILES = {
+    "mma::attention_forward": lambda size: (2 if size <= 96 else 1, 64 if size == 128 else 32),
+    "mma::attention_backward_queries": lambda size: (2 if size <= 80 else 1, 16 if size == 256 else 32),
+    "mma::attention_backward_keys": lambda size: (1, 16 if size in (160, 256) else 32),
+}
+HEAD_SIZES = (32, 64, 80, 96, 128, 160, 192, 256)
+# 16-byte loads of 8 elements by type, and 8-byte loads.
+EIGHT = {"float": (2, 0), "bf16": (1, 0), "Float8<true, 27>": (0, 1), "Float8<false, 60>": (0, 1)}
+# Loads of kernels bound by memory, for the types in their names: of 8 elements, except where noted.
+LOADS = {
+    r"adamw_kernel<TYPE, TYPE, TYPE>": (2, 0),  # the weights' halves; both moments, the gradient
+    r"muon_momentum_kernel<TYPE, TYPE>": (0, 0),  # the momentum, the gradient
+    r"average_kernel<.*>": (4, 0),  # the weights' halves, the average in fp32
+    r"apply_update_kernel": (3, 0),  # the weights' halves, the update
+    r"accumulate_kernel<false>": (2, 0),  # the summand in fp32
+    r"accumulate_kernel<true>": (3, 0),  # and the sum in bf16
+    r"attention_decode_kernel<true>": (9, 0),  # the query, four keys and values in flight
+    r"dropout_kernel<true>": (1, 0),
+    r"rows_kernel<true, Elementwise<Value<.*>>>": (2, 0),  # of 16 elements, as in the next three
+    r"rows_kernel<true, Elementwise<Gradient<.*>>>": (4, 0),
+    r"rows_kernel<true, Gated<.*>>": (4, 0),
+    r"rows_kernel<true, GatedGradient<.*>>": (6, 0),
+}
 # Columns of the table, with the allowed difference from it.
-COLUMNS = {"registers": 4, "setmaxnreg": 0, "stack": 0, "static shared": 0, "dynamic shared, at most": 0, "HGMMA": 0}
+COLUMNS = {
+    **{"registers": 4, "setmaxnreg": 0, "stack": 0, "static shared": 0, "dynamic shared, at most": 0},
+    **{"HGMMA": 0, "HMMA": 0, "LDG.128": 0},
+}
 LOOP_COLUMNS = {"instructions": 40, "always issued": 40, "HGMMA": 0, "MUFU.EX2": 0, "after the last wait": 0, "branches": 2}
 
 
@@ -153,7 +183,28 @@ def kernel_numbers(registers, stack, shared, instructions):
         "static shared": static,
         "dynamic shared, at most": SHARED_BYTES - static,
         "HGMMA": count(instructions, "HGMMA"),
+        "HMMA": count(instructions, "HMMA"),
+        "LDG.128": count(instructions, r"LDG\S*\.128"),
     }
+
+
+def mma_products(name):
+    """The products in the code of a kernel of attention_mma.cuh, by its name; None of another kernel."""
+    if not (m := re.fullmatch(r"(mma::\w+)<(\d+), \w+(?:, (\w+), (\w+))?>", name)):
+        return None
+    rows, columns = MMA_TILES[m[1]](int(m[2]))
+    keys, values = m[3] == "true", m[4] == "true"
+    products = {"mma::attention_forward": 2, "mma::attention_backward_queries": 3}.get(m[1], 1 + 2 * keys + values)
+    return products * rows * (columns // 8) * (int(m[2]) // 16)
+
+
+def loads(name):
+    """16-byte and 8-byte loads of a kernel in LOADS; None of another kernel."""
+    for pattern, (wide, half) in LOADS.items():
+        if m := re.fullmatch(pattern.replace("TYPE", r"(float|bf16|Float8<\w+, \d+>)"), name):
+            types = [EIGHT[t] for t in m.groups()]
+            return wide + sum(t[0] for t in types), half + sum(t[1] for t in types)
+    return None
 
 
 def markdown(rows, columns):
@@ -169,7 +220,8 @@ Written by `make test-sass WRITE=1` from the machine code of `train_gpt.cu` and 
 (`test/sass.py`): a number that moves by more than a little has to move here. bf16, sm_90a. Compiler: nvcc {compiler}.
 
 `setmaxnreg`: registers of the producer and of consumers once a kernel has shared them out. Bytes of a block: `stack` in local memory,
-`static shared`, and how much dynamic shared memory a launch can request in addition. `HGMMA`: products of a warpgroup, in the code.
+`static shared`, and how much dynamic shared memory a launch can request in addition. In the code: `HGMMA` products of a warpgroup,
+`HMMA` of a warp, `LDG.128` loads of 16 bytes.
 
 {markdown(kernels, COLUMNS)}
 ## Attention's loops over tiles
@@ -235,6 +287,20 @@ def main():
         "no kernel keeps more than two registers in local memory",
         [f"{name}: {n['stack']} bytes" for name, n in kernels.items() if n["stack"] > STACK_BYTES],
     )
+
+    by_mma = {name: mma_products(name) for name in kernels if mma_products(name)}
+    expected = 2 * (3 * len(HEAD_SIZES) + 2)  # with and without caps and dropout; heads of 192 and 256 have dk and dv apart
+    fine &= verdict(
+        f"{expected} kernels of attention by mma.sync have the products of a tile",
+        [f"{name}: {kernels[name]['HMMA']} instead of {n}" for name, n in by_mma.items() if kernels[name]["HMMA"] != n]
+        + [f"{len(by_mma)} kernels"] * (len(by_mma) != expected),
+    )
+    by_loads = {short: (loads(short), functions[name]) for name, short in ours.items() if loads(short)}
+    faults = [f"{len(by_loads)} kernels"] if len(by_loads) != 43 else []  # 18 of AdamW, 6 of Muon, 12 activations, 7 others
+    for name, (numbers, instructions) in by_loads.items():
+        found = count(instructions, r"LDG\S*\.128"), count(instructions, r"LDG\S*\.64")
+        faults += [f"{name}: {found} loads of 16 and 8 bytes instead of {numbers}"] * (found != numbers)
+    fine &= verdict(f"{len(by_loads)} kernels bound by memory load 16 bytes at a time", faults)
 
     loops = {}
     for short, (exponentials, products, overlapped) in LOOPS.items():
