@@ -61,7 +61,7 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include "llmc/model/adapters.h"              // Model::virtual_tokens
 #include "llmc/model/fp8_training.h"          // Fp8Training, fp8_index, begin_step_in_fp8
 #include "llmc/model/preference.h"            // AnswerPair, Model::preference
-#include "llmc/model/recompute.h"             // Recompute, Kept, LayerInput, codes_suffice, numbers
+#include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, codes_suffice, numbers
 #include "llmc/model/decoder.h"               // write_text, TextRoom, NextToken
 #include "llmc/tokenizer/tokenizer.h"         // Tokenizer
 #include "llmc/data/dataloader.h"             // Batch, DataLoader
@@ -72,7 +72,7 @@ this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the a
 #include "llmc/optimizer/zero.h"              // GradientReducer
 #include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction, split_layers
 #include "llmc/parallel/ranks.h"              // Ranks, join_groups, place_rank, reduce_sums
-#include "llmc/parallel/model_memory.h"       // Model, MicroBatch, Block, Layer, plan_layers, bind_layers
+#include "llmc/parallel/model_memory.h"       // Model, MicroBatch, Block, Linear, plan_linears, bind_linears
 #include "llmc/parallel/pass.h"               // Pass
 #include "llmc/optimizer/adamw.h"             // update_by_adamw
 #include "llmc/parallel/pipeline_links.h"     // PipelineLinks
@@ -128,7 +128,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     m.cache.row = (size_t)m.n.NKVl * m.c.HS();
 
     m.plan(m.arena, training);
-    plan_layers(m, fp8);
+    plan_linears(m, fp8);
     plan_adapters(m);
     plan_micro_batches(m, micro_batches);
     plan_activations(m, fp8);
@@ -183,7 +183,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
         rope_table(cos_sin, c.T, rope_frequencies(rope), rope_attention_factor(rope.scaling));
         send(table, cos_sin);
     }
-    bind_layers(m);
+    bind_linears(m);
     for (auto& chunk : m.a.micro_batches)
         for (MicroBatch& in : chunk) {
             for (size_t i = 2; i < in.x.size(); i++)
@@ -230,11 +230,11 @@ static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatist
 // columns: null, or the bias gradient to which the sums of dinp's columns are added, see summed_bias.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc, real* columns);
-static real* summed_bias(const Pass& p, const Layer& l);
+static real* summed_bias(const Pass& p, const Linear& l);
 // out = inp w^T + b, and backward: dinp = dout w, with the gradients of w and b. In bf16 or FP8, including the communication of
 // tensor and sequence parallelism.
-static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp);
-static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp);
+static void linear_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp);
+static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp);
 // The same products with the op that precedes or follows, fused where possible.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
@@ -245,12 +245,12 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
 // A branch is the term that attention or MLP adds to the residual stream. Forward: a.branch = dropout(norm(y)), where y is the
 // output of the branch's last matrix l: s.x if a norm follows, else a.branch itself. Backward takes dout, the gradient of the
 // stream, and returns the gradient of y: in a.branch, or dout itself if there is neither norm nor dropout.
-static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s);
-static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s);
+static void branch_forward(const Pass& p, const Linear& l, const BranchOutput& s);
+static const floatX* branch_backward(const Pass& p, const Linear& l, const floatX* dout, const BranchOutput& s);
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s);
 static BlockActivations block_activations(const Pass& p, int i);
-static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp);
+static Output output_for(const Pass& p, const Linear& next, const LinearInput& inp);
 static void recompute_block(const Pass& p, int i);
 static void end_block(const Pass& p, int block);
 
@@ -311,7 +311,7 @@ static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatis
 // which saves a pass over the gradient. Null: the layer's own backward computes it. That is necessary if the branch changes the
 // gradient (a norm after it, dropout), if rows are split over ranks, and for fc2 if the gradients of two blocks share a buffer
 // (gradients.h).
-static real* summed_bias(const Pass& p, const Layer& l) {
+static real* summed_bias(const Pass& p, const Linear& l) {
     const bool has_same_gradient = l.row_parallel() && !l.after.exists() && p.hidden_dropout(l).rate == 0;
     if (!l.dw || !has_same_gradient || p.cut_rows() || !be::norm_sums_columns(p.m.c.C)) return nullptr;
     if (l.matrix == Matrix::proj) return !p.m.c.parallel() && p.m.blocks[l.block].norm2.exists() ? l.db : nullptr;
@@ -401,14 +401,14 @@ static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, c
     return parallel ? p.m.a.branch : dx;
 }
 
-static void branch_forward(const Pass& p, const Layer& l, const BranchOutput& s) {
+static void branch_forward(const Pass& p, const Linear& l, const BranchOutput& s) {
     floatX* branch = p.m.a.branch;
     if (l.after.exists()) norm_forward(p, l.after, s.stats, branch, nullptr, s.x, nullptr);
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, branch, branch, p.stream_size(), dropout);
 }
 
-static const floatX* branch_backward(const Pass& p, const Layer& l, const floatX* dout, const BranchOutput& s) {
+static const floatX* branch_backward(const Pass& p, const Linear& l, const floatX* dout, const BranchOutput& s) {
     floatX* dbranch = p.m.a.branch;
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) {
@@ -464,13 +464,13 @@ static void reduce(const Pass& p, floatX* out) {
     else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
 }
 // True if backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
-static bool overlaps(const Pass& p, const Layer& l) {
+static bool overlaps(const Pass& p, const Linear& l) {
     return p.m.a.full_input && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
 }
 // dinp and the weight's gradient of such a layer: gathers the input during to_input(product), and sums dinp during
 // to_weight(all inputs).
 template <class E, class ToInput, class ToWeight>
-static void backward_during_transfers(const Pass& p, const Layer& l, floatX* dinp, const E* inp, ToInput to_input,
+static void backward_during_transfers(const Pass& p, const Linear& l, floatX* dinp, const E* inp, ToInput to_input,
                                       ToWeight to_weight) {
     be::Comm& tp = p.m.ranks->tp;
     const size_t n = (size_t)p.local_rows() * l.in;
@@ -490,11 +490,11 @@ static E* once(const Pass& p, E* bias) {
 
 // ---- FP8 ------------------------------------------------------------------------------------------------------------------
 
-static ScaleInverse* scale_inverse(const Pass& p, const Layer& l, Operand operand) {
+static ScaleInverse* scale_inverse(const Pass& p, const Linear& l, Operand operand) {
     return p.m.fp8.inverse + fp8_index(l.block, l.matrix, operand);
 }
 // With current scaling each micro-batch has its own inverse scales.
-static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInput& inp) {
+static ScaleInverse* input_inverse(const Pass& p, const Linear& l, const LinearInput& inp) {
     return p.m.fp8.current ? inp.inverse : scale_inverse(p, l, Operand::input);
 }
 
@@ -502,31 +502,31 @@ static ScaleInverse* input_inverse(const Pass& p, const Layer& l, const LayerInp
 // (Adapters read numbers. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and
 // fc1 if no norm precedes them; the output gradient of proj and fc2 is the gradient of the residual stream or passes through a
 // norm.)
-static bool made_as_codes(const Pass& p, const Layer& l, Operand operand) {
+static bool made_as_codes(const Pass& p, const Linear& l, Operand operand) {
     if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight || l.lora) return false;
     if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
     return l.matrix == Matrix::fc2 || (l.matrix != Matrix::proj && p.m.c.norm_before());
 }
-static Codes codes_of(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
+static Codes codes_of(const Pass& p, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
     const Fp8Training& f = p.m.fp8;
     const size_t index = fp8_index(l.block, l.matrix, operand);
     return {codes, transposed, f.amax + index, f.scale + index, f.recipe.format(operand)};
 }
 // The destination of an op that computes the input of the next layer.
-static Output output_for(const Pass& p, const Layer& next, const LayerInput& inp) {
+static Output output_for(const Pass& p, const Linear& next, const LinearInput& inp) {
     if (!made_as_codes(p, next, Operand::input)) return inp.x;
     return codes_of(p, next, Operand::input, inp.codes, nullptr);
 }
 // The same backward, of an op that computes the gradient of a layer's output.
-static Output gradient_for(const Pass& p, const Layer& l, floatX* dout) {
+static Output gradient_for(const Pass& p, const Linear& l, floatX* dout) {
     if (!made_as_codes(p, l, Operand::gradient)) return dout;
     return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
 // Codes of x (rows, columns), unless they exist already; also transposed if requested. With current scaling, *inverse is set to
 // the inverse scale of the codes.
-static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* codes, uint8_t* transposed, ScaleInverse* inverse,
-                     const floatX* x, int rows, int columns) {
+static void quantize(const Pass& p, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed,
+                     ScaleInverse* inverse, const floatX* x, int rows, int columns) {
     Fp8Training& f = p.m.fp8;
     const size_t index = fp8_index(l.block, l.matrix, operand), n = (size_t)rows * columns;
     const Fp8 format = f.recipe.format(operand);
@@ -539,11 +539,11 @@ static void quantize(const Pass& p, const Layer& l, Operand operand, uint8_t* co
     if (!made_as_codes(p, l, operand)) be::quantize(p.ctx, codes_of(p, l, operand, codes, transposed), x, rows, columns);
     if (!f.counts.empty()) count_codes(p.ctx, f.counts[index], codes, n, format);
 }
-static void quantize_input(const Pass& p, const Layer& l, const LayerInput& inp) {
+static void quantize_input(const Pass& p, const Linear& l, const LinearInput& inp) {
     quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, p.input_rows(l), l.in);
 }
 // In bf16 before FP8: measures the amax of tensors that FP8 would quantise.
-static void measure(const Pass& p, const Layer& l, Operand operand, const floatX* x, size_t n) {
+static void measure(const Pass& p, const Linear& l, Operand operand, const floatX* x, size_t n) {
     const Fp8Training& f = p.m.fp8;
     if (f.measuring && f.blocks[l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);
 }
@@ -552,14 +552,14 @@ static void prepare_weights(const Pass& p, int block) {
     Fp8Training& f = p.m.fp8;
     if (!(f.on || f.measuring) || !f.blocks[block] || f.prepared[block]) return;
     f.prepared[block] = true;
-    for (const Layer* l : p.m.blocks[block].layers()) {
+    for (const Linear* l : p.m.blocks[block].linears()) {
         measure(p, *l, Operand::weight, l->w, (size_t)l->out * l->in);
         if (f.on)
             quantize(p, *l, Operand::weight, l->codes, l->codes_t, scale_inverse(p, *l, Operand::weight), l->w, l->out, l->in);
     }
 }
 
-static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp, const floatX* bias) {
+static void fp8_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp, const floatX* bias) {
     quantize_input(p, l, inp);
     const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.full, inp.codes, p.input_rows(l), l.in);
     const Fp8Matrix input = {codes, &input_inverse(p, l, inp)->value};
@@ -569,19 +569,19 @@ static void fp8_forward(const Pass& p, const Layer& l, floatX* out, const LayerI
 
 // The codes of a weight's transpose (in, out): kept, or made in a buffer that all layers share, which costs 1 byte read and 1
 // written per weight.
-static const uint8_t* transposed_codes(const Pass& p, const Layer& l) {
+static const uint8_t* transposed_codes(const Pass& p, const Linear& l) {
     if (l.codes_t) return l.codes_t;
     be::transpose_codes(p.ctx, p.m.fp8.transposed, l.codes, l.out, l.in);
     return p.m.fp8.transposed;
 }
 
 template <class Product>
-static void add_weight_gradient(const Pass& p, const Layer& l, Product product);
+static void add_weight_gradient(const Pass& p, const Linear& l, Product product);
 
 // The bias gradient needs a separate pass over this rank's rows: with sequence parallelism each rank then has a partial sum of
 // a row-parallel layer's bias gradient, and reduce_shared sums it over tp together with the norms' gradients. (In bf16 the
 // product of the weight gradient computes it as well, from all rows: one rank has the whole sum.)
-static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+static void fp8_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp) {
     Activations& a = p.m.a;
     const int N = p.N(), rows = p.output_rows(l);
     const Fp8 format = p.m.fp8.recipe.gradient;
@@ -614,16 +614,16 @@ static void fp8_backward(const Pass& p, const Layer& l, floatX* dinp, const floa
 // ---- Linear layers --------------------------------------------------------------------------------------------------------
 
 // All rows of a layer's input.
-static const floatX* whole_input(const Pass& p, const Layer& l, const LayerInput& inp) {
+static const floatX* whole_input(const Pass& p, const Linear& l, const LinearInput& inp) {
     measure(p, l, Operand::input, inp.x, (size_t)p.input_rows(l) * l.in);
     return gather(p, inp.x, p.input_rows(l), l.in);
 }
 
-static void adapters_forward(const Pass& p, const Layer& l, floatX* product, const floatX* all_inp) {
+static void adapters_forward(const Pass& p, const Linear& l, floatX* product, const floatX* all_inp) {
     p.m.lora.forward(p.ctx, *l.lora, product, all_inp, p.N(), p.adapter_dropout(l));
 }
 
-static void linear_forward(const Pass& p, const Layer& l, floatX* out, const LayerInput& inp) {
+static void linear_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp) {
     floatX* product = l.row_parallel() ? summand(p, out) : out;
     const floatX* bias = l.row_parallel() ? once(p, l.b) : l.b;
     if (p.fp8(l.block)) {
@@ -643,7 +643,7 @@ static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p
 // Sets a weight's gradient or adds to it. product(dweight, row, rows, acc) does that for some rows, of which dweight is the
 // first.
 template <class Product>
-static void add_weight_gradient(const Pass& p, const Layer& l, Product product) {
+static void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
     const BlockGradients& rounded = p.m.of_block;
     const Acc acc = p.in.gradients;
     if (!rounded.used()) return product(Elements(l.dw), 0, l.out, acc);
@@ -652,7 +652,7 @@ static void add_weight_gradient(const Pass& p, const Layer& l, Product product) 
                         [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
 }
 // The same of a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
-static void add_gradients(const Pass& p, const Layer& l, real* db, const floatX* dout, const floatX* inp) {
+static void add_gradients(const Pass& p, const Linear& l, real* db, const floatX* dout, const floatX* inp) {
     add_weight_gradient(p, l, [&](const Elements& dweight, int row, int rows, Acc acc) {
         be::linear_backward_weight_rows(p.ctx, dweight, db ? db + row : nullptr, dout + row, l.out, inp, p.N(), l.in, rows,
                                         acc);
@@ -661,7 +661,7 @@ static void add_gradients(const Pass& p, const Layer& l, real* db, const floatX*
 
 // Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
 // row-parallel layer's bias gradient over tp; since it is computed from all rows, only one rank computes it.
-static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const floatX* dout, const LayerInput& inp) {
+static const floatX* linear_backward_weight(const Pass& p, const Linear& l, const floatX* dout, const LinearInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)p.output_rows(l) * l.out);
     const floatX* all_dout = gather(p, dout, p.output_rows(l), l.out);
     if (!l.dw && !l.lora) return all_dout;
@@ -672,7 +672,8 @@ static const floatX* linear_backward_weight(const Pass& p, const Layer& l, const
     return all_dout;
 }
 
-static void linear_backward_overlapped(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+static void linear_backward_overlapped(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout,
+                                       const LinearInput& inp) {
     if (p.fp8(l.block)) return fp8_backward(p, l, dinp, dout, inp);
     const int N = p.N();
     measure(p, l, Operand::gradient, dout, (size_t)N * l.out);
@@ -681,7 +682,7 @@ static void linear_backward_overlapped(const Pass& p, const Layer& l, floatX* di
     backward_during_transfers(p, l, dinp, (const floatX*)inp.x, to_input, to_weight);
 }
 
-static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const floatX* dout, const LayerInput& inp) {
+static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp) {
     if (overlaps(p, l)) return linear_backward_overlapped(p, l, dinp, dout, inp);
     floatX* product = l.row_parallel() ? dinp : summand(p, dinp);
     if (p.fp8(l.block)) {
@@ -696,11 +697,11 @@ static void linear_backward(const Pass& p, const Layer& l, floatX* dinp, const f
 }
 
 // True if a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
-static bool fuses(const Pass& p, const Layer& l) { return !p.fp8(l.block) && !l.lora; }
+static bool fuses(const Pass& p, const Linear& l) { return !p.fp8(l.block) && !l.lora; }
 
 // qkv, with queries and keys normalised if they have norms, and rotated if positions are rotary.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Layer& l = b.qkv;
+    const Linear& l = b.qkv;
     const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
     const AttentionShape shape = p.attention(l.block);
     if (rope && !norms && fuses(p, l))
@@ -716,7 +717,7 @@ static bool fused(Activation a) { return a == Activation::gelu || a == Activatio
 // fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
 // recomputes act without fc1.
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Layer& l = b.fc1;
+    const Linear& l = b.fc1;
     const bool swiglu = p.m.c.activation == Activation::swiglu;
     const bool act_again = p.m.recompute_of(l.block - p.in.first_block) == Recompute::selective;
     if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && act_again)) {
@@ -730,7 +731,7 @@ static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s
 
 // out = mid + fc2(act), through the norm after it and dropout.
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
-    const Layer& l = b.fc2;
+    const Linear& l = b.fc2;
     if (p.m.n.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
         return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
     linear_forward(p, l, s.fc2.x, s.act);
@@ -740,7 +741,7 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
 
 // dfc1 from the gradient of fc2's output.
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s) {
-    const Layer& l = b.fc2;
+    const Linear& l = b.fc2;
     const Activation activation = p.m.c.activation;
     floatX* dact = gated(activation) ? p.m.a.dnarrow : dfc1;
     if (!fuses(p, l) || !fused(activation)) {

@@ -30,22 +30,22 @@ enum class Kept {
 };
 
 // The input of one of a block's four matrices: numbers, FP8 codes of them, or both.
-struct LayerInput {
+struct LinearInput {
     floatX* x;
     uint8_t* codes;         // in FP8, with the shape of x
     ScaleInverse* inverse;  // factor that decodes the codes, if each micro-batch has its own scale
 };
-// A tensor's numbers, and its codes if it is a LayerInput.
+// A tensor's numbers, and its codes if it is a LinearInput.
 template <class E>
 E*& numbers(E*& tensor) {
     return tensor;
 }
-inline floatX*& numbers(LayerInput& tensor) { return tensor.x; }
+inline floatX*& numbers(LinearInput& tensor) { return tensor.x; }
 template <class E>
 uint8_t** codes_of(E*&) {
     return nullptr;
 }
-inline uint8_t** codes_of(LayerInput& tensor) { return &tensor.codes; }
+inline uint8_t** codes_of(LinearInput& tensor) { return &tensor.codes; }
 
 // In FP8 the inputs of qkv, fc1 and fc2 are kept only as codes: their numbers are in the shared block. The input of proj is
 // kept as both, because attention's backward pass reads its numbers; so are all inputs of low-rank adapters, which read

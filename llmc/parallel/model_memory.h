@@ -4,7 +4,7 @@
 //   structs              tensors with their shapes; Model has all of them
 //   for_each_tensor      the one list of a block's activations, which determines planning, sharing and recomputation
 //   plan_...             sizes, and places in the arena by purpose
-//   bind_layers          each layer's parameters, and the buffers for their gradients
+//   bind_linears          each layer's parameters, and the buffers for their gradients
 #pragma once
 #include <algorithm>
 #include <array>
@@ -44,15 +44,15 @@ struct HeadNormInput {
 // The activations that a block's forward pass stores for its backward pass.
 struct BlockActivations {
     floatX* x;                      // (Nl, C) residual stream at the block's input
-    LayerInput norm1;               // (Nl, C) input of qkv; without a norm before it x
+    LinearInput norm1;               // (Nl, C) input of qkv; without a norm before it x
     floatX* qkv;                    // (N, QKVl) after rope
     HeadNormInput heads[2];         // queries and keys before their norm
-    LayerInput att;                 // (N, NHl HS) input of proj
+    LinearInput att;                 // (N, NHl HS) input of proj
     BranchOutput proj;              // of attention
     floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
-    LayerInput norm2;               // (Nl, C) input of fc1; without a norm before it mid
+    LinearInput norm2;               // (Nl, C) input of fc1; without a norm before it mid
     floatX* fc1;                    // (N, F1l)
-    LayerInput act;                 // (N, Fl) input of fc2
+    LinearInput act;                 // (N, Fl) input of fc2
     BranchOutput fc2;               // of the MLP
     NormStatistics stats1, stats2;  // of the norms before attention and MLP
     real* lse;                      // (B, NHl, T)
@@ -142,7 +142,7 @@ struct NormLayer {
 };
 
 // One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
-struct Layer {
+struct Linear {
     Matrix matrix;
     int block;                 // index on this rank
     int in, out;               // columns and rows of w
@@ -162,8 +162,8 @@ struct Block {
     NormLayer head_norms[2];  // of queries and keys
     const floatX* sinks;      // (NHl) null: none
     real* dsinks;
-    Layer qkv, proj, fc1, fc2;
-    std::array<Layer*, number_of_values<Matrix>()> layers() { return {&qkv, &proj, &fc1, &fc2}; }
+    Linear qkv, proj, fc1, fc2;
+    std::array<Linear*, number_of_values<Matrix>()> linears() { return {&qkv, &proj, &fc1, &fc2}; }
 };
 
 struct Model : TrainingMemory {
@@ -244,7 +244,7 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
 }
 
 // Plans the sizes of all layers, and memory for the codes of their weights.
-inline void plan_layers(Model& m, bool fp8) {
+inline void plan_linears(Model& m, bool fp8) {
     Params<const TensorSpec> specs;
     const ParameterTable& table = m.model_table();
     bind_parameters<const TensorSpec>(m.c, table, specs, table.rows.data(), [](size_t row) { return row; });
@@ -252,7 +252,7 @@ inline void plan_layers(Model& m, bool fp8) {
     for (size_t i = 0; i < m.blocks.size(); i++)
         for (const Matrix matrix : all_matrices) {
             const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
-            Layer& l = *m.blocks[i].layers()[(size_t)matrix];
+            Linear& l = *m.blocks[i].linears()[(size_t)matrix];
             l.matrix = matrix;
             l.block = (int)i;
             l.in = w.cols;
@@ -271,7 +271,7 @@ inline void plan_adapters(Model& m) {
     const size_t widest = (size_t)std::max({m.c.C, m.n.QKVl, m.n.NHl * m.c.HS(), m.n.F1l});
     m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
     for (LoraLayer& adapters : m.lora.layers)
-        for (Layer* l : m.blocks[(size_t)adapters.block].layers())
+        for (Linear* l : m.blocks[(size_t)adapters.block].linears())
             if (l->matrix == adapters.matrix) l->lora = &adapters;
 }
 
@@ -352,7 +352,7 @@ inline void plan_fp8(Model& m) {
     m.arena.add("FP8 weights", &m.fp8.now, 1);
     size_t largest = 0;
     for (Block& b : m.blocks)
-        for (const Layer* l : b.layers())
+        for (const Linear* l : b.linears())
             if (m.fp8.blocks[(size_t)l->block]) largest = std::max(largest, (size_t)l->in * l->out);
     if (!m.fp8.keeps_transposes) m.arena.add("FP8 weights", &m.fp8.transposed, largest);
     m.fp8.prepared.assign(m.fp8.blocks.size(), false);
@@ -392,7 +392,7 @@ inline void plan_cache(Model& m) {
 // ---- pointers ---------------------------------------------------------------------------------------------------------------
 
 // Sets all layers' pointers to their parameters, and to the buffers into which ops write gradients.
-inline void bind_layers(Model& m) {
+inline void bind_linears(Model& m) {
     bind_parameters(m.c, m.model_table(), m.p, m.model_params());
     m.g.blocks.assign(m.blocks.size(), {});
     m.virtual_tokens.bind(m.table, m.params, m.grads, m.of_block);
@@ -418,7 +418,7 @@ inline void bind_layers(Model& m) {
         b.head_norms[1] = norm_of((whole ? m.n.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
-        for (Layer* l : b.layers()) {
+        for (Linear* l : b.linears()) {
             std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
             std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
         }
@@ -439,6 +439,6 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     };
     for_each_tensor(m, share, s, m.a.shared);
     if (!s.inverses) return;
-    LayerInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
+    LinearInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
     for (size_t k = 0; k < 4; k++) inputs[k]->inverse = s.inverses + k;
 }

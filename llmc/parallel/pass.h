@@ -15,8 +15,8 @@ struct Pass {
     bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
     int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
     // Rows of a layer's input and output on this rank.
-    int input_rows(const Layer& l) const { return l.row_parallel() ? N() : local_rows(); }
-    int output_rows(const Layer& l) const { return l.row_parallel() ? local_rows() : N(); }
+    int input_rows(const Linear& l) const { return l.row_parallel() ? N() : local_rows(); }
+    int output_rows(const Linear& l) const { return l.row_parallel() ? local_rows() : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
     // Layers may differ in their attention masks and positions.
@@ -48,11 +48,11 @@ struct Pass {
         const int64_t row = in.sample * in.T + (cut_rows() ? m.ranks->mesh.tp.rank * local_rows() : 0);
         return dropout(rate, site, row * m.c.C);
     }
-    Dropout hidden_dropout(const Layer& l) const {
+    Dropout hidden_dropout(const Linear& l) const {
         return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
     }
     // Dropout of the input of a layer's adapters: all rows; this rank may have only some columns.
-    Dropout adapter_dropout(const Layer& l) const {
+    Dropout adapter_dropout(const Linear& l) const {
         const size_t whole = (size_t)l.lora->whole_cols, first = (size_t)(in.sample * in.T) * whole + (size_t)l.lora->first_col;
         Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);
         if ((size_t)l.in < whole) {
