@@ -15,8 +15,8 @@ Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
 holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
 prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
-The functions of a pass take p, a Pass: p.m is its Model, p.in its MicroBatch. Of a Model m, m.c is the configuration, m.n what
-this rank holds of the sizes, m.p the parameters, m.g their gradients, m.a the activations.
+The functions of a pass take p, a Pass: p.m is its Model, p.in its MicroBatch. Of a Model m, m.c is the configuration, m.local
+the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activations.
 */
 #include <algorithm>
 #include <array>
@@ -125,7 +125,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     m.a.T = T;
     m.a.head_rows = std::min(head_rows, B * T);
     m.cache.room = {room.sequences, room.tokens ? room.tokens : m.c.T};
-    m.cache.row = (size_t)m.n.NKVl * m.c.HS();
+    m.cache.row = (size_t)m.local.NKVl * m.c.HS();
 
     m.plan(m.arena, training);
     plan_linears(m, fp8);
@@ -135,7 +135,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (fp8) plan_fp8(m);
     if (m.table.part.last) plan_head(m);
     m.arena.add("activations: embedding, head", &m.a.sums, 1);
-    if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.n.NHl);
+    if (m.c.position == Position::alibi) m.arena.add("activations: embedding, head", &m.slopes, m.local.NHl);
     const bool rope = m.c.position == Position::rope;
     const size_t angles = (size_t)m.c.T * m.c.rotated();
     if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
@@ -172,7 +172,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
     };
     std::vector<real> slopes, cos_sin;
     if (m.slopes)
-        for (int h = 0; h < m.n.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.n.NHl + h, c.NH));
+        for (int h = 0; h < m.local.NHl; h++) slopes.push_back(alibi_slope(m.ranks->mesh.tp.rank * m.local.NHl + h, c.NH));
     send(m.slopes, slopes);
     // Rotary tables cover the longest sequence that this run can reach: for a conversation or the server, the cache's whole
     // capacity.
@@ -322,12 +322,12 @@ static real* summed_bias(const Pass& p, const Linear& l) {
 }
 
 static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
-    be::activation_forward(p.ctx, out, inp, p.N(), p.m.n.Fl, p.m.c.activation);
+    be::activation_forward(p.ctx, out, inp, p.N(), p.m.local.Fl, p.m.c.activation);
 }
 
 // Norms of queries and keys (Henry et al., 2020), in place: of every head, or of all heads together.
 static HeadRows heads_of(const Pass& p, bool keys) {
-    const LocalSizes& n = p.m.n;
+    const LocalSizes& n = p.m.local;
     return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
 }
 // Parameters of the norms of queries (0) and keys (1). If one norm spans heads of several tp ranks, params[k].means are over
@@ -340,18 +340,18 @@ std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSum
     real* const sums = p.m.a.head_sums;
     for (int k = 0; k < 2; k++) set_sums(k, sums + k * N);
     be::all_reduce(p.ctx, p.m.ranks->tp, sums, 2 * N);
-    const int heads[] = {p.m.c.NH, p.m.c.NKV * p.m.n.replicas};
+    const int heads[] = {p.m.c.NH, p.m.c.NKV * p.m.local.replicas};
     for (int k = 0; k < 2; k++) params[k].means = {sums + k * N, 1 / (real)(heads[k] * p.m.c.HS())};
     return params;
 }
 static void head_norms_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    floatX* of[] = {s.qkv, s.qkv + (size_t)p.m.n.NHl * p.m.c.HS()};
+    floatX* of[] = {s.qkv, s.qkv + (size_t)p.m.local.NHl * p.m.c.HS()};
     const auto params = head_norm_params(
         p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, heads_of(p, k)); });
     for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, params[k], heads_of(p, k));
 }
 static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const BlockActivations& s) {
-    floatX* of[] = {dqkv, dqkv + (size_t)p.m.n.NHl * p.m.c.HS()};
+    floatX* of[] = {dqkv, dqkv + (size_t)p.m.local.NHl * p.m.c.HS()};
     const auto params = head_norm_params(p, b, [&](int k, real* sums) {
         be::head_norm_products(p.ctx, sums, of[k], s.heads[k].x, b.head_norms[k].params, s.heads[k].rstd, heads_of(p, k));
     });
@@ -725,14 +725,14 @@ static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s
         return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     }
     const floatX* inp = whole_input(p, l, s.norm2);
-    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.n.Fl);
+    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
     else be::linear_gelu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, l.out);
 }
 
 // out = mid + fc2(act), through the norm after it and dropout.
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
     const Linear& l = b.fc2;
-    if (p.m.n.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
+    if (p.m.local.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
         return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
     linear_forward(p, l, s.fc2.x, s.act);
     branch_forward(p, l, s.fc2);
@@ -823,7 +823,7 @@ static void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.of_block.used()) return;
     if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
     const bool set_by_head = m.c.tied && m.table.part.last;
-    if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.n.Vpl * m.c.C * sizeof(real));
+    if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.local.Vpl * m.c.C * sizeof(real));
     if (m.g.wpe) be::clear(ctx, m.g.wpe, (size_t)m.c.T * m.c.C * sizeof(real));
     be::clear(ctx, m.grads.from(m.table.decayed).data, (m.table.size - m.table.decayed) * sizeof(real));
 }
@@ -834,7 +834,7 @@ static void embed_forward(const Pass& p) {
     const ModelConfig& c = m.c;
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
     be::embedding_forward(p.ctx, summand(p, embedded), p.in.tokens, p.in.positions, m.p.wte, once(p, m.p.wpe), p.N(), c.C,
-                          m.n.vocabulary());
+                          m.local.vocabulary());
     if (!p.in.virtual_rows.empty() && m.ranks->mesh.tp.rank == 0)
         m.virtual_tokens.forward(p.ctx, summand(p, embedded), p.in.virtual_rows);
     reduce(p, embedded);
@@ -853,7 +853,7 @@ static void embed_backward(const Pass& p) {
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set, nullptr);
     const floatX* all = gather(p, dembedded, p.local_rows(), m.c.C);
     if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.virtual_rows);
-    else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.n.vocabulary());
+    else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.local.vocabulary());
     end_block(p, TensorSpec::embedding);
 }
 
@@ -861,7 +861,7 @@ static void embed_backward(const Pass& p) {
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
     const real* weight = p.in.pairs.empty() ? nullptr : a.weight + row;
-    const VocabularyShard shard = p.m.n.vocabulary();
+    const VocabularyShard shard = p.m.local.vocabulary();
     const RowLosses losses = {a.loss + row, a.zloss + row, a.lse + row};
     const LossConstants constants = {loss_scale, z_coef, training, (real)p.m.c.logit_softcap, weight};
     const Axis& tp = p.m.ranks->mesh.tp;
@@ -897,7 +897,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     const bool compares = !p.in.pairs.empty(), keeps_logits = training && compares && N <= a.head_rows;
     const auto logits = [&](int row) {
         const int rows = std::min(a.head_rows, N - row);
-        be::linear_forward(p.ctx, a.logits, normed + (size_t)row * C, m.p.head, nullptr, rows, C, m.n.Vpl);
+        be::linear_forward(p.ctx, a.logits, normed + (size_t)row * C, m.p.head, nullptr, rows, C, m.local.Vpl);
         return rows;
     };
     if (training && compares) {
@@ -911,9 +911,9 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
         const Acc acc = row ? Acc::Add : of_product(p);
-        if (m.g.head) be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.n.Vpl, acc);
+        if (m.g.head) be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.local.Vpl, acc);
         floatX* dinp = dnormed + (size_t)row * C;  // may be the memory of inp
-        be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.n.Vpl);
+        be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.local.Vpl);
     }
     if (training) {
         reduce(p, a.dnorm);
@@ -1156,7 +1156,7 @@ public:
         m_.fp8.recipe.on = fp8;
         if (fp8) m_.fp8.blocks.assign((size_t)c.L, true);
         if (fp8) scales_ = Fp8State(m_.fp8.recipe, c.L);
-        plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.n, (int64_t)B * T));
+        plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.local, (int64_t)B * T));
         allocate(ctx, m_);
         if (random) initialize(ctx, m_, 1);
         batch_.B = B;
@@ -1197,7 +1197,7 @@ public:
     // The bytes that a RandomStep on micro-batches of this shape would allocate.
     static size_t planned_bytes(be::Ctx& ctx, const MicroBatchShape& shape, Recompute recompute) {
         Model m(shape.c);
-        plan_memory(m, recompute, shape.B, shape.T, choose_head_rows(ctx, m.n, (int64_t)shape.B * shape.T));
+        plan_memory(m, recompute, shape.B, shape.T, choose_head_rows(ctx, m.local, (int64_t)shape.B * shape.T));
         return m.arena.bytes();
     }
     size_t planned_bytes() const { return m_.arena.bytes(); }
@@ -1274,7 +1274,7 @@ static void move_scored_rows(const Pass& p, floatX* to, const ScoredRow* rows, s
         for (size_t i = 0; i < n; i++) copy(to + i * C, p.in.out() + rows[i].row * C, 1);
         return;
     }
-    const size_t held = (size_t)p.local_rows(), rank = (size_t)p.m.ranks->mesh.tp.rank, tp = (size_t)p.m.n.tp_size;
+    const size_t held = (size_t)p.local_rows(), rank = (size_t)p.m.ranks->mesh.tp.rank, tp = (size_t)p.m.local.tp_size;
     CHECK(p.cut_rows(), "%d rows are not divided over %zu ranks", p.N(), tp);
     be::clear(p.ctx, p.m.a.full, n * row_bytes);
     for (size_t i = 0; i < n; i++)
@@ -1305,7 +1305,7 @@ static void score_rows(const Pass& p, const std::vector<ScoredRow>& rows, std::v
         head(upload(ctx, m, batch, scored), 0, 0, false);
         HostSide<real> loss(ctx, m.a.loss, n);
         loss.download();
-        const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.n, m.a.logits, m.a.statistics, n);
+        const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.local, m.a.logits, m.a.statistics, n);
         for (size_t i = 0; i < n; i++) {
             Score& s = scores[rows[first + i].request];
             s.log_likelihood -= loss.data()[i];
@@ -1344,7 +1344,7 @@ public:
     void prompt(int sequence, const std::vector<int>& tokens) {
         const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
         int at_once = std::min(before + n, m_.a.B * m_.a.T);
-        if (m_.ranks->sequence_parallel) at_once = std::max(1, at_once - at_once % m_.n.tp_size);  // rows that can be split
+        if (m_.ranks->sequence_parallel) at_once = std::max(1, at_once - at_once % m_.local.tp_size);  // rows that can be split
         CHECK(n >= 1 && before + n <= capacity() && at_once >= before, "a prompt of %d tokens", n);
         batch_.begins = true;
         batch_.B = 1;
@@ -1379,7 +1379,7 @@ public:
     const std::vector<float>& logits() {
         const ModelConfig& c = m_.c;
         Activations& a = m_.a;
-        const int Vpl = m_.n.Vpl;
+        const int Vpl = m_.local.Vpl;
         const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
         const SteadyRows steady(ctx_, sequences());
         if (m_.table.part.last) {
@@ -1442,8 +1442,8 @@ private:
     }
 
     void keep_keys_and_values(const MicroBatch& in, int i, int sequence) {
-        const size_t bytes = cache_.row * sizeof(floatX), stride = m_.n.QKVl * sizeof(floatX);
-        const floatX* keys = in.blocks[i].qkv + (size_t)m_.n.NHl * m_.c.HS();
+        const size_t bytes = cache_.row * sizeof(floatX), stride = m_.local.QKVl * sizeof(floatX);
+        const floatX* keys = in.blocks[i].qkv + (size_t)m_.local.NHl * m_.c.HS();
         const AttentionCache to = cache_.of(in.first_block + i, sequence);
         be::copy_rows(ctx_, to.keys, bytes, keys, stride, bytes, in.N());
         be::copy_rows(ctx_, to.values, bytes, keys + cache_.row, stride, bytes, in.N());
@@ -1502,7 +1502,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     AttentionShape attention = m->attention(B, T + c.virtual_tokens.count);
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
-    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->n, (int64_t)B * T);
+    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->local, (int64_t)B * T);
     // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
     const int sequences = run.tasks.any_written() && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());

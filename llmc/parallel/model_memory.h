@@ -44,15 +44,15 @@ struct HeadNormInput {
 // The activations that a block's forward pass stores for its backward pass.
 struct BlockActivations {
     floatX* x;                      // (Nl, C) residual stream at the block's input
-    LinearInput norm1;               // (Nl, C) input of qkv; without a norm before it x
+    LinearInput norm1;              // (Nl, C) input of qkv; without a norm before it x
     floatX* qkv;                    // (N, QKVl) after rope
     HeadNormInput heads[2];         // queries and keys before their norm
-    LinearInput att;                 // (N, NHl HS) input of proj
+    LinearInput att;                // (N, NHl HS) input of proj
     BranchOutput proj;              // of attention
     floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
-    LinearInput norm2;               // (Nl, C) input of fc1; without a norm before it mid
+    LinearInput norm2;              // (Nl, C) input of fc1; without a norm before it mid
     floatX* fc1;                    // (N, F1l)
-    LinearInput act;                 // (N, Fl) input of fc2
+    LinearInput act;                // (N, Fl) input of fc2
     BranchOutput fc2;               // of the MLP
     NormStatistics stats1, stats2;  // of the norms before attention and MLP
     real* lse;                      // (B, NHl, T)
@@ -167,7 +167,7 @@ struct Block {
 };
 
 struct Model : TrainingMemory {
-    LocalSizes n;  // this rank's part of the matrices
+    LocalSizes local;  // this rank's part of the matrices
     Recompute recompute = Recompute::inference;
     int recomputed = INT_MAX;  // `recompute` applies to this many first blocks of each chunk; set before planning
     Recompute recompute_others = Recompute::none;  // a weaker policy for the other blocks; set before planning
@@ -188,16 +188,16 @@ struct Model : TrainingMemory {
 
     explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
     Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
-        : TrainingMemory(config, std::move(r), std::move(stage_layers)), n(c, ranks->mesh.tp) {}
+        : TrainingMemory(config, std::move(r), std::move(stage_layers)), local(c, ranks->mesh.tp) {}
     // True if the heads under one norm are spread over tensor-parallel ranks.
-    bool cuts_head_norms() const { return c.qk_norm == QkNorm::whole && n.tp_size > 1; }
+    bool cuts_head_norms() const { return c.qk_norm == QkNorm::whole && local.tp_size > 1; }
     // The policy of a chunk's block i.
     Recompute recompute_of(int i) const {
         return i < recomputed || recompute == Recompute::inference ? recompute : recompute_others;
     }
     AttentionShape attention(int B, int T) const {
         const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
-        return {B, T, n.NHl, n.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
+        return {B, T, local.NHl, local.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
     }
 };
 
@@ -219,17 +219,17 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
         visit(Nl, Kept::unless_full, stats.rstd...);
     };
     visit(Nl * C, of_norm, s.norm1...);
-    visit(N * m.n.QKVl, Kept::unless_full, s.qkv...);
+    visit(N * m.local.QKVl, Kept::unless_full, s.qkv...);
     for (int k = 0; m.c.qk_norm != QkNorm::none && k < 2; k++) {
-        const size_t heads = k ? m.n.NKVl : m.n.NHl;
+        const size_t heads = k ? m.local.NKVl : m.local.NHl;
         visit(N * heads * m.c.HS(), Kept::unless_full, s.heads[k].x...);
         visit(N * (m.c.qk_norm == QkNorm::whole ? 1 : heads), Kept::unless_full, s.heads[k].rstd...);
     }
-    visit(N * m.n.NHl * m.c.HS(), Kept::unless_full, s.att...);
+    visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    visit(N * m.n.F1l, Kept::unless_mlp, s.fc1...);
-    visit(N * m.n.Fl, Kept::unless_selective, s.act...);
+    visit(N * m.local.F1l, Kept::unless_mlp, s.fc1...);
+    visit(N * m.local.Fl, Kept::unless_selective, s.act...);
     if (m.c.norm_before()) {
         statistics(s.stats1...);
         statistics(s.stats2...);
@@ -240,7 +240,7 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
         statistics(s.proj.stats...);
         statistics(s.fc2.stats...);
     }
-    visit(N * m.n.NHl, Kept::unless_full, s.lse...);
+    visit(N * m.local.NHl, Kept::unless_full, s.lse...);
 }
 
 // Plans the sizes of all layers, and memory for the codes of their weights.
@@ -268,7 +268,7 @@ inline void plan_linears(Model& m, bool fp8) {
 inline void plan_adapters(Model& m) {
     m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
     if (!m.c.lora.on()) return;
-    const size_t widest = (size_t)std::max({m.c.C, m.n.QKVl, m.n.NHl * m.c.HS(), m.n.F1l});
+    const size_t widest = (size_t)std::max({m.c.C, m.local.QKVl, m.local.NHl * m.c.HS(), m.local.F1l});
     m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
     for (LoraLayer& adapters : m.lora.layers)
         for (Linear* l : m.blocks[(size_t)adapters.block].linears())
@@ -344,7 +344,7 @@ inline void plan_activations(Model& m, bool fp8) {
 // Plans scratch memory for codes, and the scales of all tensors.
 inline void plan_fp8(Model& m) {
     const size_t N = (size_t)m.a.B * m.a.T;
-    const size_t widest = N * (size_t)std::max({m.c.C, m.n.QKVl, m.n.F1l, m.n.NHl * m.c.HS()});
+    const size_t widest = N * (size_t)std::max({m.c.C, m.local.QKVl, m.local.F1l, m.local.NHl * m.c.HS()});
     for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
         m.arena.add("activations: shared block", scratch, widest);
     for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
@@ -367,16 +367,16 @@ inline void plan_head(Model& m) {
     for (real** loss : {&a.loss, &a.zloss, &a.lse}) m.arena.add(purpose, loss, N);
     if (m.preference.on()) m.arena.add(purpose, &a.weight, N);
     m.arena.add(purpose, &a.statistics, tp > 1 ? tp * 2 * (size_t)a.head_rows : 0);
-    m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.n.Vpl);
+    m.arena.add("logits (some rows at a time)", &a.logits, (size_t)a.head_rows * m.local.Vpl);
 }
 
 inline void plan_activation_gradients(Model& m) {
-    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C, heads = (size_t)m.n.NHl * m.c.HS();
+    const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C, heads = (size_t)m.local.NHl * m.c.HS();
     const char* const purpose = "activation gradients";
     m.arena.add(purpose, &m.a.dx, Nl * C);
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
-    m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.n.Fl, heads) : heads));
-    m.arena.add(purpose, &m.a.dwide, N * std::max(m.n.F1l, m.n.QKVl));
+    m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.local.Fl, heads) : heads));
+    m.arena.add(purpose, &m.a.dwide, N * std::max(m.local.F1l, m.local.QKVl));
     if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
@@ -414,8 +414,8 @@ inline void bind_linears(Model& m) {
         b.proj.after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
         b.fc2.after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
         const bool whole = m.c.qk_norm == QkNorm::whole;
-        b.head_norms[0] = norm_of((whole ? m.n.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
-        b.head_norms[1] = norm_of((whole ? m.n.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
+        b.head_norms[0] = norm_of((whole ? m.local.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
+        b.head_norms[1] = norm_of((whole ? m.local.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
         for (Linear* l : b.linears()) {

@@ -12,8 +12,8 @@ struct Pass {
     int N() const { return in.N(); }
     // Sequence parallelism (Korthikanti et al., 2022) splits the residual stream by rows. Generation may have too few
     // rows to split.
-    bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.n.tp_size == 0; }
-    int local_rows() const { return cut_rows() ? N() / m.n.tp_size : N(); }
+    bool cut_rows() const { return m.ranks->sequence_parallel && N() % m.local.tp_size == 0; }
+    int local_rows() const { return cut_rows() ? N() / m.local.tp_size : N(); }
     // Rows of a layer's input and output on this rank.
     int input_rows(const Linear& l) const { return l.row_parallel() ? N() : local_rows(); }
     int output_rows(const Linear& l) const { return l.row_parallel() ? local_rows() : N(); }
@@ -32,7 +32,7 @@ struct Pass {
     }
     AttentionShape attention(int block) const {
         AttentionShape shape = m.attention(in.B, in.T);
-        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.n.NHl;
+        const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;
         shape.dropout = dropout(m.c.attention_dropout, 1 + 3 * layer(block), head * in.T * in.T);
         return shape;
     }
