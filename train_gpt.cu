@@ -211,9 +211,9 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
                 w.constant = t.init == Init::ones ? (real)factor : t.init == Init::gain_less_one ? (real)(factor - 1) : real(0);
             const size_t begin = t.offset + (size_t)block.row * t.cols, size = (size_t)block.rows * t.cols;
             be::initialize_weights(ctx, m.model_params() + begin, nullptr, w, 0, size);
-            if (m.lower && !m.frozen)
+            if (m.master_low_bits && !m.frozen)
                 m.shards.for_each_part(begin, size, [&](size_t from, size_t shard, size_t n) {
-                    be::initialize_weights(ctx, m.params + begin + from, m.lower + shard, w, from, n);
+                    be::initialize_weights(ctx, m.params + begin + from, m.master_low_bits + shard, w, from, n);
                 });
         }
     }
@@ -1188,7 +1188,7 @@ public:
         micro_batch();
         double start = monotonic_seconds();
         const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        be::adamw(ctx_, m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.grads, m_.table.size,
+        be::adamw(ctx_, m_.params, m_.master_low_bits, m_.exp_avg, m_.exp_avg_sq, m_.grads, m_.table.size,
                   {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (real)std::min(1.0, 1 / norm), ++steps_}, Rounding());
         if (m_.fp8.recipe.on) scales_.update(measured_amax(ctx_, m_.fp8, layers, scales_.scales.size()));
         lap(update, start);

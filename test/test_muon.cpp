@@ -62,7 +62,7 @@ Trained train(const MuonRecipe& recipe) {
     const std::vector<MuonMatrix> whole = Muon::matrices(m.c, m.table, m.shards, false);
     EXPECT_EQ(whole.size(), 7u);
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.table.size : 0);
+    HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.master_low_bits ? m.table.size : 0);
     HostSide<real> grads(ctx, (real*)m.grads.data, m.table.size);
     for (size_t k = 0; k < whole.size(); k++)
         for (size_t i = 0; i < whole[k].elements(); i++)

@@ -57,11 +57,11 @@ std::vector<std::vector<char>> train(const Case& k) {
     Rng rng(7);
     const std::vector<real> weights = rng.normals<real>(m.table.size);
     HostSide<floatX> params(ctx, m.params, m.table.size);
-    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0, m.state_on_host());
+    HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.master_low_bits ? m.shards.size : 0, m.state_on_host());
     m.shards.for_each_part(0, m.table.size, [&](size_t from, size_t shard, size_t n) {
         LowerHalf none;
         for (size_t i = 0; i < n; i++)
-            store_weight(params.data() + from + i, m.lower ? lower.data() + shard + i : &none, 0, weights[from + i]);
+            store_weight(params.data() + from + i, m.master_low_bits ? lower.data() + shard + i : &none, 0, weights[from + i]);
     });
     params.upload();
     lower.upload();
@@ -86,7 +86,7 @@ std::vector<std::vector<char>> train(const Case& k) {
         all.emplace_back(bytes);
         read_state(ctx, m, all.back().data(), state, bytes);
     };
-    if (m.lower) add(m.lower, n * sizeof(LowerHalf));
+    if (m.master_low_bits) add(m.master_low_bits, n * sizeof(LowerHalf));
     add(m.exp_avg.data, n * m.exp_avg.element_bytes());
     add(m.exp_avg_sq.data, m.size_of_exp_avg_sq() * m.exp_avg_sq.element_bytes());
     add(m.average, n * sizeof(real));

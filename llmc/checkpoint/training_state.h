@@ -345,7 +345,7 @@ inline void read_masters(const std::string& file, const std::string& model, cons
 // Sets the parameters of the table, and this rank's lower halves, to fp32 weights.
 inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector<real>& weights) {
     HostSide<floatX> params(ctx, m.params, weights.size());
-    HostSide<LowerHalf> lower(ctx, m.lower, m.lower ? m.shards.size : 0, m.state_on_host());
+    HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.master_low_bits ? m.shards.size : 0, m.state_on_host());
     floatX* to = params.data();
     LowerHalf* halves = lower.data();
     // In parallel, so that on a NUMA machine the pages that all threads read are spread over all nodes (first touch).
@@ -354,7 +354,7 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
         LowerHalf half;
         store_weight(&to[i], &half, 0, weights[i]);
     }
-    if (m.lower)
+    if (m.master_low_bits)
         m.shards.for_each_part(0, weights.size(), [&](size_t from, size_t shard, size_t n) {
 #pragma omp parallel for schedule(static)
             for (size_t i = 0; i < n; i++) store_weight(to + from, halves + shard, i, weights[from + i]);
@@ -365,7 +365,7 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
 
 // Loads weights from a model's directory; the fp32 weights of training start as these.
 inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
-    if (m.lower && !m.frozen && finer_than_floatX(dir)) {
+    if (m.master_low_bits && !m.frozen && finer_than_floatX(dir)) {
         std::vector<real> weights(m.table.size);
         read_parameters(dir, m.c, m.table, weights.data());
         return set_weights(ctx, m, weights);
@@ -373,8 +373,8 @@ inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::st
     HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
     read_parameters(dir, m.c, m.model_table(), params.data());
     params.upload();
-    if (!m.lower || m.frozen) return;
-    HostSide<LowerHalf> lower(ctx, m.lower, m.shards.size, m.state_on_host());
+    if (!m.master_low_bits || m.frozen) return;
+    HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.shards.size, m.state_on_host());
     cpu::clear_in_parallel(lower.data(), m.shards.size * sizeof(LowerHalf));
     lower.upload();
 }
@@ -486,7 +486,7 @@ public:
         state_ = state;
         start_ = monotonic_seconds();
         tries_ = 0;
-        parts_ = {m_.params, m_.lower, m_.exp_avg, m_.exp_avg_sq, m_.average};
+        parts_ = {m_.params, m_.master_low_bits, m_.exp_avg, m_.exp_avg_sq, m_.average};
         if (encoded()) virtual_tokens_ = m_.virtual_tokens.computed(ctx_);
         const Parts& copy = m_.copy;
         if (copy.params) {
@@ -498,7 +498,7 @@ public:
             const size_t n = m_.shards.size;
             parts_ = copy;
             const auto read = [&](void* to, const void* from, size_t bytes) { read_state(ctx_, m_, to, from, bytes); };
-            if (m_.lower) read(copy.lower, m_.lower, n * sizeof(LowerHalf));
+            if (m_.master_low_bits) read(copy.master_low_bits, m_.master_low_bits, n * sizeof(LowerHalf));
             read(copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
             read(copy.exp_avg_sq.data, m_.exp_avg_sq.data, m_.size_of_exp_avg_sq() * m_.exp_avg_sq.element_bytes());
             if (m_.average) read(copy.average, m_.average, n * sizeof(real));
@@ -697,7 +697,7 @@ private:
             parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.counted, *written_, part); });
         };
         if (!encoded()) write([&](size_t i) { return parts_.params[i]; });
-        if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.lower, i); });
+        if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.master_low_bits, i); });
         for (const auto& [moment, n] :
              {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.size_of_exp_avg_sq()}})
             moment.visit_moment([&, n = n](const auto* x) {

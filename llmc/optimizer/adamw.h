@@ -25,8 +25,8 @@ void update_by_adamw(be::Ctx& ctx, const TrainingMemory& m, const AdamWStep& s, 
     const auto update = [&](const OptimizerState& state, size_t begin, size_t n, bool decay) {
         const auto update_part = [&](size_t first, size_t count, const Rounding& rounding) {
             const OptimizerState part = state.from(first - begin);
-            be::adamw(ctx, m.params + first, part.lower, part.exp_avg, part.exp_avg_sq, m.grads.from(first), count, constants,
-                      rounding);
+            be::adamw(ctx, m.params + first, part.master_low_bits, part.exp_avg, part.exp_avg_sq, m.grads.from(first), count,
+                      constants, rounding);
         };
         for (const FactorRange& r : m.table.factors) {
             const size_t first = std::max(r.begin, begin), last = std::min(r.end, begin + n);

@@ -22,20 +22,21 @@
 #endif
 
 struct OptimizerState {
-    LowerHalf* lower = nullptr;  // null if params are the whole weights
+    LowerHalf* master_low_bits = nullptr;  // null if params are the whole weights
     Elements exp_avg, exp_avg_sq;
     real* average = nullptr;  // null without an average of the weights
 
     // The elements from index i on.
     OptimizerState from(size_t i) const {
-        return {lower ? lower + i : nullptr, exp_avg.from(i), exp_avg_sq.from(i), average ? average + i : nullptr};
+        return {master_low_bits ? master_low_bits + i : nullptr, exp_avg.from(i), exp_avg_sq.from(i),
+                average ? average + i : nullptr};
     }
 };
 
 // The parts of the state that an update reads, and which it changes.
 struct StateUse {
-    bool lower = false, exp_avg = false, exp_avg_sq = false, average = false;
-    bool changes_lower = true;  // all other parts in use are changed
+    bool master_low_bits = false, exp_avg = false, exp_avg_sq = false, average = false;
+    bool changes_low_bits = true;  // all other parts in use are changed
 
     static StateUse adamw() { return {true, true, true, false}; }
     static StateUse momentum() { return {false, true, false, false}; }
@@ -56,7 +57,7 @@ public:
             slot.exp_avg.type = types.exp_avg.type;
             slot.exp_avg_sq.type = types.exp_avg_sq.type;
             const auto add = [&](auto* part, size_t n) { arena.add("optimizer's state in transit", part, n); };
-            if (has_lower_halves) add(&slot.lower, chunk_);
+            if (has_lower_halves) add(&slot.master_low_bits, chunk_);
             add(&slot.exp_avg, chunk_);
             add(&slot.exp_avg_sq, chunk_);
             if (averages) add(&slot.average, chunk_);
@@ -99,7 +100,8 @@ public:
 private:
     template <class Visit>
     static void for_each_part(const OptimizerState& host, const OptimizerState& device, const StateUse& use, Visit visit) {
-        if (use.lower && host.lower) visit(host.lower, device.lower, sizeof(LowerHalf), use.changes_lower);
+        if (use.master_low_bits && host.master_low_bits)
+            visit(host.master_low_bits, device.master_low_bits, sizeof(LowerHalf), use.changes_low_bits);
         if (use.exp_avg) visit(host.exp_avg.data, device.exp_avg.data, host.exp_avg.element_bytes(), true);
         if (use.exp_avg_sq) visit(host.exp_avg_sq.data, device.exp_avg_sq.data, host.exp_avg_sq.element_bytes(), true);
         if (use.average && host.average) visit(host.average, device.average, sizeof(real), true);

@@ -23,7 +23,7 @@
 // This rank's shards (shards.size) of weights and moments.
 struct Parts {
     floatX* params = nullptr;
-    LowerHalf* lower = nullptr;  // null if params are the whole weights
+    LowerHalf* master_low_bits = nullptr;  // null if params are the whole weights
     Elements exp_avg, exp_avg_sq;
     real* average = nullptr;  // null without an average of the weights
 };
@@ -47,8 +47,8 @@ struct TrainingMemory {
     Elements grads;              // (table.size) summed over the micro-batches of a step
     BlockGradients of_block;     // for bf16 grads: of a micro-batch in a block
     std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the four below during updates
-    bool offloads = false;       // these four are in page-locked host memory; set before memory is planned
-    LowerHalf* lower = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null if params are these
+    bool offloads = false;                 // these four are in page-locked host memory; set before memory is planned
+    LowerHalf* master_low_bits = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null if params are these
     Elements exp_avg,
         exp_avg_sq;         // (shards.size) (size_of_exp_avg_sq()); their types, and the type of grads, are set before planning
     Muon muon;              // its recipe is set before memory is planned
@@ -76,7 +76,7 @@ struct TrainingMemory {
     // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints store zeros there.
     size_t size_of_exp_avg_sq() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
 
-    OptimizerState state() const { return {lower, exp_avg, exp_avg_sq, average}; }
+    OptimizerState state() const { return {master_low_bits, exp_avg, exp_avg_sq, average}; }
     bool state_on_host() const { return be::memory_is_host || offloads; }
 
     // Plans everything, or without training only the parameters.
@@ -89,7 +89,7 @@ struct TrainingMemory {
         const auto add = [&](const char* purpose, auto* part, size_t n) {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };
-        if (has_lower_halves) add("master weights (lower 16 bits)", &lower, shards.size);
+        if (has_lower_halves) add("master weights (lower 16 bits)", &master_low_bits, shards.size);
         for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, size_of_exp_avg_sq()}})
             add(!x->rounded() ? "Adam moments (fp32)" : x->is_bf16() ? "Adam moments (bf16)" : "Adam moments (8 bits)", x, n);
         muon.plan(arena, c, table, shards);
@@ -109,7 +109,7 @@ struct TrainingMemory {
         if (!in_place || !shards.in_order || !be::memory_is_host || offloads) add(&copy.params, shards.size);
         copies = !in_place;  // also if this rank trains nothing and a copy has no bytes
         if (in_place) return;
-        if (has_lower_halves) add(&copy.lower, shards.size);
+        if (has_lower_halves) add(&copy.master_low_bits, shards.size);
         add(&copy.exp_avg, shards.size);
         add(&copy.exp_avg_sq, size_of_exp_avg_sq());
         if (averages) add(&copy.average, shards.size);

@@ -16,7 +16,7 @@ inline void update_average(be::Ctx& ctx, const TrainingMemory& m, double decay, 
     for (const Bucket& b : m.shards.buckets)
         m.stream->run(ctx, m.state(), StateUse::averaging(), b.shard, b.n,
                       [&](const OptimizerState& state, size_t first, size_t n) {
-                          be::average_weights(ctx, state.average, m.params + b.mine + first, state.lower, n, keep);
+                          be::average_weights(ctx, state.average, m.params + b.mine + first, state.master_low_bits, n, keep);
                       });
     m.stream->end(ctx);
 }
@@ -28,7 +28,7 @@ inline void swap_average(be::Ctx& ctx, const TrainingMemory& m, ParameterGathere
     for (const Bucket& b : m.shards.buckets) {
         m.stream->run(ctx, m.state(), StateUse::swapping(), b.shard, b.n,
                       [&](const OptimizerState& state, size_t first, size_t n) {
-                          be::swap_weights(ctx, state.average, m.params + b.mine + first, state.lower, n);
+                          be::swap_weights(ctx, state.average, m.params + b.mine + first, state.master_low_bits, n);
                       });
         gatherer.start(b, m.params);
     }

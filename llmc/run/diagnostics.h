@@ -56,10 +56,11 @@ public:
             void* memory;
             bool of_state;
         };
-        for (const FaultTarget& place : {FaultTarget{"flip-norm", m_.params + m_.table.shared, false},
-                                         {"flip-lower", m_.lower ? (void*)m_.lower : weight, m_.lower != nullptr},
-                                         {"flip-exp-avg", m_.exp_avg.data, true},
-                                         {"flip-exp-avg-sq", m_.exp_avg_sq.data, true}}) {
+        for (const FaultTarget& place :
+             {FaultTarget{"flip-norm", m_.params + m_.table.shared, false},
+              {"flip-lower", m_.master_low_bits ? (void*)m_.master_low_bits : weight, m_.master_low_bits != nullptr},
+              {"flip-exp-avg", m_.exp_avg.data, true},
+              {"flip-exp-avg-sq", m_.exp_avg_sq.data, true}}) {
             if (!once(place.kind, batch)) continue;
             wait();
             place.of_state ? flip_last_bit_of_state(place.memory) : flip_last_bit(place.memory);
@@ -148,8 +149,8 @@ inline void require_equal(const GradientHashes& once, const GradientHashes& agai
 inline std::vector<real> weights_at(be::Ctx& ctx, const TrainingMemory& m, size_t first, size_t shard, size_t n) {
     std::vector<floatX> params(n);
     be::download(ctx, params.data(), m.params + first, n * sizeof(floatX));
-    std::vector<LowerHalf> lower(m.lower ? n : 0);
-    if (m.lower) read_state(ctx, m, lower.data(), m.lower + shard, n * sizeof(LowerHalf));
+    std::vector<LowerHalf> lower(m.master_low_bits ? n : 0);
+    if (m.master_low_bits) read_state(ctx, m, lower.data(), m.master_low_bits + shard, n * sizeof(LowerHalf));
     return whole_weights(params, lower);
 }
 // Copies the weights of this rank's shards (shards.size), part by part.

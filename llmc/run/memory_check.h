@@ -125,7 +125,7 @@ private:
     Sums sums() const {
         Sums s;
         for (const Bucket& b : m_.shards.buckets) s.weights += sum(m_.params, b.mine, b.n);
-        if (m_.lower) s.lower = sum(m_.lower, 0, m_.shards.size);
+        if (m_.master_low_bits) s.lower = sum(m_.master_low_bits, 0, m_.shards.size);
         if (m_.average) s.average = sum(m_.average, 0, m_.shards.size);
         s.exp_avg = m_.exp_avg.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
         s.exp_avg_sq = m_.exp_avg_sq.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.size_of_exp_avg_sq()); });
@@ -157,7 +157,7 @@ private:
         };
         add("", m_.params + t.offset + begin, 0, n, false);
         m_.shards.for_each_part(t.offset + begin, n, [&](size_t from, size_t shard, size_t count) {
-            if (m_.lower) add("the lower half of ", m_.lower + shard, from, count);
+            if (m_.master_low_bits) add("the lower half of ", m_.master_low_bits + shard, from, count);
             if (m_.average) add("the EMA of ", m_.average + shard, from, count);
             m_.exp_avg.from(shard).visit_moment([&](const auto* x) { add("exp_avg of ", x, from, count); });
             if (shard >= m_.size_of_exp_avg_sq()) return;
