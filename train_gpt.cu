@@ -277,7 +277,7 @@ static void block_backward(const Pass& p, int i) {
     const BlockActivations s = block_activations(p, i);
     floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.dnarrow, *dwide = p.m.a.dwide;  // dwide: of fc1, then of qkv
     recompute_block(p, i);
-    p.m.of_block.begin(p.ctx, block);
+    p.m.micro_grads.begin(p.ctx, block);
 
     fc2_backward(p, b, dwide, branch_backward(p, b.fc2, dx, s.fc2), s);
     linear_backward(p, b.fc1, dnorm, dwide, s.norm2);
@@ -315,7 +315,7 @@ static real* summed_bias(const Pass& p, const Linear& l) {
     const bool has_same_gradient = l.row_parallel() && !l.after.exists() && p.hidden_dropout(l).rate == 0;
     if (!l.dw || !has_same_gradient || p.cut_rows() || !be::norm_sums_columns(p.m.c.C)) return nullptr;
     if (l.matrix == Matrix::proj) return !p.m.c.parallel() && p.m.blocks[l.block].norm2.exists() ? l.db : nullptr;
-    if (p.m.of_block.used()) return nullptr;
+    if (p.m.micro_grads.used()) return nullptr;
     const int end = p.in.first_block + (int)p.in.blocks.size();
     if (l.block + 1 < end) return p.m.blocks[(size_t)l.block + 1].norm1.exists() ? l.db : nullptr;
     return p.in.last && p.m.final_norm.exists() ? l.db : nullptr;
@@ -438,7 +438,7 @@ static BlockActivations block_activations(const Pass& p, int i) {
 
 // After the backward pass of a block, the head or the embedding: rounds bf16 gradients (gradients.h).
 static void end_block(const Pass& p, int block) {
-    p.m.of_block.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
+    p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
 }
 
 // ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
@@ -639,12 +639,12 @@ static void linear_forward(const Pass& p, const Linear& l, floatX* out, const Li
 
 // Whether products set a gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution, which is
 // then added (gradients.h).
-static Acc of_product(const Pass& p) { return p.m.of_block.used() ? Acc::Set : p.in.gradients; }
+static Acc of_product(const Pass& p) { return p.m.micro_grads.used() ? Acc::Set : p.in.gradients; }
 // Sets a weight's gradient or adds to it. product(dweight, row, rows, acc) does that for some rows, of which dweight is the
 // first.
 template <class Product>
 static void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
-    const BlockGradients& rounded = p.m.of_block;
+    const BlockGradients& rounded = p.m.micro_grads;
     const Acc acc = p.in.gradients;
     if (!rounded.used()) return product(Elements(l.dw), 0, l.out, acc);
     if (rounded.set_by_products(acc)) return product(p.m.grads.from(l.tensor->offset), 0, l.out, acc);
@@ -820,7 +820,7 @@ static LossSums read_sums(be::Ctx& ctx, const Model& m) {
 // the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. In
 // bf16 the first micro-batch sets all.
 static void begin_gradients(be::Ctx& ctx, Model& m) {
-    if (m.of_block.used()) return;
+    if (m.micro_grads.used()) return;
     if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
     const bool set_by_head = m.c.tied && m.table.part.last;
     if (m.g.wte && !set_by_head) be::clear(ctx, m.g.wte, (size_t)m.local.Vpl * m.c.C * sizeof(real));
@@ -847,7 +847,7 @@ static void embed_backward(const Pass& p) {
     Model& m = p.m;
     floatX* dembedded = m.c.embedding_norm ? m.a.dnorm : m.a.dx;
     const Dropout dropout = p.dropout(m.c.embedding_dropout, 0);
-    m.of_block.begin(p.ctx, TensorSpec::embedding);
+    m.micro_grads.begin(p.ctx, TensorSpec::embedding);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set, nullptr);
@@ -904,7 +904,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         for (int row = 0; row < N; row += a.head_rows) classify(p, row, logits(row), 0, 0, false);
         compare_answers(p);
     }
-    if (training) m.of_block.begin(p.ctx, TensorSpec::head);
+    if (training) m.micro_grads.begin(p.ctx, TensorSpec::head);
     for (int row = 0; row < N; row += a.head_rows) {
         const int rows = keeps_logits ? N : logits(row);
         const floatX* inp = normed + (size_t)row * C;

@@ -323,7 +323,7 @@ TEST_P(Family, TheFirstMicroBatchSetsWhatOthersAddTo) {
 TEST_P(Family, Bf16GradientsAreRoundedOncePerMicroBatch) {
     Fixture exact(tiny(GetParam().name), Recompute::none, true), f(tiny(GetParam().name), Recompute::full, true, 7, true);
     Fixture parts(tiny(GetParam().name), Recompute::full, true, 7, true);
-    parts.m.of_block.elements_at_a_time = 1;  // 16 rows of a matrix
+    parts.m.micro_grads.elements_at_a_time = 1;  // 16 rows of a matrix
     exact.gradients();
     bf16* stored = (bf16*)f.m.grads.data;
     for (const TensorSpec& t : f.m.table.rows) std::fill_n(stored + t.offset, t.size(), bf16(NAN));

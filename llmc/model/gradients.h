@@ -123,7 +123,7 @@ private:
 };
 
 // Where ops write the gradient of a row of the table; null without gradients.
-inline real* gradient_of(const ParameterTable& table, size_t row, const Elements& grads, const BlockGradients& of_block) {
+inline real* gradient_of(const ParameterTable& table, size_t row, const Elements& grads, const BlockGradients& micro_grads) {
     if (!grads.data) return nullptr;
-    return of_block.used() ? of_block.gradient(row) : (real*)grads.from(table.rows[row].offset).data;
+    return micro_grads.used() ? micro_grads.gradient(row) : (real*)grads.from(table.rows[row].offset).data;
 }

@@ -234,12 +234,12 @@ public:
         arena.add(purpose, &dwide_, spread);
     }
     // After allocation: points the layers at their matrices.
-    void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& of_block) {
+    void bind(const ParameterTable& table, const floatX* params, const Elements& grads, const BlockGradients& micro_grads) {
         for (LoraLayer& l : layers) {
             l.a = params + table.rows[l.a_row].offset;
             l.b = params + table.rows[l.b_row].offset;
-            l.da = gradient_of(table, (size_t)l.a_row, grads, of_block);
-            l.db = gradient_of(table, (size_t)l.b_row, grads, of_block);
+            l.da = gradient_of(table, (size_t)l.a_row, grads, micro_grads);
+            l.db = gradient_of(table, (size_t)l.b_row, grads, micro_grads);
         }
     }
 

@@ -45,7 +45,7 @@ struct TrainingMemory {
     std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks: each counts once
     floatX* params = nullptr;    // (table.size)
     Elements grads;              // (table.size) summed over the micro-batches of a step
-    BlockGradients of_block;     // for bf16 grads: of a micro-batch in a block
+    BlockGradients micro_grads;  // for bf16 grads: of a micro-batch in a block
     std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the four below during updates
     bool offloads = false;                 // these four are in page-locked host memory; set before memory is planned
     LowerHalf* master_low_bits = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null if params are these
@@ -85,7 +85,7 @@ struct TrainingMemory {
         arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
         arena.add(grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
-        if (grads.is_bf16()) of_block.plan(arena, table, !frozen);
+        if (grads.is_bf16()) micro_grads.plan(arena, table, !frozen);
         const auto add = [&](const char* purpose, auto* part, size_t n) {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };

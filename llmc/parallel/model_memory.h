@@ -172,7 +172,7 @@ struct Model : TrainingMemory {
     int recomputed = INT_MAX;  // `recompute` applies to this many first blocks of each chunk; set before planning
     Recompute recompute_others = Recompute::none;  // a weaker policy for the other blocks; set before planning
     Params<floatX> p{};                            // views of params
-    Params<real> g{};                              // views of grads, or of of_block: the gradients that ops write
+    Params<real> g{};                              // views of grads, or of micro_grads: the gradients that ops write
     std::vector<Block> blocks;                     // the same by layer of this rank
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
@@ -395,9 +395,9 @@ inline void plan_cache(Model& m) {
 inline void bind_linears(Model& m) {
     bind_parameters(m.c, m.model_table(), m.p, m.model_params());
     m.g.blocks.assign(m.blocks.size(), {});
-    m.virtual_tokens.bind(m.table, m.params, m.grads, m.of_block);
-    if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.of_block);
-    else if (m.of_block.used()) m.of_block.bind(m.c, m.table, m.g);
+    m.virtual_tokens.bind(m.table, m.params, m.grads, m.micro_grads);
+    if (m.frozen) m.lora.bind(m.table, m.params, m.grads, m.micro_grads);
+    else if (m.micro_grads.used()) m.micro_grads.bind(m.c, m.table, m.g);
     else if (m.grads.data) bind_parameters(m.c, m.table, m.g, (real*)m.grads.data);
     real* const unused = m.unused_gradients;
     const auto norm_of = [&](int C, const floatX* w, const floatX* b, real* dw, real* db) -> NormLayer {
