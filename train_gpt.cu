@@ -184,6 +184,8 @@ static void allocate(be::Ctx& ctx, Model& m) {
         send(table, cos_sin);
     }
     bind_linears(m);
+    m.a.dfc1 = m.a.dqkv;
+    m.a.dact = gated(c.activation) ? m.a.datt : m.a.dfc1;
     for (auto& chunk : m.a.micro_batches)
         for (MicroBatch& in : chunk) {
             for (size_t i = 2; i < in.x.size(); i++)
@@ -242,9 +244,9 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-// A branch is the term that attention or MLP adds to the residual stream. Forward: a.branch = dropout(norm(y)), where y is the
-// output of the branch's last matrix l: s.x if a norm follows, else a.branch itself. Backward takes dout, the gradient of the
-// stream, and returns the gradient of y: in a.branch, or dout itself if there is neither norm nor dropout.
+// A branch is the term that attention or MLP adds to the residual stream. Forward: a.branch_out = dropout(norm(y)), where y is
+// the output of the branch's last matrix l: s.x if a norm follows, else a.branch_out itself. Backward takes dout, the gradient
+// of the stream, and returns the gradient of y: in a.branch_out, or dout itself if there is neither norm nor dropout.
 static void branch_forward(const Pass& p, const Linear& l, const BranchOutput& s);
 static const floatX* branch_backward(const Pass& p, const Linear& l, const floatX* dout, const BranchOutput& s);
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
@@ -275,16 +277,16 @@ static void block_backward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
     const BlockActivations s = block_activations(p, i);
-    floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.dnarrow, *dwide = p.m.a.dwide;  // dwide: of fc1, then of qkv
+    floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.datt, *dqkv = p.m.a.dqkv, *dfc1 = p.m.a.dfc1;
     recompute_block(p, i);
     p.m.micro_grads.begin(p.ctx, block);
 
-    fc2_backward(p, b, dwide, branch_backward(p, b.fc2, dx, s.fc2), s);
-    linear_backward(p, b.fc1, dnorm, dwide, s.norm2);
+    fc2_backward(p, b, dfc1, branch_backward(p, b.fc2, dx, s.fc2), s);
+    linear_backward(p, b.fc1, dnorm, dfc1, s.norm2);
     const floatX* dmid = norm2_backward(p, b, dx, dnorm, s);
     linear_backward(p, b.proj, datt, branch_backward(p, b.proj, dmid, s.proj), s.att);
-    attention_backward(p, b, dwide, datt, s);
-    linear_backward(p, b.qkv, dnorm, dwide, s.norm1);
+    attention_backward(p, b, dqkv, datt, s);
+    linear_backward(p, b.qkv, dnorm, dqkv, s.norm1);
     real* const fc2_before = i > 0 ? summed_bias(p, p.m.blocks[(size_t)block - 1].fc2) : nullptr;
     norm_backward(p, b.norm1, s.stats1, dx, dnorm, s.x, Acc::Add, fc2_before);
     end_block(p, block);
@@ -387,8 +389,8 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
 // mid = x + branch, and the norm of mid or, where attention and MLP are parallel, of x.
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s) {
     const Output out = output_for(p, b.fc1, s.norm2);
-    if (!p.m.c.parallel()) return norm_forward(p, b.norm2, s.stats2, out, s.mid, s.x, p.m.a.branch);
-    be::residual_forward(p.ctx, s.mid, s.x, p.m.a.branch, p.stream_size());
+    if (!p.m.c.parallel()) return norm_forward(p, b.norm2, s.stats2, out, s.mid, s.x, p.m.a.branch_out);
+    be::residual_forward(p.ctx, s.mid, s.x, p.m.a.branch_out, p.stream_size());
     norm_forward(p, b.norm2, s.stats2, out, nullptr, s.x, nullptr);
 }
 
@@ -396,20 +398,20 @@ static void norm2_forward(const Pass& p, const Block& b, const BlockActivations&
 static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s) {
     const bool parallel = p.m.c.parallel();
     const size_t bytes = p.stream_size() * sizeof(floatX);
-    if (parallel) be::copy_rows(p.ctx, p.m.a.branch, bytes, dx, bytes, bytes, 1);
+    if (parallel) be::copy_rows(p.ctx, p.m.a.branch_out, bytes, dx, bytes, bytes, 1);
     norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add, summed_bias(p, b.proj));
-    return parallel ? p.m.a.branch : dx;
+    return parallel ? p.m.a.branch_out : dx;
 }
 
 static void branch_forward(const Pass& p, const Linear& l, const BranchOutput& s) {
-    floatX* branch = p.m.a.branch;
+    floatX* branch = p.m.a.branch_out;
     if (l.after.exists()) norm_forward(p, l.after, s.stats, branch, nullptr, s.x, nullptr);
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, branch, branch, p.stream_size(), dropout);
 }
 
 static const floatX* branch_backward(const Pass& p, const Linear& l, const floatX* dout, const BranchOutput& s) {
-    floatX* dbranch = p.m.a.branch;
+    floatX* dbranch = p.m.a.branch_out;
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) {
         be::dropout_forward(p.ctx, dbranch, dout, p.stream_size(), dropout);
@@ -432,7 +434,7 @@ static BlockActivations block_activations(const Pass& p, int i) {
         s.norm1.x = s.x;
         s.norm2.x = s.mid;
     }
-    if (!p.m.c.norm_after()) s.proj.x = s.fc2.x = p.m.a.branch;
+    if (!p.m.c.norm_after()) s.proj.x = s.fc2.x = p.m.a.branch_out;
     return s;
 }
 
@@ -443,11 +445,11 @@ static void end_block(const Pass& p, int block) {
 
 // ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
 
-// Gathers all rows of x (rows, columns) in a.full; this rank has `rows` of them.
+// Gathers all rows of x (rows, columns) in a.all_rows; this rank has `rows` of them.
 static const floatX* gather(const Pass& p, const floatX* x, int rows, int columns) {
     if (rows == p.N()) return x;
-    be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.full, x, (size_t)rows * columns);
-    return p.m.a.full;
+    be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.all_rows, x, (size_t)rows * columns);
+    return p.m.a.all_rows;
 }
 // The same for codes, gathered in `all`; `codes` may be this rank's part of it.
 static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* codes, int rows, int columns) {
@@ -455,17 +457,17 @@ static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* c
     be::all_gather(p.ctx, p.m.ranks->tp, all, codes, (size_t)rows * columns);
     return all;
 }
-// The buffer for a rank's summand (N, C) of a sum over tp ranks: `out` itself, or a.full where rows are split. reduce() then
-// sets out (Nl, C) to this rank's rows of the sum.
-static floatX* summand(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.full : out; }
+// The buffer for a rank's partial sum (N, C) of a sum over tp ranks: `out` itself, or a.all_rows where rows are split.
+// reduce_from_tensor_parallel() then sets out (Nl, C) to this rank's rows of the sum.
+static floatX* summand(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.all_rows : out; }
 static void reduce(const Pass& p, floatX* out) {
     const size_t n = (size_t)p.local_rows() * p.m.c.C;
-    if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.full, n);
+    if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.all_rows, n);
     else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
 }
 // True if backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
 static bool overlaps(const Pass& p, const Linear& l) {
-    return p.m.a.full_input && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
+    return p.m.a.all_inputs && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
 }
 // dinp and the weight's gradient of such a layer: gathers the input during to_input(product), and sums dinp during
 // to_weight(all inputs).
@@ -474,10 +476,10 @@ static void backward_during_transfers(const Pass& p, const Linear& l, floatX* di
                                       ToWeight to_weight) {
     be::Comm& tp = p.m.ranks->tp;
     const size_t n = (size_t)p.local_rows() * l.in;
-    E* all_inp = (E*)p.m.a.full_input;
+    E* all_inp = (E*)p.m.a.all_inputs;
     be::Pending gathered = be::start_all_gather(p.ctx, tp, all_inp, inp, n);
-    to_input(p.m.a.full);
-    be::Pending summed = be::start_reduce_scatter(p.ctx, tp, dinp, (const floatX*)p.m.a.full, n);
+    to_input(p.m.a.all_rows);
+    be::Pending summed = be::start_reduce_scatter(p.ctx, tp, dinp, (const floatX*)p.m.a.all_rows, n);
     be::finish(p.ctx, gathered);
     to_weight(all_inp);
     be::finish(p.ctx, summed);
@@ -561,7 +563,7 @@ static void prepare_weights(const Pass& p, int block) {
 
 static void fp8_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp, const floatX* bias) {
     quantize_input(p, l, inp);
-    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.full, inp.codes, p.input_rows(l), l.in);
+    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.all_rows, inp.codes, p.input_rows(l), l.in);
     const Fp8Matrix input = {codes, &input_inverse(p, l, inp)->value};
     const Fp8Matrix weight = {l.codes, &scale_inverse(p, l, Operand::weight)->value};
     be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
@@ -607,7 +609,7 @@ static void fp8_backward(const Pass& p, const Linear& l, floatX* dinp, const flo
                                       p.m.fp8.fast_backward);
     };
     if (overlaps(p, l)) return backward_during_transfers(p, l, dinp, (const uint8_t*)inp.codes, to_input, to_weight);
-    if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.full, inp.codes, p.input_rows(l), l.in));
+    if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.all_rows, inp.codes, p.input_rows(l), l.in));
     to_input(dinp);
 }
 
@@ -736,14 +738,14 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
         return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
     linear_forward(p, l, s.fc2.x, s.act);
     branch_forward(p, l, s.fc2);
-    be::residual_forward(p.ctx, out, s.mid, p.m.a.branch, p.stream_size());
+    be::residual_forward(p.ctx, out, s.mid, p.m.a.branch_out, p.stream_size());
 }
 
 // dfc1 from the gradient of fc2's output.
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s) {
     const Linear& l = b.fc2;
     const Activation activation = p.m.c.activation;
-    floatX* dact = gated(activation) ? p.m.a.dnarrow : dfc1;
+    floatX* dact = p.m.a.dact;
     if (!fuses(p, l) || !fused(activation)) {
         linear_backward(p, l, dact, dout, s.act);
         return be::activation_backward(p.ctx, gradient_for(p, b.fc1, dfc1), dact, s.fc1, p.N(), l.in, activation);
@@ -1276,12 +1278,12 @@ static void move_scored_rows(const Pass& p, floatX* to, const ScoredRow* rows, s
     }
     const size_t held = (size_t)p.local_rows(), rank = (size_t)p.m.ranks->mesh.tp.rank, tp = (size_t)p.m.local.tp_size;
     CHECK(p.cut_rows(), "%d rows are not divided over %zu ranks", p.N(), tp);
-    be::clear(p.ctx, p.m.a.full, n * row_bytes);
+    be::clear(p.ctx, p.m.a.all_rows, n * row_bytes);
     for (size_t i = 0; i < n; i++)
-        if (rows[i].row / held == rank) copy(p.m.a.full + i * C, p.in.out() + rows[i].row % held * C, 1);
-    be::all_reduce(p.ctx, p.m.ranks->tp, p.m.a.full, n * C);
+        if (rows[i].row / held == rank) copy(p.m.a.all_rows + i * C, p.in.out() + rows[i].row % held * C, 1);
+    be::all_reduce(p.ctx, p.m.ranks->tp, p.m.a.all_rows, n * C);
     const bool cut = n % tp == 0;  // as the head's pass will be
-    copy(to, p.m.a.full + (cut ? rank * (n / tp) * C : 0), cut ? n / tp : n);
+    copy(to, p.m.a.all_rows + (cut ? rank * (n / tp) * C : 0), cut ? n / tp : n);
 }
 
 // Only the scored rows go through the head, at most head_rows at a time.
@@ -1291,7 +1293,7 @@ static void score_rows(const Pass& p, const std::vector<ScoredRow>& rows, std::v
     const bool cut = m.ranks->sequence_parallel;
     const size_t most = cut ? std::min(m.a.head_rows, p.local_rows()) : m.a.head_rows;
     MicroBatch scored = p.in;
-    if (cut) scored.x.back() = m.a.branch;
+    if (cut) scored.x.back() = m.a.branch_out;
     Batch batch;
     batch.begins = false;
     batch.B = 1;
@@ -1387,7 +1389,7 @@ public:
             in.B = rows_;
             in.T = 1;
             floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vpl;
-            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch, nullptr);
+            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch_out, nullptr);
             be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
             be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
         } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));
@@ -1452,7 +1454,7 @@ private:
     void keep_last_rows(const Pass& p) {
         const size_t C = (size_t)m_.c.C, bytes = C * sizeof(floatX);
         const floatX* last = gather(p, p.in.out(), p.local_rows(), m_.c.C) + (size_t)(p.N() - rows_) * C;
-        be::copy_rows(ctx_, m_.a.branch, bytes, last, bytes, bytes, (size_t)rows_);
+        be::copy_rows(ctx_, m_.a.branch_out, bytes, last, bytes, bytes, (size_t)rows_);
     }
 
     be::Ctx& ctx_;

@@ -31,7 +31,7 @@
 
 // The output of the last matrix of attention or MLP, before it enters the residual stream.
 struct BranchOutput {
-    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer `branch`
+    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer branch_out
     NormStatistics stats;  // of that norm
 };
 
@@ -108,8 +108,8 @@ struct Activations {
     int head_rows;                                       // rows in the LM head, and of logits, at a time (--head-rows)
     std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
     BlockActivations shared;                             // tensors that no block keeps for itself
-    floatX* full;                                        // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
-    floatX* full_input;  // (N, C) a layer's whole input in backward, while `full` has the gradient; null without overlap
+    floatX* all_rows;                                    // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
+    floatX* all_inputs;  // (N, C) a layer's whole input in backward, while all_rows has the gradient; null without overlap
     floatX* final_norm;  // (Nl, C)
     NormStatistics final_stats;
     floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
@@ -121,13 +121,13 @@ struct Activations {
     uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
     LossSums* sums;                                   // over all rows through the head since the last clear
-    floatX* branch;                                   // (Nl, C) output of attention or MLP; its gradient
-    real* dq_sums = nullptr;                          // (dq_sums_size) for attention_backward; null: it is deterministic
-    size_t dq_sums_size = 0;                          // set before memory is planned
-    floatX* dx;                                       // (Nl, C) gradient of the residual stream, from head to embedding
-    floatX* dnorm;                                    // (Nl, C) gradient of a norm's output
-    floatX* dnarrow;  // (N, max(Fl, NHl HS)), without a gate (N, NHl HS): gradient of a gated act, then of att
-    floatX* dwide;    // (N, max(F1l, QKVl)) gradient of fc1, then of qkv
+    floatX* branch_out;       // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
+    real* dq_sums = nullptr;  // (dq_sums_size) for attention_backward; null: it is deterministic
+    size_t dq_sums_size = 0;  // set before memory is planned
+    floatX* dx;               // (Nl, C) gradient of the residual stream, from head to embedding
+    floatX* dnorm;            // (Nl, C) gradient of a norm's output
+    floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
+    floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
         std::vector<MicroBatch>& those = micro_batches[chunk];
@@ -334,11 +334,11 @@ inline void plan_activations(Model& m, bool fp8) {
         if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
     };
     for_each_tensor(m, plan_shared, m.a.shared);
-    arena.add(shared, &m.a.branch, Nl * C);
+    arena.add(shared, &m.a.branch_out, Nl * C);
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
-    m.a.full = m.a.full_input = nullptr;
-    if (m.ranks->sequence_parallel) arena.add(shared, &m.a.full, N * C);
-    if (m.ranks->overlap && !m.frozen) arena.add(shared, &m.a.full_input, N * C);
+    m.a.all_rows = m.a.all_inputs = nullptr;
+    if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
+    if (m.ranks->overlap && !m.frozen) arena.add(shared, &m.a.all_inputs, N * C);
 }
 
 // Plans scratch memory for codes, and the scales of all tensors.
@@ -375,8 +375,8 @@ inline void plan_activation_gradients(Model& m) {
     const char* const purpose = "activation gradients";
     m.arena.add(purpose, &m.a.dx, Nl * C);
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
-    m.arena.add(purpose, &m.a.dnarrow, N * (gated(m.c.activation) ? std::max<size_t>(m.local.Fl, heads) : heads));
-    m.arena.add(purpose, &m.a.dwide, N * std::max(m.local.F1l, m.local.QKVl));
+    m.arena.add(purpose, &m.a.datt, N * (gated(m.c.activation) ? std::max<size_t>(m.local.Fl, heads) : heads));
+    m.arena.add(purpose, &m.a.dqkv, N * std::max(m.local.F1l, m.local.QKVl));
     if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
