@@ -446,7 +446,7 @@ static void end_block(const Pass& p, int block) {
 // ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
 
 // Gathers all rows of x (rows, columns) in a.all_rows; this rank has `rows` of them.
-static const floatX* gather(const Pass& p, const floatX* x, int rows, int columns) {
+static const floatX* gather_from_sequence_parallel(const Pass& p, const floatX* x, int rows, int columns) {
     if (rows == p.N()) return x;
     be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.all_rows, x, (size_t)rows * columns);
     return p.m.a.all_rows;
@@ -459,8 +459,8 @@ static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* c
 }
 // The buffer for a rank's partial sum (N, C) of a sum over tp ranks: `out` itself, or a.all_rows where rows are split.
 // reduce_from_tensor_parallel() then sets out (Nl, C) to this rank's rows of the sum.
-static floatX* summand(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.all_rows : out; }
-static void reduce(const Pass& p, floatX* out) {
+static floatX* partial_sum(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.all_rows : out; }
+static void reduce_from_tensor_parallel(const Pass& p, floatX* out) {
     const size_t n = (size_t)p.local_rows() * p.m.c.C;
     if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.all_rows, n);
     else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
@@ -486,7 +486,7 @@ static void backward_during_transfers(const Pass& p, const Linear& l, floatX* di
 }
 // A bias that every rank would add to such a sum is added by the first rank only.
 template <class E>
-static E* once(const Pass& p, E* bias) {
+static E* on_first_tp_rank(const Pass& p, E* bias) {
     return p.m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
 }
 
@@ -618,7 +618,7 @@ static void fp8_backward(const Pass& p, const Linear& l, floatX* dinp, const flo
 // All rows of a layer's input.
 static const floatX* whole_input(const Pass& p, const Linear& l, const LinearInput& inp) {
     measure(p, l, Operand::input, inp.x, (size_t)p.input_rows(l) * l.in);
-    return gather(p, inp.x, p.input_rows(l), l.in);
+    return gather_from_sequence_parallel(p, inp.x, p.input_rows(l), l.in);
 }
 
 static void adapters_forward(const Pass& p, const Linear& l, floatX* product, const floatX* all_inp) {
@@ -626,17 +626,17 @@ static void adapters_forward(const Pass& p, const Linear& l, floatX* product, co
 }
 
 static void linear_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp) {
-    floatX* product = l.row_parallel() ? summand(p, out) : out;
-    const floatX* bias = l.row_parallel() ? once(p, l.b) : l.b;
+    floatX* product = l.row_parallel() ? partial_sum(p, out) : out;
+    const floatX* bias = l.row_parallel() ? on_first_tp_rank(p, l.b) : l.b;
     if (p.fp8(l.block)) {
         fp8_forward(p, l, product, inp, bias);
-        if (l.lora) adapters_forward(p, l, product, gather(p, inp.x, p.input_rows(l), l.in));
+        if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.x, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
         be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
         if (l.lora) adapters_forward(p, l, product, all_inp);
     }
-    if (l.row_parallel()) reduce(p, out);
+    if (l.row_parallel()) reduce_from_tensor_parallel(p, out);
 }
 
 // Whether products set a gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution, which is
@@ -665,10 +665,10 @@ static void add_gradients(const Pass& p, const Linear& l, real* db, const floatX
 // row-parallel layer's bias gradient over tp; since it is computed from all rows, only one rank computes it.
 static const floatX* linear_backward_weight(const Pass& p, const Linear& l, const floatX* dout, const LinearInput& inp) {
     measure(p, l, Operand::gradient, dout, (size_t)p.output_rows(l) * l.out);
-    const floatX* all_dout = gather(p, dout, p.output_rows(l), l.out);
+    const floatX* all_dout = gather_from_sequence_parallel(p, dout, p.output_rows(l), l.out);
     if (!l.dw && !l.lora) return all_dout;
-    const floatX* all_inp = gather(p, inp.x, p.input_rows(l), l.in);
-    real* db = summed_bias(p, l) ? nullptr : l.row_parallel() && p.cut_rows() ? once(p, l.db) : l.db;
+    const floatX* all_inp = gather_from_sequence_parallel(p, inp.x, p.input_rows(l), l.in);
+    real* db = summed_bias(p, l) ? nullptr : l.row_parallel() && p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
     if (l.dw) add_gradients(p, l, db, all_dout, all_inp);
     if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), p.adapter_dropout(l), of_product(p));
     return all_dout;
@@ -686,7 +686,7 @@ static void linear_backward_overlapped(const Pass& p, const Linear& l, floatX* d
 
 static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp) {
     if (overlaps(p, l)) return linear_backward_overlapped(p, l, dinp, dout, inp);
-    floatX* product = l.row_parallel() ? dinp : summand(p, dinp);
+    floatX* product = l.row_parallel() ? dinp : partial_sum(p, dinp);
     if (p.fp8(l.block)) {
         if (l.lora) linear_backward_weight(p, l, dout, inp);  // the adapters' gradients; the weight is frozen
         fp8_backward(p, l, product, dout, inp);
@@ -695,7 +695,7 @@ static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const 
         be::linear_backward_input(p.ctx, product, all_dout, l.w, p.N(), l.in, l.out);
     }
     if (l.lora) p.m.lora.backward_input(p.ctx, *l.lora, product, p.N(), p.adapter_dropout(l));
-    if (!l.row_parallel()) reduce(p, dinp);
+    if (!l.row_parallel()) reduce_from_tensor_parallel(p, dinp);
 }
 
 // True if a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
@@ -835,11 +835,11 @@ static void embed_forward(const Pass& p) {
     const Model& m = p.m;
     const ModelConfig& c = m.c;
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
-    be::embedding_forward(p.ctx, summand(p, embedded), p.in.tokens, p.in.positions, m.p.wte, once(p, m.p.wpe), p.N(), c.C,
-                          m.local.vocabulary());
+    be::embedding_forward(p.ctx, partial_sum(p, embedded), p.in.tokens, p.in.positions, m.p.wte, on_first_tp_rank(p, m.p.wpe),
+                          p.N(), c.C, m.local.vocabulary());
     if (!p.in.virtual_rows.empty() && m.ranks->mesh.tp.rank == 0)
-        m.virtual_tokens.forward(p.ctx, summand(p, embedded), p.in.virtual_rows);
-    reduce(p, embedded);
+        m.virtual_tokens.forward(p.ctx, partial_sum(p, embedded), p.in.virtual_rows);
+    reduce_from_tensor_parallel(p, embedded);
     if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
     const Dropout dropout = p.dropout(c.embedding_dropout, 0);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, p.in.x[0], p.in.x[0], p.stream_size(), dropout);
@@ -853,7 +853,7 @@ static void embed_backward(const Pass& p) {
     if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
     if (m.c.embedding_norm)
         norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set, nullptr);
-    const floatX* all = gather(p, dembedded, p.local_rows(), m.c.C);
+    const floatX* all = gather_from_sequence_parallel(p, dembedded, p.local_rows(), m.c.C);
     if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.virtual_rows);
     else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.local.vocabulary());
     end_block(p, TensorSpec::embedding);
@@ -894,8 +894,8 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Activations& a = m.a;
     const int N = p.N(), C = m.c.C;
     norm_forward(p, m.final_norm, a.final_stats, a.final_norm, nullptr, p.in.out(), nullptr);
-    const floatX* normed = gather(p, a.final_norm, p.local_rows(), C);
-    floatX* dnormed = summand(p, a.dnorm);
+    const floatX* normed = gather_from_sequence_parallel(p, a.final_norm, p.local_rows(), C);
+    floatX* dnormed = partial_sum(p, a.dnorm);
     const bool compares = !p.in.pairs.empty(), keeps_logits = training && compares && N <= a.head_rows;
     const auto logits = [&](int row) {
         const int rows = std::min(a.head_rows, N - row);
@@ -918,7 +918,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.local.Vpl);
     }
     if (training) {
-        reduce(p, a.dnorm);
+        reduce_from_tensor_parallel(p, a.dnorm);
         const size_t blocks = p.in.blocks.size(), last = (size_t)p.in.first_block + blocks - 1;
         real* const fc2_bias = blocks ? summed_bias(p, m.blocks[last].fc2) : nullptr;
         norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set, fc2_bias);
@@ -1076,7 +1076,7 @@ static void update(Trainer& t, double lr, double weight_decay, double grad_scale
 static double norm_of_exp_avg_sq(Trainer& t) {
     Model& m = t.m;
     clear_sums(t.ctx, m);
-    for (const Range& r : m.counted)
+    for (const Range& r : m.not_duplicated)
         m.shards.for_each_part(
             r.begin, r.end - r.begin,
             [&](size_t, size_t shard, size_t n) { be::add_squares(t.ctx, &m.a.sums->squares, m.exp_avg_sq.from(shard), n); },
@@ -1123,7 +1123,8 @@ static std::optional<StepStats> train_step(Trainer& t) {
     }
     t.faults.in_summed_gradients(t.batch());
     t.memory_check.require_unchanged(t.state.step);
-    for (const Range& r : t.m.counted) be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
+    for (const Range& r : t.m.not_duplicated)
+        be::add_squares(t.ctx, &t.m.a.sums->squares, t.m.grads.from(r.begin), r.end - r.begin);
     const LossSums sums = reduce_sums(*t.m.ranks, read_sums(t.ctx, t.m));
     const double norm = std::sqrt(sums.squares), loss = sums.loss(), z = sums.z / sums.n;
     // Clipping as in Megatron: all gradients times clip / (norm + 1e-6), if that factor is below 1.
@@ -1453,7 +1454,7 @@ private:
 
     void keep_last_rows(const Pass& p) {
         const size_t C = (size_t)m_.c.C, bytes = C * sizeof(floatX);
-        const floatX* last = gather(p, p.in.out(), p.local_rows(), m_.c.C) + (size_t)(p.N() - rows_) * C;
+        const floatX* last = gather_from_sequence_parallel(p, p.in.out(), p.local_rows(), m_.c.C) + (size_t)(p.N() - rows_) * C;
         be::copy_rows(ctx_, m_.a.branch_out, bytes, last, bytes, bytes, (size_t)rows_);
     }
 

@@ -277,7 +277,7 @@ private:
         WrittenFiles written(std::filesystem::path(prefix).parent_path().string());
         if (world_.rank() == 0) files.create(written);
         world_.barrier();
-        write_parts(files, m_.table, m_.shards, m_.counted, written, [&](size_t i) { return (float)parts[i]; });
+        write_parts(files, m_.table, m_.shards, m_.not_duplicated, written, [&](size_t i) { return (float)parts[i]; });
         world_.barrier();
     }
 

@@ -264,7 +264,7 @@ TEST(Lora, RanksHoldPartsOfTheWhole) {
                                                mine.name.find("fc2_lora_b") != std::string::npos ||
                                                mine.name.find("qkv_lora_a") != std::string::npos ||
                                                mine.name.find("fc1_lora_a") != std::string::npos);
-                EXPECT_EQ(mine.replicated, mine.summands);
+                EXPECT_EQ(mine.replicated, mine.partial_sum);
                 size_t held = 0;
                 for (const HfTensor& t : mine.hf) for_each_run(mine, t, [&](size_t, size_t, size_t, size_t n) { held += n; });
                 EXPECT_EQ(held, mine.size()) << mine.name << " on rank " << rank << " of " << tp;

@@ -679,7 +679,8 @@ private:
         files.create(*written_);
         const Shards whole(table, {}, false, table.size);
         virtual_tokens_.resize(table.size);
-        write_parts(files, table, whole, whole.counted(table, {}), *written_, [&](size_t i) { return virtual_tokens_[i]; });
+        write_parts(files, table, whole, whole.not_duplicated(table, {}), *written_,
+                    [&](size_t i) { return virtual_tokens_[i]; });
     }
     // In parallel if training leaves the cores idle; on a CPU one after another.
     static void run_all(const std::vector<std::function<void()>>& parts) {
@@ -694,7 +695,7 @@ private:
         std::vector<std::function<void()>> parts;
         const auto write = [&](auto part) {
             const TensorFiles& f = all[parts.size()];
-            parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.counted, *written_, part); });
+            parts.push_back([&f, part, this] { write_parts(f, m_.table, m_.shards, m_.not_duplicated, *written_, part); });
         };
         if (!encoded()) write([&](size_t i) { return parts_.params[i]; });
         if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.master_low_bits, i); });

@@ -14,8 +14,8 @@
 // replaces x and is recomputed, and D(dt A) is added.
 //
 // Tensor parallelism shards adapters like their layer. Column-parallel layers (qkv, fc1) shard the rows of B; A is whole.
-// Row-parallel ones (proj, fc2) shard the columns of A; B is whole, and a rank's x A^T B^T is a summand like its x W^T. Either
-// way the whole matrix's gradient is a sum over tp ranks (TensorSpec::summands).
+// Row-parallel ones (proj, fc2) shard the columns of A; B is whole, and a rank's x A^T B^T is a partial sum like its x W^T.
+// Either way the whole matrix's gradient is a sum over tp ranks (TensorSpec::partial_sum).
 #pragma once
 #include <algorithm>
 #include <string>
@@ -174,7 +174,7 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
         b.first_col = 0;
         b.init = Init::zeros;
         TensorSpec& whole = row_parallel ? b : a;
-        whole.replicated = whole.summands = part.tp.size > 1;
+        whole.replicated = whole.partial_sum = part.tp.size > 1;
         a.id = 2 * w.id;  // 0 is the token embedding, which is outside the blocks
         b.id = 2 * w.id + 1;
         visit(a, b, layer);

@@ -73,9 +73,9 @@ struct TensorSpec {
     // Shape of the whole tensor, and the position of this part in it. With one rank: all of it.
     int whole_rows = 0, whole_cols = 1, first_col = 0;
     std::vector<RowBlock> blocks = {};
-    bool replicated = false;  // identical on every tp rank
-    bool summands = false;    // each tp rank computes a summand of its gradient
-    bool copy = false;        // the last stage's copy of a tied embedding: neither counted nor stored
+    bool replicated = false;   // identical on every tp rank
+    bool partial_sum = false;  // each tp rank computes a partial sum of its gradient
+    bool copy = false;         // the last stage's copy of a tied embedding: neither counted nor stored
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
@@ -198,8 +198,8 @@ void walk_parameters(const ModelConfig& c, const Part& part, Params<E>& p, Visit
         t.hf = named(parts, ".bias", false);
         visit(b, t);
     };
-    // The weight's columns are sharded over tp: a rank computes a summand of the output, and the bias is added once. It ends a
-    // branch unless a norm follows.
+    // The weight's columns are sharded over tp: a rank computes a partial sum of the output, and the bias is added once.
+    // It ends a branch unless a norm follows.
     const auto row_parallel = [&](E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias) {
         TensorSpec t{name + "_w",          c.C,
                      whole_cols / tp.size, Group::matrix,

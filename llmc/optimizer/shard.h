@@ -80,8 +80,8 @@ public:
         }
     }
 
-    // The elements of the buffer that this rank counts in sums over all ranks, so that each parameter is counted once.
-    std::vector<Range> counted(const ParameterTable& table, const Axis& dp) const {
+    // The elements of the buffer that no lower rank has too: sums over all ranks then include each parameter once.
+    std::vector<Range> not_duplicated(const ParameterTable& table, const Axis& dp) const {
         std::vector<Range> ranges;
         if (!cut && dp.rank > 0) return ranges;
         const int tp_rank = table.part.tp.rank;

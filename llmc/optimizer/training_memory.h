@@ -42,10 +42,10 @@ struct TrainingMemory {
     std::optional<FrozenModel> frozen;
     VirtualTokens virtual_tokens;
     Shards shards;
-    std::vector<Range> counted;  // elements of the buffer that this rank counts in sums over all ranks: each counts once
-    floatX* params = nullptr;    // (table.size)
-    Elements grads;              // (table.size) summed over the micro-batches of a step
-    BlockGradients micro_grads;  // for bf16 grads: of a micro-batch in a block
+    std::vector<Range> not_duplicated;  // elements of the buffer that this rank includes in sums over all ranks
+    floatX* params = nullptr;           // (table.size)
+    Elements grads;                     // (table.size) summed over the micro-batches of a step
+    BlockGradients micro_grads;         // for bf16 grads: of a micro-batch in a block
     std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the four below during updates
     bool offloads = false;                 // these four are in page-locked host memory; set before memory is planned
     LowerHalf* master_low_bits = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null if params are these
@@ -65,7 +65,7 @@ struct TrainingMemory {
           stages(std::move(stage_layers)),
           table(trained_table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64)),
           shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
-          counted(shards.counted(table, ranks->mesh.dp)) {
+          not_duplicated(shards.not_duplicated(table, ranks->mesh.dp)) {
         if (c.adapted()) frozen = FrozenModel{ParameterTable(c, table.part)};
     }
 
@@ -134,7 +134,7 @@ inline void write_state(be::Ctx& ctx, const TrainingMemory& m, void* state, cons
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
     for (const TensorSpec& t : m.table.rows) {
         if (t.block != block) continue;
-        if (t.summands) all_reduce(ctx, m.ranks->tp, m.grads.from(t.offset), t.size());
+        if (t.partial_sum) all_reduce(ctx, m.ranks->tp, m.grads.from(t.offset), t.size());
         if (t.replicated_rows)
             all_reduce(ctx, m.ranks->kv, m.grads.from(t.offset + (size_t)(t.rows - t.replicated_rows) * t.cols),
                        (size_t)t.replicated_rows * t.cols);

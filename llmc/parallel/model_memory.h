@@ -153,7 +153,7 @@ struct Linear {
     uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out); null: computed when needed
     NormLayer after;           // of proj and fc2: the norm of their output
     // Tensor parallelism splits qkv and fc1 by columns of their output, proj and fc2 by rows of their input (Shoeybi et al.,
-    // 2019), so that each rank of a row-parallel layer computes a summand of the whole output.
+    // 2019), so that each rank of a row-parallel layer computes a partial sum of the output.
     bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
 };
 

@@ -204,7 +204,7 @@ private:
     std::vector<double> squares_of_layers() const {
         std::vector<double> squares((size_t)(layers_ + 2) * 3);
         for (const TensorSpec& spec : m_.table.rows)
-            for (const Range& r : m_.counted) {
+            for (const Range& r : m_.not_duplicated) {
                 const size_t first = std::max(r.begin, spec.offset), last = std::min(r.end, spec.offset + spec.size());
                 if (first >= last) continue;
                 double* sum = &squares[(size_t)place(spec) * 3];
