@@ -61,7 +61,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/model/adapters.h"              // Model::virtual_tokens
 #include "llmc/model/fp8_training.h"          // Fp8Training, fp8_index, begin_step_in_fp8
 #include "llmc/model/preference.h"            // AnswerPair, Model::preference
-#include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, codes_suffice, numbers
+#include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, fp8_suffices, bf16_of
 #include "llmc/model/decoder.h"               // write_text, TextRoom, NextToken
 #include "llmc/tokenizer/tokenizer.h"         // Tokenizer
 #include "llmc/data/dataloader.h"             // Batch, DataLoader
@@ -367,17 +367,17 @@ static void attention_forward(const Pass& p, const Block& b, const BlockActivati
     const AttentionShape shape = p.attention(block);
     if (const KeyValueCache* cache = p.in.cache) {
         const int window = p.m.c.sees_all(p.layer(block)) ? 0 : p.m.c.window;
-        return be::attention_decode(p.ctx, s.att.x, cache->of(block, 0), s.qkv,
+        return be::attention_decode(p.ctx, s.att.bf16, cache->of(block, 0), s.qkv,
                                     {cache->sequences, p.in.positions, window, mask.slopes, b.sinks}, shape);
     }
-    be::attention_forward(p.ctx, s.att.x, s.lse, s.qkv, mask, shape);
-    if (b.sinks) be::sinks_forward(p.ctx, s.att.x, s.lse, b.sinks, shape);
+    be::attention_forward(p.ctx, s.att.bf16, s.lse, s.qkv, mask, shape);
+    if (b.sinks) be::sinks_forward(p.ctx, s.att.bf16, s.lse, b.sinks, shape);
 }
 
 // Sets dqkv, the gradient of the qkv projection's output: queries and keys before their norms and rope.
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
     const int block = b.qkv.block;
-    const AttentionActs acts = {s.qkv, s.att.x, s.lse};
+    const AttentionActs acts = {s.qkv, s.att.bf16, s.lse};
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
     if (b.sinks) be::sinks_backward(p.ctx, b.dsinks, datt, acts, b.sinks, shape);
@@ -422,17 +422,17 @@ static const floatX* branch_backward(const Pass& p, const Linear& l, const float
     return dbranch;
 }
 
-// The activations of block i. An input that is kept only as codes has its numbers in the shared block.
+// The activations of block i. An input that is kept only in FP8 has its bf16 in the shared block.
 static BlockActivations block_activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[i];
-    const auto share_numbers = [&](size_t, Kept kept, auto& own, auto& shared) {
-        if (codes_suffice(kept, p.m.c.lora.on())) numbers(own) = numbers(shared);
+    const auto share_bf16 = [&](size_t, Kept kept, auto& own, auto& shared) {
+        if (fp8_suffices(kept, p.m.c.lora.on())) bf16_of(own) = bf16_of(shared);
     };
-    if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, share_numbers, s, p.m.a.shared);
+    if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, share_bf16, s, p.m.a.shared);
     s.x = p.in.x[i];
     if (!p.m.c.norm_before()) {
-        s.norm1.x = s.x;
-        s.norm2.x = s.mid;
+        s.norm1.bf16 = s.x;
+        s.norm2.bf16 = s.mid;
     }
     if (!p.m.c.norm_after()) s.proj.x = s.fc2.x = p.m.a.branch_out;
     return s;
@@ -500,11 +500,11 @@ static ScaleInverse* input_inverse(const Pass& p, const Linear& l, const LinearI
     return p.m.fp8.current ? inp.inverse : scale_inverse(p, l, Operand::input);
 }
 
-// True if the op that computes a tensor also encodes it: if the scale is known in advance, and no other op reads the numbers.
-// (Adapters read numbers. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and
+// True if the op that computes a tensor writes it in FP8: if the scale is known in advance, and no other op reads its bf16.
+// (Adapters read bf16. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and
 // fc1 if no norm precedes them; the output gradient of proj and fc2 is the gradient of the residual stream or passes through a
 // norm.)
-static bool made_as_codes(const Pass& p, const Linear& l, Operand operand) {
+static bool writes_fp8(const Pass& p, const Linear& l, Operand operand) {
     if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight || l.lora) return false;
     if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
     return l.matrix == Matrix::fc2 || (l.matrix != Matrix::proj && p.m.c.norm_before());
@@ -516,12 +516,12 @@ static Codes codes_of(const Pass& p, const Linear& l, Operand operand, uint8_t* 
 }
 // The destination of an op that computes the input of the next layer.
 static Output output_for(const Pass& p, const Linear& next, const LinearInput& inp) {
-    if (!made_as_codes(p, next, Operand::input)) return inp.x;
-    return codes_of(p, next, Operand::input, inp.codes, nullptr);
+    if (!writes_fp8(p, next, Operand::input)) return inp.bf16;
+    return codes_of(p, next, Operand::input, inp.fp8, nullptr);
 }
 // The same backward, of an op that computes the gradient of a layer's output.
 static Output gradient_for(const Pass& p, const Linear& l, floatX* dout) {
-    if (!made_as_codes(p, l, Operand::gradient)) return dout;
+    if (!writes_fp8(p, l, Operand::gradient)) return dout;
     return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
@@ -538,11 +538,11 @@ static void quantize(const Pass& p, const Linear& l, Operand operand, uint8_t* c
         be::all_reduce_max(p.ctx, p.m.ranks->tp, f.now, 1);
         be::set_scale(p.ctx, f.scale + index, &inverse->value, f.now, format, f.recipe.margin);
     }
-    if (!made_as_codes(p, l, operand)) be::quantize(p.ctx, codes_of(p, l, operand, codes, transposed), x, rows, columns);
+    if (!writes_fp8(p, l, operand)) be::quantize(p.ctx, codes_of(p, l, operand, codes, transposed), x, rows, columns);
     if (!f.counts.empty()) count_codes(p.ctx, f.counts[index], codes, n, format);
 }
 static void quantize_input(const Pass& p, const Linear& l, const LinearInput& inp) {
-    quantize(p, l, Operand::input, inp.codes, nullptr, input_inverse(p, l, inp), inp.x, p.input_rows(l), l.in);
+    quantize(p, l, Operand::input, inp.fp8, nullptr, input_inverse(p, l, inp), inp.bf16, p.input_rows(l), l.in);
 }
 // In bf16 before FP8: measures the amax of tensors that FP8 would quantise.
 static void measure(const Pass& p, const Linear& l, Operand operand, const floatX* x, size_t n) {
@@ -557,23 +557,23 @@ static void prepare_weights(const Pass& p, int block) {
     for (const Linear* l : p.m.blocks[block].linears()) {
         measure(p, *l, Operand::weight, l->w, (size_t)l->out * l->in);
         if (f.on)
-            quantize(p, *l, Operand::weight, l->codes, l->codes_t, scale_inverse(p, *l, Operand::weight), l->w, l->out, l->in);
+            quantize(p, *l, Operand::weight, l->fp8, l->fp8_t, scale_inverse(p, *l, Operand::weight), l->w, l->out, l->in);
     }
 }
 
 static void fp8_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp, const floatX* bias) {
     quantize_input(p, l, inp);
-    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.all_rows, inp.codes, p.input_rows(l), l.in);
+    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.all_rows, inp.fp8, p.input_rows(l), l.in);
     const Fp8Matrix input = {codes, &input_inverse(p, l, inp)->value};
-    const Fp8Matrix weight = {l.codes, &scale_inverse(p, l, Operand::weight)->value};
+    const Fp8Matrix weight = {l.fp8, &scale_inverse(p, l, Operand::weight)->value};
     be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
 }
 
 // The codes of a weight's transpose (in, out): kept, or made in a buffer that all layers share, which costs 1 byte read and 1
 // written per weight.
 static const uint8_t* transposed_codes(const Pass& p, const Linear& l) {
-    if (l.codes_t) return l.codes_t;
-    be::transpose_codes(p.ctx, p.m.fp8.transposed, l.codes, l.out, l.in);
+    if (l.fp8_t) return l.fp8_t;
+    be::transpose_codes(p.ctx, p.m.fp8.transposed, l.fp8, l.out, l.in);
     return p.m.fp8.transposed;
 }
 
@@ -608,8 +608,8 @@ static void fp8_backward(const Pass& p, const Linear& l, floatX* dinp, const flo
         be::fp8_linear_backward_input(p.ctx, product, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out,
                                       p.m.fp8.fast_backward);
     };
-    if (overlaps(p, l)) return backward_during_transfers(p, l, dinp, (const uint8_t*)inp.codes, to_input, to_weight);
-    if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.all_rows, inp.codes, p.input_rows(l), l.in));
+    if (overlaps(p, l)) return backward_during_transfers(p, l, dinp, (const uint8_t*)inp.fp8, to_input, to_weight);
+    if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.all_rows, inp.fp8, p.input_rows(l), l.in));
     to_input(dinp);
 }
 
@@ -617,8 +617,8 @@ static void fp8_backward(const Pass& p, const Linear& l, floatX* dinp, const flo
 
 // All rows of a layer's input.
 static const floatX* whole_input(const Pass& p, const Linear& l, const LinearInput& inp) {
-    measure(p, l, Operand::input, inp.x, (size_t)p.input_rows(l) * l.in);
-    return gather_from_sequence_parallel(p, inp.x, p.input_rows(l), l.in);
+    measure(p, l, Operand::input, inp.bf16, (size_t)p.input_rows(l) * l.in);
+    return gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in);
 }
 
 static void adapters_forward(const Pass& p, const Linear& l, floatX* product, const floatX* all_inp) {
@@ -630,7 +630,7 @@ static void linear_forward(const Pass& p, const Linear& l, floatX* out, const Li
     const floatX* bias = l.row_parallel() ? on_first_tp_rank(p, l.b) : l.b;
     if (p.fp8(l.block)) {
         fp8_forward(p, l, product, inp, bias);
-        if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.x, p.input_rows(l), l.in));
+        if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
         be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
@@ -667,7 +667,7 @@ static const floatX* linear_backward_weight(const Pass& p, const Linear& l, cons
     measure(p, l, Operand::gradient, dout, (size_t)p.output_rows(l) * l.out);
     const floatX* all_dout = gather_from_sequence_parallel(p, dout, p.output_rows(l), l.out);
     if (!l.dw && !l.lora) return all_dout;
-    const floatX* all_inp = gather_from_sequence_parallel(p, inp.x, p.input_rows(l), l.in);
+    const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in);
     real* db = summed_bias(p, l) ? nullptr : l.row_parallel() && p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
     if (l.dw) add_gradients(p, l, db, all_dout, all_inp);
     if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), p.adapter_dropout(l), of_product(p));
@@ -681,7 +681,7 @@ static void linear_backward_overlapped(const Pass& p, const Linear& l, floatX* d
     measure(p, l, Operand::gradient, dout, (size_t)N * l.out);
     const auto to_input = [&](floatX* product) { be::linear_backward_input(p.ctx, product, dout, l.w, N, l.in, l.out); };
     const auto to_weight = [&](const floatX* all_inp) { add_gradients(p, l, l.db, dout, all_inp); };
-    backward_during_transfers(p, l, dinp, (const floatX*)inp.x, to_input, to_weight);
+    backward_during_transfers(p, l, dinp, (const floatX*)inp.bf16, to_input, to_weight);
 }
 
 static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp) {
@@ -727,8 +727,8 @@ static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s
         return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
     }
     const floatX* inp = whole_input(p, l, s.norm2);
-    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
-    else be::linear_gelu_forward(p.ctx, s.act.x, s.fc1, inp, l.w, l.b, p.N(), l.in, l.out);
+    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
+    else be::linear_gelu_forward(p.ctx, s.act.bf16, s.fc1, inp, l.w, l.b, p.N(), l.in, l.out);
 }
 
 // out = mid + fc2(act), through the norm after it and dropout.

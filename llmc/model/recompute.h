@@ -26,49 +26,48 @@ enum class Kept {
     unless_mlp,        // unless it is mlp or full: the output of fc1
     unless_full,
     never,      // backward does not read it
-    elsewhere,  // equal to the residual stream, which is kept anyway; only its codes are kept here
+    elsewhere,  // equal to the residual stream, which is kept anyway; only its FP8 is kept here
 };
 
-// The input of one of a block's four matrices: numbers, FP8 codes of them, or both.
+// The input of one of a block's four matrices: in bf16, in FP8, or both.
 struct LinearInput {
-    floatX* x;
-    uint8_t* codes;         // in FP8, with the shape of x
+    floatX* bf16;           // in floatX, the build's storage type
+    uint8_t* fp8;           // codes, with the same shape
     ScaleInverse* inverse;  // factor that decodes the codes, if each micro-batch has its own scale
 };
-// A tensor's numbers, and its codes if it is a LinearInput.
+// A tensor in bf16, and in FP8 if it is a LinearInput.
 template <class E>
-E*& numbers(E*& tensor) {
+E*& bf16_of(E*& tensor) {
     return tensor;
 }
-inline floatX*& numbers(LinearInput& tensor) { return tensor.x; }
+inline floatX*& bf16_of(LinearInput& tensor) { return tensor.bf16; }
 template <class E>
-uint8_t** codes_of(E*&) {
+uint8_t** fp8_of(E*&) {
     return nullptr;
 }
-inline uint8_t** codes_of(LinearInput& tensor) { return &tensor.codes; }
+inline uint8_t** fp8_of(LinearInput& tensor) { return &tensor.fp8; }
 
-// In FP8 the inputs of qkv, fc1 and fc2 are kept only as codes: their numbers are in the shared block. The input of proj is
-// kept as both, because attention's backward pass reads its numbers; so are all inputs of low-rank adapters, which read
-// numbers.
-constexpr bool codes_suffice(Kept kept, bool adapters) { return kept == Kept::unless_selective && !adapters; }
+// FP8 training keeps the inputs of qkv, fc1 and fc2 only in FP8: their bf16 is in the shared block. It keeps both forms of the
+// input of proj, because attention's backward pass reads bf16, and of all inputs of low-rank adapters, which read bf16 too.
+constexpr bool fp8_suffices(Kept kept, bool adapters) { return kept == Kept::unless_selective && !adapters; }
 
-// Which of a tensor's numbers and codes each block keeps for itself, and which are in the shared block. If blocks have
+// Whether each block keeps its own copy of a tensor in bf16 and in FP8, and which of these the shared block has. If blocks have
 // different policies, the shared block has every tensor that the strongest one shares.
 struct Storage {
-    bool own_numbers, own_codes, shared_numbers, shared_codes;
-    bool codes_in_numbers;  // the block keeps codes in the memory of its numbers
+    bool own_bf16, own_fp8, shared_bf16, shared_fp8;
+    bool fp8_in_bf16;  // the block keeps the codes in the memory of its bf16
 
-    // after_bf16: the run has bf16 steps, which keep the numbers, before FP8 ones; then the codes reuse the numbers' memory.
+    // after_bf16: the run has bf16 steps, which keep bf16, before FP8 ones; then the codes reuse that memory.
     Storage(Kept when, Recompute recompute, bool fp8, bool adapters, bool after_bf16) {
         const Recompute last = when == Kept::unless_full  ? Recompute::mlp
                                : when == Kept::unless_mlp ? Recompute::selective
                                                           : Recompute::none;
         const bool here = when != Kept::elsewhere, kept = when != Kept::never && recompute <= last;
-        const bool codes_alone = fp8 && codes_suffice(when, adapters);
-        own_numbers = here && kept && (!codes_alone || after_bf16);
-        codes_in_numbers = codes_alone && after_bf16 && recompute == Recompute::none;
-        own_codes = fp8 && recompute == Recompute::none && !codes_in_numbers;
-        shared_numbers = here && (!kept || codes_alone);
-        shared_codes = fp8 && recompute != Recompute::none;
+        const bool fp8_only = fp8 && fp8_suffices(when, adapters);
+        own_bf16 = here && kept && (!fp8_only || after_bf16);
+        fp8_in_bf16 = fp8_only && after_bf16 && recompute == Recompute::none;
+        own_fp8 = fp8 && recompute == Recompute::none && !fp8_in_bf16;
+        shared_bf16 = here && (!kept || fp8_only);
+        shared_fp8 = fp8 && recompute != Recompute::none;
     }
 };

@@ -150,7 +150,7 @@ struct Linear {
     const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
     real *dw, *db;             // gradients as ops write them; null: frozen
     LoraLayer* lora;           // null: no adapters
-    uint8_t *codes, *codes_t;  // in FP8: of w (out, in), and of its transpose (in, out); null: computed when needed
+    uint8_t *fp8, *fp8_t;      // of w (out, in), and of its transpose (in, out); null: computed when needed
     NormLayer after;           // of proj and fc2: the norm of their output
     // Tensor parallelism splits qkv and fc1 by columns of their output, proj and fc2 by rows of their input (Shoeybi et al.,
     // 2019), so that each rank of a row-parallel layer computes a partial sum of the output.
@@ -259,8 +259,8 @@ inline void plan_linears(Model& m, bool fp8) {
             l.out = w.rows;
             l.tensor = &w;
             if (!fp8 || !m.fp8.blocks[i]) continue;
-            m.arena.add("FP8 weights", &l.codes, w.size());
-            if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.codes_t, w.size());
+            m.arena.add("FP8 weights", &l.fp8, w.size());
+            if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.fp8_t, w.size());
         }
 }
 
@@ -300,8 +300,8 @@ inline void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool 
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Kept kept, auto& tensor) {
         const Storage of(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (of.own_numbers) m.arena.add(purpose, &numbers(tensor), count);
-        if (uint8_t** codes = codes_of(tensor); codes && of.own_codes) m.arena.add(purpose, codes, count);
+        if (of.own_bf16) m.arena.add(purpose, &bf16_of(tensor), count);
+        if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && of.own_fp8) m.arena.add(purpose, fp8_codes, count);
     };
     for_each_tensor(m, plan, s);
     if (fp8) m.arena.add(purpose, &s.inverses, 4);
@@ -330,8 +330,8 @@ inline void plan_activations(Model& m, bool fp8) {
     const char* const shared = "activations: shared block";
     const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
         const Storage of(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (of.shared_numbers) arena.add(shared, &numbers(tensor), count);
-        if (uint8_t** codes = codes_of(tensor); codes && of.shared_codes) arena.add(shared, codes, count);
+        if (of.shared_bf16) arena.add(shared, &bf16_of(tensor), count);
+        if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && of.shared_fp8) arena.add(shared, fp8_codes, count);
     };
     for_each_tensor(m, plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch_out, Nl * C);
@@ -433,9 +433,9 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     const bool fp8 = m.fp8.recipe.on && m.recompute != Recompute::inference && m.fp8.blocks[(size_t)in.first_block + i];
     const auto share = [&](size_t, Kept kept, auto& own, auto& shared) {
         const Storage of(kept, m.recompute_of((int)i), fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (uint8_t** codes = codes_of(own); codes && !*codes)
-            *codes = of.codes_in_numbers ? (uint8_t*)numbers(own) : *codes_of(shared);
-        if (!numbers(own)) numbers(own) = numbers(shared);
+        if (uint8_t** fp8_codes = fp8_of(own); fp8_codes && !*fp8_codes)
+            *fp8_codes = of.fp8_in_bf16 ? (uint8_t*)bf16_of(own) : *fp8_of(shared);
+        if (!bf16_of(own)) bf16_of(own) = bf16_of(shared);
     };
     for_each_tensor(m, share, s, m.a.shared);
     if (!s.inverses) return;
