@@ -62,7 +62,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/model/fp8_training.h"          // Fp8Training, fp8_index, begin_step_in_fp8
 #include "llmc/model/preference.h"            // AnswerPair, Model::preference
 #include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, fp8_suffices, bf16_of
-#include "llmc/model/decoder.h"               // write_text, TextRoom, NextToken
+#include "llmc/model/decoder.h"               // generate, KvCacheShape, NextToken
 #include "llmc/tokenizer/tokenizer.h"         // Tokenizer
 #include "llmc/data/dataloader.h"             // Batch, DataLoader
 #include "llmc/data/tasks.h"                  // Request, Score, Task, TaskRequests
@@ -86,10 +86,10 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/plan/planner.h"                // MicroBatchShape, measured_step_seconds
 #include "llmc/plan/machine.h"                // peak_of_all
 #include "llmc/infer/training_tasks.h"        // TrainingTasks
-#include "llmc/infer/inference.h"             // InferenceRun, read_prompts, write_texts
+#include "llmc/infer/inference.h"             // InferenceRun, read_prompts, generate_completions
 #include "llmc/infer/serve.h"                 // ModelServer
 #include "llmc/infer/evaluation.h"            // score_requests, evaluate_tasks
-#include "llmc/infer/written_answers.h"       // write_answers
+#include "llmc/infer/written_answers.h"       // generate_answers
 #include "llmc/run/diagnostics.h"             // hash_gradients
 #include "llmc/run/resume.h"                  // check_same_everywhere
 #include "llmc/run/timetable.h"               // Timetable
@@ -109,22 +109,22 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 //    tensor's shape: a block's activations of a micro-batch, its matrices and norms, and buffers shared by all blocks.
 
 // Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
-// to T. head_rows: rows of logits in memory at a time. room: of the key/value cache; by default there is none. micro_batches:
+// to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches:
 // all numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Refuses more
 // than INT_MAX rows.
-static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, TextRoom room = {},
+static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
                         const std::vector<int>& micro_batches = {1}) {
     T += m.c.virtual_tokens.count;
     if ((int64_t)B * T > INT_MAX)
         fail_usage("--micro-batch-size %d x --seq-length %d exceeds the maximum of %d tokens per pass; HINT: a smaller one", B,
                    T, INT_MAX);
-    CHECK(B * T >= room.sequences, "%d sequences in passes of %d rows", room.sequences, B * T);
+    CHECK(B * T >= cache.sequences, "%d sequences in passes of %d rows", cache.sequences, B * T);
     const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
     m.recompute = recompute;
     m.a.B = B;
     m.a.T = T;
     m.a.head_rows = std::min(head_rows, B * T);
-    m.cache.room = {room.sequences, room.tokens ? room.tokens : m.c.T};
+    m.cache.shape = {cache.sequences, cache.tokens ? cache.tokens : m.c.T};
     m.cache.row = (size_t)m.local.NKVl * m.c.HS();
 
     m.plan(m.arena, training);
@@ -141,7 +141,7 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (rope) m.arena.add("activations: embedding, head", &m.cos_sin, angles);
     if (rope && m.c.window && m.c.local_rope_base > 0) m.arena.add("activations: embedding, head", &m.window_cos_sin, angles);
     if (training) plan_activation_gradients(m);
-    if (room.sequences) plan_cache(m);
+    if (cache.sequences) plan_cache(m);
 }
 
 // Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
@@ -176,7 +176,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
     send(m.slopes, slopes);
     // Rotary tables cover the longest sequence that this run can reach: for a conversation or the server, the cache's whole
     // capacity.
-    const int longest = trains || !m.cache.room.sequences ? m.a.T : std::max(m.a.T, m.cache.room.tokens);
+    const int longest = trains || !m.cache.shape.sequences ? m.a.T : std::max(m.a.T, m.cache.shape.tokens);
     for (real* table : {m.cos_sin, m.window_cos_sin}) {
         if (!table) continue;
         const RopeTable rope = c.rope(table == m.window_cos_sin, longest);
@@ -1333,13 +1333,13 @@ static std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, 
 class Generator {
 public:
     Generator(be::Ctx& ctx, Model& m)
-        : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache), lengths_((size_t)cache_.room.sequences) {
+        : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache), lengths_((size_t)cache_.shape.sequences) {
         CHECK(cache_.keys, "no key/value cache was planned");
         CHECK(sequences() == 1 || !m.ranks->sequence_parallel, "rows of several sequences are not cut");
     }
 
-    int sequences() const { return cache_.room.sequences; }
-    int capacity() const { return cache_.room.tokens; }
+    int sequences() const { return cache_.shape.sequences; }
+    int capacity() const { return cache_.shape.tokens; }
     int length(int sequence) const { return lengths_[(size_t)sequence]; }
 
     // Restarts a sequence with a prompt that fits the context (if it fills it, nothing can be appended): one pass over the
@@ -1656,7 +1656,7 @@ static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Genera
         return score_requests(ctx, m, requests, progress, stop);
     };
     functions.answer = [&m, &generator, tokenizer, ends, stop](const Task& task, const TaskRequests& all, Progress* progress) {
-        return write_answers(*m.ranks, *generator, *tokenizer, ends, task, all, progress, stop);
+        return generate_answers(*m.ranks, *generator, *tokenizer, ends, task, all, progress, stop);
     };
     return functions;
 }
@@ -1680,7 +1680,7 @@ static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Gen
     functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
         const SamplingOptions sampling = {0.8, 0, 0.95, run.tokenizer->vocab_size()};
         const auto sample = (uint32_t)t.state.step;
-        write_text(*generator, {prompt, o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
+        generate(*generator, {prompt, o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
     };
     return functions;
 }
@@ -1755,19 +1755,19 @@ static void sweep(World& world, const SweepOptions& o) {
 inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), sweep); }
 
 // The model of `run`, loaded, with memory for passes of B x T tokens, for head_rows rows of logits at a time, and for the
-// key/value cache of `room`. Refuses a T that is above the model's longest sequence.
-static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, TextRoom room = {}) {
+// key/value cache. Refuses a T that is above the model's longest sequence.
+static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, KvCacheShape cache = {}) {
     PhaseStatus phase;
     if (run.main_rank()) phase.begin("loading the model " + run.dir);
     if (T > run.c.room())
         fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: --seq-length %d", T, run.c.room(),
                    run.c.room());
-    run.layout.generates = room.sequences > 0;
+    run.layout.generates = cache.sequences > 0;
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
     warm_up(run.ctx, *ranks);
     const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
-    plan_memory(*m, Recompute::inference, B, T, head_rows, room);
+    plan_memory(*m, Recompute::inference, B, T, head_rows, cache);
     allocate(run.ctx, *m);
     load_parameters(run.ctx, *m, run.dir);
     if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
@@ -1776,7 +1776,7 @@ static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
 
 // The same for generating `texts` sequences of up to T tokens at a time; any_length: the cache takes sequences as long as the
 // model's context. Refuses more ranks than one copy of the model needs.
-static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, bool any_length = false) {
+static std::unique_ptr<Model> load_for_generation(InferenceRun& run, int texts, int T, bool any_length = false) {
     const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
     if (copies > 1 && ranks % copies == 0)
         fail_usage("%d ranks have %d copies of the model, but generation uses one; HINT: --tp %d, or --pp", ranks, copies,
@@ -1788,26 +1788,26 @@ static std::unique_ptr<Model> load_writer(InferenceRun& run, int texts, int T, b
 static void measure_batches(InferenceRun& run, const std::vector<int>& prompt, int T, const GenerateOptions& o) {
     std::vector<BatchSpeed> speeds;
     for (int batch = 1; batch <= o.batch; batch = batch < o.batch ? std::min(2 * batch, o.batch) : batch + 1) {
-        const std::unique_ptr<Model> m = load_writer(run, batch, T);
+        const std::unique_ptr<Model> m = load_for_generation(run, batch, T);
         Generator generator(run.ctx, *m);
         speeds.push_back(measure_batch(generator, prompt, m->arena.bytes(), o));
     }
     if (run.main_rank()) print_batches(speeds, o);
 }
 
-static void generate(World& world, const GenerateOptions& o) {
+static void generate_on_ranks(World& world, const GenerateOptions& o) {
     InferenceRun run(world, o.threads);
     open_model(run, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
     const Prompts prompts = read_prompts(run, o);
     const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
     if (o.measure_batches) return measure_batches(run, prompts.all[0].tokens, T, o);
     const auto texts = (int)std::min<int64_t>(o.batch, (int64_t)prompts.all.size() * o.num_samples);
-    const std::unique_ptr<Model> m = load_writer(run, texts, T, prompts.converses);
+    const std::unique_ptr<Model> m = load_for_generation(run, texts, T, prompts.converses);
     Generator generator(run.ctx, *m);
-    write_texts(run, generator, prompts, o);
+    generate_completions(run, generator, prompts, o);
 }
 inline int generate_command(const GenerateOptions& o) {
-    return on_all_ranks(o, parse_timeout(o.distributed_timeout), generate);
+    return on_all_ranks(o, parse_timeout(o.distributed_timeout), generate_on_ranks);
 }
 
 inline int serve_command(World& world, const ServeOptions& o) {
@@ -1815,7 +1815,7 @@ inline int serve_command(World& world, const ServeOptions& o) {
     InferenceRun run(world, o.threads);
     open_model(run, o, true);
     ModelServer server(run, o);
-    const std::unique_ptr<Model> m = load_writer(run, o.batch, o.seq_length ? o.seq_length : run.c.room());
+    const std::unique_ptr<Model> m = load_for_generation(run, o.batch, o.seq_length ? o.seq_length : run.c.room());
     Generator generator(run.ctx, *m);
     server.run(generator);
     return 0;
@@ -1842,8 +1842,8 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
     extend_to(run, T);
     const bool writes = any_written(tasks);
-    const TextRoom room = {writes ? o.micro_batch_size : 0, std::min(run.c.T, run.c.virtual_tokens.count + T)};
-    const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024, room);
+    const KvCacheShape cache = {writes ? o.micro_batch_size : 0, std::min(run.c.T, run.c.virtual_tokens.count + T)};
+    const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024, cache);
     std::optional<Generator> generator;
     if (writes) generator.emplace(run.ctx, *m);
     const std::vector<int> ends = tokenizer ? adapted_texts(run.dir, tokenizer, run.adapter).end_ids : std::vector<int>();

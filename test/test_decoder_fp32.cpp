@@ -45,9 +45,9 @@ bool choose_unit([[maybe_unused]] cpu::Ctx& ctx, size_t number) {
 struct Fixture {
     be::Ctx ctx{2};
     Model m;
-    Fixture(const ModelConfig& c, TextRoom room, size_t unit = 0, int pass_rows = 40) : m(c) {
+    Fixture(const ModelConfig& c, KvCacheShape cache, size_t unit = 0, int pass_rows = 40) : m(c) {
         choose_unit(ctx, unit);
-        plan_memory(m, Recompute::inference, 1, pass_rows, 1, room);
+        plan_memory(m, Recompute::inference, 1, pass_rows, 1, cache);
         allocate(ctx, m);
         initialize(ctx, m, 42);
     }
@@ -79,8 +79,8 @@ TextRequest request(const ModelConfig& c, int i, Text& text) {
 }
 
 constexpr int n_texts = 11;
-std::vector<Text> write(const ModelConfig& c, TextRoom room, size_t unit, bool alone = false) {
-    Fixture f(c, room, unit);
+std::vector<Text> write(const ModelConfig& c, KvCacheShape cache, size_t unit, bool alone = false) {
+    Fixture f(c, cache, unit);
     Generator generator(f.ctx, f.m);
     Decoder<Generator> decoder(generator);
     std::vector<Text> texts(n_texts);

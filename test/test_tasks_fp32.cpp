@@ -625,7 +625,7 @@ TEST(WrittenAnswers, EqualAPlainLoop) {
     const Task task = task_of(plain.dir, lines);
     const TaskRequests all = make_requests(plain.tokenizer, task, nullptr, 0, 1, task.size(), 24);
     const auto answers = [&](const std::function<bool()>& stop) {
-        return write_answers(*batched.ranks, generator, plain.tokenizer, {}, task, all, nullptr, stop);
+        return generate_answers(*batched.ranks, generator, plain.tokenizer, {}, task, all, nullptr, stop);
     };
     int asked = 0;
     EXPECT_FALSE(answers([&] { return ++asked == 3; }));

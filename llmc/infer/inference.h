@@ -175,7 +175,7 @@ private:
 };
 
 // Measures token times of concurrent generation.
-class WritingSpeed {
+class GenerationSpeed {
 public:
     // Runs one step of the decoder. Returns whether texts are left.
     template <class Generator>
@@ -230,7 +230,7 @@ BatchSpeed measure_batch(Generator& generator, const std::vector<int>& prompt, s
         const SamplingOptions sampling = {o.temperature, o.top_k, o.top_p};
         decoder.add({prompt, o.max_new_tokens, sampling, (uint64_t)o.seed, (uint32_t)i});
     }
-    WritingSpeed first, later;
+    GenerationSpeed first, later;
     for (bool more = first.step(decoder); more;) more = later.step(decoder);
     return {batch, 1e3 * first.seconds(), 1e3 * later.percentile(0.5), 1e3 * later.percentile(0.99), later.tokens_per_second(),
             bytes};
@@ -395,11 +395,11 @@ private:
     const GenerateOptions& o_;
     Decoder<Generator> decoder_;
     OrderedOutput output_;
-    WritingSpeed speed_;
+    GenerationSpeed speed_;
 };
 
 template <class Generator>
-void write_texts(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o) {
+void generate_completions(const InferenceRun& run, Generator& generator, const Prompts& prompts, const GenerateOptions& o) {
     TextWriter<Generator> writer(run, generator, prompts, o);
     if (prompts.converses) writer.converse();
     else writer.write_all();

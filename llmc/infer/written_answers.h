@@ -34,9 +34,9 @@ inline std::vector<std::string> unpacked_texts(const std::string& all) {
 // a Decoder. ends: tokens that end a text. progress counts answers, and may be null. All ranks call stop before each step of
 // the decoder, equally often; if it returns true, there are no answers.
 template <class Generator, class Stop>
-std::optional<std::vector<std::string>> write_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
-                                                      const std::vector<int>& ends, const Task& task, const TaskRequests& all,
-                                                      Progress* progress, Stop stop) {
+std::optional<std::vector<std::string>> generate_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
+                                                         const std::vector<int>& ends, const Task& task,
+                                                         const TaskRequests& all, Progress* progress, Stop stop) {
     const Mesh& mesh = ranks.mesh;
     const size_t n = all.requests.size(), replicas = (size_t)mesh.dp.size;
     std::vector<std::string> mine;

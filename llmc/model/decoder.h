@@ -18,7 +18,7 @@
 
 // Capacity of the key/value cache: sequences generated at a time, and tokens of the longest, virtual ones included (0: the
 // model's context).
-struct TextRoom {
+struct KvCacheShape {
     int sequences = 0, tokens = 0;
 };
 // A token that continues one of the sequences.
@@ -185,7 +185,7 @@ private:
 
 // Generates one sequence; returns how it ended.
 template <class Generator>
-TextEnd write_text(Generator& generator, TextRequest request) {
+TextEnd generate(Generator& generator, TextRequest request) {
     TextEnd how = TextEnd::length;
     request.ended = [&](TextEnd end) { how = end; };
     Decoder<Generator> decoder(generator);

@@ -61,13 +61,13 @@ struct BlockActivations {
 
 // Keys and values of all tokens so far of some sequences, for generation.
 struct KeyValueCache {
-    TextRoom room;          // S sequences of P tokens
+    KvCacheShape shape;     // S sequences of P tokens
     floatX *keys, *values;  // (layers, S, P, NKVl, HS)
     size_t row;             // NKVl HS
     int* sequences;         // (S) row i of a pass continues sequence sequences[i]
     AttentionCache of(int layer, int sequence) const {
-        const size_t at = ((size_t)layer * room.sequences + sequence) * room.tokens * row;
-        return {keys + at, values + at, room.tokens};
+        const size_t at = ((size_t)layer * shape.sequences + sequence) * shape.tokens * row;
+        return {keys + at, values + at, shape.tokens};
     }
 };
 
@@ -383,7 +383,7 @@ inline void plan_activation_gradients(Model& m) {
 
 // Plans the key/value cache for concurrently generated sequences.
 inline void plan_cache(Model& m) {
-    const size_t S = (size_t)m.cache.room.sequences, tokens = m.table.part.layers.size() * S * m.cache.room.tokens;
+    const size_t S = (size_t)m.cache.shape.sequences, tokens = m.table.part.layers.size() * S * m.cache.shape.tokens;
     m.arena.add("key/value cache", &m.a.next_logits, S * m.c.Vp);
     m.arena.add("key/value cache", &m.cache.sequences, S);
     for (floatX** rows : {&m.cache.keys, &m.cache.values}) m.arena.add("key/value cache", rows, tokens * m.cache.row);
