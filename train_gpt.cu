@@ -3,7 +3,7 @@ train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, 
 
 The model's computation is here, from tokens to updated weights; what it computes with is in llmc/: kernels, tensors, data,
 files, processes, options. In reading order:
-  1  the model's memory           plan_memory, allocate; its parts are in llmc/parallel/model_memory.h
+  1  the model's memory           plan_memory, allocate; its parts are in llmc/gpt/model_memory.h
   2  initialisation               initialize
   3  one block                    block_forward next to block_backward
   4  the whole model              embed, head, model_forward, model_backward
@@ -72,11 +72,13 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/optimizer/zero.h"              // GradientReducer
 #include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction, split_layers
 #include "llmc/parallel/ranks.h"              // Ranks, join_groups, place_rank, reduce_sums
-#include "llmc/parallel/model_memory.h"       // Model, MicroBatch, Block, Linear, plan_linears, bind_linears
-#include "llmc/parallel/pass.h"               // Pass
-#include "llmc/optimizer/adamw.h"             // update_by_adamw
 #include "llmc/parallel/pipeline_links.h"     // PipelineLinks
+#include "llmc/optimizer/adamw.h"             // update_by_adamw
 #include "llmc/optimizer/weight_average.h"    // update_average
+#include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
+#include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
+#include "llmc/gpt/pass.h"                    // Pass
+#include "llmc/gpt/linear.h"                  // linear_forward, linear_backward, output_for
 #include "llmc/report/logger.h"               // StepStats
 #include "llmc/options/config.h"              // TrainOptions, ...
 #include "llmc/options/schedule.h"            // Schedule
@@ -105,8 +107,8 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/commands/program.h"            // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 1  The model's memory: planned by purpose, allocated at once, then pointed to. model_memory.h has the structs, with each
-//    tensor's shape: a block's activations of a micro-batch, its matrices and norms, and buffers shared by all blocks.
+// 1  The model's memory: planned by purpose, allocated at once, then pointed to. model.h has the structs, with each tensor's
+//    shape: a block's activations of a micro-batch, its matrices and norms, and buffers shared by all blocks.
 
 // Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
 // to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches:
@@ -229,15 +231,10 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
                          const floatX* inp, const floatX* add);
 // dinp (+)= the gradient of the norm's input; dinp may be dout. If the model lacks this norm, dinp += dout, regardless of acc.
-// columns: null, or the bias gradient to which the sums of dinp's columns are added, see summed_bias.
+// columns: null, or the bias gradient to which the sums of dinp's columns are added, see Pass::summed_bias.
 static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
                           const floatX* inp, Acc acc, real* columns);
-static real* summed_bias(const Pass& p, const Linear& l);
-// out = inp w^T + b, and backward: dinp = dout w, with the gradients of w and b. In bf16 or FP8, including the communication of
-// tensor and sequence parallelism.
-static void linear_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp);
-static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp);
-// The same products with the op that precedes or follows, fused where possible.
+// Products with the op that precedes or follows, fused where possible.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s);
@@ -252,7 +249,6 @@ static const floatX* branch_backward(const Pass& p, const Linear& l, const float
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
 static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s);
 static BlockActivations block_activations(const Pass& p, int i);
-static Output output_for(const Pass& p, const Linear& next, const LinearInput& inp);
 static void recompute_block(const Pass& p, int i);
 static void end_block(const Pass& p, int block);
 
@@ -261,11 +257,11 @@ static void block_forward(const Pass& p, int i) {
     const Block& b = p.m.blocks[p.in.first_block + i];
     const BlockActivations s = block_activations(p, i);
 
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, s.x, nullptr);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv(), s.norm1), nullptr, s.x, nullptr);
     qkv_forward(p, b, s);
     attention_forward(p, b, s);
-    linear_forward(p, b.proj, s.proj.x, s.att);
-    branch_forward(p, b.proj, s.proj);
+    linear_forward(p, b.proj(), s.proj.x, s.att);
+    branch_forward(p, b.proj(), s.proj);
     norm2_forward(p, b, s);  // mid = x + branch
     fc1_forward(p, b, s);
     fc2_forward(p, b, p.in.x[(size_t)i + 1], s);
@@ -281,13 +277,13 @@ static void block_backward(const Pass& p, int i) {
     recompute_block(p, i);
     p.m.micro_grads.begin(p.ctx, block);
 
-    fc2_backward(p, b, dfc1, branch_backward(p, b.fc2, dx, s.fc2), s);
-    linear_backward(p, b.fc1, dnorm, dfc1, s.norm2);
+    fc2_backward(p, b, dfc1, branch_backward(p, b.fc2(), dx, s.fc2), s);
+    linear_backward(p, b.fc1(), dnorm, dfc1, s.norm2);
     const floatX* dmid = norm2_backward(p, b, dx, dnorm, s);
-    linear_backward(p, b.proj, datt, branch_backward(p, b.proj, dmid, s.proj), s.att);
+    linear_backward(p, b.proj(), datt, branch_backward(p, b.proj(), dmid, s.proj), s.att);
     attention_backward(p, b, dqkv, datt, s);
-    linear_backward(p, b.qkv, dnorm, dqkv, s.norm1);
-    real* const fc2_before = i > 0 ? summed_bias(p, p.m.blocks[(size_t)block - 1].fc2) : nullptr;
+    linear_backward(p, b.qkv(), dnorm, dqkv, s.norm1);
+    real* const fc2_before = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;
     norm_backward(p, b.norm1, s.stats1, dx, dnorm, s.x, Acc::Add, fc2_before);
     end_block(p, block);
 }
@@ -307,20 +303,6 @@ static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatis
     const auto backward = p.m.c.norm == Norm::layernorm ? be::layernorm_backward : be::rmsnorm_backward;
     const NormGrads grads = {norm.grads.weight, norm.grads.bias, columns};
     backward(p.ctx, dinp, grads, dout, inp, norm.params, stats, p.local_rows(), acc);
-}
-
-// The bias gradient of proj or fc2 if the preceding backward norm can compute it: the column sums of the stream's gradient,
-// which saves a pass over the gradient. Null: the layer's own backward computes it. That is necessary if the branch changes the
-// gradient (a norm after it, dropout), if rows are split over ranks, and for fc2 if the gradients of two blocks share a buffer
-// (gradients.h).
-static real* summed_bias(const Pass& p, const Linear& l) {
-    const bool has_same_gradient = l.row_parallel() && !l.after.exists() && p.hidden_dropout(l).rate == 0;
-    if (!l.dw || !has_same_gradient || p.cut_rows() || !be::norm_sums_columns(p.m.c.C)) return nullptr;
-    if (l.matrix == Matrix::proj) return !p.m.c.parallel() && p.m.blocks[l.block].norm2.exists() ? l.db : nullptr;
-    if (p.m.micro_grads.used()) return nullptr;
-    const int end = p.in.first_block + (int)p.in.blocks.size();
-    if (l.block + 1 < end) return p.m.blocks[(size_t)l.block + 1].norm1.exists() ? l.db : nullptr;
-    return p.in.last && p.m.final_norm.exists() ? l.db : nullptr;
 }
 
 static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
@@ -362,7 +344,7 @@ static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, con
 }
 
 static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const int block = b.qkv.block;
+    const int block = b.qkv().block;
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
     if (const KeyValueCache* cache = p.in.cache) {
@@ -376,7 +358,7 @@ static void attention_forward(const Pass& p, const Block& b, const BlockActivati
 
 // Sets dqkv, the gradient of the qkv projection's output: queries and keys before their norms and rope.
 static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
-    const int block = b.qkv.block;
+    const int block = b.qkv().block;
     const AttentionActs acts = {s.qkv, s.att.bf16, s.lse};
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
@@ -388,7 +370,7 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
 
 // mid = x + branch, and the norm of mid or, where attention and MLP are parallel, of x.
 static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Output out = output_for(p, b.fc1, s.norm2);
+    const Output out = output_for(p, b.fc1(), s.norm2);
     if (!p.m.c.parallel()) return norm_forward(p, b.norm2, s.stats2, out, s.mid, s.x, p.m.a.branch_out);
     be::residual_forward(p.ctx, s.mid, s.x, p.m.a.branch_out, p.stream_size());
     norm_forward(p, b.norm2, s.stats2, out, nullptr, s.x, nullptr);
@@ -399,7 +381,7 @@ static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, c
     const bool parallel = p.m.c.parallel();
     const size_t bytes = p.stream_size() * sizeof(floatX);
     if (parallel) be::copy_rows(p.ctx, p.m.a.branch_out, bytes, dx, bytes, bytes, 1);
-    norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add, summed_bias(p, b.proj));
+    norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add, p.summed_bias(b.proj()));
     return parallel ? p.m.a.branch_out : dx;
 }
 
@@ -443,267 +425,9 @@ static void end_block(const Pass& p, int block) {
     p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
 }
 
-// ---- Tensor and sequence parallelism --------------------------------------------------------------------------------------
-
-// Gathers all rows of x (rows, columns) in a.all_rows; this rank has `rows` of them.
-static const floatX* gather_from_sequence_parallel(const Pass& p, const floatX* x, int rows, int columns) {
-    if (rows == p.N()) return x;
-    be::all_gather(p.ctx, p.m.ranks->tp, p.m.a.all_rows, x, (size_t)rows * columns);
-    return p.m.a.all_rows;
-}
-// The same for codes, gathered in `all`; `codes` may be this rank's part of it.
-static const uint8_t* gather_codes(const Pass& p, uint8_t* all, const uint8_t* codes, int rows, int columns) {
-    if (rows == p.N()) return codes;
-    be::all_gather(p.ctx, p.m.ranks->tp, all, codes, (size_t)rows * columns);
-    return all;
-}
-// The buffer for a rank's partial sum (N, C) of a sum over tp ranks: `out` itself, or a.all_rows where rows are split.
-// reduce_from_tensor_parallel() then sets out (Nl, C) to this rank's rows of the sum.
-static floatX* partial_sum(const Pass& p, floatX* out) { return p.cut_rows() ? p.m.a.all_rows : out; }
-static void reduce_from_tensor_parallel(const Pass& p, floatX* out) {
-    const size_t n = (size_t)p.local_rows() * p.m.c.C;
-    if (p.cut_rows()) be::reduce_scatter(p.ctx, p.m.ranks->tp, out, p.m.a.all_rows, n);
-    else be::all_reduce(p.ctx, p.m.ranks->tp, out, n);
-}
-// True if backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
-static bool overlaps(const Pass& p, const Linear& l) {
-    return p.m.a.all_inputs && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
-}
-// dinp and the weight's gradient of such a layer: gathers the input during to_input(product), and sums dinp during
-// to_weight(all inputs).
-template <class E, class ToInput, class ToWeight>
-static void backward_during_transfers(const Pass& p, const Linear& l, floatX* dinp, const E* inp, ToInput to_input,
-                                      ToWeight to_weight) {
-    be::Comm& tp = p.m.ranks->tp;
-    const size_t n = (size_t)p.local_rows() * l.in;
-    E* all_inp = (E*)p.m.a.all_inputs;
-    be::Pending gathered = be::start_all_gather(p.ctx, tp, all_inp, inp, n);
-    to_input(p.m.a.all_rows);
-    be::Pending summed = be::start_reduce_scatter(p.ctx, tp, dinp, (const floatX*)p.m.a.all_rows, n);
-    be::finish(p.ctx, gathered);
-    to_weight(all_inp);
-    be::finish(p.ctx, summed);
-}
-// A bias that every rank would add to such a sum is added by the first rank only.
-template <class E>
-static E* on_first_tp_rank(const Pass& p, E* bias) {
-    return p.m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
-}
-
-// ---- FP8 ------------------------------------------------------------------------------------------------------------------
-
-static ScaleInverse* scale_inverse(const Pass& p, const Linear& l, Operand operand) {
-    return p.m.fp8.inverse + fp8_index(l.block, l.matrix, operand);
-}
-// With current scaling each micro-batch has its own inverse scales.
-static ScaleInverse* input_inverse(const Pass& p, const Linear& l, const LinearInput& inp) {
-    return p.m.fp8.current ? inp.inverse : scale_inverse(p, l, Operand::input);
-}
-
-// True if the op that computes a tensor writes it in FP8: if the scale is known in advance, and no other op reads its bf16.
-// (Adapters read bf16. Other ops read the input of proj, see Storage, and the residual stream, which is the input of qkv and
-// fc1 if no norm precedes them; the output gradient of proj and fc2 is the gradient of the residual stream or passes through a
-// norm.)
-static bool writes_fp8(const Pass& p, const Linear& l, Operand operand) {
-    if (!p.fp8(l.block) || p.m.fp8.current || operand == Operand::weight || l.lora) return false;
-    if (operand == Operand::gradient) return l.matrix == Matrix::fc1;
-    return l.matrix == Matrix::fc2 || (l.matrix != Matrix::proj && p.m.c.norm_before());
-}
-static Codes codes_of(const Pass& p, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed) {
-    const Fp8Training& f = p.m.fp8;
-    const size_t index = fp8_index(l.block, l.matrix, operand);
-    return {codes, transposed, f.amax + index, f.scale + index, f.recipe.format(operand)};
-}
-// The destination of an op that computes the input of the next layer.
-static Output output_for(const Pass& p, const Linear& next, const LinearInput& inp) {
-    if (!writes_fp8(p, next, Operand::input)) return inp.bf16;
-    return codes_of(p, next, Operand::input, inp.fp8, nullptr);
-}
-// The same backward, of an op that computes the gradient of a layer's output.
-static Output gradient_for(const Pass& p, const Linear& l, floatX* dout) {
-    if (!writes_fp8(p, l, Operand::gradient)) return dout;
-    return {codes_of(p, l, Operand::gradient, p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
-}
-
-// Codes of x (rows, columns), unless they exist already; also transposed if requested. With current scaling, *inverse is set to
-// the inverse scale of the codes.
-static void quantize(const Pass& p, const Linear& l, Operand operand, uint8_t* codes, uint8_t* transposed,
-                     ScaleInverse* inverse, const floatX* x, int rows, int columns) {
-    Fp8Training& f = p.m.fp8;
-    const size_t index = fp8_index(l.block, l.matrix, operand), n = (size_t)rows * columns;
-    const Fp8 format = f.recipe.format(operand);
-    if (f.current) {
-        be::clear(p.ctx, f.now, sizeof *f.now);
-        be::absolute_max(p.ctx, f.now, x, n);
-        be::all_reduce_max(p.ctx, p.m.ranks->tp, f.now, 1);
-        be::set_scale(p.ctx, f.scale + index, &inverse->value, f.now, format, f.recipe.margin);
-    }
-    if (!writes_fp8(p, l, operand)) be::quantize(p.ctx, codes_of(p, l, operand, codes, transposed), x, rows, columns);
-    if (!f.counts.empty()) count_codes(p.ctx, f.counts[index], codes, n, format);
-}
-static void quantize_input(const Pass& p, const Linear& l, const LinearInput& inp) {
-    quantize(p, l, Operand::input, inp.fp8, nullptr, input_inverse(p, l, inp), inp.bf16, p.input_rows(l), l.in);
-}
-// In bf16 before FP8: measures the amax of tensors that FP8 would quantise.
-static void measure(const Pass& p, const Linear& l, Operand operand, const floatX* x, size_t n) {
-    const Fp8Training& f = p.m.fp8;
-    if (f.measuring && f.blocks[l.block]) be::absolute_max(p.ctx, f.amax + fp8_index(l.block, l.matrix, operand), x, n);
-}
-// Quantises or measures a block's weights, once per step.
-static void prepare_weights(const Pass& p, int block) {
-    Fp8Training& f = p.m.fp8;
-    if (!(f.on || f.measuring) || !f.blocks[block] || f.prepared[block]) return;
-    f.prepared[block] = true;
-    for (const Linear* l : p.m.blocks[block].linears()) {
-        measure(p, *l, Operand::weight, l->w, (size_t)l->out * l->in);
-        if (f.on)
-            quantize(p, *l, Operand::weight, l->fp8, l->fp8_t, scale_inverse(p, *l, Operand::weight), l->w, l->out, l->in);
-    }
-}
-
-static void fp8_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp, const floatX* bias) {
-    quantize_input(p, l, inp);
-    const uint8_t* codes = gather_codes(p, (uint8_t*)p.m.a.all_rows, inp.fp8, p.input_rows(l), l.in);
-    const Fp8Matrix input = {codes, &input_inverse(p, l, inp)->value};
-    const Fp8Matrix weight = {l.fp8, &scale_inverse(p, l, Operand::weight)->value};
-    be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
-}
-
-// The codes of a weight's transpose (in, out): kept, or made in a buffer that all layers share, which costs 1 byte read and 1
-// written per weight.
-static const uint8_t* transposed_codes(const Pass& p, const Linear& l) {
-    if (l.fp8_t) return l.fp8_t;
-    be::transpose_codes(p.ctx, p.m.fp8.transposed, l.fp8, l.out, l.in);
-    return p.m.fp8.transposed;
-}
-
-template <class Product>
-static void add_weight_gradient(const Pass& p, const Linear& l, Product product);
-
-// The bias gradient needs a separate pass over this rank's rows: with sequence parallelism each rank then has a partial sum of
-// a row-parallel layer's bias gradient, and reduce_shared sums it over tp together with the norms' gradients. (In bf16 the
-// product of the weight gradient computes it as well, from all rows: one rank has the whole sum.)
-static void fp8_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp) {
-    Activations& a = p.m.a;
-    const int N = p.N(), rows = p.output_rows(l);
-    const Fp8 format = p.m.fp8.recipe.gradient;
-    ScaleInverse* inverse = scale_inverse(p, l, Operand::gradient);
-    if (l.db && !summed_bias(p, l)) be::bias_backward(p.ctx, l.db, dout, rows, l.out);
-    const bool whole = rows == N, transposes = l.dw && whole;  // then the codes are transposed when they are made
-    uint8_t* mine = a.fp8_codes + (whole ? 0 : (size_t)p.m.ranks->mesh.tp.rank * rows * l.out);
-    quantize(p, l, Operand::gradient, mine, transposes ? a.fp8_gradients : nullptr, inverse, dout, rows, l.out);
-    const uint8_t* gradients = gather_codes(p, a.fp8_codes, mine, rows, l.out);
-    const auto to_weight = [&](const uint8_t* inputs) {
-        be::transpose_codes(p.ctx, a.fp8_inputs, inputs, N, l.in);
-        if (!whole) be::transpose_codes(p.ctx, a.fp8_gradients, gradients, N, l.out);
-        const Fp8Matrix inp_transposed = {a.fp8_inputs, &input_inverse(p, l, inp)->value};
-        add_weight_gradient(p, l, [&](const Elements& dweight, int row, int n, Acc acc) {
-            const Fp8Matrix rows_of_gradient = {a.fp8_gradients + (size_t)row * N, &inverse->value, format};
-            be::fp8_linear_backward_weight(p.ctx, dweight, rows_of_gradient, inp_transposed, N, l.in, n, acc,
-                                           p.m.fp8.fast_backward);
-        });
-    };
-    const auto to_input = [&](floatX* product) {
-        const Fp8Matrix weight_transposed = {transposed_codes(p, l), &scale_inverse(p, l, Operand::weight)->value};
-        be::fp8_linear_backward_input(p.ctx, product, {gradients, &inverse->value, format}, weight_transposed, N, l.in, l.out,
-                                      p.m.fp8.fast_backward);
-    };
-    if (overlaps(p, l)) return backward_during_transfers(p, l, dinp, (const uint8_t*)inp.fp8, to_input, to_weight);
-    if (l.dw) to_weight(gather_codes(p, (uint8_t*)a.all_rows, inp.fp8, p.input_rows(l), l.in));
-    to_input(dinp);
-}
-
-// ---- Linear layers --------------------------------------------------------------------------------------------------------
-
-// All rows of a layer's input.
-static const floatX* whole_input(const Pass& p, const Linear& l, const LinearInput& inp) {
-    measure(p, l, Operand::input, inp.bf16, (size_t)p.input_rows(l) * l.in);
-    return gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in);
-}
-
-static void adapters_forward(const Pass& p, const Linear& l, floatX* product, const floatX* all_inp) {
-    p.m.lora.forward(p.ctx, *l.lora, product, all_inp, p.N(), p.adapter_dropout(l));
-}
-
-static void linear_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp) {
-    floatX* product = l.row_parallel() ? partial_sum(p, out) : out;
-    const floatX* bias = l.row_parallel() ? on_first_tp_rank(p, l.b) : l.b;
-    if (p.fp8(l.block)) {
-        fp8_forward(p, l, product, inp, bias);
-        if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in));
-    } else {
-        const floatX* all_inp = whole_input(p, l, inp);
-        be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
-        if (l.lora) adapters_forward(p, l, product, all_inp);
-    }
-    if (l.row_parallel()) reduce_from_tensor_parallel(p, out);
-}
-
-// Whether products set a gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution, which is
-// then added (gradients.h).
-static Acc of_product(const Pass& p) { return p.m.micro_grads.used() ? Acc::Set : p.in.gradients; }
-// Sets a weight's gradient or adds to it. product(dweight, row, rows, acc) does that for some rows, of which dweight is the
-// first.
-template <class Product>
-static void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
-    const BlockGradients& rounded = p.m.micro_grads;
-    const Acc acc = p.in.gradients;
-    if (!rounded.used()) return product(Elements(l.dw), 0, l.out, acc);
-    if (rounded.set_by_products(acc)) return product(p.m.grads.from(l.tensor->offset), 0, l.out, acc);
-    rounded.add_product(p.ctx, *l.tensor, p.m.grads, acc, p.in.rounding_key,
-                        [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
-}
-// The same of a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
-static void add_gradients(const Pass& p, const Linear& l, real* db, const floatX* dout, const floatX* inp) {
-    add_weight_gradient(p, l, [&](const Elements& dweight, int row, int rows, Acc acc) {
-        be::linear_backward_weight_rows(p.ctx, dweight, db ? db + row : nullptr, dout + row, l.out, inp, p.N(), l.in, rows,
-                                        acc);
-    });
-}
-
-// Sets or adds gradients of weight and bias; returns all rows of dout. With sequence parallelism, reduce_shared sums a
-// row-parallel layer's bias gradient over tp; since it is computed from all rows, only one rank computes it.
-static const floatX* linear_backward_weight(const Pass& p, const Linear& l, const floatX* dout, const LinearInput& inp) {
-    measure(p, l, Operand::gradient, dout, (size_t)p.output_rows(l) * l.out);
-    const floatX* all_dout = gather_from_sequence_parallel(p, dout, p.output_rows(l), l.out);
-    if (!l.dw && !l.lora) return all_dout;
-    const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in);
-    real* db = summed_bias(p, l) ? nullptr : l.row_parallel() && p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
-    if (l.dw) add_gradients(p, l, db, all_dout, all_inp);
-    if (l.lora) p.m.lora.backward_weight(p.ctx, *l.lora, all_dout, all_inp, p.N(), p.adapter_dropout(l), of_product(p));
-    return all_dout;
-}
-
-static void linear_backward_overlapped(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout,
-                                       const LinearInput& inp) {
-    if (p.fp8(l.block)) return fp8_backward(p, l, dinp, dout, inp);
-    const int N = p.N();
-    measure(p, l, Operand::gradient, dout, (size_t)N * l.out);
-    const auto to_input = [&](floatX* product) { be::linear_backward_input(p.ctx, product, dout, l.w, N, l.in, l.out); };
-    const auto to_weight = [&](const floatX* all_inp) { add_gradients(p, l, l.db, dout, all_inp); };
-    backward_during_transfers(p, l, dinp, (const floatX*)inp.bf16, to_input, to_weight);
-}
-
-static void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const floatX* dout, const LinearInput& inp) {
-    if (overlaps(p, l)) return linear_backward_overlapped(p, l, dinp, dout, inp);
-    floatX* product = l.row_parallel() ? dinp : partial_sum(p, dinp);
-    if (p.fp8(l.block)) {
-        if (l.lora) linear_backward_weight(p, l, dout, inp);  // the adapters' gradients; the weight is frozen
-        fp8_backward(p, l, product, dout, inp);
-    } else {
-        const floatX* all_dout = linear_backward_weight(p, l, dout, inp);
-        be::linear_backward_input(p.ctx, product, all_dout, l.w, p.N(), l.in, l.out);
-    }
-    if (l.lora) p.m.lora.backward_input(p.ctx, *l.lora, product, p.N(), p.adapter_dropout(l));
-    if (!l.row_parallel()) reduce_from_tensor_parallel(p, dinp);
-}
-
-// True if a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
-static bool fuses(const Pass& p, const Linear& l) { return !p.fp8(l.block) && !l.lora; }
-
 // qkv, with queries and keys normalised if they have norms, and rotated if positions are rotary.
 static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Linear& l = b.qkv;
+    const Linear& l = b.qkv();
     const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
     const AttentionShape shape = p.attention(l.block);
     if (rope && !norms && fuses(p, l))
@@ -719,12 +443,12 @@ static bool fused(Activation a) { return a == Activation::gelu || a == Activatio
 // fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
 // recomputes act without fc1.
 static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Linear& l = b.fc1;
+    const Linear& l = b.fc1();
     const bool swiglu = p.m.c.activation == Activation::swiglu;
     const bool act_again = p.m.recompute_of(l.block - p.in.first_block) == Recompute::selective;
     if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && act_again)) {
         linear_forward(p, l, s.fc1, s.norm2);
-        return activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
+        return activation_forward(p, output_for(p, b.fc2(), s.act), s.fc1);
     }
     const floatX* inp = whole_input(p, l, s.norm2);
     if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
@@ -733,7 +457,7 @@ static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s
 
 // out = mid + fc2(act), through the norm after it and dropout.
 static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
-    const Linear& l = b.fc2;
+    const Linear& l = b.fc2();
     if (p.m.local.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
         return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
     linear_forward(p, l, s.fc2.x, s.act);
@@ -743,12 +467,12 @@ static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockA
 
 // dfc1 from the gradient of fc2's output.
 static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s) {
-    const Linear& l = b.fc2;
+    const Linear& l = b.fc2();
     const Activation activation = p.m.c.activation;
     floatX* dact = p.m.a.dact;
     if (!fuses(p, l) || !fused(activation)) {
         linear_backward(p, l, dact, dout, s.act);
-        return be::activation_backward(p.ctx, gradient_for(p, b.fc1, dfc1), dact, s.fc1, p.N(), l.in, activation);
+        return be::activation_backward(p.ctx, gradient_for(p, b.fc1(), dfc1), dact, s.fc1, p.N(), l.in, activation);
     }
     const floatX* all_dout = linear_backward_weight(p, l, dout, s.act);
     if (gated(activation)) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dout, l.w, s.fc1, p.N(), l.in, l.out);
@@ -763,15 +487,15 @@ static void recompute_block(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
     const BlockActivations s = block_activations(p, i);
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv, s.norm1), nullptr, s.x, nullptr);
-    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1, s.norm2), nullptr, p.m.c.parallel() ? s.x : s.mid, nullptr);
+    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv(), s.norm1), nullptr, s.x, nullptr);
+    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1(), s.norm2), nullptr, p.m.c.parallel() ? s.x : s.mid, nullptr);
     if (recompute == Recompute::mlp) fc1_forward(p, b, s);  // quantises norm2 as well
-    else activation_forward(p, output_for(p, b.fc2, s.act), s.fc1);
+    else activation_forward(p, output_for(p, b.fc2(), s.act), s.fc1);
     if (!p.fp8(block)) return;
-    quantize_input(p, b.qkv, s.norm1);
-    quantize_input(p, b.proj, s.att);
-    if (recompute != Recompute::mlp) quantize_input(p, b.fc1, s.norm2);
-    quantize_input(p, b.fc2, s.act);
+    quantize_input(p, b.qkv(), s.norm1);
+    quantize_input(p, b.proj(), s.att);
+    if (recompute != Recompute::mlp) quantize_input(p, b.fc1(), s.norm2);
+    quantize_input(p, b.fc2(), s.act);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -912,7 +636,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         const floatX* inp = normed + (size_t)row * C;
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        const Acc acc = row ? Acc::Add : of_product(p);
+        const Acc acc = row ? Acc::Add : acc_of_products(p);
         if (m.g.head) be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.local.Vpl, acc);
         floatX* dinp = dnormed + (size_t)row * C;  // may be the memory of inp
         be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.local.Vpl);
@@ -920,7 +644,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     if (training) {
         reduce_from_tensor_parallel(p, a.dnorm);
         const size_t blocks = p.in.blocks.size(), last = (size_t)p.in.first_block + blocks - 1;
-        real* const fc2_bias = blocks ? summed_bias(p, m.blocks[last].fc2) : nullptr;
+        real* const fc2_bias = blocks ? p.summed_bias(m.blocks[last].fc2()) : nullptr;
         norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set, fc2_bias);
         end_block(p, TensorSpec::head);
     }

@@ -26,7 +26,6 @@ includes_go_down() {
         [[ $target != */* ]] || to=${target%/*}
         case "$file $target" in
             "ops.h cpu/ctx.h" | "ops.h gpu/ctx.cuh") continue ;; # each backend's context, an argument of every op
-            "parallel/model_memory.h optimizer/training_memory.h") continue ;; # until the model's tensors are a room of their own
             gpu/*" ../test/emu/"*) continue ;;                   # the emulator's instructions, only in its build
             "data/"*" parallel/"* | "parallel/"*" data/"*) ;;     # these two are independent
             *) [[ -n ${floor[$from]:-} && -n ${floor[$to]:-} && ${floor[$to]} -le ${floor[$from]} ]] && continue ;;

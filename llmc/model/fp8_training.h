@@ -9,6 +9,17 @@
 #include "../ops.h"
 #include "fp8_state.h"
 
+// One of a Linear's three quantised tensors (fp8_state.h): its format, and its scale and amax in the backend's memory.
+struct Fp8Tensor {
+    Operand operand = Operand::input;
+    size_t index = 0;  // among this rank's tensors
+    Fp8 format = Fp8::e4m3;
+    float *scale = nullptr, *amax = nullptr;
+    ScaleInverse* inverse = nullptr;
+    // The destination of its codes, for ops.
+    Codes codes(uint8_t* to, uint8_t* transposed) const { return {to, transposed, amax, scale, format}; }
+};
+
 struct Fp8Training {
     Fp8Recipe recipe;
     bool after_bf16 = false;        // the run starts with steps in bf16
@@ -30,6 +41,10 @@ struct Fp8Training {
     std::vector<Count> counts;  // (blocks, 12) while every layer is examined; else empty
 
     size_t tensors() const { return blocks.size() * fp8_tensors; }
+    Fp8Tensor tensor(int block, Matrix matrix, Operand operand) const {
+        const size_t i = fp8_index(block, matrix, operand);
+        return {operand, i, recipe.format(operand), scale + i, amax + i, inverse + i};
+    }
 };
 
 // The index of this rank's i-th FP8 tensor among the tensors of all layers. layers: this rank's.

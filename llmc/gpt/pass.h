@@ -1,9 +1,9 @@
 // A micro-batch's pass through this rank's layers: properties of its rows and of each layer, in one place: how many rows of the
 // residual stream this rank has, positions and mask of a layer's attention, and the random numbers of dropout. Layers and
-// blocks are this rank's (model_memory.h); the functions of train_gpt.cu all take a pass.
+// blocks are this rank's (model.h); the functions of train_gpt.cu all take a pass.
 #pragma once
 #include "../dropout.h"
-#include "model_memory.h"
+#include "model.h"
 
 struct Pass {
     be::Ctx& ctx;
@@ -18,6 +18,19 @@ struct Pass {
     int input_rows(const Linear& l) const { return l.row_parallel() ? N() : local_rows(); }
     int output_rows(const Linear& l) const { return l.row_parallel() ? local_rows() : N(); }
     size_t stream_size() const { return (size_t)local_rows() * m.c.C; }  // elements of the residual stream on this rank
+    // The bias gradient of proj or fc2 if the preceding backward norm can compute it: the column sums of the stream's gradient,
+    // which saves a pass over the gradient. Null: the layer's own backward computes it. That is necessary if the branch changes
+    // the gradient (a norm after it, dropout), if rows are split over ranks, and for fc2 if the gradients of two blocks share a
+    // buffer (gradients.h).
+    real* summed_bias(const Linear& l) const {
+        const bool has_same_gradient = l.row_parallel() && !l.after.exists() && hidden_dropout(l).rate == 0;
+        if (!l.dw || !has_same_gradient || cut_rows() || !be::norm_sums_columns(m.c.C)) return nullptr;
+        if (l.matrix == Matrix::proj) return !m.c.parallel() && m.blocks[l.block].norm2.exists() ? l.db : nullptr;
+        if (m.micro_grads.used()) return nullptr;
+        const int end = in.first_block + (int)in.blocks.size();
+        if (l.block + 1 < end) return m.blocks[(size_t)l.block + 1].norm1.exists() ? l.db : nullptr;
+        return in.last && m.final_norm.exists() ? l.db : nullptr;
+    }
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
     // Layers may differ in their attention masks and positions.
     int layer(int block) const { return m.table.part.layers[block]; }

@@ -1,205 +1,17 @@
-// The memory of a language model on one rank: activations that its blocks keep of a micro-batch for the backward pass, buffers
-// that all blocks share, its matrices and norms, and the key/value cache for generation. This header describes each part, plans
-// it in the arena and, once that is allocated, sets the pointers; plan_memory() and allocate() in train_gpt.cu do this for all.
-//   structs              tensors with their shapes; Model has all of them
+// The memory of a GPT on one rank: plans the tensors of model.h in the arena and, once that is allocated, sets the pointers;
+// plan_memory() and allocate() in train_gpt.cu do this for all.
 //   for_each_tensor      the one list of a block's activations, which determines planning, sharing and recomputation
 //   plan_...             sizes, and places in the arena by purpose
-//   bind_linears          each layer's parameters, and the buffers for their gradients
+//   bind_linears         each layer's parameters, and the buffers for their gradients
 #pragma once
 #include <algorithm>
-#include <array>
-#include <climits>
-#include <cmath>
-#include <memory>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "../model/arena.h"
-#include "../model/decoder.h"
-#include "../model/fp8_training.h"
-#include "../model/lora.h"
-#include "../model/mesh.h"
-#include "../model/model_config.h"
-#include "../model/parameters.h"
-#include "../model/preference.h"
 #include "../model/recompute.h"
-#include "../ops.h"
-#include "pipeline_schedule.h"
-#include "ranks.h"
-#include "../optimizer/training_memory.h"
-
-// The output of the last matrix of attention or MLP, before it enters the residual stream.
-struct BranchOutput {
-    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer branch_out
-    NormStatistics stats;  // of that norm
-};
-
-// Activations of the norm of all query heads, or of all key heads.
-struct HeadNormInput {
-    floatX* x;   // (N, NHl HS) or (N, NKVl HS)
-    real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
-};
-
-// The activations that a block's forward pass stores for its backward pass.
-struct BlockActivations {
-    floatX* x;                      // (Nl, C) residual stream at the block's input
-    LinearInput norm1;              // (Nl, C) input of qkv; without a norm before it x
-    floatX* qkv;                    // (N, QKVl) after rope
-    HeadNormInput heads[2];         // queries and keys before their norm
-    LinearInput att;                // (N, NHl HS) input of proj
-    BranchOutput proj;              // of attention
-    floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
-    LinearInput norm2;              // (Nl, C) input of fc1; without a norm before it mid
-    floatX* fc1;                    // (N, F1l)
-    LinearInput act;                // (N, Fl) input of fc2
-    BranchOutput fc2;               // of the MLP
-    NormStatistics stats1, stats2;  // of the norms before attention and MLP
-    real* lse;                      // (B, NHl, T)
-    ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2
-};
-
-// Keys and values of all tokens so far of some sequences, for generation.
-struct KeyValueCache {
-    KvCacheShape shape;     // S sequences of P tokens
-    floatX *keys, *values;  // (layers, S, P, NKVl, HS)
-    size_t row;             // NKVl HS
-    int* sequences;         // (S) row i of a pass continues sequence sequences[i]
-    AttentionCache of(int layer, int sequence) const {
-        const size_t at = ((size_t)layer * shape.sequences + sequence) * shape.tokens * row;
-        return {keys + at, values + at, shape.tokens};
-    }
-};
-
-// A micro-batch in a chunk of this rank's layers: its tokens, and the activations between its forward and backward pass.
-// Without a pipeline there is one chunk with one of these, which all micro-batches use in turn; in a pipeline a chunk has one
-// per micro-batch in flight.
-struct MicroBatch {
-    // Planned once.
-    int first_block = 0;             // the chunk's first block, counted on this rank
-    bool first = true, last = true;  // the chunk contains the embedding, the head
-    std::vector<floatX*> x;          // blocks+1 of (Nl, C): x[i] enters block i, the last one leaves the chunk
-    std::vector<BlockActivations> blocks;
-    floatX* embedded = nullptr;           // (Nl, C) input of the embedding norm
-    NormStatistics embedding_stats = {};  // of the embedding norm
-    int *tokens, *targets, *positions;    // (N) each
-    int* doc_start;                       // (N) the first key that a row sees
-    int* window_start;                    // (N) the same in layers with a sliding window
-    // The current micro-batch.
-    std::vector<AnswerPair> pairs;  // pairs of answers (DPO)
-    int B = 0, T = 0;
-    std::vector<int> virtual_rows;   // first rows of virtual tokens
-    bool masks_documents = false;    // use doc_start; else only causality masks attention
-    KeyValueCache* cache = nullptr;  // not null: each row is a new token that attends to its sequence's cached ones
-    Acc gradients = Acc::Add;        // Set in a step's first micro-batch, for products whose gradient is not cleared
-    uint64_t rounding_key = 0;       // of its contribution to bf16 gradients
-    bool drops = false;              // apply dropout
-    uint64_t seed = 0;               // of the run, for dropout
-    int64_t sample = 0;              // index of its first sample in the run, for dropout
-
-    floatX* out() const { return x.back(); }
-    int N() const { return B * T; }
-    const int* documents() const { return masks_documents ? doc_start : nullptr; }
-};
-
-// Buffers that all micro-batches and blocks share in turn, and the micro-batches.
-struct Activations {
-    int B, T;                                            // the largest micro-batch that fits
-    int head_rows;                                       // rows in the LM head, and of logits, at a time (--head-rows)
-    std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
-    BlockActivations shared;                             // tensors that no block keeps for itself
-    floatX* all_rows;                                    // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
-    floatX* all_inputs;  // (N, C) a layer's whole input in backward, while all_rows has the gradient; null without overlap
-    floatX* final_norm;  // (Nl, C)
-    NormStatistics final_stats;
-    floatX* logits;                                   // (head_rows, Vpl), turned into their gradient in place
-    real* statistics;                                 // (tp, 2, head_rows) of the vocabulary's shards
-    real *loss, *zloss, *lse;                         // (N) each
-    real* weight;                                     // (N) factor of each row's loss gradient, in DPO
-    real* head_sums;                                  // (2, N) of each row's queries and keys, if tp shards their one norm
-    PreferenceSums pair_sums;                         // over pairs of answers, since the last clear (DPO)
-    uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
-    floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
-    LossSums* sums;                                   // over all rows through the head since the last clear
-    floatX* branch_out;       // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
-    real* dq_sums = nullptr;  // (dq_sums_size) for attention_backward; null: it is deterministic
-    size_t dq_sums_size = 0;  // set before memory is planned
-    floatX* dx;               // (Nl, C) gradient of the residual stream, from head to embedding
-    floatX* dnorm;            // (Nl, C) gradient of a norm's output
-    floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
-    floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
-
-    MicroBatch& micro_batch(int chunk = 0, int i = 0) {
-        std::vector<MicroBatch>& those = micro_batches[chunk];
-        return those[(size_t)i % those.size()];
-    }
-};
-
-struct NormLayer {
-    NormParams params;  // weight null: no norm
-    NormGrads grads;
-    bool exists() const { return params.weight; }
-};
-
-// One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
-struct Linear {
-    Matrix matrix;
-    int block;                 // index on this rank
-    int in, out;               // columns and rows of w
-    const TensorSpec* tensor;  // of w
-    const floatX *w, *b;       // (out, in) (out); b null: the family has no biases
-    real *dw, *db;             // gradients as ops write them; null: frozen
-    LoraLayer* lora;           // null: no adapters
-    uint8_t *fp8, *fp8_t;      // of w (out, in), and of its transpose (in, out); null: computed when needed
-    NormLayer after;           // of proj and fc2: the norm of their output
-    // Tensor parallelism splits qkv and fc1 by columns of their output, proj and fc2 by rows of their input (Shoeybi et al.,
-    // 2019), so that each rank of a row-parallel layer computes a partial sum of the output.
-    bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
-};
-
-struct Block {
-    NormLayer norm1, norm2;   // before attention and MLP
-    NormLayer head_norms[2];  // of queries and keys
-    const floatX* sinks;      // (NHl) null: none
-    real* dsinks;
-    Linear qkv, proj, fc1, fc2;
-    std::array<Linear*, number_of_values<Matrix>()> linears() { return {&qkv, &proj, &fc1, &fc2}; }
-};
-
-struct Model : TrainingMemory {
-    LocalSizes local;  // this rank's part of the matrices
-    Recompute recompute = Recompute::inference;
-    int recomputed = INT_MAX;  // `recompute` applies to this many first blocks of each chunk; set before planning
-    Recompute recompute_others = Recompute::none;  // a weaker policy for the other blocks; set before planning
-    Params<floatX> p{};                            // views of params
-    Params<real> g{};                              // views of grads, or of micro_grads: the gradients that ops write
-    std::vector<Block> blocks;                     // the same by layer of this rank
-    NormLayer embedding_norm{}, final_norm{};
-    Activations a{};
-    Fp8Training fp8;
-    Lora lora;
-    Preference preference;
-    real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
-    KeyValueCache cache{};
-    real* slopes = nullptr;          // (NHl) ALiBi; null: none
-    real* cos_sin = nullptr;         // (T, rotated/2, 2) rope; null: none
-    real* window_cos_sin = nullptr;  // the same in layers with a window; null: as in the others
-    Arena arena;
-
-    explicit Model(const ModelConfig& config) : Model(config, std::make_shared<Ranks>(), {config.L}) {}
-    Model(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
-        : TrainingMemory(config, std::move(r), std::move(stage_layers)), local(c, ranks->mesh.tp) {}
-    // True if the heads under one norm are spread over tensor-parallel ranks.
-    bool cuts_head_norms() const { return c.qk_norm == QkNorm::whole && local.tp_size > 1; }
-    // The policy of a chunk's block i.
-    Recompute recompute_of(int i) const {
-        return i < recomputed || recompute == Recompute::inference ? recompute : recompute_others;
-    }
-    AttentionShape attention(int B, int T) const {
-        const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
-        return {B, T, local.NHl, local.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};
-    }
-};
+#include "../parallel/pipeline_schedule.h"
+#include "model.h"
 
 // ---- planning ---------------------------------------------------------------------------------------------------------------
 
@@ -248,11 +60,13 @@ inline void plan_linears(Model& m, bool fp8) {
     Params<const TensorSpec> specs;
     const ParameterTable& table = m.model_table();
     bind_parameters<const TensorSpec>(m.c, table, specs, table.rows.data(), [](size_t row) { return row; });
-    m.blocks.assign(specs.blocks.size(), {});
+    Block block{};
+    block.linears.resize(number_of_values<Matrix>());
+    m.blocks.assign(specs.blocks.size(), block);
     for (size_t i = 0; i < m.blocks.size(); i++)
         for (const Matrix matrix : all_matrices) {
             const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
-            Linear& l = *m.blocks[i].linears()[(size_t)matrix];
+            Linear& l = m.blocks[i][matrix];
             l.matrix = matrix;
             l.block = (int)i;
             l.in = w.cols;
@@ -270,9 +84,7 @@ inline void plan_adapters(Model& m) {
     if (!m.c.lora.on()) return;
     const size_t widest = (size_t)std::max({m.c.C, m.local.QKVl, m.local.NHl * m.c.HS(), m.local.F1l});
     m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
-    for (LoraLayer& adapters : m.lora.layers)
-        for (Linear* l : m.blocks[(size_t)adapters.block].linears())
-            if (l->matrix == adapters.matrix) l->lora = &adapters;
+    for (LoraLayer& adapters : m.lora.layers) m.blocks[(size_t)adapters.block][adapters.matrix].lora = &adapters;
 }
 
 // Plans the micro-batches of every chunk. arena.add() stores the address of each pointer, so the vectors get their final size
@@ -351,9 +163,9 @@ inline void plan_fp8(Model& m) {
     m.arena.add("FP8 weights", &m.fp8.inverse, m.fp8.tensors());
     m.arena.add("FP8 weights", &m.fp8.now, 1);
     size_t largest = 0;
-    for (Block& b : m.blocks)
-        for (const Linear* l : b.linears())
-            if (m.fp8.blocks[(size_t)l->block]) largest = std::max(largest, (size_t)l->in * l->out);
+    for (const Block& b : m.blocks)
+        for (const Linear& l : b.linears)
+            if (m.fp8.blocks[(size_t)l.block]) largest = std::max(largest, (size_t)l.in * l.out);
     if (!m.fp8.keeps_transposes) m.arena.add("FP8 weights", &m.fp8.transposed, largest);
     m.fp8.prepared.assign(m.fp8.blocks.size(), false);
 }
@@ -411,16 +223,20 @@ inline void bind_linears(Model& m) {
         Block& b = m.blocks[i];
         b.norm1 = norm(p.norm1_w, p.norm1_b, g.norm1_w, g.norm1_b);
         b.norm2 = norm(p.norm2_w, p.norm2_b, g.norm2_w, g.norm2_b);
-        b.proj.after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
-        b.fc2.after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
+        b[Matrix::proj].after = norm(p.norm1_after_w, p.norm1_after_b, g.norm1_after_w, g.norm1_after_b);
+        b[Matrix::fc2].after = norm(p.norm2_after_w, p.norm2_after_b, g.norm2_after_w, g.norm2_after_b);
         const bool whole = m.c.qk_norm == QkNorm::whole;
         b.head_norms[0] = norm_of((whole ? m.local.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
         b.head_norms[1] = norm_of((whole ? m.local.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
-        for (Linear* l : b.linears()) {
-            std::tie(l->w, l->b) = p.weight_and_bias(l->matrix);
-            std::tie(l->dw, l->db) = g.weight_and_bias(l->matrix);
+        for (Linear& l : b.linears) {
+            std::tie(l.w, l.b) = p.weight_and_bias(l.matrix);
+            std::tie(l.dw, l.db) = g.weight_and_bias(l.matrix);
+            if (!m.fp8.scale) continue;
+            l.fp8_inp = m.fp8.tensor(l.block, l.matrix, Operand::input);
+            l.fp8_w = m.fp8.tensor(l.block, l.matrix, Operand::weight);
+            l.fp8_dout = m.fp8.tensor(l.block, l.matrix, Operand::gradient);
         }
     }
     m.embedding_norm = norm(m.p.emb_norm_w, m.p.emb_norm_b, m.g.emb_norm_w, m.g.emb_norm_b);
