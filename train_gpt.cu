@@ -225,88 +225,50 @@ static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace: norms before attention and MLP, after them, both, or
-// parallel: both norms read the same x.
+// parallel: both norms read the same x. Its parts come first, each forward next to its backward; a part's arguments are the
+// tensors that it writes, then those that it reads. linear.h has linear_forward and linear_backward.
 
-// out = norm(inp), or with `add`: sum = inp + add, out = norm(sum). If the model lacks this norm, only the sum.
-static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
-                         const floatX* inp, const floatX* add);
-// dinp (+)= the gradient of the norm's input; dinp may be dout. If the model lacks this norm, dinp += dout, regardless of acc.
-// columns: null, or the bias gradient to which the sums of dinp's columns are added, see Pass::summed_bias.
-static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
-                          const floatX* inp, Acc acc, real* columns);
-// Products with the op that precedes or follows, fused where possible.
-static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s);
-static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s);
-static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s);
-static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s);
-static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s);
-static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s);
-// A branch is the term that attention or MLP adds to the residual stream. Forward: a.branch_out = dropout(norm(y)), where y is
-// the output of the branch's last matrix l: s.x if a norm follows, else a.branch_out itself. Backward takes dout, the gradient
-// of the stream, and returns the gradient of y: in a.branch_out, or dout itself if there is neither norm nor dropout.
-static void branch_forward(const Pass& p, const Linear& l, const BranchOutput& s);
-static const floatX* branch_backward(const Pass& p, const Linear& l, const floatX* dout, const BranchOutput& s);
-static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s);
-static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s);
-static BlockActivations block_activations(const Pass& p, int i);
-static void recompute_block(const Pass& p, int i);
-static void end_block(const Pass& p, int block);
+// ---- Norms ------------------------------------------------------------------------------------------------------------------
 
-// Block i of the micro-batch's chunk, from x[i] to x[i+1].
-static void block_forward(const Pass& p, int i) {
-    const Block& b = p.m.blocks[p.in.first_block + i];
-    const BlockActivations s = block_activations(p, i);
-
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv(), s.norm1), nullptr, s.x, nullptr);
-    qkv_forward(p, b, s);
-    attention_forward(p, b, s);
-    linear_forward(p, b.proj(), s.proj.x, s.att);
-    branch_forward(p, b.proj(), s.proj);
-    norm2_forward(p, b, s);  // mid = x + branch
-    fc1_forward(p, b, s);
-    fc2_forward(p, b, p.in.x[(size_t)i + 1], s);
-}
-
-// On entry dx is the gradient of the block's output, on return of its input: each branch is differentiated back to its norm,
-// whose input gradient is added to the gradient of the residual stream.
-static void block_backward(const Pass& p, int i) {
-    const int block = p.in.first_block + i;
-    const Block& b = p.m.blocks[block];
-    const BlockActivations s = block_activations(p, i);
-    floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.datt, *dqkv = p.m.a.dqkv, *dfc1 = p.m.a.dfc1;
-    recompute_block(p, i);
-    p.m.micro_grads.begin(p.ctx, block);
-
-    fc2_backward(p, b, dfc1, branch_backward(p, b.fc2(), dx, s.fc2), s);
-    linear_backward(p, b.fc1(), dnorm, dfc1, s.norm2);
-    const floatX* dmid = norm2_backward(p, b, dx, dnorm, s);
-    linear_backward(p, b.proj(), datt, branch_backward(p, b.proj(), dmid, s.proj), s.att);
-    attention_backward(p, b, dqkv, datt, s);
-    linear_backward(p, b.qkv(), dnorm, dqkv, s.norm1);
-    real* const fc2_before = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;
-    norm_backward(p, b.norm1, s.stats1, dx, dnorm, s.x, Acc::Add, fc2_before);
-    end_block(p, block);
-}
-
-// ---- The parts of a block ---------------------------------------------------------------------------------------------------
-
-static void norm_forward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, const Output& out, floatX* sum,
-                         const floatX* inp, const floatX* add) {
+// sum = inp + add, out = norm(sum). If the model lacks this norm, only the sum.
+static void add_norm_forward(const Pass& p, const NormLayer& norm, floatX* sum, const Output& out, const NormStatistics& stats,
+                             const floatX* inp, const floatX* add) {
     if (!norm.exists()) return add ? be::residual_forward(p.ctx, sum, inp, add, p.stream_size()) : void();
     const auto forward = p.m.c.norm == Norm::layernorm ? be::layernorm_forward : be::rmsnorm_forward;
     forward(p.ctx, out, stats, sum, inp, add, norm.params, p.local_rows());
 }
+// out = norm(inp)
+static void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats,
+                         const floatX* inp) {
+    add_norm_forward(p, norm, nullptr, out, stats, inp, nullptr);
+}
 
-static void norm_backward(const Pass& p, const NormLayer& norm, const NormStatistics& stats, floatX* dinp, const floatX* dout,
-                          const floatX* inp, Acc acc, real* columns) {
+// dinp (+)= the gradient of the norm's input; dinp may be dout. If the model lacks this norm, dinp += dout, regardless of acc.
+// columns: null, or the bias gradient to which the sums of dinp's columns are added, see Pass::summed_bias.
+static void norm_backward(const Pass& p, const NormLayer& norm, floatX* dinp, real* columns, const floatX* dout,
+                          const NormStatistics& stats, const floatX* inp, Acc acc) {
     if (!norm.exists()) return be::residual_forward(p.ctx, dinp, dinp, dout, p.stream_size());
     const auto backward = p.m.c.norm == Norm::layernorm ? be::layernorm_backward : be::rmsnorm_backward;
     const NormGrads grads = {norm.grads.weight, norm.grads.bias, columns};
     backward(p.ctx, dinp, grads, dout, inp, norm.params, stats, p.local_rows(), acc);
 }
 
-static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
-    be::activation_forward(p.ctx, out, inp, p.N(), p.m.local.Fl, p.m.c.activation);
+// mid = x + attn, norm2 = norm(mid) or, where attention and MLP are parallel, norm(x).
+static void add_norm2_forward(const Pass& p, const Block& b, floatX* mid, const Output& norm2, const NormStatistics& stats,
+                              const floatX* x, const floatX* attn) {
+    if (!p.m.c.parallel()) return add_norm_forward(p, b.norm2, mid, norm2, stats, x, attn);
+    be::residual_forward(p.ctx, mid, x, attn, p.stream_size());
+    norm_forward(p, b.norm2, norm2, stats, x);
+}
+// Adds the gradient of the norm's input to dx. Returns the gradient of attn, which is dx or, where attention and MLP are
+// parallel, its value before the sum: a copy in dattn.
+static const floatX* add_norm2_backward(const Pass& p, const Block& b, floatX* dx, floatX* dattn, const floatX* dnorm2,
+                                        const NormStatistics& stats, const floatX* inp) {
+    const bool parallel = p.m.c.parallel();
+    const size_t bytes = p.stream_size() * sizeof(floatX);
+    if (parallel) be::copy_rows(p.ctx, dattn, bytes, dx, bytes, bytes, 1);
+    norm_backward(p, b.norm2, dx, p.summed_bias(b.proj()), dnorm2, stats, inp, Acc::Add);
+    return parallel ? dattn : dx;
 }
 
 // Norms of queries and keys (Henry et al., 2020), in place: of every head, or of all heads together.
@@ -328,81 +290,137 @@ std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSum
     for (int k = 0; k < 2; k++) params[k].means = {sums + k * N, 1 / (real)(heads[k] * p.m.c.HS())};
     return params;
 }
-static void head_norms_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    floatX* of[] = {s.qkv, s.qkv + (size_t)p.m.local.NHl * p.m.c.HS()};
+static void head_norms_forward(const Pass& p, const Block& b, floatX* qkv, const HeadNormInput* heads) {
+    floatX* of[] = {qkv, qkv + (size_t)p.m.local.NHl * p.m.c.HS()};
     const auto params = head_norm_params(
         p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, heads_of(p, k)); });
-    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], s.heads[k].x, s.heads[k].rstd, params[k], heads_of(p, k));
+    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], heads[k].x, heads[k].rstd, params[k], heads_of(p, k));
 }
-static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const BlockActivations& s) {
+static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const HeadNormInput* heads) {
     floatX* of[] = {dqkv, dqkv + (size_t)p.m.local.NHl * p.m.c.HS()};
     const auto params = head_norm_params(p, b, [&](int k, real* sums) {
-        be::head_norm_products(p.ctx, sums, of[k], s.heads[k].x, b.head_norms[k].params, s.heads[k].rstd, heads_of(p, k));
+        be::head_norm_products(p.ctx, sums, of[k], heads[k].x, b.head_norms[k].params, heads[k].rstd, heads_of(p, k));
     });
     for (int k = 0; k < 2; k++)
-        be::head_norm_backward(p.ctx, of[k], b.head_norms[k].grads, s.heads[k].x, params[k], s.heads[k].rstd, heads_of(p, k));
+        be::head_norm_backward(p.ctx, of[k], b.head_norms[k].grads, heads[k].x, params[k], heads[k].rstd, heads_of(p, k));
 }
 
-static void attention_forward(const Pass& p, const Block& b, const BlockActivations& s) {
+// ---- Attention --------------------------------------------------------------------------------------------------------------
+
+// qkv = norm1 w^T + b, with queries and keys normalised if they have norms, and rotated if positions are rotary. Sets heads,
+// the inputs of their norms.
+static void qkv_forward(const Pass& p, const Block& b, floatX* qkv, const HeadNormInput* heads, const LinearInput& norm1) {
+    const Linear& l = b.qkv();
+    const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
+    const AttentionShape shape = p.attention(l.block);
+    if (rope && !norms && fuses(p, l))
+        return be::linear_rope_forward(p.ctx, qkv, whole_input(p, l, norm1), l.w, l.b, l.in, p.rope(l.block), shape);
+    linear_forward(p, l, qkv, norm1);
+    if (norms) head_norms_forward(p, b, qkv, heads);
+    if (rope) be::rope_forward(p.ctx, qkv, p.rope(l.block), shape);
+}
+// Changes dqkv in place: attention_backward has already rotated it back.
+static void qkv_backward(const Pass& p, const Block& b, floatX* dnorm1, floatX* dqkv, const HeadNormInput* heads,
+                         const LinearInput& norm1) {
+    if (b.head_norms[0].exists()) head_norms_backward(p, b, dqkv, heads);
+    linear_backward(p, b.qkv(), dnorm1, dqkv, norm1);
+}
+
+// att = softmax(q k^T / sqrt(HS)) v, and lse, the logsumexp of each row of scores.
+static void attention_forward(const Pass& p, const Block& b, floatX* att, real* lse, const floatX* qkv) {
     const int block = b.qkv().block;
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
     if (const KeyValueCache* cache = p.in.cache) {
         const int window = p.m.c.sees_all(p.layer(block)) ? 0 : p.m.c.window;
-        return be::attention_decode(p.ctx, s.att.bf16, cache->of(block, 0), s.qkv,
+        return be::attention_decode(p.ctx, att, cache->of(block, 0), qkv,
                                     {cache->sequences, p.in.positions, window, mask.slopes, b.sinks}, shape);
     }
-    be::attention_forward(p.ctx, s.att.bf16, s.lse, s.qkv, mask, shape);
-    if (b.sinks) be::sinks_forward(p.ctx, s.att.bf16, s.lse, b.sinks, shape);
+    be::attention_forward(p.ctx, att, lse, qkv, mask, shape);
+    if (b.sinks) be::sinks_forward(p.ctx, att, lse, b.sinks, shape);
 }
-
-// Sets dqkv, the gradient of the qkv projection's output: queries and keys before their norms and rope.
-static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const BlockActivations& s) {
+// dqkv is the gradient of queries and keys before their rotation.
+static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, const floatX* datt, const AttentionActs& acts) {
     const int block = b.qkv().block;
-    const AttentionActs acts = {s.qkv, s.att.bf16, s.lse};
     const AttentionMask mask = p.mask(block);
     const AttentionShape shape = p.attention(block);
     if (b.sinks) be::sinks_backward(p.ctx, b.dsinks, datt, acts, b.sinks, shape);
     if (p.rotates(block)) be::attention_rope_backward(p.ctx, dqkv, datt, acts, mask, p.rope(block), shape, p.m.a.dq_sums);
     else be::attention_backward(p.ctx, dqkv, datt, acts, mask, shape, p.m.a.dq_sums);
-    if (b.head_norms[0].exists()) head_norms_backward(p, b, dqkv, s);
 }
 
-// mid = x + branch, and the norm of mid or, where attention and MLP are parallel, of x.
-static void norm2_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Output out = output_for(p, b.fc1(), s.norm2);
-    if (!p.m.c.parallel()) return norm_forward(p, b.norm2, s.stats2, out, s.mid, s.x, p.m.a.branch_out);
-    be::residual_forward(p.ctx, s.mid, s.x, p.m.a.branch_out, p.stream_size());
-    norm_forward(p, b.norm2, s.stats2, out, nullptr, s.x, nullptr);
-}
-
-// Adds the gradient of the norm's input to dx; returns the gradient of mid.
-static const floatX* norm2_backward(const Pass& p, const Block& b, floatX* dx, const floatX* dnorm, const BlockActivations& s) {
-    const bool parallel = p.m.c.parallel();
-    const size_t bytes = p.stream_size() * sizeof(floatX);
-    if (parallel) be::copy_rows(p.ctx, p.m.a.branch_out, bytes, dx, bytes, bytes, 1);
-    norm_backward(p, b.norm2, s.stats2, dx, dnorm, parallel ? s.x : s.mid, Acc::Add, p.summed_bias(b.proj()));
-    return parallel ? p.m.a.branch_out : dx;
-}
-
-static void branch_forward(const Pass& p, const Linear& l, const BranchOutput& s) {
-    floatX* branch = p.m.a.branch_out;
-    if (l.after.exists()) norm_forward(p, l.after, s.stats, branch, nullptr, s.x, nullptr);
+// The last matrix of attention (proj) or MLP (fc2), to the term that they add to the residual stream:
+// term = dropout(norm(y)), y = inp w^T + b. y is kept in s.x if a norm follows, else it is the term itself.
+static void branch_forward(const Pass& p, const Linear& l, floatX* term, const BranchOutput& s, const LinearInput& inp) {
+    linear_forward(p, l, l.after.exists() ? s.x : term, inp);
+    if (l.after.exists()) norm_forward(p, l.after, term, s.stats, s.x);
     const Dropout dropout = p.hidden_dropout(l);
-    if (dropout.rate > 0) be::dropout_forward(p.ctx, branch, branch, p.stream_size(), dropout);
+    if (dropout.rate > 0) be::dropout_forward(p.ctx, term, term, p.stream_size(), dropout);
 }
-
-static const floatX* branch_backward(const Pass& p, const Linear& l, const floatX* dout, const BranchOutput& s) {
-    floatX* dbranch = p.m.a.branch_out;
+// The gradient of y: in dy, or dterm itself if there is neither norm nor dropout. dy may be dterm.
+static const floatX* branch_backward(const Pass& p, const Linear& l, floatX* dy, const floatX* dterm, const BranchOutput& s) {
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) {
-        be::dropout_forward(p.ctx, dbranch, dout, p.stream_size(), dropout);
-        dout = dbranch;
+        be::dropout_forward(p.ctx, dy, dterm, p.stream_size(), dropout);
+        dterm = dy;
     }
-    if (!l.after.exists()) return dout;
-    norm_backward(p, l.after, s.stats, dbranch, dout, s.x, Acc::Set, nullptr);
-    return dbranch;
+    if (!l.after.exists()) return dterm;
+    norm_backward(p, l.after, dy, nullptr, dterm, s.stats, s.x, Acc::Set);
+    return dy;
 }
+
+// ---- MLP --------------------------------------------------------------------------------------------------------------------
+
+static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
+    be::activation_forward(p.ctx, out, inp, p.N(), p.m.local.Fl, p.m.c.activation);
+}
+// True if there are fused ops for this activation.
+static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
+
+// fc1 = inp w^T + b, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if
+// backward recomputes act without fc1.
+static void fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const LinearInput& inp) {
+    const Linear& l = b.fc1();
+    const bool swiglu = p.m.c.activation == Activation::swiglu;
+    const bool act_again = p.m.recompute_of(l.block - p.in.first_block) == Recompute::selective;
+    if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && act_again)) {
+        linear_forward(p, l, s.fc1, inp);
+        return activation_forward(p, output_for(p, b.fc2(), s.act), s.fc1);
+    }
+    const floatX* all_inp = whole_input(p, l, inp);
+    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
+    else be::linear_gelu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, l.out);
+}
+
+// out = mid + mlp, mlp = dropout(norm(fc2(act(fc1(inp)))))
+static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
+                        const floatX* mid) {
+    const Linear& l = b.fc2();
+    floatX* const mlp = p.m.a.branch_out;
+    fc1_forward(p, b, s, inp);
+    if (p.m.local.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
+        return be::linear_residual_forward(p.ctx, out, mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
+    branch_forward(p, l, mlp, s.fc2, s.act);
+    be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
+}
+static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
+                         const LinearInput& inp) {
+    const Linear& l = b.fc2();
+    const Activation activation = p.m.c.activation;
+    floatX *dact = p.m.a.dact, *dfc1 = p.m.a.dfc1;
+    const floatX* dfc2 = branch_backward(p, l, p.m.a.branch_out, dmlp, s.fc2);
+    if (!fuses(p, l) || !fused(activation)) {
+        linear_backward(p, l, dact, dfc2, s.act);
+        be::activation_backward(p.ctx, gradient_for(p, b.fc1(), dfc1), dact, s.fc1, p.N(), l.in, activation);
+    } else {
+        const floatX* all_dfc2 = linear_backward_weight(p, l, dfc2, s.act);
+        if (gated(activation)) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dfc2, l.w, s.fc1, p.N(), l.in, l.out);
+        else be::linear_gelu_backward_input(p.ctx, dfc1, all_dfc2, l.w, s.fc1, p.N(), l.in, l.out);
+    }
+    linear_backward(p, b.fc1(), dinp, dfc1, inp);
+}
+
+// ---- The block --------------------------------------------------------------------------------------------------------------
 
 // The activations of block i. An input that is kept only in FP8 has its bf16 in the shared block.
 static BlockActivations block_activations(const Pass& p, int i) {
@@ -416,67 +434,22 @@ static BlockActivations block_activations(const Pass& p, int i) {
         s.norm1.bf16 = s.x;
         s.norm2.bf16 = s.mid;
     }
-    if (!p.m.c.norm_after()) s.proj.x = s.fc2.x = p.m.a.branch_out;
     return s;
 }
 
-// After the backward pass of a block, the head or the embedding: rounds bf16 gradients (gradients.h).
-static void end_block(const Pass& p, int block) {
-    p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
-}
+// Block i of the micro-batch's chunk, from x[i] to x[i+1].
+static void block_forward(const Pass& p, int i) {
+    const Block& b = p.m.blocks[p.in.first_block + i];
+    const BlockActivations s = block_activations(p, i);
+    const Output norm1 = output_for(p, b.qkv(), s.norm1), norm2 = output_for(p, b.fc1(), s.norm2);
+    floatX *attn = p.m.a.branch_out, *out = p.in.x[(size_t)i + 1];
 
-// qkv, with queries and keys normalised if they have norms, and rotated if positions are rotary.
-static void qkv_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Linear& l = b.qkv();
-    const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
-    const AttentionShape shape = p.attention(l.block);
-    if (rope && !norms && fuses(p, l))
-        return be::linear_rope_forward(p.ctx, s.qkv, whole_input(p, l, s.norm1), l.w, l.b, l.in, p.rope(l.block), shape);
-    linear_forward(p, l, s.qkv, s.norm1);
-    if (norms) head_norms_forward(p, b, s);
-    if (rope) be::rope_forward(p.ctx, s.qkv, p.rope(l.block), shape);
-}
-
-// True if there are fused ops for this activation.
-static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
-
-// fc1, act = activation(fc1). A fused GeLU may differ from the separate op by a rounding, so it is not used if backward
-// recomputes act without fc1.
-static void fc1_forward(const Pass& p, const Block& b, const BlockActivations& s) {
-    const Linear& l = b.fc1();
-    const bool swiglu = p.m.c.activation == Activation::swiglu;
-    const bool act_again = p.m.recompute_of(l.block - p.in.first_block) == Recompute::selective;
-    if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && act_again)) {
-        linear_forward(p, l, s.fc1, s.norm2);
-        return activation_forward(p, output_for(p, b.fc2(), s.act), s.fc1);
-    }
-    const floatX* inp = whole_input(p, l, s.norm2);
-    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
-    else be::linear_gelu_forward(p.ctx, s.act.bf16, s.fc1, inp, l.w, l.b, p.N(), l.in, l.out);
-}
-
-// out = mid + fc2(act), through the norm after it and dropout.
-static void fc2_forward(const Pass& p, const Block& b, floatX* out, const BlockActivations& s) {
-    const Linear& l = b.fc2();
-    if (p.m.local.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
-        return be::linear_residual_forward(p.ctx, out, s.mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
-    linear_forward(p, l, s.fc2.x, s.act);
-    branch_forward(p, l, s.fc2);
-    be::residual_forward(p.ctx, out, s.mid, p.m.a.branch_out, p.stream_size());
-}
-
-// dfc1 from the gradient of fc2's output.
-static void fc2_backward(const Pass& p, const Block& b, floatX* dfc1, const floatX* dout, const BlockActivations& s) {
-    const Linear& l = b.fc2();
-    const Activation activation = p.m.c.activation;
-    floatX* dact = p.m.a.dact;
-    if (!fuses(p, l) || !fused(activation)) {
-        linear_backward(p, l, dact, dout, s.act);
-        return be::activation_backward(p.ctx, gradient_for(p, b.fc1(), dfc1), dact, s.fc1, p.N(), l.in, activation);
-    }
-    const floatX* all_dout = linear_backward_weight(p, l, dout, s.act);
-    if (gated(activation)) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dout, l.w, s.fc1, p.N(), l.in, l.out);
-    else be::linear_gelu_backward_input(p.ctx, dfc1, all_dout, l.w, s.fc1, p.N(), l.in, l.out);
+    norm_forward(p, b.norm1, /*out*/ norm1, s.stats1, /*in*/ s.x);              // 1  norm1 = norm(x)
+    qkv_forward(p, b, /*out*/ s.qkv, s.heads, /*in*/ s.norm1);                  // 2  q, k, v = norm1 Wqkv^T
+    attention_forward(p, b, /*out*/ s.att.bf16, s.lse, /*in*/ s.qkv);           // 3  att = softmax(q k^T / sqrt(HS)) v
+    branch_forward(p, b.proj(), /*out*/ attn, s.proj, /*in*/ s.att);            // 4  attn = att Wproj^T
+    add_norm2_forward(p, b, /*out*/ s.mid, norm2, s.stats2, /*in*/ s.x, attn);  // 5  mid = x + attn, norm2 = norm(mid)
+    mlp_forward(p, b, /*out*/ out, s.mlp, /*in*/ s.norm2, s.mid);               // 6  out = mid + act(norm2 W1^T) W2^T
 }
 
 // Recomputes the activations that forward did not keep: the same ops on the same inputs, so the same bits.
@@ -487,15 +460,42 @@ static void recompute_block(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
     const BlockActivations s = block_activations(p, i);
-    norm_forward(p, b.norm1, s.stats1, output_for(p, b.qkv(), s.norm1), nullptr, s.x, nullptr);
-    norm_forward(p, b.norm2, s.stats2, output_for(p, b.fc1(), s.norm2), nullptr, p.m.c.parallel() ? s.x : s.mid, nullptr);
-    if (recompute == Recompute::mlp) fc1_forward(p, b, s);  // quantises norm2 as well
-    else activation_forward(p, output_for(p, b.fc2(), s.act), s.fc1);
+    norm_forward(p, b.norm1, output_for(p, b.qkv(), s.norm1), s.stats1, s.x);
+    norm_forward(p, b.norm2, output_for(p, b.fc1(), s.norm2), s.stats2, p.m.c.parallel() ? s.x : s.mid);
+    if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantises norm2 as well
+    else activation_forward(p, output_for(p, b.fc2(), s.mlp.act), s.mlp.fc1);
     if (!p.fp8(block)) return;
     quantize_input(p, b.qkv(), s.norm1);
     quantize_input(p, b.proj(), s.att);
     if (recompute != Recompute::mlp) quantize_input(p, b.fc1(), s.norm2);
-    quantize_input(p, b.fc2(), s.act);
+    quantize_input(p, b.fc2(), s.mlp.act);
+}
+
+// After the backward pass of a block, the head or the embedding: rounds bf16 gradients (gradients.h).
+static void end_block(const Pass& p, int block) {
+    p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
+}
+
+// The steps of block_forward in reverse. On entry dx is the gradient of the block's output, on return of its input: each branch
+// is differentiated back to its norm, whose input gradient is added to the gradient of the residual stream.
+static void block_backward(const Pass& p, int i) {
+    const int block = p.in.first_block + i;
+    const Block& b = p.m.blocks[block];
+    const BlockActivations s = block_activations(p, i);
+    floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.datt, *dqkv = p.m.a.dqkv, *dbranch = p.m.a.branch_out;
+    real* const dfc2_bias = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;  // of the block before
+    const floatX* norm2_inp = p.m.c.parallel() ? s.x : s.mid;
+    recompute_block(p, i);
+    p.m.micro_grads.begin(p.ctx, block);
+
+    mlp_backward(p, b, /*out*/ dnorm, /*in*/ dx, s.mlp, s.norm2);                                            // 6
+    const floatX* dattn = add_norm2_backward(p, b, /*out*/ dx, dbranch, /*in*/ dnorm, s.stats2, norm2_inp);  // 5
+    const floatX* dproj = branch_backward(p, b.proj(), /*out*/ dbranch, /*in*/ dattn, s.proj);               // 4
+    linear_backward(p, b.proj(), /*out*/ datt, /*in*/ dproj, s.att);
+    attention_backward(p, b, /*out*/ dqkv, /*in*/ datt, {s.qkv, s.att.bf16, s.lse});          // 3
+    qkv_backward(p, b, /*out*/ dnorm, /*in*/ dqkv, s.heads, s.norm1);                         // 2
+    norm_backward(p, b.norm1, /*out*/ dx, dfc2_bias, /*in*/ dnorm, s.stats1, s.x, Acc::Add);  // 1
+    end_block(p, block);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -564,7 +564,7 @@ static void embed_forward(const Pass& p) {
     if (!p.in.virtual_rows.empty() && m.ranks->mesh.tp.rank == 0)
         m.virtual_tokens.forward(p.ctx, partial_sum(p, embedded), p.in.virtual_rows);
     reduce_from_tensor_parallel(p, embedded);
-    if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.embedding_stats, p.in.x[0], nullptr, embedded, nullptr);
+    if (c.embedding_norm) norm_forward(p, m.embedding_norm, p.in.x[0], p.in.embedding_stats, embedded);
     const Dropout dropout = p.dropout(c.embedding_dropout, 0);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, p.in.x[0], p.in.x[0], p.stream_size(), dropout);
 }
@@ -576,7 +576,7 @@ static void embed_backward(const Pass& p) {
     m.micro_grads.begin(p.ctx, TensorSpec::embedding);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, m.a.dx, m.a.dx, p.stream_size(), dropout);
     if (m.c.embedding_norm)
-        norm_backward(p, m.embedding_norm, p.in.embedding_stats, dembedded, m.a.dx, p.in.embedded, Acc::Set, nullptr);
+        norm_backward(p, m.embedding_norm, dembedded, nullptr, m.a.dx, p.in.embedding_stats, p.in.embedded, Acc::Set);
     const floatX* all = gather_from_sequence_parallel(p, dembedded, p.local_rows(), m.c.C);
     if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.virtual_rows);
     else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.local.vocabulary());
@@ -617,7 +617,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
     const int N = p.N(), C = m.c.C;
-    norm_forward(p, m.final_norm, a.final_stats, a.final_norm, nullptr, p.in.out(), nullptr);
+    norm_forward(p, m.final_norm, a.final_norm, a.final_stats, p.in.out());
     const floatX* normed = gather_from_sequence_parallel(p, a.final_norm, p.local_rows(), C);
     floatX* dnormed = partial_sum(p, a.dnorm);
     const bool compares = !p.in.pairs.empty(), keeps_logits = training && compares && N <= a.head_rows;
@@ -645,7 +645,7 @@ static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         reduce_from_tensor_parallel(p, a.dnorm);
         const size_t blocks = p.in.blocks.size(), last = (size_t)p.in.first_block + blocks - 1;
         real* const fc2_bias = blocks ? p.summed_bias(m.blocks[last].fc2()) : nullptr;
-        norm_backward(p, m.final_norm, a.final_stats, a.dx, a.dnorm, p.in.out(), Acc::Set, fc2_bias);
+        norm_backward(p, m.final_norm, a.dx, fc2_bias, a.dnorm, a.final_stats, p.in.out(), Acc::Set);
         end_block(p, TensorSpec::head);
     }
     if (!training && compares) compare_answers(p);
@@ -1114,7 +1114,7 @@ public:
             in.B = rows_;
             in.T = 1;
             floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vpl;
-            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_stats, a.final_norm, nullptr, a.branch_out, nullptr);
+            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_norm, a.final_stats, a.branch_out);
             be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
             be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
         } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));

@@ -1,5 +1,5 @@
-// A rank's part of a GPT: the tensors of its blocks with their shapes, the activations of a micro-batch, and the key/value cache
-// for generation. model_memory.h plans them in the arena and sets the pointers.
+// A rank's part of a GPT: the tensors of its blocks with their shapes, the activations of a micro-batch, and the key/value
+// cache for generation. model_memory.h plans them in the arena and sets the pointers.
 #pragma once
 #include <climits>
 #include <cmath>
@@ -22,7 +22,7 @@
 
 // The output of the last matrix of attention or MLP, before it enters the residual stream.
 struct BranchOutput {
-    floatX* x;             // (Nl, C) kept for the norm after it; without one the shared buffer branch_out
+    floatX* x;             // (Nl, C) for the norm after it; null without one
     NormStatistics stats;  // of that norm
 };
 
@@ -32,19 +32,24 @@ struct HeadNormInput {
     real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
 };
 
+// Activations of the MLP.
+struct MlpActivations {
+    floatX* fc1;       // (N, F1l)
+    LinearInput act;   // (N, Fl) input of fc2
+    BranchOutput fc2;  // of the MLP
+};
+
 // The activations that a block's forward pass stores for its backward pass.
 struct BlockActivations {
-    floatX* x;                      // (Nl, C) residual stream at the block's input
-    LinearInput norm1;              // (Nl, C) input of qkv; without a norm before it x
-    floatX* qkv;                    // (N, QKVl) after rope
-    HeadNormInput heads[2];         // queries and keys before their norm
-    LinearInput att;                // (N, NHl HS) input of proj
-    BranchOutput proj;              // of attention
-    floatX* mid;                    // (Nl, C) the residual stream between attention and MLP
-    LinearInput norm2;              // (Nl, C) input of fc1; without a norm before it mid
-    floatX* fc1;                    // (N, F1l)
-    LinearInput act;                // (N, Fl) input of fc2
-    BranchOutput fc2;               // of the MLP
+    floatX* x;               // (Nl, C) residual stream at the block's input
+    LinearInput norm1;       // (Nl, C) input of qkv; without a norm before it x
+    floatX* qkv;             // (N, QKVl) after rope
+    HeadNormInput heads[2];  // queries and keys before their norm
+    LinearInput att;         // (N, NHl HS) input of proj
+    BranchOutput proj;       // of attention
+    floatX* mid;             // (Nl, C) the residual stream between attention and MLP
+    LinearInput norm2;       // (Nl, C) input of fc1; without a norm before it mid
+    MlpActivations mlp;
     NormStatistics stats1, stats2;  // of the norms before attention and MLP
     real* lse;                      // (B, NHl, T)
     ScaleInverse* inverses;         // (4) of the inputs of qkv, proj, fc1, fc2

@@ -40,17 +40,17 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
     visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    visit(N * m.local.F1l, Kept::unless_mlp, s.fc1...);
-    visit(N * m.local.Fl, Kept::unless_selective, s.act...);
+    visit(N * m.local.F1l, Kept::unless_mlp, s.mlp.fc1...);
+    visit(N * m.local.Fl, Kept::unless_selective, s.mlp.act...);
     if (m.c.norm_before()) {
         statistics(s.stats1...);
         statistics(s.stats2...);
     }
     if (m.c.norm_after()) {
         visit(Nl * C, Kept::unless_full, s.proj.x...);
-        visit(Nl * C, Kept::unless_full, s.fc2.x...);
+        visit(Nl * C, Kept::unless_full, s.mlp.fc2.x...);
         statistics(s.proj.stats...);
-        statistics(s.fc2.stats...);
+        statistics(s.mlp.fc2.stats...);
     }
     visit(N * m.local.NHl, Kept::unless_full, s.lse...);
 }
@@ -255,6 +255,6 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     };
     for_each_tensor(m, share, s, m.a.shared);
     if (!s.inverses) return;
-    LinearInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.act};
+    LinearInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.mlp.act};
     for (size_t k = 0; k < 4; k++) inputs[k]->inverse = s.inverses + k;
 }
