@@ -100,7 +100,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/run/describe_run.h"            // describe_run, describe_plan
 #include "llmc/run/trainer.h"                 // TrainerBase, which Trainer extends
 #include "llmc/run/training_log.h"            // TrainingLog
-#include "llmc/run/training_loop.h"           // TrainingLoop
+#include "llmc/run/training_loop.h"           // TrainingLoop: decisions, saves, logs
 #include "llmc/search/sweep.h"                // Sweep
 #include "llmc/search/tune.h"                 // tune_layouts
 #include "llmc/search/tune_inference.h"       // tune_inference
@@ -1390,23 +1390,82 @@ static std::vector<int> sample_prompt(const Run& run, const Model& m) {
     return prompt_tokens(*run.tokenizer, run.o.sample_prompt, std::min(m.c.room(), m.a.B * m.a.T), "--sample-prompt");
 }
 
-// Callbacks for the training loop: a step, validation, tasks and, with --sample-interval, a sample of text. Sets `generator` if
-// texts are generated. The arguments must outlive the result.
-static ModelFunctions functions_for_loop(Run& run, Trainer& t, std::optional<Generator>& generator) {
-    ModelFunctions functions;
-    functions.step = [&t] { return train_step(t); };
-    functions.validate = [&run, &t](int64_t first, int64_t n) { return evaluate(t.ctx, t.m, *run.valid, first, n, t.stop); };
-    functions.tasks = task_functions(t.ctx, t.m, generator, run.tokenizer.get(), run.texts.end_ids, [&t] { return t.stop(); });
+// Returns false if the run is to stop. last: after the run's last step.
+static bool validate(Run& run, Trainer& t, TrainingLoop& loop, bool last) {
+    const double start = monotonic_seconds();
+    run.begin("validation");
+    const int64_t first = run.o.eval_fixed ? 0 : run.schedule.first_sample_of_validation(t.state.step);
+    const auto losses = [&] { return evaluate(t.ctx, t.m, *run.valid, first, run.valid_samples, t.stop); };
+    const auto sums = losses();
+    std::optional<std::vector<LossSums>> of_average;
+    if (sums && t.m.average) {
+        swap_average(t.ctx, t.m, t.gatherer);
+        of_average = losses();
+        swap_average(t.ctx, t.m, t.gatherer);
+    }
+    return loop.report_validation(sums, of_average, first, start, last);
+}
+
+// Generates --sample-tokens tokens into the log. Returns false if the run is to stop.
+static bool generate_sample(Run& run, Trainer& t, TrainingLog& log, Generator& generator) {
     const TrainOptions& o = run.o;
-    if (run.generates()) generator.emplace(t.ctx, t.m);
-    if (o.sample_interval == 0) return functions;
-    const auto prompt = sample_prompt(run, t.m);
-    functions.generate = [&run, &o, &t, &generator, prompt](const std::function<bool(int)>& emit) {
-        const SamplingOptions sampling = {0.8, 0, 0.95, run.tokenizer->vocab_size()};
-        const auto sample = (uint32_t)t.state.step;
-        generate(*generator, {prompt, o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
+    std::string text;
+    bool stops = false;
+    int asked = 0;
+    const auto continues = [&] {
+        asked++;
+        return !(stops = t.stop());
     };
-    return functions;
+    const auto emit = [&](int token) {
+        text += run.tokenizer->token_bytes(token);
+        return continues();
+    };
+    const SamplingOptions sampling = {0.8, 0, 0.95, run.tokenizer->vocab_size()};
+    const auto sample = (uint32_t)t.state.step;
+    generate(generator,
+             {sample_prompt(run, t.m), o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
+    // All ranks vote equally often, including ranks of a replica whose text ended before another one's.
+    while (!stops && asked < o.sample_tokens) continues();
+    if (!stops) log.sample(t.state.step, o.sample_prompt, text);
+    return !stops;
+}
+
+// The loop over the steps of a run: each step, then validation, tasks, a sample of text and a checkpoint where they are due.
+static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog& log) {
+    std::optional<Generator> generator;
+    if (run.generates()) generator.emplace(t.ctx, t.m);
+    const TaskFunctions tasks =
+        task_functions(t.ctx, t.m, generator, run.tokenizer.get(), run.texts.end_ids, [&] { return t.stop(); });
+    // Returns true if the run is to stop.
+    const auto after_step = [&](bool last, Decision now) {
+        const TrainingLoop::Due due = loop.due_after_step(last, now);
+        const auto works = [&](TimeBudget::Work kind, auto work) { now.stop = now.stop || !loop.timed(kind, work); };
+        if (due.validation) works(TimeBudget::validation, [&] { return validate(run, t, loop, last); });
+        if (due.tasks && !now.stop) works(TimeBudget::tasks, [&] { return loop.measure_tasks(tasks); });
+        if (due.sample && !now.stop) works(TimeBudget::sample, [&] { return generate_sample(run, t, log, *generator); });
+        loop.save_after_step(last, now);
+        return now.stop;
+    };
+
+    bool stop = false;
+    loop.begin();
+    while (!t.finished() && !stop) {
+        if (loop.skip_batches([&](const Decision& now) { return after_step(false, now); })) break;
+        loop.begin_step();
+        std::optional<StepStats> stats = train_step(t);
+        loop.end_step(stats);
+        if (!stats) {  // told to stop
+            after_step(false, {true, false});
+            break;
+        }
+        if (loop.roll_back_after_spike()) {
+            if (t.finished()) after_step(true, {});  // the rollback skips all other batches
+            continue;
+        }
+        const Decision now = loop.decide(*stats);
+        stop = after_step(t.finished(), now);
+    }
+    loop.finish();
 }
 
 static void train(World& world, const TrainOptions& given) {
@@ -1445,10 +1504,9 @@ static void train(World& world, const TrainOptions& given) {
     begin_training();
     TrainingLog log;
     log.open(run, trainer.state, overrides, [&] { lock->hold(); });
-    std::optional<Generator> generator;
-    const ModelFunctions functions = functions_for_loop(run, trainer, generator);
     try {
-        TrainingLoop(run, trainer, *m, functions, timetable, run.tasks, log, lock ? &*lock : nullptr).run();
+        TrainingLoop loop(run, trainer, *m, timetable, log, lock ? &*lock : nullptr);
+        training_loop(run, trainer, loop, log);
     } catch (const std::exception& e) {
         log.failed(e.what());
         throw;

@@ -1,8 +1,9 @@
-// The loop of a training run from its first step to its last, for any architecture: steps, validation, samples of text,
-// checkpoints, rollback after spikes, and the end of the run. It is the same on every rank, in the same order.
+// The services of the loop over a run's steps (training_loop() in train_gpt.cu), for any architecture: decisions of all ranks,
+// skipped batches, rollback after spikes, checkpoints, logs, and the end of the run. Every rank calls the same functions in the
+// same order.
 #pragma once
 #include <cmath>
-#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,7 +16,6 @@
 #include "../model/parameters.h"
 #include "../ops.h"
 #include "../optimizer/training_memory.h"
-#include "../optimizer/weight_average.h"
 #include "../report/logger.h"
 #include "../plan/energy.h"
 #include "../infer/evaluation.h"
@@ -33,31 +33,19 @@
 #include "../checkpoint/training_state.h"
 #include "../infer/training_tasks.h"
 
-// The model's functions for the loop. All ranks call each function at the same time. One that was stopped returns nothing.
-struct ModelFunctions {
-    std::function<std::optional<StepStats>()> step;
-    // The losses over validation samples [first, first + n), one per dataset.
-    std::function<std::optional<std::vector<LossSums>>(int64_t first, int64_t n)> validate;
-    TaskFunctions tasks;
-    // Generates a text: calls emit(token) for each token until that returns false. Null: no samples of text.
-    std::function<void(const std::function<bool(int)>& emit)> generate;
-};
-
 class TrainingLoop {
 public:
     // lock: of the output directory; held by the first rank only.
-    TrainingLoop(Run& run, TrainerBase& trainer, const TrainingMemory& m, ModelFunctions functions, Timetable& timetable,
-                 const TrainingTasks& tasks, TrainingLog& log, RunLock* lock)
+    TrainingLoop(Run& run, TrainerBase& trainer, const TrainingMemory& m, Timetable& timetable, TrainingLog& log, RunLock* lock)
         : run_(run),
           o_(run.o),
           t_(trainer),
           m_(m),
           state_(trainer.state),
-          functions_(std::move(functions)),
           timetable_(timetable),
           budget_(o_, state_.budget),
           stragglers_(run.world.hosts(), run.ranks->mesh.pp.size),
-          tasks_(tasks),
+          tasks_(run.tasks),
           log_(log),
           saver_(run.ctx,
                  {o_.out,
@@ -75,53 +63,171 @@ public:
         if (run_.valid)
             budget_.expect(TimeBudget::validation, o_.eval_interval,
                            (m_.average ? 2 : 1) * of_step * (double)run_.valid_samples);
-        if (functions_.generate) budget_.expect(TimeBudget::sample, o_.sample_interval, o_.sample_tokens * of_step);
+        if (samples()) budget_.expect(TimeBudget::sample, o_.sample_interval, o_.sample_tokens * of_step);
         if (tasks_.any())
             budget_.expect(TimeBudget::tasks, tasks_.interval() ? tasks_.interval() : INT64_MAX,
                            of_step * (double)tasks_.tokens() / o_.seq_length);
     }
 
-    void run() {
+    void begin() {
         run_.begin(be::memory_is_host ? "the first step" : "the first step, which times algorithms for products");
         t_.memory_check.remember();
-        bool stop = false;
         settle_length({});
-        while (!t_.finished() && !stop) {
-            const double begin = monotonic_seconds();
-            if (skip_batches()) break;
-            const bool in_fp8 = !o_.fp8_format.empty() && state_.step >= fp8_start(o_, state_);
-            if (in_fp8 && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
-            const auto waited = run_.world.monitor()->waited();
-            std::optional<StepStats> stats = functions_.step();
-            run_.phase.done();
-            if (!stats) {
-                follow_up(false, {true, false});
-                break;
-            }
-            stats->waiting_ms = differences_ms(waited, run_.world.monitor()->waited());
-            add_rates(*stats, in_fp8);
-            log_.step(*stats, std::exchange(t_.health, nullptr));
-            if (heed(t_.verdict)) {
-                if (t_.finished()) follow_up(true, {});  // the rollback skips all other batches
-                continue;
-            }
-            budget_.took(TimeBudget::step, monotonic_seconds() - begin);
-            const bool saves = timetable_.save_now(state_.step) || (budget_.wants_save() && !std::exchange(save_asked_, true));
-            std::vector<RankTime> times;
-            const Decision now =
-                decide_together(run_.world,
-                                {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(),
-                                 stats->rank_time(!be::memory_is_host)},
-                                times);
-            if (run_.world.size() > 1) tell(stragglers_.add(times, monotonic_seconds()));
-            settle_length(now.length);
-            stop = follow_up(t_.finished(), now);
+    }
+
+    // Goes to the next batch that is not skipped. A skipped batch is a step without update, after which a validation, a sample
+    // and a checkpoint are due as after any other: after_step(now) does them. Returns whether the run is to stop.
+    template <class AfterStep>
+    bool skip_batches(AfterStep after_step) {
+        step_begin_ = monotonic_seconds();
+        const int64_t first = t_.batch(), step = t_.next_batch().step;
+        bool stop = false;
+        while (!stop && state_.step < step) {
+            static_cast<Counters&>(state_) = run_.schedule.next(state_, state_.skips, t_.discards, state_.step + 1);
+            if (is_due()) stop = after_step(Decision{false, timetable_.due_at(state_.step)});
         }
-        finish();
+        if (!stop) static_cast<Counters&>(state_) = t_.next_batch();
+        if (t_.batch() > first) log_.skipped(state_.step, first, t_.batch() - 1);
+        return stop;
+    }
+
+    void begin_step() {
+        in_fp8_ = !o_.fp8_format.empty() && state_.step >= fp8_start(o_, state_);
+        if (in_fp8_ && state_.step == fp8_start(o_, state_)) log_.begin_fp8(state_.step);
+        waited_ = run_.world.monitor()->waited();
+    }
+    // stats: nothing if the step was stopped.
+    void end_step(std::optional<StepStats>& stats) {
+        run_.phase.done();
+        if (!stats) return;
+        stats->waiting_ms = differences_ms(waited_, run_.world.monitor()->waited());
+        add_rates(*stats, in_fp8_);
+        log_.step(*stats, std::exchange(t_.health, nullptr));
+    }
+
+    // Applies the guard's verdict on the last step; returns true if the run was rolled back.
+    bool roll_back_after_spike() {
+        const Verdict& v = t_.verdict;
+        if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
+        if (!v.give_up && !v.rollback) return false;
+        t_.gatherer.finish();
+        saver_.wait();
+        report_save();
+        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state_.step, v.reason.c_str());
+        roll_back(v);
+        return true;
+    }
+
+    // All ranks agree whether to stop and to save after this step.
+    Decision decide(const StepStats& stats) {
+        budget_.took(TimeBudget::step, monotonic_seconds() - step_begin_);
+        const bool saves = timetable_.save_now(state_.step) || (budget_.wants_save() && !std::exchange(save_asked_, true));
+        std::vector<RankTime> times;
+        const Decision now =
+            decide_together(run_.world,
+                            {told_to_stop(), saves, run_.schedule.open ? budget_.decide(state_.step) : RunLength(),
+                             stats.rank_time(!be::memory_is_host)},
+                            times);
+        if (run_.world.size() > 1) log_ranks(stragglers_.add(times, monotonic_seconds()));
+        settle_length(now.length);
+        return now;
+    }
+
+    // The work that is due after a step; last: the run's last one. Waits for the new parameters if something reads them.
+    struct Due {
+        bool validation, tasks, sample;
+    };
+    Due due_after_step(bool last, const Decision& now) {
+        const Due work = {run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last),
+                          !now.stop && tasks_.due_after(state_.step, last),
+                          samples() && !now.stop && (state_.step % o_.sample_interval == 0 || last)};
+        const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
+        if (work.validation || work.tasks || work.sample || last || now.stop || now.save || compares) t_.gatherer.finish();
+        if (compares) t_.memory_check.require_agreement(state_.step);
+        return work;
+    }
+    // Runs f, work that is not a step, and measures its time.
+    template <class F>
+    auto timed(TimeBudget::Work work, F f) {
+        const double begin = monotonic_seconds();
+        const auto result = f();
+        budget_.took(work, monotonic_seconds() - begin);
+        return result;
+    }
+    // Saves if it is due after a step, or continues to write an earlier checkpoint.
+    void save_after_step(bool last, const Decision& now) {
+        const bool saves = (last || now.stop || now.save) && timetable_.saves_at_all();
+        if (saves) {
+            saver_.wait();
+            report_save();
+        }
+        if (saves && saved_step_ != state_.step) save();
+        else saver_.proceed();
+        report_save();
+    }
+
+    // The losses of validation samples from `first` on; of_average: with the average of the weights, if there is one. Both are
+    // empty if the run is to stop, then returns false.
+    bool report_validation(const std::optional<std::vector<LossSums>>& sums,
+                           const std::optional<std::vector<LossSums>>& of_average, int64_t first, double start, bool last) {
+        run_.phase.done();
+        if (!sums) {
+            log_.no_validation(state_.step);
+            return false;
+        }
+        const LossSums all = sum_of(*sums);
+        state_.valid_loss = all.loss();
+        log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
+                        set_losses(*run_.valid, *sums), of_average ? sum_of(*of_average).loss() : NAN,
+                        rewards_of(all.pair_sums));
+        if (last) result_.valid_loss = all.loss();
+        if (last && run_.main_rank() && run_.tokenizer && !all.pair_sums.n)
+            result_.bits_per_byte =
+                bits_per_byte(all, bytes_of_targets(*run_.tokenizer, *run_.valid, first, run_.valid_samples));
+        return true;
+    }
+    // Returns false if the run is to stop.
+    bool measure_tasks(const TaskFunctions& functions) {
+        const double start = monotonic_seconds();
+        run_.begin("measuring tasks");
+        nlohmann::ordered_json values, errors;
+        const bool whole = tasks_.measure(values, errors, functions);
+        run_.phase.done();
+        if (whole) log_.tasks(state_.step, values, errors, (monotonic_seconds() - start) * 1e3);
+        else log_.no_tasks(state_.step);
+        return whole;
+    }
+
+    void finish() {
+        run_.begin("writing the checkpoint");
+        saver_.wait();
+        run_.phase.done();
+        report_save();
+        log_ranks(stragglers_.rest());
+        vote_.finish();
+        end_training();
+        const bool done = t_.finished();
+        const std::string reason = done ? "" : reason_to_stop(run_.world, o_);
+        const std::string command = done || !timetable_.saves_at_all() ? "" : resume_command(run_.world);
+        std::string problem;
+        if (!save_error_.empty()) problem = "the last checkpoint could not be written: " + save_error_;
+        else if (done && !std::isfinite(state_.loss))
+            problem =
+                "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
+                "with --on-spike rollback";
+        result_.parameters = (int64_t)ParameterTable(m_.c).trained;
+        result_.tokens = state_.tokens;
+        result_.steps = state_.step;
+        if (budget_.on()) result_.seconds = budget_.spent();
+        if (energy_) result_.joules = energy_->joules_now();
+        if (o_.carbon_intensity) result_.grams_of_co2 = grams_of_co2(result_.joules, *o_.carbon_intensity);
+        if (!problem.empty()) fail("%s", problem.c_str());
+        log_.end(done, reason, command, result_);
     }
 
 private:
-    void tell(const std::optional<RankTimes>& times) {
+    bool samples() const { return o_.sample_interval != 0; }
+    void log_ranks(const std::optional<RankTimes>& times) {
         if (times) log_.ranks(state_.step, *times, stragglers_.sentence(*times));
     }
     bool told_to_stop() const { return !stop_signal().empty() || timetable_.exit_now(); }
@@ -152,46 +258,11 @@ private:
         order_data(run_, state_);
     }
 
-    // Runs f, work that is not a step, and measures its time.
-    template <class F>
-    auto timed(TimeBudget::Work work, F f) {
-        const double begin = monotonic_seconds();
-        const auto result = f();
-        budget_.took(work, monotonic_seconds() - begin);
-        return result;
-    }
-
-    // Goes to the next batch that is not skipped. A skipped batch is a step without update, after which a validation, a sample
-    // and a checkpoint are due as after any other. Returns whether the run is to stop.
-    bool skip_batches() {
-        const int64_t first = t_.batch(), step = t_.next_batch().step;
-        bool stop = false;
-        while (!stop && state_.step < step) {
-            static_cast<Counters&>(state_) = run_.schedule.next(state_, state_.skips, t_.discards, state_.step + 1);
-            if (is_due()) stop = follow_up(false, {false, timetable_.due_at(state_.step)});
-        }
-        if (!stop) static_cast<Counters&>(state_) = t_.next_batch();
-        if (t_.batch() > first) log_.skipped(state_.step, first, t_.batch() - 1);
-        return stop;
-    }
-    // Whether follow_up has something to do at this step by its number, which is the same on every rank.
+    // Whether something is due after this step by its number, which is the same on every rank.
     bool is_due() const {
-        return (run_.valid && due(o_.eval_interval, state_.step)) ||
-               (functions_.generate && due(o_.sample_interval, state_.step)) || tasks_.due_after(state_.step, false) ||
-               due(o_.check_weight_hash_across_dp_replicas_interval, state_.step) ||
+        return (run_.valid && due(o_.eval_interval, state_.step)) || (samples() && due(o_.sample_interval, state_.step)) ||
+               tasks_.due_after(state_.step, false) || due(o_.check_weight_hash_across_dp_replicas_interval, state_.step) ||
                (timetable_.saves_at_all() && timetable_.due_at(state_.step));
-    }
-
-    // Applies the guard's verdict on the last step; returns true if the run was rolled back. The same on every rank.
-    bool heed(const Verdict& v) {
-        if (v.kind != Verdict::normal) log_.outlier(state_.step, v);
-        if (!v.give_up && !v.rollback) return false;
-        t_.gatherer.finish();
-        saver_.wait();
-        report_save();
-        if (v.give_up) fail("the run ends at step %lld: %s", (long long)state_.step, v.reason.c_str());
-        roll_back(v);
-        return true;
     }
 
     // Rolls back to an older checkpoint. Keeps the skipped batches, and adds the ones around the first outlier.
@@ -207,88 +278,6 @@ private:
         const std::string done = run_.main_rank() ? go_back_to(o_.out, dir, state_.step) : "";
         log_.rollback(state_.step, dir, state_.skips);
         if (!done.empty()) print_line(stderr, "note: " + done);
-    }
-
-    // After a step: validation, a sample and a checkpoint, if they are due. Returns true if the run is to stop.
-    bool follow_up(bool last, Decision now) {
-        const bool validates = run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last);
-        const bool samples = functions_.generate && !now.stop && (state_.step % o_.sample_interval == 0 || last);
-        const bool measures = !now.stop && tasks_.due_after(state_.step, last);
-        const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
-        if (validates || measures || samples || last || now.stop || now.save || compares) t_.gatherer.finish();
-        if (compares) t_.memory_check.require_agreement(state_.step);
-        if (validates && !timed(TimeBudget::validation, [&] { return validate(last); })) now.stop = true;
-        if (measures && !now.stop && !timed(TimeBudget::tasks, [&] { return measure_tasks(); })) now.stop = true;
-        if (samples && !now.stop && !timed(TimeBudget::sample, [&] { return write_sample(); })) now.stop = true;
-        const bool saves = (last || now.stop || now.save) && timetable_.saves_at_all();
-        if (saves) {
-            saver_.wait();
-            report_save();
-        }
-        if (saves && saved_step_ != state_.step) save();
-        else saver_.proceed();
-        report_save();
-        return now.stop;
-    }
-
-    // last: after the run's last step. Returns false if the run is to stop.
-    bool validate(bool last) {
-        const double start = monotonic_seconds();
-        run_.begin("validation");
-        const int64_t first = o_.eval_fixed ? 0 : run_.schedule.first_sample_of_validation(state_.step);
-        const auto sums = functions_.validate(first, run_.valid_samples);
-        double average_loss = NAN;
-        if (sums && m_.average) {
-            swap_average(run_.ctx, m_, t_.gatherer);
-            const auto of_average = functions_.validate(first, run_.valid_samples);
-            swap_average(run_.ctx, m_, t_.gatherer);
-            if (of_average) average_loss = sum_of(*of_average).loss();
-        }
-        run_.phase.done();
-        if (!sums) {
-            log_.no_validation(state_.step);
-            return false;
-        }
-        const LossSums all = sum_of(*sums);
-        state_.valid_loss = all.loss();
-        log_.validation(state_.step, state_.valid_loss, all.n, (monotonic_seconds() - start) * 1e3,
-                        set_losses(*run_.valid, *sums), average_loss, rewards_of(all.pair_sums));
-        if (last) result_.valid_loss = all.loss();
-        if (last && run_.main_rank() && run_.tokenizer && !all.pair_sums.n)
-            result_.bits_per_byte =
-                bits_per_byte(all, bytes_of_targets(*run_.tokenizer, *run_.valid, first, run_.valid_samples));
-        return true;
-    }
-
-    // Returns false if the run is to stop.
-    bool measure_tasks() {
-        const double start = monotonic_seconds();
-        run_.begin("measuring tasks");
-        nlohmann::ordered_json values, errors;
-        const bool whole = tasks_.measure(values, errors, functions_.tasks);
-        run_.phase.done();
-        if (whole) log_.tasks(state_.step, values, errors, (monotonic_seconds() - start) * 1e3);
-        else log_.no_tasks(state_.step);
-        return whole;
-    }
-
-    // Returns false if the run is to stop.
-    bool write_sample() {
-        std::string text;
-        bool stops = false;
-        int asked = 0;
-        const auto goes_on = [&] {
-            asked++;
-            return !(stops = stop_here());
-        };
-        functions_.generate([&](int token) {
-            text += run_.tokenizer->token_bytes(token);
-            return goes_on();
-        });
-        // All ranks vote equally often, including ranks of a replica whose text ended before another one's.
-        while (!stops && asked < o_.sample_tokens) goes_on();
-        if (!stops) log_.sample(state_.step, o_.sample_prompt, text);
-        return !stops;
     }
 
     void save() {
@@ -309,43 +298,18 @@ private:
         if (outcome->taken) fail("the run ends at step %lld: %s", (long long)state_.step, save_error_.c_str());
     }
 
-    void finish() {
-        run_.begin("writing the checkpoint");
-        saver_.wait();
-        run_.phase.done();
-        report_save();
-        tell(stragglers_.rest());
-        vote_.finish();
-        end_training();
-        const bool done = t_.finished();
-        const std::string reason = done ? "" : reason_to_stop(run_.world, o_);
-        const std::string command = done || !timetable_.saves_at_all() ? "" : resume_command(run_.world);
-        std::string problem;
-        if (!save_error_.empty()) problem = "the last checkpoint could not be written: " + save_error_;
-        else if (done && !std::isfinite(state_.loss))
-            problem =
-                "the last loss is not finite; HINT: training diverged: resume from an older checkpoint with a lower --lr, or "
-                "with --on-spike rollback";
-        result_.parameters = (int64_t)ParameterTable(m_.c).trained;
-        result_.tokens = state_.tokens;
-        result_.steps = state_.step;
-        if (budget_.on()) result_.seconds = budget_.spent();
-        if (energy_) result_.joules = energy_->joules_now();
-        if (o_.carbon_intensity) result_.grams_of_co2 = grams_of_co2(result_.joules, *o_.carbon_intensity);
-        if (!problem.empty()) fail("%s", problem.c_str());
-        log_.end(done, reason, command, result_);
-    }
-
     Run& run_;
     const TrainOptions& o_;
     TrainerBase& t_;
     const TrainingMemory& m_;
     TrainingState& state_;
-    ModelFunctions functions_;
     Timetable& timetable_;
     TimeBudget budget_;
-    bool save_asked_ = false;            // for the budget
-    std::optional<EnergyMeter> energy_;  // of the first rank's machine, on that rank
+    bool save_asked_ = false;  // for the budget
+    double step_begin_ = 0;    // with the batches skipped before the step
+    bool in_fp8_ = false;
+    std::map<std::string, double> waited_;  // by other ranks, before the step
+    std::optional<EnergyMeter> energy_;     // of the first rank's machine, on that rank
     Stragglers stragglers_;
     const TrainingTasks& tasks_;
     RunResult result_;
