@@ -1217,6 +1217,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->exp_avg_sq.type = element_type(o.exp_avg_sq_dtype, ElementType::unsigned8);
     m->muon.recipe = muon_recipe(o);
     m->preference = preference_of(o);
+    m->optimizer = &optimizer_row(o.optimizer);
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
     m->recompute_others = recompute_policy(o.recompute_other_layers);
     m->offloads = offloads_optimizer(o);
@@ -1303,10 +1304,9 @@ static std::unique_ptr<Model> plan_run(Run& run) {
     check_same_everywhere(run.world, o, m->a.head_rows, run.data);
     run.begin("measuring how fast this machine computes");
     run.peak = run.plans_elsewhere() ? planned_peak(o) : peak_of_all(run.world, run.ctx, o.device_tflops);
-    const size_t moments = bytes_in_files(m->exp_avg) + bytes_in_files(m->exp_avg_sq);
-    describe_run(run,
-                 {m->shards.buckets.size(), what_is_narrow(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
-                  m->arena.bytes(), in_libraries, checkpoint_bytes(trained_table(run.c), run.texts, moments, o.ema_decay > 0)});
+    describe_run(run, {m->shards.buckets.size(), what_is_narrow(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
+                       m->arena.bytes(), in_libraries,
+                       checkpoint_bytes(trained_table(run.c), run.texts, bytes_in_files(*m), o.ema_decay > 0)});
     const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
     if (run.plans_elsewhere()) describe_plan(run, plan);
     else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())

@@ -223,6 +223,7 @@ public:
           }()),
           trainer_(ctx_, m_, o_, schedule_, data_, {}) {
         m_.muon.recipe = muon_recipe(o_);
+        m_.optimizer = &optimizer_row(o_.optimizer);
         m_.preference = preference_of(o_);
         if (k.pairs) {
             std::vector<double> log_p;

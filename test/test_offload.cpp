@@ -20,7 +20,7 @@ namespace test_offload {
 using namespace test;
 
 struct Case {
-    bool muon;
+    OptimizerKind optimizer;
     ElementType first, second;
     size_t chunk;  // elements; 0: resident
     size_t bucket = 3000;
@@ -41,10 +41,12 @@ std::vector<std::vector<char>> train(const Case& k) {
     c.V = 100;
     pad_vocabulary(c, 64);
     auto ranks = std::make_shared<Ranks>();
-    ranks->whole_matrices = k.muon;
+    const OptimizerRow& optimizer = row_of(optimizers, k.optimizer);
+    ranks->whole_matrices = optimizer.whole_matrices;
     ranks->bucket_elements = k.bucket;
     TrainingMemory m(c, ranks, {c.L});
-    m.muon.recipe.on = k.muon;
+    m.optimizer = &optimizer;
+    m.muon.recipe.on = optimizer.whole_matrices;
     m.exp_avg.type = k.first;
     m.exp_avg_sq.type = k.second;
     m.averages = true;
@@ -87,25 +89,25 @@ std::vector<std::vector<char>> train(const Case& k) {
         read_state(ctx, m, all.back().data(), state, bytes);
     };
     if (m.master_low_bits) add(m.master_low_bits, n * sizeof(LowerHalf));
-    add(m.exp_avg.data, n * m.exp_avg.element_bytes());
-    add(m.exp_avg_sq.data, m.size_of_exp_avg_sq() * m.exp_avg_sq.element_bytes());
+    for (const Moment& moment : m.moments()) add((m.*moment.of).data, moment.n * (m.*moment.of).element_bytes());
     add(m.average, n * sizeof(real));
     return all;
 }
 
 TEST(Offload, ChunksHaveTheBitsOfResidentState) {
-    for (const bool muon : {false, true})
+    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::muon})
         for (const auto& [first, second] : {std::pair(ElementType::fp32, ElementType::fp32),
                                             {ElementType::bf16, ElementType::bf16},
                                             {ElementType::signed8, ElementType::unsigned8}}) {
-            const auto resident = train({muon, first, second, 0});
+            const auto resident = train({optimizer, first, second, 0});
             for (const size_t chunk : {(size_t)64, (size_t)1000, (size_t)1 << 20}) {
                 // With fewer chunks than slots, a pass starts while downloads of the last one are in flight.
-                const auto offloaded = train({muon, first, second, chunk, std::max(chunk, (size_t)3000)});
+                const auto offloaded = train({optimizer, first, second, chunk, std::max(chunk, (size_t)3000)});
                 ASSERT_EQ(offloaded.size(), resident.size());
                 for (size_t i = 0; i < resident.size(); i++)
                     EXPECT_TRUE(offloaded[i] == resident[i])
-                        << "part " << i << " differs with Muon " << muon << ", type " << (int)first << ", chunks of " << chunk;
+                        << "part " << i << " differs with " << row_of(optimizers, optimizer).word << ", type " << (int)first
+                        << ", chunks of " << chunk;
             }
         }
 }

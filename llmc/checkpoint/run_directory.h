@@ -73,7 +73,10 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
         if (const int64_t named = step_of_name(std::filesystem::path(dir).filename().string());
             named >= 0 && state.at("step") != named)
             return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
-        Strings tensors = {adapter ? "adapter_model" : "model", "training/exp_avg", "training/exp_avg_sq"};
+        Strings tensors = {adapter ? "adapter_model" : "model"};
+        const std::string optimizer = state.at("options").value("optimizer", "adamw");
+        for (int k = 0; k < optimizer_row(optimizer).moments; k++)
+            tensors.push_back(std::string("training/") + names_of_moments[k]);
         if (state.contains("reference") && !state["reference"].is_null()) tensors.push_back("training/reference");
         if (state.at("layout").value("precision", "") == "bf16") tensors.push_back("training/master");
         for (const std::string& stem : tensors) {

@@ -296,7 +296,11 @@ inline std::string config_difference(const ModelConfig& saved, const ModelConfig
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
 // Moments in 8 bits are stored in bf16, so that any other type can be resumed from them.
-inline size_t bytes_in_files(const Elements& moment) { return moment.rounded() ? sizeof(bf16) : sizeof(real); }
+inline size_t bytes_in_files(const TrainingMemory& m) {
+    size_t bytes = 0;
+    for (const Moment& moment : m.moments()) bytes += (m.*moment.of).rounded() ? sizeof(bf16) : sizeof(real);
+    return bytes;
+}
 
 // averages: the weights' average is saved, too.
 inline size_t checkpoint_bytes(const ParameterTable& table, const ModelTexts& texts, size_t moment_bytes, bool averages) {
@@ -433,10 +437,13 @@ inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, cons
             parts.upload();
         });
     };
-    read_tensors(dir + "/training/exp_avg.safetensors", m.c, m.table, whole.data());
-    keep_parts(m.exp_avg, m.shards.size);
-    read_tensors(dir + "/training/exp_avg_sq.safetensors", m.c, m.table, whole.data());
-    keep_parts(m.exp_avg_sq, m.size_of_exp_avg_sq());
+    // Another optimizer (--override optimizer), which keeps fewer moments, may have saved it: the others start at zero.
+    int saved = optimizer_row(saved_option(read_state(dir), "optimizer")).moments;
+    for (const Moment& moment : m.moments()) {
+        if (saved-- > 0) read_tensors(dir + "/training/" + moment.name + ".safetensors", m.c, m.table, whole.data());
+        else std::fill(whole.begin(), whole.end(), real(0));
+        keep_parts(m.*moment.of, moment.n);
+    }
     read_masters(dir + "/training/master.safetensors", dir, m.c, m.table, whole.data());
     set_weights(ctx, m, whole);
     // A run without an average before starts it from the weights.
@@ -486,7 +493,7 @@ public:
         state_ = state;
         start_ = monotonic_seconds();
         tries_ = 0;
-        parts_ = {m_.params, m_.master_low_bits, m_.exp_avg, m_.exp_avg_sq, m_.average};
+        parts_ = {m_.state(), m_.params};
         if (encoded()) virtual_tokens_ = m_.virtual_tokens.computed(ctx_);
         const Parts& copy = m_.copy;
         if (copy.params) {
@@ -499,8 +506,10 @@ public:
             parts_ = copy;
             const auto read = [&](void* to, const void* from, size_t bytes) { read_state(ctx_, m_, to, from, bytes); };
             if (m_.master_low_bits) read(copy.master_low_bits, m_.master_low_bits, n * sizeof(LowerHalf));
-            read(copy.exp_avg.data, m_.exp_avg.data, n * m_.exp_avg.element_bytes());
-            read(copy.exp_avg_sq.data, m_.exp_avg_sq.data, m_.size_of_exp_avg_sq() * m_.exp_avg_sq.element_bytes());
+            for (const Moment& moment : m_.moments()) {
+                const Elements& from = m_.*moment.of;
+                read((copy.*moment.of).data, from.data, moment.n * from.element_bytes());
+            }
             if (m_.average) read(copy.average, m_.average, n * sizeof(real));
         } else {
             wait_for_device(ctx_);
@@ -642,9 +651,9 @@ private:
         const char* const weights = m_.frozen ? "/adapter_model.safetensors" : "/model.safetensors";
         if (!encoded()) all.emplace_back(dir + weights, whole_, dtype_of<floatX>);
         if (has_masters()) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
-        for (const auto& [name, moment] : {std::pair("exp_avg", &parts_.exp_avg), {"exp_avg_sq", &parts_.exp_avg_sq}})
-            all.emplace_back(dir + "/training/" + name + ".safetensors", whole_,
-                             moment->rounded() ? dtype_of<bf16> : dtype_of<real>);
+        for (const Moment& moment : m_.moments())
+            all.emplace_back(dir + "/training/" + moment.name + ".safetensors", whole_,
+                             (parts_.*moment.of).rounded() ? dtype_of<bf16> : dtype_of<real>);
         if (m_.average) all.emplace_back(dir + "/ema" + weights, whole_, dtype_of<floatX>);
         if (m_.average && has_lower_halves) all.emplace_back(dir + "/training/ema.safetensors", whole_, dtype_of<real>);
         return all;
@@ -653,9 +662,8 @@ private:
     void make(const NewDirectory& directory) {
         if (!first()) return;
         if (settings_.lock) settings_.lock->hold();
-        const size_t moment_bytes = bytes_in_files(parts_.exp_avg) + bytes_in_files(parts_.exp_avg_sq);
         make_space(settings_.out, state_.step, settings_.kept,
-                   checkpoint_bytes(whole_, settings_.texts, moment_bytes, m_.average) + settings_.reference.size());
+                   checkpoint_bytes(whole_, settings_.texts, bytes_in_files(m_), m_.average) + settings_.reference.size());
         directory.create();
         try {
             make_directory(directory.path() + "/training");
@@ -699,9 +707,8 @@ private:
         };
         if (!encoded()) write([&](size_t i) { return parts_.params[i]; });
         if (has_masters()) write([&](size_t i) { return load_weight(parts_.params, parts_.master_low_bits, i); });
-        for (const auto& [moment, n] :
-             {std::pair(parts_.exp_avg, m_.shards.size), {parts_.exp_avg_sq, m_.size_of_exp_avg_sq()}})
-            moment.visit_moment([&, n = n](const auto* x) {
+        for (const Moment& moment : m_.moments())
+            (parts_.*moment.of).visit_moment([&, n = moment.n](const auto* x) {
                 using E = std::decay_t<decltype(*x)>;
                 using Stored = std::conditional_t<std::is_same_v<E, real>, real, bf16>;
                 write([x, n](size_t i) { return i < n ? Stored((real)x[i]) : Stored(0.0f); });

@@ -23,13 +23,13 @@
 
 struct OptimizerState {
     LowerHalf* master_low_bits = nullptr;  // null if params are the whole weights
-    Elements exp_avg, exp_avg_sq;
-    real* average = nullptr;  // null without an average of the weights
+    Elements exp_avg, exp_avg_sq;          // exp_avg_sq has no data if the optimizer keeps only the first moment
+    real* average = nullptr;               // null without an average of the weights
 
     // The elements from index i on.
     OptimizerState from(size_t i) const {
-        return {master_low_bits ? master_low_bits + i : nullptr, exp_avg.from(i), exp_avg_sq.from(i),
-                average ? average + i : nullptr};
+        return {master_low_bits ? master_low_bits + i : nullptr, exp_avg.from(i),
+                exp_avg_sq.data ? exp_avg_sq.from(i) : exp_avg_sq, average ? average + i : nullptr};
     }
 };
 
@@ -50,7 +50,7 @@ public:
     static constexpr size_t most_chunk = 4 << 20;  // elements of a chunk: 40 MB with fp32 moments, 1 ms on a fast link
 
     // Plans the slots, for state of these types, of which no update covers more than `size` elements.
-    void plan(Arena& arena, const OptimizerState& types, bool averages, size_t size) {
+    void plan(Arena& arena, const OptimizerState& types, bool second_moment, bool averages, size_t size) {
         on_ = true;
         chunk_ = std::min(chunk_, round_up(size, (size_t)8));
         for (OptimizerState& slot : slots_) {
@@ -59,7 +59,7 @@ public:
             const auto add = [&](auto* part, size_t n) { arena.add("optimizer's state in transit", part, n); };
             if (has_lower_halves) add(&slot.master_low_bits, chunk_);
             add(&slot.exp_avg, chunk_);
-            add(&slot.exp_avg_sq, chunk_);
+            if (second_moment) add(&slot.exp_avg_sq, chunk_);
             if (averages) add(&slot.average, chunk_);
         }
     }
@@ -103,7 +103,8 @@ private:
         if (use.master_low_bits && host.master_low_bits)
             visit(host.master_low_bits, device.master_low_bits, sizeof(LowerHalf), use.changes_low_bits);
         if (use.exp_avg) visit(host.exp_avg.data, device.exp_avg.data, host.exp_avg.element_bytes(), true);
-        if (use.exp_avg_sq) visit(host.exp_avg_sq.data, device.exp_avg_sq.data, host.exp_avg_sq.element_bytes(), true);
+        if (use.exp_avg_sq && host.exp_avg_sq.data)
+            visit(host.exp_avg_sq.data, device.exp_avg_sq.data, host.exp_avg_sq.element_bytes(), true);
         if (use.average && host.average) visit(host.average, device.average, sizeof(real), true);
     }
 

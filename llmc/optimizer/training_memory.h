@@ -16,16 +16,21 @@
 #include "../model/parameters.h"
 #include "muon.h"
 #include "optimizer_state.h"
+#include "optimizers.h"
 #include "../parallel/ranks.h"
 #include "shard.h"
 #include "zero.h"
 
 // This rank's shards (shards.size) of weights and moments.
-struct Parts {
+struct Parts : OptimizerState {
     floatX* params = nullptr;
-    LowerHalf* master_low_bits = nullptr;  // null if params are the whole weights
-    Elements exp_avg, exp_avg_sq;
-    real* average = nullptr;  // null without an average of the weights
+};
+
+// A moment that the optimizer keeps.
+struct Moment {
+    const char* name;              // in checkpoints
+    Elements OptimizerState::*of;  // of a TrainingMemory or of Parts
+    size_t n;                      // elements on this rank
 };
 
 // A model with frozen parameters.
@@ -34,7 +39,9 @@ struct FrozenModel {
     floatX* params = nullptr;  // (table.size)
 };
 
-struct TrainingMemory {
+// The optimizer's state is (shards.size) each, exp_avg_sq (size_of_exp_avg_sq()); its types, and the type of grads, are set
+// before planning.
+struct TrainingMemory : OptimizerState {
     ModelConfig c;
     std::shared_ptr<Ranks> ranks;
     std::vector<int> stages;  // layers of each stage of the pipeline
@@ -46,18 +53,16 @@ struct TrainingMemory {
     floatX* params = nullptr;           // (table.size)
     Elements grads;                     // (table.size) summed over the micro-batches of a step
     BlockGradients micro_grads;         // for bf16 grads: of a micro-batch in a block
-    std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the four below during updates
-    bool offloads = false;                 // these four are in page-locked host memory; set before memory is planned
-    LowerHalf* master_low_bits = nullptr;  // (shards.size) of the fp32 weights that AdamW updates; null if params are these
-    Elements exp_avg,
-        exp_avg_sq;         // (shards.size) (size_of_exp_avg_sq()); their types, and the type of grads, are set before planning
-    Muon muon;              // its recipe is set before memory is planned
-    bool averages = false;  // keep an average of the weights; set before memory is planned
-    real* average = nullptr;  // (shards.size) moving average of the fp32 weights (weight_average.h)
-    bool examines = false;    // log the layers' health; set before memory is planned
-    real* before = nullptr;   // (shards.size) in host memory: the fp32 weights before an update that is examined
-    Parts copy;               // host memory from which a checkpoint is saved; null: saved from the tensor itself
-    bool copies = false;      // everything is saved from the copy; else at most the parameters are
+    const OptimizerRow* optimizer =
+        &row_of(optimizers, OptimizerKind::adamw);  // this and Muon's recipe are set before planning
+    Muon muon;
+    std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the optimizer's state during updates
+    bool offloads = false;   // which is then in page-locked host memory; set before memory is planned
+    bool averages = false;   // keep an average of the weights; set before memory is planned
+    bool examines = false;   // log the layers' health; set before memory is planned
+    real* before = nullptr;  // (shards.size) in host memory: the fp32 weights before an update that is examined
+    Parts copy;              // host memory from which a checkpoint is saved; null: saved from the tensor itself
+    bool copies = false;     // everything is saved from the copy; else at most the parameters are
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -74,9 +79,17 @@ struct TrainingMemory {
     floatX* model_params() const { return frozen ? frozen->params : params; }
 
     // Elements of exp_avg_sq: Muon has none for its matrices, and checkpoints store zeros there.
-    size_t size_of_exp_avg_sq() const { return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size; }
+    size_t size_of_exp_avg_sq() const {
+        if (!optimizer->second_moment()) return 0;
+        return muon.recipe.on && !muon.recipe.neurons ? shards.size_of_cut : shards.size;
+    }
+    std::vector<Moment> moments() const {
+        std::vector<Moment> all = {{names_of_moments[0], &OptimizerState::exp_avg, shards.size}};
+        if (optimizer->second_moment()) all.push_back({names_of_moments[1], &OptimizerState::exp_avg_sq, size_of_exp_avg_sq()});
+        return all;
+    }
 
-    OptimizerState state() const { return {master_low_bits, exp_avg, exp_avg_sq, average}; }
+    const OptimizerState& state() const { return *this; }
     bool state_on_host() const { return be::memory_is_host || offloads; }
 
     // Plans everything, or without training only the parameters.
@@ -90,11 +103,14 @@ struct TrainingMemory {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };
         if (has_lower_halves) add("master weights (lower 16 bits)", &master_low_bits, shards.size);
-        for (auto [x, n] : {std::pair(&exp_avg, shards.size), {&exp_avg_sq, size_of_exp_avg_sq()}})
-            add(!x->rounded() ? "Adam moments (fp32)" : x->is_bf16() ? "Adam moments (bf16)" : "Adam moments (8 bits)", x, n);
+        for (const Moment& moment : moments()) {
+            Elements& x = this->*moment.of;
+            const char* const type = !x.rounded() ? "fp32" : x.is_bf16() ? "bf16" : "8 bits";
+            add(format("%s (%s)", optimizer->in_memory, type).c_str(), &x, moment.n);
+        }
         muon.plan(arena, c, table, shards);
         if (averages) add("EMA of the weights (fp32)", &average, shards.size);
-        if (offloads) stream->plan(arena, state(), averages, shards.largest());
+        if (offloads) stream->plan(arena, state(), optimizer->second_moment(), averages, shards.largest());
         if (examines) arena.add_on_host("weights before an update (health)", &before, shards.size);
     }
 
@@ -110,8 +126,7 @@ struct TrainingMemory {
         copies = !in_place;  // also if this rank trains nothing and a copy has no bytes
         if (in_place) return;
         if (has_lower_halves) add(&copy.master_low_bits, shards.size);
-        add(&copy.exp_avg, shards.size);
-        add(&copy.exp_avg_sq, size_of_exp_avg_sq());
+        for (const Moment& moment : moments()) add(&(copy.*moment.of), moment.n);
         if (averages) add(&copy.average, shards.size);
     }
 };

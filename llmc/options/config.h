@@ -16,6 +16,7 @@
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../model/choices.h"
+#include "../optimizer/optimizers.h"
 #include "text_options.h"
 
 using OptionalDouble = std::optional<double>;
@@ -240,7 +241,7 @@ inline Allowed one_of(Strings choices) {
     X(std::string, time_budget, "", "", word("DURATION"), "Batch and length",                                                  \
       "length of the run in time (90s, 5m, 2h): as many steps as fit, from the start of the program to the last checkpoint; "  \
       "sets --lr-decay-style WSD, whose decay can start late, and --reshuffle-each-epoch")                                     \
-    X(std::string, optimizer, "", "adamw", one_of({"adamw", "adam", "muon", "normuon"}), "Optimizer",                          \
+    X(std::string, optimizer, "", "adamw", one_of(optimizer_words()), "Optimizer",                                             \
       "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw")                     \
     X(double, muon_momentum, "", 0.95, between(0, 0.999999), "Optimizer",                                                      \
       "Muon's momentum: decay rate of the mean of gradients (exp_avg) of the matrices of layers")                              \

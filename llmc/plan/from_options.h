@@ -43,7 +43,7 @@ namespace detail {
 
 // Rejects options that conflict with adapters, which the option `trains` enables.
 inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
-    if (o.optimizer == "muon" || o.optimizer == "normuon")
+    if (optimizer_row(o.optimizer).whole_matrices)
         fail_usage("--optimizer %s only supports a model's own matrices, not %s; HINT: --optimizer adamw", o.optimizer.c_str(),
                    trains);
 }
@@ -136,7 +136,7 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
     if (o.lora_rank || o.prompt_tokens)
         fail_usage("--parametrization %s is not derived for the adapters of %s; HINT: leave one of them out", kind,
                    o.lora_rank ? "--lora-rank" : "--prompt-tokens");
-    if (o.optimizer == "normuon")
+    if (optimizer_row(o.optimizer).neurons)
         fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
     if (!o.size.empty() && !o.given.count("lr"))
         fail_usage(
@@ -428,11 +428,11 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     return c;
 }
 
-// Muon or NorMuon for the matrices of blocks, or AdamW for everything.
+// Muon or NorMuon for the matrices of blocks, if --optimizer is one of them.
 inline MuonRecipe muon_recipe(const TrainOptions& o) {
     MuonRecipe r;
-    r.on = o.optimizer == "muon" || o.optimizer == "normuon";
-    r.neurons = o.optimizer == "normuon";
+    r.on = optimizer_row(o.optimizer).whole_matrices;
+    r.neurons = optimizer_row(o.optimizer).neurons;
     r.heads = o.muon_split_heads;
     r.momentum = (real)o.muon_momentum;
     r.beta2 = (real)o.muon_beta2;
@@ -464,7 +464,7 @@ inline ElementType element_type(const std::string& name, ElementType eight_bits)
 // True if the optimizer's state is kept in the host's memory.
 inline bool offloads_optimizer(const TrainOptions& o) {
     if (o.offload == "none") return false;
-    if (o.optimizer == "normuon")
+    if (!optimizer_row(o.optimizer).can_offload())
         fail_usage(
             "--offload optimizer and --optimizer normuon cannot be combined: NorMuon updates need whole rows; HINT: "
             "--optimizer muon or adamw");

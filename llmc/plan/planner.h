@@ -684,9 +684,11 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
         o.device_efficiency.value_or(o.device_tflops ? usual_efficiency : efficiency_of(d, c.C, (double)in.B * in.T, in.tp));
     in.node_size = o.node_size;
     in.gradient_bytes = o.main_grads_dtype == "bf16" ? 2 : 4;
+    const OptimizerRow& optimizer = optimizer_row(o.optimizer);
+    in.moment_bytes = 4 * optimizer.moments;
     for (const std::string* dtype : {&o.exp_avg_dtype, &o.exp_avg_sq_dtype})
         in.moment_bytes -= *dtype == "bf16" ? 2 : *dtype == "fp8" ? 3 : 0;
-    if (o.optimizer == "muon" || o.optimizer == "normuon") in.newton_schulz_steps = o.muon_num_ns_steps;
+    if (optimizer.whole_matrices) in.newton_schulz_steps = o.muon_num_ns_steps;
     in.muon_heads = o.muon_split_heads;
     in.offloads = o.offload == "optimizer";
     in.averages = o.ema_decay > 0;

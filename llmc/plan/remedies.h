@@ -102,7 +102,8 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
     }
     if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
         smaller_micro_batch(least, words);
-    const bool first = o.exp_avg_dtype == "fp32", second = o.exp_avg_sq_dtype == "fp32" && o.optimizer != "normuon";
+    const OptimizerRow& optimizer = optimizer_row(o.optimizer);
+    const bool first = o.exp_avg_dtype == "fp32", second = o.exp_avg_sq_dtype == "fp32" && optimizer.narrows_second_moment();
     if (found.empty() && (first || second)) {
         if (first) least.exp_avg_dtype = "bf16";
         if (second) least.exp_avg_sq_dtype = "bf16";
@@ -115,7 +116,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (memory_is_host) return found;
-    if (found.empty() && o.offload == "none" && o.optimizer != "normuon") {
+    if (found.empty() && o.offload == "none" && optimizer.can_offload()) {
         least.offload = "optimizer";
         words += "--offload optimizer ";
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);

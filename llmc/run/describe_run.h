@@ -148,6 +148,7 @@ inline void describe_parametrization(RunTable& t, const TrainOptions& o, const M
             TensorFactors f = row.factors.folded(rows.fold);
             if (row.init == Init::scaled_normal) f.init /= std::sqrt(p.depth);  // for comparison with the base model's
             if (const double lr = muon.learning_rate(f.lr, p); by_muon) f = {f.init, lr, 1 / lr, 0};
+            if (!optimizer_row(o.optimizer).second_moment()) f.eps = 0;
             if (row.vector()) f.weight_decay = 0;
             const std::string name = row.name.substr(row.name.rfind('.') + 1) + (rows.fold != 1 ? " (queries)" : "");
             const auto same = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == f; });

@@ -60,7 +60,7 @@ public:
              {FaultTarget{"flip-norm", m_.params + m_.table.shared, false},
               {"flip-lower", m_.master_low_bits ? (void*)m_.master_low_bits : weight, m_.master_low_bits != nullptr},
               {"flip-exp-avg", m_.exp_avg.data, true},
-              {"flip-exp-avg-sq", m_.exp_avg_sq.data, true}}) {
+              {"flip-exp-avg-sq", (m_.exp_avg_sq.data ? m_.exp_avg_sq : m_.exp_avg).data, true}}) {
             if (!once(place.kind, batch)) continue;
             wait();
             place.of_state ? flip_last_bit_of_state(place.memory) : flip_last_bit(place.memory);

@@ -128,7 +128,9 @@ private:
         if (m_.master_low_bits) s.lower = sum(m_.master_low_bits, 0, m_.shards.size);
         if (m_.average) s.average = sum(m_.average, 0, m_.shards.size);
         s.exp_avg = m_.exp_avg.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
-        s.exp_avg_sq = m_.exp_avg_sq.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.size_of_exp_avg_sq()); });
+        if (m_.exp_avg_sq.data)
+            s.exp_avg_sq =
+                m_.exp_avg_sq.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.size_of_exp_avg_sq()); });
         return s;
     }
 

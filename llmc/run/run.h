@@ -166,7 +166,7 @@ inline void adjust_options(Run& run) {
     apply_time_budget(o);
     plan_for(run.ctx, o);
     if (!o.model.empty()) o.model = model_directory(o.model);
-    if (o.optimizer == "adam") o.optimizer = "adamw";
+    o.optimizer = optimizer_row(o.optimizer).word;
     check_recomputation(o);
     offloads_optimizer(o);  // rejects it with some optimizers
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;

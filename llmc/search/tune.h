@@ -117,7 +117,7 @@ inline LayoutProblem problem_of(Run& run, const MemoryOfStage& memory_of_stage) 
     problem.memory_of_stage = memory_of_stage;
     problem.ranks = {std::max(1, run.o.world)};
     if (run.plans_elsewhere() || !be::memory_is_host) {
-        problem.may_offload = run.o.optimizer != "normuon";
+        problem.may_offload = optimizer_row(run.o.optimizer).can_offload();
         if (!run.plans_elsewhere()) {
             take_gpu_figures(run);
             if (can_start_ranks()) problem.ranks = divisors(be::count_devices());
@@ -323,12 +323,12 @@ inline std::string refused_in_words(const std::map<std::string, int64_t>& refuse
     return reasons;
 }
 
-// Options that store in bf16 tensors that the run stores in fp32; NorMuon keeps exp_avg_sq in fp32.
+// Options that store in bf16 tensors that the run stores in fp32; if the optimizer keeps them and can.
 inline std::string narrower_types(const TrainOptions& o) {
     std::string words;
     if (o.main_grads_dtype == "fp32") words += " --main-grads-dtype bf16";
     if (o.exp_avg_dtype == "fp32") words += " --exp-avg-dtype bf16";
-    if (o.exp_avg_sq_dtype == "fp32" && o.optimizer != "normuon") words += " --exp-avg-sq-dtype bf16";
+    if (o.exp_avg_sq_dtype == "fp32" && optimizer_row(o.optimizer).narrows_second_moment()) words += " --exp-avg-sq-dtype bf16";
     return words;
 }
 
