@@ -73,7 +73,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction, split_layers
 #include "llmc/parallel/ranks.h"              // Ranks, join_groups, place_rank, reduce_sums
 #include "llmc/parallel/pipeline_links.h"     // PipelineLinks
-#include "llmc/optimizer/adamw.h"             // update_by_adamw
+#include "llmc/optimizer/elementwise.h"       // update_elementwise
 #include "llmc/optimizer/weight_average.h"    // update_average
 #include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
 #include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
@@ -780,15 +780,17 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     return true;
 }
 
-// AdamW on this rank's shards, or Muon for whole matrices of blocks. With ZeRO, each bucket of new parameters is sent to the
-// data-parallel ranks as soon as it is updated.
+// AdamW or Lion on this rank's shards, or Muon for whole matrices of blocks. With ZeRO, each bucket of new parameters is sent
+// to the data-parallel ranks as soon as it is updated.
 static void update(Trainer& t, double lr, double weight_decay, double grad_scale) {
     Model& m = t.m;
     const TrainOptions& o = t.o;
     const int64_t step = t.state.updates + 1;
     const uint64_t rounding = rounding_key((uint64_t)o.seed, step);
     const auto updated = [&](const Bucket& b) { t.gatherer.start(b, m.params); };
-    update_by_adamw(t.ctx, m, {lr, o.adam_beta1, o.adam_beta2, o.adam_eps, weight_decay, grad_scale, step, rounding}, updated);
+    const bool lion = m.optimizer->value == OptimizerKind::lion;
+    const double beta1 = lion ? o.lion_beta1 : o.adam_beta1, beta2 = lion ? o.lion_beta2 : o.adam_beta2;
+    update_elementwise(t.ctx, m, {lr, beta1, beta2, o.adam_eps, weight_decay, grad_scale, step, rounding}, updated);
     m.muon.update(t.ctx, m, {(real)lr, (real)weight_decay, (real)grad_scale, rounding}, updated);
     update_average(t.ctx, m, o.ema_decay, step);
     t.faults.in_update(t.batch());
@@ -1215,9 +1217,9 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->grads.type = element_type(o.main_grads_dtype, ElementType::bf16);
     m->exp_avg.type = element_type(o.exp_avg_dtype, ElementType::signed8);
     m->exp_avg_sq.type = element_type(o.exp_avg_sq_dtype, ElementType::unsigned8);
+    m->optimizer = &optimizer_row(o.optimizer);
     m->muon.recipe = muon_recipe(o);
     m->preference = preference_of(o);
-    m->optimizer = &optimizer_row(o.optimizer);
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
     m->recompute_others = recompute_policy(o.recompute_other_layers);
     m->offloads = offloads_optimizer(o);

@@ -242,6 +242,11 @@ uint64_t word_sum(Ctx& ctx, const void* x, size_t n, size_t first);
 // elements belong to one tensor, the one of `rounding`.
 void adamw(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements& exp_avg, const Elements& exp_avg_sq,
            const Elements& grad, size_t n, const AdamW& constants, const Rounding& rounding);
+// Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms", arXiv 2302.06675): g = grad_scale * grad;
+// w -= lr (sign(b1 m + (1-b1) g) + wd w); m = b2 m + (1-b2) g, with m = exp_avg, sign(0) = 0, and weights and rounding as in
+// adamw. eps and step of the constants are not used.
+void lion(Ctx& ctx, floatX* param, LowerHalf* lower /*or null*/, const Elements& exp_avg, const Elements& grad, size_t n,
+          const AdamW& constants, const Rounding& rounding);
 // average += (1 - keep) (w - average) for the fp32 weights w of param and lower.
 void average_weights(Ctx& ctx, real* average /*(n)*/, const floatX* param, const LowerHalf* lower /*or null*/, size_t n,
                      real keep);

@@ -130,7 +130,7 @@ run_memcheck() {
     [[ -n $tool ]] || skip "there is no compute-sanitizer"
     # Only kernels in namespace gpu, not the libraries'.
     PREFIX="$tool --tool memcheck --error-exitcode 9 --kernel-name kernel_substring=3gpu" sharded memcheck gpu_tests "$(within 2)" \
-        --gtest_filter="*BackwardInOneKernel*:AttentionHopperMore.*:LinearGelu.*:GpuLinear.ResidualFusedAndApart:Ops.*:InPlace.*:InitialWeights.*:Memory.*:*Muon*:Unaligned.*"
+        --gtest_filter="*BackwardInOneKernel*:AttentionHopperMore.*:LinearGelu.*:GpuLinear.ResidualFusedAndApart:Ops.*:InPlace.*:InitialWeights.*:Memory.*:*Lion*:*Muon*:Unaligned.*"
 }
 run_attention() {
     figures "$(within 2)" --attention --seconds "$(within 7)"

@@ -65,6 +65,11 @@ refuse "rotary base without rope"           "rotary-base.*position-emb"     "${t
 refuse "two norms of queries"               "qk-layernorm.*whole"           "${train[@]}" --data-path good --qk-layernorm --qk-layernorm-whole
 refuse "layers without a window, no window" "skip-freq.*window-size"        "${train[@]}" --data-path good --window-attn-skip-freq 2
 refuse "Muon's options without Muon"        "muon-momentum.*HINT: --optimizer muon" "${train[@]}" --data-path good --muon-momentum 0.9
+refuse "Lion's option without Lion"         "lion-beta2.*HINT: --optimizer lion" "${train[@]}" --data-path good --lion-beta2 0.9
+refuse "AdamW's option with Lion"           "adam-eps has no effect with --optimizer lion.*HINT" "${train[@]}" --data-path good --optimizer lion --adam-eps 1e-6
+refuse "a second moment's type with Lion"   "exp-avg-sq-dtype has no effect.*one moment.*HINT" "${train[@]}" --data-path good --optimizer lion --exp-avg-sq-dtype bf16
+refuse "FP8 that waits for exp_avg_sq"      "fp8-start auto and --optimizer lion.*HINT: --fp8-start" "${train[@]}" --data-path good --optimizer lion --fp8-format hybrid --fp8-start auto
+refuse "AdamW's rule of the rate with Lion" "size and --optimizer lion cannot be combined.*HINT: give --lr" "${train[@]}" --data-path good --optimizer lion --size 1m
 refuse "FP8's options without FP8"          "fp8-start.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-start 5
 refuse "FP8's transposes without FP8"        "fp8-weight-transpose.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-weight-transpose keep
 refuse "layers to recompute without a policy" "requires --recompute-granularity.*HINT" "${train[@]}" --data-path good --recompute-num-layers 1

@@ -125,11 +125,26 @@ expect "Muon resumes" train 4 "muon again" --tp 4 "${muon[@]}"
 expect "with every bit" everything_same "muon 4 --tp 4" "muon again"
 expect "and on another layout" train 2 "muon elsewhere" "${muon[@]}"
 expect "with one rank's losses" near "muon 1 " "muon elsewhere" 5
+# Lion has one moment: a checkpoint has no exp_avg_sq, and any layout resumes it.
+all_of_lion_same() { same "$1" "$2" exp_avg && cmp "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
+lion=(--optimizer lion --lr 3e-4 --exp-avg-dtype bf16 --clip-grad 0 --check-replicas 4 --ema-decay 0.9)
+for layout in "1" "2 --zero 1 --ddp-bucket-size 4096" "2 --zero 0" "4 --tp 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "lion on $layout" train "$n" "lion $layout" $options "${lion[@]}"
+    expect "lion on $layout: one rank's losses" near "lion 1" "lion $layout" 8
+done
+expect "Lion cut by ZeRO-1 or whole: the same bits" all_of_lion_same "lion 2 --zero 1 --ddp-bucket-size 4096" "lion 2 --zero 0"
+expect "it saves no exp_avg_sq" test ! -e "lion 1/latest/training/exp_avg_sq.safetensors" -a -e "lion 1/latest/training/exp_avg.safetensors"
+expect "Lion resumes on another layout" train 2 "lion again" --zero 1 --ddp-bucket-size 4096 "${lion[@]}" --resume "lion 2 --zero 0/step_00000003"
+expect "with every bit" all_of_lion_same "lion 2 --zero 0" "lion again"
+expect "AdamW resumes Lion's" train 2 "lion then adamw" "${lion[@]}" --optimizer adamw --override optimizer --resume "lion 1/step_00000003"
+expect "Lion resumes AdamW's" train 2 "adamw then lion" --optimizer lion --override optimizer --resume one/step_00000003
 # The saved model is the trained one, in whichever order the optimizer stores it: saving in the foreground and in the
 # background gives the same files, and eval gives the run's validation loss.
 same_files() { diff -r -x state.json -x manifest.json "$1/latest/" "$2/latest/"; }
 valid_loss() { sed -n 's/.*"kind":"valid","step":8,"loss":\([0-9.e+-]*\).*/\1/p' "$1/log.jsonl"; }
-for optimizer in adamw muon normuon; do
+for optimizer in adamw muon normuon lion; do
     for n in 1 2; do
         name="$optimizer on $n"
         expect "$name, saved in the background" train "$n" "$name" --optimizer "$optimizer" --eval-fixed --seed 1234

@@ -20,7 +20,7 @@ same() { (cd "$1/latest" && find . -name '*.safetensors' -o -name config.json) |
 differ() { ! cmp -s "$1/latest/model.safetensors" "$2/latest/model.safetensors"; }
 
 base=(--mup-base-width 64 --mup-base-head-size 16)
-for optimizer in adamw muon "adamw --exp-avg-dtype bf16"; do
+for optimizer in adamw muon lion "adamw --exp-avg-dtype bf16"; do
     # shellcheck disable=SC2086
     expect "$optimizer: standard" train "standard $optimizer" --optimizer $optimizer
     # shellcheck disable=SC2086
@@ -58,6 +58,8 @@ says "of matrices" "qkv_w  *initial values x 0.5, learning rate x 0.25, weight d
 says "of the final norm" "final_norm_w .*x 0.25, learning rate x 0.25, epsilon x 1; as final_norm_b"
 expect "Muon's plan" plan "${larger[@]}" --optimizer muon
 says "has Muon's learning rate" "qkv_w  *initial values x 0.5, learning rate x 0.5, weight decay x 2; as fc1_w"
+expect "Lion's plan" plan "${larger[@]}" --optimizer lion
+says "has AdamW's factors, and no epsilon" "qkv_w  *initial values x 0.5, learning rate x 0.25, weight decay x 4; as fc1_w"
 expect "as JSON" plan "${larger[@]}" --json
 says "in numbers" '"epsilon": 0.125'
 

@@ -91,6 +91,7 @@ std::vector<Case> cases() {
     };
     add("gpt2", "gpt2", 4, true, false, false);
     add("llama", "llama", 2, false, true, !few);
+    if (!few) add("olmo2, lion", "olmo2", 2, false, false, false), all.back().optimizer = "lion";
     add("olmo2, normuon", "olmo2", 2, false, false, false).rope_scaling = {RopeScaling::Type::yarn, 4, 16};
     all.back().optimizer = "normuon";
     LoraConfig& lora = add("llama, adapters", "llama", 2, false, false, false).lora;
@@ -222,8 +223,8 @@ public:
               return d;
           }()),
           trainer_(ctx_, m_, o_, schedule_, data_, {}) {
-        m_.muon.recipe = muon_recipe(o_);
         m_.optimizer = &optimizer_row(o_.optimizer);
+        m_.muon.recipe = muon_recipe(o_);
         m_.preference = preference_of(o_);
         if (k.pairs) {
             std::vector<double> log_p;

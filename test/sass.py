@@ -60,6 +60,7 @@ EIGHT = {"float": (2, 0), "bf16": (1, 0), "Float8<true, 27>": (0, 1), "Float8<fa
 # Loads of kernels bound by memory, for the types in their names: of 8 elements, except where noted.
 LOADS = {
     r"adamw_kernel<TYPE, TYPE, TYPE>": (2, 0),  # the weights' halves; both moments, the gradient
+    r"lion_kernel<TYPE, TYPE>": (2, 0),  # the weights' halves; the momentum, the gradient
     r"muon_momentum_kernel<TYPE, TYPE>": (0, 0),  # the momentum, the gradient
     r"average_kernel<.*>": (4, 0),  # the weights' halves, the average in fp32
     r"apply_update_kernel": (3, 0),  # the weights' halves, the update

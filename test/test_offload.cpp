@@ -10,7 +10,7 @@
 #include "../llmc/cpu/optimizer.h"
 #include "../llmc/cpu/reduce.h"
 #endif
-#include "../llmc/optimizer/adamw.h"
+#include "../llmc/optimizer/elementwise.h"
 #include "../llmc/optimizer/training_memory.h"
 #include "../llmc/optimizer/weight_average.h"
 #include "testing.h"
@@ -74,7 +74,7 @@ std::vector<std::vector<char>> train(const Case& k) {
         std::copy(gradients.begin(), gradients.end(), grads.data());
         grads.upload();
         const uint64_t rounding = rounding_key(5, step);
-        update_by_adamw(ctx, m, {0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, step, rounding}, [](const Bucket&) {});
+        update_elementwise(ctx, m, {0.01, 0.9, 0.95, 1e-8, 0.1, 0.5, step, rounding}, [](const Bucket&) {});
         m.muon.update(ctx, m, {real(0.01), real(0.1), real(0.5), rounding}, [](const Bucket&) {});
         update_average(ctx, m, 0.9, step);
     }
@@ -95,7 +95,7 @@ std::vector<std::vector<char>> train(const Case& k) {
 }
 
 TEST(Offload, ChunksHaveTheBitsOfResidentState) {
-    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::muon})
+    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::muon, OptimizerKind::lion})
         for (const auto& [first, second] : {std::pair(ElementType::fp32, ElementType::fp32),
                                             {ElementType::bf16, ElementType::bf16},
                                             {ElementType::signed8, ElementType::unsigned8}}) {

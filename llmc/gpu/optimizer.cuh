@@ -1,7 +1,8 @@
-// Initial weights, AdamW, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW is a single pass: per parameter 16
-// bytes are read and 12 written, 12 and 8 with both moments in bf16, 10 and 6 in 8 bits, 2 read less with bf16 gradients: bound
-// by memory bandwidth. A thread processes 8 elements: a pack of bf16 parameters, which are the upper halves of fp32 weights.
-// Non-temporal loads and stores were 3% slower on an H100 (dev/kernels/bench.md).
+// Initial weights, AdamW, Lion, and sums in bf16; formulas in ops.inl and cpu/optimizer.h. AdamW is a single pass, bound by
+// memory bandwidth: per parameter 16 bytes are read and 12 written, 12 and 8 with both moments in bf16, 10 and 6 in 8 bits, 2
+// read less with bf16 gradients. Lion, with one moment, moves 8 bytes less (4 in bf16). A thread processes 8 elements: a pack
+// of bf16 parameters, which are the upper halves of fp32 weights. Non-temporal loads and stores were 3% slower on an H100
+// (dev/kernels/bench.md).
 #pragma once
 #include <cmath>
 
@@ -102,6 +103,45 @@ __global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, Low
         update(w, mi, vi, grad[i]);
         const uint32_t random = rounded ? rounding.word(i) : 0;
         set_moment(m[i], mi, random), set_moment(v[i], vi, random >> 16), store_weight(param, lower, i, w);
+    }
+}
+
+// As adamw_kernel, with one moment.
+template <class M, class G>
+__global__ void __launch_bounds__(adamw_threads) lion_kernel(floatX* param, LowerHalf* lower, M* m, const G* grad, size_t n,
+                                                             size_t n_whole, AdamW constants, Rounding rounding) {
+    constexpr bool rounded = !std::is_same<M, real>::value;
+    const auto update = [=](float& w, M& moment, float gradient, uint32_t random) {
+        const float g = constants.grad_scale * gradient, mean = (float)moment;
+        const float direction = constants.beta1 * mean + (1 - constants.beta1) * g;
+        const float sign = direction > 0 ? 1.0f : direction < 0 ? -1.0f : direction;  // 0 and NaN stay
+        w -= constants.lr * (sign + constants.weight_decay * w);
+        set_moment(moment, constants.beta2 * mean + (1 - constants.beta2) * g, random);
+    };
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    if (first < n_whole) {
+        Eight<M> pm;
+        Eight<G> pg;
+        Eight<floatX> p;
+        Eight<LowerHalf> low{};
+        if constexpr (has_lower_halves) low.load_from(lower + first);
+        p.load_from(param + first), pm.load_from(m + first), pg.load_from(grad + first);
+        uint32_t random[2][4] = {};
+        if constexpr (rounded) draw_eight(random, rounding, first);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float w = load_weight(&p[k], &low[k], 0);
+            update(w, pm[k], pg[k], random[k / 4][k % 4]);
+            store_weight(&p[k], &low[k], 0, w);
+        }
+        pm.store_to(m + first), p.store_to(param + first);
+        if constexpr (has_lower_halves) low.store_to(lower + first);
+    }
+    for (size_t i = n_whole + thread; i < n; i += threads) {
+        float w = load_weight(param, lower, i);
+        update(w, m[i], grad[i], rounded ? rounding.word(i) : 0);
+        store_weight(param, lower, i, w);
     }
 }
 
@@ -335,6 +375,20 @@ inline void adamw(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& exp
                 LAUNCH((detail::adamw_kernel<M, V, G>), blocks, detail::adamw_threads, 0, ctx, param, lower, m, v, g, n,
                        in_packs, update, rounding);
             });
+        });
+    });
+}
+
+inline void lion(Ctx& ctx, floatX* param, LowerHalf* lower, const Elements& exp_avg, const Elements& grad, size_t n,
+                 const AdamW& c, const Rounding& rounding) {
+    if (n == 0) return;
+    const bool packed = aligned_16(param, lower, (char*)exp_avg.data, (char*)grad.data) && rounding.in_eights();
+    exp_avg.visit_first([&](auto* m) {
+        grad.visit([&](const auto* g) {
+            using M = std::remove_pointer_t<decltype(m)>;
+            using G = std::remove_const_t<std::remove_pointer_t<decltype(g)>>;
+            LAUNCH((detail::lion_kernel<M, G>), (unsigned)ceil_div(n, (size_t)detail::adamw_threads * 8), detail::adamw_threads,
+                   0, ctx, param, lower, m, g, n, packed ? n / 8 * 8 : 0, c, rounding);
         });
     });
 }

@@ -1,5 +1,5 @@
 // The optimizers of --optimizer, one row each. Options, memory, plans and checkpoints ask the row, so a new optimizer needs a
-// row, its update (adamw.h, or a header like muon.h) and its op (ops.inl).
+// row, its update (elementwise.h, or a header like muon.h) and its op (ops.inl).
 #pragma once
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 #include "../base/check.h"
 #include "../base/enum_table.h"
 
-enum class OptimizerKind { adamw, muon, normuon };
+enum class OptimizerKind { adamw, muon, normuon, lion };
 
 // The moments by their names in checkpoints, in order; an optimizer keeps the first one or both.
 inline constexpr const char* names_of_moments[] = {"exp_avg", "exp_avg_sq"};
@@ -26,7 +26,8 @@ struct OptimizerRow {
 };
 inline constexpr OptimizerRow optimizers[] = {{OptimizerKind::adamw, "adamw", "adam", "Adam moments", 2, false, false},
                                               {OptimizerKind::muon, "muon", nullptr, "Adam moments", 2, true, false},
-                                              {OptimizerKind::normuon, "normuon", nullptr, "Adam moments", 2, true, true}};
+                                              {OptimizerKind::normuon, "normuon", nullptr, "Adam moments", 2, true, true},
+                                              {OptimizerKind::lion, "lion", nullptr, "Lion momentum", 1, false, false}};
 static_assert(is_table_of<OptimizerKind>(optimizers));
 
 // The allowed values of --optimizer.

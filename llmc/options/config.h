@@ -242,7 +242,12 @@ inline Allowed one_of(Strings choices) {
       "length of the run in time (90s, 5m, 2h): as many steps as fit, from the start of the program to the last checkpoint; "  \
       "sets --lr-decay-style WSD, whose decay can start late, and --reshuffle-each-epoch")                                     \
     X(std::string, optimizer, "", "adamw", one_of(optimizer_words()), "Optimizer",                                             \
-      "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw")                     \
+      "muon, normuon: for the matrices of layers, and AdamW for the rest; adam: Megatron's name of adamw; lion: one moment "   \
+      "instead of AdamW's two, with 3 to 10 times smaller --lr and larger --weight-decay")                                     \
+    X(double, lion_beta1, "", 0.9, between(0, 0.999999), "Optimizer",                                                          \
+      "Lion's beta1: weight of the mean of gradients (exp_avg) in an update's sign (Megatron: 0.95)")                          \
+    X(double, lion_beta2, "", 0.99, between(0, 0.9999999), "Optimizer",                                                        \
+      "Lion's beta2: decay rate of the mean of gradients (Megatron: 0.98)")                                                    \
     X(double, muon_momentum, "", 0.95, between(0, 0.999999), "Optimizer",                                                      \
       "Muon's momentum: decay rate of the mean of gradients (exp_avg) of the matrices of layers")                              \
     X(double, muon_beta2, "", 0.95, between(0, 0.999999), "Optimizer",                                                         \

@@ -52,7 +52,7 @@ inline const OtherName other_names[] = {
     {"train", "mup-base-hidden-size scaling-base-hidden-size", "the width of the base model is --mup-base-width"},
     {"train", "scaling-base-num-layers", "the number of layers of the base model is --mup-base-depth"},
     {"train", "mup-base-head-dim scaling-base-head-dim", "the size of the base model's heads is --mup-base-head-size"},
-    {"train", "optim optimizer-type", "the optimizer is --optimizer adamw, muon or normuon"},
+    {"train", "optim optimizer-type", "the optimizer is --optimizer adamw, muon, normuon or lion"},
     {"train generate", "random-seed", "the seed is --seed"},
     // precision
     {"train generate eval", "fp16", "there is no fp16: the program is built for bf16, or with `make PRECISION=fp32` for fp32"},

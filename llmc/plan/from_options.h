@@ -456,6 +456,35 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     return r;
 }
 
+// Rejects options that --optimizer does not use.
+inline void check_optimizer(const TrainOptions& o) {
+    const OptimizerRow& row = optimizer_row(o.optimizer);
+    const bool lion = row.value == OptimizerKind::lion;
+    static const TrainOptions defaults;
+    for (const auto& [option, given] :
+         {std::pair("lion-beta1", o.lion_beta1 != defaults.lion_beta1), {"lion-beta2", o.lion_beta2 != defaults.lion_beta2}})
+        if (given && !lion)
+            fail_usage("--%s has no effect without --optimizer lion; HINT: --optimizer lion, or omit it", option);
+    if (row.second_moment()) return;
+    for (const auto& [option, given] : {std::pair("adam-beta1", o.adam_beta1 != defaults.adam_beta1),
+                                        {"adam-beta2", o.adam_beta2 != defaults.adam_beta2},
+                                        {"adam-eps", o.adam_eps != defaults.adam_eps},
+                                        {"exp-avg-sq-dtype", o.exp_avg_sq_dtype != defaults.exp_avg_sq_dtype}})
+        if (given)
+            fail_usage("--%s has no effect with --optimizer %s, which has one moment, exp_avg; HINT: omit it", option,
+                       row.word);
+    if (o.fp8_start == "auto")
+        fail_usage(
+            "--fp8-start auto and --optimizer %s cannot be combined: a steady exp_avg_sq starts FP8; HINT: --fp8-start 1000, "
+            "a step",
+            row.word);
+    if (!o.size.empty() && !o.given.count("lr"))
+        fail_usage(
+            "--size and --optimizer %s cannot be combined: --size sets AdamW's learning rate; HINT: give --lr, 3 to 10 "
+            "times smaller",
+            row.word);
+}
+
 // The type of gradients or of a moment, by its name in options.
 inline ElementType element_type(const std::string& name, ElementType eight_bits) {
     return name == "fp32" ? ElementType::fp32 : name == "bf16" ? ElementType::bf16 : eight_bits;

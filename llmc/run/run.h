@@ -168,6 +168,7 @@ inline void adjust_options(Run& run) {
     if (!o.model.empty()) o.model = model_directory(o.model);
     o.optimizer = optimizer_row(o.optimizer).word;
     check_recomputation(o);
+    check_optimizer(o);
     offloads_optimizer(o);  // rejects it with some optimizers
     if (o.use_z_loss && o.z_loss_strength == 0) o.z_loss_strength = 1e-4;
     if (o.adam_eps > 1e-7 && run.main_rank())

@@ -1,4 +1,4 @@
-// Tests of AdamW, averages and bf16 gradients, and of Muon, for op_tests.h.
+// Tests of AdamW, Lion, averages and bf16 gradients, and of Muon, for op_tests.h.
 #pragma once
 #include "inputs.h"
 
@@ -98,6 +98,47 @@ TEST(AdamW, FiftyStepsAgainstDouble) {
         }
         expect_close(m.get(), md, m_allowed, "m");
         expect_close(v.get(), vd, v_allowed, "v");
+        const std::vector<real> weights = whole_weights(param.get(), lower.get());
+        expect_close(weights, w, w_allowed, "weights");
+        expect_close(param.get(), doubles(weights), 0, roundoff<floatX>, "param is the rounded weight");
+    }
+}
+
+// Gradients stay away from 0 by a hundredth of the momentum's size, so that the sign of no update depends on rounding.
+TEST(Lion, TwentyStepsAgainstDouble) {
+    backend::Ctx ctx(2);
+    Rng rng(18);
+    const double beta1 = (real)0.9, beta2 = (real)0.99, decay = (real)0.1, grad_scale = (real)0.25;
+    for (const size_t n : {1, 1003}) {
+        const std::vector<real> start = rng.normals<real>(n, 0.1);
+        std::vector<floatX> upper(n);
+        std::vector<LowerHalf> half(n);
+        for (size_t i = 0; i < n; i++) store_weight(upper.data(), half.data(), i, start[i]);
+        Buffer<floatX> param(upper, "param");
+        Buffer<LowerHalf> lower(half, "lower halves");
+        Buffer<real> m(std::vector<real>(n, 0), "m");
+        Doubles w = doubles(start), md(n), m_allowed(n), w_allowed(n);
+        for (int step = 1; step <= 20; step++) {
+            const double lr = (real)(1e-2 / step);
+            std::vector<real> gradient = rng.normals<real>(n);
+            for (size_t i = 0; i < n; i++) {
+                const auto direction = [&] { return beta1 * md[i] + (1 - beta1) * grad_scale * (double)gradient[i]; };
+                while (std::abs(direction()) < 1e-3) gradient[i] += real(0.25);
+            }
+            gradient[0] = 0;  // no gradient so far: the update is only the decay
+            const Input<real> grad(gradient);
+            backend::lion(ctx, param.p(), has_lower_halves ? lower.p() : nullptr, m.p(), grad.p(), n,
+                          {(real)lr, (real)beta1, (real)beta2, 0, (real)decay, (real)grad_scale, step}, {});
+            for (size_t i = 0; i < n; i++) {
+                const double g = grad_scale * (double)grad[i], direction = beta1 * md[i] + (1 - beta1) * g;
+                const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
+                w_allowed[i] += 4 * u * (lr * (1 + decay * std::abs(w[i])) + std::abs(w[i]));
+                w[i] -= lr * (sign + decay * w[i]);
+                m_allowed[i] = beta2 * m_allowed[i] + 4 * u * (std::abs(md[i]) + std::abs(g));
+                md[i] = beta2 * md[i] + (1 - beta2) * g;
+            }
+        }
+        expect_close(m.get(), md, m_allowed, "m");
         const std::vector<real> weights = whole_weights(param.get(), lower.get());
         expect_close(weights, w, w_allowed, "weights");
         expect_close(param.get(), doubles(weights), 0, roundoff<floatX>, "param is the rounded weight");
@@ -213,6 +254,49 @@ TEST(AdamW, Bf16MomentsAreRoundedByTheElementsPlace) {
             }
         }
     }
+}
+
+// As with AdamW, numbers of few bits; gradients are whole, so that no update's sign depends on rounding. A NaN reaches the
+// weight.
+TEST(Lion, Bf16MomentumIsRoundedByTheElementsPlace) {
+    backend::Ctx ctx(2);
+    Rng rng(19);
+    for (const Rounding& r : places_in_tensors())
+        for (const size_t n : {(size_t)1, (size_t)67, (size_t)203}) {
+            std::vector<real> m(n), gradient(n);
+            for (size_t i = 0; i < n; i++) {
+                m[i] = (real)(rng.integers(1, -127, 128)[0] / 64.0);
+                gradient[i] = (real)rng.integers(1, -8, 9)[0];
+            }
+            gradient[n / 2] = not_a_number;
+            const std::vector<floatX> start = rng.normals<floatX>(n);
+            const Input<real> grad(gradient);
+            const Input<bf16> grad_bf16(std::vector<bf16>(gradient.begin(), gradient.end()));
+            std::vector<real> weights;  // with all in fp32, then with the momentum in bf16, the gradients, and both
+            for (int in_bf16 = 0; in_bf16 < 4; in_bf16++) {
+                Buffer<floatX> param(start, "param");
+                Buffer<LowerHalf> lower(std::vector<LowerHalf>(n, 0), "lower halves");
+                Buffer<real> m_real(m, "m");
+                Buffer<bf16> m_bf16(std::vector<bf16>(m.begin(), m.end()), "m");
+                backend::lion(ctx, param.p(), has_lower_halves ? lower.p() : nullptr,
+                              in_bf16 & 1 ? Elements(m_bf16.p()) : Elements(m_real.p()),
+                              in_bf16 & 2 ? Elements(grad_bf16.p()) : Elements(grad.p()), n,
+                              {real(0.01), real(0.875), real(0.75), 0, real(0.1), real(0.5), 3}, r);
+                std::vector<real> updated = whole_weights(param.get(), lower.get());
+                EXPECT_TRUE(std::isnan((float)updated[n / 2]));
+                updated[n / 2] = 0;
+                if (in_bf16 == 0) weights = updated;
+                expect_close(updated, doubles(weights), 16 * u, 4 * u, "weights");
+                const std::vector<bf16> rounded = m_bf16.get();
+                for (size_t i = 0; i < n && in_bf16 & 1; i++) {
+                    if (i == n / 2) continue;
+                    const float exact = 0.75f * (float)m[i] + 0.25f * (0.5f * (float)gradient[i]);
+                    uint32_t bits;
+                    memcpy(&bits, &exact, sizeof bits);
+                    ASSERT_EQ(rounded[i].bits, (bits + (random_of(r, i) & 0xffff)) >> 16) << i << " of " << n;
+                }
+            }
+        }
 }
 
 // Sets to the nearest bf16, ties to even; adds with rounding by the element's place.

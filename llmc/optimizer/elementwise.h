@@ -1,6 +1,7 @@
-// AdamW (Loshchilov and Hutter, 2019) on this rank's shards of all parameters except whole matrices, which Muon updates
-// (muon.h). Each tensor has its own factors of learning rate, epsilon and weight decay (parametrization.h); vectors have no
-// weight decay.
+// AdamW (Loshchilov and Hutter, 2019) and Lion (Chen et al., 2023), which update each element by itself, on this rank's shards
+// of all parameters except whole matrices, which Muon updates (muon.h). Each tensor has its own factors of learning rate,
+// epsilon and weight decay (parametrization.h); vectors have no weight decay. Neither optimizer's step depends on the
+// gradient's size, so muP's factors apply to both.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,22 +10,25 @@
 #include "../ops.h"
 #include "training_memory.h"
 
-struct AdamWStep {
-    double lr, beta1, beta2, eps, weight_decay;
-    double grad_scale;  // factor of the gradients
-    int64_t step;       // counts updates, from 1
+struct ElementwiseStep {
+    double lr, beta1, beta2, eps, weight_decay;  // Lion has no eps
+    double grad_scale;                           // factor of the gradients
+    int64_t step;                                // counts updates, from 1
     uint64_t rounding_key;
 };
 
 // Calls updated(bucket) for each bucket, in the same order on all ranks: first the vectors, which every block needs, then the
 // matrices in the order of the forward pass.
 template <class Updated>
-void update_by_adamw(be::Ctx& ctx, const TrainingMemory& m, const AdamWStep& s, Updated updated) {
+void update_elementwise(be::Ctx& ctx, const TrainingMemory& m, const ElementwiseStep& s, Updated updated) {
     AdamW constants = {0, (real)s.beta1, (real)s.beta2, 0, 0, (real)s.grad_scale, s.step};
     // `state` belongs to elements [begin, begin + n) of the buffer.
     const auto update = [&](const OptimizerState& state, size_t begin, size_t n, bool decay) {
         const auto update_part = [&](size_t first, size_t count, const Rounding& rounding) {
             const OptimizerState part = state.from(first - begin);
+            if (m.optimizer->value == OptimizerKind::lion)
+                return be::lion(ctx, m.params + first, part.master_low_bits, part.exp_avg, m.grads.from(first), count,
+                                constants, rounding);
             be::adamw(ctx, m.params + first, part.master_low_bits, part.exp_avg, part.exp_avg_sq, m.grads.from(first), count,
                       constants, rounding);
         };
