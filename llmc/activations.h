@@ -74,12 +74,10 @@ struct Geglu {
 // Calls single(plain activation) or gated(gated activation).
 template <class Single, class Gated>
 void with_activation(Activation a, Single single, Gated gated) {
-    switch (a) {
-        case Activation::gelu: return single(activation::Gelu());
-        case Activation::gelu_exact: return single(activation::GeluExact());
-        case Activation::relu: return single(activation::Relu());
-        case Activation::relu2: return single(activation::Relu2());
-        case Activation::swiglu: return gated(activation::Swiglu());
-        case Activation::geglu: return gated(activation::Geglu());
-    }
+#define CASE(value, Type, gates, ...)                          \
+    case Activation::value:                                    \
+        if constexpr (gates) return gated(activation::Type()); \
+        else return single(activation::Type());
+    switch (a) { ACTIVATIONS(CASE) }
+#undef CASE
 }

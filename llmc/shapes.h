@@ -6,21 +6,35 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/enum_table.h"
 #include "base/types.h"
 #include "dropout.h"
 #include "fp8.h"
 
-// The function between the two matrices of the MLP.
-enum class Activation {
-    gelu,        // by tanh
-    gelu_exact,  // by erf
-    relu,        // max(x, 0)
-    relu2,       // max(x, 0)^2
-    swiglu,      // silu(gate) up
-    geglu,       // gelu(gate) up, by tanh
+// The functions between the two matrices of the MLP, a row each: value; type of its formulas (activations.h); whether it gates
+// its output, so that fc1 has rows [gate | up]; its word in --activation, in config.json of model_type "train_gpt", and its
+// title in the plan; its words in other config.json files, of which the first is written.
+//   gelu by tanh; gelu_exact by erf; relu max(x, 0); relu2 max(x, 0)^2; swiglu silu(gate) up; geglu gelu(gate) up, by tanh
+#define ACTIVATIONS(X)                                                                         \
+    X(gelu, Gelu, false, "gelu", "gelu", "GeLU", "gelu_new", "gelu_pytorch_tanh", "gelu_fast") \
+    X(gelu_exact, GeluExact, false, "gelu-exact", "gelu_exact", "exact GeLU", "gelu")          \
+    X(relu, Relu, false, "relu", "relu", "ReLU", "relu")                                       \
+    X(relu2, Relu2, false, "relu2", "relu2", "squared ReLU", "relu2")                          \
+    X(swiglu, Swiglu, true, "swiglu", "swiglu", "SwiGLU", "silu", "swish")                     \
+    X(geglu, Geglu, true, "geglu", "geglu", "GeGLU", "gelu_pytorch_tanh", "gelu_new")
+#define VALUE(value, ...) value,
+enum class Activation { ACTIVATIONS(VALUE) };
+#undef VALUE
+struct ActivationRow {
+    Activation value;
+    bool gated;
+    const char *option, *in_config, *title, *in_files[3];
 };
-// True if it gates its output: fc1 then has rows [gate | up].
-HD constexpr bool gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
+#define ROW(value, type, gated, option, in_config, title, ...) \
+    {Activation::value, gated, option, in_config, title, {__VA_ARGS__}},
+inline constexpr ActivationRow activations[] = {ACTIVATIONS(ROW)};
+#undef ROW
+constexpr bool gated(Activation a) { return row_of(activations, a).gated; }
 
 // Rows [v0, v0 + V) of a vocabulary, in matrices of Vp rows or columns: those after the first V are padding. An unsharded
 // vocabulary has v0 = 0.

@@ -1,7 +1,8 @@
-// The choices of the block: one table per enum, with the word of the command line, the word of config.json (of model_type
-// "train_gpt"), and the words of the plan and the report.
+// The choices of the block: one table per enum (activations are in shapes.h), with the word of the command line, the word of
+// config.json (of model_type "train_gpt"), and the words of the plan and the report.
 #pragma once
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,10 +30,6 @@ inline constexpr Choice<Position> choices_of_position[] = {
     {Position::rope, "rope", "rope", "rotary positions"},
     {Position::alibi, "alibi", "alibi", "ALiBi"},
     {Position::none, "none", "none", "no positions"}};
-inline constexpr Choice<Activation> choices_of_activation[] = {
-    {Activation::gelu, "gelu", "gelu", "GeLU"},         {Activation::gelu_exact, "gelu-exact", "gelu_exact", "exact GeLU"},
-    {Activation::relu, "relu", "relu", "ReLU"},         {Activation::relu2, "relu2", "relu2", "squared ReLU"},
-    {Activation::swiglu, "swiglu", "swiglu", "SwiGLU"}, {Activation::geglu, "geglu", "geglu", "GeGLU"}};
 inline constexpr Choice<RopeScaling::Type> choices_of_rope_scaling[] = {
     {RopeScaling::Type::none, "none", "default", "none"},
     {RopeScaling::Type::linear, "linear", "linear", "linear"},
@@ -45,7 +42,6 @@ static_assert(is_table_of<Norm>(choices_of_norm));
 static_assert(is_table_of<NormPlace>(choices_of_norm_place));
 static_assert(is_table_of<QkNorm>(choices_of_qk_norm));
 static_assert(is_table_of<Position>(choices_of_position));
-static_assert(is_table_of<Activation>(choices_of_activation));
 
 // The words of --OPTION, for its allowed values.
 template <class Rows>
@@ -55,9 +51,9 @@ std::vector<std::string> option_words(const Rows& rows) {
     return words;
 }
 // The words of config.json, with their values.
-template <class Enum, size_t n>
-std::vector<std::pair<const char*, Enum>> config_words(const Choice<Enum> (&rows)[n]) {
-    std::vector<std::pair<const char*, Enum>> words;
+template <class Rows>
+auto config_words(const Rows& rows) {
+    std::vector<std::pair<const char*, std::decay_t<decltype(rows[0].value)>>> words;
     for (const auto& row : rows) words.emplace_back(row.in_config, row.value);
     return words;
 }

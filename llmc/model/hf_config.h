@@ -151,23 +151,21 @@ inline Key no_padding_token() {
 }
 
 // ---- keys of several families -----------------------------------------------------------------------------------------------
+inline std::vector<std::pair<const char*, Activation>> words_of_activations(bool gated) {
+    std::vector<std::pair<const char*, Activation>> words;
+    for (const ActivationRow& row : activations)
+        for (const char* word : row.in_files)
+            if (word && row.gated == gated) words.emplace_back(word, row.value);
+    return words;
+}
 inline Key plain_activation(const char* key) {
-    using A = Activation;
-    return choice<A>(key, &ModelConfig::activation,
-                     {{"gelu_new", A::gelu},
-                      {"gelu_pytorch_tanh", A::gelu},
-                      {"gelu_fast", A::gelu},
-                      {"gelu", A::gelu_exact},
-                      {"relu", A::relu},
-                      {"relu2", A::relu2}});
+    return choice<Activation>(key, &ModelConfig::activation, words_of_activations(false));
 }
 // gelu: also accepts this word; files of Gemma 1 have it and mean the tanh form.
 inline Key gated_activation(const char* key, bool gelu = false) {
-    using A = Activation;
-    std::vector<std::pair<const char*, A>> words = {
-        {"silu", A::swiglu}, {"swish", A::swiglu}, {"gelu_pytorch_tanh", A::geglu}, {"gelu_new", A::geglu}};
-    if (gelu) words.emplace_back("gelu", A::geglu);
-    return choice<A>(key, &ModelConfig::activation, words);
+    std::vector<std::pair<const char*, Activation>> words = words_of_activations(true);
+    if (gelu) words.emplace_back("gelu", Activation::geglu);
+    return choice<Activation>(key, &ModelConfig::activation, words);
 }
 inline Key head_dim(int otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.head_size = in.count("head_dim", otherwise); },
@@ -514,7 +512,7 @@ inline Keys own_keys() {
                        choice<Position>("positions", &C::position, config_words(choices_of_position)),
                        number("rope_local_base_freq", &C::local_rope_base, 0),
                        size("no_rope_layer_interval", &C::nope_interval, 0),
-                       choice<Activation>("activation", &C::activation, config_words(choices_of_activation)),
+                       choice<Activation>("activation", &C::activation, config_words(activations)),
                        flag("qkv_bias", &C::qkv_bias, false),
                        flag("proj_bias", &C::proj_bias, false),
                        flag("mlp_bias", &C::mlp_bias, false),

@@ -129,7 +129,7 @@ inline Allowed one_of(Strings choices) {
       "every N-th layer attends to all tokens in spite of --window-size; 0: none; default: the preset's, else none")           \
     X(OptionalDouble, rotary_base_local, "", {}, between(1, 1e12), "Model",                                                    \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
-    X(std::string, activation, "", "", one_of(option_words(choices_of_activation)), "Model",                                   \
+    X(std::string, activation, "", "", one_of(option_words(activations)), "Model",                                             \
       "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "        \
       "the preset's, else gelu")                                                                                               \
     X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                         \

@@ -283,7 +283,7 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     word(c.position, o.position_embedding_type, choices_of_position);
     if (o.squared_relu) c.activation = Activation::relu2;
     if (o.swiglu) c.activation = Activation::swiglu;
-    word(c.activation, o.activation, choices_of_activation);
+    word(c.activation, o.activation, activations);
     for (bool* bias : {&c.qkv_bias, &c.proj_bias, &c.mlp_bias})
         flag(*bias, "disable-bias-linear", o.disable_bias_linear, false);
     flag(c.qkv_bias, "add-qkv-bias", o.add_qkv_bias, true);

@@ -78,7 +78,7 @@ inline std::string block_in_words(const ModelConfig& c) {
     also(c.position == Position::rope && c.rotary_fraction != 1, format("%g of each head", c.rotary_fraction));
     also(c.rope_scaling.type != RopeScaling::Type::none, format("scaled by %g", c.rope_scaling.factor));
     also(c.nope_interval, format("none in every %d layers", c.nope_interval));
-    also(true, row_of(choices_of_activation, c.activation).title);
+    also(true, row_of(activations, c.activation).title);
     also(c.window, format("windows of %d tokens", c.window) +
                        (c.full_interval ? format(" but in every %d layers", c.full_interval) : ""));
     also(c.attention_softcap > 0, "capped scores");
