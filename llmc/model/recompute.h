@@ -1,11 +1,14 @@
 // Which of a block's activations are kept for its backward pass under each recomputation policy; the rest is recomputed.
 #pragma once
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "../fp8.h"
+#include "../base/check.h"
 #include "../base/types.h"
 
-// Ordered by decreasing storage: Storage compares them.
+// Ordered by decreasing storage: Storage compares them, and recompute_words has the same order.
 enum class Recompute {
     none,       // every block keeps all of its activations
     selective,  // norms and activation functions are recomputed: cheap, and about a third of a block's activations
@@ -13,11 +16,14 @@ enum class Recompute {
     full,       // only the block's input is kept; backward runs the whole block forward again
     inference,  // nothing is kept: there is no backward
 };
+// The words of --recompute-granularity; none is for inference.
+inline constexpr const char* recompute_words[] = {"none", "selective", "mlp", "full"};
+static_assert(std::size(recompute_words) == (size_t)Recompute::inference);
 inline Recompute recompute_policy(const std::string& name) {
-    return name == "full"        ? Recompute::full
-           : name == "mlp"       ? Recompute::mlp
-           : name == "selective" ? Recompute::selective
-                                 : Recompute::none;
+    const auto found = std::find(std::begin(recompute_words), std::end(recompute_words), name);
+    if (found == std::end(recompute_words))
+        fail("recompute-granularity is '%s'; it must be none, selective, mlp or full", name.c_str());
+    return (Recompute)(found - std::begin(recompute_words));
 }
 
 // When each block keeps its own copy of a tensor. Otherwise all blocks share one buffer, which backward recomputes.

@@ -16,6 +16,7 @@
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../model/choices.h"
+#include "../model/recompute.h"
 #include "../optimizer/optimizers.h"
 #include "text_options.h"
 
@@ -392,15 +393,16 @@ inline Allowed one_of(Strings choices) {
     X(bool, nondeterministic_attention, "", false, anything(), "Run",                                                          \
       "on an H100 or H200, heads of 64 or 128, no soft caps or attention dropout: attention's backward pass with 5 matrix "    \
       "products instead of 7, summing gradients in no fixed order: runs are no longer reproducible bit by bit")                \
-    X(std::string, recompute_granularity, "recompute", "none", one_of({"none", "selective", "mlp", "full"}), "Memory",         \
+    X(std::string, recompute_granularity, "recompute", "none",                                                                 \
+      one_of({std::begin(recompute_words), std::end(recompute_words)}), "Memory",                                              \
       "activations that backward recomputes instead of storing: selective: outputs of norms and activation functions, which "  \
       "is cheap; mlp: also the output of fc1, a matrix product (Megatron: --recompute-modules layernorm mlp); full: all "      \
       "inside a layer")                                                                                                        \
     X(int, recompute_num_layers, "", 0, between(1, 10000), "Memory",                                                           \
       "number of layers of each pipeline stage or --vpp chunk, from its first one on, to which --recompute-granularity "       \
       "applies (Megatron: --recompute-method block); default: all")                                                            \
-    X(std::string, recompute_other_layers, "", "none", one_of({"none", "selective", "mlp"}), "Memory",                         \
-      "with --recompute-num-layers: a weaker policy, for the remaining layers")                                                \
+    X(std::string, recompute_other_layers, "", "none", one_of({std::begin(recompute_words), std::end(recompute_words) - 1}),   \
+      "Memory", "with --recompute-num-layers: a weaker policy, for the remaining layers")                                      \
     X(std::string, fp8_weight_transpose, "", "auto", one_of({"auto", "keep", "on-the-fly"}), "Memory",                         \
       "the transposed weights that FP8's backward pass multiplies by: keep: in memory, 1 byte per weight; on-the-fly: "        \
       "made before each product; auto: kept if memory suffices")                                                               \

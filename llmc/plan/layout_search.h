@@ -401,7 +401,7 @@ private:
         // two neighbours.
         bool weaker_fits = true, first_fits = false;
         std::string weaker;
-        for (const char* policy : {"none", "selective", "mlp", "full"}) {
+        for (const char* policy : recompute_words) {
             l.recompute = policy;
             const bool fits = add_largest_head(l);
             if (weaker.empty()) first_fits = fits;

@@ -249,9 +249,7 @@ inline void check_plan(const PlanInput& in) {
                                                     {"inter-node-gbs", in.inter_gbs},     {"host-link-gbs", in.host_gbs}};
     for (const auto& [name, value] : rates)
         if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
-    for (const std::string& policy : {in.recompute, in.recompute_others})
-        if (policy != "none" && policy != "selective" && policy != "mlp" && policy != "full")
-            fail("recompute-granularity is '%s'; it must be none, selective, mlp or full", policy.c_str());
+    for (const std::string& policy : {in.recompute, in.recompute_others}) recompute_policy(policy);  // refuses unknown ones
 }
 
 // Whether sequence parallelism divides the rows of the residual stream among tp ranks.

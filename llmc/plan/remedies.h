@@ -89,7 +89,7 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         words += "--zero 1 ";
         fits("--zero 1", p, ranks);
     }
-    for (const char* policy : {"selective", "mlp", "full"}) {
+    for (const char* policy : recompute_words) {
         if (recompute_policy(policy) <= recompute_policy(o.recompute_granularity)) continue;
         TrainOptions p = o;
         p.recompute_granularity = policy;
