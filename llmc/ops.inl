@@ -81,9 +81,9 @@ void linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const floatX* dou
 // sets_bf16_gradients is true.
 void linear_backward_weight(Ctx& ctx, const Elements& dweight /*(OC, IC)*/, real* dbias /*(OC) or null*/,
                             const floatX* dout /*(N, OC)*/, const floatX* inp /*(N, IC)*/, int N, int IC, int OC, Acc acc);
-// The same for some rows of dweight, and as many columns of dout, which starts at the first of them.
+// The same for some rows of dweight, and as many columns of the gradient.
 void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight /*(rows, IC)*/, real* dbias /*(rows) or null*/,
-                                 const floatX* dout /*(N, OC)*/, int OC, const floatX* inp /*(N, IC)*/, int N, int IC, int rows,
+                                 const Columns& dout /*(N, rows)*/, const floatX* inp /*(N, IC)*/, int N, int IC, int rows,
                                  Acc acc);
 
 // Fused products: the second operation as a separate op would be memory-bound.

@@ -84,6 +84,12 @@ struct HeadRows {
     }
 };
 
+// Some columns of a matrix: x points to the first of them in the first row; rows are `stride` numbers apart.
+struct Columns {
+    const floatX* x;
+    int stride;
+};
+
 // An operand of an FP8 product: codes represent code * inverse_scale.
 struct Fp8Matrix {
     const uint8_t* codes;

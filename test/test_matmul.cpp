@@ -105,7 +105,7 @@ struct Layer {
         for (int row = 0, rows = std::max(1, OC / 3); row < OC; row += rows, rows = OC - row) {
             const auto part = [&](real* dweight, real* dbias, Acc acc) {
                 cpu::linear_backward_weight_rows(ctx, dweight + (size_t)row * IC, dbias ? dbias + row : nullptr,
-                                                 &dout[(size_t)row], OC, inp.data(), N, IC, rows, acc);
+                                                 {&dout[(size_t)row], OC}, inp.data(), N, IC, rows, acc);
             };
             part(dweight_add.data(), dbias_add.data(), Acc::Add);
             part(dweight_alone.data(), nullptr, Acc::Set);

@@ -119,7 +119,7 @@ private:
                 for (int row = 0; row < OC; row += most) {
                     const int rows = std::min(most, OC - row);
                     const size_t n = (size_t)rows * IC;
-                    be::linear_backward_weight_rows(ctx_, (real*)sums, nullptr, (floatX*)y + row, OC, x, N, IC, rows, Acc::Set);
+                    be::linear_backward_weight_rows(ctx_, (real*)sums, nullptr, Columns{y + row, OC}, x, N, IC, rows, Acc::Set);
                     be::accumulate(ctx_, (bf16*)gradient + (size_t)row * IC, sums, n, Acc::Add, {});
                 }
             };

@@ -158,10 +158,9 @@ TIMED(linear_rope_forward, product(THE(AttentionShape).N(), THE(int), (double)TH
 TIMED(linear_backward_weight, Work({2 * NUMBER(4, 0) * NUMBER(4, 1) * NUMBER(4, 2),
                                     X* NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) +
                                         R* NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add))}))
-// OC, N, IC, rows, acc
-TIMED(linear_backward_weight_rows, Work({2 * NUMBER(5, 1) * NUMBER(5, 2) * NUMBER(5, 3),
-                                         X* NUMBER(5, 1) * (NUMBER(5, 2) + NUMBER(5, 3)) +
-                                             R* NUMBER(5, 2) * NUMBER(5, 3) * (1 + (NUMBER(5, 4) == (double)Acc::Add))}))
+TIMED(linear_backward_weight_rows, Work({2 * NUMBER(4, 0) * NUMBER(4, 1) * NUMBER(4, 2),
+                                         X* NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) +
+                                             R* NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add))}))
 TIMED(accumulate, Work({0, NUMBER(3, 0) * (R + 2 * (1 + (NUMBER(3, 1) == (double)Acc::Add)))}))
 TIMED(layernorm_forward, NORMALISED)
 TIMED(layernorm_backward, NORMALISED)

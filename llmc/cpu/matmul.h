@@ -209,9 +209,10 @@ inline void linear_swiglu_backward_input(Ctx& ctx, floatX* dgate_up, floatX* dac
     activation_backward(ctx, dgate_up, dact, gate_up, N, F, Activation::swiglu);
 }
 
-inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, int OC,
+inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real* dbias, const Columns& columns,
                                         const floatX* inp, int N, int IC, int rows, Acc acc) {
-    const size_t stride = (size_t)OC;
+    const floatX* const dout = columns.x;
+    const size_t stride = (size_t)columns.stride;
     if (dbias) detail::column_sums(dbias, dout, stride, N, rows, acc);
     real* const sums = detail::in_fp32(dweight);
     if (ctx.plain) return plain::linear_backward_weight(sums, dout, stride, inp, N, IC, rows, acc);
@@ -222,7 +223,7 @@ inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real*
 
 inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
                                    int IC, int OC, Acc acc) {
-    linear_backward_weight_rows(ctx, dweight, dbias, dout, OC, inp, N, IC, OC, acc);
+    linear_backward_weight_rows(ctx, dweight, dbias, {dout, OC}, inp, N, IC, OC, acc);
 }
 
 }  // namespace cpu

@@ -728,10 +728,9 @@ inline GemmKey forward_key(const GemmPointers& p, int N, int IC, int OC, cublasL
 inline GemmKey backward_input_key(const GemmPointers& p, int N, int IC, int OC, cublasLtEpilogue_t epilogue) {
     return {IC, N, OC, false, false, x_type, x_type, x_type, epilogue, false, p};
 }
-inline GemmKey backward_weight_key(const GemmPointers& p, int OC, int N, int IC, int rows, cudaDataType d, Acc acc,
+inline GemmKey backward_weight_key(const GemmPointers& p, int stride, int N, int IC, int rows, cudaDataType d, Acc acc,
                                    cublasLtEpilogue_t epilogue) {
-    const int stride = rows == OC ? 0 : OC;
-    return {IC, rows, N, false, true, x_type, x_type, d, epilogue, acc == Acc::Add, p, false, stride};
+    return {IC, rows, N, false, true, x_type, x_type, d, epilogue, acc == Acc::Add, p, false, rows == stride ? 0 : stride};
 }
 // The type of a weight's gradient.
 inline cudaDataType gradient_type(const Elements& dweight, Acc acc) {
@@ -812,20 +811,23 @@ inline void linear_rope_forward(Ctx& ctx, floatX* qkv, const floatX* inp, const 
     rope_forward(ctx, qkv, rope, shape);
 }
 
-inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, int OC,
+inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real* dbias, const Columns& columns,
                                         const floatX* inp, int N, int IC, int rows, Acc acc) {
+    const floatX* const dout = columns.x;
+    const int stride = columns.stride;
     const cudaDataType type = detail::gradient_type(dweight, acc);
     void* const dw = dweight.data;
     const auto apart = [&](const GemmPointers& p) {
         const GemmPointers product = {p.d, p.a, p.b};
-        detail::gemm(ctx, product, detail::backward_weight_key(product, OC, N, IC, rows, type, acc, CUBLASLT_EPILOGUE_DEFAULT));
-        if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, OC, N, rows, acc);
+        detail::gemm(ctx, product,
+                     detail::backward_weight_key(product, stride, N, IC, rows, type, acc, CUBLASLT_EPILOGUE_DEFAULT));
+        if (p.bias) detail::bias_backward(ctx, (real*)p.bias, (const floatX*)p.b, stride, N, rows, acc);
     };
     const GemmPointers pointers = {dw, inp, dout, dbias};
     if (!dbias || dweight.is_bf16()) return apart(pointers);  // the library's sums have the product's type
     // Added to: the sums are set in scratch memory first.
     const GemmPointers fused = {dw, inp, dout, acc == Acc::Set ? dbias : nullptr};
-    const auto key = detail::backward_weight_key(fused, OC, N, IC, rows, type, acc, CUBLASLT_EPILOGUE_BGRADB);
+    const auto key = detail::backward_weight_key(fused, stride, N, IC, rows, type, acc, CUBLASLT_EPILOGUE_BGRADB);
     if (!detail::fuses(ctx, key, fused, false, apart)) return apart(pointers);
     real* sums = acc == Acc::Set ? dbias : (real*)ctx.scratch(sizeof(real) * (size_t)rows);
     detail::gemm(ctx, {dw, inp, dout, sums}, key);
@@ -834,7 +836,7 @@ inline void linear_backward_weight_rows(Ctx& ctx, const Elements& dweight, real*
 
 inline void linear_backward_weight(Ctx& ctx, const Elements& dweight, real* dbias, const floatX* dout, const floatX* inp, int N,
                                    int IC, int OC, Acc acc) {
-    linear_backward_weight_rows(ctx, dweight, dbias, dout, OC, inp, N, IC, OC, acc);
+    linear_backward_weight_rows(ctx, dweight, dbias, {dout, OC}, inp, N, IC, OC, acc);
 }
 
 }  // namespace gpu

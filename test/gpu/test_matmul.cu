@@ -112,7 +112,7 @@ struct Layer {
         for (int row = 0, rows = std::max(1, OC / 3); row < OC; row += rows, rows = OC - row) {
             const auto part = [&](const Elements& dweight, float* dbias, Acc acc) {
                 gpu::linear_backward_weight_rows(ctx, dweight.from((size_t)row * IC), dbias ? dbias + row : nullptr,
-                                                 at(dy) + row, OC, at(x), N, IC, rows, acc);
+                                                 {at(dy) + row, OC}, at(x), N, IC, rows, acc);
             };
             part(at(dweight_add), at(dbias_add), Acc::Add);
             part(at(dweight_alone), nullptr, Acc::Set);
