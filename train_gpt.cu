@@ -1636,8 +1636,9 @@ static void evaluate_model(World& world, const EvalOptions& o) {
         return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
     };
     if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), functions);
-    const Evaluation e = o.text.empty() ? evaluate_data(o, run.c, T, tokenizer, run.main_rank(), losses)
-                                        : evaluate_text(text, o, T, *tokenizer, functions.score);
+    const Evaluation e = o.text.empty()
+                             ? evaluate_data(o, run.c, T, tokenizer, run.main_rank(), memory_of_node(run.world), losses)
+                             : evaluate_text(text, o, T, *tokenizer, functions.score);
     if (run.main_rank())
         print_result(evaluation_table(e, o.model.empty() ? run.dir : o.model, run.adapter, T, tokenizer), o.json);
 }

@@ -8,6 +8,7 @@
 //   fail_as_told
 // Values are small integers that depend on rank and element: sums are exact in bf16 too, and mixed-up ranks, elements or
 // messages are detected.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -21,6 +22,7 @@
 #include "llmc/parallel/comm_cpu.h"
 #include "llmc/cpu/memory.h"
 #endif
+#include "llmc/parallel/memory_of_node.h"
 #include "llmc/parallel/node_text.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/ranks.h"
@@ -574,6 +576,32 @@ static void check_choices(Test& t, const char* file) {
 }
 #endif
 
+// ---- memory of a node -----------------------------------------------------------------------------------------------------
+// One rank fills it, the others see its result; a rank that cannot open a file fills memory of its own.
+static void memory_is_shared(Test& t) {
+    constexpr size_t n = 100000;
+    for (const bool opens : {true, false}) {
+        const std::shared_ptr<NodeMemory> node = memory_of_node(t.world);
+        rlimit limit, none;
+        getrlimit(RLIMIT_NOFILE, &limit);
+        none = {0, limit.rlim_max};
+        int fills = 0, sum = 0;
+        if (!opens && t.world.rank() > 0) setrlimit(RLIMIT_NOFILE, &none);
+        const std::shared_ptr<const char> memory = node->filled(n * sizeof(int), "a test", [&](char* x) {
+            fills++;
+            for (size_t i = 0; i < n; i++) ((int*)x)[i] = (int)(i * i);
+        });
+        setrlimit(RLIMIT_NOFILE, &limit);
+        bool ok = true;
+        for (size_t i = 0; i < n; i++) ok &= ((const int*)memory.get())[i] == (int)(i * i);
+        std::vector<int> of_all((size_t)t.world.size());
+        t.world.all_gather(&fills, sizeof fills, of_all.data());
+        for (const int f : of_all) sum += f;
+        t.report(format("memory of a node, %s", opens ? "filled once" : "which others cannot open"),
+                 ok && sum == (opens ? 1 : t.world.size()));
+    }
+}
+
 // ---- times -----------------------------------------------------------------------------------------------------------------
 static void bench(Test& t) {
     World& w = t.world;
@@ -743,7 +771,7 @@ static int run(int argc, char** argv) {
         be::Ctx ctx(1);
         Test t{world, ctx};
         try {
-            if (what == "world" || what == "all") check_world(t);
+            if (what == "world" || what == "all") check_world(t), memory_is_shared(t);
             if (what == "all") check_comm(t);
             else if (what == "waiting") check_waiting(t);
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)

@@ -128,7 +128,7 @@ TEST(SampleOrder, PlacesOfSamples) {
     for (int e = 0; e < 4; e++) ASSERT_EQ(order.document(e), (std::array<int, 4>{2, 0, 3, 1}[e]));
     const std::pair<int64_t, int64_t> expected[] = {{0, 0}, {0, 4}, {0, 8}, {1, 3}, {2, 2}, {3, 2}};
     for (int64_t s = 0; s < 6; s++) {
-        const SampleOrder::StreamPosition place = order.place_of(4 * s);
+        const SampleOrder::StreamPosition place = order.place_of(*data, 4 * s);
         EXPECT_EQ(std::make_pair(place.entry, place.token), expected[s]) << s;
     }
     EXPECT_EQ(order.n_samples(), 5);
@@ -217,6 +217,38 @@ TEST(SampleOrder, TooMany) {
         expect_error([&] { SampleOrder(*data, {0, 4}, 4, n, 1); }, {"samples", std::to_string(n).substr(0, 7)});
 }
 
+// Two ranks, of which the first one orders.
+TEST(SampleOrder, IsComputedOncePerNode) {
+    struct Node : NodeMemory {
+        std::shared_ptr<const char> filled(size_t bytes, const std::string& what, const Fill& fill) const override {
+            if (!shared) shared = NodeMemory::filled(bytes_asked = bytes, what, fill);
+            else EXPECT_EQ(bytes, bytes_asked);
+            return shared;
+        }
+        mutable std::shared_ptr<const char> shared;
+        mutable size_t bytes_asked = 0;
+    };
+    const NumberedDataset data(test::Rng(8).integers(100, 1, 9));
+    const Node node;
+    const SampleOrder alone(*data, {0, 100}, 4, 500, 1), first(*data, {0, 100}, 4, 500, 1, false, node),
+        second(*data, {0, 100}, 4, 500, 1, false, node);
+    EXPECT_GT(alone.n_epochs(), 1);
+    for (const SampleOrder* order : {&first, &second})
+        for (int64_t i = 0; i < alone.n_samples(); i++) {
+            Ints expected(5), sample(5);
+            alone.read(*data, i, expected.data());
+            order->read(*data, i, sample.data());
+            ASSERT_EQ(sample, expected) << i;
+        }
+    const auto entries = (size_t)(100 * alone.n_epochs());
+    EXPECT_LE(node.bytes_asked, 4 * (size_t)alone.n_samples() + 4 * entries + entries / 2 + 8);
+}
+
+TEST(SampleOrder, MemoryIsCheckedBefore) {
+    expect_error([] { NodeMemory().filled((size_t)1 << 60, "data: the order of 9 samples", [](char*) { FAIL(); }); },
+                 {"data: the order of 9 samples needs 1073741824.00 GiB", "are available", "HINT: "});
+}
+
 // ---- blending --------------------------------------------------------------------------------------------------------------
 TEST(Blend, DataPath) {
     TemporaryDirectory dir;
@@ -249,16 +281,21 @@ TEST(Blend, DataPath) {
     std::filesystem::current_path(before);
 }
 
+std::vector<BlendEntry> blended(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n) {
+    std::vector<BlendEntry> blend((size_t)n);
+    blend_samples(weights, available, n, blend.data());
+    return blend;
+}
+
 TEST(Blend, OrderIsMegatrons) {
     const Ints expected = {0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 1, 2, 0, 1, 0, 2, 0, 1, 0};
-    const std::vector<BlendEntry> blend = blend_samples({0.5, 0.3, 0.2}, {20, 20, 20}, 20);
+    const std::vector<BlendEntry> blend = blended({0.5, 0.3, 0.2}, {20, 20, 20}, 20);
     std::array<uint32_t, 3> taken{};
     for (size_t i = 0; i < expected.size(); i++) {
         EXPECT_EQ((int)blend[i].dataset, expected[i]) << i;
         EXPECT_EQ(blend[i].index, taken[expected[i]]++) << i;
     }
-    for (const BlendEntry& e : blend_samples({0.25, 0.25, 0.25, 0.25}, {1, 1, 1, 1}, 4)) EXPECT_EQ(e.index, 0u);
-    EXPECT_TRUE(blend_samples({1}, {0}, 0).empty());
+    for (const BlendEntry& e : blended({0.25, 0.25, 0.25, 0.25}, {1, 1, 1, 1}, 4)) EXPECT_EQ(e.index, 0u);
 }
 
 // After n samples, the greedy choice has taken less than one sample too many from each dataset: it takes only from one with
@@ -271,7 +308,7 @@ TEST(Blend, SharesAreKept) {
         for (double& w : weights) w = rng.uniform(0.01, 1);
         weights = normalized(weights);
         const int64_t n = 1 + rng.below(500);
-        const std::vector<BlendEntry> blend = blend_samples(weights, std::vector<int64_t>(K, n), n);
+        const std::vector<BlendEntry> blend = blended(weights, std::vector<int64_t>(K, n), n);
         std::vector<int64_t> taken(K, 0);
         for (int64_t i = 0; i < n; i++) {
             ASSERT_EQ(blend[i].index, taken[blend[i].dataset]++);
@@ -295,7 +332,7 @@ TEST(Blend, TakesAllThatIsThereAndNoMore) {
         std::vector<double> weights(available.begin(), available.end());
         if (k % 3 == 0) std::reverse(weights.begin(), weights.end());
         std::vector<int64_t> taken(K, 0);
-        for (const BlendEntry& e : blend_samples(normalized(weights), available, n)) ASSERT_EQ(e.index, taken[e.dataset]++);
+        for (const BlendEntry& e : blended(normalized(weights), available, n)) ASSERT_EQ(e.index, taken[e.dataset]++);
         EXPECT_EQ(taken, available);
     }
 }

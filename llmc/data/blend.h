@@ -52,9 +52,8 @@ struct BlendEntry {
     uint32_t dataset, index;
 };
 
-inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available,
-                                             int64_t n) {
-    std::vector<BlendEntry> blend((size_t)n);
+inline void blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n,
+                          BlendEntry* blend) {
     std::vector<int64_t> taken(weights.size(), 0);
     for (int64_t i = 0; i < n; i++) {
         const double i_or_1 = (double)std::max<int64_t>(i, 1);
@@ -72,5 +71,4 @@ inline std::vector<BlendEntry> blend_samples(const std::vector<double>& weights,
         }
         blend[i] = {(uint32_t)best, (uint32_t)taken[best]++};
     }
-    return blend;
 }

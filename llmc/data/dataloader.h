@@ -1,6 +1,7 @@
 // Makes batches from token datasets, in exactly the order of Megatron-Core's GPT dataset, blend and sequential sampler, so that
 // runs in both programs with the same data, sizes and seed see the same samples. Nothing is cached on disk: the indices are
-// built in memory at the start, and sample k is a function of only the options and k, so a resume needs only a number.
+// built in memory at the start, by one rank per node, and sample k is a function of only the options and k, so a resume needs
+// only a number.
 //
 //   split.h             which documents are for training, validation and test
 //   sample_order.h      the order of one dataset's samples
@@ -16,6 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -90,6 +92,8 @@ struct DataOptions {
     int vocab_size = 0;           // larger tokens are refused when read; 0: not checked
     int virtual_tokens = 0;       // number in front of each sample, outside its T tokens, and of each conversation
     TokenizerIdentity tokenizer;  // the run's, or else the first dataset's if known
+    // Holds the order. All ranks create a loader on the memory that they share.
+    std::shared_ptr<NodeMemory> memory = std::make_shared<NodeMemory>();
 };
 
 // One row of the start-up table.
@@ -134,7 +138,7 @@ public:
         for (size_t j = 0; j < sources_.size(); j++) {
             Source& s = sources_[j];
             if (s.packing) s.packing->order(wanted[j]);
-            else s.order.emplace(s.data, s.part, o_.T, wanted[j], o_.seed, o_.reshuffle_each_epoch);
+            else s.order.emplace(s.data, s.part, o_.T, wanted[j], o_.seed, o_.reshuffle_each_epoch, *o_.memory);
         }
         if (single()) n_samples_ = n > 0 ? n : sources_[0].n_ordered();
         else plan_blend();
@@ -279,8 +283,8 @@ public:
     uint32_t checksum(size_t row) const { return sources_[row].data.checksum_of_ends(); }
     std::vector<DataSummary> summary() const {
         std::vector<int64_t> used(sources_.size(), 0);
-        if (blend_.empty()) used[0] = n_samples_;
-        for (const BlendEntry& e : blend_) used[e.dataset]++;
+        if (!blend_) used[0] = n_samples_;
+        for (int64_t i = 0; blend_ && i < n_samples_; i++) used[blend()[i].dataset]++;
         std::vector<DataSummary> rows;
         for (size_t j = 0; j < sources_.size(); j++) {
             const Source& s = sources_[j];
@@ -417,15 +421,21 @@ private:
         n_samples_ = o_.n_samples > 0 ? o_.n_samples : samples_of_one_pass();
         std::vector<int64_t> available;
         for (const Source& s : sources_) available.push_back(s.n_ordered());
-        blend_ = blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_);
+        blend_.reset();
+        blend_ = o_.memory->filled((size_t)n_samples_ * sizeof(BlendEntry),
+                                   format("the blend of %s samples", with_commas(n_samples_).c_str()), [&](char* memory) {
+                                       blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_,
+                                                     (BlendEntry*)memory);
+                                   });
     }
+    const BlendEntry* blend() const { return (const BlendEntry*)blend_.get(); }
 
     // The dataset of a sample and the sample's index there.
     BlendEntry locate(int64_t sample) const {
         if (sample < 0 || sample >= n_samples_)
             fail("sample %lld was requested, but the data has %lld; HINT: the counters in training/state.json are damaged",
                  (long long)sample, (long long)n_samples_);
-        return blend_.empty() ? BlendEntry{0, (uint32_t)sample} : blend_[sample];
+        return blend_ ? blend()[sample] : BlendEntry{0, (uint32_t)sample};
     }
     // The conversations of a sample, each from position 0, followed by padding, which is no target.
     void read_conversations(const Source& source, int64_t sample, Batch& out, size_t row) const {
@@ -493,7 +503,7 @@ private:
         const size_t i = find_foreign(text);
         if (i == text.size()) return;
         const SampleOrder& order = *source.order;
-        const auto [entry, token] = order.place_of(order.shuffled(sample) * o_.T + (int64_t)i);
+        const auto [entry, token] = order.place_of(source.data, order.shuffled(sample) * o_.T + (int64_t)i);
         const int64_t document = order.document(entry);
         check_tokens(source, document, source.part.first_token(document) + token, {text[i]});
     }
@@ -513,7 +523,7 @@ private:
 
     DataOptions o_;
     std::vector<Source> sources_;
-    std::vector<BlendEntry> blend_;  // empty: the samples of the only source
+    std::shared_ptr<const char> blend_;  // BlendEntry of each sample; null: the samples of the only source
     int64_t n_samples_ = 0, n_pairs_ = 0;
     std::vector<double> reference_;  // (n_pairs, 2), or empty
 };

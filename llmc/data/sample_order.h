@@ -6,19 +6,24 @@
 // Samples   Over the stream of documents in that order, sample s is tokens [s T, s T + T]: T inputs and the T tokens that
 //           follow each. Samples cross the ends of documents. There are (E n - 1) / T of them, shuffled in the same way
 //           (a separate last epoch's separately). The document in which sample s starts is found by binary search in
-//           the prefix sum of lengths, which replaces Megatron's table with a row per sample.
+//           the prefix sum of lengths, kept for every 16th document, which replaces Megatron's table with a row per sample.
 //           With reshuffle_each_epoch, which Megatron lacks, documents and samples of every epoch are shuffled separately,
 //           one epoch after another: each text is seen once before any is seen again, and a longer run has the order of a
 //           shorter one. For a single epoch the order is Megatron's.
 // Random    One MT19937 with NumPy's RandomState rules: documents first, then samples.
+// Memory    4 bytes per sample and 4.5 per document and epoch, in memory that the ranks of a node share and one of them fills
+//           (parallel/memory_of_node.h): shuffling reaches all of it in random order, about 30 ns each.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/text.h"
+#include "../cpu/node_memory.h"
 #include "dataset.h"
 #include "numpy_random.h"
 #include "split.h"
@@ -47,7 +52,7 @@ class SampleOrder {
 public:
     // Samples of T+1 tokens over `part`, at least n_wanted of them (0: one epoch). each_epoch: shuffle each epoch separately.
     SampleOrder(const TokenDataset& data, const DocumentRange& part, int T, int64_t n_wanted, uint32_t seed,
-                bool each_epoch = false)
+                bool each_epoch = false, const NodeMemory& node = NodeMemory())
         : part_(part), T_(T), tokens_per_epoch_(part.tokens(data)) {
         const int64_t begin = part.begin, end = part.end;
         CHECK(tokens_per_epoch_ > T, "%lld tokens for samples of %d", (long long)tokens_per_epoch_, T + 1);
@@ -58,24 +63,16 @@ public:
         if (n_samples_ > UINT32_MAX)
             fail("%s: %lld samples were requested; the maximum is %u", data.name().c_str(), (long long)n_samples_, UINT32_MAX);
 
-        documents_.reserve((size_t)((end - begin) * n_epochs_));
-        for (int64_t e = 0; e < n_epochs_; e++)
-            for (int64_t d = begin; d < end; d++) documents_.push_back((int32_t)d);
-        samples_.resize((size_t)n_samples_);
-        std::iota(samples_.begin(), samples_.end(), 0u);
-        NumpyRandom random(seed);
-        for (int64_t e = 0; each_epoch && e < n_epochs_; e++) {
-            shuffle_documents(e, e + 1, random);
-            shuffle_samples(e, e + 1, random);
-        }
-        if (!each_epoch) {
-            const int64_t together = epochs.last_apart ? n_epochs_ - 1 : n_epochs_;
-            shuffle_documents(0, together, random);
-            shuffle_documents(together, n_epochs_, random);
-            shuffle_samples(0, together, random);
-            shuffle_samples(together, n_epochs_, random);
-        }
-        sum_lengths(data);
+        n_entries_ = (end - begin) * n_epochs_;
+        const auto n_starts = (size_t)(n_entries_ / starts_every + 1);
+        const size_t starts_bytes = n_starts * sizeof *starts_, samples_bytes = (size_t)n_samples_ * sizeof *samples_;
+        memory_ = node.filled(starts_bytes + samples_bytes + (size_t)n_entries_ * sizeof *documents_,
+                              format("%s: the order of %s samples", data.name().c_str(), with_commas(n_samples_).c_str()),
+                              [&](char* memory) {
+                                  point_into(memory, starts_bytes, samples_bytes);
+                                  fill(data, epochs.last_apart, seed, each_epoch);
+                              });
+        point_into((char*)memory_.get(), starts_bytes, samples_bytes);
     }
 
     int64_t n_samples() const { return n_samples_; }
@@ -86,16 +83,23 @@ public:
     struct StreamPosition {
         int64_t entry, token;
     };
-    StreamPosition place_of(int64_t stream_token) const {
-        const int64_t entry = std::upper_bound(starts_.begin(), starts_.end(), stream_token) - starts_.begin() - 1;
-        return {entry, stream_token - starts_[entry]};
+    StreamPosition place_of(const TokenDataset& data, int64_t stream_token) const {
+        const int64_t *starts = starts_, *end = starts + n_entries_ / starts_every + 1;
+        const int64_t block = std::upper_bound(starts, end, stream_token) - starts - 1;
+        StreamPosition place = {block * starts_every, stream_token - starts_[block]};
+        for (; place.entry < n_entries_; place.entry++) {
+            const int64_t length = part_.length(data, documents_[place.entry]);
+            if (place.token < length) break;
+            place.token -= length;
+        }
+        return place;
     }
     int document(int64_t entry) const { return documents_[entry]; }
     int64_t shuffled(int64_t i) const { return samples_[i]; }
 
     // The T+1 tokens of sample i.
     void read(const TokenDataset& data, int64_t i, int* out) const {
-        auto [entry, token] = place_of(shuffled(i) * T_);
+        auto [entry, token] = place_of(data, shuffled(i) * T_);
         for (int64_t left = T_ + 1; left > 0; entry++, token = 0) {
             const int d = documents_[entry];
             const int64_t n = std::min(left, part_.length(data, d) - token);
@@ -106,23 +110,50 @@ public:
     }
 
 private:
+    static constexpr int64_t starts_every = 16;
+
+    void point_into(char* memory, size_t starts_bytes, size_t samples_bytes) {
+        starts_ = (int64_t*)memory;
+        samples_ = (uint32_t*)(memory + starts_bytes);
+        documents_ = (int32_t*)(memory + starts_bytes + samples_bytes);
+    }
+    void fill(const TokenDataset& data, bool last_apart, uint32_t seed, bool each_epoch) {
+        int32_t* entry = documents_;
+        for (int64_t e = 0; e < n_epochs_; e++)
+            for (int64_t d = part_.begin; d < part_.end; d++) *entry++ = (int32_t)d;
+        std::iota(samples_, samples_ + n_samples_, 0u);
+        NumpyRandom random(seed);
+        for (int64_t e = 0; each_epoch && e < n_epochs_; e++) {
+            shuffle_documents(e, e + 1, random);
+            shuffle_samples(e, e + 1, random);
+        }
+        if (!each_epoch) {
+            const int64_t together = last_apart ? n_epochs_ - 1 : n_epochs_;
+            shuffle_documents(0, together, random);
+            shuffle_documents(together, n_epochs_, random);
+            shuffle_samples(0, together, random);
+            shuffle_samples(together, n_epochs_, random);
+        }
+        int64_t start = 0;
+        for (int64_t e = 0; e <= n_entries_; e++) {
+            if (e % starts_every == 0) starts_[e / starts_every] = start;
+            if (e < n_entries_) start += part_.length(data, documents_[e]);
+        }
+    }
     // Shuffles the documents of epochs [first, last).
     void shuffle_documents(int64_t first, int64_t last, NumpyRandom& random) {
         const int64_t n = part_.end - part_.begin;
-        random.shuffle(documents_.data() + first * n, (last - first) * n);
+        random.shuffle(documents_ + first * n, (last - first) * n);
     }
     void shuffle_samples(int64_t first, int64_t last, NumpyRandom& random) {
         const auto samples_before = [&](int64_t epoch) { return std::max<int64_t>(0, epoch * tokens_per_epoch_ - 1) / T_; };
-        random.shuffle(samples_.data() + samples_before(first), samples_before(last) - samples_before(first));
+        random.shuffle(samples_ + samples_before(first), samples_before(last) - samples_before(first));
     }
-    void sum_lengths(const TokenDataset& data) {
-        starts_.resize(documents_.size() + 1);
-        for (size_t e = 0; e < documents_.size(); e++) starts_[e + 1] = starts_[e] + part_.length(data, documents_[e]);
-    }
-
     DocumentRange part_;
     int64_t T_, tokens_per_epoch_, n_epochs_ = 1, n_samples_ = 0;
-    std::vector<int32_t> documents_;  // Megatron's document_index
-    std::vector<int64_t> starts_;     // starts_[e]: tokens of the stream before documents_[e]; one more at the end
-    std::vector<uint32_t> samples_;   // Megatron's shuffle_index
+    int64_t n_entries_ = 0;  // documents of all epochs
+    std::shared_ptr<const char> memory_;
+    int64_t* starts_ = nullptr;     // starts_[i]: tokens of the stream before entry i * starts_every
+    uint32_t* samples_ = nullptr;   // Megatron's shuffle_index
+    int32_t* documents_ = nullptr;  // Megatron's document_index
 };

@@ -400,9 +400,10 @@ Evaluation evaluate_text(const std::vector<int>& text, const EvalOptions& o, int
 }
 
 // losses(data, samples): of each data set, over the first `samples` samples, on all ranks. tokenizer: may be null.
+// memory: for the order of the samples.
 template <class Losses>
 Evaluation evaluate_data(const EvalOptions& o, const ModelConfig& c, int T, const Tokenizer* tokenizer, bool main_rank,
-                         Losses losses) {
+                         std::shared_ptr<NodeMemory> memory, Losses losses) {
     DataOptions d;
     d.T = T;
     d.vocab_size = c.V;
@@ -411,6 +412,7 @@ Evaluation evaluate_data(const EvalOptions& o, const ModelConfig& c, int T, cons
     d.blend = parse_data_path(o.data_path);
     d.split = o.split;
     d.part = DataSplit::valid;
+    d.memory = std::move(memory);
     const DataLoader data(d);
     if (data.n_samples() == 0)
         fail("the data is too small to be split; HINT: --split \"0, 1, 0\" evaluates all of it, a smaller --seq-length a part");

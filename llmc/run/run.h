@@ -21,6 +21,7 @@
 #include "../tokenizer/tokenizer.h"
 #include "../model/model_config.h"
 #include "../ops.h"
+#include "../parallel/memory_of_node.h"
 #include "../parallel/ranks.h"
 #include "../parallel/world.h"
 #include "../checkpoint/adapter_files.h"
@@ -342,6 +343,7 @@ inline void open_validation(Run& run) {
         DataOptions d = data_options(run.o, run.c, run.tokenizer.get(), DataSplit::valid,
                                      run.o.eval_fixed ? 0 : schedule.samples_of_all_validations());
         d.tokenizer = run.train->tokenizer();
+        d.memory = memory_of_node(run.world);
         return std::make_unique<DataLoader>(d);
     };
     run.valid = open();
@@ -367,8 +369,9 @@ inline TrainOptions settled_options(const Run& run) {
 inline void open_data(Run& run) {
     run.begin("opening the data and ordering its samples");
     if (run.o.dry_run && run.o.data_path.empty()) return;  // planning needs no data
-    const DataOptions options =
+    DataOptions options =
         data_options(run.o, run.c, run.tokenizer.get(), DataSplit::train, run.schedule.samples_read(run.state, run.discards));
+    options.memory = memory_of_node(run.world);
     run.train = std::make_unique<DataLoader>(options);
     run.data = data_identity(*run.train, options);
     if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_template(), run.main_rank());
