@@ -304,6 +304,11 @@ expect "an option that a model has: it trains" "${continue[@]}" --disable-bias-l
 refuse "eval: examples of a text"           "fewshot has no effect without --tasks.*HINT"     "$program" eval --model model --text good.txt --num-fewshot 5
 refuse "eval: a split of a text"            "split has no effect without --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples has no effect without --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
+refuse "eval: an encoding of tasks"         "encoding has no effect without --text.*HINT" "$program" eval --model model --tasks none.jsonl --encoding latin1
+printf '{"body": "caf\\u00e9 noir"}\n' >key.jsonl; printf 'caf\xe9 noir' >latin1-text.txt; printf 'café noir' >utf8-text.txt
+loss_of() { "$program" eval --model model --json --text "$@" | grep '"loss"'; }
+expect "eval: the key of a text, and its encoding" test "$(loss_of utf8-text.txt)" = "$(loss_of key.jsonl --json-keys body)" -a \
+    "$(loss_of utf8-text.txt)" = "$(loss_of latin1-text.txt --encoding latin1)"
 spoil() { rm -rf "$1"; cp -rL model/latest "$1"; rm "$1/manifest.json"; } # like a downloaded model
 spoil m1; rm m1/config.json
 refuse "model without config.json"          "config.json"                   "$program" generate --model m1 --prompt a

@@ -65,7 +65,7 @@ inline int classifier_command(const CurateOptions& o) {
                        trains ? "a classifier is trained, and no corpus is curated" : "a classifier is measured");
     }
     const auto read = [&](const Strings& items, const std::string& name, const std::vector<std::string>& labels) {
-        const TextInput input = text_input(o, "curate --" + name, quality ? "blank" : "line");
+        const TextInput input = text_input(o, o.input, "curate --" + name, quality ? "blank" : "line");
         return LabelledTexts::read(labelled_files(items, name), input, labels, (uint64_t)o.seed, threads);
     };
     if (!trains) {

@@ -54,7 +54,7 @@ inline void check_not_read(const std::string& output, const std::string& name) {
 // The files of --input, each with the source whose name matches it.
 inline PassInput find_input(const CurateOptions& o) {
     PassInput input;
-    input.text = text_input(o, "curate --input", o.split_documents);
+    input.text = text_input(o, o.input, "curate --input", o.split_documents);
     input.text.keep_fields = input.text.whole_documents = true;
     if (o.normalize && input.text.encoding.empty()) input.text.encoding = "auto";
     input.text.batch_bytes = (size_t)std::clamp<int64_t>(o.memory_limit / 16, 1 << 20, 16 << 20);

@@ -27,12 +27,6 @@
 #include "../checkpoint/hub.h"
 #include "prepare_state.h"
 
-template <class Options>
-TextInput text_input(const Options& o, const std::string& reading, const std::string& split) {
-    return {o.input,        reading,    o.json_keys,     split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
-            o.allow_binary, o.encoding, o.skip_bad_files};
-}
-
 // For conversations, or pairs of answers, instead of texts: sets how they are read, and returns the encoder.
 inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
     if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
@@ -108,7 +102,7 @@ inline int prepare_command(const PrepareOptions& given) {
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
         fail("%s has no end-of-document token (<|endoftext|>, <|end_of_text|>, <eos> or </s>); HINT: --no-append-eod omits it",
              tokenizer.source().c_str());
-    TextInput input = text_input(o, "prepare --input", o.split_documents);
+    TextInput input = text_input(o, o.input, "prepare --input", o.split_documents);
     input.writes = o.output_prefix;
     std::optional<ChatEncoder> chat;
     if (chats) chat.emplace(prepare_conversations(o, tokenizer, input));
@@ -328,7 +322,8 @@ inline nlohmann::ordered_json learn_unigram(const TokenizerOptions& o, DocumentR
 
 inline int tokenizer_command(const TokenizerOptions& o) {
     const int threads = cpu::thread_count(o.threads);
-    DocumentReader reader(text_input(o, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
+    DocumentReader reader(
+        text_input(o, o.input, o.report.empty() ? "tokenizer --input" : "tokenizer --report DIR --input", "file"));
     if (!o.report.empty()) {
         for (const char* name : {"vocab-size", "type", "pre-tokenizer", "special-tokens", "min-frequency", "reserved-tokens",
                                  "pad-vocab-to-multiple", "output"})

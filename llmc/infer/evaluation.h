@@ -239,9 +239,18 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     if (!o.answers.empty() && o.tasks.empty()) fail_usage("--answers requires --tasks; HINT: --tasks FILE");
     if (!o.answers.empty() && std::filesystem::exists(o.answers))
         fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
+    const EvalOptions usual;
+    const bool no_text = o.text.empty();
     const std::tuple<bool, const char*, const char*> rows[] = {
         {o.tasks.empty() && (o.num_fewshot || !o.fewshot.empty()), "--num-fewshot, --fewshot", "--tasks"},
-        {o.data_path.empty() && o.split != EvalOptions().split, "--split", "--data-path"},
+        {o.data_path.empty() && o.split != usual.split, "--split", "--data-path"},
+        {no_text && !o.format.empty(), "--format", "--text"},
+        {no_text && o.json_keys != usual.json_keys, "--json-keys", "--text"},
+        {no_text && o.on_bad_line != usual.on_bad_line, "--on-bad-line", "--text"},
+        {no_text && o.max_bad_lines != usual.max_bad_lines, "--max-bad-lines", "--text"},
+        {no_text && o.allow_binary, "--allow-binary", "--text"},
+        {no_text && !o.encoding.empty(), "--encoding", "--text"},
+        {no_text && o.skip_bad_files, "--skip-bad-files", "--text"},
         {!o.text.empty() && o.max_samples, "--max-samples", "--data-path and --tasks"}};
     for (const auto& [wrong, option, of] : rows)
         if (wrong) fail_usage("%s has no effect without %s; HINT: omit it", option, of);
@@ -350,10 +359,10 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
     if (o.json) print_json(json);
 }
 
-// The tokens of a file's whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
+// The tokens of a whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
 // tokenizer's template around it, and with special tokens recognised.
-inline std::vector<int> encode_file(const std::string& file, const Tokenizer& tokenizer, int threads) {
-    DocumentReader reader({{file}, "eval --text"});
+inline std::vector<int> encode_text(TextInput input, const Tokenizer& tokenizer, int threads) {
+    DocumentReader reader(std::move(input));
     std::vector<int> all;
     std::vector<std::vector<int>> tokens;
     const auto append = [&](const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); };
@@ -376,7 +385,7 @@ inline std::vector<int> encode_file(const std::string& file, const Tokenizer& to
 
 // The tokens of a whole text, which may be shorter than the model's sequence.
 inline std::vector<int> text_to_evaluate(const EvalOptions& o, const Tokenizer& tokenizer) {
-    const std::vector<int> text = encode_file(o.text, tokenizer, o.threads);
+    const std::vector<int> text = encode_text(text_input(o, {o.text}, "eval --text", "file"), tokenizer, o.threads);
     if (text.size() < 2)
         fail("%s has %zu tokens; at least 2 are needed, one to predict after another", o.text.c_str(), text.size());
     return text;

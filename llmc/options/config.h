@@ -590,7 +590,9 @@ inline Allowed one_of(Strings choices) {
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
       "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, weights are ignored")                      \
     X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; the second one is evaluated")       \
-    X(std::string, text, "", "", word("FILE"), "Data", "text file to evaluate, instead of prepared data")                     \
+    X(std::string, text, "", "", word("FILE"), "Data",                                                                        \
+      "text to evaluate, instead of prepared data: a file as in prepare --input")                                             \
+    READING_OPTIONS(X)                                                                                                        \
     X(int, seq_length, "seq", 0, between(1, 100000000), "Data",                                                               \
       "length of a sample, in tokens; may be above the model's longest sequence, the default, unless positions are learned")  \
     X(int, micro_batch_size, "micro-batch", 4, between(1, 1000000), "Data", "samples per forward pass; memory grows with it") \

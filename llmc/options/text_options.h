@@ -2,11 +2,8 @@
 // the classifiers.
 #pragma once
 
-// Options of all commands that read large texts.
-#define TEXT_OPTIONS(X)                                                                                                \
-    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                                \
-      "files of text, JSON, CSV, TSV, HTML or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: "    \
-      "standard input")                                                                                                \
+// Options of all commands that read texts.
+#define READING_OPTIONS(X)                                                                                             \
     X(std::string, format, "", "", one_of({"text", "jsonl", "html", "csv", "tsv"}), "Input",                           \
       "format of all files; default: detected from each file's name and first bytes")                                  \
     X(std::string, json_keys, "", "text", word("KEY"), "Input",                                                        \
@@ -22,6 +19,13 @@
       "encoding of texts that are not UTF-8, named as in iconv: latin1, cp932, utf-16; auto: detected in each file")   \
     X(bool, skip_bad_files, "", false, anything(), "Input",                                                            \
       "skip unreadable files and the rest of damaged ones; default: refuse the input")
+
+// Options of the commands that read large texts.
+#define TEXT_OPTIONS(X)                                                                                             \
+    X(Strings, input, "", {}, list(0, "FILE"), "Input",                                                             \
+      "files of text, JSON, CSV, TSV, HTML or WARC (plain, .gz, .zst) or Parquet; folders; patterns in quotes; -: " \
+      "standard input")                                                                                             \
+    READING_OPTIONS(X)
 
 #define PREPARE_OPTIONS(X)                                                                                                \
     TEXT_OPTIONS(X)                                                                                                       \

@@ -427,9 +427,7 @@ private:
     [[noreturn]] void refuse_files(const Strings& named) const {
         if (refused_.size() == 1) {
             const bool others = !input_.files.empty() || named.size() > 1 || named[0] != refused_[0].first;
-            const std::string text =
-                refused_[0].second +
-                (others && has_text_options(input_.reading) ? "; --skip-bad-files leaves such files out" : "");
+            const std::string text = refused_[0].second + (others ? "; --skip-bad-files leaves such files out" : "");
             is_usage_error_ ? fail_usage("%s", text.c_str()) : fail("%s", text.c_str());
         }
         std::string rows;

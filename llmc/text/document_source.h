@@ -50,6 +50,13 @@ struct TextInput {
     std::function<void(const nlohmann::json&, Chunk&)> open_record{};
 };
 
+// The files, read as the options say (options/text_options.h, READING_OPTIONS).
+template <class Options>
+TextInput text_input(const Options& o, const Strings& files, const std::string& reading, const std::string& split) {
+    return {files,          reading,    o.json_keys,     split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
+            o.allow_binary, o.encoding, o.skip_bad_files};
+}
+
 // Statistics for judging an input: of the current file, and of all files.
 struct JudgedLines {
     OddBytes odd;

@@ -145,9 +145,6 @@ inline std::string as_pipe(std::string command, const std::string& path, const s
     return (piped ? "... | " : "") + command + " | train_gpt " + reading + " - ...";
 }
 
-// eval --text has no options about its text.
-inline bool has_text_options(const std::string& reading) { return !begins_with(reading, "eval"); }
-
 inline std::string input_name(const std::string& path) { return path == "-" ? "standard input" : path; }
 
 inline constexpr size_t first_bytes = 4096;  // number of bytes examined
@@ -189,8 +186,7 @@ inline constexpr NamedKind named_kinds[] = {
 // "" or why a file is not taken for text by its name or its mark-up, with a hint.
 inline std::string other_kind(std::string_view first, const std::string& path, const std::string& reading) {
     const std::string name = plain_name(path);
-    const std::string as_it_is =
-        has_text_options(reading) ? "--format text takes it as it is, with its mark-up" : "or convert it to plain text";
+    const std::string as_it_is = "--format text takes it as it is, with its mark-up";
     for (const NamedKind& kind : named_kinds)
         if (ends_with(name, kind.ending))
             return format("it is named as %s; HINT: %s", kind.name,
@@ -261,12 +257,11 @@ inline OddBytes count_odd_bytes(std::string_view text) {
                                           const std::string& encoding = "") {
     fail(
         "%s is not UTF-8 text: of the %s bytes read, %s are NUL and %s are not valid UTF-8, %.1f%%; at most 0.5%% are "
-        "allowed; HINT: %s, or %s; prepare and tokenizer accept any bytes with --allow-binary",
+        "allowed; HINT: %s, or %s; --allow-binary accepts any bytes",
         input_name(path).c_str(), with_commas(odd.bytes).c_str(), with_commas(odd.nul).c_str(),
         with_commas(odd.invalid).c_str(), 100.0 * (double)(odd.nul + odd.invalid) / (double)odd.bytes,
-        !has_text_options(reading) ? "if it is text in another encoding"
-        : encoding.empty()         ? "if it is text in another encoding, --encoding NAME (latin1, cp932, windows-1251)"
-                                   : ("it seems to be " + encoding + ": --encoding " + lower_ascii(encoding)).c_str(),
+        encoding.empty() ? "if it is text in another encoding, --encoding NAME (latin1, cp932, windows-1251)"
+                         : ("it seems to be " + encoding + ": --encoding " + lower_ascii(encoding)).c_str(),
         as_pipe("iconv -f " + (encoding.empty() ? "ENCODING" : encoding) + " -t UTF-8 FILE", path, reading).c_str());
 }
 
