@@ -158,11 +158,55 @@ no "without base.json, another family by its names" "no adapter for a layer" "$p
 for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 's/"r": 4/"r": 8/ shape' 's/"bias": "none"/"bias": "all"/ bias' \
     's/"lora_alpha": 8.0/"lora_alpha": 1e300/ from.-1000000.to.1000000' \
     's/"lora_dropout": 0.0/"lora_dropout": 1.5/ from.0.to.0.99' 's/"r": 4,/"r": 4;/ JSON:.at.line' \
-    's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ rank_pattern' \
+    's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ shape' \
+    's/"inference_mode"/"alpha_pattern": {"q_.*": 2}, "inference_mode"/ regular.expression' 's/"inference_mode"/"rank_pattern": {"q_proj": 0.5}, "inference_mode"/ whole.number' \
     's/true,$/"pissa",/ init_lora_weights'; do
     sed "${change% *}" llama-lora/latest/adapter_config.json >peft/adapter_config.json
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft
 done
+# PEFT's adapters may differ: by rank and scale (rank_pattern, alpha_pattern) and in the layers that have them. `cut` has two of
+# four ranks of q_proj, twice its scale in layer 0, and no v_proj in layer 1; `whole` has zeros and doubled numbers instead.
+python3 - <<'END'
+import json, os, struct
+source = open("llama-lora/latest/adapter_model.safetensors", "rb").read()
+(n,) = struct.unpack("<Q", source[:8])
+header, data = json.loads(source[8 : 8 + n]), source[8 + n :]
+config = json.load(open("llama-lora/latest/adapter_config.json"))
+patterns = {"rank_pattern": {r"self_attn\.q_proj": 2}, "alpha_pattern": {"^model.layers.0.self_attn.q_proj": 8, "q_proj": 4}}
+for out, is_cut in [("cut", True), ("whole", False)]:
+    tensors, rows_of = {}, b""
+    for name, t in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = t["data_offsets"]
+        (rows, cols), x = t["shape"], data[begin:end]
+        size = len(x) // (rows * cols)
+        if "layers.1.self_attn.v_proj" in name:
+            if is_cut:
+                continue
+            x = bytes(len(x))
+        if ".q_proj.lora_A" in name:
+            half = 2 * cols * size
+            x = x[:half] + (b"" if is_cut else bytes(len(x) - half))
+            rows = 2 if is_cut else rows
+        elif ".q_proj.lora_B" in name and is_cut:
+            x = b"".join(x[r * cols * size : (r * cols + 2) * size] for r in range(rows))
+            cols = 2
+        elif ".q_proj.lora_B" in name and "layers.0" in name:
+            wide = [struct.unpack("<f", b"\0" * (4 - size) + x[i : i + size])[0] for i in range(0, len(x), size)]
+            x = b"".join(struct.pack("<f", 2 * v)[4 - size :] for v in wide)
+        tensors[name] = {"dtype": t["dtype"], "shape": [rows, cols], "data_offsets": [len(rows_of), len(rows_of) + len(x)]}
+        rows_of += x
+    os.makedirs(out)
+    text = json.dumps(tensors).encode()
+    open(out + "/adapter_model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + rows_of)
+    json.dump({**config, **(patterns if is_cut else {})}, open(out + "/adapter_config.json", "w"))
+END
+expect "adapters that differ between matrices" test "$(loss_of --model llama --adapter cut)" = "$(loss_of --model llama --adapter whole)"
+expect "they count" test "$(loss_of --model llama --adapter cut)" != "$(loss_of --model llama --adapter llama-lora)"
+expect "they are merged" "$program" export --merge --model llama --adapter cut --out merged-cut
+expect "as the whole ones" "$program" export --merge --model llama --adapter whole --out merged-whole
+expect "into the same weights" cmp merged-cut/model.safetensors merged-whole/model.safetensors
 no "adapters as a file of llama.cpp" "first, then --model DIR --gguf FILE" "$program" export --adapter llama-lora --gguf x.gguf
 no "a type of a directory" "require --gguf; HINT" "$program" export --merge --adapter llama-lora --out x --type q8_0
 no "a directory and a file at once" "merge --out DIR first" "$program" export --merge --adapter llama-lora --out x --gguf x.gguf

@@ -67,6 +67,47 @@ inline std::string base_name(const nlohmann::json& j) {
     const nlohmann::json name = j.value("base_model_name_or_path", nlohmann::json());
     return name.is_string() ? name.get<std::string>() : "BASE";
 }
+// "rank_pattern" or "alpha_pattern" of PEFT: values by the ends of matrices' names; the first that fits counts. PEFT reads keys
+// as regular expressions; here they are names, perhaps with a ^ in front or with escaped dots.
+class LoraPattern {
+public:
+    LoraPattern(const nlohmann::ordered_json& config, const char* key, const std::string& path) {
+        const nlohmann::ordered_json j = config.value(key, nlohmann::ordered_json());
+        if (j.is_null()) return;
+        if (!j.is_object()) fail("%s: '%s' is %.200s; it must be an object", path.c_str(), key, j.dump().c_str());
+        for (const auto& [name, value] : j.items()) {
+            std::string plain;
+            for (size_t i = name[0] == '^' ? 1 : 0; i < name.size(); i++)
+                if (name[i] != '\\' || name[i + 1] != '.') plain += name[i];
+            if (plain.find_first_of("\\*+?[](){}|^$") != std::string::npos)
+                fail_unsupported("%s: '%s' has the regular expression '%.200s'; only names of matrices are supported",
+                                 path.c_str(), key, name.c_str());
+            const bool rank = std::string(key) == "rank_pattern";
+            const double x = value.is_number() ? value.get<double>() : NAN;
+            if (!(rank ? x >= 1 && x <= 1e6 && x == std::floor(x) : std::abs(x) <= 1e6))
+                fail("%s: '%s' has the value %.200s; it must be %s", path.c_str(), key, value.dump().c_str(),
+                     rank ? "a whole number from 1 to 1000000" : "from -1000000 to 1000000");
+            values_.push_back({plain, name[0] == '^', x});
+        }
+    }
+    // matrix: its name in the file.
+    double of(const std::string& matrix, double usual) const {
+        const std::string front = "base_model.model.";
+        const std::string name = begins_with(matrix, front) ? matrix.substr(front.size()) : matrix;
+        for (const Value& v : values_)
+            if (name == v.name || (!v.whole && ends_with(name, "." + v.name))) return v.value;
+        return usual;
+    }
+
+private:
+    struct Value {
+        std::string name;
+        bool whole;  // not only its end
+        double value;
+    };
+    std::vector<Value> values_;
+};
+
 inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
     const nlohmann::json& j = in.j;
     const std::string& path = in.source;
@@ -80,9 +121,9 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
             "cp %s/*token* %s-merged; then --model %s-merged, without --adapter",
             path.c_str(), what.c_str(), dir.c_str(), dir.c_str(), base_name(j).c_str(), dir.c_str(), dir.c_str());
     };
-    for (const char* key : {"modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "layer_replication",
-                            "trainable_token_indices", "target_parameters", "alora_invocation_tokens", "use_bdlora",
-                            "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
+    for (const char* key :
+         {"modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens",
+          "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"})
         if (!in.absent(key) && !j[key].empty()) unsupported(format("'%s' %.200s", key, j[key].dump().c_str()));
     if (const nlohmann::json start = j.value("init_lora_weights", nlohmann::json()); start.is_string())
         for (const char* changes : {"pissa", "olora", "loftq", "corda", "lora_ga"})  // these also change the base
@@ -99,20 +140,40 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     if (!(lora.dropout >= 0 && lora.dropout <= 0.99))
         fail("%s: 'lora_dropout' is %g; it must be from 0 to 0.99", path.c_str(), lora.dropout);
     lora.rank_stabilized = in.flag("use_rslora", false);
+    const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
+    const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
+    const auto scale_of = [&](double alpha, double rank) { return alpha / (lora.rank_stabilized ? std::sqrt(rank) : rank); };
+    const double usual = lora.scale() != 0 ? lora.scale() : 1;
     const SafetensorsReader files = SafetensorsReader::open(weights);
+    std::vector<LoraInFile> adapters;
+    bool differ = false;
+    int most = 0;
     for (const LoraTarget& t : lora_targets(c)) {
-        std::vector<bool> adapted((size_t)c.L);
+        std::vector<LoraInFile> of_layer((size_t)c.L);
         for (const auto& [name, view] : files.tensors())
             if (const size_t at = name.find("." + t.module + ".lora_A."); at != std::string::npos) {
                 const size_t dot = name.rfind('.', at - 1);
                 const int layer = dot == std::string::npos ? -1 : atoi(name.c_str() + dot + 1);
-                if (layer >= 0 && layer < c.L) adapted[(size_t)layer] = true;
+                if (layer < 0 || layer >= c.L) continue;
+                const std::string matrix = name.substr(0, at + 1 + t.module.size());
+                LoraInFile& adapter = of_layer[(size_t)layer];
+                adapter.rank = (int)ranks.of(matrix, lora.rank);
+                adapter.factor = scale_of(alphas.of(matrix, lora.alpha), adapter.rank) / usual;
+                most = std::max(most, adapter.rank);
             }
-        const auto n = std::count(adapted.begin(), adapted.end(), true);
-        if (n == c.L) lora.modules.push_back(t.module);
-        else if (n > 0)
-            unsupported(format("an adapter of '%s' in %d of %d layers (not in layer %d)", t.module.c_str(), (int)n, c.L,
-                               (int)(std::find(adapted.begin(), adapted.end(), false) - adapted.begin())));
+        if (std::none_of(of_layer.begin(), of_layer.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
+        lora.modules.push_back(t.module);
+        for (int layer = 0; layer < c.L; layer++) {
+            LoraInFile& adapter = of_layer[(size_t)layer];
+            adapter.matrix = std::to_string(layer) + "." + t.module;
+            differ = differ || adapter.rank != lora.rank || adapter.factor != 1;
+            adapters.push_back(adapter);
+        }
+    }
+    if (differ) {
+        lora.alpha = usual * (lora.rank_stabilized ? std::sqrt((double)most) : most);
+        lora.rank = most;
+        lora.in_files = adapters;
     }
     if (lora.modules.empty())
         fail("%s has no adapter for a layer of this %s model; HINT: --model with the model that it adapts", weights.c_str(),

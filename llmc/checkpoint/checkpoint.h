@@ -85,7 +85,8 @@ public:
         const TensorNames& names = family_of(c).names;
         std::set<const TensorView*> used;
         for (const TensorSpec& spec : trained_table(c).rows)
-            for (const HfTensor& t : spec.hf) used.insert(&get(spec, t));
+            for (const HfTensor& t : spec.hf)
+                if (const LoraInFile* adapter = in_file(t); !adapter || adapter->rank > 0) used.insert(&get(spec, t));
         // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
         // copy, but its adapters are not.
         if (c.tied && !c.adapted()) used.insert(find(names.head + std::string(".weight")));
@@ -106,6 +107,10 @@ public:
         std::vector<E> strided;
         std::fill(ours, ours + spec.size(), E(0));
         for (const HfTensor& t : spec.hf) {
+            if (const LoraInFile* adapter = in_file(t)) {
+                read_padded(spec, t, *adapter, ours);
+                continue;
+            }
             const TensorView& view = get(spec, t);
             for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
                 if (stride == 1) return files_.read_as(view, in_file, n, ours + at);
@@ -123,7 +128,8 @@ public:
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
         const TensorView* view = find(t.name);
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
-        const std::vector<int64_t> shape = file_shape(spec, t);
+        std::vector<int64_t> shape = file_shape(spec, t);
+        if (const LoraInFile* adapter = in_file(t)) shape[is_lora_a(t) ? 0 : 1] = adapter->rank;
         if (view->shape != shape)
             fail("%s: tensor '%s' has shape %s; config.json requires %s", path_.c_str(), t.name.c_str(),
                  shape_string(view->shape).c_str(), shape_string(shape).c_str());
@@ -131,6 +137,30 @@ public:
     }
 
 private:
+    static bool is_lora_a(const HfTensor& t) { return t.name.find(".lora_A.") != std::string::npos; }
+    // The matrix's adapter, if adapters differ; else null.
+    const LoraInFile* in_file(const HfTensor& t) const {
+        const std::string matrix = t.name.substr(0, t.name.find(".lora_"));
+        for (const LoraInFile& adapter : c_.lora.in_files)
+            if (ends_with(matrix, "." + adapter.matrix)) return &adapter;
+        return nullptr;
+    }
+    // An adapter's A or B of a smaller rank: rows of A and columns of B are missing. Its scale is folded into B.
+    template <class E>
+    void read_padded(const TensorSpec& spec, const HfTensor& t, const LoraInFile& adapter, E* ours) const {
+        if (adapter.rank == 0) return;
+        const std::vector<int64_t> shape = file_shape(spec, t);
+        const bool a = is_lora_a(t);
+        const auto rows = (size_t)(a ? adapter.rank : shape[0]), to = (size_t)shape[1], from = a ? to : (size_t)adapter.rank;
+        std::vector<E> stored(rows * from), padded((size_t)shape[0] * to, E(0));
+        files_.read_as(get(spec, t), stored.data());
+        for (size_t r = 0; r < rows; r++)
+            for (size_t i = 0; i < from; i++)
+                padded[r * to + i] = (E)((float)stored[r * from + i] * (a ? 1 : (float)adapter.factor));
+        for_each_run(spec, t, [&](size_t at, size_t stride, size_t first, size_t n) {
+            for (size_t k = 0; k < n; k++) ours[at + k * stride] = padded[first + k];
+        });
+    }
     // Rejects a head that is stored next to the embedding it is tied to, unless both hold the same numbers: transformers 5 then
     // uses the file's head, although config.json declares them tied.
     template <class E>
