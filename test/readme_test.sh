@@ -169,7 +169,7 @@ done
 cd "$work" || exit 1
 for command in curate tokenizer prepare train tune sweep eval generate serve inspect report export import; do "$program" $command --help-all; done >help.txt 2>&1
 # Options of launchers, containers, downloads, the programs in dev/, and aliases of our options (llmc/options/other_names.h).
-foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
+foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --keep-caps --map-by --logdir --mca --mpi --kill-on-bad-exit --nodes
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
  --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
  --check-transformers --version --units --core --gigabyte --rounds --rates --widths
