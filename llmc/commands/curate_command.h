@@ -148,14 +148,13 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
     } else if (o.quality_pareto) fail_usage("--quality-pareto requires --quality-model");
     if (!o.pii.empty()) {
         PiiOptions kinds;
-        std::string names;
-        for (const PiiKind& kind : pii_kinds) {
+        for (const PiiKind& kind : pii_kinds)
             if (!o.pii_kinds.empty()) *kinds.of(kind.name) = false;
-            names += (names.empty() ? "" : ", ") + std::string(kind.name);
-        }
         for (const std::string& kind : o.pii_kinds) {
             bool* const one = kinds.of(kind);
-            if (!one) fail_usage("--pii-kinds has '%s'; the kinds are %s", kind.c_str(), names.c_str());
+            if (!one)
+                fail_usage("--pii-kinds has '%s'; the kinds are %s", kind.c_str(),
+                           joined(pii_kinds, [](const PiiKind& k) { return k.name; }).c_str());
             *one = true;
         }
         kinds.private_addresses = o.pii_private_addresses;

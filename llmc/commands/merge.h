@@ -68,7 +68,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
     if (found.c.virtual_tokens.on())
         fail("%s contains virtual tokens, which cannot be merged into matrices; HINT: --adapter with the model",
              found.adapter.c_str());
-    if (std::filesystem::exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
+    if (file_exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
     PhaseStatus phase;
     phase.begin("merging " + found.adapter + " into " + found.dir);
     ModelConfig c = found.c;

@@ -81,10 +81,9 @@ public:
         if (odd_.nul || odd_.invalid)
             lines.push_back(format("note: %s and %s that are not UTF-8 %s", counted(odd_.nul, "NUL byte").c_str(),
                                    counted(odd_.invalid, "byte").c_str(), input_.invalid_bytes_become.c_str()));
-        std::string left_out;
-        for (const auto& [what, count] : left_out_)
-            left_out += (left_out.empty() ? "" : ", ") + with_commas(count) + " " + what;
-        if (!left_out.empty()) lines.push_back("note: left out: " + left_out);
+        if (!left_out_.empty())
+            lines.push_back("note: left out: " +
+                            joined(left_out_, [](const auto& row) { return with_commas(row.second) + " " + row.first; }));
         if (odd_.tags > odd_.bytes / 50)
             lines.push_back(
                 format("note: %.0f%% of the text are tags of mark-up (<p>...</p>) and were kept; HINT: web pages are "

@@ -10,6 +10,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/text.h"
 #include "document_source.h"
 #include "parquet.h"
 
@@ -156,8 +157,7 @@ private:
     }
 
     void choose_columns() {
-        std::string names;
-        for (const parquet::Column& c : file_->columns) names += (names.empty() ? "" : ", ") + c.name.substr(0, 40);
+        const std::string names = joined(file_->columns, [](const parquet::Column& c) { return c.name.substr(0, 40); });
         if (input_.open_record) return choose_columns_of_records(names);
         for (const parquet::Column& c : file_->columns) {
             if (c.name == input_.json_key) columns_.insert(columns_.begin(), &c);

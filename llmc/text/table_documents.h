@@ -71,8 +71,7 @@ private:
             for (const char* usual : {"content", "Text", "TEXT", "document", "body", "article", "sentence", "passage"})
                 if (text_ == columns_.size()) text_ = at(usual);
         }
-        std::string names;
-        for (const std::string& column : columns_) names += (names.empty() ? "" : ", ") + column.substr(0, 40);
+        const std::string names = joined(columns_, [](const std::string& column) { return column.substr(0, 40); });
         if (text_ == columns_.size())
             fail(
                 "%s has no column '%s'; its first line has the columns %.300s; HINT: --json-keys COLUMN names the text's, "
