@@ -1514,7 +1514,7 @@ static void train(World& world, const TrainOptions& given) {
         throw;
     }
 }
-inline int train_command(const TrainOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), train); }
+inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
 
 static void tune(World& world, const TuneOptions& given) {
     const TuneOptions o = given.inference ? given : without_layout_of_files(given, world.rank() == 0);
@@ -1530,13 +1530,13 @@ static void tune(World& world, const TuneOptions& given) {
         return memory_of_stage(run, p, c, n, stage);
     });
 }
-inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), tune); }
+inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
 
 static void sweep(World& world, const SweepOptions& o) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
     Sweep(run, o).run();
 }
-inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), sweep); }
+inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
 
 // The model of `run`, loaded, with memory for passes of B x T tokens, for head_rows rows of logits at a time, and for the
 // key/value cache. Refuses a T that is above the model's longest sequence.
@@ -1590,9 +1590,7 @@ static void generate_on_ranks(World& world, const GenerateOptions& o) {
     Generator generator(run.ctx, *m);
     generate_completions(run, generator, prompts, o);
 }
-inline int generate_command(const GenerateOptions& o) {
-    return on_all_ranks(o, parse_timeout(o.distributed_timeout), generate_on_ranks);
-}
+inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate_on_ranks); }
 
 inline int serve_command(World& world, const ServeOptions& o) {
     check_serving();
@@ -1642,7 +1640,7 @@ static void evaluate_model(World& world, const EvalOptions& o) {
     if (run.main_rank())
         print_result(evaluation_table(e, o.model.empty() ? run.dir : o.model, run.adapter, T, tokenizer), o.json);
 }
-inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, parse_timeout(o.distributed_timeout), evaluate_model); }
+inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {

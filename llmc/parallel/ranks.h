@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../base/json.h"
+#include "../base/numbers.h"
 #include "../model/mesh.h"
 #include "../ops.h"
 #include "comm.h"
@@ -159,11 +160,16 @@ inline void agree_that_all_is_well(World* world, const std::string& problem) {
     if (!first.empty()) fail("%s", first.c_str());
 }
 
-// A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it. timeout: seconds that
-// a rank waits for the others.
+inline double parse_timeout(const std::string& text) {
+    const double seconds = parse_duration(text);
+    if (!(seconds > 0)) fail_usage("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
+    return seconds;
+}
+
+// A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it.
 template <class Options>
-int on_all_ranks(const Options& o, double timeout, void (*command)(World&, const Options&)) {
-    World world = World::join(timeout);
+int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
+    World world = World::join(parse_timeout(o.distributed_timeout));
     if (world.rank() == 0) print_notes(o);  // of config.h
     try {
         command(world, o);

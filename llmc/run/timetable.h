@@ -49,12 +49,6 @@ private:
     double saved_at_ = monotonic_seconds(), exit_at_ = INFINITY;
 };
 
-inline double parse_timeout(const std::string& text) {
-    const double seconds = parse_duration(text);
-    if (!(seconds > 0)) fail_usage("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
-    return seconds;
-}
-
 // A joint decision of the ranks after a step: by a signal to any rank, and by rank 0's clock.
 struct Decision {
     bool stop, save;
