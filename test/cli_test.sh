@@ -62,6 +62,20 @@ status "several mistakes" 2 "$program" train --learning-rate 1 --num-layers 0 st
 says "several mistakes: all are said" "^error: 3 mistakes in the command line:"
 status "words without an option" 2 "$program" generate run1 Hello
 says "words without an option: what was meant" "did you mean --model run1 --prompt Hello?"
+for other in "chat:generate --chat" "finetune:train --model DIR" "convert:export --model DIR --gguf" "tokenize:prepare --input" "ls:inspect PATH"; do
+    status "${other%%:*}, a command of others" 2 "$program" "${other%%:*}"
+    says "${other%%:*}: what it is here" "is not a command; HINT: train_gpt ${other#*:}"
+done
+status "a task by its name" 2 "$program" eval --model x --tasks hellaswag
+says "a task by its name: a file" "HINT: hellaswag.jsonl, made by dev/data/convert_tasks.py"
+status "a model of the hub without its owner" 1 "$program" generate --model gpt2 --prompt x
+says "a model of the hub: its name" "HINT: hf download openai-community/gpt2"
+mkdir folder && touch folder/web.idx folder/web.bin && echo text >folder/a.txt
+status "a folder as data" 1 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --data-path folder
+says "a folder as data: what is in it" "folder is a folder, and data is named by its PREFIX; HINT: folder/web"
+status "a text as a tokenizer" 1 "$program" prepare --input folder/a.txt --tokenizer folder/a.txt --output x
+says "a text as a tokenizer: what one is" "a.txt is no tokenizer: .*HINT: --tokenizer DIR"
+rm -r folder
 status "no vocabulary" 2 "$program" train --preset llama-tiny --train-iters 1 --data-path data
 says "no vocabulary: what to do" "HINT: --tokenizer DIR"
 status "no data" 2 "$program" train --preset gpt2-124m --train-iters 1

@@ -179,7 +179,7 @@ TEST(Cli, RefusalsNameTheValueAndWhatIsAllowed) {
     refused({"--num-layers"}, {"num-layers", "no value"});
     refused({"--out", "--quiet"}, {"--out has no value", "--out='--quiet'"});
     EXPECT_EQ(parsed({"--out=--quiet"}).out, "--quiet");
-    EXPECT_EQ(parsed({"--out="}).out, "");
+    refused({"--out="}, {"--out is ''"});
     EXPECT_EQ(parsed({"--sample-prompt", "-- he said"}).sample_prompt, "-- he said");
     refused({"--quiet", "true"}, {"'true'"});
     refused({"--train-iters", "100000000000000000000"}, {"from 1 to 9000000000000000"});
@@ -273,6 +273,14 @@ TEST(Cli, NamesOfOtherProgramsLeadToOursInAllCommands) {
     expect(answer_of<ExportOptions>("export", {"--outfile", "x.gguf"}), "--gguf");            // llama.cpp
     expect(answer_of<PrepareOptions>("prepare", {"--num-proc", "8"}), "--workers");
     expect(answer_of<CurateOptions>("curate", {"--minhash"}), "--near-duplicates");
+    expect(answer_of<ServeOptions>("serve", {"--tls-cert", "x"}), "put a proxy before it");
+    expect(answer_of<GenerateOptions>("generate", {"--tensor-split", "1"}), "nothing to choose");
+    expect(answer_of<EvalOptions>("eval", {"--hf-model", "run", "--perplexity", "x.txt"}), "--text");
+    expect(answer_of<EvalOptions>("eval", {"--stride", "8"}), "follow each other");
+    expect(answer_of<ExportOptions>("export", {"--format", "gguf"}), "--gguf FILE.gguf");
+    expect(answer_of<SweepOptions>("sweep", {"--search", "lr=1e-4..1e-2"}), "--over");
+    expect(answer({"--lora-r", "8"}), "--lora-rank");
+    expect(answer({"--target-modules", "q_proj"}), "--lora-targets");
 }
 
 TEST(Cli, WordsWithoutAnOptionAreExplained) {
@@ -285,6 +293,9 @@ TEST(Cli, WordsWithoutAnOptionAreExplained) {
     expect(answer_of<EvalOptions>("eval", {"run1", "book.txt"}), "did you mean --model run1 --text book.txt?");
     expect(answer_of<PrepareOptions>("prepare", {"a.txt", "b.txt", "--tokenizer", "t"}), "did you mean --input a.txt b.txt?");
     expect(answer_of<ImportOptions>("import", {"m.gguf", "dir"}), "did you mean --gguf m.gguf --out dir?");
+    expect(answer_of<GenerateOptions>("generate", {"--model", "run1", "Hello", "you"}), "did you mean --prompt \"Hello you\"?");
+    expect(answer_of<EvalOptions>("eval", {"--model", "run1", "book.txt"}), "did you mean --text book.txt?");
+    expect(answer_of<ServeOptions>("serve", {"--model", "run1", "run2"}), "--model was already given a value");
     expect(answer({"run.toml"}), "did you mean --config run.toml?");
     expect(answer({"gpt2-124m"}), "did you mean --preset gpt2-124m?");
     expect(answer({"--lr", "1e-3", "data/web.bin"}), "did you mean --data-path data/web?");
@@ -327,6 +338,10 @@ TEST(Cli, NumbersAndChoicesAsPeopleTypeThem) {
     for (const char* same : {"RTX 4090", "rtx4090", "RTX_4090", "rtx-4090"})
         EXPECT_EQ(parsed({"--device", same}).device, "rtx-4090");
     refused({"--device", "4090"}, {"'4090'", "did you mean rtx-4090?"});
+    refused({"--device", "cuda"}, {"'cuda'", "HINT: it names the GPU of a plan"});
+    refused({"--device", "A100-80GB"}, {"HINT: the A100 with 80 GB is a100"});
+    refused({"--zero", "3"}, {"from 0 to 1; HINT: ", "no higher stages"});
+    refused({"--eval-interval", "0"}, {"HINT: --eval-iters 0"});
     for (const cli::OptionRow& row : cli::options_of("train"))
         for (const std::string& device : row.name == "device" ? row.allowed.choices : Strings()) {
             const Device d = find_device(device);

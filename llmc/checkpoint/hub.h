@@ -72,6 +72,8 @@ inline std::string hint_on_missing_path(const std::string& given, const std::str
     bool file = false;
     for (const char* ending : {".json", ".jsonl", ".toml", ".txt", ".bin", ".idx", ".gguf", ".safetensors"})
         file |= end == ending;
+    const bool gpt2 = given == "gpt2" || given == "gpt2-medium" || given == "gpt2-large" || given == "gpt2-xl";
+    if (gpt2) return "; HINT: hf download openai-community/" + given + ", then openai-community/" + given;
     const bool model = is_hub_name(given) && given.find('/') != std::string::npos && !file && !fs::exists(path.parent_path());
     return model ? "; HINT: hf download " + given : other.empty() ? "" : "; HINT: " + other;
 }

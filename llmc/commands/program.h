@@ -77,7 +77,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     const bool given = !arguments.empty();
     std::string command = "train";
     if (!given || arguments[0] == "--help" || arguments[0] == "-h") command = "help";
-    else if (arguments[0] == "--version") command = "version";
+    else if (arguments[0] == "--version" || (arguments.size() == 1 && lower_ascii(arguments[0]) == "-v")) command = "version";
     else if (arguments[0][0] != '-') {
         command = arguments[0];
         arguments.erase(arguments.begin());

@@ -35,6 +35,7 @@
 #include "../base/check.h"
 #include "../base/crc32c.h"
 #include "../base/file.h"
+#include "../base/text.h"
 #include "../base/utf8.h"
 #include "../tokenizer/tokenizer_identity.h"
 
@@ -231,6 +232,7 @@ public:
         else if (is_file(prefix + ".bin")) d.add_shard(prefix + ".bin");
         else if (path.find_first_of("*?[") != std::string::npos) d.open_pattern(path);
         else {
+            if (is_folder(path)) refuse_folder(path);
             std::string similar = similar_path(prefix + ".idx");
             if (similar.empty()) similar = similar_path(prefix + ".bin");
             fail(
@@ -315,6 +317,13 @@ private:
     };
 
     static bool is_file(const std::string& path) { return is_regular(path); }
+    [[noreturn]] static void refuse_folder(const std::string& path) {
+        Strings inside;
+        for (const std::string& name : names_in(path))
+            if (ends_with(name, ".idx") && inside.size() < 5) inside.push_back(path + "/" + without_extension(name));
+        fail("%s is a folder, and data is named by its PREFIX; HINT: %s", path.c_str(),
+             inside.empty() ? "`train_gpt prepare --input TEXT --output PREFIX` makes data" : joined(inside).c_str());
+    }
     void open_megatron(const std::string& prefix) {
         const std::string bin = prefix + ".bin";
         if (!is_file(bin)) fail("%s.idx exists, but %s, which contains the tokens, is missing", prefix.c_str(), bin.c_str());

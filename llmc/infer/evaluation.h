@@ -255,6 +255,12 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     for (const auto& [wrong, option, of] : rows)
         if (wrong) fail_usage("%s has no effect without %s; HINT: omit it", option, of);
     if (o.tasks.empty()) return;
+    for (const std::string& file : o.tasks)
+        if (!file_exists(file) && file.find_first_of("./") == std::string::npos)
+            fail_usage(
+                "--tasks has '%s', which is no file; HINT: %s.jsonl, made by dev/data/convert_tasks.py from the published "
+                "files",
+                file.c_str(), file.c_str());
     if (!o.fewshot.empty() && o.num_fewshot == 0)
         fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
     if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())

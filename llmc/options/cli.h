@@ -175,6 +175,7 @@ struct Parser {
         const bool one_dash = has_one_dash(word);
         std::string advice = advice_on(taker(), one_dash || bare.size() < 3 ? "-" + bare : bare);
         if (advice.empty()) advice = advice_on(taker(), bare);
+        if (advice.empty()) advice = advice_on(command, bare);
         const std::string last = bare.substr(bare.rfind('.') + 1);  // litgpt: --train.max_steps
         if (advice.empty() && last != bare) advice = find(last) ? "it is --" + last : advice_on(taker(), last);
         if (advice.empty() && one_dash && find(bare)) advice = "it has two dashes: --" + bare;
@@ -190,7 +191,8 @@ struct Parser {
     void refuse_words(const Strings& words, const Given* before) {
         const Slot* last = before ? find(before->name) : nullptr;
         const bool flag = before && (!last || last->row.flag);  // --no-name takes no value, even if --name does
-        const std::string meant = meant_by(command, words);
+        const bool has_model = std::any_of(given.begin(), given.end(), [](const Given& g) { return g.name == "model"; });
+        const std::string meant = meant_by(command, words, has_model);
         std::string text = joined(words, [](const std::string& word) { return "'" + word + "'"; });
         text += words.size() == 1 ? " belongs to no option" : " belong to no option";
         if (!meant.empty() && !flag) text += "; did you mean " + meant + "?";
@@ -350,7 +352,9 @@ inline const Command& command_named(const std::string& name) {
         if (name == c.name) return c;
         names.push_back(c.name);
     }
-    fail_usage("'%s' is not a command%s HINT: train_gpt help", name.c_str(), did_you_mean(name, names).c_str());
+    const std::string advice = advice_on("", name);
+    fail_usage("'%s' is not a command%s HINT: train_gpt %s", name.c_str(),
+               advice.empty() ? did_you_mean(name, names).c_str() : ";", advice.empty() ? "help" : advice.c_str());
 }
 
 // `train_gpt help [COMMAND] [--all | --man | --bash]`: help to read, the manual page, or bash's completion. asked: false if the

@@ -13,10 +13,32 @@
 #include "../base/file.h"
 #include "../base/numbers.h"
 #include "../base/similar.h"
+#include "../base/utf8.h"
 #include "config.h"
 #include "help.h"
+#include "megatron_names.h"
 
 namespace cli {
+
+// Values of options in other programs, and what to give here instead.
+struct OtherValue {
+    const char *option, *values, *here;
+};
+inline const OtherValue other_values[] = {
+    {"device", "cuda gpu cpu auto mps rocm cuda:0 cuda:1",
+     "it names the GPU of a plan (--world); where the program computes was decided when it was built"},
+    {"device", "a100-80gb a100-sxm a100-sxm4 a100-sxm4-80gb", "the A100 with 80 GB is a100"},
+    {"device", "h100-80gb h100-sxm h100-sxm5 h100-sxm5-80gb", "the H100 for SXM is h100"},
+    {"zero", "2 3", "--zero 1 shards the optimizer's state over ranks; there are no higher stages"},
+    {"eval-interval", "0", "--eval-iters 0 trains without validation"},
+    {"top-k", "-1", "0 is every token"},
+    {"optimizer", "adam adamw_torch adamw_torch_fused adamw_8bit paged_adamw", "adamw"},
+};
+inline std::string hint_on_value(const std::string& option, const std::string& value) {
+    for (const OtherValue& o : other_values)
+        if (option == o.option && is_listed(o.values, lower_ascii(value))) return std::string("; HINT: ") + o.here;
+    return "";
+}
 
 constexpr double largest_count = 9e15;  // doubles are exact up to here
 
@@ -41,7 +63,8 @@ inline double number_in_range(const std::string& name, const std::string& text, 
     const bool malformed = !std::isfinite(value) || (whole && value != std::floor(value));
     const bool outside = (value < allowed.low || value > allowed.high) && !(allowed.or_zero && value == 0);
     if (malformed || outside || (whole && std::abs(value) > largest_count))
-        fail_usage("--%s is '%s'; it must be %s", name.c_str(), text.c_str(), describe(allowed, whole).c_str());
+        fail_usage("--%s is '%s'; it must be %s%s", name.c_str(), text.c_str(), describe(allowed, whole).c_str(),
+                   hint_on_value(name, text).c_str());
     return value;
 }
 
@@ -75,11 +98,11 @@ inline void parse_into(const std::string& name, const std::string& text, const A
             value = choice;
             return;
         }
-    std::string lower = text;
-    for (char& c : lower) c = (char)tolower((unsigned char)c);
-    const std::string similar = did_you_mean(lower, a.choices);
+    const std::string similar = did_you_mean(lower_ascii(text), a.choices), hint = hint_on_value(name, text);
     fail_usage("--%s is '%s'; it must be %s%s", name.c_str(), text.c_str(), describe(a).c_str(),
-               similar == ";" ? "" : similar.c_str());
+               !hint.empty()    ? hint.c_str()
+               : similar == ";" ? ""
+                                : similar.c_str());
 }
 
 // `value` of a path option with its home directory written out; a label before it (LABEL:FILE) stays.
@@ -88,6 +111,7 @@ inline std::string path_value(const OptionRow& row, const std::string& value) {
     const size_t label = metavar == "LABEL:FILE" ? value.find(':') + 1 : 0;
     const bool path = label || metavar == "DIR" || metavar == "FILE" || metavar == "PATH" || metavar == "PREFIX" ||
                       metavar == "RUN" || metavar == "DIR|auto" || metavar == "LABEL:FILE";
+    if (row.name == "out" && value.empty()) fail_usage("--%s is ''; it must be a name; HINT: omit it", row.name.c_str());
     return path ? value.substr(0, label) + expand_home(value.substr(label)) : value;
 }
 

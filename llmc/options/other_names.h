@@ -13,11 +13,26 @@
 namespace cli {
 
 struct OtherName {
-    const char* commands;  // commands to which the entry applies
+    const char* commands;  // commands to which the entry applies; "": it is a command
     const char* names;     // in other programs; without dashes, except names of one or two letters
     const char* here;
 };
 inline const OtherName other_names[] = {
+    // commands
+    {"", "pretrain pre-train fit", "train trains a new model, or --model DIR further"},
+    {"", "finetune finetune_full finetune_lora fine-tune sft dpo lora", "train --model DIR, with --lora-rank for adapters"},
+    {"", "chat", "generate --chat --model DIR"},
+    {"", "run sample infer inference complete completion cli", "generate --model DIR --prompt TEXT"},
+    {"", "server api", "serve --model DIR"},
+    {"", "evaluate evaluation benchmark bench lm-eval lm_eval test perplexity", "eval --model DIR"},
+    {"", "tokenize encode preprocess preprocess-data preprocess_data", "prepare --input FILE --tokenizer DIR --output PREFIX"},
+    {"", "dedup deduplicate filter clean", "curate --input FILE --output DIR"},
+    {"", "convert quantize", "export --model DIR --gguf FILE writes a file of llama.cpp; import --gguf FILE reads one"},
+    {"", "merge merge-lora merge_lora", "export --merge --adapter DIR --out DIR"},
+    {"", "plan estimate", "train --dry-run --world N, or tune for the best layout"},
+    {"", "search hpo hyperopt", "sweep"},
+    {"", "info show list ls stat", "inspect PATH"},
+    {"", "download pull", "help; models are downloaded by `hf download ORG/NAME`"},
     // length and batches
     {"train", "learning-rate max-lr peak-lr -l", "the learning rate is --lr"},
     {"train", "batch-size train-batch-size device-batch-size per-device-train-batch-size per-gpu-train-batch-size -b",
@@ -121,6 +136,9 @@ inline const OtherName other_names[] = {
      "a tokenizer.json or tokenizer.model, or its directory, is --tokenizer"},
     {"train", "dataloader-num-workers", "data is read from memory-mapped files; there are no workers"},
     {"prepare", "text-column text-key key field", "the key of the text is --json-keys"},
+    {"train", "lora-r lora-dim peft-rank", "the rank of adapters is --lora-rank"},
+    {"train", "target-modules lora-target-modules lora-target lora-layers", "the matrices with adapters are --lora-targets"},
+    {"sweep", "search param params parameters grid space search-space", "what is searched is --over lr=1e-4..1e-2"},
     // machines
     {"train", "gradient-checkpointing activation-checkpointing use-activation-checkpointing -r",
      "recomputation is --recompute-granularity selective, mlp or full"},
@@ -156,17 +174,18 @@ inline const OtherName other_names[] = {
      "no-repeat-ngram-size",
      "it is not supported; texts are drawn by temperature, top-k and top-p"},
     {"generate serve eval",
-     "checkpoint ckpt checkpoint-dir model-path model-dir load out-dir out model-name-or-path hf-repo hf -m -hf",
+     "checkpoint ckpt checkpoint-dir model-path model-dir load out-dir out model-name-or-path hf-repo hf-model hf -m -hf",
      "the model's directory, or a run's, is --model"},
     {"eval", "model-args", "the model's directory, or a run's, is --model; tasks are files: --tasks hellaswag.jsonl"},
-    {"eval", "file -f input text-file", "the text file to measure on is --text"},
+    {"eval", "stride window", "a token is read once: windows of --seq-length follow each other"},
+    {"eval", "file -f input text-file perplexity ppl", "the text file to measure on is --text"},
     {"eval", "dataset dataset-path", "prepared data are --data-path PREFIX, a text file is --text"},
     {"eval", "n-shot num-shots shots nshot fewshots", "the number of solved examples is --num-fewshot"},
     {"eval", "output-path log-samples output", "the answers go to --answers FILE, the result to standard output: --json"},
     {"eval", "num-samples max-batches eval-iters limit-samples", "the most samples are --max-samples"},
     {"generate serve eval export", "lora lora-path lora-modules enable-lora peft adapter-path", "adapters are --adapter DIR"},
     {"generate serve eval", "num-threads n-threads cpu-threads -t threads-batch", "CPU threads are --threads"},
-    {"generate serve eval", "n-gpu-layers gpu-layers device gpu-memory-utilization cuda -ngl ngl",
+    {"generate serve eval", "n-gpu-layers gpu-layers device gpu-memory-utilization tensor-split cuda -ngl ngl",
      "the build decides: one for GPUs has the whole model on them; there is nothing to choose"},
     {"generate serve eval", "quantize quantization load-in-8bit load-in-4bit kv-cache-dtype cache-type-k cache-type-v",
      "weights are in the precision of the build; there is no quantization"},
@@ -181,7 +200,8 @@ inline const OtherName other_names[] = {
     {"serve", "n-predict max-tokens -n", "the most tokens of a text are --max-new-tokens"},
     {"serve", "tensor-parallel-size tensor-model-parallel-size tp pipeline-parallel-size", "serve is one process, on one GPU"},
     {"serve", "alias model-name -a", "the name that requests use is --served-model-name"},
-    {"serve", "api-key ssl-keyfile ssl-certfile", "there are no passwords and no encryption: put a proxy before it"},
+    {"serve", "api-key ssl-keyfile ssl-certfile tls-cert tls-key",
+     "there are no passwords and no encryption: put a proxy before it"},
     {"serve", "dtype precision torch-dtype fp16 half",
      "the precision is chosen when the program is built: `make PRECISION=bf16` or fp32"},
     // text and data
@@ -217,6 +237,8 @@ inline const OtherName other_names[] = {
     // one file, reports
     {"export", "outfile output output-file out-file -o",
      "the file to write is --gguf FILE; with --merge, the directory is --out"},
+    {"export", "format to",
+     "--gguf FILE.gguf writes a file of llama.cpp; --out DIR copies the files of a model; --merge its adapters"},
     {"export", "outtype quantize quantization ftype dtype", "the type of the matrices is --type f32, f16, bf16 or q8_0"},
     {"export", "checkpoint ckpt checkpoint-dir model-path model-dir model-name-or-path -m",
      "the model\'s directory, or a run\'s, is --model"},
@@ -231,12 +253,13 @@ inline const OtherName other_names[] = {
 // The advice for an option of another program; empty if it is unknown.
 inline std::string advice_on(const std::string& command, const std::string& name) {
     for (const OtherName& o : other_names)
-        if (is_listed(o.commands, command) && is_listed(o.names, name)) return o.here;
+        if ((command == o.commands || is_listed(o.commands, command)) && is_listed(o.names, name)) return o.here;
     return "";
 }
 
 // The options that words without one are probably meant for: "--model run1 --prompt Hello"; "" if that is not clear.
-inline std::string meant_by(const std::string& command, const Strings& words) {
+// has_model: --model was given before them.
+inline std::string meant_by(const std::string& command, const Strings& words, bool has_model) {
     namespace fs = std::filesystem;
     const auto ends = [](const std::string& word, const std::string& with) {
         return word.size() > with.size() && word.compare(word.size() - with.size(), with.size(), with) == 0;
@@ -253,24 +276,28 @@ inline std::string meant_by(const std::string& command, const Strings& words) {
             if (fs::exists(word + ".bin", error)) return "--data-path " + word;
             return folder ? "--model " + word : "";
         }
-        if (command == "import") return ends(word, ".gguf") ? "--gguf " + word : "--out " + word;
+        if (command == "import")
+            return fs::is_regular_file(word, error) || ends(word, ".gguf") ? "--gguf " + word : "--out " + word;
         if (command == "export" && ends(word, ".gguf")) return "--gguf " + word;
-        if (command == "eval" && ends(word, ".txt")) return "--text " + word;
         if (command == "eval" && ends(word, ".jsonl")) return "--tasks " + word;
+        if (command == "eval" && fs::exists(word + ".bin", error)) return "--data-path " + word;
+        if (command == "eval" && (ends(word, ".txt") || fs::is_regular_file(word, error))) return "--text " + word;
+        if (has_model) return "";
         if (command == "generate" || command == "serve" || command == "eval" || command == "export") return "--model " + word;
         return command == "prepare" || command == "curate" || command == "tokenizer" ? "--input " + word : "";
     };
     std::string text, rest;
     for (const std::string& word : words) {
-        const std::string meant = option(word);
+        const bool prompt = command == "generate" && (has_model || text.find("--model") == 0);
+        const std::string meant = prompt ? "" : option(word);
         const std::string name = meant.substr(0, meant.find(' '));
-        if (command == "generate" && text.find("--model") == 0) rest += (rest.empty() ? "" : " ") + word;
+        if (prompt) rest += (rest.empty() ? "" : " ") + word;
         else if (name == "--input" && text.find("--input") != std::string::npos) text += " " + word;
         else if (meant.empty() || (!text.empty() && text.find(name + " ") != std::string::npos)) return "";
         else text += (text.empty() ? "" : " ") + meant;
     }
     const bool quotes = rest.find(' ') != std::string::npos;
-    return rest.empty() ? text : text + " --prompt " + (quotes ? "\"" + rest + "\"" : rest);
+    return rest.empty() ? text : text + (text.empty() ? "" : " ") + "--prompt " + (quotes ? "\"" + rest + "\"" : rest);
 }
 
 }  // namespace cli

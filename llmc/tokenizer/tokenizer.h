@@ -107,6 +107,11 @@ public:
         try {
             // A model starts with a field 1, within which is a field 1.
             if (bytes.size() > 2 && bytes[0] == '\n' && bytes[2] == '\n') return Tokenizer(sentencepiece, bytes, file);
+            if (!ends_with(file, ".json") && bytes.find_first_not_of(" \t\r\n") != bytes.find('{'))
+                fail(
+                    "%s is no tokenizer: it is neither a tokenizer.json nor a SentencePiece model; HINT: --tokenizer DIR, as "
+                    "written by train_gpt tokenizer",
+                    file.c_str());
             return Tokenizer(parse_json(bytes, file), file);
         } catch (const nlohmann::json::exception& e) {
             fail("%s is not a valid tokenizer.json: %s", file.c_str(), json_problem(e).c_str());
