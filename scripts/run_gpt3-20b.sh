@@ -4,7 +4,7 @@
 #   tokens       315B: 75,000 steps of 2048 samples of 2,048
 #   FLOPs        6 x parameters x tokens = 3.83e22
 #   memory       41.3 GiB on the fullest GPU (--dry-run)
-#   time         512 A100 at 51% of 312 TFLOP/s: 5.4 days (the share as planned)
+#   time         512 A100 at 56% of 312 TFLOP/s: 4.9 days (the share as planned)
 # As there, the last 12,500 steps run at the least learning rate. Its dropout of 0.1 is left out.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"

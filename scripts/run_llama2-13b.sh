@@ -4,7 +4,7 @@
 #   tokens       2.00T: 476,837 steps of 1024 samples of 4,096
 #   FLOPs        6 x parameters x tokens = 1.56e23
 #   memory       60.4 GiB on the fullest GPU (--dry-run)
-#   time         512 A100 at 49% of 312 TFLOP/s: 23 days (the share as planned)
+#   time         512 A100 at 53% of 312 TFLOP/s: 21 days (the share as planned)
 # Hyperparameters are the paper's: 2T tokens in batches of 4M. It took 368,640 GPU hours of A100. The number of GPUs is not
 # published; the layout is from NeMo's configuration. The epsilon of AdamW is the paper's, and large (see the warning).
 # shellcheck source-path=SCRIPTDIR source=common.sh

@@ -125,13 +125,14 @@ verdict "BLOOM 3b's head takes as long as several layers" grep -q "faster split 
 verdict "MT-NLG's layers are split well" refused grep -q "faster split" plan_mt-nlg-530b.txt
 
 # MT-NLG on 280, 350 and 420 nodes: published are 60.1, 50.2 and 44.4 s per step; the latter two have too many replicas for
-# the ramp-up's batch sizes. Their program had neither sequence parallelism nor FlashAttention, so plans are up to 25% faster.
+# the ramp-up's batch sizes. Their program had neither sequence parallelism nor FlashAttention, and DeepSpeed's run was slower than
+# plans with its own settings (test_planner.cpp), so plans are up to 35% faster.
 for case in 2240:60.1 2800:50.2 3360:44.4; do
     ranks=${case%:*}
     expect "MT-NLG on $ranks GPUs" env RANKS="$ranks" EXTRA="--no-rampup-batch-size --json" bash "$scripts/run_mt-nlg-530b.sh" --dry-run
     planned=$(awk '/"plan": / { plan = 1 } plan && /"step": / { getline; gsub(/[^0-9.]/, ""); print; exit }' out.txt)
     verdict "MT-NLG on $ranks GPUs: $planned s for a step, published ${case#*:}" awk -v planned="$planned" -v published="${case#*:}" \
-        'BEGIN { exit !(planned > 0.75 * published && planned < 1.15 * published) }'
+        'BEGIN { exit !(planned > 0.65 * published && planned < 1.15 * published) }'
 done
 expect "MT-NLG with the ramp-up on 2800 GPUs" refused env RANKS=2800 bash "$scripts/run_mt-nlg-530b.sh" --dry-run
 says "MT-NLG with the ramp-up on 2800 GPUs: what to do" "HINT: --no-rampup-batch-size"

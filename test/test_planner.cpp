@@ -23,7 +23,8 @@ void expect_within(double got, double want, double relative) {
 // Published: models, layouts, batches, recomputation, numbers of GPUs, the hardware's peaks and links, the steps' seconds.
 // Assumed, equally for all A100 runs: the efficiency, which a test below derives from published times of a single layer;
 // that attention kept all scores in memory (it did, before FlashAttention), stages exchange complete activations, tensor
-// parallelism is not overlapped, and a head's time follows from its FLOPs. No parameter is fitted to a step.
+// parallelism is not overlapped, pipeline messages are only overlapped with chunks, and a head's time follows from its FLOPs.
+// No parameter is fitted to a step.
 const double a100_efficiency = usual_efficiency;
 
 PlanInput on_a100(const char* preset, int padded_to, int tp, int pp) {
@@ -94,12 +95,17 @@ TEST(PlannerPublished, EfficiencyIsThatOfOneLayer) {
     }
 }
 
+void set_a100_efficiency(PlanInput& in) {
+    in.efficiency = efficiency_of(find_device("a100"), in.c.C, (double)in.B * in.T, in.tp);
+}
 PlanInput mt_nlg(int gpus) {
     PlanInput in = on_a100("mt-nlg-530b", 128 * 8, 8, 35);
     in.world = gpus;
     in.B = 1;
     in.global_batch = 1920;
     in.zero = 0;
+    in.blocking_messages = 2;
+    set_a100_efficiency(in);
     return in;
 }
 PlanInput bloom() {
@@ -109,6 +115,8 @@ PlanInput bloom() {
     in.global_batch = 2048;
     in.inter_gbs = 4 * 12.5 / 8;
     in.layers = {5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5};
+    in.blocking_messages = 2;
+    set_a100_efficiency(in);
     return in;
 }
 PlanInput korthikanti(int L, int C, int NH, int pp, int B, int vpp, int batch, bool selective, int dp = 1) {
@@ -123,6 +131,9 @@ PlanInput korthikanti(int L, int C, int NH, int pp, int B, int vpp, int batch, b
     in.vpp = vpp;
     in.recompute = selective ? "selective" : "full";
     in.sequence_parallel = selective;
+    in.overlap = false;
+    in.blocking_messages = vpp == 1;
+    set_a100_efficiency(in);
     return in;
 }
 PlanInput on_h100(const ModelConfig& c, int T, int gpus, int tp, int pp, int vpp, int B, int batch, bool fp8) {
@@ -153,11 +164,17 @@ ModelConfig llama(const char* preset) {
 }
 
 // Each published step, its source and the plan's error in percent: negative where the plan is too fast. Efficiencies are this
-// program's own on H100, and on A100 that of Megatron-LM's layer above. Errors above 8% remain unexplained: programs differ
-// (MT-NLG's run reached 126 TFLOP/s per GPU, Megatron-LM's own 530B run on 2,520 GPUs 163: arXiv:2104.04473), and so do widths:
-// Megatron-LM's widest layers reach more of the peak than its 22B model, and NeMo's 5B to 13B models less than this program's.
+// program's own on H100, and on A100 that of Megatron-LM's layer above, at other widths about as on H100. Errors above 8%
+// remain unexplained: programs differ. MT-NLG's run reached 126 TFLOP/s per GPU, Megatron-LM's own 530B run on 2,520 GPUs 163
+// (arXiv:2104.04473): its three steps fit 0.196 s per micro-batch, 10% above the plan, and 6 s more per step. On H100 this
+// program's layers are faster than those of LLM-jp's Megatron-LM and of NeMo's models from 5B to 13B.
 TEST(PlannerPublished, Steps) {
-    PlanInput llm_jp = on_h100(config_from_preset("llm-jp-172b"), 4096, 512, 4, 16, 1, 1, 1728, false), llm_jp_fp8 = llm_jp;
+    // Its script runs on Google Cloud's A3, 4 ports of 200 Gb/s per node, and does not overlap gradients.
+    PlanInput llm_jp = on_h100(config_from_preset("llm-jp-172b"), 4096, 512, 4, 16, 1, 1, 1728, false);
+    llm_jp.inter_gbs = 4 * 25.0 / 8;
+    llm_jp.data_overlaps = false;
+    llm_jp.blocking_messages = 1;
+    PlanInput llm_jp_fp8 = llm_jp;
     llm_jp_fp8.products_speedup = TrainOptions().device_fp8_speedup;
     const ModelConfig gpt_175b = gpt(96, 12288, 96);
     struct Row {
@@ -166,22 +183,22 @@ TEST(PlannerPublished, Steps) {
         double seconds, error;
     };
     const Row rows[] = {
-        {"BLOOM 176B, 384 A100", "arXiv:2211.05100, the run's log", bloom(), 104.7, -2.3},
+        {"BLOOM 176B, 384 A100", "arXiv:2211.05100, the run's log", bloom(), 104.7, -3.7},
         {"22B, 8 A100, full recomputation", "arXiv:2205.05198, table 5", korthikanti(48, 6144, 64, 1, 4, 1, 4, false), 1.42,
          -5.1},
-        {"22B, 8 A100, selective", "same", korthikanti(48, 6144, 64, 1, 4, 1, 4, true), 1.10, -10.8},
-        {"175B, 64 A100, full", "same", korthikanti(96, 12288, 96, 8, 1, 3, 64, false), 18.13, 2.8},
-        {"175B, 64 A100, selective", "same", korthikanti(96, 12288, 96, 8, 1, 3, 64, true), 13.75, -1.0},
-        {"530B, 280 A100, full", "same", korthikanti(105, 20480, 128, 35, 1, 3, 280, false), 49.05, 11.8},
-        {"530B, 280 A100, selective", "same", korthikanti(105, 20480, 128, 35, 1, 3, 280, true), 37.83, 7.1},
-        {"530B, 2240 A100, selective", "same, 6.3", korthikanti(105, 20480, 128, 35, 1, 3, 280, true, 8), 39.15, 4.4},
-        {"1T, 512 A100, full", "same", korthikanti(128, 25600, 160, 64, 1, 1, 512, false), 94.42, 16.7},
-        {"1T, 512 A100, selective", "same", korthikanti(128, 25600, 160, 64, 1, 1, 512, true), 71.49, 15.3},
-        {"MT-NLG 530B, 2240 A100", "arXiv:2201.11990", mt_nlg(2240), 60.1, -14.3},
-        {"MT-NLG 530B, 2800 A100", "same", mt_nlg(2800), 50.2, -15.2},
-        {"MT-NLG 530B, 3360 A100", "same", mt_nlg(3360), 44.4, -17.4},
-        {"LLM-jp 172B, 512 H100", "its log, 400 TFLOP/s", llm_jp, 37.5, -21.6},
-        {"the same in FP8", "550 TFLOP/s", llm_jp_fp8, 27.3, -26.1},
+        {"22B, 8 A100, selective", "same", korthikanti(48, 6144, 64, 1, 4, 1, 4, true), 1.10, -5.5},
+        {"175B, 64 A100, full", "same", korthikanti(96, 12288, 96, 8, 1, 3, 64, false), 18.13, -3.1},
+        {"175B, 64 A100, selective", "same", korthikanti(96, 12288, 96, 8, 1, 3, 64, true), 13.75, -3.3},
+        {"530B, 280 A100, full", "same", korthikanti(105, 20480, 128, 35, 1, 3, 280, false), 49.05, 0.3},
+        {"530B, 280 A100, selective", "same", korthikanti(105, 20480, 128, 35, 1, 3, 280, true), 37.83, -2.0},
+        {"530B, 2240 A100, selective", "same, 6.3", korthikanti(105, 20480, 128, 35, 1, 3, 280, true, 8), 39.15, -4.2},
+        {"1T, 512 A100, full", "same", korthikanti(128, 25600, 160, 64, 1, 1, 512, false), 94.42, 6.9},
+        {"1T, 512 A100, selective", "same", korthikanti(128, 25600, 160, 64, 1, 1, 512, true), 71.49, 3.6},
+        {"MT-NLG 530B, 2240 A100", "arXiv:2201.11990", mt_nlg(2240), 60.1, -17.3},
+        {"MT-NLG 530B, 2800 A100", "same", mt_nlg(2800), 50.2, -18.2},
+        {"MT-NLG 530B, 3360 A100", "same", mt_nlg(3360), 44.4, -20.5},
+        {"LLM-jp 172B, 512 H100", "its log, 400 TFLOP/s", llm_jp, 37.5, -18.1},
+        {"the same in FP8", "550 TFLOP/s", llm_jp_fp8, 27.3, -20.8},
         {"GPT 5B in FP8, 64 H100", "NeMo 24.09", on_h100(gpt(24, 4096, 32), 2048, 64, 1, 1, 1, 4, 2048, true), 2.80, -18.4},
         {"GPT 20B in FP8, 64 H100", "same", on_h100(gpt(44, 6144, 48), 2048, 64, 2, 1, 1, 2, 256, true), 1.40, -3.3},
         {"GPT 175B in FP8, 128 H100", "same", on_h100(gpt_175b, 2048, 128, 4, 8, 6, 1, 256, true), 5.72, -5.6},
@@ -196,7 +213,7 @@ TEST(PlannerPublished, Steps) {
         EXPECT_NEAR(error, r.error, 0.5) << r.what << ", " << r.source;
         within += std::abs(error) <= 8;
     }
-    EXPECT_EQ(within, 10);
+    EXPECT_EQ(within, 14);
 }
 
 // Whatever a step takes, its FLOP/s are those of the papers' formulas.
@@ -799,7 +816,9 @@ TEST(Planner, EfficiencyFollowsTheWidthAndTheRows) {
     EXPECT_EQ(efficiency_of(h100, 20480, 1), 0.647);
     EXPECT_EQ(efficiency_of(h100, 12288, 2048, 4), 0.6275);
     EXPECT_EQ(efficiency_of(h100, 8192, 8192, 4), 0.616);  // as 4096
-    EXPECT_EQ(efficiency_of(find_device("a100"), 768, 1), usual_efficiency);
+    EXPECT_EQ(efficiency_of(find_device("l40s"), 768, 1), usual_efficiency);
+    EXPECT_EQ(efficiency_of(find_device("a100"), 6144, 8192, 8), usual_efficiency);
+    EXPECT_NEAR(efficiency_of(find_device("a100"), 12288, 2048, 8), 0.6645, 0.0001);  // 2^0.1 times as much
     // Fewer rows are slower, especially very few; above 8192 the number has no effect.
     EXPECT_NEAR(efficiency_of(h100, 4096, 4096), 0.574, 0.001);
     EXPECT_LT(efficiency_of(h100, 4096, 1024), 0.42);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../base/text.h"
 #include "../cpu/memory.h"
 #include "../options/config.h"
 
@@ -81,19 +82,17 @@ inline const std::vector<Device>& devices() {
 }
 
 inline Device find_device(const std::string& name) {
-    std::string known;
-    for (const Device& d : devices()) {
+    for (const Device& d : devices())
         if (name == d.name) return d;
-        known += std::string(known.empty() ? "" : ", ") + d.name;
-    }
     fail_usage("device '%s' is unknown; HINT: one of %s, or any with --device-tflops and the other figures", name.c_str(),
-               known.c_str());
+               joined(devices(), [](const Device& d) { return d.name; }).c_str());
 }
 
 // The fraction of its peak that a GPU reaches in whole layers of width C with micro-batches of `rows` tokens: for Hopper as
-// measured on one H100 (dev/kernels/bench.md), interpolated between the measured widths by their logarithm; for other GPUs an
-// A100's constant. Tensor parallelism splits one side of each matrix, which counts as a square one of the same area, of width C
-// / sqrt(tp).
+// measured on one H100 (dev/kernels/bench.md), interpolated between the measured widths by their logarithm. Tensor parallelism
+// splits one side of each matrix, which counts as a square one of the same area, of width C / sqrt(tp). On A100 0.62 for the
+// layer of width 6144 in arXiv:2205.05198, and the power 0.1 of other widths: on Hopper it is 0.12 from width 1600 to 12288,
+// 0.09 from 2048. For other GPUs 0.62.
 //
 // A micro-batch has a fixed cost in addition to its rows: gradients are read and written once, kernels start and end. Below
 // 8192 rows it is counted as the time of `fixed` rows. 590 follow from 12 layers of a 7B model, 568 TFLOP/s at 1x4096 and
@@ -101,7 +100,9 @@ inline Device find_device(const std::string& name) {
 // width of 6144 by tp, is faster at 1x2048 than a plan without this cost; so it is 0 from there on.
 constexpr double usual_efficiency = 0.62;
 inline double efficiency_of(const Device& d, int width, double rows, int tp = 1) {
-    if (d.name != std::string("h100") && d.name != std::string("h200")) return usual_efficiency;
+    const std::string name = d.name;
+    if (name == "a100" || name == "a100-40gb") return usual_efficiency * std::pow(std::clamp(width, 768, 25600) / 6144.0, 0.1);
+    if (name != "h100" && name != "h200") return usual_efficiency;
     struct Measured {
         double width, efficiency, fixed;  // efficiency at 8192 rows and more
     };

@@ -30,8 +30,8 @@
 //
 // The efficiency is one GPU's for whole layers, which includes norms and activations of the rows that a rank holds with
 // sequence parallelism. Without it every rank of tp passes over all rows. 0.62 of an A100's peak follows from the times of a
-// layer in arXiv:2205.05198, all five within 4%. test/test_planner.cpp compares predicted with published steps: 10 of 22 within
-// 8%, the others from 17% too slow to 26% too fast. For Hopper it was measured (efficiency_of). It differs between programs:
+// layer in arXiv:2205.05198, all five within 4%. test/test_planner.cpp compares predicted with published steps: 14 of 22 within
+// 8%, the others 13 to 21% too fast. For Hopper it was measured (efficiency_of). It differs between programs:
 // measure. FP8 shortens products with weights, not attention and elementwise operations, so its gain depends on the model.
 //
 // Layout and message sizes: Narayanan et al., arXiv:2104.04473.
@@ -126,8 +126,12 @@ struct PlanInput {
     int world = 1, tp = 1, pp = 1, vpp = 1;
     bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
-    bool overlap = true;  // ZeRO's communication overlaps with computation
-    int B = 1, T = 0;     // micro-batch, sequence
+    bool overlap = true;  // ZeRO's communication and half of backward's over tp overlap with computation
+    // Of other programs: only the communication over tp overlaps; pipeline messages that each pass waits for, one after
+    // another: 1 in Megatron-LM's schedule without chunks, which sends and receives at once, 2 in DeepSpeed's.
+    bool data_overlaps = true;
+    int blocking_messages = 0;
+    int B = 1, T = 0;  // micro-batch, sequence
     int64_t global_batch = 0;
     std::string recompute = "none";
     int recompute_layers = 0;               // layers of each virtual stage with `recompute`; 0: all
@@ -480,12 +484,14 @@ inline double pipeline_message_seconds(const Plan& p) {
 // All passes of a step.
 inline void plan_pipeline(Plan& p) {
     const PlanInput& in = p.in;
-    std::vector<double> forward, backward;
-    for (const StagePlan& s : p.stages) {
-        forward.push_back(s.forward_seconds);
-        backward.push_back(s.backward_seconds);
-    }
-    const auto simulate = [&](double p2p) { return step_time(in.pp, in.vpp, (int)p.micro_batches, forward, backward, p2p); };
+    const auto simulate = [&](double message) {
+        std::vector<double> forward, backward;
+        for (const StagePlan& s : p.stages) {
+            forward.push_back(s.forward_seconds + in.blocking_messages * message);
+            backward.push_back(s.backward_seconds + in.blocking_messages * message);
+        }
+        return step_time(in.pp, in.vpp, (int)p.micro_batches, forward, backward, in.blocking_messages ? 0 : message);
+    };
     const StepTime step = simulate(pipeline_message_seconds(p));
     p.pipeline_seconds = step.total;
     p.bubble = step.bubble;
@@ -560,8 +566,9 @@ inline void plan_update(Plan& p) {
         update = std::max(update, host_seconds);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
-        const double waiting =
-            in.zero && in.overlap ? exposed(scatter, last_backward) + exposed(gather, update) : scatter + gather;
+        const double waiting = in.zero && in.overlap && in.data_overlaps
+                                   ? exposed(scatter, last_backward) + exposed(gather, update)
+                                   : scatter + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
         p.data.bytes = parameters * part * (of_gradient + gathered);
