@@ -398,8 +398,10 @@ static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpAct
     const Linear& l = b.fc2();
     floatX* const mlp = p.m.a.branch_out;
     fc1_forward(p, b, s, inp);
-    if (p.m.local.tp_size == 1 && fuses(p, l) && !l.after.exists() && p.hidden_dropout(l).rate == 0)
+    if (p.m.local.tp_size == 1 && !l.lora && !l.after.exists() && p.hidden_dropout(l).rate == 0) {
+        if (p.fp8(l.block)) return fp8_forward(p, l, out, mid, s.act, l.b);
         return be::linear_residual_forward(p.ctx, out, mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
+    }
     branch_forward(p, l, mlp, s.fc2, s.act);
     be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
 }

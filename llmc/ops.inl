@@ -144,6 +144,10 @@ void transpose_codes(Ctx& ctx, uint8_t* transposed /*(C, N)*/, const uint8_t* co
 void fp8_linear_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const Fp8Matrix& inp /*(N, IC)*/,
                         const Fp8Matrix& weight /*(OC, IC)*/, const floatX* bias /*(OC) or null*/, int N, int IC, int OC,
                         bool fast);
+// out = residual + (inp weight^T (+ bias)). CPUs round the product to floatX before adding it, GPUs do not, except in fp32.
+// sets out, which must not be the residual.
+void fp8_linear_residual_forward(Ctx& ctx, floatX* out /*(N, OC)*/, const Addends& addends, const Fp8Matrix& inp /*(N, IC)*/,
+                                 const Fp8Matrix& weight /*(OC, IC)*/, int N, int IC, int OC, bool fast);
 // dinp = dout weight. dout may have either format. sets dinp.
 void fp8_linear_backward_input(Ctx& ctx, floatX* dinp /*(N, IC)*/, const Fp8Matrix& dout /*(N, OC)*/,
                                const Fp8Matrix& weight_transposed /*(IC, OC)*/, int N, int IC, int OC, bool fast);

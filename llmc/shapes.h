@@ -90,6 +90,12 @@ struct Columns {
     int stride;
 };
 
+// The summands besides a product: a matrix, and a row that is added to each of its rows.
+struct Addends {
+    const floatX* residual;  // (N, OC)
+    const floatX* bias;      // (OC) or null
+};
+
 // An operand of an FP8 product: codes represent code * inverse_scale.
 struct Fp8Matrix {
     const uint8_t* codes;

@@ -180,6 +180,8 @@ TIMED(attention_rope_backward, attention(THE(AttentionShape), 5, 4))
 #define FP8_PRODUCT(count, code_bytes, result_bytes) \
     Work({2 * NUMBER(count, 0) * NUMBER(count, 1) * NUMBER(count, 2), (code_bytes) + (result_bytes)})
 TIMED(fp8_linear_forward, FP8_PRODUCT(4, NUMBER(4, 1) * (NUMBER(4, 0) + NUMBER(4, 2)), NUMBER(4, 0) * NUMBER(4, 2) * X))
+TIMED(fp8_linear_residual_forward,
+      FP8_PRODUCT(4, NUMBER(4, 1) * (NUMBER(4, 0) + NUMBER(4, 2)), NUMBER(4, 0) * NUMBER(4, 2) * 2 * X))
 TIMED(fp8_linear_backward_input, FP8_PRODUCT(4, NUMBER(4, 2) * (NUMBER(4, 0) + NUMBER(4, 1)), NUMBER(4, 0) * NUMBER(4, 1) * X))
 TIMED(fp8_linear_backward_weight, FP8_PRODUCT(5, NUMBER(5, 0) * (NUMBER(5, 1) + NUMBER(5, 2)),
                                               NUMBER(5, 1) * NUMBER(5, 2) * (1 + (NUMBER(5, 3) == (double)Acc::Add)) * R))

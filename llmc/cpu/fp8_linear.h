@@ -90,6 +90,13 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, cons
     });
 }
 
+inline void fp8_linear_residual_forward(Ctx& ctx, floatX* out, const Addends& addends, const Fp8Matrix& inp,
+                                        const Fp8Matrix& weight, int N, int IC, int OC, bool fast) {
+    const floatX *residual = addends.residual, *bias = addends.bias;
+    fp8_linear_forward(ctx, out, inp, weight, bias, N, IC, OC, fast);
+    residual_forward(ctx, out, residual, out, (size_t)N * OC);
+}
+
 inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight_transposed, int N,
                                       int IC, int OC, bool /*fast*/) {
     const real inverse = (real)*dout.inverse_scale * (real)*weight_transposed.inverse_scale;

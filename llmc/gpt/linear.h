@@ -151,11 +151,15 @@ inline void prepare_weights(const Pass& p, int block) {
     }
 }
 
-inline void fp8_forward(const Pass& p, const Linear& l, floatX* out, const LinearInput& inp, const floatX* bias) {
+// out = (residual +) inp w^T (+ bias); residual and bias may be null.
+inline void fp8_forward(const Pass& p, const Linear& l, floatX* out, const floatX* residual, const LinearInput& inp,
+                        const floatX* bias) {
     quantize_input(p, l, inp);
     const uint8_t* all_inp = gather_fp8(p, (uint8_t*)p.m.a.all_rows, inp.fp8, p.input_rows(l), l.in);
     const Fp8Matrix input = {all_inp, &input_inverse(p, l, inp)->value}, weight = {l.fp8, &l.fp8_w.inverse->value};
-    be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, p.m.fp8.fast_accumulation);
+    const bool fast = p.m.fp8.fast_accumulation;
+    if (!residual) return be::fp8_linear_forward(p.ctx, out, input, weight, bias, p.N(), l.in, l.out, fast);
+    be::fp8_linear_residual_forward(p.ctx, out, Addends{residual, bias}, input, weight, p.N(), l.in, l.out, fast);
 }
 
 // The three steps of backward in FP8. First all rows of dout in FP8, returned and, transposed, in a.fp8_gradients.
@@ -213,7 +217,7 @@ inline void linear_forward(const Pass& p, const Linear& l, floatX* out, const Li
     floatX* product = l.row_parallel() ? partial_sum(p, out) : out;
     const floatX* bias = l.row_parallel() ? on_first_tp_rank(p, l.b) : l.b;
     if (p.fp8(l.block)) {
-        fp8_forward(p, l, product, inp, bias);
+        fp8_forward(p, l, product, nullptr, inp, bias);
         if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);

@@ -74,6 +74,19 @@ inline void fp8_linear_forward(Ctx& ctx, floatX* out, const Fp8Matrix& inp, cons
                      weight.format, inp.format, detail::x_type, epilogue, add, fast);
 }
 
+inline void fp8_linear_residual_forward(Ctx& ctx, floatX* out, const Addends& addends, const Fp8Matrix& inp,
+                                        const Fp8Matrix& weight, int N, int IC, int OC, bool fast) {
+    const floatX *residual = addends.residual, *bias = addends.bias;
+    if (!std::is_same<floatX, bf16>::value) {
+        fp8_linear_forward(ctx, out, inp, weight, bias, N, IC, OC, fast);
+        return residual_forward(ctx, out, residual, out, (size_t)N * OC);
+    }
+    CHECK(aligned_16(residual), "a residual stream at %p", (const void*)residual);
+    detail::fp8_gemm(ctx, {out, weight.codes, inp.codes, bias, nullptr, weight.inverse_scale, inp.inverse_scale, residual}, OC,
+                     N, IC, weight.format, inp.format, detail::x_type,
+                     bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, true, fast);
+}
+
 inline void fp8_linear_backward_input(Ctx& ctx, floatX* dinp, const Fp8Matrix& dout, const Fp8Matrix& weight_transposed, int N,
                                       int IC, int OC, bool fast) {
     const Fp8Matrix& w = weight_transposed;

@@ -337,7 +337,7 @@ struct Tensor {
 };
 
 struct Results {
-    std::vector<floatX> out, out_biased, out_fast, dinp;
+    std::vector<floatX> out, out_biased, out_fast, added, dinp;
     std::vector<float> dweight, dweight_set, dbias;
 };
 
@@ -371,12 +371,13 @@ struct Layer {
         const float *x_inverse = scales.p(), *w_inverse = scales.p() + 4, *dy_inverse = scales.p() + 8;
         const DeviceMemory<floatX> b(bias, "bias"), wide(wide_dout, "dout");
         DeviceMemory<floatX> out((size_t)N * OC, "out"), out_biased((size_t)N * OC, "out with bias"),
-            out_fast((size_t)N * OC, "out, fast"), dinp((size_t)N * IC, "dinp");
+            out_fast((size_t)N * OC, "out, fast"), added((size_t)N * OC, "out with residual"), dinp((size_t)N * IC, "dinp");
         DeviceMemory<float> dweight(dweight0, "dweight"), dweight_set(dweight0, "dweight, set"), dbias(dbias0, "dbias");
         const Fp8Matrix weight_codes = {w.p(), w_inverse};
         gpu::fp8_linear_forward(ctx, out.p(), {x.p(), x_inverse}, weight_codes, nullptr, N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_biased.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, false);
         gpu::fp8_linear_forward(ctx, out_fast.p(), {x.p(), x_inverse}, weight_codes, b.p(), N, IC, OC, true);
+        gpu::fp8_linear_residual_forward(ctx, added.p(), {wide.p(), b.p()}, {x.p(), x_inverse}, weight_codes, N, IC, OC, false);
         gpu::fp8_linear_backward_input(ctx, dinp.p(), {dy.p(), dy_inverse, dout.kind}, {wt.p(), w_inverse}, N, IC, OC, false);
         const auto backward_weight = [&](float* dw, Acc acc) {
             gpu::fp8_linear_backward_weight(ctx, dw, {dyt.p(), dy_inverse, dout.kind}, {xt.p(), x_inverse}, N, IC, OC, acc,
@@ -385,7 +386,8 @@ struct Layer {
         backward_weight(dweight.p(), Acc::Add);
         backward_weight(dweight_set.p(), Acc::Set);
         gpu::bias_backward(ctx, dbias.p(), wide.p(), N, OC);
-        return {out.get(), out_biased.get(), out_fast.get(), dinp.get(), dweight.get(), dweight_set.get(), dbias.get()};
+        return {out.get(),  out_biased.get(), out_fast.get(),    added.get(),
+                dinp.get(), dweight.get(),    dweight_set.get(), dbias.get()};
     }
 
     Results run_on_cpu() const {
@@ -394,6 +396,7 @@ struct Layer {
         Results r = {std::vector<floatX>((size_t)N * OC),
                      std::vector<floatX>((size_t)N * OC),
                      std::vector<floatX>((size_t)N * OC),
+                     {},
                      std::vector<floatX>((size_t)N * IC),
                      dweight0,
                      dweight0,
@@ -450,6 +453,8 @@ struct Layer {
         expect_product(r.out, N, OC, IC, y, std::cref(inp), turned(weight), zero, "out");
         expect_product(r.out_biased, N, OC, IC, y, std::cref(inp), turned(weight), biases, "out with bias");
         expect_product(r.out_fast, N, OC, IC, y, std::cref(inp), turned(weight), biases, "out, fast");
+        const auto stream = [&](int n, int o) { return biases(n, o) + as_double(wide_dout[(size_t)n * OC + o]); };
+        expect_product(r.added, N, OC, IC, y, std::cref(inp), turned(weight), stream, "out with residual");
         expect_product(r.dinp, N, IC, OC, (double)dout.inverse * weight.inverse, std::cref(dout), std::cref(weight), zero,
                        "dinp");
         expect_product(
