@@ -83,7 +83,9 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/options/config.h"              // TrainOptions, ...
 #include "llmc/options/schedule.h"            // Schedule
 #include "llmc/checkpoint/run_directory.h"    // RunLock
-#include "llmc/checkpoint/training_state.h"   // TrainingState, load_weights_and_moments
+#include "llmc/checkpoint/agreement.h"        // describe_overrides
+#include "llmc/checkpoint/load_state.h"       // load_parameters, load_weights_and_moments
+#include "llmc/checkpoint/training_state.h"   // TrainingState
 #include "llmc/plan/from_options.h"           // configure_model, layout_of, fp8_start
 #include "llmc/plan/planner.h"                // MicroBatchShape, measured_step_seconds
 #include "llmc/plan/machine.h"                // peak_of_all

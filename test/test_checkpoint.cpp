@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "../llmc/checkpoint/agreement.h"
+#include "../llmc/checkpoint/saver.h"
 #include "../llmc/checkpoint/training_state.h"
 #include "files.h"
 #include "model_files.h"

@@ -21,6 +21,7 @@
 #include "checkpoint.h"
 #include "model_texts.h"
 #include "run_directory.h"
+#include "load_state.h"
 #include "training_state.h"
 
 // ---- the base ---------------------------------------------------------------------------------------------------------------

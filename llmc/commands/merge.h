@@ -7,7 +7,8 @@
 #include "../model/adapters.h"
 #include "../optimizer/shard.h"
 #include "../checkpoint/adapter_files.h"
-#include "../checkpoint/training_state.h"
+#include "../base/progress.h"
+#include "../checkpoint/load_state.h"
 #include "../checkpoint/checkpoint.h"
 #include "../checkpoint/model_texts.h"
 

@@ -28,6 +28,7 @@
 #include "../options/config.h"
 #include "guard.h"
 #include "../options/size_rule.h"
+#include "../checkpoint/agreement.h"
 #include "../checkpoint/training_state.h"
 
 inline std::string run_name(const TrainOptions& o) {

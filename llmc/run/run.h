@@ -37,6 +37,8 @@
 #include "stop.h"
 #include "time_budget.h"
 #include "timetable.h"
+#include "../checkpoint/agreement.h"
+#include "../checkpoint/saver.h"
 #include "../checkpoint/training_state.h"
 #include "../infer/training_tasks.h"
 

@@ -14,6 +14,7 @@
 #include "../report/logger.h"
 #include "../options/config.h"
 #include "stop.h"
+#include "../checkpoint/saver.h"
 #include "../checkpoint/training_state.h"
 
 // When the next checkpoint and the end of this process are due.

@@ -18,6 +18,7 @@
 #include "../plan/machine.h"
 #include "run.h"
 #include "../checkpoint/run_directory.h"
+#include "../checkpoint/saver.h"
 #include "../checkpoint/training_state.h"
 
 inline RunInfo run_info(const Run& r) {

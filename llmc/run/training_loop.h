@@ -30,6 +30,8 @@
 #include "timetable.h"
 #include "trainer.h"
 #include "training_log.h"
+#include "../checkpoint/load_state.h"
+#include "../checkpoint/saver.h"
 #include "../checkpoint/training_state.h"
 #include "../infer/training_tasks.h"
 
