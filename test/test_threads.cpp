@@ -13,7 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "../llmc/cpu/denormals.h"
+#include "../llmc/cpu/threads.h"
 #include "../llmc/cpu/memory.h"
 #include "../llmc/cpu/optimizer.h"
 #include "../llmc/cpu/team.h"

@@ -9,7 +9,7 @@
 #include "../base/json.h"
 #include "../base/terminal.h"
 #include "../base/text.h"
-#include "../cpu/denormals.h"
+#include "../cpu/threads.h"
 #include "../ops.h"
 #include "../parallel/world.h"
 #include "../options/cli.h"

@@ -6,10 +6,54 @@
 
 #include "../base/check.h"
 #include "../shapes.h"
-#include "lora_config.h"
 #include "parametrization.h"
 #include "rope_scaling.h"
-#include "virtual_tokens_config.h"
+
+// The adapter of one matrix in files where adapters differ.
+struct LoraInFile {
+    std::string matrix;  // the end of its name: "3.self_attn.q_proj"
+    int rank = 0;        // 0: it has none
+    double factor = 1;   // its scale, as a multiple of LoraConfig::scale()
+};
+
+// Low-rank adapters (lora.h) as given by the options or an adapter_config.json.
+struct LoraConfig {
+    int rank = 0;  // 0: no adapters, all parameters are trained; the largest one, if files have several
+    double alpha = 0;
+    double dropout = 0;                // fraction of the adapters' input that training sets to 0
+    bool rank_stabilized = false;      // scale by alpha / sqrt(rank) (Kalajdzievski, 2023)
+    std::vector<LoraInFile> in_files;  // every matrix, if they differ: each is read as one of `rank`, padded with zeros
+    std::vector<std::string> modules;  // names in the model's files, below a layer's: "self_attn.q_proj"; in the layer's order
+
+    bool on() const { return rank > 0; }
+    bool operator!=(const LoraConfig& l) const {
+        return rank != l.rank || alpha != l.alpha || dropout != l.dropout || rank_stabilized != l.rank_stabilized ||
+               modules != l.modules;
+    }
+    double scale() const { return alpha / (rank_stabilized ? std::sqrt((double)rank) : (double)rank); }
+};
+
+// Virtual tokens (virtual_tokens.h) as given by the options or an adapter_config.json.
+struct VirtualTokensConfig {
+    int count = 0;          // in front of every sequence; 0: none
+    int encoder_width = 0;  // width of the encoder (p-tuning); 0: the rows are trained directly (prompt tuning)
+    std::string text;       // its tokens initialized them; empty: tokens drawn from the vocabulary
+    bool lstm = false;      // the encoder is an LSTM (prompt_lstm.h), not an MLP
+
+    bool on() const { return count > 0; }
+    bool encoded() const { return encoder_width > 0; }
+    bool operator!=(const VirtualTokensConfig& v) const {
+        return count != v.count || encoder_width != v.encoder_width || text != v.text || lstm != v.lstm;
+    }
+    // After training: the encoder's output replaces the encoder.
+    VirtualTokensConfig computed() const { return {count, 0, text}; }
+    // The name as in the option and, in capitals, in PEFT.
+    const char* encoder() const { return !encoded() ? "none" : lstm ? "lstm" : "mlp"; }
+    std::string in_words() const {
+        const std::string them = format("%d virtual token%s", count, count == 1 ? "" : "s");
+        return encoded() ? them + format(", computed by an %s of width %d", lstm ? "LSTM" : "MLP", encoder_width) : them;
+    }
+};
 
 enum class Norm { layernorm, rmsnorm };
 enum class NormPlace {
