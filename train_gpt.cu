@@ -1227,6 +1227,7 @@ static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
     m->recompute_others = recompute_policy(o.recompute_other_layers);
     m->offloads = offloads_optimizer(o);
+    m->offloads_gradients = offloads_gradients(o, m->ranks->mesh.world.size);
     m->averages = o.ema_decay > 0;
     m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.

@@ -146,6 +146,20 @@ for options in "--model gpt2-gpu --lora-rank 4" "--model gpt2-gpu --prompt-token
     { expect "$options" adapted resident $options && expect "$options --offload optimizer" adapted offloaded $options --offload optimizer; }
     expect "$options --offload optimizer: the same files" same_files resident offloaded
 done
+# Gradients in host memory, too: products first set, then add to them.
+for options in "--log-health-interval 1 --detect-nondeterminism 2" "--optimizer muon --exp-avg-dtype bf16" "--lora-rank 4 --model gpt2-gpu"; do
+    bf16=(--main-grads-dtype bf16)
+    rm -rf resident offloaded
+    case $options in *lora*) run_it=(adapted) ;; *) run_it=(train "$gpu" llama) ;; esac
+    # shellcheck disable=SC2086
+    { expect "bf16 gradients on the GPU $options" "${run_it[@]}" resident "${bf16[@]}" $options && expect "--offload gradients $options" "${run_it[@]}" offloaded "${bf16[@]}" $options --offload gradients; }
+    expect "--offload gradients $options: the same files" same_files resident offloaded
+    expect "--offload gradients $options: the same health" same_health
+done
+expect "--offload gradients is in the plan" train "$gpu" llama x --dry-run --offload gradients --main-grads-dtype bf16
+says "with gradients on the host" "gradients (bf16) (host)"
+expect "--offload gradients in fp32: refused" refused train "$gpu" llama x --offload gradients
+says "says what they must be" "requires --main-grads-dtype bf16, not fp32"
 expect "--offload optimizer is in the plan" train "$gpu" llama x --dry-run --offload optimizer
 says "with what lies on the host" "Adam moments (fp32) (host)"
 says "and what passes through the GPU" "optimizer's state in transit"
@@ -159,6 +173,8 @@ if [[ $gpu == *emu* ]]; then
     expect "ZeRO-1 on 2 ranks" halves resident
     expect "ZeRO-1 on 2 ranks, --offload optimizer" halves offloaded --offload optimizer
     expect "ZeRO-1 on 2 ranks, --offload optimizer: the same files" same_files resident offloaded
+    expect "--offload gradients on 2 ranks: refused" refused halves x --offload gradients --main-grads-dtype bf16
+    says "says how many it is for" "for one GPU, and the run has 2"
     EMU_LOCKABLE_MB=0 expect "memory that cannot be page-locked: refused" refused train "$gpu" llama x --offload optimizer
     says "says what was refused" "could not page-lock 0.00 GiB"
 fi

@@ -609,6 +609,12 @@ TEST(Planner, Update) {
     // Offloaded, the lower halves and moments are limited by the link instead of memory; averages are transferred too.
     in.offloads = true;
     expect_within(make_plan(in).update_seconds, parameters * (2 + 8) / 50e9, 1e-12);
+    PlanInput gradients = in;
+    gradients.offloads_gradients = true;
+    gradients.gradient_bytes = 2;  // once for the norm, once with the state
+    expect_within(make_plan(gradients).update_seconds, parameters * (2 + 8 + 2 + 2) / 50e9, 1e-12);
+    expect_within(make_plan(gradients).stages[0].backward_seconds - make_plan(in).stages[0].backward_seconds,
+                  parameters * 2 / 50e9, 1e-9);
     in.averages = true;
     in.host_gbs = 25;
     expect_within(make_plan(in).update_seconds, parameters * (2 + 8 + 2 + 4) / 25e9, 1e-12);

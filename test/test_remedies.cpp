@@ -82,7 +82,8 @@ TEST(Remedies, NarrowOnlyMomentsInFp32) {
         if (ranks > 1) throw Error("one GPU");
         if (p.optimizer == "normuon" && p.exp_avg_sq_dtype != "fp32") throw Error("exp_avg_sq in fp32");
         const auto bytes = [](const std::string& type) { return type == "fp32" ? 4.0 : type == "bf16" ? 2.0 : 1.0; };
-        return bytes(p.exp_avg_dtype) + bytes(p.exp_avg_sq_dtype) + bytes(p.main_grads_dtype);
+        return bytes(p.exp_avg_dtype) + bytes(p.exp_avg_sq_dtype) + bytes(p.main_grads_dtype) -
+               (p.offload == "optimizer" ? 1 : p.offload == "gradients" ? 2 : 0);
     };
     TrainOptions o;
     o.micro_batch_size = 1;
@@ -97,6 +98,8 @@ TEST(Remedies, NarrowOnlyMomentsInFp32) {
     EXPECT_EQ(words(7), "--exp-avg-sq-dtype bf16; ");
     o.exp_avg_sq_dtype = "fp8";
     EXPECT_EQ(words(4), "--main-grads-dtype bf16; ");
+    EXPECT_EQ(words(3), "--main-grads-dtype bf16 --offload optimizer; ");
+    EXPECT_EQ(words(2), "--main-grads-dtype bf16 --offload gradients; ");
     o.exp_avg_dtype = o.exp_avg_sq_dtype = "fp32";
     o.optimizer = "normuon";
     EXPECT_EQ(words(10), "--exp-avg-dtype bf16; ");

@@ -201,7 +201,7 @@ TEST(Search, KeepsStateOnTheHostWhereMemoryIsShort) {
     const Strings buckets = with(small, {"--ddp-bucket-size", "8192"});
     Searched wide({"", buckets, 1, 1e9}), narrow({"", buckets, 1, 4.5e6});
     wide.problem.may_offload = true;
-    for (const Candidate& c : search_layouts(wide.problem).fit) EXPECT_FALSE(c.layout.offloads);
+    for (const Candidate& c : search_layouts(wide.problem).fit) EXPECT_FALSE(c.layout.offloads());
     const FoundLayouts resident = search_layouts(narrow.problem);
     narrow.problem.may_offload = true;
     const FoundLayouts found = search_layouts(narrow.problem);
@@ -209,7 +209,7 @@ TEST(Search, KeepsStateOnTheHostWhereMemoryIsShort) {
     size_t offloads = 0;
     for (const Candidate& c : found.fit) {
         EXPECT_EQ(narrow.known(c.layout).second, c.bytes);
-        offloads += c.layout.offloads;
+        offloads += c.layout.offloads();
     }
     EXPECT_EQ(found.fit.size(), resident.fit.size() + offloads);
     Searched given({"", with(buckets, {"--offload", "none"}), 1, 4.5e6});
@@ -229,7 +229,7 @@ TEST(Search, CountsRowsOfLogitsWithStateOnTheHost) {
     l.recompute = "full";
     l.head_rows = 256;
     const double resident = s.known(l).second;
-    l.offloads = true;
+    l.offload = "optimizer";
     l.head_rows = 512;
     const double most = (resident + s.known(l).second) / 2;
     ASSERT_LT(most, resident);
@@ -237,7 +237,7 @@ TEST(Search, CountsRowsOfLogitsWithStateOnTheHost) {
     const FoundLayouts found = search_layouts(s.problem);
     ASSERT_EQ(found.fit.size(), 1u);
     const Candidate& c = found.fit[0];
-    EXPECT_TRUE(c.layout.offloads);
+    EXPECT_TRUE(c.layout.offloads());
     EXPECT_EQ(c.layout.head_rows, 512);
     EXPECT_EQ(s.known(c.layout).second, c.bytes);
 }

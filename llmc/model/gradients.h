@@ -38,8 +38,9 @@ public:
     // embedding share the area of the matrices (they may be one tensor), but have separate vectors. The matrices of a model's
     // block share this area, too: add_product() uses it for some rows at a time. (Gradients of adapters (lora.h) need more than
     // one product, so adapters have whole matrices.)
-    void plan(Arena& arena, const ParameterTable& table, bool of_model) {
+    void plan(Arena& arena, const ParameterTable& table, bool of_model, bool on_host) {
         of_model_ = of_model;
+        on_host_ = on_host;
         offsets_.resize(table.rows.size());
         const auto place = [&](bool vectors, size_t begin) {
             std::map<int, size_t> ends;
@@ -73,7 +74,7 @@ public:
     // The buffer into which ops write the gradient of a row of the table.
     real* gradient(size_t row) const { return memory_ + offsets_[row]; }
     // True if matrix products set the stored gradients of a block's matrices directly, with the same rounding.
-    bool set_by_products(Acc acc) const { return of_model_ && acc == Acc::Set && be::sets_bf16_gradients; }
+    bool set_by_products(Acc acc) const { return of_model_ && !on_host_ && acc == Acc::Set && be::sets_bf16_gradients; }
 
     // Before a micro-batch's backward pass through a block: clears the gradients that ops add to, which are the vectors and the
     // embedding's matrices. Products set the other matrices.
@@ -119,6 +120,7 @@ private:
     size_t vectors_ = 0, embedding_ = 0;  // end of the vectors, and of the embedding's matrices
     real* memory_ = nullptr;              // null where gradients are fp32
     bool of_model_ = false;               // the table has the model's own parameters
+    bool on_host_ = false;                // the gradients are in page-locked host memory (--offload gradients)
     bool tied_ = false;                   // head and embedding are the same matrix on this rank
 };
 

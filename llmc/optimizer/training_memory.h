@@ -57,12 +57,13 @@ struct TrainingMemory : OptimizerState {
         &row_of(optimizers, OptimizerKind::adamw);  // this and Muon's recipe are set before planning
     Muon muon;
     std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the optimizer's state during updates
-    bool offloads = false;   // which is then in page-locked host memory; set before memory is planned
-    bool averages = false;   // keep an average of the weights; set before memory is planned
-    bool examines = false;   // log the layers' health; set before memory is planned
-    real* before = nullptr;  // (shards.size) in host memory: the fp32 weights before an update that is examined
-    Parts copy;              // host memory from which a checkpoint is saved; null: saved from the tensor itself
-    bool copies = false;     // everything is saved from the copy; else at most the parameters are
+    bool offloads = false;            // which is then in page-locked host memory; set before memory is planned
+    bool offloads_gradients = false;  // the gradients, too
+    bool averages = false;            // keep an average of the weights; set before memory is planned
+    bool examines = false;            // log the layers' health; set before memory is planned
+    real* before = nullptr;           // (shards.size) in host memory: the fp32 weights before an update that is examined
+    Parts copy;                       // host memory from which a checkpoint is saved; null: saved from the tensor itself
+    bool copies = false;              // everything is saved from the copy; else at most the parameters are
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),
@@ -97,8 +98,9 @@ struct TrainingMemory : OptimizerState {
         if (frozen) arena.add("parameters (frozen)", &frozen->params, frozen->table.size);
         arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
-        arena.add(grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)", &grads, table.size);
-        if (grads.is_bf16()) micro_grads.plan(arena, table, !frozen);
+        const char* const gradients = grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)";
+        offloads_gradients ? arena.add_locked(gradients, &grads, table.size) : arena.add(gradients, &grads, table.size);
+        if (grads.is_bf16()) micro_grads.plan(arena, table, !frozen, offloads_gradients);
         const auto add = [&](const char* purpose, auto* part, size_t n) {
             offloads ? arena.add_locked(purpose, part, n) : arena.add(purpose, part, n);
         };
@@ -141,6 +143,22 @@ inline void write_state(be::Ctx& ctx, const TrainingMemory& m, void* state, cons
     if (!m.offloads) return be::upload(ctx, state, from, bytes);
     wait_for_device(ctx);
     cpu::copy_in_parallel(state, from, bytes);
+}
+
+// The same for the gradients.
+inline void read_gradients(be::Ctx& ctx, const TrainingMemory& m, void* to, const void* gradients, size_t bytes) {
+    m.offloads_gradients ? read_state(ctx, m, to, gradients, bytes) : be::download(ctx, to, gradients, bytes);
+}
+inline void write_gradients(be::Ctx& ctx, const TrainingMemory& m, void* gradients, const void* from, size_t bytes) {
+    m.offloads_gradients ? write_state(ctx, m, gradients, from, bytes) : be::upload(ctx, gradients, from, bytes);
+}
+// n of them from index `first` on.
+inline std::vector<real> gradients_at(be::Ctx& ctx, const TrainingMemory& m, size_t first, size_t n) {
+    return m.grads.from(first).visit([&](const auto* x) {
+        std::vector<std::decay_t<decltype(*x)>> values(n);
+        read_gradients(ctx, m, values.data(), x, n * sizeof *x);
+        return std::vector<real>(values.begin(), values.end());
+    });
 }
 
 // ---- gradients of parameters that several ranks hold, each with a partial sum ----------------------------------------------

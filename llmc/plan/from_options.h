@@ -496,8 +496,22 @@ inline bool offloads_optimizer(const TrainOptions& o) {
     if (o.offload == "none") return false;
     if (!optimizer_row(o.optimizer).can_offload())
         fail_usage(
-            "--offload optimizer and --optimizer normuon cannot be combined: NorMuon updates need whole rows; HINT: "
-            "--optimizer muon or adamw");
+            "--offload %s and --optimizer normuon cannot be combined: NorMuon updates need whole rows; HINT: "
+            "--optimizer muon or adamw",
+            o.offload.c_str());
+    return true;
+}
+// True if the gradients are, too.
+inline bool offloads_gradients(const TrainOptions& o, int ranks) {
+    if (o.offload != "gradients") return false;
+    if (o.main_grads_dtype != "bf16")
+        fail_usage("--offload gradients requires --main-grads-dtype bf16, not %s; HINT: add it, or use --offload optimizer",
+                   o.main_grads_dtype.c_str());
+    if (ranks > 1)
+        fail_usage(
+            "--offload gradients is for one GPU, and the run has %d, which sum gradients in GPU memory; HINT: --offload "
+            "optimizer",
+            ranks);
     return true;
 }
 

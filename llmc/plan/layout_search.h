@@ -40,9 +40,10 @@ struct Layout {
     std::string fp8;                        // --fp8-format; empty: bf16
     std::string transposes = "auto";        // --fp8-weight-transpose: in FP8 keep or on-the-fly
     std::string recompute_others = "none";  // a weaker policy for the other layers
-    bool offloads = false;                  // the optimizer's state is in the host's memory
+    std::string offload = "none";           // --offload
 
     int dp() const { return ranks / (tp * pp); }
+    bool offloads() const { return offload != "none"; }
     void apply(TrainOptions& o) const {
         o.tensor_model_parallel_size = tp;
         o.pipeline_model_parallel_size = pp;
@@ -56,7 +57,7 @@ struct Layout {
         o.head_rows = head_rows;
         o.fp8_format = fp8;
         o.fp8_weight_transpose = fp8.empty() ? "auto" : transposes;
-        o.offload = offloads ? "optimizer" : "none";
+        o.offload = offload;
     }
     std::string recompute_in_words() const {
         if (!recompute_layers) return recompute;
@@ -241,7 +242,8 @@ private:
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
         return remembered(
             of_ranks_,
-            {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of), l.offloads}, [&] {
+            {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of), l.offloads()},
+            [&] {
                 TrainOptions o = of;
                 std::vector<int> in_flight;
                 l.recompute = "full";
@@ -383,9 +385,9 @@ private:
 
     // Also tries the optimizer's state on the host, if layouts do not fit with it on the device.
     void try_places_of_state(Layout l) {
-        l.offloads = problem_.o.offload != "none";
-        if (try_recomputation(l) || l.offloads || given("offload") || !problem_.may_offload) return;
-        l.offloads = true;
+        l.offload = problem_.o.offload;
+        if (try_recomputation(l) || l.offloads() || given("offload") || !problem_.may_offload) return;
+        l.offload = "optimizer";
         try_recomputation(l);
     }
 
@@ -492,7 +494,7 @@ private:
     }
 
     bool fits_on_host(const Layout& l) {
-        if (!l.offloads) return true;
+        if (!l.offloads()) return true;
         l.apply(o_);
         const double most = problem_.host_memory(l.ranks);
         return std::all_of(fullest_.begin(), fullest_.end(), [&](const FullRank& r) {

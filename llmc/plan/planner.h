@@ -145,6 +145,7 @@ struct PlanInput {
     int newton_schulz_steps = 0;                        // of Muon; 0: AdamW updates everything
     bool muon_heads = false;                            // a head is a separate matrix
     bool offloads = false, averages = false;            // the optimizer's state is on the host; weights are averaged
+    bool offloads_gradients = false;                    // gradients are on the host, too
     bool compares = false;                              // pairs of answers (DPO): the head computes losses before gradients
 
     std::string device = "h100";  // for the table only; its figures follow
@@ -465,7 +466,9 @@ inline void plan_passes(Plan& p) {
         const double again = s.attention_again * attention_flops(in);
         const double in_backward = in_layers(s.backward_flops - s.head_flops, 2 * attention + again,
                                              s.layers * elementwise_backward + s.attention_again * elementwise);
-        s.backward_seconds = in_backward + head + s.backward_halves * half_seconds - s.hidden_seconds +
+        // A micro-batch is added to gradients on the host: both directions of the link at a time, not overlapped with products.
+        const double link = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
+        s.backward_seconds = in_backward + head + link + s.backward_halves * half_seconds - s.hidden_seconds +
                              (s.recomputed_bytes + s.transposed_bytes + s.layers * apart.backward) / bandwidth +
                              s.layers * slow.backward + s.attention_again * slow.forward;
     }
@@ -561,9 +564,11 @@ inline void plan_update(Plan& p) {
         // Offloaded state crosses the link in both directions at a time, while it is updated; averages in a separate pass.
         const double lower = in.bytes_per_element == 2 ? 2 : 0, average = in.averages ? lower + 4 : 0;
         const double of_moments = (double)in.moment_bytes / (in.newton_schulz_steps ? 2 : 1);
-        const double host_bytes = in.offloads ? own * (lower + of_moments + average) : 0;
+        // Gradients on the host are read for the norm, and again with the state.
+        const double gradients = in.offloads_gradients ? own * of_gradient : 0;
+        const double host_bytes = in.offloads ? own * (lower + of_moments + average) + 2 * gradients : 0;
         const double host_seconds = host_bytes / in.host_gbs / giga;
-        update = std::max(update, host_seconds);
+        update = std::max(update + gradients / in.host_gbs / giga, host_seconds);
         const auto exposed = [&](double seconds, double work) { return std::max(seconds - work, seconds / buckets); };
         const double last_backward = p.stages[(size_t)virtual_stage(in.pp, rank, 0)].backward_seconds;
         const double waiting = in.zero && in.overlap && in.data_overlaps
@@ -695,7 +700,8 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
         in.moment_bytes -= *dtype == "bf16" ? 2 : *dtype == "fp8" ? 3 : 0;
     if (optimizer.whole_matrices) in.newton_schulz_steps = o.muon_num_ns_steps;
     in.muon_heads = o.muon_split_heads;
-    in.offloads = o.offload == "optimizer";
+    in.offloads = o.offload != "none";
+    in.offloads_gradients = o.offload == "gradients";
     in.averages = o.ema_decay > 0;
     in.compares = o.dpo_beta.has_value();
     if (!o.fp8_format.empty()) {
@@ -765,8 +771,9 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
     traffic("tied embedding, per rank", p.embedding, "not overlapped");
     if (in.offloads)
         t.row("link to the host, per rank",
-              format("%s each way at %.4g GB/s: %s, overlapped with the update", human_bytes(p.host_bytes).c_str(), in.host_gbs,
-                     seconds(p.host_seconds).c_str()));
+              format("%s%s at %.4g GB/s: %s, overlapped with the update%s", human_bytes(p.host_bytes).c_str(),
+                     in.offloads_gradients ? "" : " each way", in.host_gbs, seconds(p.host_seconds).c_str(),
+                     in.offloads_gradients ? "; gradients in each micro-batch, not overlapped" : ""));
     if (in.pp > 1)
         t.row("bubble", format("%.1f%%; with equal stages and no messages %.1f%%", 100 * p.bubble, 100 * p.ideal_bubble));
     t.row("step", format("%s: passes %s, data parallel %s, update %s", seconds(p.step_seconds).c_str(),

@@ -116,10 +116,13 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
         if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
     }
     if (memory_is_host) return found;
-    if (found.empty() && o.offload == "none" && optimizer.can_offload()) {
-        least.offload = "optimizer";
-        words += "--offload optimizer ";
-        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
+    for (const char* part : {"optimizer", "gradients"}) {
+        if (!found.empty() || !optimizer.can_offload() || o.offload == "gradients") break;
+        const bool gradients = part == std::string("gradients");
+        if (gradients ? ranks > 1 : o.offload != "none") continue;
+        least.offload = part;
+        const std::string all = words + "--offload " + part;
+        if (!fits(all, least, ranks)) smaller_micro_batch(least, all + " ");
     }
     // More GPUs: the smallest number that suffices, split by data (ZeRO), tensor or pipeline parallelism.
     for (int more = 2; more <= 1024; more *= 2) {
@@ -130,6 +133,10 @@ std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_
                 p.tensor_model_parallel_size *= tp;
                 p.pipeline_model_parallel_size *= pp;
                 std::string layout = format("%d GPUs", ranks * more);
+                if (p.offload == "gradients") {  // is for one GPU
+                    p.offload = "optimizer";
+                    layout += " --offload optimizer";
+                }
                 if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
                 if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
                 if (found.size() < before + 3) fits(layout, p, ranks * more);

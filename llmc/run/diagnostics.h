@@ -73,13 +73,14 @@ public:
     }
     // Before the gradients are summed over the ranks.
     void in_own_gradients(int64_t batch) {
-        if (once("flaky-gradient", batch)) flip_last_bit(m_.grads.data);
+        if (!once("flaky-gradient", batch)) return;
+        m_.offloads_gradients ? flip_last_bit_of_state(m_.grads.data) : flip_last_bit(m_.grads.data);
     }
     void in_summed_gradients(int64_t batch) {
         if (faults_.none() || !faults_.nan_gradient(batch, rank_)) return;
         m_.grads.from(m_.shards.buckets[0].mine).visit([&](auto* x) {
             const std::decay_t<decltype(*x)> nan = (float)NAN;
-            be::upload(ctx_, x, &nan, sizeof nan);
+            write_gradients(ctx_, m_, x, &nan, sizeof nan);
         });
     }
     // After an update, before its checksums: flips the last bit of a bf16, or one of an fp32 number's middle bits.
@@ -122,7 +123,7 @@ inline GradientHashes hash_gradients(be::Ctx& ctx, const TrainingMemory& m, cons
     std::vector<char> bytes;
     for (const TensorSpec& t : m.table.rows) {
         bytes.resize(t.size() * m.grads.element_bytes());
-        be::download(ctx, bytes.data(), m.grads.from(t.offset).data, bytes.size());
+        read_gradients(ctx, m, bytes.data(), m.grads.from(t.offset).data, bytes.size());
         hashes.tensors.push_back(crc32c(bytes.data(), bytes.size()));
     }
     return hashes;
@@ -209,7 +210,7 @@ private:
                 if (first >= last) continue;
                 double* sum = &squares[(size_t)place(spec) * 3];
                 m_.shards.for_each_part(first, last - first, [&](size_t from, size_t shard, size_t n) {
-                    const std::vector<real> gradient = downloaded(ctx_, m_.grads.from(first + from), n),
+                    const std::vector<real> gradient = gradients_at(ctx_, m_, first + from, n),
                                             after = weights_at(ctx_, m_, first + from, shard, n);
                     for (size_t i = 0; i < n; i++) {
                         const double w = (double)m_.before[shard + i], g = (double)gradient[i];

@@ -184,7 +184,7 @@ inline std::string options_in_words(const Layout& l) {
     if (l.recompute_others != "none") words += " --recompute-other-layers " + l.recompute_others;
     if (l.head_rows) words += format(" --head-rows %d", l.head_rows);
     if (!l.fp8.empty()) words += " --fp8-format " + l.fp8 + " --fp8-weight-transpose " + l.transposes;
-    if (l.offloads) words += " --offload optimizer";
+    if (l.offloads()) words += " --offload " + l.offload;
     if (l.tp > 1 && !l.sequence_parallel) words += " --no-sequence-parallel";
     return words + (l.zero ? "" : " --zero 0");
 }
@@ -239,8 +239,8 @@ inline std::vector<Column<Candidate>> columns(bool several_ranks, bool measured,
         all.push_back({"transp", 7, [](const Candidate& c) {
                            return std::string(c.layout.fp8.empty() ? "-" : c.layout.transposes == "keep" ? "keep" : "fly");
                        }});
-    if (any([](const Candidate& c) { return c.layout.offloads; }))
-        all.push_back({"state", 6, [](const Candidate& c) { return std::string(c.layout.offloads ? "host" : "GPU"); }});
+    if (any([](const Candidate& c) { return c.layout.offloads(); }))
+        all.push_back({"state", 6, [](const Candidate& c) { return std::string(c.layout.offloads() ? "host" : "GPU"); }});
     if (any([](const Candidate& c) { return c.layout.head_rows > 0; }))
         all.push_back({"head", 6, [](const Candidate& c) {
                            return c.layout.head_rows ? std::to_string(c.layout.head_rows) : std::string("-");
@@ -312,7 +312,7 @@ inline nlohmann::ordered_json layout_json(const Candidate& c) {
                                 {"head_rows", l.head_rows},
                                 {"fp8_format", l.fp8},
                                 {"fp8_weight_transpose", l.fp8.empty() ? "" : l.transposes},
-                                {"offloads_optimizer", l.offloads}};
+                                {"offloads_optimizer", l.offloads()}};
     if (std::isfinite(c.measured)) j["measured_seconds"] = c.measured;
     return j;
 }
