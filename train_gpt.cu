@@ -87,7 +87,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/checkpoint/load_state.h"       // load_parameters, load_weights_and_moments
 #include "llmc/checkpoint/training_state.h"   // TrainingState
 #include "llmc/plan/from_options.h"           // configure_model, layout_of, fp8_start
-#include "llmc/plan/planner.h"                // MicroBatchShape, measured_step_seconds
+#include "llmc/plan/measured_step.h"          // MicroBatchShape, measured_step_seconds
 #include "llmc/plan/machine.h"                // peak_of_all
 #include "llmc/infer/training_tasks.h"        // TrainingTasks
 #include "llmc/infer/inference.h"             // InferenceRun, read_prompts, generate_completions
