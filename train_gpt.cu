@@ -37,19 +37,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/base/math.h"   // rope_table, alibi_slope, ceil_div, round_up
 #include "llmc/base/rng.h"    // InitialWeights, RngPurpose
 #include "llmc/ops.h"         // be::Ctx, every op (be::linear_forward, ...), what ops take (Output, ...), rounding_key
-#include "llmc/cpu/embed.h"
-#include "llmc/cpu/fp8.h"
-#include "llmc/cpu/norm.h"
-#include "llmc/cpu/matmul.h"
-#include "llmc/cpu/lora.h"
-#include "llmc/cpu/fp8_linear.h"
-#include "llmc/cpu/rope.h"
-#include "llmc/cpu/attention.h"
-#include "llmc/cpu/mlp.h"
-#include "llmc/cpu/loss.h"
-#include "llmc/cpu/optimizer.h"
-#include "llmc/cpu/reduce.h"
-#include "llmc/cpu/memory.h"
+#include "llmc/cpu/ops.h"
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif

@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "../llmc/cpu/attention.h"
+#include "../llmc/cpu/matmul.h"
 #include "../llmc/cpu/unit_choice.h"
 #include "testing.h"
 

@@ -1,5 +1,5 @@
 // The program from its command line to its exit status: runs the command, and reports errors. Commands that run a model are
-// passed in; the others are in llmc/.
+// passed in; host_commands.h has the others.
 #pragma once
 #include <cstdio>
 #include <new>
@@ -14,13 +14,8 @@
 #include "../parallel/world.h"
 #include "../options/cli.h"
 #include "../options/config.h"
-#include "curate_command.h"
-#include "gguf_command.h"
-#include "inspect.h"
-#include "merge.h"
-#include "report_command.h"
+#include "host_commands.h"
 #include "../run/stop.h"
-#include "text_commands.h"
 #include "../options/version.h"
 
 struct ModelCommands {
@@ -57,22 +52,6 @@ int run_alone(const char* name, const Strings& arguments, int (*command)(const O
     return command(options);
 }
 
-inline int export_either(World& world, const ExportOptions& o) {
-    if (!o.merge && !o.adapter.empty())
-        fail_usage("--adapter requires --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
-                   o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
-    if (o.merge && !o.gguf.empty())
-        fail_usage(
-            "--merge and --gguf cannot be combined: one writes a directory, the other a file; HINT: --merge --out DIR "
-            "first, then --model DIR --gguf FILE");
-    if (!o.out.empty() && !o.gguf.empty())
-        fail_usage("--out is a directory and --gguf a file; HINT: --out DIR first, then --model DIR --gguf FILE");
-    if ((o.merge || !o.out.empty()) && (!o.type.empty() || o.weights_only || o.overwrite))
-        fail_usage("--type, --weights-only and --overwrite require --gguf; HINT: omit them, or use --gguf after --merge");
-    if (o.merge) return export_merged(world, o);
-    return o.out.empty() ? export_command(world, o) : export_model_files(world, o);
-}
-
 inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     const bool given = !arguments.empty();
     std::string command = "train";
@@ -99,15 +78,15 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
         return 2;
     }
     if (command == "serve") return run_command("serve", arguments, world, commands.serve);
-    if (command == "curate") return run_alone("curate", arguments, curate_command);
-    if (command == "prepare") return run_alone("prepare", arguments, prepare_command);
-    if (command == "tokenizer") return run_alone("tokenizer", arguments, tokenizer_command);
-    if (command == "export") return run_command("export", arguments, world, export_either);
-    if (command == "import") return run_alone("import", arguments, import_command);
+    if (command == "curate") return run_alone("curate", arguments, host_commands.curate);
+    if (command == "prepare") return run_alone("prepare", arguments, host_commands.prepare);
+    if (command == "tokenizer") return run_alone("tokenizer", arguments, host_commands.tokenizer);
+    if (command == "export") return run_command("export", arguments, world, host_commands.export_model);
+    if (command == "import") return run_alone("import", arguments, host_commands.import_model);
     const bool bare = !arguments.empty() && arguments[0][0] != '-';  // the option's name was omitted
     if (bare) arguments.insert(arguments.begin(), command == "report" ? "--runs" : "--path");
-    if (command == "report") return run_alone("report", arguments, report_command);
-    return run_alone("inspect", arguments, inspect_command);
+    if (command == "report") return run_alone("report", arguments, host_commands.report);
+    return run_alone("inspect", arguments, host_commands.inspect);
 }
 
 }  // namespace detail

@@ -19,8 +19,7 @@
 #include "../base/build.h"
 #include "../base/file.h"
 #include "../ops.h"
-#include "attention.h"
-#include "matmul.h"
+#include "matrix_unit.h"
 
 namespace cpu {
 
