@@ -4,6 +4,8 @@
 #                   TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
 #                   PRESET=quickstart  TUNE=1 TUNE_BUDGET=5m: first a sweep
 # make train_gpt    the program for this machine, as ./train_gpt
+# make dev          the same for development: a change compiles in a fraction of the
+#                   time, with -j3; slow to run. make debug: for a debugger
 # make install      program, manual page, completion  PREFIX=/usr/local  DESTDIR=
 # make test         every test, in ten minutes; ends with `N passed, N failed`
 #                   FILTER=attention: only tests with this in their names
@@ -36,7 +38,7 @@
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
 #            ARCHS="80 90a" (GPUs to build for)  MARCH=native (CPU to build for)
 # Every program has a path: make build/BACKEND-PRECISION[-SAN][-COMPILER]/NAME
-.DEFAULT_GOAL := help
+help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
 .PHONY: compile_commands.json $(shell sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' Makefile)
 PRECISION ?= bf16
 MAKEFLAGS += --no-builtin-rules
@@ -58,15 +60,19 @@ backend    = $(firstword $(words))
 precision  = $(firstword $(filter fp32 fp64,$(subst _, ,$(@F))) $(word 2,$(words)))
 sanitizer  = $(subst $(space),$(comma),$(filter address leak thread undefined,$(words)))
 march      = $(or $(findstring x86-64-v3,$(@D)),$(findstring x86-64-v4,$(@D)),$(MARCH),native)
-OPT       ?= -O3 -march=$(march)
 # Tests: -O1, or -Og where few kernels are called, without debug information. This, less frequent garbage collection and
 # huge pages save an eighth of the compile time. For the emulator, test/emu replaces the toolkit's headers.
-CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra \
-             $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1)) $(math) -I. \
-             -g$(if $(is_test),0,1) $(if $(WERROR),-Werror) -fopenmp $(vendored) $(mpi_include) $(flags_$(backend)) \
-             $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g) \
-             $(precise) $(if $(findstring coverage,$(@D)),--coverage -fprofile-update=atomic -O1) -Wno-psabi
-flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -Og -rdynamic $(if $(filter train_gpt test_%,$(@F)),-g)
+quick      = $(if $(filter host_tests,$(@F)),-Og,$(if $(filter %_tests %_check,$(@F:kernel_tests=)),-O1))
+kind       = $(filter coverage debug dev,$(words))
+opt_coverage := -O1 --coverage -fprofile-update=atomic
+opt_debug := -O0 -g3
+opt_dev    = -O$(if $(filter ops.o,$(@F)),1,0) -g1
+OPT       ?= $(or $(opt_$(kind)),$(or $(quick),-O3) -g$(if $(is_test),0,1)) -march=$(march)
+CXXFLAGS  += -std=c++17 $(OPT) $(if $(filter g++%,$(compiler)),--param ggc-min-heapsize=1000000) -Wall -Wextra $(math) \
+             -I. $(if $(WERROR),-Werror) -fopenmp $(vendored) $(mpi_include) $(flags_$(backend)) $(precise) -Wno-psabi \
+             $(if $(sanitizer),-fsanitize=$(sanitizer) -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
+flags_emu  = -DBACKEND_EMU -Itest/emu -Wno-unknown-pragmas -rdynamic \
+             $(if $(filter coverage debug,$(kind)),,-Og $(if $(filter train_gpt test_%,$(@F)),-g))
 NVCCFLAGS += -std=c++17 -O3 -lineinfo -t 2 -DBACKEND_CUDA -I. $(vendored) $(mpi_include) $(precise) \
              $(if $(WERROR),-Werror all-warnings) $(foreach a,$(ARCHS:90=90a),-gencode=arch=compute_$a,code=sm_$a) \
              -Xcompiler -march=$(march),-fopenmp,-Wall,-Wextra,-Wno-parentheses,$(subst $(space),$(comma),$(math))
@@ -117,6 +123,14 @@ build/%: $$(sources) Makefile | deps$$(if $$(is_test),-test)
 	    -MMD -MP -MF $@.d -MT $@ -c -o $@.o $(addprefix -include ,$(filter-out $(lastword $(sources)),$(sources))) \
 	    $(lastword $(sources))
 	@$(command) $@.o -o $@ $(LDFLAGS) $(LDLIBS) && rm $@.o
+# Development on a CPU: three units, which train_gpt.cu includes otherwise
+dev_build := $(if $(filter cpu,$(BACKEND)),$(build:-dev=)-dev)
+units     := $(if $(dev_build),$(patsubst %,$(dev_build)/%.o,train_gpt ops host_commands))
+$(units): $(dev_build)/%.o: $$(or $$(wildcard dev/units/$$*.cpp),train_gpt.cu) Makefile | deps
+	@scripts/build_step.sh $@ $(call command,,-x c++) $(if $(filter train_gpt.o,$(@F)),-DSEVERAL_UNITS $(version)) \
+	    -MMD -MP -MF $@.d -MT $@ -c -o $@ $<
+$(addsuffix /train_gpt,$(dev_build)): $(units)
+	@$(command) $(units) -o $@ $(LDFLAGS) $(LDLIBS)
 fuzzers := $(patsubst test/fuzz/%.cpp,build/fuzz/%,$(wildcard test/fuzz/fuzz_*.cpp))
 $(fuzzers): build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
 	@echo "building $@" && mkdir -p $(@D) && clang++ $< -std=c++17 -O1 -g -Wall -Wextra -Werror -MMD -MP -o $@ \
@@ -124,10 +138,10 @@ $(fuzzers): build/fuzz/%: test/fuzz/%.cpp Makefile | deps-clang
 build/%.d: ;
 -include $(wildcard build/*/*.d)
 
-help: ; @awk '/^\#/ { sub(/^\# ?/, ""); print; next } { exit }' Makefile
 deps: deps-build
 deps-%: ; $(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
+dev debug: %: $(build)-%/train_gpt ; @ln -sf $< train_gpt
 compile_commands.json: ; @scripts/compile_commands.py
 install: $(or $(TRAIN_GPT),$(build)/train_gpt) ; @scripts/install.sh $< "$(DESTDIR)$(or $(PREFIX),/usr/local)"
 quickstart: deps-quickstart train_gpt ; @TRAIN_GPT=./train_gpt scripts/quickstart.sh

@@ -69,7 +69,7 @@ clang_warnings=(-Wcomma -Wshadow -Wshorten-64-to-32 -Wcast-qual -Wextra-semi -Wu
     -Wnon-virtual-dtor -Wno-pass-failed)
 gcc_warnings=(-Wduplicated-cond -Wlogical-op -Wredundant-decls -Wextra-semi)
 lint_warnings() {
-    local bad=0 precision
+    local bad=0 precision unit
     for precision in BF16 FP32; do
         clang++ -x c++ "${language[@]}" "-DPRECISION_$precision" -fsyntax-only -Wall -Wextra "${clang_warnings[@]}" -Werror \
             train_gpt.cu || bad=1
@@ -77,7 +77,11 @@ lint_warnings() {
     # A GPU product's operands are pointers to const, even its outputs.
     clang++ -x c++ "${language[@]}" -DBACKEND_EMU -isystem test/emu -Wno-unknown-pragmas -fsyntax-only -Wall -Wextra \
         "${clang_warnings[@]}" -Wno-cast-qual -Werror train_gpt.cu || bad=1
-    "$CXX" -x c++ "${language[@]}" -fsyntax-only -Wall -Wextra -Wno-psabi "${gcc_warnings[@]}" -Werror train_gpt.cu || bad=1
+    # As `make dev` compiles them.
+    for unit in "-DSEVERAL_UNITS train_gpt.cu" dev/units/ops.cpp dev/units/host_commands.cpp; do
+        # shellcheck disable=SC2086
+        "$CXX" -x c++ "${language[@]}" -fsyntax-only -Wall -Wextra -Wno-psabi "${gcc_warnings[@]}" -Werror $unit || bad=1
+    done
     return $bad
 }
 
