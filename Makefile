@@ -139,7 +139,8 @@ build/%.d: ;
 -include $(wildcard build/*/*.d)
 
 deps: deps-build
-deps-%: ; $(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $* $(if $(findstring clang,$(compiler)),clang))
+deps-%:
+	$(if $(NODEPS)$(DEPS_ARE_HERE),,@scripts/install_deps.sh $(subst +, ,$*) $(findstring clang,$(compiler)))
 train_gpt: $(build)/train_gpt ; @ln -sf $< $@
 dev debug: %: $(build)-%/train_gpt ; @ln -sf $< train_gpt
 compile_commands.json: ; @scripts/compile_commands.py
@@ -172,7 +173,7 @@ $(gpu_bf16)/tests/train_gpt: $(gpu_bf16)/gpu_tests ; @mkdir -p $(@D) && ln -f $<
 for_scripts  := $(if $(scripts),$(gpu_trainer) $(build)/train_gpt $(parity) $(comm)) \
                 $(if $(findstring ladders,$(scripts)),$(ladders))
 
-test test-all: deps deps-test deps-quickstart deps-chaos
+test test-all: deps-test+quickstart+chaos
 	@$(if $(strip $(programs) $(scripts)),,$(error FILTER=$(FILTER): no test has that in its name))
 	@$(MAKE) -s --no-print-directory -j2 DEPS_ARE_HERE=1 $(for_scripts) $(programs)
 	@TRAIN_GPT=$(build)/train_gpt GPU_TRAIN_GPT=$(gpu_trainer) COMM_CHECK="$(comm)" PARITY_CHECK="$(parity)" \
