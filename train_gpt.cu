@@ -8,8 +8,9 @@ files, processes, options. In reading order:
   3  one block                    block_forward next to block_backward
   4  the whole model              embed, head, model_forward, model_backward
   5  one training step            train_step: micro-batches, loss scale, clipping, update
-  6  inference                    evaluate; Generator with its key/value cache
-  7  commands                     train, tune, sweep, generate, serve, eval; main
+  6  the loop over steps          training_loop: step, validation, tasks, sample of text, checkpoint
+  7  a run                        train, main
+Generation, scoring and the other commands use these functions through llmc/gpt/gpt.h.
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
 QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
@@ -41,71 +42,54 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
 #endif
-#include "llmc/model/arena.h"                 // HostSide, wait_for_device
+#include "llmc/model/arena.h"                 // HostSide
 #include "llmc/model/model_config.h"          // ModelConfig, Norm, Position, QkNorm
 #include "llmc/model/mesh.h"                  // Mesh, Axis, LocalSizes
 #include "llmc/model/parameters.h"            // TensorSpec, RowBlock, Init, Matrix
-#include "llmc/model/lora.h"                  // the adapters of Model::lora
-#include "llmc/model/adapters.h"              // Model::virtual_tokens
-#include "llmc/model/fp8_training.h"          // Fp8Training, fp8_index, begin_step_in_fp8
+#include "llmc/model/fp8_training.h"          // Fp8Training, begin_step_in_fp8
 #include "llmc/model/preference.h"            // AnswerPair, Model::preference
 #include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, fp8_suffices, bf16_of
-#include "llmc/model/decoder.h"               // generate, KvCacheShape, NextToken
-#include "llmc/tokenizer/tokenizer.h"         // Tokenizer
+#include "llmc/model/decoder.h"               // generate, KvCacheShape
 #include "llmc/data/dataloader.h"             // Batch, DataLoader
-#include "llmc/data/tasks.h"                  // Request, Score, Task, TaskRequests
 #include "llmc/parallel/world.h"              // World: the processes
 #include "llmc/parallel/comm.h"               // be::all_reduce, ...
-#include "llmc/parallel/node_text.h"          // text_of_node
-#include "llmc/optimizer/zero.h"              // GradientReducer
-#include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction, split_layers
-#include "llmc/parallel/ranks.h"              // Ranks, join_groups, place_rank, reduce_sums
+#include "llmc/parallel/pipeline_schedule.h"  // pipeline_schedule, Direction
+#include "llmc/parallel/ranks.h"              // Ranks, reduce_sums
 #include "llmc/parallel/pipeline_links.h"     // PipelineLinks
+#include "llmc/optimizer/zero.h"              // GradientReducer
 #include "llmc/optimizer/elementwise.h"       // update_elementwise
 #include "llmc/optimizer/weight_average.h"    // update_average
 #include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
 #include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
-#include "llmc/gpt/pass.h"                    // Pass
+#include "llmc/gpt/pass.h"                    // Pass, upload, clear_sums, read_sums
 #include "llmc/gpt/linear.h"                  // linear_forward, linear_backward, output_for
+#include "llmc/gpt/gpt.h"                     // declarations of the functions here that other headers call
+#include "llmc/gpt/generator.h"               // Generator, with its key/value cache
 #include "llmc/report/logger.h"               // StepStats
-#include "llmc/options/config.h"              // TrainOptions, ...
+#include "llmc/options/config.h"              // TrainOptions
 #include "llmc/options/schedule.h"            // Schedule
 #include "llmc/checkpoint/run_directory.h"    // RunLock
 #include "llmc/checkpoint/agreement.h"        // describe_overrides
-#include "llmc/checkpoint/load_state.h"       // load_parameters, load_weights_and_moments
 #include "llmc/checkpoint/training_state.h"   // TrainingState
-#include "llmc/plan/from_options.h"           // configure_model, layout_of, fp8_start
-#include "llmc/plan/measured_step.h"          // MicroBatchShape, measured_step_seconds
-#include "llmc/plan/machine.h"                // peak_of_all
-#include "llmc/infer/training_tasks.h"        // TrainingTasks
-#include "llmc/infer/inference.h"             // InferenceRun, read_prompts, generate_completions
-#include "llmc/infer/serve.h"                 // ModelServer
-#include "llmc/infer/evaluation.h"            // score_requests, evaluate_tasks
-#include "llmc/infer/written_answers.h"       // generate_answers
+#include "llmc/infer/scoring.h"               // task_functions
+#include "llmc/infer/inference.h"             // prompt_tokens
 #include "llmc/run/diagnostics.h"             // hash_gradients
-#include "llmc/run/resume.h"                  // check_same_everywhere
 #include "llmc/run/timetable.h"               // Timetable
-#include "llmc/run/run.h"                     // Run, set_up, open_data
+#include "llmc/run/run.h"                     // Run, set_up
 #include "llmc/run/reference.h"               // find_reference
-#include "llmc/run/describe_run.h"            // describe_run, describe_plan
 #include "llmc/run/trainer.h"                 // TrainerBase, which Trainer extends
+#include "llmc/run/plan_run.h"                // plan_run, load_model
 #include "llmc/run/training_log.h"            // TrainingLog
 #include "llmc/run/training_loop.h"           // TrainingLoop: decisions, saves, logs
-#include "llmc/search/sweep.h"                // Sweep
-#include "llmc/search/tune.h"                 // tune_layouts
-#include "llmc/search/tune_inference.h"       // tune_inference
+#include "llmc/commands/model_commands.h"     // tune, sweep, generate, serve, eval
 #include "llmc/commands/program.h"            // run_program, with the commands that need no model
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 1  The model's memory: planned by purpose, allocated at once, then pointed to. model.h has the structs, with each tensor's
 //    shape: a block's activations of a micro-batch, its matrices and norms, and buffers shared by all blocks.
 
-// Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
-// to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches:
-// all numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Refuses more
-// than INT_MAX rows.
-static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
-                        const std::vector<int>& micro_batches = {1}) {
+void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache,
+                 const std::vector<int>& micro_batches) {
     T += m.c.virtual_tokens.count;
     if ((int64_t)B * T > INT_MAX)
         fail_usage("--micro-batch-size %d x --seq-length %d exceeds the maximum of %d tokens per pass; HINT: a smaller one", B,
@@ -136,26 +120,8 @@ static void plan_memory(Model& m, Recompute recompute, int B, int T, int head_ro
     if (cache.sequences) plan_cache(m);
 }
 
-// Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
-static int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
-    const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
-    return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
-}
-
-// Advice for when memory does not suffice: in training, and in scoring or generation.
-constexpr const char* advice_training =
-    be::memory_is_host
-        ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"
-        : "a smaller --micro-batch-size or --seq-length, --recompute full, --offload optimizer, fewer --head-rows, or a "
-          "smaller model";
-constexpr const char* advice_inference =
-    "fewer or shorter texts at a time, a smaller model or, with generate and eval, more ranks (--tp)";
-
-static size_t host_memory_for(const Model& m) {
-    return memory_for_rank(*m.ranks, m.arena.bytes_on_host(), cpu::available_memory());
-}
 // Allocates the planned memory, fills in constants, and sets all pointers that are views of other tensors.
-static void allocate(be::Ctx& ctx, Model& m) {
+void allocate(be::Ctx& ctx, Model& m) {
     const bool trains = m.recompute != Recompute::inference;
     m.arena.allocate(host_memory_for(m), trains ? advice_training : advice_inference);
     const ModelConfig& c = m.c;
@@ -190,7 +156,7 @@ static void allocate(be::Ctx& ctx, Model& m) {
 // 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1; each
 //    times the tensor's factor (parametrization.h).
-static void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
+void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
     if (m.frozen) initialize_adapters(ctx, m, seed);
     for (const TensorSpec& t : m.model_table().rows) {
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
@@ -228,8 +194,7 @@ static void add_norm_forward(const Pass& p, const NormLayer& norm, floatX* sum, 
     forward(p.ctx, out, stats, sum, inp, add, norm.params, p.local_rows());
 }
 // out = norm(inp)
-static void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats,
-                         const floatX* inp) {
+void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats, const floatX* inp) {
     add_norm_forward(p, norm, nullptr, out, stats, inp, nullptr);
 }
 
@@ -430,7 +395,7 @@ static BlockActivations block_activations(const Pass& p, int i) {
 }
 
 // Block i of the micro-batch's chunk, from x[i] to x[i+1].
-static void block_forward(const Pass& p, int i) {
+void block_forward(const Pass& p, int i) {
     const Block& b = p.m.blocks[p.in.first_block + i];
     const BlockActivations s = block_activations(p, i);
     const Output norm1 = output_for(p, b.qkv(), s.norm1), norm2 = output_for(p, b.fc1(), s.norm2);
@@ -493,51 +458,10 @@ static void block_backward(const Pass& p, int i) {
 // ---------------------------------------------------------------------------------------------------------------------------
 // 4  The whole model
 
-// Uploads a batch into the micro-batch `to`; returns its pass. Puts the model's virtual tokens in front of sequences that start
-// in the batch. Parts that the batch lacks are not sent. Defaults that callers may change: no dropout, no cache, gradients are
-// added.
-static Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
-    const bool begins = given.begins && m.c.virtual_tokens.on();
-    const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
-    const Batch& batch = begins ? behind : given;
-    const auto send = [&](int* place, const std::vector<int>& from) {
-        be::upload(ctx, place, from.data(), from.size() * sizeof(int));
-    };
-    send(to.tokens, batch.tokens);
-    send(to.targets, batch.targets);
-    send(to.positions, batch.positions);
-    send(to.doc_start, batch.doc_start);
-    if (m.c.window) send(to.window_start, batch.first_keys(m.c.window));
-    to.pairs = batch.pairs;
-    to.virtual_rows = begins ? batch.virtual_rows() : std::vector<int>();
-    to.B = batch.B;
-    to.T = batch.T;
-    to.masks_documents = !batch.doc_start.empty();
-    to.cache = nullptr;
-    to.gradients = Acc::Add;
-    to.drops = false;
-    const Pass pass = {ctx, m, to};
-    CHECK((size_t)pass.local_rows() <= planned_rows(m, (size_t)m.a.B * m.a.T), "%d x %d rows", to.B, to.T);
-    return pass;
-}
-
-static void clear_sums(be::Ctx& ctx, Model& m) {
-    const LossSums none;
-    be::upload(ctx, m.a.sums, &none, sizeof none);
-    m.a.pair_sums = none.pair_sums;
-}
-// Waits for the ops before it.
-static LossSums read_sums(be::Ctx& ctx, const Model& m) {
-    LossSums sums;
-    be::download(ctx, &sums, m.a.sums, sizeof sums);
-    sums.pair_sums = m.a.pair_sums;
-    return sums;
-}
-
 // Clears the gradients that a step only adds to: vectors and embeddings. The first micro-batch's products set the gradients of
 // the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. In
 // bf16 the first micro-batch sets all.
-static void begin_gradients(be::Ctx& ctx, Model& m) {
+void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.micro_grads.used()) return;
     if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
     const bool set_by_head = m.c.tied && m.table.part.last;
@@ -547,7 +471,7 @@ static void begin_gradients(be::Ctx& ctx, Model& m) {
 }
 
 // Each tp rank has some rows of the vocabulary, and outputs zero for other tokens; the first rank adds the positions.
-static void embed_forward(const Pass& p) {
+void embed_forward(const Pass& p) {
     const Model& m = p.m;
     const ModelConfig& c = m.c;
     floatX* embedded = c.embedding_norm ? p.in.embedded : p.in.x[0];
@@ -605,7 +529,7 @@ static void compare_answers(const Pass& p) {
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
 // output. Adds to the model's sums. For pairs of answers a row's gradient depends on the losses of all rows, so a first pass
 // computes them; logits that all fit in memory at once are not computed again.
-static void head(const Pass& p, real loss_scale, real z_coef, bool training) {
+void head(const Pass& p, real loss_scale, real z_coef, bool training) {
     Model& m = p.m;
     Activations& a = m.a;
     const int N = p.N(), C = m.c.C;
@@ -657,7 +581,7 @@ static void model_forward(const Pass& p, Need need) {
         block_forward(p, i);
     }
 }
-static void model_forward(const Pass& p) {
+void model_forward(const Pass& p) {
     model_forward(p, [](size_t) {});
 }
 
@@ -672,6 +596,9 @@ static void model_backward(const Pass& p, Finished finished) {
     }
     if (p.in.first && (p.m.g.wte || p.m.virtual_tokens.on())) embed_backward(p);
 }
+void model_backward(const Pass& p) {
+    model_backward(p, [](int) {});
+}
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // 5  One training step
@@ -684,12 +611,6 @@ struct Trainer : TrainerBase {
             const TrainingState& position, const std::string& checkpoint = "")
         : TrainerBase(ctx, model, o, schedule, data, position, checkpoint), m(model) {}
 };
-
-static PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
-    std::vector<size_t> in_flight;  // micro-batches, by chunk
-    for (const auto& chunk : m.a.micro_batches) in_flight.push_back(chunk.size());
-    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), in_flight);
-}
 
 // Forward and backward over this rank's micro-batches of a global batch, in the pipeline's order: sets grads and the sums.
 // Calls finished(block) when a block's gradients are complete. Returns false if the run is to stop: all micro-batches already
@@ -864,102 +785,12 @@ static std::optional<StepStats> train_step(Trainer& t) {
     return stats;
 }
 
-// A whole step on random tokens, for timing: forward, backward, norm, clipping, AdamW.
-class RandomStep {
-public:
-    double forward = 0, backward = 0, update = 0;  // seconds of the last step
-
-    // random: initialises the weights. Otherwise they are zero, which saves drawing them and does not change the time of a
-    // step.
-    // fp8: every step is in FP8 (hybrid), the first one with current scales, later ones with delayed scales, as in training.
-    RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true, bool fp8 = false)
-        : ctx_(ctx), m_(c) {
-        m_.fp8.recipe.on = fp8;
-        if (fp8) m_.fp8.blocks.assign((size_t)c.L, true);
-        if (fp8) scales_ = Fp8State(m_.fp8.recipe, c.L);
-        plan_memory(m_, recompute, B, T, choose_head_rows(ctx, m_.local, (int64_t)B * T));
-        allocate(ctx, m_);
-        if (random) initialize(ctx, m_, 1);
-        batch_.B = B;
-        batch_.T = T;
-        for (int i = 0; i < B * T; i++) {
-            batch_.tokens.push_back((int)(i * 2654435761u % c.V));
-            batch_.targets.push_back((int)((i + 1) * 2654435761u % c.V));
-            batch_.positions.push_back(i % T);
-        }
-    }
-
-    // One micro-batch; the first of a step sets the gradients, later ones add to them.
-    void micro_batch(Acc gradients = Acc::Set) {
-        double start = monotonic_seconds();
-        const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch());
-        pass.in.gradients = gradients;
-        pass.in.drops = true;
-        if (gradients == Acc::Set) begin_gradients(ctx_, m_);
-        clear_sums(ctx_, m_);
-        model_forward(pass);
-        lap(forward, start);
-        head(pass, real(1.0 / (batch_.B * batch_.T)), 0, true);
-        model_backward(pass, [](int) {});
-        lap(backward, start);
-    }
-    void run() {
-        const std::vector<int>& layers = m_.table.part.layers;
-        begin_step_in_fp8(ctx_, m_.fp8, scales_, layers, steps_, 0, 0);
-        micro_batch();
-        double start = monotonic_seconds();
-        const double norm = std::sqrt(be::sum_of_squares(ctx_, m_.grads, m_.table.size));
-        be::adamw(ctx_, m_.params, m_.master_low_bits, m_.exp_avg, m_.exp_avg_sq, m_.grads, m_.table.size,
-                  {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, (real)std::min(1.0, 1 / norm), ++steps_}, Rounding());
-        if (m_.fp8.recipe.on) scales_.update(measured_amax(ctx_, m_.fp8, layers, scales_.scales.size()));
-        lap(update, start);
-    }
-
-    // The bytes that a RandomStep on micro-batches of this shape would allocate.
-    static size_t planned_bytes(be::Ctx& ctx, const MicroBatchShape& shape, Recompute recompute) {
-        Model m(shape.c);
-        plan_memory(m, recompute, shape.B, shape.T, choose_head_rows(ctx, m.local, (int64_t)shape.B * shape.T));
-        return m.arena.bytes();
-    }
-    size_t planned_bytes() const { return m_.arena.bytes(); }
-    size_t parameters() const { return m_.table.size; }
-
-private:
-    void lap(double& part, double& start) {  // also waits, which costs a GPU some microseconds of a step
-        wait_for_device(ctx_);
-        part = monotonic_seconds() - start;
-        start = monotonic_seconds();
-    }
-
-    be::Ctx& ctx_;
-    Model m_;
-    Fp8State scales_;
-    Batch batch_;
-    int64_t steps_ = 0;
-};
-
 // ---------------------------------------------------------------------------------------------------------------------------
-// 6  Inference
+// 6  The loop over steps
 
-// The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last chunk.
-template <class Last>
-static void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Batch& batch, int i, Last last) {
-    for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
-        const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, i));
-        links.receive_input(pass.in.x[0], pass.stream_size(), chunk, i);
-        model_forward(pass);
-        links.send_output(pass.in.out(), pass.stream_size(), chunk, i);
-        if (pass.in.last) last(pass);
-    }
-}
-
-// Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks process micro-batches in turn.
-// stop() is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs)
-// receives the pairs of each micro-batch on the ranks that have the head.
-template <class Stop>
-static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
-                                                     Stop stop,
-                                                     const std::function<void(const std::vector<AnswerPair>&)>& compared = {}) {
+std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
+                                              const std::function<bool()>& stop,
+                                              const std::function<void(const std::vector<AnswerPair>&)>& compared) {
     const Mesh& mesh = m.ranks->mesh;
     Batch batch;
     std::vector<LossSums> sums;
@@ -981,403 +812,6 @@ static std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, con
         sums.push_back(reduce_sums(*m.ranks, read_sums(ctx, m)));
     }
     return sums;
-}
-
-// Moves n scored rows to the front of the head's input, `to`. They must ascend: then a row's destination never lies after its
-// source, and none is overwritten before it is read. With sequence parallelism each rank copies the rows that it has, and a sum
-// over the ranks, which leave the others zero, gives all of them to each; `to` must then be other memory.
-static void move_scored_rows(const Pass& p, floatX* to, const ScoredRow* rows, size_t n) {
-    const size_t C = p.m.c.C, row_bytes = C * sizeof(floatX);
-    const auto copy = [&](floatX* out, const floatX* inp, size_t count) {
-        if (out != inp) be::copy_rows(p.ctx, out, row_bytes, inp, row_bytes, row_bytes, count);
-    };
-    if (!p.m.ranks->sequence_parallel) {
-        for (size_t i = 0; i < n; i++) copy(to + i * C, p.in.out() + rows[i].row * C, 1);
-        return;
-    }
-    const size_t held = (size_t)p.local_rows(), rank = (size_t)p.m.ranks->mesh.tp.rank, tp = (size_t)p.m.local.tp_size;
-    CHECK(p.cut_rows(), "%d rows are not divided over %zu ranks", p.N(), tp);
-    be::clear(p.ctx, p.m.a.all_rows, n * row_bytes);
-    for (size_t i = 0; i < n; i++)
-        if (rows[i].row / held == rank) copy(p.m.a.all_rows + i * C, p.in.out() + rows[i].row % held * C, 1);
-    be::all_reduce(p.ctx, p.m.ranks->tp, p.m.a.all_rows, n * C);
-    const bool cut = n % tp == 0;  // as the head's pass will be
-    copy(to, p.m.a.all_rows + (cut ? rank * (n / tp) * C : 0), cut ? n / tp : n);
-}
-
-// Only the scored rows go through the head, at most head_rows at a time.
-static void score_rows(const Pass& p, const std::vector<ScoredRow>& rows, std::vector<Score>& scores) {
-    be::Ctx& ctx = p.ctx;
-    Model& m = p.m;
-    const bool cut = m.ranks->sequence_parallel;
-    const size_t most = cut ? std::min(m.a.head_rows, p.local_rows()) : m.a.head_rows;
-    MicroBatch scored = p.in;
-    if (cut) scored.x.back() = m.a.branch_out;
-    Batch batch;
-    batch.begins = false;
-    batch.B = 1;
-    std::vector<int>& targets = batch.targets;
-    for (size_t first = 0; first < rows.size(); first += targets.size()) {
-        const size_t n = std::min(most, rows.size() - first);
-        move_scored_rows(p, scored.out(), &rows[first], n);
-        targets.clear();
-        for (size_t i = 0; i < n; i++) targets.push_back(rows[first + i].target);
-        batch.T = (int)n;
-        head(upload(ctx, m, batch, scored), 0, 0, false);
-        HostSide<real> loss(ctx, m.a.loss, n);
-        loss.download();
-        const std::vector<int> best = most_likely_tokens(ctx, *m.ranks, m.local, m.a.logits, m.a.statistics, n);
-        for (size_t i = 0; i < n; i++) {
-            Score& s = scores[rows[first + i].request];
-            s.log_likelihood -= loss.data()[i];
-            s.greedy = s.greedy && best[i] == targets[i];
-        }
-    }
-}
-
-// The log-likelihoods of the requests' continuations; updates a progress line, if there is one.
-static std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, const std::vector<Request>& requests,
-                                                        Progress* progress, const std::function<bool()>& stop) {
-    PipelineLinks links = pipeline_links(ctx, m);
-    int i = 0;
-    const auto run = [&](const ScoringPass& scored, std::vector<Score>& scores) {
-        forward_only(ctx, m, links, scored.batch, i++, [&](const Pass& pass) { score_rows(pass, scored.rows, scores); });
-    };
-    return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run, stop);
-}
-
-// Generates several sequences at a time, one token each per step, for a Decoder. The activations of `m` serve as scratch. All
-// ranks that share a model take part and get the same logits.
-class Generator {
-public:
-    Generator(be::Ctx& ctx, Model& m)
-        : ctx_(ctx), m_(m), links_(pipeline_links(ctx, m)), cache_(m.cache), lengths_((size_t)cache_.shape.sequences) {
-        CHECK(cache_.keys, "no key/value cache was planned");
-        CHECK(sequences() == 1 || !m.ranks->sequence_parallel, "rows of several sequences are not cut");
-    }
-
-    int sequences() const { return cache_.shape.sequences; }
-    int capacity() const { return cache_.shape.tokens; }
-    int length(int sequence) const { return lengths_[(size_t)sequence]; }
-
-    // Restarts a sequence with a prompt that fits the context (if it fills it, nothing can be appended): one pass over the
-    // virtual tokens and as many prompt tokens as the activations hold, then the others one by one.
-    void prompt(int sequence, const std::vector<int>& tokens) {
-        const int n = (int)tokens.size(), before = m_.c.virtual_tokens.count;
-        int at_once = std::min(before + n, m_.a.B * m_.a.T);
-        if (m_.ranks->sequence_parallel) at_once = std::max(1, at_once - at_once % m_.local.tp_size);  // rows that can be split
-        CHECK(n >= 1 && before + n <= capacity() && at_once >= before, "a prompt of %d tokens", n);
-        batch_.begins = true;
-        batch_.B = 1;
-        batch_.T = at_once - before;
-        batch_.tokens.assign(tokens.begin(), tokens.begin() + batch_.T);
-        batch_.positions.resize((size_t)batch_.T);
-        std::iota(batch_.positions.begin(), batch_.positions.end(), 0);
-        pass(nullptr, sequence);
-        lengths_[(size_t)sequence] = at_once;
-        for (int i = batch_.T; i < n; i++) append({{sequence, tokens[(size_t)i]}});
-    }
-
-    // Appends one token to each of some sequences, in one pass.
-    void append(const std::vector<NextToken>& next) {
-        batch_.begins = false;
-        batch_.B = (int)next.size();
-        batch_.T = 1;
-        batch_.tokens.clear();
-        batch_.positions.clear();
-        std::vector<int> sequences;
-        for (const auto& [sequence, token] : next) {
-            CHECK(length(sequence) < capacity(), "the context is full");
-            sequences.push_back(sequence);
-            batch_.tokens.push_back(token);
-            batch_.positions.push_back(lengths_[(size_t)sequence]++);
-        }
-        be::upload(ctx_, cache_.sequences, sequences.data(), sequences.size() * sizeof(int));
-        pass(&cache_, 0);
-    }
-
-    // (rows, V) logits of the next token after each row of the last append(), or after the last prompt.
-    const std::vector<float>& logits() {
-        const ModelConfig& c = m_.c;
-        Activations& a = m_.a;
-        const int Vpl = m_.local.Vpl;
-        const size_t rows = (size_t)rows_, all = rows * (size_t)c.Vp;
-        const SteadyRows steady(ctx_, sequences());
-        if (m_.table.part.last) {
-            MicroBatch in;
-            in.B = rows_;
-            in.T = 1;
-            floatX* mine = a.next_logits + (size_t)m_.ranks->mesh.tp.rank * rows * Vpl;
-            norm_forward({ctx_, m_, in}, m_.final_norm, a.final_norm, a.final_stats, a.branch_out);
-            be::linear_forward(ctx_, mine, a.final_norm, m_.p.head, nullptr, rows_, c.C, Vpl);
-            be::all_gather(ctx_, m_.ranks->tp, a.next_logits, mine, rows * Vpl);
-        } else be::clear(ctx_, a.next_logits, all * sizeof(floatX));
-        be::all_reduce(ctx_, m_.ranks->pp, a.next_logits, all);  // the other stages add zero
-        HostSide<floatX> host(ctx_, a.next_logits, all);
-        host.download();
-        logits_.resize(rows * c.V);
-        const float cap = (float)c.logit_softcap;
-        cpu::parallel_tasks(rows, [&](size_t row) {
-            float* out = &logits_[row * c.V];
-            for (int first = 0; first < c.V; first += Vpl)
-                std::copy_n(host.data() + first / Vpl * rows * Vpl + row * Vpl, std::min(Vpl, c.V - first), out + first);
-            for (int i = 0; cap > 0 && i < c.V; i++) out[i] = cap * std::tanh(out[i] / cap);
-        });
-        return logits_;
-    }
-
-private:
-    // While this exists, a row of several sequences has the same bits regardless of the other rows; and products of new shapes,
-    // which few prompts share, are not timed.
-    struct SteadyRows {
-        SteadyRows(be::Ctx& c, int sequences) : ctx(c) {
-            ctx.steady_rows = sequences > 1 ? sequences : 0;
-            ctx.autotune = false;
-        }
-        ~SteadyRows() {
-            ctx.steady_rows = 0;
-            ctx.autotune = true;
-        }
-        be::Ctx& ctx;
-    };
-
-    // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in branch, on
-    // the last stage. cache: null for a prompt of `sequence`.
-    void pass(KeyValueCache* cache, int sequence) {
-        rows_ = cache ? batch_.B : 1;
-        const SteadyRows steady(ctx_, sequences());
-        for (int chunk = 0; chunk < (int)m_.a.micro_batches.size(); chunk++) {
-            const Pass pass = upload(ctx_, m_, batch_, m_.a.micro_batch(chunk, passes_));
-            MicroBatch& in = pass.in;
-            in.cache = cache;
-            links_.receive_input(in.x[0], pass.stream_size(), chunk, passes_);
-            if (in.first) embed_forward(pass);
-            for (int i = 0; i < (int)in.blocks.size(); i++) {
-                block_forward(pass, i);
-                if (!cache) keep_keys_and_values(in, i, sequence);
-            }
-            links_.send_output(in.out(), pass.stream_size(), chunk, passes_);
-            if (in.last) keep_last_rows(pass);
-        }
-        passes_ = (passes_ + 1) % 1000;
-    }
-
-    void keep_keys_and_values(const MicroBatch& in, int i, int sequence) {
-        const size_t bytes = cache_.row * sizeof(floatX), stride = m_.local.QKVl * sizeof(floatX);
-        const floatX* keys = in.blocks[i].qkv + (size_t)m_.local.NHl * m_.c.HS();
-        const AttentionCache to = cache_.of(in.first_block + i, sequence);
-        be::copy_rows(ctx_, to.keys, bytes, keys, stride, bytes, in.N());
-        be::copy_rows(ctx_, to.values, bytes, keys + cache_.row, stride, bytes, in.N());
-    }
-
-    void keep_last_rows(const Pass& p) {
-        const size_t C = (size_t)m_.c.C, bytes = C * sizeof(floatX);
-        const floatX* last = gather_from_sequence_parallel(p, p.in.out(), p.local_rows(), m_.c.C) + (size_t)(p.N() - rows_) * C;
-        be::copy_rows(ctx_, m_.a.branch_out, bytes, last, bytes, bytes, (size_t)rows_);
-    }
-
-    be::Ctx& ctx_;
-    Model& m_;
-    PipelineLinks links_;
-    KeyValueCache& cache_;
-    std::vector<int> lengths_;  // tokens in each sequence
-    int rows_ = 0;              // rows whose logits are wanted
-    int passes_ = 0;
-    Batch batch_;
-    std::vector<float> logits_;
-};
-
-// ---------------------------------------------------------------------------------------------------------------------------
-// 7  Commands
-
-// Chooses this rank's blocks that are computed in FP8, and how.
-static void choose_fp8_blocks(const be::Ctx& ctx, Model& m, const TrainOptions& o, bool after_bf16) {
-    Fp8Training& f = m.fp8;
-    f.recipe = fp8_recipe(o);
-    f.after_bf16 = after_bf16;
-    f.fast_accumulation = !o.no_fp8_fast_accumulation;
-    f.fast_backward = o.fp8_fast_backward;
-    f.keeps_transposes = o.fp8_weight_transpose != "on-the-fly";
-    if (f.recipe.on) f.blocks = blocks_in_fp8(ctx, o, m.c, m.table.part);
-}
-
-// The memory of one rank for a run of `steps` with the options `o`: the run's own, or alternatives that it plans with.
-static std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, const Schedule& steps, const ModelConfig& c,
-                                         std::shared_ptr<Ranks> ranks) {
-    const std::vector<int> stages = layers_of_stages(o, c, ranks->mesh);
-    auto m = std::make_unique<Model>(c, std::move(ranks), stages);
-    m->grads.type = element_type(o.main_grads_dtype, ElementType::bf16);
-    m->exp_avg.type = element_type(o.exp_avg_dtype, ElementType::signed8);
-    m->exp_avg_sq.type = element_type(o.exp_avg_sq_dtype, ElementType::unsigned8);
-    m->optimizer = &optimizer_row(o.optimizer);
-    m->muon.recipe = muon_recipe(o);
-    m->preference = preference_of(o);
-    if (o.recompute_num_layers) m->recomputed = o.recompute_num_layers;
-    m->recompute_others = recompute_policy(o.recompute_other_layers);
-    m->offloads = offloads_optimizer(o);
-    m->offloads_gradients = offloads_gradients(o, m->ranks->mesh.world.size);
-    m->averages = o.ema_decay > 0;
-    m->examines = o.log_health_interval > 0;
-    // A rollback may lead back to steps in bf16.
-    const int64_t start = fp8_start(o, run.state);
-    choose_fp8_blocks(run.ctx, *m, o, run.state.step < start || (start > 0 && o.on_spike == "rollback"));
-    const int B = o.micro_batch_size, T = o.seq_length;
-    AttentionShape attention = m->attention(B, T + c.virtual_tokens.count);
-    attention.dropout.rate = (real)c.attention_dropout;
-    if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
-    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->local, (int64_t)B * T);
-    // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
-    const int sequences = run.tasks.any_written() && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
-    plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
-    m->plan_copy(m->arena, o.save_in_foreground);
-    return m;
-}
-
-// The memory of one rank of a pipeline stage, for options `o` on n ranks. A CPU build that plans for GPUs (--world) excludes
-// tensors that they keep in host memory.
-static RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
-    const Mesh mesh = make_mesh(n, 0, layout_of(o).tp, layout_of(o).pp, layout_of(o).vpp);
-    const Schedule steps = make_schedule(o, mesh.dp.size);
-    const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
-    const size_t on_host = m->arena.bytes_for_host();
-    const bool on_gpus = o.world || !be::memory_is_host, elsewhere = on_gpus && n > run.world.size();
-    return {m->arena.bytes() - (be::memory_is_host && o.world ? on_host : 0), on_host,
-            elsewhere ? nccl_memory(c, mesh, run.generates()) : NcclMemory()};
-}
-
-static std::vector<RankMemory> memory_of_stages(const Run& run, const TrainOptions& o, int n) {
-    const ModelConfig c = configure_model(o, run.tokenizer.get());
-    std::vector<RankMemory> memory;
-    for (int stage = 0; stage < layout_of(o).pp; stage++) memory.push_back(memory_of_stage(run, o, c, n, stage));
-    return memory;
-}
-
-// Decides --fp8-weight-transpose auto, the same on all ranks: the transposes are kept if they fit on each. `m`: this rank's
-// plan with transposes kept; it is replaced if they are not.
-static void choose_fp8_transposes(Run& run, std::unique_ptr<Model>& m) {
-    if (run.o.fp8_format.empty() || run.o.fp8_weight_transpose != "auto") return;
-    bool fits = true;
-    if (run.plans_elsewhere()) {
-        for (const RankMemory& needed : memory_of_stages(run, run.o, std::max(1, run.o.world)))
-            fits = fits && needed.device() <= planned_memory_bytes(run.o);
-    } else {
-        const size_t bytes = m->arena.bytes();
-        fits =
-            bytes <= (be::memory_is_host ? memory_for_rank(*run.ranks, bytes, be::available_memory()) : be::available_memory());
-        fits = largest_of_all_ranks(*run.ranks, {fits ? 0.0f : 1.0f})[0] == 0;
-    }
-    run.o.fp8_weight_transpose = fits ? "keep" : "on-the-fly";
-    if (!fits) m = plan_model(run, run.o, run.schedule, run.c, run.ranks);
-}
-
-// The time of a step of this run on this machine, measured with random tokens.
-static double measured_step_seconds(Run& run, Recompute recompute) {
-    const auto bytes = [&](const MicroBatchShape& part) { return RandomStep::planned_bytes(run.ctx, part, recompute); };
-    const auto begin = [&](const MicroBatchShape& part) {
-        return std::make_unique<RandomStep>(run.ctx, part.c, part.B, part.T, recompute, false);
-    };
-    return measured_step_seconds({run.c, run.o.micro_batch_size, run.o.seq_length}, run.schedule.final_batch, run.peak.flops,
-                                 std::min(be::available_memory() / 4, (size_t)2 << 30), bytes, begin);
-}
-
-// Plans the model of a run that is set up, opens its data, and describes both in run.table.
-static std::unique_ptr<Model> plan_run(Run& run) {
-    const TrainOptions& o = run.o;
-    run.begin("planning the memory");
-    warm_up(run.ctx, *run.ranks);
-    const size_t before = run.free_before_groups;  // 0: the GPU that is planned for is not this machine's
-    const size_t in_libraries = before ? before - std::min(before, be::available_memory()) : 0;
-    std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
-    choose_fp8_transposes(run, m);
-    const bool changed = run.c.attention_softcap > 0 || run.c.attention_dropout > 0;
-    if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
-        print_line(stderr, format("note: --nondeterministic-attention has no effect here: it requires bf16 on GPUs of compute "
-                                  "capability 9.0 and heads of 64 or 128, not heads of %d%s on %s",
-                                  run.c.HS(), changed ? " with a soft cap or dropout" : "", run.ctx.description().c_str()));
-    if (!o.dry_run) m->arena.check(host_memory_for(*m), advice_training);  // before minutes of ordering samples
-    open_data(run);
-    check_same_everywhere(run.world, o, m->a.head_rows, run.data);
-    run.begin("measuring how fast this machine computes");
-    run.peak = run.plans_elsewhere() ? planned_peak(o) : peak_of_all(run.world, run.ctx, o.device_tflops);
-    describe_run(run, {m->shards.buckets.size(), what_is_narrow(m->grads, m->exp_avg, m->exp_avg_sq), m->arena.purposes(),
-                       m->arena.bytes(), in_libraries,
-                       checkpoint_bytes(trained_table(run.c), run.texts, bytes_in_files(*m), o.ema_decay > 0)});
-    const MemoryOfStages plan = [&](const TrainOptions& p, int n) { return memory_of_stages(run, p, n); };
-    if (run.plans_elsewhere()) describe_plan(run, plan);
-    else if (o.dry_run && be::memory_is_host && run.world.size() == 1 && o.fp8_format.empty())
-        describe_time_here(run, measured_step_seconds(run, m->recompute));
-    describe_data(run);
-    if (o.dry_run) describe_shortage(run, plan);
-    run.phase.done();
-    return m;
-}
-
-// On GPUs: chooses the file that keeps cuBLASLt's algorithms, and whether they are timed.
-static void choose_gemm_cache(Run& run, const Model& m) {
-    if constexpr (!be::memory_is_host) {
-        const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
-        // Ranks that compute the same weights must choose the same algorithms, which timing does not guarantee: data-parallel
-        // replicas that each orthogonalise all matrices; and, if they do not share a file, tensor-parallel ranks that each
-        // compute whole bias gradients, or orthogonalise keys and values that several ranks hold.
-        bool alone = kept.empty() && run.o.gemm_cache.empty();
-        const Mesh& mesh = m.ranks->mesh;
-        for (int i = 0; i < mesh.tp.size; i++) alone |= !run.world.is_here(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
-        const bool replicas = (m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1) ||
-                              (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel));
-        const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
-        be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
-        // By all ranks, and kept until they end: allocating and freeing it are collective. Ranks without a file ignore it.
-        be::share_gemm_choices(run.ctx, text_of_node(run.world));
-    }
-}
-
-// Allocates the planned memory and fills it: with the checkpoint's weights and moments, a model's weights, or new ones.
-static void load_model(Run& run, Model& m) {
-    const TrainOptions& o = run.o;
-    choose_gemm_cache(run, m);
-    run.begin(run.resumes()      ? "loading the checkpoint " + run.resumed_from
-              : !o.model.empty() ? "loading the model " + o.model
-                                 : "initialising the weights");
-    allocate(run.ctx, m);
-    if (!o.model.empty() && !run.resumes()) check_weights(run.world, o.model);
-    if (!o.model.empty() && (m.frozen || !run.resumes())) load_parameters(run.ctx, m, o.model);
-    if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
-    else if (m.frozen) begin_adapters(run.ctx, m, o.model, run.tokenizer.get(), (uint64_t)o.seed);
-    else if (o.model.empty()) initialize(run.ctx, m, (uint64_t)o.seed);
-    if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
-}
-
-// (n_pairs, 3) on this rank, to be summed over ranks (reference.h): for each pair of answers in its samples, log-probability of
-// the chosen answer, of the rejected one, and 1; zeros for pairs of other ranks.
-static std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoader& data) {
-    std::vector<double> mine(3 * (size_t)data.n_pairs());
-    const auto keep = [&](const std::vector<AnswerPair>& pairs) {
-        if (m.ranks->mesh.tp.rank > 0) return;  // the first tensor-parallel rank's count
-        for (const AnswerPair& pair : pairs) {
-            double* of_pair = mine.data() + 3 * pair.number;
-            of_pair[0] = pair.chosen.log_p;
-            of_pair[1] = pair.rejected.log_p;
-            of_pair[2] = 1;
-        }
-    };
-    evaluate(
-        ctx, m, data, 0, data.n_samples(), [] { return false; }, keep);
-    return mine;
-}
-
-// Callbacks for measuring a model on tasks: one scores given continuations, the other generates answers, each up to a token of
-// `ends`. Only the other uses tokenizer and generator. ctx, m, generator and tokenizer must outlive the result. stop: as for
-// TrainerBase.
-static TaskFunctions task_functions(be::Ctx& ctx, Model& m, std::optional<Generator>& generator, const Tokenizer* tokenizer,
-                                    const std::vector<int>& ends, const std::function<bool()>& stop) {
-    TaskFunctions functions;
-    functions.score = [&ctx, &m, stop](const std::vector<Request>& requests, Progress* progress) {
-        return score_requests(ctx, m, requests, progress, stop);
-    };
-    functions.answer = [&m, &generator, tokenizer, ends, stop](const Task& task, const TaskRequests& all, Progress* progress) {
-        return generate_answers(*m.ranks, *generator, *tokenizer, ends, task, all, progress, stop);
-    };
-    return functions;
 }
 
 // The prompt of the samples that a run generates.
@@ -1463,6 +897,9 @@ static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog&
     loop.finish();
 }
 
+// ---------------------------------------------------------------------------------------------------------------------------
+// 7  A run
+
 static void train(World& world, const TrainOptions& given) {
     check_nothing_is_missing(given);
     std::optional<RunLock> lock;
@@ -1508,132 +945,6 @@ static void train(World& world, const TrainOptions& given) {
     }
 }
 inline int train_command(const TrainOptions& o) { return on_all_ranks(o, train); }
-
-static void tune(World& world, const TuneOptions& given) {
-    const TuneOptions o = given.inference ? given : without_layout_of_files(given, world.rank() == 0);
-    Run run = {world, o, make_ctx(world, o.threads, true)};
-    if (o.inference)
-        return tune_inference(run, o, [](const TrainOptions& p, const ModelConfig& c, int n, int stage, int texts, int T) {
-            const Mesh mesh = make_mesh(n, 0, layout_of(p).tp, layout_of(p).pp, 1);
-            Model m(c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(p), c), layers_of_stages(p, c, mesh));
-            plan_memory(m, Recompute::inference, ceil_div(texts, T), T, 1, {texts, c.virtual_tokens.count + T});
-            return (double)m.arena.bytes();
-        });
-    tune_layouts(run, o, [&](const TrainOptions& p, const ModelConfig& c, int n, int stage) {
-        return memory_of_stage(run, p, c, n, stage);
-    });
-}
-inline int tune_command(const TuneOptions& o) { return on_all_ranks(o, tune); }
-
-static void sweep(World& world, const SweepOptions& o) {
-    Run run = {world, o, make_ctx(world, o.threads, true)};
-    Sweep(run, o).run();
-}
-inline int sweep_command(const SweepOptions& o) { return on_all_ranks(o, sweep); }
-
-// The model of `run`, loaded, with memory for passes of B x T tokens, for head_rows rows of logits at a time, and for the
-// key/value cache. Refuses a T that is above the model's longest sequence.
-static std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int head_rows, KvCacheShape cache = {}) {
-    PhaseStatus phase;
-    if (run.main_rank()) phase.begin("loading the model " + run.dir);
-    if (T > run.c.room())
-        fail_usage("--seq-length %d is above the model's longest sequence %d; HINT: --seq-length %d", T, run.c.room(),
-                   run.c.room());
-    run.layout.generates = cache.sequences > 0;
-    auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
-    warm_up(run.ctx, *ranks);
-    const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
-    auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
-    plan_memory(*m, Recompute::inference, B, T, head_rows, cache);
-    allocate(run.ctx, *m);
-    load_parameters(run.ctx, *m, run.dir);
-    if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
-    return m;
-}
-
-// The same for generating `texts` sequences of up to T tokens at a time; any_length: the cache takes sequences as long as the
-// model's context. Refuses more ranks than one copy of the model needs.
-static std::unique_ptr<Model> load_for_generation(InferenceRun& run, int texts, int T, bool any_length = false) {
-    const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
-    if (copies > 1 && ranks % copies == 0)
-        fail_usage("%d ranks have %d copies of the model, but generation uses one; HINT: --tp %d, or --pp", ranks, copies,
-                   ranks);
-    return load_weights(run, ceil_div(texts, T), T, 1, {texts, any_length ? 0 : run.c.virtual_tokens.count + T});
-}
-
-// Generates 1, 2, 4, ... sequences at a time, each batch size with its own memory.
-static void measure_batches(InferenceRun& run, const std::vector<int>& prompt, int T, const GenerateOptions& o) {
-    std::vector<BatchSpeed> speeds;
-    for (int batch = 1; batch <= o.batch; batch = batch < o.batch ? std::min(2 * batch, o.batch) : batch + 1) {
-        const std::unique_ptr<Model> m = load_for_generation(run, batch, T);
-        Generator generator(run.ctx, *m);
-        speeds.push_back(measure_batch(generator, prompt, m->arena.bytes(), o));
-    }
-    if (run.main_rank()) print_batches(speeds, o);
-}
-
-static void generate_on_ranks(World& world, const GenerateOptions& o) {
-    InferenceRun run(world, o.threads);
-    open_model(run, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
-    const Prompts prompts = read_prompts(run, o);
-    const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
-    if (o.measure_batches) return measure_batches(run, prompts.all[0].tokens, T, o);
-    const auto texts = (int)std::min<int64_t>(o.batch, (int64_t)prompts.all.size() * o.num_samples);
-    const std::unique_ptr<Model> m = load_for_generation(run, texts, T, prompts.converses);
-    Generator generator(run.ctx, *m);
-    generate_completions(run, generator, prompts, o);
-}
-inline int generate_command(const GenerateOptions& o) { return on_all_ranks(o, generate_on_ranks); }
-
-inline int serve_command(World& world, const ServeOptions& o) {
-    check_serving();
-    InferenceRun run(world, o.threads);
-    open_model(run, o, true);
-    ModelServer server(run, o);
-    const std::unique_ptr<Model> m = load_for_generation(run, o.batch, o.seq_length ? o.seq_length : run.c.room());
-    Generator generator(run.ctx, *m);
-    server.run(generator);
-    return 0;
-}
-
-// Lets samples exceed the model's longest sequence if positions are computed, not learned.
-static void extend_to(InferenceRun& run, int T) {
-    if (T <= run.c.room() || run.c.position == Position::learned) return;
-    if (run.main_rank())
-        print_line(stderr,
-                   format("warning: --seq-length %d is above the model's longest sequence %d, beyond which it was not trained",
-                          T, run.c.room()));
-    run.c.T = run.c.virtual_tokens.count + T;
-}
-
-static void evaluate_model(World& world, const EvalOptions& o) {
-    check_options_of_eval(o, world.size());
-    const std::vector<TaskFile> tasks = read_tasks(o);
-    InferenceRun run(world, o.threads);
-    open_model(run, o, !tasks.empty() || !o.text.empty(), o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
-    const Tokenizer* tokenizer = run.tokenizer.get();
-    const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
-    const int most = o.seq_length ? o.seq_length : run.c.room();
-    const int T = o.text.empty() ? most : (int)std::min<size_t>((size_t)most, text.size() - 1);
-    extend_to(run, T);
-    const bool writes = any_written(tasks);
-    const KvCacheShape cache = {writes ? o.micro_batch_size : 0, std::min(run.c.T, run.c.virtual_tokens.count + T)};
-    const std::unique_ptr<Model> m = load_weights(run, o.micro_batch_size, T, 1024, cache);
-    std::optional<Generator> generator;
-    if (writes) generator.emplace(run.ctx, *m);
-    const std::vector<int> ends = tokenizer ? adapted_texts(run.dir, tokenizer, run.adapter).end_ids : std::vector<int>();
-    const TaskFunctions functions = task_functions(run.ctx, *m, generator, tokenizer, ends, [] { return false; });
-    const auto losses = [&](const DataLoader& data, int64_t samples) {
-        return *evaluate(run.ctx, *m, data, 0, samples, [] { return false; });
-    };
-    if (!tasks.empty()) return evaluate_tasks(tasks, o, *tokenizer, T, run.main_rank(), functions);
-    const Evaluation e = o.text.empty()
-                             ? evaluate_data(o, run.c, T, tokenizer, run.main_rank(), memory_of_node(run.world), losses)
-                             : evaluate_text(text, o, T, *tokenizer, functions.score);
-    if (run.main_rank())
-        print_result(evaluation_table(e, o.model.empty() ? run.dir : o.model, run.adapter, T, tokenizer), o.json);
-}
-inline int eval_command(const EvalOptions& o) { return on_all_ranks(o, evaluate_model); }
 
 #ifndef TRAIN_GPT_NO_MAIN
 int main(int argc, char** argv) {

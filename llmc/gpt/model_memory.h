@@ -10,7 +10,10 @@
 
 #include "../model/arena.h"
 #include "../model/recompute.h"
+#include "../base/math.h"
+#include "../ops.h"
 #include "../parallel/pipeline_schedule.h"
+#include "../parallel/ranks.h"
 #include "model.h"
 
 // ---- planning ---------------------------------------------------------------------------------------------------------------
@@ -257,4 +260,25 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     if (!s.inverses) return;
     LinearInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.mlp.act};
     for (size_t k = 0; k < 4; k++) inputs[k]->inverse = s.inverses + k;
+}
+
+// ---- sizes, and advice ------------------------------------------------------------------------------------------------------
+
+// Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
+inline int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
+    const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
+    return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
+}
+
+// Advice for when memory does not suffice: in training, and in scoring or generation.
+constexpr const char* advice_training =
+    be::memory_is_host
+        ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"
+        : "a smaller --micro-batch-size or --seq-length, --recompute full, --offload optimizer, fewer --head-rows, or a "
+          "smaller model";
+constexpr const char* advice_inference =
+    "fewer or shorter texts at a time, a smaller model or, with generate and eval, more ranks (--tp)";
+
+inline size_t host_memory_for(const Model& m) {
+    return memory_for_rank(*m.ranks, m.arena.bytes_on_host(), cpu::available_memory());
 }

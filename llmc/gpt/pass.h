@@ -1,9 +1,13 @@
 // A micro-batch's pass through this rank's layers: properties of its rows and of each layer, in one place: how many rows of the
 // residual stream this rank has, positions and mask of a layer's attention, and the random numbers of dropout. Layers and
-// blocks are this rank's (model.h); the functions of train_gpt.cu all take a pass.
+// blocks are this rank's (model.h); the functions of train_gpt.cu all take a pass, which upload() starts.
 #pragma once
+#include "../base/check.h"
+#include "../data/dataloader.h"
 #include "../dropout.h"
+#include "../ops.h"
 #include "model.h"
+#include "model_memory.h"
 
 struct Pass {
     be::Ctx& ctx;
@@ -75,3 +79,44 @@ struct Pass {
         return d;
     }
 };
+
+// Uploads a batch into the micro-batch `to`; returns its pass. Puts the model's virtual tokens in front of sequences that start
+// in the batch. Parts that the batch lacks are not sent. Defaults that callers may change: no dropout, no cache, gradients are
+// added.
+inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
+    const bool begins = given.begins && m.c.virtual_tokens.on();
+    const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
+    const Batch& batch = begins ? behind : given;
+    const auto send = [&](int* place, const std::vector<int>& from) {
+        be::upload(ctx, place, from.data(), from.size() * sizeof(int));
+    };
+    send(to.tokens, batch.tokens);
+    send(to.targets, batch.targets);
+    send(to.positions, batch.positions);
+    send(to.doc_start, batch.doc_start);
+    if (m.c.window) send(to.window_start, batch.first_keys(m.c.window));
+    to.pairs = batch.pairs;
+    to.virtual_rows = begins ? batch.virtual_rows() : std::vector<int>();
+    to.B = batch.B;
+    to.T = batch.T;
+    to.masks_documents = !batch.doc_start.empty();
+    to.cache = nullptr;
+    to.gradients = Acc::Add;
+    to.drops = false;
+    const Pass pass = {ctx, m, to};
+    CHECK((size_t)pass.local_rows() <= planned_rows(m, (size_t)m.a.B * m.a.T), "%d x %d rows", to.B, to.T);
+    return pass;
+}
+
+inline void clear_sums(be::Ctx& ctx, Model& m) {
+    const LossSums none;
+    be::upload(ctx, m.a.sums, &none, sizeof none);
+    m.a.pair_sums = none.pair_sums;
+}
+// Waits for the ops before it.
+inline LossSums read_sums(be::Ctx& ctx, const Model& m) {
+    LossSums sums;
+    be::download(ctx, &sums, m.a.sums, sizeof sums);
+    sums.pair_sums = m.a.pair_sums;
+    return sums;
+}

@@ -1,0 +1,56 @@
+// The GPT of train_gpt.cu, for the headers that train, time, evaluate or generate with it: its memory, and its passes.
+#pragma once
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "../data/dataloader.h"
+#include "../model/preference.h"
+#include "../model/recompute.h"
+#include "../ops.h"
+#include "../parallel/pipeline_links.h"
+#include "model.h"
+#include "model_memory.h"
+#include "pass.h"
+
+// Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
+// to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches: all
+// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Refuses more than
+// INT_MAX rows.
+void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
+                 const std::vector<int>& micro_batches = {1});
+void allocate(be::Ctx& ctx, Model& m);
+void initialize(be::Ctx& ctx, Model& m, uint64_t seed);
+
+void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats, const floatX* inp);
+void block_forward(const Pass& p, int i);
+void embed_forward(const Pass& p);
+void head(const Pass& p, real loss_scale, real z_coef, bool training);
+void model_forward(const Pass& p);
+void model_backward(const Pass& p);
+void begin_gradients(be::Ctx& ctx, Model& m);
+
+// Losses over samples [first, first + n), one per dataset, forward only; data-parallel ranks process micro-batches in turn.
+// stop() is called before each, and must return the same on every rank: if it is true, nothing is returned. compared(pairs)
+// receives the pairs of each micro-batch on the ranks that have the head.
+std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const DataLoader& data, int64_t first, int64_t n,
+                                              const std::function<bool()>& stop,
+                                              const std::function<void(const std::vector<AnswerPair>&)>& compared = {});
+
+inline PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
+    std::vector<size_t> in_flight;  // micro-batches, by chunk
+    for (const auto& chunk : m.a.micro_batches) in_flight.push_back(chunk.size());
+    return PipelineLinks(ctx, *m.ranks, (int)m.stages.size(), in_flight);
+}
+
+// The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last chunk.
+template <class Last>
+void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Batch& batch, int i, Last last) {
+    for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
+        const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, i));
+        links.receive_input(pass.in.x[0], pass.stream_size(), chunk, i);
+        model_forward(pass);
+        links.send_output(pass.in.out(), pass.stream_size(), chunk, i);
+        if (pass.in.last) last(pass);
+    }
+}
