@@ -14,7 +14,7 @@ unset DATA TOKENIZER OUT RANKS LAUNCH EXTRA
 mapfile -t others < <(cd "$root" && find . -name build -prune -o -name '*.md' -print | cut -c 3- | grep -v '^README.md$' | sort)
 # Known to make: targets, and a `NAME=` for each variable.
 {
-    sed -n 's/^\([a-z][a-z_ -]*\):.*/\1/p' "$root/Makefile" | tr ' ' '\n'
+    sed -n 's/^\([a-z][a-z_. -]*\):.*/\1/p' "$root/Makefile" | tr ' ' '\n'
     grep -oE '\b[A-Z][A-Z_]+\b' "$root/Makefile" | sed 's/$/=/'
 } >make.txt
 
@@ -173,7 +173,7 @@ foreign=" --bind-to --oversubscribe --allow-run-as-root --hostfile --keep-caps -
  --time --account --partition --cpus-per-task --signal --nv --bind --container-image --rm --local-dir --self-test
  --generate --profile --kernel --sizes --learning-rate --batch-size --gradient-accumulation-steps --man --bash
  --check-transformers --version --units --core --gigabyte --rounds --rates --widths
- --bf16 --fp16 --transformer-impl --use-flash-attn --recompute-activations --save --tokenizer-model --only "
+ --gemms --args --bf16 --fp16 --transformer-impl --use-flash-attn --recompute-activations --save --tokenizer-model --only "
 # lost_links PAGE: its broken links. A heading's anchor is in lower case, with dashes for blanks, without punctuation.
 lost_links() {
     local path anchor target
@@ -189,7 +189,7 @@ lost_links() {
     done
 }
 lost_targets() {
-    grep -oE '(`|^ *)make [a-z][a-z_-]*' "$root/$1" | awk '{ print $NF }' | sort -u | grep -vxF -f make.txt
+    grep -oE '(`|^ *)make [a-z][a-z_-]*(\.json)?' "$root/$1" | awk '{ print $NF }' | sort -u | grep -vxF -f make.txt
 }
 lost_options() {
     [[ $1 == dev/LOG.md || $1 == dev/CHANGELOG.md ]] && return  # these describe past versions

@@ -164,10 +164,10 @@ ModelConfig llama(const char* preset) {
 }
 
 // Each published step, its source and the plan's error in percent: negative where the plan is too fast. Efficiencies are this
-// program's own on H100, and on A100 that of Megatron-LM's layer above, at other widths about as on H100. Errors above 8%
+// program's own on H100, and on A100 the one of Megatron-LM's layer above, at other widths about as on H100. Errors above 8%
 // remain unexplained: programs differ. MT-NLG's run reached 126 TFLOP/s per GPU, Megatron-LM's own 530B run on 2,520 GPUs 163
 // (arXiv:2104.04473): its three steps fit 0.196 s per micro-batch, 10% above the plan, and 6 s more per step. On H100 this
-// program's layers are faster than those of LLM-jp's Megatron-LM and of NeMo's models from 5B to 13B.
+// program's layers are faster than LLM-jp's Megatron-LM and NeMo's models from 5B to 13B.
 TEST(PlannerPublished, Steps) {
     // Its script runs on Google Cloud's A3, 4 ports of 200 Gb/s per node, and does not overlap gradients.
     PlanInput llm_jp = on_h100(config_from_preset("llm-jp-172b"), 4096, 512, 4, 16, 1, 1, 1728, false);
@@ -216,7 +216,7 @@ TEST(PlannerPublished, Steps) {
     EXPECT_EQ(within, 14);
 }
 
-// Whatever a step takes, its FLOP/s are those of the papers' formulas.
+// Whatever a step takes, its FLOP/s follow the papers' formulas.
 TEST(PlannerPublished, FlopsPerSecond) {
     for (const auto& [gpus, seconds] : {std::pair(2240, 60.1), {2800, 50.2}, {3360, 44.4}}) {
         const Plan p = make_plan(mt_nlg(gpus));

@@ -138,7 +138,8 @@ inline const OtherName other_names[] = {
     {"prepare", "text-column text-key key field", "the key of the text is --json-keys"},
     {"train", "lora-r lora-dim peft-rank", "the rank of adapters is --lora-rank"},
     {"train", "target-modules lora-target-modules lora-target lora-layers", "the matrices with adapters are --lora-targets"},
-    {"sweep", "search param params parameters grid space search-space", "what is searched is --over lr=1e-4..1e-2"},
+    {"sweep", "search param params parameters grid space search-space",
+     "the searched options are given as --over lr=1e-4..1e-2"},
     // machines
     {"train", "gradient-checkpointing activation-checkpointing use-activation-checkpointing -r",
      "recomputation is --recompute-granularity selective, mlp or full"},

@@ -1,4 +1,4 @@
-// What a plan (planner.h) starts from, and the costs of a layer that are no products of weights: attention by kernel, the bytes
+// The input and output of a plan (planner.h), and the costs of a layer apart from its products: attention by kernel, the bytes
 // of elementwise operations, recomputation, links between ranks.
 #pragma once
 #include <algorithm>
@@ -29,7 +29,7 @@ struct PlanInput {
     bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
     bool overlap = true;  // ZeRO's communication and half of backward's over tp overlap with computation
-    // Of other programs: only the communication over tp overlaps; pipeline messages that each pass waits for, one after
+    // In other programs: only the communication over tp overlaps; pipeline messages that each pass waits for, one after
     // another: 1 in Megatron-LM's schedule without chunks, which sends and receives at once, 2 in DeepSpeed's.
     bool data_overlaps = true;
     int blocking_messages = 0;
@@ -190,7 +190,7 @@ inline double attention_rate(const PlanInput& in) {
     if (kernels == AttentionKernels::simple) return std::min(usual, simple_attention_tflops * 1e12);
     return kernels == AttentionKernels::mma ? usual * mma_rate(in.capability) : usual;
 }
-// Backward's products in units of forward's two: counted as 2, like those of the fastest kernels, unless keys' scores are
+// Backward's products in units of forward's two: counted as 2, as in the fastest kernels, unless keys' scores are
 // computed again for dk and dv apart.
 inline SlowAttention of_slower_kernels(const PlanInput& in) {
     const double usual = in.tflops * 1e12 * in.efficiency, rate = attention_rate(in), flops = attention_flops(in);
