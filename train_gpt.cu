@@ -34,10 +34,10 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 
 // The rooms of llmc/, from the lowest up; each include names the declarations used here.
 #include "llmc/base/types.h"  // floatX, real, Acc
-#include "llmc/base/check.h"  // fail, fail_usage, CHECK, format
-#include "llmc/base/math.h"   // rope_table, alibi_slope, ceil_div, round_up
+#include "llmc/base/check.h"  // fail_usage, CHECK
+#include "llmc/base/math.h"   // rope_table, alibi_slope
 #include "llmc/base/rng.h"    // InitialWeights, RngPurpose
-#include "llmc/ops.h"         // be::Ctx, every op (be::linear_forward, ...), what ops take (Output, ...), rounding_key
+#include "llmc/ops.h"         // be::Ctx, every op (be::linear_forward, ...), their arguments (Output, ...), rounding_key
 #include "llmc/cpu/ops.h"
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
 #include "llmc/gpu/ops.cuh"
@@ -45,7 +45,7 @@ the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activat
 #include "llmc/model/arena.h"                 // HostSide
 #include "llmc/model/model_config.h"          // ModelConfig, Norm, Position, QkNorm
 #include "llmc/model/mesh.h"                  // Mesh, Axis, LocalSizes
-#include "llmc/model/parameters.h"            // TensorSpec, RowBlock, Init, Matrix
+#include "llmc/model/parameters.h"            // TensorSpec, RowBlock; of model_tensors.h: Init
 #include "llmc/model/fp8_training.h"          // Fp8Training, begin_step_in_fp8
 #include "llmc/model/preference.h"            // AnswerPair, Model::preference
 #include "llmc/model/recompute.h"             // Recompute, Kept, LinearInput, fp8_suffices, bf16_of

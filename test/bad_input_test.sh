@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every kind of bad input, one row each: the program must report the bad value and the remedy, exit with a status other than
 # 0, not crash, and leave no file under its final name.
-#   TRAIN_GPT=path/to/train_gpt test/bad_input.sh
+#   TRAIN_GPT=path/to/train_gpt test/bad_input_test.sh
 golden=$(realpath "$(dirname "$0")/golden")
 . "$(dirname "$0")/lib.sh"
 
