@@ -1,7 +1,7 @@
 /*
 train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, Gemma, ...) in one readable program.
 
-The model's computation is here, from tokens to updated weights; what it computes with is in llmc/: kernels, tensors, data,
+The model's computation is here, from tokens to updated weights; its building blocks are in llmc/: kernels, tensors, data,
 files, processes, options. In reading order:
   1  the model's memory           plan_memory, allocate; its parts are in llmc/gpt/model_memory.h
   2  initialisation               initialize
@@ -13,11 +13,13 @@ files, processes, options. In reading order:
 Generation, scoring and the other commands use these functions through llmc/gpt/gpt.h.
 
 Dimensions: B micro-batch, T sequence, N = B*T rows, C width, L layers, NH query heads, NKV key/value heads, HS head size,
-QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. What one of several ranks
-holds of a size ends in l: NHl heads, Fl columns, Nl rows of the residual stream. Shapes stand at the right, slowest first. `d`
-prefixes a gradient. floatX is the storage type (bf16 or fp32), real what accumulates (fp32).
-The functions of a pass take p, a Pass: p.m is its Model, p.in its MicroBatch. Of a Model m, m.c is the configuration, m.local
-the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activations.
+QKV = (NH + 2 NKV) HS, F feed-forward width, F1 rows of fc1 (2F with a gate), V vocabulary, Vp padded. A suffix l marks this
+rank's part of a size (tensor parallelism): NHl heads, Fl columns, Nl rows of the residual stream. Shapes are written at the
+right, slowest dimension first. The prefix `d` marks a gradient. floatX is the storage type (bf16 or fp32), real the type of
+sums (fp32).
+The functions of a pass take p, a Pass: p.m is its Model, p.in its MicroBatch. In a Model m, m.c is the configuration, m.local
+the sizes on this rank, m.p the parameters, m.g their gradients, m.a the activations. In a block b, b.qkv(), b.proj(), b.fc1()
+and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the activations that it stores for backward.
 */
 #include <algorithm>
 #include <array>
@@ -180,13 +182,14 @@ void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace: norms before attention and MLP, after them, both, or
-// parallel: both norms read the same x. Its parts come first, each forward next to its backward; a part's arguments are the
-// tensors that it writes, then those that it reads. linear.h has linear_forward and linear_backward.
+// 3  One block: x += Attention(Norm1(x)); x += MLP(Norm2(x)). NormPlace selects norms before attention and MLP, after them, or
+// in both places; or parallel branches, whose norms both read the same x. The block's parts come first, each forward next to
+// its backward; their arguments are the tensors that they write, then those that they read. To see how they connect, read
+// block_forward and block_backward first. linear.h has linear_forward and linear_backward.
 
 // ---- Norms ------------------------------------------------------------------------------------------------------------------
 
-// sum = inp + add, out = norm(sum). If the model lacks this norm, only the sum.
+// sum = inp + add, out = norm(sum). Without this norm, computes only the sum.
 static void add_norm_forward(const Pass& p, const NormLayer& norm, floatX* sum, const Output& out, const NormStatistics& stats,
                              const floatX* inp, const floatX* add) {
     if (!norm.exists()) return add ? be::residual_forward(p.ctx, sum, inp, add, p.stream_size()) : void();
@@ -215,8 +218,8 @@ static void add_norm2_forward(const Pass& p, const Block& b, floatX* mid, const 
     be::residual_forward(p.ctx, mid, x, attn, p.stream_size());
     norm_forward(p, b.norm2, norm2, stats, x);
 }
-// Adds the gradient of the norm's input to dx. Returns the gradient of attn, which is dx or, where attention and MLP are
-// parallel, its value before the sum: a copy in dattn.
+// Adds the gradient of the norm's input to dx. Returns the gradient of attn: dx after the addition or, where attention and MLP
+// are parallel, a copy in dattn of dx before it.
 static const floatX* add_norm2_backward(const Pass& p, const Block& b, floatX* dx, floatX* dattn, const floatX* dnorm2,
                                         const NormStatistics& stats, const floatX* inp) {
     const bool parallel = p.m.c.parallel();
@@ -226,7 +229,7 @@ static const floatX* add_norm2_backward(const Pass& p, const Block& b, floatX* d
     return parallel ? dattn : dx;
 }
 
-// Norms of queries and keys (Henry et al., 2020), in place: of every head, or of all heads together.
+// Norms of queries and keys (Henry et al., 2020), in place: one per head, or one over all heads.
 static HeadRows heads_of(const Pass& p, bool keys) {
     const LocalSizes& n = p.m.local;
     return {p.N(), (size_t)n.QKVl, p.m.c.qk_norm == QkNorm::whole ? 1 : keys ? n.NKVl : n.NHl};
@@ -304,15 +307,15 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
     else be::attention_backward(p.ctx, dqkv, datt, acts, mask, shape, p.m.a.dq_sums);
 }
 
-// The last matrix of attention (proj) or MLP (fc2), to the term that they add to the residual stream:
-// term = dropout(norm(y)), y = inp w^T + b. y is kept in s.x if a norm follows, else it is the term itself.
+// The end of a branch: multiplies by the last matrix of attention (proj) or MLP (fc2), and computes the term that the branch
+// adds to the residual stream: term = dropout(norm(y)), y = inp w^T + b. y is stored in s.x if a norm follows, else in term.
 static void branch_forward(const Pass& p, const Linear& l, floatX* term, const BranchOutput& s, const LinearInput& inp) {
     linear_forward(p, l, l.after.exists() ? s.x : term, inp);
     if (l.after.exists()) norm_forward(p, l.after, term, s.stats, s.x);
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, term, term, p.stream_size(), dropout);
 }
-// The gradient of y: in dy, or dterm itself if there is neither norm nor dropout. dy may be dterm.
+// Returns the gradient of y: in dy, or dterm itself if there is neither norm nor dropout. dy may be dterm.
 static const floatX* branch_backward(const Pass& p, const Linear& l, floatX* dy, const floatX* dterm, const BranchOutput& s) {
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) {
@@ -379,7 +382,7 @@ static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floa
 
 // ---- The block --------------------------------------------------------------------------------------------------------------
 
-// The activations of block i. An input that is kept only in FP8 has its bf16 in the shared block.
+// The activations of block i. If a block stores an input only in FP8, its bf16 is in the buffers that all blocks share.
 static BlockActivations block_activations(const Pass& p, int i) {
     BlockActivations s = p.in.blocks[i];
     const auto share_bf16 = [&](size_t, Kept kept, auto& own, auto& shared) {
@@ -433,14 +436,15 @@ static void end_block(const Pass& p, int block) {
     p.m.micro_grads.end(p.ctx, p.m.table, p.m.grads, block, p.in.gradients, p.in.rounding_key);
 }
 
-// The steps of block_forward in reverse. On entry dx is the gradient of the block's output, on return of its input: each branch
-// is differentiated back to its norm, whose input gradient is added to the gradient of the residual stream.
+// The steps of block_forward in reverse. On entry dx is the gradient of the block's output, on return of its input. A residual
+// addition passes its gradient unchanged to both summands, so dx is also the gradient of the term that the MLP added: 6 takes
+// it back through the MLP, 5 through norm2, and adds the result to dx. 4 to 1 do the same for attention and norm1.
 static void block_backward(const Pass& p, int i) {
     const int block = p.in.first_block + i;
     const Block& b = p.m.blocks[block];
     const BlockActivations s = block_activations(p, i);
     floatX *dx = p.m.a.dx, *dnorm = p.m.a.dnorm, *datt = p.m.a.datt, *dqkv = p.m.a.dqkv, *dbranch = p.m.a.branch_out;
-    real* const dfc2_bias = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;  // of the block before
+    real* const dfc2_bias = i > 0 ? p.summed_bias(p.m.blocks[(size_t)block - 1].fc2()) : nullptr;  // preceding block's
     const floatX* norm2_inp = p.m.c.parallel() ? s.x : s.mid;
     recompute_block(p, i);
     p.m.micro_grads.begin(p.ctx, block);
@@ -459,8 +463,8 @@ static void block_backward(const Pass& p, int i) {
 // 4  The whole model
 
 // Clears the gradients that a step only adds to: vectors and embeddings. The first micro-batch's products set the gradients of
-// the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. In
-// bf16 the first micro-batch sets all.
+// the head and of the blocks' matrices, most of the memory (MicroBatch::gradients), which saves clearing and reading them. With
+// gradients in bf16, the first micro-batch sets all of them.
 void begin_gradients(be::Ctx& ctx, Model& m) {
     if (m.micro_grads.used()) return;
     if (m.c.virtual_tokens.on()) return be::clear(ctx, m.grads.data, m.table.size * sizeof(real));
@@ -499,7 +503,7 @@ static void embed_backward(const Pass& p) {
     end_block(p, TensorSpec::embedding);
 }
 
-// The loss of some rows; with `training` their gradient replaces the logits. Vocabulary shards first exchange their statistics.
+// Losses of `rows` rows; with `training` their gradient replaces the logits. Vocabulary shards first exchange their statistics.
 static void classify(const Pass& p, int row, int rows, real loss_scale, real z_coef, bool training) {
     Activations& a = p.m.a;
     const real* weight = p.in.pairs.empty() ? nullptr : a.weight + row;
@@ -676,7 +680,7 @@ static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_sca
     return true;
 }
 
-// The same, with each rank's own gradients computed twice. If the two results differ in any bit the hardware is faulty: the run
+// The same, but computes each rank's own gradients twice. If the two results differ in any bit, the hardware is faulty: the run
 // fails and names the rank, its host and the first tensor.
 static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
