@@ -153,7 +153,7 @@ private:
     PipelineLinks links_;
     KeyValueCache& cache_;
     std::vector<int> lengths_;  // tokens in each sequence
-    int rows_ = 0;              // rows whose logits are wanted
+    int rows_ = 0;              // rows whose logits logits() returns
     int passes_ = 0;
     Batch batch_;
     std::vector<float> logits_;

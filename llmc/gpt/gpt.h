@@ -15,8 +15,8 @@
 
 // Plans all memory of a run in m.arena, for allocate(). B x T: the largest micro-batch, without virtual tokens, which are added
 // to T. head_rows: rows of logits in memory at a time. cache: shape of the key/value cache; by default none. micro_batches: all
-// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Refuses more than
-// INT_MAX rows.
+// numbers of micro-batches per step that occur in the run, which determine how many a pipeline has in flight. Fails for more
+// than INT_MAX rows.
 void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
                  const std::vector<int>& micro_batches = {1});
 void allocate(be::Ctx& ctx, Model& m);

@@ -1,5 +1,5 @@
-// A Linear of a block: out = inp w^T + b, and its backward pass. A GPT need not know what happens inside: the communication of
-// tensor and sequence parallelism, FP8, low-rank adapters.
+// A Linear of a block: out = inp w^T + b, and its backward pass. Its callers do not see the communication of tensor and
+// sequence parallelism, FP8, and low-rank adapters.
 //   linear_forward, linear_backward          the products
 //   output_for, gradient_for                 destinations of ops that may write the next product's operand in FP8
 //   gather_..., partial_sum, reduce_...      communication, also of the embedding and the head
@@ -48,7 +48,7 @@ E* on_first_tp_rank(const Pass& p, E* bias) {
     return p.m.ranks->mesh.tp.rank == 0 ? bias : nullptr;
 }
 
-// True if backward of a layer hides its transfers behind its two products: if it gathers its input and sums dinp.
+// True if a layer's backward gathers its input and sums dinp over ranks, and hides these transfers behind its two products.
 inline bool overlaps(const Pass& p, const Linear& l) {
     return p.m.a.all_inputs && p.cut_rows() && !l.row_parallel() && l.dw && !l.lora;
 }
@@ -84,7 +84,7 @@ void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
     rounded.add_product(p.ctx, *l.tensor, p.m.grads, acc, p.in.rounding_key,
                         [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
 }
-// The same of a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
+// The same for a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
 inline void add_gradients(const Pass& p, const Linear& l, real* db, const floatX* dout, const floatX* inp) {
     add_weight_gradient(p, l, [&](const Elements& dweight, int row, int rows, Acc acc) {
         be::linear_backward_weight_rows(p.ctx, dweight, db ? db + row : nullptr, Columns{dout + row, l.out}, inp, p.N(), l.in,
@@ -108,14 +108,14 @@ inline Output output_for(const Pass& p, const Linear& next, const LinearInput& i
     if (!writes_fp8(p, next, next.fp8_inp)) return inp.bf16;
     return next.fp8_inp.codes(inp.fp8, nullptr);
 }
-// The same backward, of an op that computes the gradient of a layer's output.
+// The same in backward, for an op that computes the gradient of a layer's output.
 inline Output gradient_for(const Pass& p, const Linear& l, floatX* dout) {
     if (!writes_fp8(p, l, l.fp8_dout)) return dout;
     return {l.fp8_dout.codes(p.m.a.fp8_codes, p.m.a.fp8_gradients), l.db ? dout : nullptr};
 }
 
-// Codes of x (rows, columns), unless they exist already; also transposed if requested. With current scaling, *inverse is set to
-// the inverse scale of the codes.
+// Quantizes x (rows, columns), unless its codes exist already; also transposed if requested. With current scaling, sets
+// *inverse to the inverse scale of the codes.
 inline void quantize(const Pass& p, const Linear& l, const Fp8Tensor& t, const Codes& to, ScaleInverse* inverse,
                      const floatX* x, int rows, int columns) {
     Fp8Training& f = p.m.fp8;
@@ -136,11 +136,11 @@ inline ScaleInverse* input_inverse(const Pass& p, const Linear& l, const LinearI
 inline void quantize_input(const Pass& p, const Linear& l, const LinearInput& inp) {
     quantize(p, l, l.fp8_inp, l.fp8_inp.codes(inp.fp8, nullptr), input_inverse(p, l, inp), inp.bf16, p.input_rows(l), l.in);
 }
-// In bf16 before FP8: measures the amax of tensors that FP8 would quantise.
+// In the bf16 steps before FP8: measures the amax of tensors that FP8 will quantize.
 inline void measure(const Pass& p, const Linear& l, const Fp8Tensor& t, const floatX* x, size_t n) {
     if (p.m.fp8.measuring && p.m.fp8.blocks[l.block]) be::absolute_max(p.ctx, t.amax, x, n);
 }
-// Quantises or measures a block's weights, once per step.
+// Quantizes or measures a block's weights, once per step.
 inline void prepare_weights(const Pass& p, int block) {
     Fp8Training& f = p.m.fp8;
     if (!(f.on || f.measuring) || !f.blocks[block] || f.prepared[block]) return;
@@ -162,7 +162,7 @@ inline void fp8_forward(const Pass& p, const Linear& l, floatX* out, const float
     be::fp8_linear_residual_forward(p.ctx, out, Addends{residual, bias}, input, weight, p.N(), l.in, l.out, fast);
 }
 
-// The three steps of backward in FP8. First all rows of dout in FP8, returned and, transposed, in a.fp8_gradients.
+// Backward in FP8 has three steps. The first quantizes dout: returns the codes of all rows, transposed also in a.fp8_gradients.
 //
 // The bias gradient needs a separate pass over this rank's rows: with sequence parallelism each rank then has a partial sum of
 // a row-parallel layer's bias gradient, and reduce_shared sums it over tp together with the norms' gradients. (In bf16 the
@@ -177,7 +177,7 @@ inline const uint8_t* fp8_quantize_gradient(const Pass& p, const Linear& l, cons
     quantize(p, l, l.fp8_dout, to, l.fp8_dout.inverse, dout, rows, l.out);
     return gather_fp8(p, a.fp8_codes, mine, rows, l.out);
 }
-// Then dw = dout^T inp, from all rows of both.
+// The second: dw = dout^T inp, from all rows of both.
 inline void fp8_backward_weight(const Pass& p, const Linear& l, const uint8_t* dout, const uint8_t* all_inp,
                                 const LinearInput& inp) {
     const Activations& a = p.m.a;
@@ -190,8 +190,8 @@ inline void fp8_backward_weight(const Pass& p, const Linear& l, const uint8_t* d
         be::fp8_linear_backward_weight(p.ctx, dweight, dout_rows, inp_transposed, N, l.in, rows, acc, p.m.fp8.fast_backward);
     });
 }
-// And dinp = dout w, with the codes of w^T (in, out): kept, or made in a buffer that all layers share, which costs 1 byte read
-// and 1 written per weight.
+// The third: dinp = dout w, with the codes of w^T (in, out): stored, or computed in a buffer that all layers share, which costs
+// 1 byte read and 1 written per weight.
 inline void fp8_backward_input(const Pass& p, const Linear& l, floatX* dinp, const uint8_t* dout) {
     uint8_t* const transposed = l.fp8_t ? l.fp8_t : p.m.fp8.transposed;
     if (!l.fp8_t) be::transpose_codes(p.ctx, transposed, l.fp8, l.out, l.in);

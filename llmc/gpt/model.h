@@ -98,13 +98,13 @@ struct MicroBatch {
     const int* documents() const { return masks_documents ? doc_start : nullptr; }
 };
 
-// Buffers that all micro-batches and blocks share in turn, and the micro-batches.
+// The micro-batches, and the buffers that all of them and all blocks use in turn.
 struct Activations {
     int B, T;                                            // the largest micro-batch that fits
     int head_rows;                                       // rows in the LM head, and of logits, at a time (--head-rows)
     std::vector<std::vector<MicroBatch>> micro_batches;  // [chunk of this rank][micro-batch]
     BlockActivations shared;                             // tensors that no block keeps for itself
-    floatX* all_rows;                                    // (N, C) all rows of a tensor of which tp ranks hold Nl rows each
+    floatX* all_rows;                                    // (N, C) all rows of a tensor, of which each tp rank has Nl
     floatX* all_inputs;  // (N, C) a layer's whole input in backward, while all_rows has the gradient; null without overlap
     floatX* final_norm;  // (Nl, C)
     NormStatistics final_stats;
@@ -114,7 +114,7 @@ struct Activations {
     real* weight;                                     // (N) factor of each row's loss gradient, in DPO
     real* head_sums;                                  // (2, N) of each row's queries and keys, if tp shards their one norm
     PreferenceSums pair_sums;                         // over pairs of answers, since the last clear (DPO)
-    uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8: all rows; transposed inputs and gradients
+    uint8_t *fp8_codes, *fp8_inputs, *fp8_gradients;  // (N, widest) FP8 codes: all rows; transposed inputs and gradients
     floatX* next_logits;                              // (tp, S, Vpl) of the rows of a pass, for generation
     LossSums* sums;                                   // over all rows through the head since the last clear
     floatX* branch_out;       // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
@@ -173,7 +173,7 @@ struct Model : TrainingMemory {
     Recompute recompute_others = Recompute::none;  // a weaker policy for the other blocks; set before planning
     Params<floatX> p{};                            // views of params
     Params<real> g{};                              // views of grads, or of micro_grads: the gradients that ops write
-    std::vector<Block> blocks;                     // the same by layer of this rank
+    std::vector<Block> blocks;                     // this rank's blocks, as views of p and g
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};
     Fp8Training fp8;

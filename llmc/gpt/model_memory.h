@@ -1,5 +1,5 @@
-// The memory of a GPT on one rank: plans the tensors of model.h in the arena and, once that is allocated, sets the pointers;
-// plan_memory() and allocate() in train_gpt.cu do this for all.
+// The memory of a GPT on one rank: plans the tensors of model.h in the arena and, once that is allocated, sets the pointers.
+// plan_memory() and allocate() in train_gpt.cu call all of these functions.
 //   for_each_tensor      the one list of a block's activations, which determines planning, sharing and recomputation
 //   plan_...             sizes, and places in the arena by purpose
 //   bind_linears         each layer's parameters, and the buffers for their gradients
@@ -246,7 +246,7 @@ inline void bind_linears(Model& m) {
     m.final_norm = norm(m.p.final_norm_w, m.p.final_norm_b, m.g.final_norm_w, m.g.final_norm_b);
 }
 
-// Points the tensors that block i of a chunk does not keep to the shared block.
+// Sets the pointers of tensors that block i of a chunk does not keep to the shared buffers.
 inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     BlockActivations& s = in.blocks[i];
     const bool fp8 = m.fp8.recipe.on && m.recompute != Recompute::inference && m.fp8.blocks[(size_t)in.first_block + i];
@@ -270,7 +270,7 @@ inline int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) 
     return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
 }
 
-// Advice for when memory does not suffice: in training, and in scoring or generation.
+// Hints if memory does not suffice: in training, and in scoring or generation.
 constexpr const char* advice_training =
     be::memory_is_host
         ? "a smaller --micro-batch-size or --seq-length, --recompute full, --save-in-foreground, or a smaller model"

@@ -1,6 +1,6 @@
-// A micro-batch's pass through this rank's layers: properties of its rows and of each layer, in one place: how many rows of the
-// residual stream this rank has, positions and mask of a layer's attention, and the random numbers of dropout. Layers and
-// blocks are this rank's (model.h); the functions of train_gpt.cu all take a pass, which upload() starts.
+// A micro-batch's pass through this rank's layers: the context that the functions of train_gpt.cu share. It answers questions
+// about rows and layers: how many rows of the residual stream this rank has, which positions and mask a layer's attention uses,
+// which random numbers its dropout draws. Blocks are counted on this rank, layers in the whole model. upload() starts a pass.
 #pragma once
 #include "../base/check.h"
 #include "../data/dataloader.h"
@@ -36,7 +36,7 @@ struct Pass {
         return in.last && m.final_norm.exists() ? l.db : nullptr;
     }
     bool fp8(int block) const { return m.fp8.on && m.fp8.blocks[block]; }
-    // Layers may differ in their attention masks and positions.
+    // The layer's index in the model: layers may differ in their attention masks and positions.
     int layer(int block) const { return m.table.part.layers[block]; }
     bool rotates(int block) const { return m.cos_sin && m.c.has_positions(layer(block)); }
     Rope rope(int block) const {
@@ -80,9 +80,8 @@ struct Pass {
     }
 };
 
-// Uploads a batch into the micro-batch `to`; returns its pass. Puts the model's virtual tokens in front of sequences that start
-// in the batch. Parts that the batch lacks are not sent. Defaults that callers may change: no dropout, no cache, gradients are
-// added.
+// Uploads a batch into the micro-batch `to` and returns its pass. Prepends the model's virtual tokens to sequences that start
+// in the batch. Skips parts that the batch lacks. Defaults that callers may change: no dropout, no cache, gradients are added.
 inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const bool begins = given.begins && m.c.virtual_tokens.on();
     const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
@@ -113,7 +112,7 @@ inline void clear_sums(be::Ctx& ctx, Model& m) {
     be::upload(ctx, m.a.sums, &none, sizeof none);
     m.a.pair_sums = none.pair_sums;
 }
-// Waits for the ops before it.
+// Waits for earlier ops.
 inline LossSums read_sums(be::Ctx& ctx, const Model& m) {
     LossSums sums;
     be::download(ctx, &sums, m.a.sums, sizeof sums);

@@ -2,7 +2,7 @@
 // moments and the average of the weights. It is in the backend's memory, or, with --offload optimizer, in page-locked memory of
 // the host, and updates stream it through slots in the device's memory, chunk by chunk:
 //
-//   upload     chunk k + 1            the two directions of the link, each on a stream of its own, and the ops on ctx work at
+//   upload     chunk k + 1            the two directions of the link, each on its own stream, and the ops on ctx work at
 //   update     chunk k                the same time; a slot holds a chunk from its upload to the end of its download
 //   download   chunk k - 1
 //
@@ -33,7 +33,7 @@ struct OptimizerState {
     }
 };
 
-// The parts of the state that an update reads, and which it changes.
+// The parts of the state that an update reads, and those that it changes.
 struct StateUse {
     bool master_low_bits = false, exp_avg = false, exp_avg_sq = false, average = false;
     bool changes_low_bits = true;  // all other parts in use are changed

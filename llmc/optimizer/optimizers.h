@@ -1,4 +1,4 @@
-// The optimizers of --optimizer, one row each. Options, memory, plans and checkpoints ask the row, so a new optimizer needs a
+// The optimizers of --optimizer, one row each. Options, memory, plans and checkpoints read the row, so a new optimizer needs a
 // row, its update (elementwise.h, or a header like muon.h) and its op (ops.inl).
 #pragma once
 #include <string>
@@ -18,7 +18,7 @@ struct OptimizerRow {
     const char* in_memory;     // the moments' name in the memory table
     int moments;               // of names_of_moments, for elements that it updates one by one
     bool whole_matrices;       // the matrices of blocks are updated as a whole (muon.h)
-    bool neurons;              // which then have an exp_avg_sq per row: in fp32, on the device, and without rule for muP
+    bool neurons;              // NorMuon: exp_avg_sq has one element per row of a matrix, in fp32 on the device; no muP
 
     bool second_moment() const { return moments > 1; }
     bool narrows_second_moment() const { return second_moment() && !neurons; }  // exp_avg_sq may have fewer bits than fp32

@@ -1,8 +1,8 @@
 // The shards of the parameter buffer over data-parallel ranks (used by zero.h): which elements a rank owns, their place in
 // memory that holds only its own shards, and which elements it counts in sums over all ranks.
 //
-// A bucket is either in the range with weight decay or in the range without, and has about `bucket_elements`: large messages
-// use the network well, and several of them can start before backward ends. For an optimizer that needs whole matrices
+// A bucket lies either in the range with weight decay or in the range without, and has about `bucket_elements` elements: large
+// messages use the network well, and several of them can start before backward ends. For an optimizer that needs whole matrices
 // (muon.h), each of the blocks' matrices is a separate bucket that belongs to one rank: starting with the largest, each goes to
 // the rank with the fewest elements. With more ranks than matrices, some ranks have none.
 #pragma once
@@ -32,7 +32,7 @@ class Shards {
 public:
     std::vector<Bucket> buckets;  // in the order of the buffer
     size_t size = 0;              // elements of all shards of this rank
-    size_t size_of_cut = 0;       // of those outside whole matrices; in memory they come first
+    size_t size_of_cut = 0;       // the part of size outside whole matrices, which comes first in memory
     bool cut = false;             // sharded; otherwise every rank has all elements
     bool in_order = true;         // this rank's shards in memory are the whole buffer, in order
 
@@ -80,7 +80,7 @@ public:
         }
     }
 
-    // The elements of the buffer that no lower rank has too: sums over all ranks then include each parameter once.
+    // The elements of the buffer that no lower rank also has: sums over these on all ranks include each parameter once.
     std::vector<Range> not_duplicated(const ParameterTable& table, const Axis& dp) const {
         std::vector<Range> ranges;
         if (!cut && dp.rank > 0) return ranges;

@@ -57,13 +57,13 @@ struct TrainingMemory : OptimizerState {
         &row_of(optimizers, OptimizerKind::adamw);  // this and Muon's recipe are set before planning
     Muon muon;
     std::unique_ptr<StateStream> stream = std::make_unique<StateStream>();  // streams the optimizer's state during updates
-    bool offloads = false;            // which is then in page-locked host memory; set before memory is planned
+    bool offloads = false;            // the state is in page-locked host memory; set before memory is planned
     bool offloads_gradients = false;  // the gradients, too
     bool averages = false;            // keep an average of the weights; set before memory is planned
     bool examines = false;            // log the layers' health; set before memory is planned
     real* before = nullptr;           // (shards.size) in host memory: the fp32 weights before an update that is examined
     Parts copy;                       // host memory from which a checkpoint is saved; null: saved from the tensor itself
-    bool copies = false;              // everything is saved from the copy; else at most the parameters are
+    bool copies = false;              // save everything from the copy; else at most the parameters
 
     TrainingMemory(const ModelConfig& config, std::shared_ptr<Ranks> r, std::vector<int> stage_layers)
         : c(config),

@@ -8,7 +8,7 @@
 #include "training_memory.h"
 #include "zero.h"
 
-// After an update; 0: the weights have just been set, and the average's memory is zero.
+// Call after each update. update 0: copies the initial weights into the average, whose memory is zero.
 inline void update_average(be::Ctx& ctx, const TrainingMemory& m, double decay, int64_t update) {
     const real keep = (real)std::min(decay, (double)update / (9.0 + (double)update));
     if (!m.average) return;
