@@ -249,18 +249,18 @@ std::array<NormParams, 2> head_norm_params(const Pass& p, const Block& b, SetSum
     return params;
 }
 static void head_norms_forward(const Pass& p, const Block& b, floatX* qkv, const HeadNormInput* heads) {
-    floatX* of[] = {qkv, qkv + (size_t)p.m.local.NHl * p.m.c.HS()};
+    floatX* qk[] = {qkv, qkv + (size_t)p.m.local.NHl * p.m.c.HS()};
     const auto params = head_norm_params(
-        p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, of[k], b.head_norms[k].params.C, heads_of(p, k)); });
-    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, of[k], heads[k].x, heads[k].rstd, params[k], heads_of(p, k));
+        p, b, [&](int k, real* sums) { be::head_norm_squares(p.ctx, sums, qk[k], b.head_norms[k].params.C, heads_of(p, k)); });
+    for (int k = 0; k < 2; k++) be::head_norm_forward(p.ctx, qk[k], heads[k].x, heads[k].rstd, params[k], heads_of(p, k));
 }
 static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, const HeadNormInput* heads) {
-    floatX* of[] = {dqkv, dqkv + (size_t)p.m.local.NHl * p.m.c.HS()};
+    floatX* qk[] = {dqkv, dqkv + (size_t)p.m.local.NHl * p.m.c.HS()};
     const auto params = head_norm_params(p, b, [&](int k, real* sums) {
-        be::head_norm_products(p.ctx, sums, of[k], heads[k].x, b.head_norms[k].params, heads[k].rstd, heads_of(p, k));
+        be::head_norm_products(p.ctx, sums, qk[k], heads[k].x, b.head_norms[k].params, heads[k].rstd, heads_of(p, k));
     });
     for (int k = 0; k < 2; k++)
-        be::head_norm_backward(p.ctx, of[k], b.head_norms[k].grads, heads[k].x, params[k], heads[k].rstd, heads_of(p, k));
+        be::head_norm_backward(p.ctx, qk[k], b.head_norms[k].grads, heads[k].x, params[k], heads[k].rstd, heads_of(p, k));
 }
 
 // ---- Attention --------------------------------------------------------------------------------------------------------------
@@ -801,12 +801,12 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
     for (const std::vector<int64_t>& samples : data.samples_by_set(first, n)) {
         PipelineLinks links = pipeline_links(ctx, m);
         clear_sums(ctx, m);
-        const int64_t all = (int64_t)samples.size();
-        for (int64_t i = 0; i * mesh.dp.size * m.a.B < all; i++) {
+        const int64_t n_samples = (int64_t)samples.size();
+        for (int64_t i = 0; i * mesh.dp.size * m.a.B < n_samples; i++) {
             if (stop()) return {};
-            const int64_t mine = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
-            if (mine >= all) continue;
-            data.gather(&samples[mine], (int)std::min<int64_t>(m.a.B, all - mine), batch);
+            const int64_t first_of_rank = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
+            if (first_of_rank >= n_samples) continue;
+            data.gather(&samples[first_of_rank], (int)std::min<int64_t>(m.a.B, n_samples - first_of_rank), batch);
             forward_only(ctx, m, links, batch, (int)i, [&](const Pass& pass) {
                 head(pass, 0, 0, false);
                 if (compared) compared(pass.in.pairs);
@@ -843,24 +843,24 @@ static bool validate(Run& run, Trainer& t, TrainingLoop& loop, bool last) {
 static bool generate_sample(Run& run, Trainer& t, TrainingLog& log, Generator& generator) {
     const TrainOptions& o = run.o;
     std::string text;
-    bool stops = false;
-    int asked = 0;
-    const auto continues = [&] {
-        asked++;
-        return !(stops = t.stop());
+    bool stop = false;
+    int votes = 0;
+    const auto vote = [&] {  // true: continue
+        votes++;
+        return !(stop = t.stop());
     };
     const auto emit = [&](int token) {
         text += run.tokenizer->token_bytes(token);
-        return continues();
+        return vote();
     };
     const SamplingOptions sampling = {0.8, 0, 0.95, run.tokenizer->vocab_size()};
     const auto sample = (uint32_t)t.state.step;
     generate(generator,
              {sample_prompt(run, t.m), o.sample_tokens, sampling, (uint64_t)o.seed, sample, run.texts.end_ids, emit});
     // All ranks vote equally often, including ranks of a replica whose text ended before another one's.
-    while (!stops && asked < o.sample_tokens) continues();
-    if (!stops) log.sample(t.state.step, o.sample_prompt, text);
-    return !stops;
+    while (!stop && votes < o.sample_tokens) vote();
+    if (!stop) log.sample(t.state.step, o.sample_prompt, text);
+    return !stop;
 }
 
 // The loop over the steps of a run: each step, then validation, tasks, a sample of text and a checkpoint where they are due.
@@ -872,10 +872,10 @@ static void training_loop(Run& run, Trainer& t, TrainingLoop& loop, TrainingLog&
     // Returns true if the run is to stop.
     const auto after_step = [&](bool last, Decision now) {
         const TrainingLoop::Due due = loop.due_after_step(last, now);
-        const auto works = [&](TimeBudget::Work kind, auto work) { now.stop = now.stop || !loop.timed(kind, work); };
-        if (due.validation) works(TimeBudget::validation, [&] { return validate(run, t, loop, last); });
-        if (due.tasks && !now.stop) works(TimeBudget::tasks, [&] { return loop.measure_tasks(tasks); });
-        if (due.sample && !now.stop) works(TimeBudget::sample, [&] { return generate_sample(run, t, log, *generator); });
+        const auto run_timed = [&](TimeBudget::Work kind, auto work) { now.stop = now.stop || !loop.timed(kind, work); };
+        if (due.validation) run_timed(TimeBudget::validation, [&] { return validate(run, t, loop, last); });
+        if (due.tasks && !now.stop) run_timed(TimeBudget::tasks, [&] { return loop.measure_tasks(tasks); });
+        if (due.sample && !now.stop) run_timed(TimeBudget::sample, [&] { return generate_sample(run, t, log, *generator); });
         loop.save_after_step(last, now);
         return now.stop;
     };

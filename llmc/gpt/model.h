@@ -126,8 +126,8 @@ struct Activations {
     floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
-        std::vector<MicroBatch>& those = micro_batches[chunk];
-        return those[(size_t)i % those.size()];
+        std::vector<MicroBatch>& in_flight = micro_batches[chunk];
+        return in_flight[(size_t)i % in_flight.size()];
     }
 };
 

@@ -114,9 +114,9 @@ inline void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
 inline void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (of.own_bf16) m.arena.add(purpose, &bf16_of(tensor), count);
-        if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && of.own_fp8) m.arena.add(purpose, fp8_codes, count);
+        const Storage storage(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
+        if (storage.own_bf16) m.arena.add(purpose, &bf16_of(tensor), count);
+        if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && storage.own_fp8) m.arena.add(purpose, fp8_codes, count);
     };
     for_each_tensor(m, plan, s);
     if (fp8) m.arena.add(purpose, &s.inverses, 4);
@@ -144,9 +144,9 @@ inline void plan_activations(Model& m, bool fp8) {
         }
     const char* const shared = "activations: shared block";
     const auto plan_shared = [&](size_t count, Kept kept, auto& tensor) {
-        const Storage of(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
-        if (of.shared_bf16) arena.add(shared, &bf16_of(tensor), count);
-        if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && of.shared_fp8) arena.add(shared, fp8_codes, count);
+        const Storage storage(kept, m.recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
+        if (storage.shared_bf16) arena.add(shared, &bf16_of(tensor), count);
+        if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && storage.shared_fp8) arena.add(shared, fp8_codes, count);
     };
     for_each_tensor(m, plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch_out, Nl * C);
@@ -251,9 +251,9 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
     BlockActivations& s = in.blocks[i];
     const bool fp8 = m.fp8.recipe.on && m.recompute != Recompute::inference && m.fp8.blocks[(size_t)in.first_block + i];
     const auto share = [&](size_t, Kept kept, auto& own, auto& shared) {
-        const Storage of(kept, m.recompute_of((int)i), fp8, m.c.lora.on(), m.fp8.after_bf16);
+        const Storage storage(kept, m.recompute_of((int)i), fp8, m.c.lora.on(), m.fp8.after_bf16);
         if (uint8_t** fp8_codes = fp8_of(own); fp8_codes && !*fp8_codes)
-            *fp8_codes = of.fp8_in_bf16 ? (uint8_t*)bf16_of(own) : *fp8_of(shared);
+            *fp8_codes = storage.fp8_in_bf16 ? (uint8_t*)bf16_of(own) : *fp8_of(shared);
         if (!bf16_of(own)) bf16_of(own) = bf16_of(shared);
     };
     for_each_tensor(m, share, s, m.a.shared);
@@ -266,8 +266,8 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
 
 // Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
 inline int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
-    const size_t most = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, most);
-    return (int)std::min<size_t>(most, round_up(ceil_div((size_t)N, parts), 128));
+    const size_t max_rows = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, max_rows);
+    return (int)std::min<size_t>(max_rows, round_up(ceil_div((size_t)N, parts), 128));
 }
 
 // Hints if memory does not suffice: in training, and in scoring or generation.

@@ -84,8 +84,8 @@ struct Pass {
 // in the batch. Skips parts that the batch lacks. Defaults that callers may change: no dropout, no cache, gradients are added.
 inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const bool begins = given.begins && m.c.virtual_tokens.on();
-    const Batch behind = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
-    const Batch& batch = begins ? behind : given;
+    const Batch with_virtual_tokens = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
+    const Batch& batch = begins ? with_virtual_tokens : given;
     const auto send = [&](int* place, const std::vector<int>& from) {
         be::upload(ctx, place, from.data(), from.size() * sizeof(int));
     };

@@ -138,13 +138,13 @@ private:
         }
     }
     void add(Bucket b) {
-        const size_t elements = b.end - b.begin, of_each = elements / (size_t)dp_.size;
+        const size_t elements = b.end - b.begin, per_rank = elements / (size_t)dp_.size;
         b.mine = b.begin;
         b.n = elements;
         if (cut && b.owner >= 0) b.n = b.owner == dp_.rank ? elements : 0;
         if (cut && b.owner < 0) {
-            b.mine += (size_t)dp_.rank * of_each;
-            b.n = of_each;
+            b.mine += (size_t)dp_.rank * per_rank;
+            b.n = per_rank;
         }
         buckets.push_back(b);
     }
