@@ -4,7 +4,7 @@ train_gpt: training of decoder-only language models (GPT-2, BLOOM, Llama, Qwen, 
 The model's computation is here, from tokens to updated weights; its building blocks are in llmc/: kernels, tensors, data,
 files, processes, options. In reading order:
   1  the model's memory           plan_memory, allocate; its parts are in llmc/gpt/model_memory.h
-  2  initialisation               initialize
+  2  initialization               initialize
   3  one block                    block_forward next to block_backward
   4  the whole model              embed, head, model_forward, model_backward
   5  one training step            train_step: micro-batches, loss scale, clipping, update
@@ -155,7 +155,7 @@ void allocate(be::Ctx& ctx, Model& m) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// 2  Initialisation: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
+// 2  Initialization: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1; each
 //    times the tensor's factor (parametrization.h).
 void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
@@ -265,7 +265,7 @@ static void head_norms_backward(const Pass& p, const Block& b, floatX* dqkv, con
 
 // ---- Attention --------------------------------------------------------------------------------------------------------------
 
-// qkv = norm1 w^T + b, with queries and keys normalised if they have norms, and rotated if positions are rotary. Sets heads,
+// qkv = norm1 w^T + b, with queries and keys normalized if they have norms, and rotated if positions are rotary. Sets heads,
 // the inputs of their norms.
 static void qkv_forward(const Pass& p, const Block& b, floatX* qkv, const HeadNormInput* heads, const LinearInput& norm1) {
     const Linear& l = b.qkv();
@@ -422,7 +422,7 @@ static void recompute_block(const Pass& p, int i) {
     const BlockActivations s = block_activations(p, i);
     norm_forward(p, b.norm1, output_for(p, b.qkv(), s.norm1), s.stats1, s.x);
     norm_forward(p, b.norm2, output_for(p, b.fc1(), s.norm2), s.stats2, p.m.c.parallel() ? s.x : s.mid);
-    if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantises norm2 as well
+    if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantizes norm2 as well
     else activation_forward(p, output_for(p, b.fc2(), s.mlp.act), s.mlp.fc1);
     if (!p.fp8(block)) return;
     quantize_input(p, b.qkv(), s.norm1);

@@ -7,7 +7,7 @@
 // are updated with the moments before rounding. Gradients that accumulate over micro-batches are rounded in the same way
 // (gradients.h).
 //
-// 8-bit moments are also rounded stochastically: neighbours differ by a quarter to a seventh. They need no scales: exp_avg has
+// 8-bit moments are also rounded stochastically: neighbors differ by a quarter to a seventh. They need no scales: exp_avg has
 // a sign and 5 bits of exponent, up to 24 in steps of at least 2^-28; exp_avg_sq has no sign and 6 bits of exponent, up to
 // 12 in steps of at least 2^-61. So a byte depends only on its element: ranks may split
 // tensors anywhere, and any layout resumes any other. Both formats are subsets of bf16, in which checkpoints store them.
@@ -114,7 +114,7 @@ struct Elements {
     }
 };
 
-// x rounded stochastically: the bits of one of the two neighbouring bf16 numbers. Adds 16 random bits to the bits that are
+// x rounded stochastically: the bits of one of the two neighboring bf16 numbers. Adds 16 random bits to the bits that are
 // truncated. A bf16 is unchanged, infinity too; NaN becomes 0x7fff.
 template <class F>
 HD inline typename BitsOf<F>::type round_stochastically(F x, typename BitsOf<F>::type random) {

@@ -43,12 +43,12 @@ void embedding_backward(Ctx& ctx, real* dwte /*(Vp, C)*/, real* dwpe /*(P, C) or
                         const int* tokens, const int* positions, int N, int C, const VocabularyShard& shard);
 
 // ---- norms (norm.h) -------------------------------------------------------------------------------------------------------
-// If add is given, normalises and stores sum = inp + add (rounded to floatX), else normalises inp. sets out, statistics, sum.
+// If add is given, normalizes and stores sum = inp + add (rounded to floatX), else normalizes inp. sets out, statistics, sum.
 void layernorm_forward(Ctx& ctx, const Output& out /*(N, C)*/, const NormStatistics& statistics, floatX* sum /*(N, C) or null*/,
                        const floatX* inp /*(N, C)*/, const floatX* add /*(N, C) or null*/, const NormParams& params, int N);
 // True if the backward ops below can also sum dinp's columns (NormGrads), for rows of C numbers.
 bool norm_sums_columns(int C);
-// inp is the normalised input (the sum, if there was one). sets or adds dinp; adds grads.
+// inp is the normalized input (the sum, if there was one). sets or adds dinp; adds grads.
 void layernorm_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, const NormGrads& grads, const floatX* dout /*(N, C)*/,
                         const floatX* inp /*(N, C)*/, const NormParams& params, const NormStatistics& statistics, int N,
                         Acc acc);

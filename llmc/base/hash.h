@@ -1,5 +1,5 @@
 // Hashes of bytes and of numbers, the same on every machine.
-//   mix64        the finaliser of MurmurHash3 (Appleby, 2011): a bijection in which each bit of the input flips each bit of the
+//   mix64        the finalizer of MurmurHash3 (Appleby, 2011): a bijection in which each bit of the input flips each bit of the
 //                result with probability 1/2
 //   murmur3_128  MurmurHash3_x64_128: 128 bits of any bytes, at several GB/s. It is not a cryptographic hash: an adversary can
 //                construct two texts with the same hash

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-// Edit distance: insertions, deletions, replacements and swaps of neighbouring characters.
+// Edit distance: insertions, deletions, replacements and swaps of neighboring characters.
 inline size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
     for (size_t i = 0; i <= a.size(); i++)

@@ -1,4 +1,4 @@
-// The terminal: its width and colours, a status line, and lines for people. Control characters and colours are written only to
+// The terminal: its width and colors, a status line, and lines for people. Control characters and colors are written only to
 // a terminal.
 #pragma once
 #include <poll.h>
@@ -48,10 +48,10 @@ inline bool utf8_locale() {
     return false;
 }
 
-// Colours, named by their meaning. When off, text is unchanged.
+// Colors, named by their meaning. When off, text is unchanged.
 struct Paint {
     bool on = false;
-    // Colours on for a terminal, unless NO_COLOR (no-color.org) is set.
+    // Colors on for a terminal, unless NO_COLOR (no-color.org) is set.
     static Paint for_terminal(bool terminal) {
         const char* no_color = getenv("NO_COLOR");
         return {terminal && !(no_color && *no_color)};

@@ -1,5 +1,5 @@
 // report.html of a curation: the input, the output of each stage, the documents that each rule dropped or changed, samples of
-// them with reasons, and document lengths before and after. One file without scripts, in the colours of a training run's
+// them with reasons, and document lengths before and after. One file without scripts, in the colors of a training run's
 // report.
 #pragma once
 #include <string>

@@ -7,7 +7,7 @@
 // duplicates: they are unchanged.
 //
 // Three steps. sign: a pure function, on many threads. add: in the documents' order, on one thread. solve: sorts (hash,
-// position), where equal units become neighbours, and then the positions of all but the first of them. Uses `memory_bytes` of
+// position), where equal units become neighbors, and then the positions of all but the first of them. Uses `memory_bytes` of
 // memory; the remainder is on the disk: 24 bytes per unit, and 8 per duplicate.
 #pragma once
 #include <algorithm>

@@ -12,7 +12,7 @@
 //
 // SimHash (Charikar, 2002). Bit i of a signature of 64 bits is 1 if it is 1 in more than half of the shingles' hashes;
 // documents are duplicates if at most k bits differ. All of them are found (Manku, Jain, Das Sarma, 2007): with d blocks of
-// bits, k differing bits leave d - k equal. Each choice of d - k blocks is sorted, and neighbours with these blocks equal are
+// bits, k differing bits leave d - k equal. Each choice of d - k blocks is sorted, and neighbors with these blocks equal are
 // compared. A bit differs with probability arccos(c) / pi, c being the cosine of the counts of shingles: about 2 J /
 // (1 + J). If 1% of a text's words are replaced, 2% of its shingles of 6 characters change, and 4 bits are expected to
 // differ; so a limit of 4 misses many. A wider limit finds them, and also documents that are only of the same kind, so its
@@ -22,7 +22,7 @@
 // with the lowest priority number, and among equals the first.
 //
 // Three steps. sign: a pure function, on many threads. add: in the documents' order, on one thread. solve: sorts (band hash,
-// document), where equal bands become neighbours, and unites each with the first of its run, so that a million equal documents
+// document), where equal bands become neighbors, and unites each with the first of its run, so that a million equal documents
 // cost a million steps per band. The result does not depend on threads.
 //
 // Memory: `memory_bytes` for sorting, 8 bytes per document for the clusters in pages of a file, and with verification at most

@@ -1,7 +1,7 @@
 // Restores text as it was meant, by removing the traces of encodings, files and screens. In this order:
 //   invalid-utf8         bytes that are not UTF-8 are read as Windows-1252, the most likely encoding
 //   encoding-repair      mojibake: UTF-8 that was read as Windows-1252 or Latin-1 ("cafÃ©"), once or several times
-//   control-characters   C0, C1, DEL, byte-order marks, noncharacters and terminal colours (ESC [ ... m) are removed
+//   control-characters   C0, C1, DEL, byte-order marks, noncharacters and terminal colors (ESC [ ... m) are removed
 //   line-ends            CR LF, CR, NEL, U+2028 and U+2029 become newlines; blanks before a newline are removed
 //   blank-lines          several blank lines become one; none at the text's start and end
 //   nfc                  Unicode's normal form C (UAX 15): é is one character, not e and an accent

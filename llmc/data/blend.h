@@ -1,4 +1,4 @@
-// Several datasets as one, blended like Megatron-Core. Weights w are normalised; dataset j must provide ceil(ceil(N w_j)
+// Several datasets as one, blended like Megatron-Core. Weights w are normalized; dataset j must provide ceil(ceil(N w_j)
 // 1.005) samples; sample i of the blend is the next one of the dataset with the largest w_j max(i, 1) - (samples taken from j);
 // ties go to the first. Without weights, a dataset's weight is its number of samples in one epoch; no dataset is repeated as
 // long as all together suffice.

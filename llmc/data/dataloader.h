@@ -393,7 +393,7 @@ private:
         }
         return samples;
     }
-    // The sources' shares of n samples. Megatron normalises given weights twice; the second time can change the last bit.
+    // The sources' shares of n samples. Megatron normalizes given weights twice; the second time can change the last bit.
     std::vector<double> shares(int64_t n) const { return normalized(weighted(n) ? o_.blend.weights : samples_of_one_epoch()); }
 
     // The number of samples to plan from each source, for a total of n samples (0: one epoch).

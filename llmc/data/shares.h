@@ -1,4 +1,4 @@
-// A user's shares, for splits and blends: as numbers, and normalised to a sum of 1 with Megatron-LM's bits.
+// A user's shares, for splits and blends: as numbers, and normalized to a sum of 1 with Megatron-LM's bits.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ inline double parse_number(const std::string& s) {
     return !s.empty() && *end == '\0' ? x : NAN;
 }
 
-// The sum in numpy.sum's order, so that normalised weights have the same bits as Megatron's.
+// The sum in numpy.sum's order, so that normalized weights have the same bits as Megatron's.
 inline double numpy_sum(const double* x, size_t n) {
     if (n < 8) return std::accumulate(x, x + n, 0.0);
     if (n > 128) {

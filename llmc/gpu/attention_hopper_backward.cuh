@@ -165,7 +165,7 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
     const int group = in.group(), my_j0 = j0 + 64 * w, tiles = ceil_div(in.T, 128) * 128 / N;
     const float scale = in.scale * log2_e, c = in.slopes ? 1.0f : scale, one[2] = {1.0f, 1.0f};
     const QueryTiles range(in, b, j0, K::keys, N);
-    // Not in.cap.keep: with an operand from constant memory ptxas serialises all products (C7515).
+    // Not in.cap.keep: with an operand from constant memory ptxas serializes all products (C7515).
     const float keep = capped_or_dropped ? in.dropout.factor() : 1.0f;
     float dk[HS / 2], dv[HS / 2], s[N / 2], dp[N / 2], dq[32];
     uint32_t p[N / 16][4], ds[N / 16][4];
@@ -275,7 +275,7 @@ __device__ void keys_consumer(typename BackwardKeys<HS, with_queries>::Shared& s
                     bulk_add(dq_sums + part * sum_elements, shared.dq[w], sizeof shared.dq[w]);
                     tma_store_commit();
                 }
-                wgmma_wait<0>(dk);  // without it ptxas, which cannot see that dq is free, serialises all products
+                wgmma_wait<0>(dk);  // without it ptxas, which cannot see that dq is free, serializes all products
             }
         }
     }

@@ -38,7 +38,7 @@ struct WorkOrder {
     }
 };
 
-// shared_bytes: the data that the tiles of `group` neighbouring heads all read; cache_bytes: of the L2 cache.
+// shared_bytes: the data that the tiles of `group` neighboring heads all read; cache_bytes: of the L2 cache.
 inline WorkOrder work_order(int tiles, size_t heads, int group, size_t shared_bytes, size_t cache_bytes) {
     CHECK(tiles * heads <= 0x7fffffff, "%d tiles of %zu heads are too many for one launch", tiles, heads);
     const size_t section = std::max<size_t>(1, cache_bytes / shared_bytes) * (size_t)group;

@@ -17,7 +17,7 @@
 namespace gpu {
 
 // ---- shared with attention_mma.cuh -----------------------------------------------------------------------------------------
-// A part of the 40 to 126 MB of L2 cache of a data-centre GPU; other data needs room, too.
+// A part of the 40 to 126 MB of L2 cache of a data-center GPU; other data needs room, too.
 constexpr size_t section_bytes = 16 << 20;
 
 // Per-row inputs of backward for queries: 16 bytes, which one asynchronous copy brings into shared memory.

@@ -66,7 +66,7 @@ __device__ __forceinline__ int count_below(const uint64_t* pairs, int n, uint64_
     return low;
 }
 
-// pairs (n) consists of sorted runs. The position of pair i after each two neighbouring runs are merged.
+// pairs (n) consists of sorted runs. The position of pair i after each two neighboring runs are merged.
 __device__ __forceinline__ int merged_place(const uint64_t* pairs, int n, int run, int i) {
     const int own = i / run * run, left = own / run % 2 == 0 ? own : own - run;
     const int other = own == left ? own + run : left;

@@ -28,7 +28,7 @@
 // and in 62-63 the swizzle, 1 for 128 bytes. The hardware swizzles by address bits, so a step along k within the 128 bytes is
 // just +32 bytes.
 //
-// Clusters. Blocks launched with LAUNCH_CLUSTERS run at the same time on neighbouring multiprocessors. TMA can write one box to
+// Clusters. Blocks launched with LAUNCH_CLUSTERS run at the same time on neighboring multiprocessors. TMA can write one box to
 // several of them (multicast), at the same offset of each one's shared memory, and completes bytes on each one's mbarrier of
 // the same offset; a thread can arrive at another block's mbarrier. A block must not end while others may still do so.
 //

@@ -366,7 +366,7 @@ inline void evaluate_tasks(const std::vector<TaskFile>& files, const EvalOptions
 }
 
 // The tokens of a whole text, in memory. Each document is encoded like a text in transformers: with the tokens of the
-// tokenizer's template around it, and with special tokens recognised.
+// tokenizer's template around it, and with special tokens recognized.
 inline std::vector<int> encode_text(TextInput input, const Tokenizer& tokenizer, int threads) {
     DocumentReader reader(std::move(input));
     std::vector<int> all;

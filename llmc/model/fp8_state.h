@@ -1,5 +1,5 @@
 // Scales of FP8 training (Transformer Engine's delayed scaling, per tensor). Each of a block's four matrices has three
-// quantised tensors: its input, the weight, and the gradient of its output. A tensor's scale follows from the largest absolute
+// quantized tensors: its input, the weight, and the gradient of its output. A tensor's scale follows from the largest absolute
 // elements (amax) of earlier steps:
 //   scale = largest number of the format / amax / 2^margin,   amax = the largest in the history, or its newest entry
 // An amax covers a whole step: all micro-batches, tensor- and data-parallel ranks. So the parallel layout changes nothing, and
@@ -43,7 +43,7 @@ public:
     // The number of steps with a known amax, at most the history's length; at 0 there are no scales yet.
     int measured() const { return measured_; }
 
-    // After an applied step: records the amax of all tensors; 0 where a tensor was not quantised.
+    // After an applied step: records the amax of all tensors; 0 where a tensor was not quantized.
     void update(const std::vector<float>& amax) {
         CHECK(amax.size() == scales.size(), "%zu amax for %zu tensors", amax.size(), scales.size());
         for (size_t i = 0; i < amax.size(); i++) {

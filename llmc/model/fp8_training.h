@@ -9,7 +9,7 @@
 #include "../ops.h"
 #include "fp8_state.h"
 
-// One of a Linear's three quantised tensors (fp8_state.h): its format, and its scale and amax in the backend's memory.
+// One of a Linear's three quantized tensors (fp8_state.h): its format, and its scale and amax in the backend's memory.
 struct Fp8Tensor {
     Operand operand = Operand::input;
     size_t index = 0;  // among this rank's tensors
@@ -31,7 +31,7 @@ struct Fp8Training {
     bool on = false;                          // for this step; evaluation and generation use bf16
     bool measuring = false;                   // bf16, but amax is recorded
     bool current = false;                     // scales come from the tensors themselves
-    std::vector<char> prepared;               // blocks whose weights were quantised or measured in this step
+    std::vector<char> prepared;               // blocks whose weights were quantized or measured in this step
     float *scale = nullptr, *amax = nullptr;  // (blocks, 12) see fp8_index
     ScaleInverse* inverse = nullptr;          // (blocks, 12)
     float* now = nullptr;                     // amax of one tensor

@@ -3,8 +3,8 @@
 //   metadata   key, type, value, each; strings and lists are prefixed with their length
 //   tensors    name, sizes (the fastest dimension first), type, offset of its bytes
 //   data       the tensors' bytes, in the same order, each aligned to general.alignment (32)
-// A tensor stores plain numbers or blocks: 32 or 256 neighbours of a row share a scale. See dequantize() for the formulas; its
-// results equal those from llama.cpp's package gguf bit by bit, and so does quantisation to Q8_0.
+// A tensor stores plain numbers or blocks: 32 or 256 neighbors of a row share a scale. See dequantize() for the formulas; its
+// results equal those from llama.cpp's package gguf bit by bit, and so does quantization to Q8_0.
 //   GgufReader   maps a file and does not trust it: counts, lengths, types and offsets are checked before use; errors name the
 //                place in the file
 //   GgufHeader   everything before the data of a file to be written

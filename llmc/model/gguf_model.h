@@ -1,6 +1,6 @@
 // A model's configuration and tensors as llama.cpp names them in GGUF. The tensors are the rows of parameters.h, with linear
 // weights (out, in): the fused projection as it is, or three parts if transformers has three. They differ in two ways:
-//   pairs     llama.cpp rotates neighbours (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): rows of
+//   pairs     llama.cpp rotates neighbors (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): rows of
 //             queries and keys are reordered so that both rotate the same
 //   plus one  Gemma's norms multiply by 1 + w, and the file stores 1 + w
 // Choices that llama.cpp's architecture does not support are refused by name: a configuration is written only if it reads back
@@ -21,7 +21,7 @@
 
 struct GgufArchitecture {
     const char *name, *family;
-    bool pairs = false;         // queries and keys are ordered so that neighbours are rotated
+    bool pairs = false;         // queries and keys are ordered so that neighbors are rotated
     bool free_biases = false;   // proj and the MLP may have biases or not
     bool needs_output = false;  // a tied head is still written
     int window_interval = 0;    // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows

@@ -1,4 +1,4 @@
-// The tensors of a model, in order: each with its shape on this rank, initialisation, weight decay, its position in the whole
+// The tensors of a model, in order: each with its shape on this rank, initialization, weight decay, its position in the whole
 // tensor, and its names and layouts in Hugging Face files. parameters.h lays them out in a buffer.
 //
 // Physical layouts: every linear weight is (out, in). The fused projection has rows [q heads | k heads | v heads], fc1 of a

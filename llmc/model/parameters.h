@@ -1,5 +1,5 @@
 // The parameter table: one row per tensor that a rank holds (model_tensors.h), with its offset in the buffer. Allocation,
-// initialisation, weight decay, gradient norm, import and export all iterate over it.
+// initialization, weight decay, gradient norm, import and export all iterate over it.
 //
 // All parameters are in one buffer, in groups, each in table order: matrices, to which weight decay applies, then biases and
 // norms, to which it does not. So the decayed elements are one range of the buffer, which is split into buckets (shard.h), and

@@ -1,4 +1,4 @@
-// Direct preference optimisation (DPO; Rafailov et al., 2023): of two answers to a prompt, the model learns to prefer the
+// Direct preference optimization (DPO; Rafailov et al., 2023): of two answers to a prompt, the model learns to prefer the
 // chosen one to the rejected one. The measure is the likelihood of an answer relative to the reference, the model before
 // training:
 //   ratio = log p(answer) - log p_reference(answer),  reward = beta ratio,  d = ratio(chosen) - ratio(rejected)

@@ -69,7 +69,7 @@ struct MuonStep {
     uint64_t rounding_key;
 };
 
-// A separately orthogonalised matrix: rows of a tensor. This rank holds `rows` x `cols` of it, from (row, col) on.
+// A separately orthogonalized matrix: rows of a tensor. This rank holds `rows` x `cols` of it, from (row, col) on.
 struct MuonMatrix {
     size_t bucket;         // of the shards
     size_t tensor, first;  // row of the table, and the first element in the buffer
@@ -264,7 +264,7 @@ private:
     template <class M>
     void update_cut(be::Ctx& ctx, const M& m, const std::vector<const MuonMatrix*>& at_once, const MuonStep& step) const {
         be::Comm& tp = m.ranks->tp;
-        floatX *x = x_, *other = y_;  // of the matrix that this rank orthogonalises, and of the others in turn
+        floatX *x = x_, *other = y_;  // of the matrix that this rank orthogonalizes, and of the others in turn
         for (size_t k = 0; k < at_once.size(); k++) {
             const MuonMatrix& part = *at_once[k];
             const bool own = (int)k == tp.rank();

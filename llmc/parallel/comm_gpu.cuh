@@ -290,7 +290,7 @@ struct Group : comm_detail::Members {
         from.reset();
         to.reset();
     }
-    // The edges of pairs of neighbours (u, u + 1): even u first, then odd u, last the pair that closes a ring of odd length.
+    // The edges of pairs of neighbors (u, u + 1): even u first, then odd u, last the pair that closes a ring of odd length.
     void connect(Ctx& ctx, const std::vector<std::string>& ids) {
         const auto round_of = [&](int lower) { return size % 2 && lower == size - 1 ? 2 : lower % 2; };
         const int before = (rank + size - 1) % size, out = route.step > 0 ? rank : before, in = route.step > 0 ? before : rank;

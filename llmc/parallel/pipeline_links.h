@@ -1,4 +1,4 @@
-// Messages between neighbouring pipeline stages: activations forward and their gradients backward, for this rank's rows. A send
+// Messages between neighboring pipeline stages: activations forward and their gradients backward, for this rank's rows. A send
 // never waits: forward, the data is unchanged until backward, or until a later micro-batch reuses the memory; backward, the
 // gradient replaces the stage's input, which is no longer needed. Receiving the input of that later micro-batch first completes
 // both sends: so a micro-batch's number here is the one that determines its memory (Activations::micro_batch).

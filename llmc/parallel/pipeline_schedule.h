@@ -17,7 +17,7 @@
 // Messages. Forward, rank r sends to r + 1, and the last rank to rank 0 between chunks; backward in the other direction. A rank
 // sends to a peer in the order in which the peer uses the messages: first in, first out, so that tags only serve to detect
 // errors. Backward has its own communicator (ranks.h), also at pp 2 with vpp > 1, where both directions lead to the same peer.
-// A send must not wait for its receive: a rank that sends an activation forward and its neighbour that sends a gradient
+// A send must not wait for its receive: a rank that sends an activation forward and its neighbor that sends a gradient
 // backward would deadlock.
 //
 // GPipe: arXiv:1811.06965. 1F1B: PipeDream, arXiv:1806.03377, and its flush in arXiv:2006.09503. Interleaved: Megatron-LM,

@@ -38,7 +38,7 @@ struct Ranks {
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
     be::Comm pp;                 // for generation
-    be::Comm forward, backward;  // messages between neighbouring stages: activations, gradients
+    be::Comm forward, backward;  // messages between neighboring stages: activations, gradients
     be::Comm kv;                 // tp ranks that hold the same key/value heads
     be::Comm ends;               // first and last stage, which both hold a tied embedding
 };

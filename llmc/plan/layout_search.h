@@ -400,7 +400,7 @@ private:
             return add_largest_head(l);
         }
         // Each policy costs more time per saved byte than the weaker one before it, so the fastest mixtures of policies combine
-        // two neighbours.
+        // two neighbors.
         bool weaker_fits = true, first_fits = false;
         std::string weaker;
         for (const char* policy : recompute_words) {

@@ -1,10 +1,10 @@
 // An estimate of NCCL's memory on a GPU, for plans of other machines; a run on GPUs lets NCCL allocate first (warm_up) and then
 // plans with the remaining memory.
 //
-// A connection to a neighbour has buffers on each of NCCL's channels: 10 MiB at its receiving end (0.5 MiB for the protocol LL,
+// A connection to a neighbor has buffers on each of NCCL's channels: 10 MiB at its receiving end (0.5 MiB for the protocol LL,
 // 4.7 for LL128, 4 for Simple, in whole pages of 2 MiB), 2 MiB at the sending one (sizes in NCCL's src/init.cc; allocations
 // counted on 8 H100 in NVIDIA/nccl issue 1685). An H100 on NVSwitch has 24 channels for collectives, which use a ring and a
-// tree: about three neighbours. A communicator of an edge has at most as many channels as its limit of blocks (edge_blocks):
+// tree: about three neighbors. A communicator of an edge has at most as many channels as its limit of blocks (edge_blocks):
 // NCCL uses no more channels for messages than its configuration allows for kernels (src/graph/paths.cc,
 // ncclTopoComputeP2pChannels). So a communicator for collectives uses 864 MiB, and one that carries messages one way 40 MiB or
 // 8 MiB. For comparison: NVIDIA/nccl issue 864 reports 1.6 GB for one communicator with the CUDA context, and 6 GB for three

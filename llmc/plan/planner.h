@@ -204,7 +204,7 @@ inline void plan_pipeline(Plan& p) {
     p.pipeline.exposed = in.pp > 1 ? step.total - simulate(0).total : 0;
 }
 
-// Messages of the busiest pipeline rank to its tp peers and to its neighbours.
+// Messages of the busiest pipeline rank to its tp peers and to its neighbors.
 inline void plan_messages(Plan& p) {
     const PlanInput& in = p.in;
     const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);

@@ -17,7 +17,7 @@ class RandomStep {
 public:
     double forward = 0, backward = 0, update = 0;  // seconds of the last step
 
-    // random: initialises the weights. Otherwise they are zero, which saves drawing them and does not change the time of a
+    // random: initializes the weights. Otherwise they are zero, which saves drawing them and does not change the time of a
     // step.
     // fp8: every step is in FP8 (hybrid), the first one with current scales, later ones with delayed scales, as in training.
     RandomStep(be::Ctx& ctx, const ModelConfig& c, int B, int T, Recompute recompute, bool random = true, bool fp8 = false)

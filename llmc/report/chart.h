@@ -1,6 +1,6 @@
 // Curves of any length in little memory, and line charts as SVG.
-//   Curve   at most 750 buckets of neighbouring points; a bucket keeps their mean, minimum and maximum, so no spike is lost
-//   Chart   series on nice axes (1-2-5 ticks; optionally logarithmic), drawn by draw_chart(); a style sheet has the colours
+//   Curve   at most 750 buckets of neighboring points; a bucket keeps their mean, minimum and maximum, so no spike is lost
+//   Chart   series on nice axes (1-2-5 ticks; optionally logarithmic), drawn by draw_chart(); a style sheet has the colors
 // These SVGs are the loss curve's own file, and the page's charts if scripts are disabled. Otherwise the page's script
 // (report_style.h) draws the same series at the width of the window. Any data can be drawn: non-finite values are left out,
 // values beyond +-largest_drawn are drawn there, and axes never have length zero.
@@ -16,7 +16,7 @@
 #include "../base/check.h"
 #include "../base/text.h"
 
-// A bucket of neighbouring points: means of both coordinates, and the minimum and maximum value.
+// A bucket of neighboring points: means of both coordinates, and the minimum and maximum value.
 struct CurvePart {
     double x, y, low, high;
 };
@@ -97,7 +97,7 @@ private:
     double last_ = NAN;
 };
 
-// At most n parts, each merged from equally many neighbours.
+// At most n parts, each merged from equally many neighbors.
 inline std::vector<CurvePart> thinned(const std::vector<CurvePart>& parts, size_t n) {
     const size_t every = (parts.size() + n - 1) / n;
     if (every <= 1) return parts;

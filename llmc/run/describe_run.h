@@ -285,7 +285,7 @@ inline std::string note_on_epochs(const Run& run, const DataSummary& longest) {
         human_count((double)samples * run.o.seq_length).c_str());
 }
 
-// Summarises a run in two lines before the table: the model and its machine, and the length.
+// Summarizes a run in two lines before the table: the model and its machine, and the length.
 inline void summarise(Run& run, const PlannedModel& planned) {
     const TrainOptions& o = run.o;
     const int ranks = o.world ? o.world : run.world.size();

@@ -157,8 +157,8 @@ inline void choose_gemm_cache(Run& run, const Model& m) {
     if constexpr (!be::memory_is_host) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
         // Ranks that compute the same weights must choose the same algorithms, which timing does not guarantee: data-parallel
-        // replicas that each orthogonalise all matrices; and, if they do not share a file, tensor-parallel ranks that each
-        // compute whole bias gradients, or orthogonalise keys and values that several ranks hold.
+        // replicas that each orthogonalize all matrices; and, if they do not share a file, tensor-parallel ranks that each
+        // compute whole bias gradients, or orthogonalize keys and values that several ranks hold.
         bool alone = kept.empty() && run.o.gemm_cache.empty();
         const Mesh& mesh = m.ranks->mesh;
         for (int i = 0; i < mesh.tp.size; i++) alone |= !run.world.is_here(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));

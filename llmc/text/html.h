@@ -4,7 +4,7 @@
 //                        of each inside links; script, style, navigation, forms and hidden elements are dropped
 //   without_boilerplate  jusText (Pomikalek, "Removing Boilerplate and Duplicate Content from Web Corpora", Masaryk University,
 //                        2011, chapter 3) in its mode without lists of stop words: short paragraphs and those full of links are
-//                        bad, long ones good; those between are classified like their neighbours. If none is good, the longest
+//                        bad, long ones good; those between are classified like their neighbors. If none is good, the longest
 //                        run of nearly good ones is kept: pages of news have paragraphs of a sentence each
 // A page cannot take more than its share of memory and time, however its tags are nested.
 #pragma once

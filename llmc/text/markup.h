@@ -1,4 +1,4 @@
-// Recognises mark-up, so that tags are not learned as text.
+// Recognizes mark-up, so that tags are not learned as text.
 //   begins_as_html   a page: a doctype, <html>, <head> or <body> after comments and an XML declaration
 //   count_markup     the bytes of a text that are tags
 #pragma once

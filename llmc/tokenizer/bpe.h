@@ -145,10 +145,10 @@ private:
 // Computes the result of merging a piece, from left to right. (GitHub's rust-gems has this method as its crate bpe.)
 //
 // Merges within a stretch of text do not depend on its surroundings until a merge crosses its ends. So each token of a piece is
-// the result of merging only its own bytes, and each two neighbours are the result of merging only their bytes. The converse
+// the result of merging only its own bytes, and each two neighbors are the result of merging only their bytes. The converse
 // holds too: if tokens were not the result of merging, consider the first merge across one of their boundaries; until then both
 // sides developed as if separate, so the merge would also happen between these two tokens in isolation. Hence any sequence of
-// tokens in which all neighbours stay separate is the piece's only encoding. At each place the longest token that stays
+// tokens in which all neighbors stay separate is the piece's only encoding. At each place the longest token that stays
 // separate from the previous one is used; if there is none, the previous token was wrong and a shorter one replaces it. A place
 // from which this failed is not tried again: linear time.
 //
@@ -248,7 +248,7 @@ private:
 class BytePairEncoder {
 public:
     bool whole_tokens = false;  // Llama-3's ignore_merges: a piece that is a token is not split
-    bool fuse_unknown = false;  // neighbouring bytes without a token are one unknown token
+    bool fuse_unknown = false;  // neighboring bytes without a token are one unknown token
     int unknown = -1;           // the token of a byte that has none; -1: such a byte is dropped
 
     BytePairEncoder() {

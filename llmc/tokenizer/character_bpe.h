@@ -21,7 +21,7 @@
 class CharacterBpe {
 public:
     bool whole_tokens = false;  // ignore_merges: a piece that is a token is not divided
-    bool fuse_unknown = false;  // neighbouring unknown characters are one token
+    bool fuse_unknown = false;  // neighboring unknown characters are one token
     // The state of a character without a token during merges: SentencePiece resolves it only afterwards.
     bool late_unknown = false;
     UnknownCharacters unknown;

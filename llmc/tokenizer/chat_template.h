@@ -531,7 +531,7 @@ private:
             if (parts_.empty() || parts_.back().end) parts_.push_back({0, in_loss});
             text_ += s;
         }
-        // Text in which special tokens are recognised.
+        // Text in which special tokens are recognized.
         void literal(std::string_view s, bool in_loss) {
             tokenizer_.split_at_added(
                 s, [&](std::string_view part) { text(part, in_loss); },

@@ -1,10 +1,10 @@
 // Tokenizers in llama.cpp's GGUF form, converted from Hugging Face's files and back:
 //   gpt2    byte-level BPE: tokens in GPT-2's characters, merges, and llama.cpp's name of the pre-tokenizer
-//   llama   character BPE like SentencePiece's: of neighbours that together are a token, the pair with the highest
+//   llama   character BPE like SentencePiece's: of neighbors that together are a token, the pair with the highest
 //           score is merged first. tokenizer.json has merges instead, whose order gives the scores
 //   t5      unigram models: scores are logarithms of probabilities
 // A tokenizer that llama.cpp would apply differently is refused by name, except for two things that its own converter leaves
-// out too: the normalisation of text (NFC of Qwen), and the byte fallback of unigram models.
+// out too: the normalization of text (NFC of Qwen), and the byte fallback of unigram models.
 #pragma once
 #include <algorithm>
 #include <filesystem>
@@ -46,7 +46,7 @@ struct GgufPreTokenizer {
     const char* name;
     std::vector<std::string> patterns;
     bool whole_tokens = false;  // a word that is a token is not split (ignore_merges)
-    bool nfc = false;           // the models that use it normalise text, which llama.cpp does not
+    bool nfc = false;           // the models that use it normalize text, which llama.cpp does not
     bool adds_bos = false;      // also without add_bos_token in the file
 };
 inline const std::vector<GgufPreTokenizer>& gguf_pre_tokenizers() {

@@ -1,4 +1,4 @@
-// Normalises the spelling of Jinja templates, so that equivalent ones compare equal: without comments and white-space control,
+// Normalizes the spelling of Jinja templates, so that equivalent ones compare equal: without comments and white-space control,
 // message.role for message['role'], one kind of quotes, and consecutive outputs as one sum. Nothing is evaluated: two templates
 // with the same spelling render alike (with transformers' trim_blocks and lstrip_blocks), others may too.
 #pragma once

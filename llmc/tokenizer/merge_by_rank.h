@@ -6,7 +6,7 @@
 #include <queue>
 #include <vector>
 
-// A merge of two neighbours: among all possible ones the one of lowest rank comes first, at equal ranks the leftmost.
+// A merge of two neighbors: among all possible ones the one of lowest rank comes first, at equal ranks the leftmost.
 struct Merge {
     int rank = -1, symbol = 0;  // rank -1: these two do not merge
 };

@@ -1,4 +1,4 @@
-// Normalisation of a text before a tokenizer splits it: the normalizers of Hugging Face's tokenizer.json, and a SentencePiece
+// Normalization of a text before a tokenizer splits it: the normalizers of Hugging Face's tokenizer.json, and a SentencePiece
 // model's, each with the same result as in its library. Anything unknown is refused by name.
 //
 //   NFC NFD NFKC NFKD   Unicode's normal forms (unicode.h)
@@ -170,7 +170,7 @@ private:
     }
 
     // Hugging Face's library has the tables of Unicode 9, which lack these characters: later versions compose, decompose or
-    // reorder them. The text on both sides of one is normalised separately.
+    // reorder them. The text on both sides of one is normalized separately.
     static std::string of_unicode_9(std::string_view text, NormalForm form) {
         static constexpr std::pair<int32_t, int32_t> later[] = {
             {0x7fd, 0x7fd},     {0x898, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},     {0xd3b, 0xd3c},

@@ -274,7 +274,7 @@ inline std::string literal_pattern(const std::string& text) {
 // compiled with a callout before each item, searches the whole text and counts its steps; their number per text is limited, far
 // above the needs of a good pattern. Both searches find the same match.
 //
-// Behaviours by Hugging Face's names, for the matches: isolated: separate pieces. removed: dropped. contiguous: adjacent
+// Behaviors by Hugging Face's names, for the matches: isolated: separate pieces. removed: dropped. contiguous: adjacent
 // matches form one piece. merged_with_previous, merged_with_next: joined to the text before or after.
 enum class SplitBehavior { isolated, removed, contiguous, merged_with_previous, merged_with_next };
 

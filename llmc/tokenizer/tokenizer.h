@@ -4,7 +4,7 @@
 //   of characters   BPE (Llama-2, Mistral: character_bpe.h) or a unigram model (LLM-jp, T5: unigram.h), in which a character
 //                   without a token falls back to its bytes
 //
-// Text becomes tokens in these steps (after normalisation, if the file requires it: normalizer.h).
+// Text becomes tokens in these steps (after normalization, if the file requires it: normalizer.h).
 //   1. Pre-tokenisation: a regular expression splits the text into pieces (a word with the space before it, a run of digits).
 //      Merges never cross a piece, so " the" is learned once rather than together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
@@ -172,7 +172,7 @@ public:
             fail("%s: %s", source_.c_str(), e.what());
         }
     }
-    // Encodes a prompt: special tokens are recognised, and the template's tokens are put around it.
+    // Encodes a prompt: special tokens are recognized, and the template's tokens are put around it.
     std::vector<int> encode_prompt(std::string_view text) const {
         std::vector<int> tokens = template_before_;
         encode_append(text, tokens, true);
@@ -181,7 +181,7 @@ public:
     }
     const std::vector<int>& template_before() const { return template_before_; }
     const std::vector<int>& template_after() const { return template_after_; }
-    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order; special tokens are recognised, except
+    // Calls on_text(part) and on_token(AddedToken) for the parts of a text, in order; special tokens are recognized, except
     // ones that the normalizer would change, which stay text.
     template <class Text, class Token>
     void split_at_added(std::string_view text, Text on_text, Token on_token) const {
@@ -258,7 +258,7 @@ public:
     }
 
 private:
-    // Tokens that must not be normalised are found first, then the text between them is normalised, then the others are found
+    // Tokens that must not be normalized are found first, then the text between them is normalized, then the others are found
     // in it. on_text(part, whether it starts the document, whether it continues an earlier text), on_token(token).
     template <class Text, class Token>
     void find_added(std::string_view text, bool special, TextPlace place, Text on_text, Token on_token) const {
@@ -277,7 +277,7 @@ private:
             if (normalizer_.does_nothing()) return normal(part, opens, goes_on);
             const std::string normalized = normalizer_.normalize(part, goes_on);
             if (normalized.empty()) return;
-            // False if the normaliser has dropped the start.
+            // False if the normalizer has dropped the start.
             const bool begins = opens && !normalizer_.normalize(part.substr(0, first_character(part).length), false).empty();
             normal(normalized, begins, goes_on);
         };
@@ -480,10 +480,10 @@ private:
             fail("%s: unk_id is %s; it must be the id of a token", source_.c_str(), unknown.dump().c_str());
         unknown_ = unknown.get<int>();
         load_added(j);
-        // Text that spells a special token stays text, so it is no piece. (In the library it is one if a normaliser has made
+        // Text that spells a special token stays text, so it is no piece. (In the library it is one if a normalizer has made
         // it.)
         std::vector<UnigramEncoder<double>::Piece> pieces;
-        std::set<std::string> seen = {""};  // normalised added tokens may coincide, or be empty
+        std::set<std::string> seen = {""};  // normalized added tokens may coincide, or be empty
         for (size_t id = 0; id < scores.size(); id++)
             if (!special_[id] && seen.insert(checked_piece(pieces_[id])).second)
                 pieces.push_back({pieces_[id], scores[id], (int)id});
@@ -528,7 +528,7 @@ private:
         const char* name = source_.c_str();
         const nlohmann::json tokens = j.value("added_tokens", nlohmann::json::array());
         const size_t limit = bytes_.size() + tokens.size();
-        std::map<size_t, std::string> contents;  // the decoder's text for normalised tokens
+        std::map<size_t, std::string> contents;  // the decoder's text for normalized tokens
         for (const auto& token : tokens.is_null() ? nlohmann::json::array() : tokens) {
             const std::string content = token.at("content").get<std::string>();
             const auto known = by_characters_.find(content);
@@ -633,7 +633,7 @@ private:
 
     // The tokens that transformers' Python tokenizer has added to a model, in tokenizer.json's form: from added_tokens_decoder
     // in tokenizer_config.json, else (before transformers 4.34) from added_tokens.json, where the ones with a role are special.
-    // All are found in the unnormalised text.
+    // All are found in the unnormalized text.
     nlohmann::json added_beside() const {
         using nlohmann::json;
         std::vector<json> all;
@@ -677,7 +677,7 @@ private:
         encodes_by(UnigramEncoder<float>(pieces, unknown_characters(m.byte_fallback), (double)low, (double)high));
     }
 
-    // Any two neighbours that together are a piece are merged, the pair with the highest score first.
+    // Any two neighbors that together are a piece are merged, the pair with the highest score first.
     void load_pieces_of_bpe(const SentencePieceModel& m, std::vector<std::pair<std::string, int>> user_defined) {
         CharacterBpe bpe;
         bpe.late_unknown = bpe.fuse_unknown = true;

@@ -3,7 +3,7 @@
 // is the best way to end at the start of the last piece, plus that piece. The cost is the text's length times the longest
 // piece's.
 //
-// A character that is not a piece is unknown, at 10 below the lowest score; neighbouring ones become one unknown token, or with
+// A character that is not a piece is unknown, at 10 below the lowest score; neighboring ones become one unknown token, or with
 // byte fallback the tokens of their bytes, <0x00> .. <0xFF>.
 //
 // Equal sums: the longer last piece wins. Hugging Face's library keeps sums in double precision, SentencePiece in single, which

@@ -2,7 +2,7 @@
 //
 //   1. Seeds: the parts of words that occur at least twice, the largest (occurrences x characters) first, and all
 //      characters but the rarest, which fall back to bytes. They are found in a sorted list of all suffixes of words: a part
-//      that occurs again is a common prefix of neighbours in this list.
+//      that occurs again is a common prefix of neighbors in this list.
 //   2. EM, twice: the expected number of times that each piece is used, over all ways to split the words (forward-backward);
 //      the score of a piece is then digamma(its number) - digamma(the sum), which favours few pieces. Pieces below 0.5 are
 //      dropped.
@@ -222,7 +222,7 @@ private:
         };
         size_t with_last = 0;
         for (size_t i = 0; i < ends.size(); i++) {
-            // A suffix counts toward its longest prefix shared with a neighbour, or as a whole if its word occurs again, and,
+            // A suffix counts toward its longest prefix shared with a neighbor, or as a whole if its word occurs again, and,
             // when that is closed, toward shorter ones.
             const size_t with_next = i + 1 < ends.size() ? common(ends[i], ends[i + 1]) : 0;
             const int64_t count = words_[ends[i].word].count;
