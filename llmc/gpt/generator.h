@@ -113,8 +113,8 @@ private:
         be::Ctx& ctx;
     };
 
-    // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in branch, on
-    // the last stage. cache: null for a prompt of `sequence`.
+    // Runs the batch through all layers; leaves the last row of a prompt, or every row, of the residual stream in
+    // branch_out, on the last stage. cache: null for a prompt of `sequence`.
     void pass(KeyValueCache* cache, int sequence) {
         rows_ = cache ? batch_.B : 1;
         const SteadyRows steady(ctx_, sequences());

@@ -1,8 +1,8 @@
 // A training run without its model: derived from options, checkpoint and data. In this order, on all ranks:
-//   take_directory    locks the output directory before its contents are read
-//   set_up            resolves checkpoint, tokenizer, model, ranks and schedule
+//   lock_run_directory   locks the output directory before its contents are read
+//   set_up               resolves checkpoint, tokenizer, model, ranks and schedule
 //   (the model's memory is planned)
-//   open_data         the samples in their order; a resumed run must have the checkpoint's
+//   open_data            the samples in their order; a resumed run must have the checkpoint's
 // All errors that can be detected before memory is allocated for a model are reported here.
 #pragma once
 #include <algorithm>
