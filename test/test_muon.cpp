@@ -82,15 +82,17 @@ Trained train(const MuonRecipe& recipe) {
     EXPECT_EQ(updated, 3 * 4u);
     params.download();
     lower.download();
-    const std::vector<real> exp_avg = downloaded(ctx, m.exp_avg, m.shards.size);
-    const std::vector<real> exp_avg_sq = downloaded(ctx, m.exp_avg_sq, m.size_of_exp_avg_sq());
+    HostSide<real> exp_avg(ctx, (real*)m.exp_avg.data, m.shards.size);
+    HostSide<real> exp_avg_sq(ctx, (real*)m.exp_avg_sq.data, m.size_of_exp_avg_sq());
+    exp_avg.download();
+    exp_avg_sq.download();
     Trained result;
     for (const MuonMatrix& matrix : whole)
         m.shards.for_each_part(matrix.first, matrix.elements(), [&](size_t from, size_t shard, size_t n) {
             for (size_t i = 0; i < n; i++) {
                 result.weights.push_back(load_weight(params.data() + matrix.first + from, lower.data() + shard, i));
-                result.exp_avg.push_back(exp_avg[shard + i]);
-                if (shard + i < exp_avg_sq.size()) result.exp_avg_sq.push_back(exp_avg_sq[shard + i]);
+                result.exp_avg.push_back(exp_avg.data()[shard + i]);
+                if (shard + i < m.size_of_exp_avg_sq()) result.exp_avg_sq.push_back(exp_avg_sq.data()[shard + i]);
             }
         });
     return result;

@@ -148,17 +148,6 @@ inline void wait_for_device(be::Ctx& ctx) {
     be::download(ctx, &byte, memory, 1);
 }
 
-// A copy of the elements in host memory.
-inline std::vector<real> downloaded(be::Ctx& ctx, const Elements& from, size_t n) {
-    return from.visit_moment([&](auto* x) {
-        std::vector<std::decay_t<decltype(*x)>> values(n);
-        be::download(ctx, values.data(), x, n * sizeof *x);
-        std::vector<real> wide(n);
-        for (size_t i = 0; i < n; i++) wide[i] = (real)values[i];
-        return wide;
-    });
-}
-
 // Host access to memory of the backend: the memory itself if the CPU can reach it, else a copy: upload() sends it and
 // download() fetches it. The copy is zero until then, and its pages are allocated on first touch, by many threads at once.
 template <class E>
