@@ -92,6 +92,7 @@ refuses "steps of trials without trials" "HINT: add --trials" "${run[@]}" --worl
 refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
 refuses "FP8 given and searched" "omit one of them" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
 refuses "FP8 where there is none" "FP8 was requested for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
+refuses "gradients on the host of several GPUs" "gradients is for one GPU, and the run has 8" "${run[@]}" --world 8 --offload gradients --main-grads-dtype bf16
 refuses "no global batch" "every layout must train the same number of samples" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
 refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
 refuses "trials elsewhere" "omit one of them" "${run[@]}" --world 8 --trials 2

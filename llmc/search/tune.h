@@ -122,6 +122,7 @@ inline LayoutProblem problem_of(Run& run, const MemoryOfStage& memory_of_stage) 
             take_gpu_figures(run);
             if (can_start_ranks()) problem.ranks = divisors(be::count_devices());
         }
+        offloads_gradients(run.o, problem.ranks.front());  // refuses them on several ranks, or in fp32
         problem.memory = [&run](int) { return planned_memory_bytes(run.o); };
         problem.host_memory = [&run](int ranks) {
             return run.plans_elsewhere() ? planned_host_bytes(run.o, ranks) : (double)cpu::available_memory() / ranks;
