@@ -4,8 +4,8 @@
 #                   TEXT="a.txt b.txt"  OUT=quickstart  STEPS=600  VOCAB=4096
 #                   PRESET=quickstart  TUNE=1 TUNE_BUDGET=5m: first a sweep
 # make train_gpt    the program for this machine, as ./train_gpt
-# make dev          the same for development: a change compiles in a fraction of the
-#                   time, with -j3; slow to run. make debug: for a debugger
+# make dev          the same for development: a change compiles in a fraction of
+#                   the time, with -j3; slow to run. make debug: for a debugger
 # make install      program, manual page, completion  PREFIX=/usr/local  DESTDIR=
 # make test         every test, in ten minutes; ends with `N passed, N failed`
 #                   FILTER=attention: only tests with this in their names
@@ -17,7 +17,7 @@
 #                   llama.cpp (pip: 6 GB)  TRANSFORMERS=5  INTEROP="models gguf"
 # make chaos        kills, full disks and damage must leave a run's bits equal
 #                   CHAOS_SECONDS=600 CHAOS_SEED= CHAOS_FAULTS= (test/README.md)
-# make pairs        rules checked on random pairs of options  PAIRS=300 PAIRS_SEED=
+# make pairs        rules checked on random pairs of options PAIRS=300 PAIRS_SEED=
 # make fuzz         fuzzes every file reader  FUZZ_SECONDS=60 each
 # make bench        speed of a training step and of each kernel on this machine
 # make bench-cpu    our training step on this CPU and PyTorch's best, installed
@@ -32,7 +32,7 @@
 # make gpu-pack     build/gpu-pack: everything for gpu_minutes.sh on a GPU
 # make deps         installs missing packages; targets do so unless NODEPS=1
 # make compile_commands.json  for clangd and other tools
-# make lint format clean   (lint: STAGES="format shell prose headers warnings tidy")
+# make lint format clean   (STAGES="format shell prose headers warnings tidy")
 # Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)

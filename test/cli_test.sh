@@ -254,6 +254,10 @@ status "train from a run" 0 "$program" train --model "my run" --out other "${sma
 status "resume a run" 0 "$program" train --resume "my run" --out third "${small[@]}" --override train-iters
 says "resume a run: from its checkpoint" "my run/step_00000002"
 
+# ---- built ----
+status "make help" 0 make -s -C "$root" help
+expect "make help: no line is wider than 80 columns" narrow
+
 # ---- installed ----
 expect "make install" make -s -C "$root" install TRAIN_GPT="$program" DESTDIR="$work/root" PREFIX=/usr
 expect "the program is installed" "$work/root/usr/bin/train_gpt" --version
