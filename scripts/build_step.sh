@@ -5,7 +5,7 @@
 set -u
 file=$1
 shift
-mkdir -p "${file%/*}"
+mkdir -p "${file%/*}" || exit
 echo "building $file"
 # Reports until the other end of its pipe is closed, however this script ends. The time of the last build is kept next to FILE.
 report() {

@@ -257,6 +257,21 @@ says "resume a run: from its checkpoint" "my run/step_00000002"
 # ---- built ----
 status "make help" 0 make -s -C "$root" help
 expect "make help: no line is wider than 80 columns" narrow
+mkdir -p source/dev/interop && cp -r "$root"/{Makefile,scripts} source && cp "$root"/dev/interop/dump_tokens.cpp source/dev/interop
+cat >source/linker <<'END'
+#!/usr/bin/env bash
+# Compiles nothing, and leaves half a program when it links.
+file=$(sed 's/.* -o \([^ ]*\).*/\1/' <<<" $* ")
+echo half >"$file"
+[[ $file == *.o ]]
+END
+chmod +x source/linker
+half=(make -s -C source NODEPS=1 CXX=./linker build/cpu-bf16-linker/dump_tokens)
+status "a linker that fails" 2 "${half[@]}"
+status "a linker that fails: again, for it left no half program" 2 "${half[@]}"
+touch source/build/none
+status "a folder that cannot be made" 2 make -s -C source NODEPS=1 CXX=./linker build/none/dump_tokens
+expect "a folder that cannot be made: ends there" refused grep -q building stdout.txt
 
 # ---- installed ----
 expect "make install" make -s -C "$root" install TRAIN_GPT="$program" DESTDIR="$work/root" PREFIX=/usr
