@@ -160,6 +160,9 @@ for change in 's/"LORA"/"IA3"/ peft_type' 's/"r": 4/"r": 0/ must.be.at.least.1' 
     's/"lora_dropout": 0.0/"lora_dropout": 1.5/ from.0.to.0.99' 's/"r": 4,/"r": 4;/ JSON:.at.line' \
     's/"inference_mode"/"use_dora": true, "inference_mode"/ use_dora' 's/"inference_mode"/"rank_pattern": {"q_proj": 2}, "inference_mode"/ shape' \
     's/"inference_mode"/"alpha_pattern": {"q_.*": 2}, "inference_mode"/ regular.expression' 's/"inference_mode"/"rank_pattern": {"q_proj": 0.5}, "inference_mode"/ whole.number' \
+    's/"r": 4/"r":9999999/ gives.it.rank.9999999' 's/"inference_mode"/"layers_to_transform": 0, "inference_mode"/ has.an.adapter.of.1.self_attn.q_proj' \
+    's/"inference_mode"/"layers_to_transform": [7], "inference_mode"/ has.an.adapter.of.0.self_attn.q_proj' \
+    's/"inference_mode"/"layers_to_transform": "0", "inference_mode"/ a.list.of.layers' \
     's/true,$/"pissa",/ init_lora_weights'; do
     sed "${change% *}" llama-lora/latest/adapter_config.json >peft/adapter_config.json
     no "adapter_config.json ${change% *}" "${change##* }" "$program" eval --text text.txt --model llama --adapter peft

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -109,6 +111,18 @@ private:
     std::vector<Value> values_;
 };
 
+// The layers that have adapters, by PEFT's "layers_to_transform": a number or several; null and [] leave it to the matrices.
+inline std::optional<std::set<int>> listed_layers(const HfReader& in) {
+    const char* key = "layers_to_transform";
+    if (in.absent(key) || (in.j[key].is_array() && in.j[key].empty())) return std::nullopt;
+    std::set<int> layers;
+    for (const nlohmann::json& layer : in.j[key].is_array() ? in.j[key] : nlohmann::json::array({in.j[key]})) {
+        if (!layer.is_number_integer() || layer < 0 || layer > 1 << 28) in.wrong(key, "a list of layers, from 0");
+        layers.insert((int)layer);
+    }
+    return layers;
+}
+
 inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
     const nlohmann::json& j = in.j;
     const std::string& path = in.source;
@@ -143,6 +157,7 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     lora.rank_stabilized = in.flag("use_rslora", false);
     const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
     const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
+    const std::optional<std::set<int>> listed = listed_layers(in);
     const auto scale_of = [&](double alpha, double rank) { return alpha / (lora.rank_stabilized ? std::sqrt(rank) : rank); };
     const double usual = lora.scale() != 0 ? lora.scale() : 1;
     const SafetensorsReader files = SafetensorsReader::open(weights);
@@ -159,6 +174,10 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                 const std::string matrix = name.substr(0, at + 1 + t.module.size());
                 LoraInFile& adapter = of_layer[(size_t)layer];
                 adapter.rank = (int)ranks.of(matrix, lora.rank);
+                if (view.shape.empty() ||
+                    view.shape[0] != adapter.rank)  // before the model is planned for a rank that it lacks
+                    fail("%s: tensor '%s' has shape %s; %s gives it rank %d", weights.c_str(), name.c_str(),
+                         shape_string(view.shape).c_str(), path.c_str(), adapter.rank);
                 adapter.factor = scale_of(alphas.of(matrix, lora.alpha), adapter.rank) / usual;
                 most = std::max(most, adapter.rank);
             }
@@ -167,6 +186,10 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
         for (int layer = 0; layer < c.L; layer++) {
             LoraInFile& adapter = of_layer[(size_t)layer];
             adapter.matrix = std::to_string(layer) + "." + t.module;
+            if (listed && (listed->count(layer) > 0) != (adapter.rank > 0))
+                fail("%s: 'layers_to_transform' is %.200s, but %s has %s adapter of %s", path.c_str(),
+                     j["layers_to_transform"].dump().c_str(), weights.c_str(), adapter.rank > 0 ? "an" : "no",
+                     adapter.matrix.c_str());
             differ = differ || adapter.rank != lora.rank || adapter.factor != 1;
             adapters.push_back(adapter);
         }
