@@ -117,8 +117,7 @@ sources       = $(or $($(@F)),$(of_dev),$(if $(is_test),$(test) $(main)),$(error
 version       = -DGIT_VERSION='"$(or $(shell git describe --always --dirty 2>/dev/null),not built from git)"'
 command       = $(if $(filter cuda,$(backend)),$(NVCC) $1 $(NVCCFLAGS),$(CXX) $2 $(CXXFLAGS))
 
-.SECONDEXPANSION:
-.DELETE_ON_ERROR:
+.SECONDEXPANSION .DELETE_ON_ERROR:
 build/%: $$(sources) Makefile | deps$$(if $$(is_test),-test)
 	@scripts/build_step.sh $@ $(call command,-x cu,-x c++) $(if $(filter train_gpt,$(@F)),$(version)) \
 	    -MMD -MP -MF $@.d -MT $@ -c -o $@.o $(addprefix -include ,$(filter-out $(lastword $(sources)),$(sources))) \
