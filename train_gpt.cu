@@ -59,7 +59,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/parallel/ranks.h"              // Ranks, reduce_sums
 #include "llmc/parallel/pipeline_links.h"     // PipelineLinks
 #include "llmc/optimizer/zero.h"              // GradientReducer
-#include "llmc/optimizer/elementwise.h"       // update_elementwise
+#include "llmc/optimizer/adamw.h"             // update_elementwise
 #include "llmc/optimizer/weight_average.h"    // update_average
 #include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
 #include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
@@ -68,7 +68,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/gpt/gpt.h"                     // declarations of the functions here that other headers call
 #include "llmc/gpt/generator.h"               // Generator, with its key/value cache
 #include "llmc/report/logger.h"               // StepStats
-#include "llmc/options/config.h"              // TrainOptions
+#include "llmc/options/options.h"             // TrainOptions
 #include "llmc/options/schedule.h"            // Schedule
 #include "llmc/checkpoint/run_directory.h"    // RunLock
 #include "llmc/checkpoint/agreement.h"        // describe_overrides
@@ -78,7 +78,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/run/diagnostics.h"             // hash_gradients
 #include "llmc/run/timetable.h"               // Timetable
 #include "llmc/run/run.h"                     // Run, set_up
-#include "llmc/run/reference.h"               // find_reference
+#include "llmc/run/preference_reference.h"    // find_reference
 #include "llmc/run/trainer.h"                 // TrainerBase, which Trainer extends
 #include "llmc/run/plan_run.h"                // plan_run, load_model
 #include "llmc/run/training_log.h"            // TrainingLog

@@ -37,9 +37,9 @@ includes_go_down() {
 }
 expect "includes of llmc/ go down the rooms" includes_go_down "$repository"
 mkdir -p tree/llmc/base tree/llmc/run
-echo '#include "../options/config.h"' >tree/llmc/base/types.h
+echo '#include "../options/options.h"' >tree/llmc/base/types.h
 expect "an include that goes up is found" refused includes_go_down tree
-says "and named" "llmc/base/types.h includes options/config.h"
+says "and named" "llmc/base/types.h includes options/options.h"
 unnamed() { for room in "$repository"/llmc/*/; do grep -q "\`$(basename "$room")/\`" "$repository/llmc/README.md" || basename "$room"; done; }
 expect "each room stands in llmc/README.md" test -z "$(unnamed)"
 

@@ -10,7 +10,7 @@
 #include "../llmc/cpu/optimizer.h"
 #include "../llmc/cpu/reduce.h"
 #endif
-#include "../llmc/optimizer/elementwise.h"
+#include "../llmc/optimizer/adamw.h"
 #include "../llmc/optimizer/training_memory.h"
 #include "../llmc/optimizer/weight_average.h"
 #include "testing.h"

@@ -7,7 +7,7 @@
 #include "../base/text.h"
 #include "../model/hf_config.h"
 #include "../model/model_config.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "training_state.h"
 
 inline const Strings types_of_elements = {"main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"};

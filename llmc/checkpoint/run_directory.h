@@ -24,7 +24,7 @@
 
 #include "../base/check.h"
 #include "checkpoint.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../base/file.h"
 #include "../base/text.h"
 #include "hub.h"

@@ -71,7 +71,7 @@ public:
         std::string out;
         KeptCheckpoints kept;
         ModelTexts texts;
-        std::string reference;             // a file in each checkpoint (reference.h); empty: none
+        std::string reference;             // a file in each checkpoint (preference_reference.h); empty: none
         RunLock* lock = nullptr;           // of out; held by the first rank only
         std::shared_ptr<Monitor> monitor;  // is told of a disk that hangs; may be null
     };

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "../base/json.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../options/schedule.h"
 #include "../options/skip.h"
 #include "run_directory.h"
@@ -32,7 +32,7 @@ struct TrainingState : Counters {
     nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per dataset; writer
     nlohmann::ordered_json fp8, guard, steadiness;  // of Fp8State (null: no FP8), Guard, Steadiness
     int64_t fp8_start = -1;                         // --fp8-start auto: the chosen step; -1: none yet
-    nlohmann::ordered_json reference;               // for pairs of answers (reference.h); null: none
+    nlohmann::ordered_json reference;               // for pairs of answers (preference_reference.h); null: none
     BatchRanges skips;                              // batches to skip, a step each
     int64_t planned = 0;                            // samples for which the order of the data was computed
     Strings iterations;                             // LLM-jp's ranges, whose batches are drawn and dropped

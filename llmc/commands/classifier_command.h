@@ -12,7 +12,7 @@
 #include "../curate/classifier_report.h"
 #include "../curate/labelled_texts.h"
 #include "../curate/text_classifier.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "text_commands.h"
 
 namespace detail {

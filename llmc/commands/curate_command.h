@@ -29,7 +29,7 @@
 #include "../curate/whole_corpus.h"
 #include "../tokenizer/tokenizer.h"
 #include "classifier_command.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../checkpoint/hub.h"
 #include "text_commands.h"
 

@@ -19,7 +19,7 @@
 #include "../model/gguf.h"
 #include "../model/gguf_model.h"
 #include "../checkpoint/checkpoint.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../checkpoint/model_texts.h"
 #include "../checkpoint/run_directory.h"
 

@@ -1,6 +1,6 @@
 // The commands that need no model. Only declared where another unit has them (dev/units).
 #pragma once
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../parallel/world.h"
 
 struct HostCommands {

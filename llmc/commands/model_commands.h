@@ -18,7 +18,7 @@
 #include "../infer/inference.h"
 #include "../infer/scoring.h"
 #include "../infer/serve.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../parallel/memory_of_node.h"
 #include "../plan/from_options.h"
 #include "../run/plan_run.h"

@@ -19,7 +19,7 @@
 #include "../base/text.h"
 #include "../data/dataset.h"
 #include "../text/document_reader.h"
-#include "../options/config.h"
+#include "../options/options.h"
 
 struct PrepareCounts {
     int64_t tokens = 0, bytes = 0, spelled = 0, lost = 0, in_loss = 0;

@@ -13,7 +13,7 @@
 #include "../ops.h"
 #include "../parallel/world.h"
 #include "../options/cli.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "host_commands.h"
 #include "../run/stop.h"
 #include "../options/version.h"

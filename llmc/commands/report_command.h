@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../base/file.h"
 #include "../report/report.h"
 #include "../base/terminal.h"

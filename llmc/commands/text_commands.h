@@ -23,7 +23,7 @@
 #include "../tokenizer/tokenizer.h"
 #include "../tokenizer/tokenizer_trainer.h"
 #include "../tokenizer/unigram_trainer.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../checkpoint/hub.h"
 #include "prepare_state.h"
 

@@ -29,7 +29,7 @@
 #include "../model/model_config.h"
 #include "../ops.h"
 #include "../parallel/ranks.h"
-#include "../options/config.h"
+#include "../options/options.h"
 
 // The name and loss of each dataset that has samples; empty if there is only one dataset.
 inline std::vector<std::pair<std::string, double>> set_losses(const DataLoader& data, const std::vector<LossSums>& sums) {

@@ -29,7 +29,7 @@
 #include "../parallel/world.h"
 #include "../checkpoint/adapter_files.h"
 #include "../checkpoint/checkpoint.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../plan/from_options.h"
 #include "../plan/machine.h"
 #include "../checkpoint/model_texts.h"

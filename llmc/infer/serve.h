@@ -3,7 +3,7 @@
 // for all sequences at a time (model/decoder.h). A request whose client has disconnected is dropped.
 #pragma once
 #include "../base/check.h"
-#include "../options/config.h"
+#include "../options/options.h"
 
 #if !defined(NO_OPTIONAL_LIBRARIES) && __has_include(<httplib.h>)
 #include <arpa/inet.h>

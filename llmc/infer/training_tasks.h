@@ -12,7 +12,7 @@
 #include "../base/check.h"
 #include "../data/tasks.h"
 #include "../tokenizer/tokenizer.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "evaluation.h"
 #include "../plan/from_options.h"
 #include "../options/schedule.h"

@@ -1,5 +1,5 @@
 // The optimizers of --optimizer, one row each. Options, memory, plans and checkpoints read the row, so a new optimizer needs a
-// row, its update (elementwise.h, or a header like muon.h) and its op (ops.inl).
+// row, its update (adamw.h, or a header like muon.h) and its op (ops.inl).
 #pragma once
 #include <string>
 #include <vector>

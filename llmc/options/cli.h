@@ -1,4 +1,4 @@
-// The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of config.h.
+// The command line: `train_gpt COMMAND --name value ...` and --config FILE, read into the rows of options.h.
 //   --name value, --name=value, --list a b c; a flag has no value, or =true or =false; _ in a name is equivalent to -
 //   given twice: the later value wins; config files come first, in their order
 //   --no-name revokes an earlier --name, and a flag --name an earlier --no-name; a revoked flag counts as given, so
@@ -18,7 +18,7 @@
 #include "../base/similar.h"
 #include "../base/text.h"
 #include "../base/utf8.h"
-#include "config.h"
+#include "options.h"
 #include "help.h"
 #include "megatron_names.h"
 #include "option_values.h"

@@ -7,7 +7,7 @@
 
 #include "../base/check.h"
 #include "../base/text.h"
-#include "config.h"
+#include "options.h"
 
 inline std::string toml_value(const std::string& text) {
     std::string out = "\"";

@@ -1,11 +1,11 @@
 // Help on commands and options: on the console, as manual page, as bash completion. Everything is generated from the rows of
-// config.h and the commands below.
+// options.h and the commands below.
 #pragma once
 #include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "config.h"
+#include "options.h"
 #include "../curate/heuristics.h"
 #include "../model/parameters.h"
 #include "../model/presets.h"

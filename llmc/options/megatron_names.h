@@ -8,7 +8,7 @@
 
 #include "../base/check.h"
 #include "../base/types.h"
-#include "config.h"
+#include "options.h"
 
 namespace cli {
 

@@ -14,7 +14,7 @@
 #include "../base/numbers.h"
 #include "../base/similar.h"
 #include "../base/utf8.h"
-#include "config.h"
+#include "options.h"
 #include "help.h"
 #include "megatron_names.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "../model/presets.h"
-#include "config.h"
+#include "options.h"
 #include "megatron_names.h"
 
 namespace cli {

@@ -17,7 +17,7 @@
 
 #include "../base/check.h"
 #include "cli.h"
-#include "config.h"
+#include "options.h"
 #include "../parallel/pipeline_schedule.h"
 #include "skip.h"
 

@@ -30,7 +30,7 @@
 #include "../model/families.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
-#include "config.h"
+#include "options.h"
 
 // 15000000 for "15m", "15M" and "0.015B".
 inline double parse_size(const std::string& text) {

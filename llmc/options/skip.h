@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../base/check.h"
-#include "config.h"
+#include "options.h"
 #include "../base/json.h"
 
 class BatchRanges {

@@ -1,4 +1,4 @@
-// Rows of options (config.h) for the commands that read or make texts, datasets and tokenizers: prepare, curate, tokenizer and
+// Rows of options (options.h) for the commands that read or make texts, datasets and tokenizers: prepare, curate, tokenizer and
 // the classifiers.
 #pragma once
 

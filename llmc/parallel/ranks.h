@@ -170,7 +170,7 @@ inline double parse_timeout(const std::string& text) {
 template <class Options>
 int on_all_ranks(const Options& o, void (*command)(World&, const Options&)) {
     World world = World::join(parse_timeout(o.distributed_timeout));
-    if (world.rank() == 0) print_notes(o);  // of config.h
+    if (world.rank() == 0) print_notes(o);  // of options.h
     try {
         command(world, o);
         return 0;

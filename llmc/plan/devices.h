@@ -10,7 +10,7 @@
 #include "../base/check.h"
 #include "../base/text.h"
 #include "../cpu/memory.h"
-#include "../options/config.h"
+#include "../options/options.h"
 
 // The peak of a GPU for dense bf16 products with fp32 sums, in TFLOP/s, by the name that its driver reports: vendors' figures.
 // 0: not known. The first row whose words all occur in the name is used. GPUs from compute capability 8.9 on reach twice that

@@ -25,7 +25,7 @@
 #include "../checkpoint/adapter_files.h"
 #include "../checkpoint/checkpoint.h"
 #include "../options/cli.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "guard.h"
 #include "../options/size_rule.h"
 #include "../checkpoint/agreement.h"

@@ -31,7 +31,7 @@
 #include "../base/math.h"
 #include "../options/skip.h"
 
-struct GuardOptions {           // their defaults are in config.h
+struct GuardOptions {           // their defaults are in options.h
     std::string policy;         // warn, skip or rollback
     int window;                 // normal steps over which medians are taken
     double loss_deviations;     // k: robust standard deviations above the median that make a spike

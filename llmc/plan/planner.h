@@ -53,7 +53,7 @@
 #include "../model/mesh.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../parallel/pipeline_schedule.h"
 #include "devices.h"
 #include "energy.h"

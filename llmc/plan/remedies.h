@@ -7,7 +7,7 @@
 
 #include "../base/check.h"
 #include "../model/recompute.h"
-#include "../options/config.h"
+#include "../options/options.h"
 
 // Changes of options that make a run fit into `most` bytes per rank, least intrusive first. bytes_of(options, ranks): memory of
 // the fullest rank; throws Error if the combination is invalid.

@@ -16,7 +16,7 @@
 #include "../checkpoint/training_state.h"
 #include "../data/dataloader.h"
 #include "../gpt/gpt.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../options/schedule.h"
 #include "../parallel/node_text.h"
 #include "../parallel/ranks.h"
@@ -187,8 +187,8 @@ inline void load_model(Run& run, Model& m) {
     if (!run.resumes()) update_average(run.ctx, m, o.ema_decay, 0);
 }
 
-// (n_pairs, 3) on this rank, to be summed over ranks (reference.h): for each pair of answers in its samples, log-probability of
-// the chosen answer, of the rejected one, and 1; zeros for pairs of other ranks.
+// (n_pairs, 3) on this rank, to be summed over ranks (preference_reference.h): for each pair of answers in its samples, the
+// log-probability of the chosen answer, of the rejected one, and 1; zeros for pairs of other ranks.
 inline std::vector<double> score_answers(be::Ctx& ctx, Model& m, const DataLoader& data) {
     std::vector<double> mine(3 * (size_t)data.n_pairs());
     const auto keep = [&](const std::vector<AnswerPair>& pairs) {

@@ -14,7 +14,7 @@
 #include "../base/text.h"
 #include "../data/dataloader.h"
 #include "../parallel/world.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../plan/guard.h"
 #include "../checkpoint/run_directory.h"
 #include "../checkpoint/training_state.h"

@@ -26,7 +26,7 @@
 #include "../parallel/world.h"
 #include "../checkpoint/adapter_files.h"
 #include "../checkpoint/checkpoint.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../plan/from_options.h"
 #include "../plan/machine.h"
 #include "../checkpoint/model_texts.h"
@@ -63,7 +63,7 @@ struct RunTable {
     }
 };
 
-// The log-probabilities under the reference, for pairs of answers (reference.h).
+// The log-probabilities under the reference, for pairs of answers (preference_reference.h).
 struct Reference {
     nlohmann::ordered_json identity{};  // of the model and of the data; null: no pairs of answers
     std::string file{};                 // content of the file in each checkpoint

@@ -21,7 +21,7 @@
 #include "../base/check.h"
 #include "../base/enum_table.h"
 #include "../base/clock.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../checkpoint/training_state.h"
 
 // Seconds of --time-budget; 0: there is none.

@@ -12,7 +12,7 @@
 #include "../base/text.h"
 #include "../parallel/world.h"
 #include "../report/logger.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "stop.h"
 #include "../checkpoint/saver.h"
 #include "../checkpoint/training_state.h"

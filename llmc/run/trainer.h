@@ -13,7 +13,7 @@
 #include "../optimizer/training_memory.h"
 #include "../optimizer/zero.h"
 #include "../report/logger.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "diagnostics.h"
 #include "../plan/from_options.h"
 #include "../plan/guard.h"

@@ -25,7 +25,7 @@
 #include "../model/flops.h"
 #include "../report/run_log.h"
 #include "../options/cli.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../options/config_file.h"
 #include "../plan/halving.h"
 #include "../run/run.h"

@@ -16,7 +16,7 @@
 #include "../base/terminal.h"
 #include "../base/text.h"
 #include "../report/report.h"
-#include "../options/config.h"
+#include "../options/options.h"
 #include "../options/config_file.h"
 #include "../plan/layout_search.h"
 #include "../plan/machine.h"
