@@ -83,7 +83,9 @@ TEST(Remedies, NarrowOnlyMomentsInFp32) {
         if (p.optimizer == "normuon" && p.exp_avg_sq_dtype != "fp32") throw Error("exp_avg_sq in fp32");
         const auto bytes = [](const std::string& type) { return type == "fp32" ? 4.0 : type == "bf16" ? 2.0 : 1.0; };
         return bytes(p.exp_avg_dtype) + bytes(p.exp_avg_sq_dtype) + bytes(p.main_grads_dtype) -
-               (p.offload == "optimizer" ? 1 : p.offload == "gradients" ? 2 : 0);
+               (p.offload == "optimizer"   ? 1
+                : p.offload == "gradients" ? 2
+                                           : 0);
     };
     TrainOptions o;
     o.micro_batch_size = 1;
