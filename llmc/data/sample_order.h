@@ -72,7 +72,7 @@ public:
                                   point_into(memory, starts_bytes, samples_bytes);
                                   fill(data, epochs.last_apart, seed, each_epoch);
                               });
-        point_into((char*)memory_.get(), starts_bytes, samples_bytes);
+        point_into(const_cast<char*>(memory_.get()), starts_bytes, samples_bytes);
     }
 
     int64_t n_samples() const { return n_samples_; }

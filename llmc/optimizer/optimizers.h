@@ -34,8 +34,8 @@ static_assert(is_table_of<OptimizerKind>(optimizers));
 inline std::vector<std::string> optimizer_words() {
     std::vector<std::string> words;
     for (const OptimizerRow& row : optimizers) {
-        words.push_back(row.word);
-        if (row.alias) words.push_back(row.alias);
+        words.emplace_back(row.word);
+        if (row.alias) words.emplace_back(row.alias);
     }
     return words;
 }

@@ -169,8 +169,8 @@ inline void plan_passes(Plan& p) {
         const double in_backward = in_layers(s.backward_flops - s.head_flops, 2 * attention + again,
                                              s.layers * elementwise_backward + s.attention_again * elementwise);
         // A micro-batch is added to gradients on the host: both directions of the link at a time, not overlapped with products.
-        const double link = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
-        s.backward_seconds = in_backward + head + link + s.backward_halves * half_seconds - s.hidden_seconds +
+        const double to_host = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
+        s.backward_seconds = in_backward + head + to_host + s.backward_halves * half_seconds - s.hidden_seconds +
                              (s.recomputed_bytes + s.transposed_bytes + s.layers * apart.backward) / bandwidth +
                              s.layers * slow.backward + s.attention_again * slow.forward;
     }

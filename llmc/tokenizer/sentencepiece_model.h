@@ -12,7 +12,7 @@
 
 struct SentencePieceModel {
     enum Kind { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
-    enum Type { unigram = 1, bpe = 2, word = 3, character = 4 };
+    enum Type { unigram = 1, bpe = 2, words = 3, characters = 4 };
     struct Piece {
         std::string text;
         float score = 0;

@@ -581,9 +581,9 @@ private:
         using Model = SentencePieceModel;
         const Model m = read_sentencepiece_model(bytes, file);
         if (m.type != Model::unigram && m.type != Model::bpe)
-            refuse(format("a model of type %s", m.type == Model::word        ? "WORD"
-                                                : m.type == Model::character ? "CHAR"
-                                                                             : "unknown"));
+            refuse(format("a model of type %s", m.type == Model::words        ? "WORD"
+                                                : m.type == Model::characters ? "CHAR"
+                                                                              : "unknown"));
         if (m.whitespace_as_suffix) refuse("treat_whitespace_as_suffix");
         if (m.denormalizes) refuse("a denormalizer");
         is_sentencepiece_ = true;
