@@ -406,7 +406,7 @@ TEST(Reader, MissingFiles) {
     expect_error([&] { TokenDataset::open(dir / "text.txt"); }, {"text.txt", "prepare"});
     write_file(dir / "alone.bin", good_bin());
     expect_error([&] { TokenDataset::open(dir / "alone"); }, {"alone.bin", ".idx"});
-    expect_error([&] { TokenDataset::open(dir / ""); }, {"no data"});
+    expect_error([&] { TokenDataset::open(dir / ""); }, {"is a folder, and data is named by its PREFIX", "/d"});
 }
 
 // ---- llm.c's shards --------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ inline std::string verify_checkpoint(const std::string& dir, int rank = 0, int r
             named >= 0 && state.at("step") != named)
             return dir + " holds the checkpoint of step " + state.at("step").dump() + "; HINT: rename it";
         Strings tensors = {adapter ? "adapter_model" : "model"};
-        const std::string optimizer = state.at("options").value("optimizer", "adamw");
+        const std::string optimizer = state.value("options", nlohmann::json::object()).value("optimizer", "adamw");
         for (int k = 0; k < optimizer_row(optimizer).moments; k++)
             tensors.push_back(std::string("training/") + names_of_moments[k]);
         if (state.contains("reference") && !state["reference"].is_null()) tensors.push_back("training/reference");
