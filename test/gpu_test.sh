@@ -146,15 +146,15 @@ for options in "--model gpt2-gpu --lora-rank 4" "--model gpt2-gpu --prompt-token
     { expect "$options" adapted resident $options && expect "$options --offload optimizer" adapted offloaded $options --offload optimizer; }
     expect "$options --offload optimizer: the same files" same_files resident offloaded
 done
-# Gradients in host memory, too: products first set, then add to them.
+# Gradients in host memory, too: products first set, then add to them. On the GPU the library rounds the first ones itself, and
+# may choose another algorithm for that.
 for options in "--log-health-interval 1 --detect-nondeterminism 2" "--optimizer muon --exp-avg-dtype bf16" "--lora-rank 4 --model gpt2-gpu"; do
     bf16=(--main-grads-dtype bf16)
     rm -rf resident offloaded
     case $options in *lora*) run_it=(adapted) ;; *) run_it=(train "$gpu" llama) ;; esac
     # shellcheck disable=SC2086
     { expect "bf16 gradients on the GPU $options" "${run_it[@]}" resident "${bf16[@]}" $options && expect "--offload gradients $options" "${run_it[@]}" offloaded "${bf16[@]}" $options --offload gradients; }
-    expect "--offload gradients $options: the same files" same_files resident offloaded
-    expect "--offload gradients $options: the same health" same_health
+    expect "--offload gradients $options: close losses" near resident offloaded
 done
 expect "--offload gradients is in the plan" train "$gpu" llama x --dry-run --offload gradients --main-grads-dtype bf16
 says "with gradients on the host" "gradients (bf16) (host)"

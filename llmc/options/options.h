@@ -410,8 +410,8 @@ inline Allowed one_of(Strings choices) {
       "number of rows (tokens) of logits in memory at once; default: 0, chosen for the device")                                \
     X(std::string, offload, "", "none", one_of({"none", "optimizer", "gradients"}), "Memory",                                  \
       "optimizer: a GPU keeps the lower halves of the fp32 weights, the moments and the average of the weights in "            \
-      "page-locked host memory and streams them through the GPU at each update; gradients: also the gradients, to which "      \
-      "each micro-batch is added over the link (requires --main-grads-dtype bf16 and one GPU); results are bit-identical")     \
+      "page-locked host memory and streams them through the GPU at each update, with the same bits; gradients: also the "      \
+      "gradients, to which each micro-batch is added over the link (requires --main-grads-dtype bf16 and one GPU)")            \
     X(int64_t, eval_interval, "", 1000, at_least(1), "Validation and samples", "steps between validations")                    \
     X(int64_t, eval_iters, "", 100, at_least(0), "Validation and samples", "global batches per validation; 0: no validation")  \
     X(bool, eval_fixed, "", false, anything(), "Validation and samples",                                                       \
