@@ -20,6 +20,22 @@ void store_moment(Float8<has_sign, bias>* p, floats x, words random, int n) {
     store(&p->bits, Float8<has_sign, bias>::encode(x, random), n);
 }
 
+// The random words by which the elements of a range are rounded, drawn some at a time; without `rounded` none.
+template <bool rounded>
+struct RangeOfWords {
+    static constexpr int drawn = 64;  // at a time: few, so that drawing overlaps with memory access
+    uint32_t random[rounded ? drawn : 1] = {};
+    // For the vector at element i, k elements after the start of the range, which ends before `last`. To be called in order.
+    words at(const Rounding& rounding, size_t k, size_t i, size_t last) {
+        words word{};
+        if constexpr (rounded) {
+            if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
+            memcpy(&word, random + k % drawn, sizeof word);
+        }
+        return word;
+    }
+};
+
 template <class M, class V, class G>
 void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n, const AdamW& constants,
            const Rounding& rounding) {
@@ -31,21 +47,16 @@ void adamw(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad, size_t n,
     const real correct2 = (real)(1 / (1 - std::pow((double)beta2, (double)step)));
     constexpr size_t ahead = 256;  // elements; hardware prefetch is not enough for so many streams
     constexpr bool rounded = !std::is_same_v<M, real> || !std::is_same_v<V, real>;
-    constexpr int drawn = 64;  // random numbers at a time: few, so that drawing overlaps with memory access
     parallel_ranges(n, [=](size_t first, size_t last) {
-        uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
-        for_vectors((int)(last - first), [=](int k, auto there) {
+        RangeOfWords<rounded> random;
+        for_vectors((int)(last - first), [=, &random](int k, auto there) {
             const size_t i = first + (size_t)k;
             __builtin_prefetch(grad + i + ahead);
             __builtin_prefetch(m + i + ahead);
             __builtin_prefetch(v + i + ahead);
             __builtin_prefetch(param + i + ahead);
             if (has_lower_halves) __builtin_prefetch(lower + i + ahead);
-            words word{};
-            if constexpr (rounded) {
-                if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
-                memcpy(&word, random + k % drawn, sizeof word);
-            }
+            const words word = random.at(rounding, (size_t)k, i, last);
             const floats g = grad_scale * load(grad + i, there);
             const floats mi = beta1 * load(m + i, there) + (1 - beta1) * g,
                          vi = beta2 * load(v + i, there) + (1 - beta2) * g * g;
@@ -63,16 +74,11 @@ void lion(floatX* param, LowerHalf* lower, M* m, const G* grad, size_t n, const 
     const real lr = constants.lr, beta1 = constants.beta1, beta2 = constants.beta2;
     const real weight_decay = constants.weight_decay, grad_scale = constants.grad_scale;
     constexpr bool rounded = !std::is_same_v<M, real>;
-    constexpr int drawn = 64;  // random numbers at a time
     parallel_ranges(n, [=](size_t first, size_t last) {
-        uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
-        for_vectors((int)(last - first), [=](int k, auto there) {
+        RangeOfWords<rounded> random;
+        for_vectors((int)(last - first), [=, &random](int k, auto there) {
             const size_t i = first + (size_t)k;
-            words word{};
-            if constexpr (rounded) {
-                if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
-                memcpy(&word, random + k % drawn, sizeof word);
-            }
+            const words word = random.at(rounding, (size_t)k, i, last);
             const floats g = grad_scale * load(grad + i, there), mean = load(m + i, there);
             const floats direction = beta1 * mean + (1 - beta1) * g, one = floats{} + 1;
             const floats sign = direction > 0.0f ? one : direction < 0.0f ? -one : direction;  // 0 and NaN stay
@@ -87,16 +93,11 @@ template <class M, class G>
 void muon_momentum(floatX* update, M* m, const G* grad, size_t n, const MuonMomentum& constants, const Rounding& rounding) {
     const real momentum = constants.momentum, grad_scale = constants.grad_scale;
     constexpr bool rounded = !std::is_same_v<M, real>;
-    constexpr int drawn = 64;  // random numbers at a time
     parallel_ranges(n, [=](size_t first, size_t last) {
-        uint32_t words_of_block[rounded ? drawn : 1] = {}, *const random = words_of_block;
-        for_vectors((int)(last - first), [=](int k, auto there) {
+        RangeOfWords<rounded> random;
+        for_vectors((int)(last - first), [=, &random](int k, auto there) {
             const size_t i = first + (size_t)k;
-            words word{};
-            if constexpr (rounded) {
-                if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
-                memcpy(&word, random + k % drawn, sizeof word);
-            }
+            const words word = random.at(rounding, (size_t)k, i, last);
             const floats share = (1 - momentum) * (grad_scale * load(grad + i, there));
             const floats mean = momentum * load(m + i, there) + share;
             store_moment(m + i, mean, word, there);
@@ -144,16 +145,13 @@ inline void swap_weights(Ctx&, real* other, floatX* param, LowerHalf* lower, siz
 
 // Bound by memory bandwidth: 6 bytes per element to set, 8 to add.
 inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const Rounding& rounding) {
-    constexpr int drawn = 64;  // random numbers at a time
     parallel_ranges(n, [=](size_t first, size_t last) {
-        uint32_t words_of_block[drawn] = {}, *const random = words_of_block;
-        for_vectors((int)(last - first), [=](int k, auto there) {
+        detail::RangeOfWords<true> random;
+        for_vectors((int)(last - first), [=, &random](int k, auto there) {
             const size_t i = first + (size_t)k;
             const floats summand = load(x + i, there);
             if (acc == Acc::Set) return store(&sum[i].bits, round_to_nearest(summand), there);
-            if (k % drawn == 0) random_words(random, rounding, i, std::min((size_t)drawn, last - i));
-            words word;
-            memcpy(&word, random + k % drawn, sizeof word);
+            const words word = random.at(rounding, (size_t)k, i, last);
             store(&sum[i].bits, round_stochastically(load(sum + i, there) + summand, word), there);
         });
     });
