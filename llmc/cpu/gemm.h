@@ -556,8 +556,9 @@ inline void backward_weight(Ctx& ctx, float* dweight, const floatX* dout, size_t
     };
     if (M == OC && C == IC) return multiply(dweight, dout, stride, inp, acc);
     std::vector<float> sums((size_t)M * C);
-    multiply(sums.data(), padded_copy(ctx, 0, dout, stride, N, OC, N, M), (size_t)M, padded(ctx, 1, inp, N, IC, N, C),
-             Acc::Set);
+    const floatX* const b = padded(ctx, 1, inp, N, IC, N, C);
+    if (M == OC) multiply(sums.data(), dout, stride, b, Acc::Set);
+    else multiply(sums.data(), padded_copy(ctx, 0, dout, stride, N, OC, N, M), (size_t)M, b, Acc::Set);
     for (int o = 0; o < OC; o++)
         for (int i = 0; i < IC; i++) {
             const float sum = sums[(size_t)o * C + i];
