@@ -158,7 +158,6 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
     const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
     const std::optional<std::set<int>> listed = listed_layers(in);
-    const auto scale_of = [&](double alpha, double rank) { return alpha / (lora.rank_stabilized ? std::sqrt(rank) : rank); };
     const double usual = lora.scale() != 0 ? lora.scale() : 1;
     const SafetensorsReader files = SafetensorsReader::open(weights);
     std::vector<LoraInFile> adapters;
@@ -178,7 +177,7 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                     view.shape[0] != adapter.rank)  // before the model is planned for a rank that it lacks
                     fail("%s: tensor '%s' has shape %s; %s gives it rank %d", weights.c_str(), name.c_str(),
                          shape_string(view.shape).c_str(), path.c_str(), adapter.rank);
-                adapter.factor = scale_of(alphas.of(matrix, lora.alpha), adapter.rank) / usual;
+                adapter.factor = alphas.of(matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
                 most = std::max(most, adapter.rank);
             }
         if (std::none_of(of_layer.begin(), of_layer.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
@@ -195,7 +194,7 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
         }
     }
     if (differ) {
-        lora.alpha = usual * (lora.rank_stabilized ? std::sqrt((double)most) : most);
+        lora.alpha = usual * lora.divisor(most);
         lora.rank = most;
         lora.in_files = adapters;
     }

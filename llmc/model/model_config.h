@@ -30,7 +30,9 @@ struct LoraConfig {
         return rank != l.rank || alpha != l.alpha || dropout != l.dropout || rank_stabilized != l.rank_stabilized ||
                modules != l.modules;
     }
-    double scale() const { return alpha / (rank_stabilized ? std::sqrt((double)rank) : (double)rank); }
+    // The scale of an adapter of this rank is its alpha divided by this.
+    double divisor(double of_rank) const { return rank_stabilized ? std::sqrt(of_rank) : of_rank; }
+    double scale() const { return alpha / divisor(rank); }
 };
 
 // Virtual tokens (virtual_tokens.h) as given by the options or an adapter_config.json.
