@@ -137,13 +137,11 @@ public:
 
     // The work that is due after a step; last: the run's last one. Waits for the new parameters if something reads them.
     struct Due {
-        bool validation, tasks, sample;
+        bool validation = false, tasks = false, sample = false;
     };
     Due due_after_step(bool last, const Decision& now) {
-        const Due work = {run_.valid && !now.stop && (state_.step % o_.eval_interval == 0 || last),
-                          !now.stop && tasks_.due_after(state_.step, last),
-                          samples() && !now.stop && (state_.step % o_.sample_interval == 0 || last)};
-        const bool compares = due(o_.check_weight_hash_across_dp_replicas_interval, state_.step);
+        const Due work = now.stop ? Due() : due_by_number(last);
+        const bool compares = compares_hashes();
         if (work.validation || work.tasks || work.sample || last || now.stop || now.save || compares) t_.gatherer.finish();
         if (compares) t_.memory_check.require_agreement(state_.step);
         return work;
@@ -262,10 +260,15 @@ private:
 
     // Whether something is due after this step by its number, which is the same on every rank.
     bool is_due() const {
-        return (run_.valid && due(o_.eval_interval, state_.step)) || (samples() && due(o_.sample_interval, state_.step)) ||
-               tasks_.due_after(state_.step, false) || due(o_.check_weight_hash_across_dp_replicas_interval, state_.step) ||
+        const Due work = due_by_number(false);
+        return work.validation || work.tasks || work.sample || compares_hashes() ||
                (timetable_.saves_at_all() && timetable_.due_at(state_.step));
     }
+    Due due_by_number(bool last) const {
+        return {run_.valid && (due(o_.eval_interval, state_.step) || last), tasks_.due_after(state_.step, last),
+                samples() && (due(o_.sample_interval, state_.step) || last)};
+    }
+    bool compares_hashes() const { return due(o_.check_weight_hash_across_dp_replicas_interval, state_.step); }
 
     // Rolls back to an older checkpoint. Keeps the skipped batches, and adds the ones around the first outlier.
     void roll_back(const Verdict& v) {
