@@ -63,8 +63,8 @@ public:
                 const std::vector<std::string> lines = wrap_text(amounts ? pad_left(r.value, amount_width) : r.value, room);
                 for (size_t i = 0; i < lines.size(); i++) out += (i ? "\n" + indent : "") + lines[i];
                 if (!r.note.empty()) {
-                    const bool beside = display_width(lines.back()) + 2 + display_width(r.note) <= room;
-                    if (beside) out += "  " + paint.dim(r.note);
+                    const bool same_line = display_width(lines.back()) + 2 + display_width(r.note) <= room;
+                    if (same_line) out += "  " + paint.dim(r.note);
                     else
                         for (const std::string& part : wrap_text(r.note, room)) out += "\n" + indent + paint.dim(part);
                 }

@@ -48,8 +48,8 @@ public:
             for (size_t i = 0; i < offsets_.size(); i++) {
                 const TensorSpec& t = table.rows[i];
                 if (t.vector() != vectors) continue;
-                const bool beside = vectors && t.block == TensorSpec::head;
-                size_t& next = ends.emplace(beside ? TensorSpec::embedding : t.block, begin).first->second;
+                const bool with_embedding = vectors && t.block == TensorSpec::head;
+                size_t& next = ends.emplace(with_embedding ? TensorSpec::embedding : t.block, begin).first->second;
                 offsets_[i] = next;
                 if (in_parts(t)) {
                     offsets_[i] = begin;
