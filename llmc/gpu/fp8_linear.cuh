@@ -81,7 +81,7 @@ inline void fp8_linear_residual_forward(Ctx& ctx, floatX* out, const Addends& ad
         fp8_linear_forward(ctx, out, inp, weight, bias, N, IC, OC, fast);
         return residual_forward(ctx, out, residual, out, (size_t)N * OC);
     }
-    CHECK(aligned_16(residual), "a residual stream at %p", (const void*)residual);
+    CHECK(aligned_16(residual, bias), "a residual stream at %p, a bias at %p", (const void*)residual, (const void*)bias);
     detail::fp8_gemm(ctx, {out, weight.codes, inp.codes, bias, nullptr, weight.inverse_scale, inp.inverse_scale, residual}, OC,
                      N, IC, weight.format, inp.format, detail::x_type,
                      bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, true, fast);
