@@ -126,7 +126,7 @@ verdict "MT-NLG's layers are split well" refused grep -q "faster split" plan_mt-
 
 # MT-NLG on 280, 350 and 420 nodes: published are 60.1, 50.2 and 44.4 s per step; the latter two have too many replicas for
 # the ramp-up's batch sizes. Their program had neither sequence parallelism nor FlashAttention, and DeepSpeed's run was slower than
-# plans with its own settings (test_planner.cpp), so plans are up to 35% faster.
+# plans with its own settings (test_published_steps.cpp), so plans are up to 35% faster.
 for case in 2240:60.1 2800:50.2 3360:44.4; do
     ranks=${case%:*}
     expect "MT-NLG on $ranks GPUs" env RANKS="$ranks" EXTRA="--no-rampup-batch-size --json" bash "$scripts/run_mt-nlg-530b.sh" --dry-run

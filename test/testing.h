@@ -217,4 +217,9 @@ void check_gradient(Loss&& loss, double* x, size_t n, const double* grad, const 
     std::copy(saved.begin(), saved.end(), x);
 }
 
+// |got - want| <= relative * want
+inline void expect_within(double got, double want, double relative) {
+    EXPECT_TRUE(std::abs(got - want) <= relative * want) << "got " << got << ", want " << want;
+}
+
 }  // namespace test

@@ -30,8 +30,8 @@
 //
 // The efficiency is one GPU's for whole layers, which includes norms and activations of the rows that a rank holds with
 // sequence parallelism. Without it every rank of tp passes over all rows. 0.62 of an A100's peak follows from the times of a
-// layer in arXiv:2205.05198, all five within 4%. test/test_planner.cpp compares predicted with published steps: 14 of 22 within
-// 8%, the others 13 to 21% too fast. For Hopper it was measured (efficiency_of). It differs between programs:
+// layer in arXiv:2205.05198, all five within 4%. test/test_published_steps.cpp compares predicted with published steps: 14 of
+// 22 within 8%, the others 13 to 21% too fast. For Hopper it was measured (efficiency_of). It differs between programs:
 // measure. FP8 shortens products with weights, not attention and elementwise operations, so its gain depends on the model.
 //
 // Layout and message sizes: Narayanan et al., arXiv:2104.04473.
