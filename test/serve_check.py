@@ -655,12 +655,13 @@ def gone_before_a_token():
     first.getresponse().readline()
     others = [post() for _ in range(4)]
     begin = time.monotonic()
-    while not refused(100):
-        assert time.monotonic() - begin < 20
+    while not refused(100):  # a probe can be admitted before the last of the others, which is refused then: it asks again
+        assert time.monotonic() - begin < 60
+        others = [post() if select.select([c.sock], [], [], 0)[0] else c for c in others]
     for c in others:
         c.close()
     while refused(100):
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 60
         time.sleep(0.01)
     first.close()
     tokens, _ = one.end()
