@@ -210,6 +210,49 @@ void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, s
 // out = inp / (1 - rate) where an element is kept, else 0 (dropout.h). out may be inp. The backward op is the same. sets.
 void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout);
 
+// ---- mixtures of experts (experts.h; train_gpt.cu has the whole layer) ----------------------------------------------------
+// logits = inp weight^T, in fp32. sets.
+void router_logits(Ctx& ctx, real* logits /*(N, E)*/, const floatX* inp /*(N, C)*/, const floatX* weight /*(E, C)*/,
+                   const MixtureShape& shape, int C);
+// Chooses the experts of each row from r.logits, and sorts the choices by expert. sets all of r but the logits.
+void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
+// The gradient of the logits: through the weights, and of the two losses
+//   balance  sum over sequences of E / (K T^2) sum_e counts_e sum_t p_te (Fedus et al., 2021, "Switch Transformers"), where p
+//            are the scores, divided by a row's sum if they are sigmoids; counts are constants
+//   z        sum over rows of (log sum_e exp(logit_e))^2
+// each times its factor. sets dlogits.
+void router_backward(Ctx& ctx, real* dlogits /*(N, E)*/, const real* dweights /*(N, K)*/, const Routing& r,
+                     const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors);
+// Adds both losses, without factors, to sums[0] and sums[1], and the number of rows that chose expert e to sums[2 + e].
+void router_sums(Ctx& ctx, double* sums /*(2 + E)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
+// dinp += dlogits weight; dweight (+)= dlogits^T inp. dweight may be null.
+void router_logits_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(E, C) or null*/,
+                            const real* dlogits /*(N, E)*/, const floatX* inp /*(N, C)*/, const floatX* weight /*(E, C)*/,
+                            const MixtureShape& shape, int C, Acc acc);
+
+// Linear layers of E experts, each with its own weight, on the rows of its slots: the products of matmul.h per expert, with the
+// same rounding. Rows after the last slot are neither read nor set.
+void expert_linear_forward(Ctx& ctx, floatX* out /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
+                           const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC);
+void expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
+                                  const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC);
+// For some rows of the gradient (E OC, IC): of whole experts, or of one expert. An expert without slots has a gradient of zero.
+// sets or adds.
+void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/,
+                                   const ExpertRows& dout /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
+                                   const ExpertGroups& groups, int IC, int OC, Acc acc);
+// out = weight of the slot's choice times activation(inp), so that the sum over a row's slots of the next product is the
+// mixture's output. sets out.
+void expert_activation_forward(Ctx& ctx, floatX* out /*(slots, F)*/, const floatX* inp /*(slots, F) or (slots, 2F)*/,
+                               const Routing& r, const MixtureShape& shape, int F, Activation activation);
+// sets dinp, and dweights of every choice that has a slot.
+void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* dweights /*(N, K)*/,
+                                const floatX* dout /*(slots, F)*/, const floatX* inp, const Routing& r,
+                                const MixtureShape& shape, int F, Activation activation);
+// out = the sum of a row's slots, in the order of its choices, rounded once. sets out.
+void expert_combine(Ctx& ctx, floatX* out /*(N, C)*/, const floatX* inp /*(slots, C)*/, const Routing& r,
+                    const MixtureShape& shape, int C);
+
 // ---- loss (loss.h) --------------------------------------------------------------------------------------------------------
 // Fused classifier over rows of logits: logZ = log sum_{i<V} exp(x_i), loss = logZ - x_target, z = z_coef * logZ^2, and, if
 // write_gradient, the logits are overwritten with dlogits = loss_scale * weight * (p_i (1 + 2 z_coef logZ) - [i = target]),

@@ -201,6 +201,54 @@ struct Rope {
     HD const real* angles(int n) const { return cos_sin + (size_t)positions[n] * rotated; }
 };
 
+// Sizes of a mixture of experts: each of N rows, B sequences of T, is processed by K of E experts. A pair of row and choice has
+// a slot: the experts' slots follow each other, and an expert's are in the order of the rows.
+struct MixtureShape {
+    int B, T, E, K;
+    HD int N() const { return B * T; }
+    HD int slots() const { return B * T * K; }
+};
+// The routing of a micro-batch in one mixture. A choice is numbered row * K + k.
+struct Routing {
+    real* logits;   // (N, E)
+    int* experts;   // (N, K) chosen experts, in the order of decreasing score, the lower index first where scores are equal
+    real* weights;  // (N, K) factors of their outputs
+    int* slots;     // (N, K) the slot of each choice
+    int* choices;   // (N K) the choice of each slot
+    int* offsets;   // (E + 1) the first slot of each expert; N K
+    int* counts;    // (B, E) rows of each sequence that chose each expert
+};
+// How a router chooses: the K largest scores, which are softmax(logits) or sigmoid(logits), plus `bias` if given. Weights are
+// the scores of the chosen experts without the bias, divided by their sum if `normalize` is set, times `scale`. (A softmax over
+// the chosen experts' logits only is the same as a normalized softmax over all.)
+struct RouterRule {
+    bool sigmoid = false, normalize = true;
+    real scale = 1;
+    const real* bias = nullptr;  // (E) or null
+};
+// The factors of the gradients of a router's two losses, which are sums over sequences, and over rows (router_backward).
+struct RouterLossFactors {
+    real balance = 0, z = 0;
+};
+// The rows of a product that experts share: row i is slot i's, or, with `choices`, the row of the mixture's input or output
+// that belongs to slot i, choices[i] / K.
+struct ExpertRows {
+    const floatX* x;
+    const int* choices = nullptr;
+    int K = 1;
+    HD size_t row(int slot) const { return choices ? (size_t)choices[slot] / (size_t)K : (size_t)slot; }
+};
+// Rows [row, row + rows) of the gradient of E stacked matrices; x is the first of them.
+struct StackedRows {
+    real* x;
+    int row, rows;
+};
+// The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of at most `slots`.
+struct ExpertGroups {
+    const int* offsets;  // (E + 1), in the backend's memory
+    int E, slots;
+};
+
 // Losses per row; lse is log Z.
 struct RowLosses {
     real* loss;   // (N)
