@@ -19,6 +19,9 @@ struct TensorNames {
     std::vector<const char*> fc1;  // gate and up; a model without a gate has only the second; or one fused
     const char* fc2;
     const char *q_norm, *k_norm, *sinks;
+    const char *router, *experts;         // of a mixture; an expert's matrices have `experts` and its number in front
+    std::vector<const char*> expert_fc1;  // gate and up
+    const char* expert_fc2;
     bool transposed = false;   // GPT-2's Conv1D stores matrices (in, out)
     bool interleaved = false;  // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
     // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
@@ -65,6 +68,26 @@ inline ModelConfig qwen2_structure() {
 inline ModelConfig qwen3_structure() {
     ModelConfig c;
     c.qk_norm = QkNorm::head;
+    return c;
+}
+inline ModelConfig mixtral_structure() {
+    ModelConfig c;
+    c.mixture.experts = 8;
+    c.rope_base = 1e6;
+    return c;
+}
+inline ModelConfig qwen3_moe_structure() {
+    ModelConfig c = qwen3_structure();
+    c.mixture.experts = 128;
+    c.mixture.topk = 8;
+    return c;
+}
+inline ModelConfig olmoe_structure() {
+    ModelConfig c;
+    c.qk_norm = QkNorm::whole;
+    c.mixture.experts = 64;
+    c.mixture.topk = 8;
+    c.mixture.normalize = false;
     return c;
 }
 inline ModelConfig smollm3_structure() {
@@ -119,6 +142,10 @@ inline TensorNames own_names() {
     n.q_norm = "self_attn.q_norm";
     n.k_norm = "self_attn.k_norm";
     n.sinks = "self_attn.sinks";
+    n.router = "mlp.gate";
+    n.experts = "mlp.experts.";
+    n.expert_fc1 = {"gate_proj", "up_proj"};
+    n.expert_fc2 = "down_proj";
     return n;
 }
 inline TensorNames gemma3_names() {
@@ -131,6 +158,14 @@ inline TensorNames gemma3_names() {
 inline TensorNames llama_names() {
     TensorNames n = own_names();
     n.norm2 = "post_attention_layernorm";
+    return n;
+}
+inline TensorNames mixtral_names() {
+    TensorNames n = llama_names();
+    n.router = "block_sparse_moe.gate";
+    n.experts = "block_sparse_moe.experts.";
+    n.expert_fc1 = {"w1", "w3"};
+    n.expert_fc2 = "w2";
     return n;
 }
 inline TensorNames gpt2_names() {

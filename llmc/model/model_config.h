@@ -57,6 +57,19 @@ struct VirtualTokensConfig {
     }
 };
 
+// A mixture of experts in place of the MLP of every layer: each row is processed by `topk` of `experts` MLPs of width F, which a
+// router chooses (RouterRule).
+struct MixtureConfig {
+    int experts = 0;  // 0: none, a dense MLP
+    int topk = 2;
+    bool sigmoid = false;   // scores are sigmoids, not a softmax
+    bool normalize = true;  // the weights of the chosen experts are divided by their sum
+    double scale = 1;       // and multiplied by this
+
+    bool on() const { return experts > 0; }
+    RouterRule rule() const { return {sigmoid, normalize, (real)scale}; }
+};
+
 enum class Norm { layernorm, rmsnorm };
 enum class NormPlace {
     before,    // x + f(norm(x)): GPT-2, BLOOM, Llama
@@ -75,7 +88,7 @@ struct ModelConfig {
     int L = 0;                     // layers
     int C = 0;                     // width
     int NH = 0, NKV = 0;           // query heads, key/value heads
-    int F = 0;                     // feed-forward width (of one of gate and up, with SwiGLU)
+    int F = 0;                     // feed-forward width (of one of gate and up, with SwiGLU); in a mixture of each expert
     int T = 0;                     // longest sequence
     int V = 0, Vp = 0;             // vocabulary, and padded to efficient matrix sizes
     Norm norm = Norm::rmsnorm;
@@ -85,6 +98,7 @@ struct ModelConfig {
     bool norm_plus_one = false;  // norms multiply by 1 + w
     QkNorm qk_norm = QkNorm::none;
     bool qkv_bias = false, proj_bias = false, mlp_bias = false;
+    MixtureConfig mixture;
     int head_size = 0;                                // 0: C / NH
     double attention_scale = 0;                       // factor of q.k; 0: 1 / sqrt(HS)
     double attention_softcap = 0, logit_softcap = 0;  // s: x becomes s tanh(x / s); 0: no cap

@@ -68,6 +68,7 @@ struct TensorSpec {
     bool replicated = false;   // identical on every tp rank
     bool partial_sum = false;  // each tp rank computes a partial sum of its gradient
     bool copy = false;         // the last stage's copy of a tied embedding: neither counted nor stored
+    int experts = 1;           // it consists of so many matrices with as many rows each
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
@@ -91,8 +92,9 @@ struct BlockParams {
     E *proj_w, *proj_b;                // (C, NHl HS) (C)
     E *norm1_after_w, *norm1_after_b;  // (C) (C) after attention
     E *norm2_w, *norm2_b;              // (C) (C) before the MLP
-    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l)
-    E *fc2_w, *fc2_b;                  // (C, Fl) (C)
+    E* router_w;                       // (E, C) in a mixture of E experts
+    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C)
+    E *fc2_w, *fc2_b;                  // (C, Fl) (C); in a mixture (E, C, Fl)
     E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
     std::pair<E*, E*> weight_and_bias(Matrix matrix) const {
@@ -198,10 +200,11 @@ private:
     }
     // The weight's rows are sharded over tp: a rank computes some columns of the output.
     void column_parallel(E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
-                         const std::vector<HfTensor>& parts, int replicated_rows, bool bias) {
+                         const std::vector<HfTensor>& parts, int replicated_rows, bool bias, int experts = 1) {
         const int rows = blocks.back().row + blocks.back().rows;
         TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", names.transposed)};
         t.factors = scale.matrix();
+        t.experts = experts;
         t.whole_rows = whole_rows;
         t.whole_cols = c.C;
         t.blocks = blocks;
@@ -218,21 +221,20 @@ private:
         visit(b, t);
     }
     // The weight's columns are sharded over tp: a rank computes a partial sum of the output, and the bias is added once.
-    // It ends a branch unless a norm follows.
-    void row_parallel(E*& w, E*& b, const std::string& name, int whole_cols, const std::string& hf, bool bias) {
-        TensorSpec t{name + "_w",          c.C,
-                     whole_cols / tp.size, Group::matrix,
-                     Init::scaled_normal,  named(plain(hf, c.C), ".weight", names.transposed)};
+    // It ends a branch unless a norm follows. Several parts are matrices of C rows each: experts.
+    void row_parallel(E*& w, E*& b, const std::string& name, int whole_cols, const std::vector<HfTensor>& parts, bool bias) {
+        TensorSpec t{name + "_w", 0, whole_cols / tp.size, Group::matrix, Init::scaled_normal};
+        t.hf = named(parts, ".weight", names.transposed);
         t.factors = scale.matrix().folded(after ? 1 : scale.branch());
         t.factors.init *= std::sqrt(scale.depth);  // relative to the base model's depth
-        t.whole_rows = c.C;
+        t.experts = (int)parts.size();
+        t.rows = t.whole_rows = t.experts * c.C;
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
-        t.blocks = {{0, 0, c.C}};
+        for (int e = 0; e < t.experts; e++) t.blocks.push_back({e * c.C, e * c.C, c.C});
         visit(w, t);
         if (!bias) return;
-        const std::vector<HfTensor> in_files = named(plain(hf, c.C), ".bias", false);
-        visit(b, vector(name + "_b", Group::whole, Init::zeros, in_files, after ? inside : branch_end));
+        visit(b, vector(name + "_b", Group::whole, Init::zeros, named(parts, ".bias", false), after ? inside : branch_end));
     }
 
     TensorSpec embedding() {
@@ -251,19 +253,13 @@ private:
     }
     void block(BlockParams<E>& b, int l) {
         const int HS = c.HS(), Q = c.NH * HS, K = c.NKV * HS, Ql = n.NHl * HS, Kl = n.NKVl * HS;
-        const int h0 = tp.rank * n.NHl, kv0 = tp.rank / n.replicas * n.NKVl, q0 = h0 * HS, k0 = kv0 * HS, f0 = tp.rank * n.Fl;
+        const int h0 = tp.rank * n.NHl, kv0 = tp.rank / n.replicas * n.NKVl, q0 = h0 * HS, k0 = kv0 * HS;
         const double queries = scale.queries(c.attention_scale != 0), query_rows = c.qk_norm == QkNorm::none ? queries : 1;
         const TensorFactors query_norm = inside.folded(queries);
         const std::string name = "blocks." + std::to_string(l) + ".";
         const auto hf = [&](const char* of_block) { return top(names.layer) + std::to_string(l) + "." + of_block; };
         std::vector<HfTensor> qkv = {{hf(names.qkv[0]), 0, c.QKV(), false, names.interleaved ? HS : 0}};
         if (names.qkv.size() == 3) qkv = {{hf(names.qkv[0]), 0, Q}, {hf(names.qkv[1]), Q, K}, {hf(names.qkv[2]), Q + K, K}};
-        std::vector<HfTensor> fc1 = plain(hf(names.fc1.back()), c.F);
-        std::vector<RowBlock> fc1_blocks = {{0, f0, n.Fl}};
-        if (gated(c.activation)) {
-            fc1 = {{hf(names.fc1[0]), 0, c.F}, {hf(names.fc1.back()), c.F, c.F}};
-            fc1_blocks.push_back({n.Fl, c.F + f0, n.Fl});
-        }
 
         if (before) norm(b.norm1_w, b.norm1_b, name + "norm1", hf(names.norm1), inside);
         column_parallel(b.qkv_w, b.qkv_b, name + "qkv", c.QKV(),
@@ -278,12 +274,40 @@ private:
             cut_vector(b.k_norm_w, name + "k_norm_w", gain, k_norm, HS, c.NKV, {0, kv0, n.NKVl}, n.replicas, inside);
         }
         if (c.sinks) cut_vector(b.sinks, name + "sinks", Init::zeros, hf(names.sinks), 1, c.NH, {0, h0, n.NHl}, 1, inside);
-        row_parallel(b.proj_w, b.proj_b, name + "proj", Q, hf(names.proj), c.proj_bias);
+        row_parallel(b.proj_w, b.proj_b, name + "proj", Q, plain(hf(names.proj), c.C), c.proj_bias);
         if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end);
         if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside);
-        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", c.F1(), fc1_blocks, fc1, 0, c.mlp_bias);
-        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, hf(names.fc2), c.mlp_bias);
+        mlp(b, name, hf(""));
         if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), branch_end);
+    }
+    // The MLP, or a router and stacked experts, with the same rows for each.
+    void mlp(BlockParams<E>& b, const std::string& name, const std::string& hf) {
+        const MixtureConfig& m = c.mixture;
+        const int experts = m.on() ? m.experts : 1, f0 = tp.rank * n.Fl;
+        std::vector<RowBlock> blocks;
+        std::vector<HfTensor> fc1, fc2;
+        for (int e = 0; e < experts; e++) {
+            const std::string expert = m.on() ? hf + names.experts + std::to_string(e) + "." : hf;
+            const std::vector<const char*>& fc1_names = m.on() ? names.expert_fc1 : names.fc1;
+            const int gate = gated(c.activation) ? c.F : 0, row = e * c.F1(), local_row = e * n.F1l;
+            if (gate) {
+                fc1.push_back({expert + fc1_names[0], row, c.F});
+                blocks.push_back({local_row, row + f0, n.Fl});
+            }
+            fc1.push_back({expert + fc1_names.back(), row + gate, c.F});
+            blocks.push_back({local_row + (gate ? n.Fl : 0), row + gate + f0, n.Fl});
+            fc2.push_back({expert + (m.on() ? names.expert_fc2 : names.fc2), e * c.C, c.C});
+        }
+        if (m.on()) router(b.router_w, name + "router_w", hf + names.router + ".weight");
+        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", experts * c.F1(), blocks, fc1, 0, c.mlp_bias, experts);
+        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, fc2, c.mlp_bias);
+    }
+    // Whole on every tp rank. Each has the part of its gradient that its columns of the experts contribute.
+    void router(E*& w, const std::string& name, const std::string& hf) {
+        TensorSpec t = vector(name, Group::matrix, Init::normal, plain(hf, c.mixture.experts), scale.matrix());
+        t.cols = t.whole_cols = c.C;
+        t.partial_sum = tp.size > 1;
+        visit(w, t);
     }
     void head(TensorSpec wte) {
         norm(p.final_norm_w, p.final_norm_b, "final_norm", top(names.final_norm),
