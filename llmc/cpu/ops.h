@@ -3,6 +3,7 @@
 #ifndef SEVERAL_UNITS
 #include "attention.h"
 #include "embed.h"
+#include "experts.h"
 #include "fp8.h"
 #include "fp8_linear.h"
 #include "lora.h"

@@ -1,0 +1,351 @@
+// Mixtures of experts (Shazeer et al., 2017): a router chooses K of E experts for each row; each expert is an MLP.
+//   router   logits = x W^T in fp32; scores s = softmax(logits) or sigmoid(logits); the K experts with the largest s + bias;
+//            their weights w_k = scale s_k, or scale s_k / S with S = sum of the chosen s
+//   experts  the choices, sorted by expert, are the rows ("slots") of products with each expert's own weights; the weight of a
+//            choice multiplies the activation between the two, and the output of a row is the sum of its slots
+// Backward, with g_k = dL/dw_k. The choices are constants, as in every implementation: L is continuous in the weights only.
+//   weights   dL/ds_k = scale g_k, or normalized scale / S (g_k - sum_j g_j s_j / S), since dw_j/ds_k = scale ([j = k] / S -
+//             s_j / S^2)
+//   balance   with c_e = E counts_e / (K T^2) of the row's sequence, the row contributes sum_e c_e p_e: for a softmax p = s and
+//             dL/ds_e = c_e; for sigmoids p = s / Z with Z = sum of all s, and dL/ds_e = (c_e - sum_j c_j p_j) / Z
+//   logits    softmax: dL/dx_e = s_e (dL/ds_e - sum_j s_j dL/ds_j); sigmoid: dL/dx_e = dL/ds_e s_e (1 - s_e)
+//   z         d/dx_e (log sum exp x)^2 = 2 (log sum exp x) softmax(x)_e
+//   activation of a slot with weight w: a = w act(h), so dh = act'(h) (w da), and dw = sum over f of da_f act(h)_f
+// Without a bias, experts are compared by their logits: scores have the same order, but round to equal numbers.
+// Ties are won by the lower index, and slots of an expert are in the order of the rows (a stable counting sort): results have
+// the same bits for any number of threads.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "../activations.h"
+#include "../ops.h"
+#include "parallel.h"
+#include "vectors.h"
+
+namespace cpu {
+
+// ---- plain loops -----------------------------------------------------------------------------------------------------------
+namespace plain {
+
+inline void router_logits(real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
+    parallel_for(shape.N(), [=](int n) {
+        for (int e = 0; e < shape.E; e++) {
+            real sum = 0;
+            for (int c = 0; c < C; c++) sum += (real)inp[(size_t)n * C + c] * (real)weight[(size_t)e * C + c];
+            logits[(size_t)n * shape.E + e] = sum;
+        }
+    });
+}
+
+inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlogits, const floatX* inp, const floatX* weight,
+                                   const MixtureShape& shape, int C, Acc acc) {
+    const int N = shape.N(), E = shape.E;
+    parallel_for(N, [=](int n) {
+        for (int c = 0; c < C; c++) {
+            real sum = 0;
+            for (int e = 0; e < E; e++) sum += dlogits[(size_t)n * E + e] * (real)weight[(size_t)e * C + c];
+            floatX& d = dinp[(size_t)n * C + c];
+            d = (floatX)((real)d + sum);
+        }
+    });
+    if (!dweight) return;
+    parallel_for(E, [=](int e) {
+        for (int c = 0; c < C; c++) {
+            real sum = 0;
+            for (int n = 0; n < N; n++) sum += dlogits[(size_t)n * E + e] * (real)inp[(size_t)n * C + c];
+            real& d = dweight[(size_t)e * C + c];
+            d = acc == Acc::Add ? d + sum : sum;
+        }
+    });
+}
+
+inline void expert_linear_forward(floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups, int IC,
+                                  int OC) {
+    parallel_for(groups.E, [=](int e) {
+        const floatX* const w = weight + (size_t)e * OC * IC;
+        for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
+            for (int o = 0; o < OC; o++) {
+                real sum = 0;
+                for (int i = 0; i < IC; i++) sum += (real)inp.x[inp.row(slot) * IC + i] * (real)w[(size_t)o * IC + i];
+                out[(size_t)slot * OC + o] = (floatX)sum;
+            }
+    });
+}
+
+inline void expert_linear_backward_input(floatX* dinp, const ExpertRows& dout, const floatX* weight, const ExpertGroups& groups,
+                                         int IC, int OC) {
+    parallel_for(groups.E, [=](int e) {
+        const floatX* const w = weight + (size_t)e * OC * IC;
+        for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
+            for (int i = 0; i < IC; i++) {
+                real sum = 0;
+                for (int o = 0; o < OC; o++) sum += (real)dout.x[dout.row(slot) * OC + o] * (real)w[(size_t)o * IC + i];
+                dinp[(size_t)slot * IC + i] = (floatX)sum;
+            }
+    });
+}
+
+inline void expert_linear_backward_weight(const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
+                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
+    parallel_for(dweight.rows, [=](int row) {
+        const int e = (dweight.row + row) / OC, o = (dweight.row + row) % OC;
+        for (int i = 0; i < IC; i++) {
+            real sum = 0;
+            for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
+                sum += (real)dout.x[dout.row(slot) * OC + o] * (real)inp.x[inp.row(slot) * IC + i];
+            real& d = dweight.x[(size_t)row * IC + i];
+            d = acc == Acc::Add ? d + sum : sum;
+        }
+    });
+}
+
+}  // namespace plain
+
+// ---- router ----------------------------------------------------------------------------------------------------------------
+namespace detail {
+
+constexpr real smallest_sum = 1e-20;  // added to sums of scores before a division by them, as in DeepSeek-V3 and Megatron-LM
+
+// Calls f(row, memory for E numbers) for each row, in parallel.
+template <class F>
+void for_rows_of_scores(const MixtureShape& shape, F f) {
+    parallel_ranges((size_t)shape.N(),
+                    [&](size_t first, size_t last) {
+                        std::vector<real> scores((size_t)shape.E);
+                        for (size_t n = first; n < last; n++) f(n, scores.data());
+                    },
+                    32);
+}
+
+// scores = softmax(logits), or sigmoid(logits); returns log sum exp of the logits.
+inline real set_scores(real* scores, const real* logits, int E, bool sigmoids) {
+    const real top = *std::max_element(logits, logits + E);
+    real sum = 0;
+    for (int e = 0; e < E; e++) scores[e] = exp_real(logits[e] - top);
+    for (int e = 0; e < E; e++) sum += scores[e];
+    const real factor = 1 / sum;
+    for (int e = 0; e < E; e++) scores[e] = sigmoids ? sigmoid(logits[e]) : scores[e] * factor;
+    return top + std::log(sum);
+}
+
+// chosen = the indices of the K largest keys, in decreasing order, the lower index first where keys are equal.
+inline void choose_largest(int* chosen, int K, const real* keys, int E) {
+    int n = 0;
+    for (int e = 0; e < E; e++) {
+        int k = n;
+        while (k > 0 && keys[e] > keys[chosen[k - 1]]) k--;
+        if (k == K) continue;
+        n = std::min(n + 1, K);
+        std::copy_backward(chosen + k, chosen + n - 1, chosen + n);
+        chosen[k] = e;
+    }
+}
+
+// The sum of a row's chosen scores, or 1 if they are not normalized.
+inline real chosen_sum(const real* scores, const int* chosen, int K, const RouterRule& rule) {
+    real sum = smallest_sum;
+    for (int k = 0; k < K; k++) sum += scores[chosen[k]];
+    return rule.normalize ? sum : real(1);
+}
+
+// The coefficients c_e of the balance loss of each sequence (B, E).
+inline std::vector<real> balance_coefficients(const int* counts, const MixtureShape& shape) {
+    std::vector<real> coefficients((size_t)shape.B * shape.E);
+    const double factor = shape.E / ((double)shape.K * shape.T * shape.T);
+    for (size_t i = 0; i < coefficients.size(); i++) coefficients[i] = (real)(factor * counts[i]);
+    return coefficients;
+}
+
+// Z of the balance loss.
+inline real balance_sum(const real* scores, int E, bool sigmoids) {
+    real sum = smallest_sum;
+    for (int e = 0; e < E; e++) sum += scores[e];
+    return sigmoids ? sum : real(1);
+}
+
+}  // namespace detail
+
+inline void router_logits(Ctx&, real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
+    plain::router_logits(logits, inp, weight, shape, C);
+}
+
+inline void route(Ctx&, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
+    const int B = shape.B, E = shape.E, K = shape.K, choices = shape.T * K;  // of a sequence
+    detail::for_rows_of_scores(shape, [&](size_t n, real* scores) {
+        const real* const logits = r.logits + n * E;
+        int* const chosen = r.experts + n * K;
+        if (!rule.bias) detail::choose_largest(chosen, K, logits, E);
+        detail::set_scores(scores, logits, E, rule.sigmoid);
+        if (rule.bias) {
+            std::vector<real> keys(scores, scores + E);
+            for (int e = 0; e < E; e++) keys[(size_t)e] += rule.bias[e];
+            detail::choose_largest(chosen, K, keys.data(), E);
+        }
+        const real factor = rule.scale / detail::chosen_sum(scores, chosen, K, rule);
+        for (int k = 0; k < K; k++) r.weights[n * K + k] = factor * scores[chosen[k]];
+    });
+    // The counting sort: each sequence counts its choices, and then has its own range of each expert's slots.
+    parallel_for(B, [&](int b) {
+        int* const counts = r.counts + (size_t)b * E;
+        std::fill_n(counts, E, 0);
+        for (int i = b * choices; i < (b + 1) * choices; i++) counts[r.experts[i]]++;
+    });
+    std::vector<int> first((size_t)B * E);
+    int slot = 0;
+    for (int e = 0; e < E; e++) {
+        r.offsets[e] = slot;
+        for (size_t i = (size_t)e; i < first.size(); i += (size_t)E) {
+            first[i] = slot;
+            slot += r.counts[i];
+        }
+    }
+    r.offsets[E] = slot;
+    parallel_for(B, [&](int b) {
+        int* const next = first.data() + (size_t)b * E;
+        for (int i = b * choices; i < (b + 1) * choices; i++) {
+            r.slots[i] = next[r.experts[i]]++;
+            r.choices[r.slots[i]] = i;
+        }
+    });
+}
+
+inline void router_backward(Ctx&, real* dlogits, const real* dweights, const Routing& r, const MixtureShape& shape,
+                            const RouterRule& rule, const RouterLossFactors& factors) {
+    const int E = shape.E, K = shape.K;
+    const std::vector<real> coefficients = detail::balance_coefficients(r.counts, shape);
+    detail::for_rows_of_scores(shape, [&](size_t n, real* s) {
+        const real *const logits = r.logits + n * E, *const g = dweights + n * K;
+        const real* const c = coefficients.data() + n / (size_t)shape.T * E;
+        const int* const chosen = r.experts + n * K;
+        real* const d = dlogits + n * E;  // first dL/ds
+        const real lse = detail::set_scores(s, logits, E, rule.sigmoid);
+        const real all = detail::balance_sum(s, E, rule.sigmoid);
+        real mean = 0;
+        for (int e = 0; e < E && rule.sigmoid; e++) mean += c[e] * (s[e] / all);
+        for (int e = 0; e < E; e++) d[e] = factors.balance * (c[e] - mean) / all;
+        const real sum = detail::chosen_sum(s, chosen, K, rule);
+        mean = 0;
+        for (int k = 0; k < K && rule.normalize; k++) mean += g[k] * (s[chosen[k]] / sum);
+        for (int k = 0; k < K; k++) d[chosen[k]] += rule.scale / sum * (g[k] - mean);
+        mean = 0;
+        for (int e = 0; e < E; e++) mean += s[e] * d[e];
+        const real z = 2 * factors.z * lse;
+        for (int e = 0; e < E; e++)
+            d[e] = rule.sigmoid ? s[e] * (1 - s[e]) * d[e] + z * exp_real(logits[e] - lse) : s[e] * (d[e] - mean + z);
+    });
+}
+
+inline void router_sums(Ctx&, double* sums, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
+    const std::vector<real> coefficients = detail::balance_coefficients(r.counts, shape);
+    std::vector<double> of_rows(2 * (size_t)shape.N());  // added in order
+    detail::for_rows_of_scores(shape, [&](size_t n, real* s) {
+        const real* const c = coefficients.data() + n / (size_t)shape.T * shape.E;
+        const double lse = detail::set_scores(s, r.logits + n * shape.E, shape.E, rule.sigmoid);
+        double balance = 0;
+        for (int e = 0; e < shape.E; e++) balance += (double)c[e] * s[e];
+        of_rows[2 * n] = balance / detail::balance_sum(s, shape.E, rule.sigmoid);
+        of_rows[2 * n + 1] = lse * lse;
+    });
+    for (size_t i = 0; i < of_rows.size(); i++) sums[i % 2] += of_rows[i];
+    for (int e = 0; e < shape.E; e++) sums[2 + e] += r.offsets[e + 1] - r.offsets[e];
+}
+
+inline void router_logits_backward(Ctx&, floatX* dinp, real* dweight, const real* dlogits, const floatX* inp,
+                                   const floatX* weight, const MixtureShape& shape, int C, Acc acc) {
+    plain::router_logits_backward(dinp, dweight, dlogits, inp, weight, shape, C, acc);
+}
+
+// ---- experts ---------------------------------------------------------------------------------------------------------------
+inline void expert_linear_forward(Ctx&, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups,
+                                  int IC, int OC) {
+    plain::expert_linear_forward(out, inp, weight, groups, IC, OC);
+}
+
+inline void expert_linear_backward_input(Ctx&, floatX* dinp, const ExpertRows& dout, const floatX* weight,
+                                         const ExpertGroups& groups, int IC, int OC) {
+    plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC);
+}
+
+inline void expert_linear_backward_weight(Ctx&, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
+                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
+    plain::expert_linear_backward_weight(dweight, dout, inp, groups, IC, OC, acc);
+}
+
+inline void expert_activation_forward(Ctx&, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape, int F,
+                                      Activation activation) {
+    const auto set_slots = [&](auto row) {
+        parallel_for(r.offsets[shape.E], [&](int slot) { row(out + (size_t)slot * F, slot, r.weights[r.choices[slot]]); });
+    };
+    with_activation(
+        activation,
+        [&](auto act) {
+            set_slots([=](floatX* y, int slot, real weight) {
+                const floatX* x = inp + (size_t)slot * F;
+                for_vectors(F, [=](int f, auto there) { store(y + f, weight * act.forward(load(x + f, there)), there); });
+            });
+        },
+        [&](auto act) {
+            set_slots([=](floatX* y, int slot, real weight) {
+                const floatX *gate = inp + (size_t)slot * 2 * F, *up = gate + F;
+                for_vectors(F, [=](int f, auto there) {
+                    store(y + f, weight * act.forward(load(gate + f, there), load(up + f, there)), there);
+                });
+            });
+        });
+}
+
+inline void expert_activation_backward(Ctx&, floatX* dinp, real* dweights, const floatX* dout, const floatX* inp,
+                                       const Routing& r, const MixtureShape& shape, int F, Activation activation) {
+    const auto set_slots = [&](auto row) {
+        parallel_for(r.offsets[shape.E], [&](int slot) {
+            const int choice = r.choices[slot];
+            dweights[choice] = total(row(dout + (size_t)slot * F, slot, r.weights[choice]));
+        });
+    };
+    with_activation(
+        activation,
+        [&](auto act) {
+            set_slots([=](const floatX* dy, int slot, real weight) {
+                const floatX* x = inp + (size_t)slot * F;
+                floatX* dx = dinp + (size_t)slot * F;
+                floats sum{};
+                for_vectors(F, [&](int f, auto there) {
+                    const floats h = load(x + f, there), d = load(dy + f, there);
+                    sum += act.forward(h) * d;
+                    store(dx + f, act.gradient(h, weight * d), there);
+                });
+                return sum;
+            });
+        },
+        [&](auto act) {
+            set_slots([=](const floatX* dy, int slot, real weight) {
+                const floatX *gate = inp + (size_t)slot * 2 * F, *up = gate + F;
+                floatX *dgate = dinp + (size_t)slot * 2 * F, *dup = dgate + F;
+                floats sum{};
+                for_vectors(F, [&](int f, auto there) {
+                    const floats g = load(gate + f, there), u = load(up + f, there), d = load(dy + f, there);
+                    sum += act.forward(g, u) * d;
+                    const auto dh = act.gradient(g, u, weight * d);
+                    store(dgate + f, dh.gate, there);
+                    store(dup + f, dh.up, there);
+                });
+                return sum;
+            });
+        });
+}
+
+inline void expert_combine(Ctx&, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape, int C) {
+    const int K = shape.K;
+    parallel_for(shape.N(), [=](int n) {
+        const int* const slots = r.slots + (size_t)n * K;
+        for_vectors(C, [=](int c, auto there) {
+            floats sum{};
+            for (int k = 0; k < K; k++) sum += load(inp + (size_t)slots[k] * C + c, there);
+            store(out + (size_t)n * C + c, sum, there);
+        });
+    });
+}
+
+}  // namespace cpu

@@ -1,0 +1,160 @@
+// A mixture of experts of random numbers, with all of its ops forward and backward, for test_experts.cpp and its fp64 version.
+// Outputs are between guards and start as NaN.
+#pragma once
+#include <gtest/gtest.h>
+
+#include "../llmc/cpu/experts.h"
+#include "testing.h"
+
+namespace test {
+
+struct ExpertCase {
+    MixtureShape shape;
+    int C, F;
+    RouterRule rule;
+    Activation activation = Activation::swiglu;
+    bool one_expert = false;  // all rows choose the first K experts
+};
+
+// The ops of a layer, in order.
+struct ExpertLayer {
+    const ExpertCase k;
+    const int N = k.shape.N(), E = k.shape.E, K = k.shape.K, slots = k.shape.slots(), C = k.C, F = k.F,
+              H = is_gated(k.activation) ? 2 * F : F;
+    std::vector<floatX> x, dout, router_weight, fc1, fc2;
+    std::vector<real> bias, drouter0, dfc1_0, dfc2_0;  // the gradients' initial values
+    RouterRule rule = k.rule;
+    RouterLossFactors factors = {0.3, 0.07};
+    Guarded<real> logits{size(N, E), "logits"}, weights{size(N, K), "weights"}, dweights{size(N, K), "dweights"},
+        dlogits{size(N, E), "dlogits"}, drouter, dfc1, dfc2;
+    Guarded<int> experts{size(N, K), "experts"}, slot_of{size(N, K), "slots"}, choices{size(N, K), "choices"},
+        offsets{(size_t)E + 1, "offsets"}, counts{size(k.shape.B, E), "counts"};
+    Guarded<floatX> h{size(slots, H), "h"}, act{size(slots, F), "act"}, y{size(slots, C), "y"}, out{size(N, C), "out"},
+        dact{size(slots, F), "dact"}, dh{size(slots, H), "dh"}, dx_slots{size(slots, C), "dx of slots"}, dx{size(N, C), "dx"};
+    std::vector<floatX> dx_experts;  // dx before the router's gradient
+    std::vector<double> sums = std::vector<double>(2 + (size_t)E);
+    const Routing r = {logits.data(),  experts.data(), weights.data(), slot_of.data(),
+                       choices.data(), offsets.data(), counts.data()};
+
+    static size_t size(int a, int b) { return (size_t)a * b; }
+    static bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
+
+    ExpertLayer(const ExpertCase& c, uint64_t seed) : ExpertLayer(c, Rng(seed)) {}
+    ExpertLayer(const ExpertCase& c, Rng rng)
+        : k(c),
+          x(rng.normals<floatX>(size(N, C))),
+          dout(rng.normals<floatX>(size(N, C))),
+          router_weight(rng.normals<floatX>(size(E, C), 1 / std::sqrt((double)C))),
+          fc1(rng.normals<floatX>(size(E * H, C), 1 / std::sqrt((double)C))),
+          fc2(rng.normals<floatX>(size(E * C, F), 1 / std::sqrt((double)F))),
+          bias(rng.normals<real>((size_t)E, 0.3)),
+          drouter0(rng.normals<real>(size(E, C))),
+          dfc1_0(rng.normals<real>(size(E * H, C))),
+          dfc2_0(rng.normals<real>(size(E * C, F))),
+          drouter(drouter0, "dweight of the router"),
+          dfc1(dfc1_0, "dweight of fc1"),
+          dfc2(dfc2_0, "dweight of fc2") {
+        if (k.one_expert)
+            for (int e = 0; e < E; e++) bias[(size_t)e] = (real)(-10 * e);
+        if (k.rule.bias || k.one_expert) rule.bias = bias.data();
+    }
+
+    void route(cpu::Ctx& ctx) {
+        cpu::router_logits(ctx, logits.data(), x.data(), router_weight.data(), k.shape, C);
+        cpu::route(ctx, r, k.shape, rule);
+    }
+    void losses(cpu::Ctx& ctx) {
+        std::fill(sums.begin(), sums.end(), 0.0);
+        cpu::router_sums(ctx, sums.data(), r, k.shape, rule);
+    }
+    // The rows of x or dout that belong to the slots.
+    ExpertRows gathered(const std::vector<floatX>& rows) const { return {rows.data(), choices.data(), K}; }
+    ExpertGroups groups() const { return {offsets.data(), E, slots}; }
+
+    void forward(cpu::Ctx& ctx) {
+        route(ctx);
+        cpu::expert_linear_forward(ctx, h.data(), gathered(x), fc1.data(), groups(), C, H);
+        cpu::expert_activation_forward(ctx, act.data(), h.data(), r, k.shape, F, k.activation);
+        cpu::expert_linear_forward(ctx, y.data(), {act.data()}, fc2.data(), groups(), F, C);
+        cpu::expert_combine(ctx, out.data(), y.data(), r, k.shape, C);
+        losses(ctx);
+    }
+    // Weights' gradients are added.
+    void backward(cpu::Ctx& ctx) {
+        cpu::expert_linear_backward_input(ctx, dact.data(), gathered(dout), fc2.data(), groups(), F, C);
+        cpu::expert_linear_backward_weight(ctx, {dfc2.data(), 0, E * C}, gathered(dout), {act.data()}, groups(), F, C,
+                                           Acc::Add);
+        cpu::expert_activation_backward(ctx, dh.data(), dweights.data(), dact.data(), h.data(), r, k.shape, F, k.activation);
+        cpu::expert_linear_backward_input(ctx, dx_slots.data(), {dh.data()}, fc1.data(), groups(), C, H);
+        cpu::expert_linear_backward_weight(ctx, {dfc1.data(), 0, E * H}, {dh.data()}, gathered(x), groups(), C, H, Acc::Add);
+        cpu::expert_combine(ctx, dx.data(), dx_slots.data(), r, k.shape, C);
+        dx_experts = dx.values();
+        cpu::router_backward(ctx, dlogits.data(), dweights.data(), r, k.shape, rule, factors);
+        cpu::router_logits_backward(ctx, dx.data(), drouter.data(), dlogits.data(), x.data(), router_weight.data(), k.shape, C,
+                                    Acc::Add);
+    }
+};
+
+// Every rule, E not a multiple of a vector, K = E, E = 1, fewer rows than experts, all rows on one expert, several sequences.
+inline std::vector<ExpertCase> expert_cases() {
+    static const real bias = 0;  // ExpertLayer has its own
+    RouterRule softmax, raw_softmax, sigmoid, raw_sigmoid;
+    raw_softmax.normalize = false;
+    raw_softmax.bias = &bias;
+    sigmoid.sigmoid = raw_sigmoid.sigmoid = true;
+    sigmoid.bias = &bias;
+    sigmoid.scale = 2.5;
+    raw_sigmoid.normalize = false;
+    return {{{2, 7, 5, 3}, 6, 9, softmax},
+            {{1, 4, 5, 5}, 7, 4, raw_softmax, Activation::gelu},
+            {{3, 2, 1, 1}, 5, 3, raw_sigmoid},
+            {{1, 3, 17, 2}, 9, 5, sigmoid, Activation::geglu},
+            {{2, 9, 5, 1}, 8, 6, softmax, Activation::relu2, true},
+            {{2, 5, 6, 4}, 4, 7, sigmoid},
+            {{1, 11, 6, 2}, 3, 8, raw_softmax},
+            {{1, 6, 4, 2}, 5, 2, raw_sigmoid, Activation::swiglu, true}};
+}
+
+// The routing follows from the logits as its definition says.
+inline void expect_routing(const ExpertLayer& l) {
+    const int N = l.N, E = l.E, K = l.K, T = l.k.shape.T;
+    std::vector<int> counts((size_t)l.k.shape.B * E), expected_choices, expected_offsets = {0};
+    for (int n = 0; n < N; n++) {
+        const real* const x = &l.logits[(size_t)n * E];
+        std::vector<double> scores((size_t)E), keys;
+        const double top = (double)*std::max_element(x, x + E);
+        double sum = 0, chosen_sum = 0, error = 0;
+        for (int e = 0; e < E; e++) sum += std::exp(x[e] - top);
+        for (int e = 0; e < E; e++) {
+            scores[(size_t)e] = l.rule.sigmoid ? 1 / (1 + std::exp(-(double)x[e])) : std::exp(x[e] - top) / sum;
+            keys.push_back(l.rule.bias ? scores[(size_t)e] + l.rule.bias[e] : (double)x[e]);
+            // of an exponential 3 u, of its argument u, of a sum E u
+            error = std::max(error, (E + 8 + std::abs(x[e]) + top - x[e]) * roundoff<real>);
+        }
+        std::vector<int> order((size_t)E);
+        for (int e = 0; e < E; e++) order[(size_t)e] = e;
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys[(size_t)a] > keys[(size_t)b]; });
+        for (int k = 0; k < K; k++) {
+            const int e = l.experts[(size_t)(n * K + k)];
+            EXPECT_EQ(e, order[(size_t)k]) << "choice " << k << " of row " << n;
+            chosen_sum += scores[(size_t)e];
+            counts[(size_t)(n / T * E + e)]++;
+        }
+        for (int k = 0; k < K; k++) {
+            const double w = l.rule.scale * scores[(size_t)order[(size_t)k]] / (l.rule.normalize ? chosen_sum : 1);
+            EXPECT_TRUE(std::abs(l.weights[(size_t)(n * K + k)] - w) <= 2 * error * w)
+                << "weight " << k << " of row " << n << ": " << l.weights[(size_t)(n * K + k)] << ", expected " << w;
+        }
+    }
+    for (int e = 0; e < E; e++) {
+        for (int i = 0; i < N * K; i++)
+            if (l.experts[(size_t)i] == e) expected_choices.push_back(i);
+        expected_offsets.push_back((int)expected_choices.size());
+    }
+    EXPECT_EQ(l.choices.values(), expected_choices);
+    EXPECT_EQ(l.offsets.values(), expected_offsets);
+    EXPECT_EQ(l.counts.values(), counts);
+    for (int i = 0; i < N * K; i++) EXPECT_EQ(l.choices[(size_t)l.slot_of[(size_t)i]], i);
+}
+
+}  // namespace test
