@@ -11,6 +11,7 @@
 #include "rope.cuh"
 #include "attention.cuh"
 #include "mlp.cuh"
+#include "experts.cuh"
 #include "loss.cuh"
 #include "optimizer.cuh"
 #include "reduce.cuh"

@@ -42,13 +42,13 @@ private:
     Buffer<T> buffer_;
 };
 
-Doubles plus(Doubles x, double offset) {
+[[maybe_unused]] Doubles plus(Doubles x, double offset) {
     for (double& value : x) value += offset;
     return x;
 }
 
 // target += extra, allowing the rounding of that sum.
-void add_to(Doubles& target, Doubles& allowed, const Doubles& extra, double unit) {
+[[maybe_unused]] void add_to(Doubles& target, Doubles& allowed, const Doubles& extra, double unit) {
     for (size_t i = 0; i < target.size(); i++) {
         target[i] += extra[i];
         allowed[i] += unit * std::abs(target[i]);

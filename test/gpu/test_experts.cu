@@ -1,0 +1,448 @@
+// Mixtures of experts on a GPU against plain loops in double: routing with equal scores and experts without rows, gradients of
+// the router against finite differences, and the products of experts with all, few and no rows, in whole tiles or not.
+#include <gtest/gtest.h>
+
+#include "../../llmc/gpu/experts.cuh"
+#include "../../llmc/gpu/memory.cuh"
+#include "device_memory.h"
+
+namespace backend = gpu;
+
+template <class T>
+using Buffer = test::DeviceMemory<T>;
+
+#include "../ops/inputs.h"
+
+namespace test_gpu_experts {
+
+struct Case {
+    MixtureShape shape;
+    bool sigmoid, normalize, biased;
+    double scale;
+    int logits;  // 0: random, 1: all equal, 2: all rows prefer expert 1
+};
+const Case cases[] = {{{1, 1, 5, 3}, false, true, false, 1, 0},   {{2, 37, 5, 3}, false, false, false, 1, 0},
+                      {{1, 40, 64, 8}, false, true, false, 1, 0}, {{3, 11, 33, 1}, true, false, true, 2.5, 0},
+                      {{1, 700, 4, 2}, true, true, true, 1.5, 0}, {{2, 5, 8, 8}, false, true, false, 1, 0},
+                      {{1, 30, 40, 3}, false, true, false, 1, 1}, {{2, 150, 6, 1}, true, true, false, 1, 2}};
+
+// The routing as the declarations describe it.
+struct Reference {
+    std::vector<int> experts, slots, choices, offsets, counts;
+    Doubles weights;
+};
+double lse_of(const double* logits, int E) {
+    double sum = 0;
+    for (int e = 0; e < E; e++) sum += std::exp(logits[e]);
+    return std::log(sum);
+}
+Doubles scores_of(const double* logits, int E, bool sigmoid) {
+    Doubles s(E);
+    const double lse = lse_of(logits, E);
+    for (int e = 0; e < E; e++) s[e] = sigmoid ? 1 / (1 + std::exp(-logits[e])) : std::exp(logits[e] - lse);
+    return s;
+}
+Doubles weights_of(const Doubles& scores, const int* experts, int K, const RouterRule& rule) {
+    Doubles w(K);
+    double sum = 0;
+    for (int k = 0; k < K; k++) sum += w[k] = scores[experts[k]];
+    for (double& x : w) x *= rule.normalize ? rule.scale / sum : rule.scale;
+    return w;
+}
+Reference route(const Doubles& logits, const Doubles& bias, const MixtureShape& s, const RouterRule& rule) {
+    Reference r;
+    r.counts.resize(s.B * s.E);
+    r.slots.resize(s.slots());
+    std::vector<std::vector<int>> of_expert(s.E);
+    for (int n = 0; n < s.N(); n++) {
+        const Doubles scores = scores_of(&logits[n * s.E], s.E, rule.sigmoid);
+        std::vector<int> order(s.E);
+        for (int e = 0; e < s.E; e++) order[e] = e;
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] + bias[a] > scores[b] + bias[b]; });
+        order.resize(s.K);
+        for (const double w : weights_of(scores, order.data(), s.K, rule)) r.weights.push_back(w);
+        for (int k = 0; k < s.K; k++) {
+            of_expert[order[k]].push_back(n * s.K + k);
+            r.experts.push_back(order[k]);
+            r.counts[n / s.T * s.E + order[k]]++;
+        }
+    }
+    for (const auto& choices : of_expert) {
+        r.offsets.push_back((int)r.choices.size());
+        for (const int choice : choices) {
+            r.slots[choice] = (int)r.choices.size();
+            r.choices.push_back(choice);
+        }
+    }
+    r.offsets.push_back((int)r.choices.size());
+    return r;
+}
+
+// A case's logits, routed by the backend.
+struct Routed {
+    const Case& c;
+    gpu::Ctx& ctx;
+    MixtureShape s = c.shape;
+    Rng rng{3};
+    Input<real> logits{random_logits()}, bias{rng.normals<real>(s.E, c.biased ? 0.3 : 0)};
+    RouterRule rule = {c.sigmoid, c.normalize, (real)c.scale, c.biased ? bias.p() : nullptr};
+    Buffer<int> experts{(size_t)s.slots(), "experts"}, slots{(size_t)s.slots(), "slots"}, choices{(size_t)s.slots(), "choices"},
+        offsets{(size_t)s.E + 1, "offsets"}, counts{(size_t)(s.B * s.E), "counts"};
+    Buffer<real> weights{(size_t)s.slots(), "weights"};
+    Routing r = {(real*)logits.p(), experts.p(), weights.p(), slots.p(), choices.p(), offsets.p(), counts.p()};
+    Reference expected = route(doubles(logits), doubles(bias), s, rule);
+
+    Routed(const Case& k, gpu::Ctx& context) : c(k), ctx(context) { gpu::route(ctx, r, s, rule); }
+
+private:
+    std::vector<real> random_logits() {
+        std::vector<real> x = rng.normals<real>(s.N() * s.E, c.logits == 1 ? 0 : 1);
+        for (int n = 0; n < s.N() && c.logits == 2; n++) x[n * s.E + 1] += 12;
+        return x;
+    }
+};
+
+// Runs f(routed) for each case.
+template <class F>
+void for_each_case(F f) {
+    gpu::Ctx ctx;
+    for (const Case& c : cases) {
+        SCOPED_TRACE(testing::Message() << "B " << c.shape.B << " T " << c.shape.T << " E " << c.shape.E << " K " << c.shape.K);
+        Routed routed(c, ctx);
+        f(ctx, routed);
+    }
+}
+
+// A score: the argument of the exponential, at most 20 in size here, is rounded once, the exponential errs by 2.4u, the sum of
+// E such numbers likewise, and E/32 + 5 roundings of sums, a quotient and a product. A weight: twice that, K + 2 roundings.
+double score_error(const MixtureShape& s) { return (2 * (20 + 2.4) + s.E / 32 + 8) * u; }
+double weight_error(const MixtureShape& s) { return 2 * score_error(s) + (s.K + 2) * u; }
+
+TEST(Experts, RoutedAndSorted) {
+    for_each_case([](gpu::Ctx&, Routed& x) {
+        EXPECT_EQ(x.experts.get(), x.expected.experts);
+        EXPECT_EQ(x.slots.get(), x.expected.slots);
+        EXPECT_EQ(x.choices.get(), x.expected.choices);
+        EXPECT_EQ(x.offsets.get(), x.expected.offsets);
+        EXPECT_EQ(x.counts.get(), x.expected.counts);
+        expect_close(x.weights.get(), x.expected.weights, 0, weight_error(x.s), "weights");
+    });
+}
+
+// A row of NaN is routed to K different experts, and others as without it.
+TEST(Experts, NaNIsRouted) {
+    gpu::Ctx ctx;
+    Routed x(cases[1], ctx);
+    std::vector<real> logits = x.logits.host();
+    for (int e = 0; e < x.s.E; e++) logits[e] = (real)not_a_number;
+    Buffer<real> changed(logits);
+    x.r.logits = changed.p();
+    gpu::route(ctx, x.r, x.s, x.rule);
+    std::vector<int> experts = x.experts.get();
+    for (int k = 0; k < x.s.K; k++) EXPECT_EQ(experts[k], k);
+    EXPECT_TRUE(std::isnan(x.weights.get()[0]));
+    EXPECT_TRUE(std::equal(experts.begin() + x.s.K, experts.end(), x.expected.experts.begin() + x.s.K));
+}
+
+// The function of a row's logits whose gradient router_backward sets.
+double row_value(const double* logits, const double* dweights, const int* experts, const int* counts, const MixtureShape& s,
+                 const RouterRule& rule, const RouterLossFactors& factors, double* losses = nullptr) {
+    const Doubles scores = scores_of(logits, s.E, rule.sigmoid), weights = weights_of(scores, experts, s.K, rule);
+    double value = 0, sum = 0, balance = 0;
+    for (int k = 0; k < s.K; k++) value += dweights[k] * weights[k];
+    for (int e = 0; e < s.E; e++) {
+        sum += rule.sigmoid ? scores[e] : 0;
+        balance += (double)s.E / ((double)s.K * s.T * s.T) * counts[e] * scores[e];
+    }
+    balance /= rule.sigmoid ? sum : 1;
+    const double lse = lse_of(logits, s.E);
+    if (losses) losses[0] += balance, losses[1] += lse * lse;
+    return value + factors.balance * balance + factors.z * lse * lse;
+}
+
+// Against finite differences, whose error is about 1e-10 here. Each of the sums in a gradient has few terms, whose magnitudes
+// are at most those below.
+TEST(Experts, RouterBackward) {
+    for_each_case([](gpu::Ctx& ctx, Routed& x) {
+        const MixtureShape& s = x.s;
+        const Input<real> dweights(Rng(5).normals<real>(s.slots()));
+        const Doubles dw = doubles(dweights);
+        Doubles logits = doubles(x.logits);
+        for (const RouterLossFactors& factors : {RouterLossFactors{0, 0}, RouterLossFactors{0.5, 0.25}}) {
+            Buffer<real> dlogits(s.N() * s.E, "dlogits");
+            gpu::router_backward(ctx, dlogits.p(), dweights.p(), x.r, s, x.rule, factors);
+            Doubles expected, allowed;
+            for (int n = 0; n < s.N(); n++) {
+                const int *experts = &x.expected.experts[n * s.K], *counts = &x.expected.counts[n / s.T * s.E];
+                double largest = 0, chosen = 0, most = 0;
+                const Doubles scores = scores_of(&logits[n * s.E], s.E, x.rule.sigmoid);
+                for (int k = 0; k < s.K; k++) largest += std::abs(dw[n * s.K + k]), chosen += scores[experts[k]];
+                for (int e = 0; e < s.E; e++) most = std::max(most, (double)counts[e]);
+                const double magnitude = 2 * largest * x.rule.scale / (x.rule.normalize ? chosen : 1) +
+                                         2 * factors.balance * s.E / ((double)s.K * s.T * s.T) * most +
+                                         2 * factors.z * std::abs(lse_of(&logits[n * s.E], s.E));
+                for (int e = 0; e < s.E; e++) {
+                    const double h = 1e-5, kept = logits[n * s.E + e];
+                    double sides[2];
+                    for (const int side : {0, 1}) {
+                        logits[n * s.E + e] = kept + (side ? h : -h);
+                        sides[side] = row_value(&logits[n * s.E], &dw[n * s.K], experts, counts, s, x.rule, factors);
+                    }
+                    logits[n * s.E + e] = kept;
+                    expected.push_back((sides[1] - sides[0]) / (2 * h));
+                    allowed.push_back(2 * weight_error(s) * magnitude + 1e-9 * (1 + magnitude));
+                }
+            }
+            expect_close(dlogits.get(), expected, allowed, "dlogits");
+        }
+    });
+}
+
+TEST(Experts, RouterSumsAreAdded) {
+    for_each_case([](gpu::Ctx& ctx, Routed& x) {
+        const MixtureShape& s = x.s;
+        const Doubles logits = doubles(x.logits), dw(s.K);
+        Doubles expected(2 + s.E, 0.5);
+        for (int n = 0; n < s.N(); n++)
+            row_value(&logits[n * s.E], dw.data(), &x.expected.experts[n * s.K], &x.expected.counts[n / s.T * s.E], s, x.rule,
+                      {}, expected.data());
+        for (size_t i = 0; i < x.expected.counts.size(); i++) expected[2 + i % s.E] += x.expected.counts[i];
+        Buffer<double> sums(Doubles(2 + s.E, 0.5));
+        gpu::router_sums(ctx, sums.p(), x.r, s, x.rule);
+        expect_close(sums.get(), expected, 0, 2 * weight_error(s), "sums");
+    });
+}
+
+// sum_k a[k] b[k] of numbers apart by the strides, and the error of K products and sums in fp32, in any order.
+struct Dot {
+    double sum = 0, error = 0;
+    template <class A, class B>
+    Dot(const A& a, size_t a0, size_t a_step, const B& b, size_t b0, size_t b_step, int K) {
+        for (int k = 0; k < K; k++) {
+            const double term = as_double(a[a0 + k * a_step]) * as_double(b[b0 + k * b_step]);
+            sum += term;
+            error += 2 * (K + 2) * u * std::abs(term);
+        }
+    }
+};
+
+TEST(Experts, RouterLogits) {
+    gpu::Ctx ctx;
+    Rng rng(7);
+    for (const auto& [N, E, C] : {std::array{3, 5, 16}, std::array{70, 33, 72}, std::array{600, 8, 20}}) {
+        const MixtureShape shape = {1, N, E, 1};
+        const Input<floatX> inp(rng.normals<floatX>(N * C)), weight(rng.normals<floatX>(E * C)),
+            dinp_before(rng.normals<floatX>(N * C));
+        const Input<real> dlogits(rng.normals<real>(N * E)), before(rng.normals<real>(E * C));
+        Doubles expected, allowed;
+        const auto add = [&](const Dot& dot, double more, double unit) {
+            expected.push_back(more + dot.sum);
+            allowed.push_back(dot.error + (unit + 2 * u) * std::abs(more + dot.sum));
+        };
+        Buffer<real> logits(N * E, "logits");
+        gpu::router_logits(ctx, logits.p(), inp.p(), weight.p(), shape, C);
+        for (int n = 0; n < N; n++)
+            for (int e = 0; e < E; e++) add({inp, (size_t)n * C, 1, weight, (size_t)e * C, 1, C}, 0, 0);
+        expect_close(logits.get(), expected, allowed, "logits");
+        for (const Acc acc : {Acc::Add, Acc::Set}) {
+            Buffer<floatX> dinp(dinp_before.host(), "dinp");
+            Buffer<real> dweight(before.host(), "dweight");
+            gpu::router_logits_backward(ctx, dinp.p(), dweight.p(), dlogits.p(), inp.p(), weight.p(), shape, C, acc);
+            expected.clear(), allowed.clear();
+            for (int n = 0; n < N; n++)
+                for (int c = 0; c < C; c++)
+                    add({dlogits, (size_t)n * E, 1, weight, (size_t)c, (size_t)C, E}, as_double(dinp_before[n * C + c]),
+                        rounding);
+            expect_close(dinp.get(), expected, allowed, "dinp");
+            expected.clear(), allowed.clear();
+            for (int e = 0; e < E; e++)
+                for (int c = 0; c < C; c++)
+                    add({dlogits, (size_t)e, (size_t)E, inp, (size_t)c, (size_t)C, N},
+                        acc == Acc::Add ? as_double(before[e * C + c]) : 0, 0);
+            expect_close(dweight.get(), expected, allowed, "dweight");
+            if (acc == Acc::Add)  // without dweight
+                gpu::router_logits_backward(ctx, dinp.p(), nullptr, dlogits.p(), inp.p(), weight.p(), shape, C, acc);
+        }
+    }
+}
+
+// Slots of E experts, the last `more` of which belong to none; rows of inputs in their order, or gathered by choices.
+struct Products {
+    gpu::Ctx& ctx;
+    int E, IC, OC;
+    std::vector<int> offsets;
+    int n = offsets.back(), more = 70, K = 2, rows = (n + more) / K + 1;
+    Rng rng{11};
+    std::vector<int> choices = rng.integers(n + more, 0, rows* K);
+    Input<int> offsets_in{offsets}, choices_in{choices};
+    ExpertGroups groups = {offsets_in.p(), E, n + more};
+    Input<floatX> x{rng.normals<floatX>((size_t)(n + more) * IC)}, dout{rng.normals<floatX>((size_t)(n + more) * OC)},
+        weight{rng.normals<floatX>((size_t)E * OC * IC)};
+
+    ExpertRows rows_of(const Input<floatX>& from, bool gathered) const {
+        return gathered ? ExpertRows{from.p(), choices_in.p(), K} : ExpertRows{from.p()};
+    }
+    size_t row(int slot, bool gathered) const { return gathered ? choices[slot] / K : slot; }
+    int expert_of(int slot) const {
+        int e = 0;
+        while (slot >= offsets[e + 1]) e++;
+        return e;
+    }
+    // Rows after the last slot keep their bits, which are NaN.
+    void expect(const Buffer<floatX>& out, int columns, Doubles expected, Doubles allowed, const char* name) const {
+        std::vector<floatX> values = out.get();
+        for (size_t i = (size_t)n * columns; i < values.size(); i++) ASSERT_TRUE(std::isnan(as_double(values[i]))) << name;
+        values.resize((size_t)n * columns);
+        expect_close(values, expected, allowed, name);
+    }
+
+    void forward(bool gathered) {
+        Buffer<floatX> out((size_t)(n + more) * OC, "out");
+        gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), groups, IC, OC);
+        Doubles expected, allowed;
+        for (int i = 0; i < n; i++)
+            for (int o = 0; o < OC; o++) {
+                const Dot dot(x, row(i, gathered) * IC, 1, weight, ((size_t)expert_of(i) * OC + o) * IC, 1, IC);
+                expected.push_back(dot.sum);
+                allowed.push_back(dot.error + rounding * std::abs(dot.sum));
+            }
+        expect(out, OC, expected, allowed, "out");
+    }
+    void backward_input(bool gathered) {
+        Buffer<floatX> dinp((size_t)(n + more) * IC, "dinp");
+        gpu::expert_linear_backward_input(ctx, dinp.p(), rows_of(dout, gathered), weight.p(), groups, IC, OC);
+        Doubles expected, allowed;
+        for (int i = 0; i < n; i++)
+            for (int c = 0; c < IC; c++) {
+                const Dot dot(dout, row(i, gathered) * OC, 1, weight, (size_t)expert_of(i) * OC * IC + c, IC, OC);
+                expected.push_back(dot.sum);
+                allowed.push_back(dot.error + rounding * std::abs(dot.sum));
+            }
+        expect(dinp, IC, expected, allowed, "dinp");
+    }
+    void backward_weight(bool gather_dout, bool gather_x, int first, int count, Acc acc) {
+        const Input<real> before(rng.normals<real>((size_t)count * IC));
+        Buffer<real> dweight(before.host(), "dweight");
+        gpu::expert_linear_backward_weight(ctx, {dweight.p(), first, count}, rows_of(dout, gather_dout), rows_of(x, gather_x),
+                                           groups, IC, OC, acc);
+        Doubles expected(count * (size_t)IC), magnitudes(expected.size()), allowed;
+        for (int r = 0; r < count; r++) {
+            const int e = (first + r) / OC, o = (first + r) % OC;
+            for (int i = offsets[e]; i < offsets[e + 1]; i++)
+                for (int c = 0; c < IC; c++) {
+                    const double term = as_double(dout[row(i, gather_dout) * OC + o]) * as_double(x[row(i, gather_x) * IC + c]);
+                    expected[(size_t)r * IC + c] += term;
+                    magnitudes[(size_t)r * IC + c] += 2 * (offsets[e + 1] - offsets[e] + 2) * u * std::abs(term);
+                }
+        }
+        for (size_t i = 0; i < expected.size(); i++) {
+            if (acc == Acc::Add) expected[i] += as_double(before[i]);
+            allowed.push_back(magnitudes[i] + 2 * u * std::abs(expected[i]));
+        }
+        expect_close(dweight.get(), expected, allowed, "dweight");
+    }
+};
+
+TEST(Experts, Products) {
+    gpu::Ctx ctx;
+    const std::vector<int> uneven = {0, 3, 3, 135, 136, 300};  // an expert without rows, one of more than a tile
+    struct Sizes {
+        int IC, OC;
+    };
+    std::vector<Sizes> sizes = {{33, 17}, {72, 136}};
+    if (!thorough) sizes = {{33, 17}};
+    for (const auto& [IC, OC] : sizes) {
+        SCOPED_TRACE(testing::Message() << "IC " << IC << " OC " << OC);
+        Products p = {ctx, 5, IC, OC, uneven};
+        for (const bool gathered : {false, true}) {
+            p.forward(gathered);
+            p.backward_input(gathered);
+        }
+        p.backward_weight(false, true, 0, 5 * OC, Acc::Set);
+        p.backward_weight(true, false, 2 * OC, 2 * OC, Acc::Add);
+        p.backward_weight(false, false, OC, OC, Acc::Set);             // the expert without rows
+        p.backward_weight(false, true, 2 * OC + 5, OC - 9, Acc::Add);  // some of an expert's
+    }
+    Products all = {ctx, 3, 8, 8, {0, 0, 40, 40}};  // all rows belong to one expert
+    all.forward(true);
+    all.backward_weight(false, true, 0, 24, Acc::Set);
+}
+
+// The activations' own errors are below 64u of the magnitudes, and are tested with activation_forward.
+template <class Act, bool gates>
+void check_activation(gpu::Ctx& ctx, Routed& x, Activation activation, int F) {
+    const int n = x.s.slots(), inputs = gates ? 2 : 1;
+    const Input<floatX> inp(x.rng.normals<floatX>((size_t)n * inputs * F)), dout(x.rng.normals<floatX>((size_t)n * F));
+    Buffer<floatX> out((size_t)n * F, "out"), dinp(inp.size(), "dinp");
+    Buffer<real> dweights(n, "dweights");
+    gpu::expert_activation_forward(ctx, out.p(), inp.p(), x.r, x.s, F, activation);
+    gpu::expert_activation_backward(ctx, dinp.p(), dweights.p(), dout.p(), inp.p(), x.r, x.s, F, activation);
+    Doubles expected, allowed, dexpected(inp.size()), dallowed(inp.size()), dw(n), dw_allowed(n);
+    const double error = rounding + weight_error(x.s) + 64 * u + (std::is_same<floatX, bf16>::value ? 4e-6 : 0);
+    for (int slot = 0; slot < n; slot++) {
+        const int choice = x.expected.choices[slot];
+        const double weight = x.expected.weights[choice];
+        for (int f = 0; f < F; f++) {
+            const size_t at = (size_t)slot * inputs * F + f;
+            const double a = as_double(inp[at]), b = gates ? as_double(inp[at + F]) : 1;
+            const double dy = as_double(dout[(size_t)slot * F + f]);
+            double y;
+            if constexpr (gates) {
+                y = Act::forward(a, b);
+                const GateUp<double> d = Act::gradient(a, b, weight * dy);
+                dexpected[at] = d.gate;
+                dexpected[at + F] = d.up;
+                dallowed[at + F] = error * std::abs(weight * dy) * (1 + std::abs(a));
+            } else {
+                y = Act::forward(a);
+                dexpected[at] = Act::gradient(a, weight * dy);
+            }
+            dallowed[at] = error * std::abs(weight * dy * b) * 2 * (1 + std::abs(a));
+            expected.push_back(weight * y);
+            allowed.push_back(error * (std::abs(weight * y) + 1e-3 * std::abs(weight * b)));
+            dw[choice] += dy * y;
+            dw_allowed[choice] += (error - rounding + 2 * (F + 4) * u) * (std::abs(dy * y) + 1e-3 * std::abs(dy * b));
+        }
+    }
+    expect_close(out.get(), expected, allowed, "out");
+    expect_close(dinp.get(), dexpected, dallowed, "dinp");
+    expect_close(dweights.get(), dw, dw_allowed, "dweights");
+}
+
+TEST(Experts, Activations) {
+    gpu::Ctx ctx;
+    Routed x(cases[1], ctx);
+    for (const int F : {24, 37}) {
+        check_activation<activation::Swiglu, true>(ctx, x, Activation::swiglu, F);
+        check_activation<activation::Relu2, false>(ctx, x, Activation::relu2, F);
+    }
+    check_activation<activation::Geglu, true>(ctx, x, Activation::geglu, 8);
+    check_activation<activation::Gelu, false>(ctx, x, Activation::gelu, 2056);
+}
+
+TEST(Experts, Combined) {
+    gpu::Ctx ctx;
+    for (const Case& c : {cases[1], cases[2]}) {
+        Routed x(c, ctx);
+        for (const int C : {8, 37, 264}) {
+            const Input<floatX> inp(x.rng.normals<floatX>((size_t)x.s.slots() * C));
+            Buffer<floatX> out((size_t)x.s.N() * C, "out");
+            gpu::expert_combine(ctx, out.p(), inp.p(), x.r, x.s, C);
+            Doubles expected, allowed;
+            for (int n = 0; n < x.s.N(); n++)
+                for (int j = 0; j < C; j++) {
+                    double sum = 0, magnitude = 0;
+                    for (int k = 0; k < x.s.K; k++) {
+                        const double term = as_double(inp[(size_t)x.expected.slots[n * x.s.K + k] * C + j]);
+                        sum += term;
+                        magnitude += std::abs(term);
+                    }
+                    expected.push_back(sum);
+                    allowed.push_back(x.s.K * u * magnitude + rounding * std::abs(sum));
+                }
+            expect_close(out.get(), expected, allowed, "out");
+        }
+    }
+}
+
+}  // namespace test_gpu_experts
