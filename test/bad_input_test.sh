@@ -64,23 +64,23 @@ refuse "two activations"                    "swiglu.*squared-relu"          "${t
 refuse "rotary base without rope"           "rotary-base.*position-emb"     "${train[@]}" --data-path good --position-embedding-type alibi --rotary-base 5e5
 refuse "two norms of queries"               "qk-layernorm.*whole"           "${train[@]}" --data-path good --qk-layernorm --qk-layernorm-whole
 refuse "layers without a window, no window" "skip-freq.*window-size"        "${train[@]}" --data-path good --window-attn-skip-freq 2
-refuse "Muon's options without Muon"        "muon-momentum.*HINT: --optimizer muon" "${train[@]}" --data-path good --muon-momentum 0.9
-refuse "Lion's option without Lion"         "lion-beta2.*HINT: --optimizer lion" "${train[@]}" --data-path good --lion-beta2 0.9
+refuse "Muon's options without Muon"        "muon-momentum has no effect without --optimizer muon; HINT: add that" "${train[@]}" --data-path good --muon-momentum 0.9
+refuse "Lion's option without Lion"         "lion-beta2 has no effect without --optimizer lion" "${train[@]}" --data-path good --lion-beta2 0.9
 refuse "AdamW's option with Lion"           "adam-eps has no effect with --optimizer lion.*HINT" "${train[@]}" --data-path good --optimizer lion --adam-eps 1e-6
 refuse "a second moment's type with Lion"   "exp-avg-sq-dtype has no effect.*one moment.*HINT" "${train[@]}" --data-path good --optimizer lion --exp-avg-sq-dtype bf16
 refuse "FP8 that waits for exp_avg_sq"      "fp8-start auto and --optimizer lion.*HINT: --fp8-start" "${train[@]}" --data-path good --optimizer lion --fp8-format hybrid --fp8-start auto
 refuse "AdamW's rule of the rate with Lion" "size and --optimizer lion cannot be combined.*HINT: give --lr" "${train[@]}" --data-path good --optimizer lion --size 1m
-refuse "FP8's options without FP8"          "fp8-start.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-start 5
-refuse "FP8's transposes without FP8"        "fp8-weight-transpose.*HINT: --fp8-format" "${train[@]}" --data-path good --fp8-weight-transpose keep
+refuse "FP8's options without FP8"          "fp8-start requires --fp8-format" "${train[@]}" --data-path good --fp8-start 5
+refuse "FP8's transposes without FP8"        "fp8-weight-transpose requires --fp8-format" "${train[@]}" --data-path good --fp8-weight-transpose keep
 refuse "layers to recompute without a policy" "requires --recompute-granularity.*HINT" "${train[@]}" --data-path good --recompute-num-layers 1
 refuse "a policy of other layers, for all"    "requires --recompute-num-layers.*HINT" "${train[@]}" --data-path good --recompute full --recompute-other-layers mlp
 refuse "others that recompute no less"        "must recompute less than.*HINT" "${train[@]}" --data-path good --recompute mlp --recompute-num-layers 1 --recompute-other-layers mlp
 refuse "NorMuon's state on the host"         "offload optimizer and --optimizer normuon cannot be combined.*HINT" "${train[@]}" --data-path good --offload optimizer --optimizer normuon
-refuse "fast sums backward without FP8"      "fp8-fast-backward requires FP8" "${train[@]}" --data-path good --fp8-fast-backward
-refuse "fast sums backward, exact forward"   "fp8-fast-backward conflicts with --no-fp8-fast-accumulation" "${train[@]}" --data-path good --fp8-format hybrid --fp8-fast-backward --no-fp8-fast-accumulation
+refuse "fast sums backward without FP8"      "fp8-fast-backward requires --fp8-format" "${train[@]}" --data-path good --fp8-fast-backward
+refuse "fast sums backward, exact forward"   "fp8-fast-backward and --no-fp8-fast-accumulation cannot be combined" "${train[@]}" --data-path good --fp8-format hybrid --fp8-fast-backward --no-fp8-fast-accumulation
 refuse "how many layers stay in bf16"       "num-layers-at-end-in-bf16.*first-last-layers-bf16" "${train[@]}" --data-path good --fp8-format hybrid --num-layers-at-end-in-bf16 2
-refuse "WSD's options without WSD"          "lr-wsd-decay-iters requires --lr-decay-style WSD.*cosine; HINT: --lr-decay-style WSD" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
-refuse "NorMuon's option with Muon"         "muon-beta2.*HINT: --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9
+refuse "WSD's options without WSD"          "lr-wsd-decay-iters requires --lr-decay-style WSD; HINT: add that" "${train[@]}" --data-path good --lr-wsd-decay-iters 1
+refuse "NorMuon's option with Muon"         "muon-beta2 has no effect without --optimizer normuon" "${train[@]}" --data-path good --optimizer muon --muon-beta2 0.9
 refuse "a sample's prompt above a sample"   "shorter --sample-prompt"       "${train[@]}" --data-path good --sample-interval 1 --sample-prompt "$(seq 40)"
 refuse "no memory for the model"            "GiB"                           "${train[@]}" --data-path good --hidden-size 65536 --num-attention-heads 512 --num-layers 200
 refuse "vocabulary below the data's"        "vocab"                         "$program" train "${llama[@]}" "${small[@]}" --vocab-size 100 --data-path good

@@ -112,9 +112,9 @@ while IFS='|' read -r options pattern; do
     says "and why" "$pattern"
 done <<'END'
 --input raw|the output is missing.*HINT
---output out|no text to read.*HINT
+--output out|text to read is missing.*HINT
 --input raw --output out|nothing to do.*HINT
---input raw --output out --heuristics gophers|gopher, c4, fineweb
+--input raw --output out --heuristics gophers|gopher, c4 or fineweb
 --input raw --output out --heuristics gopher --set gopher-min-word=3|did you mean gopher-min-words
 --input raw --output out --heuristics gopher --set gopher-min-words=3 gopher-min-words=4|--set names the rule gopher-min-words twice
 --input raw --output out --normalize --set gopher-min-words=3|--set requires --heuristics
@@ -123,9 +123,9 @@ done <<'END'
 --input raw --output out --normalize --tokenizer tok|--tokenizer requires --weights, --temperature or --budget
 --input raw --output out --normalize --languages en|--languages requires --language-model
 --input raw --output out --normalize --quality-pareto 9|--quality-pareto requires --quality-model
---input raw --output out --pii mask --pii-kinds email fax|the kinds are email, phone, card, ip, iban, id, key, user
---input raw --output out --normalize --pii-kinds email|require --pii mask or --pii drop
---input raw --output out --exact-duplicates document|the units are documents, paragraphs and lines
+--input raw --output out --pii mask --pii-kinds email fax|must be one of email, phone, card, ip, iban, id, key, user
+--input raw --output out --normalize --pii-kinds email|requires --pii mask or --pii drop
+--input raw --output out --exact-duplicates document|must be documents, paragraphs or lines
 --input raw --output out --exact-duplicates paragraphs lines|HINT: use only lines
 --input raw --output raw/out --normalize|raw/out is inside --input raw, so a resumed curation
 --input raw --output out --weights other=1|other

@@ -159,7 +159,7 @@ done
 expect "--offload gradients is in the plan" train "$gpu" llama x --dry-run --offload gradients --main-grads-dtype bf16
 says "with gradients on the host" "gradients (bf16) (host)"
 expect "--offload gradients in fp32: refused" refused train "$gpu" llama x --offload gradients
-says "says what they must be" "requires --main-grads-dtype bf16, not fp32"
+says "says what they must be" "requires --main-grads-dtype bf16; HINT: add that"
 expect "--offload optimizer is in the plan" train "$gpu" llama x --dry-run --offload optimizer
 says "with what lies on the host" "Adam moments (fp32) (host)"
 says "and what passes through the GPU" "optimizer's state in transit"

@@ -126,7 +126,7 @@ expect "options that the model has: it trains" train --model llama --lora-rank 4
 no "rank 0" "lora-rank" train --model llama --lora-rank 0 --train-iters 2 --out x
 no "a rank above that of every matrix" "at most 32" train --model llama --lora-rank 33 --train-iters 2 --out x
 no "dropout of everything" "lora-dropout" train --model llama --lora-rank 4 --lora-dropout 1 --train-iters 2 --out x
-no "dropout without adapters" "lora-dropout requires adapters" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
+no "dropout without adapters" "lora-dropout requires --lora-rank" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
 no "an unknown matrix, with the list" "all, self_attn.q_proj, q_proj, qkv, q," train --model llama --lora-rank 4 --lora-targets query --train-iters 2 --out x
 no "a part that GPT-2 does not store alone" "attn.c_attn" train --model gpt2 --lora-rank 4 --lora-targets q --train-iters 2 --out x
 no "no model" "but none is given; HINT: --model" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x

@@ -159,7 +159,7 @@ expect "with every bit" everything_same one "one again"
 expect "another optimizer than the checkpoint's: refused" refused train 1 x "${muon[@]}" --optimizer adamw
 says "says which" "optimizer is \"adamw\"; the checkpoint was written with \"muon\""
 expect "NorMuon with exp_avg_sq in bf16: refused" refused train 1 x --optimizer normuon --exp-avg-sq-dtype bf16
-says "says why" "normuon needs fp32 for its exp_avg_sq, one number per row"
+says "says why" "normuon and --exp-avg-sq-dtype bf16 cannot be combined: it has only one exp_avg_sq per row"
 # Batch size ramp-up: 5 steps of 8, 3 of 16, 2 of 24, 2 of 32. In an interleaved pipeline the first stages have more
 # micro-batches in flight than the last.
 ramp() { local length=(--global-batch-size 32 --train-samples 200 --rampup-batch-size 8 "${increment:-8}" 120); train "$@"; }

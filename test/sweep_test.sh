@@ -113,7 +113,7 @@ no() { # NAME PATTERN OPTIONS...
     expect "$name: refused" refused sweep "$@" --out refused
     says "$name: by name" "$pattern"
 }
-no "nothing to search" "nothing to search; HINT: --over lr="
+no "nothing to search" "option to search over is missing; HINT: --over lr="
 no "no values" "\-\-over 'lr' must be NAME=LOW..HIGH or NAME=A,B,C" --over lr
 no "an unknown option" "'learnin-rate' is not an option of train" --over learnin-rate=1,2
 no "a range of words" "a range is for numbers" --over optimizer=a..b

@@ -400,7 +400,7 @@ TEST(SplitLayers, Errors) {
     expect_error(split(12, 4, false, false, {4, 4, 1, 1}), {"adds up to 10", "HINT: add 2"});
     expect_error(split(12, 4, false, false, {6, 0, 3, 3}), {"stage 1", "0 layers", "HINT: only the first and the last"});
     expect_error(split(12, 4, false, false, {13, 1, 1, -3}), {"stage 3", "-3 layers", "the minimum is 0"});
-    expect_error(split(12, 4, true, false, {3, 3, 3, 3}), {"(3,3,3,3)", "HINT: leave one out"});
+    expect_error(split(12, 4, true, false, {3, 3, 3, 3}), {"(3,3,3,3)", "HINT: omit one of them"});
 }
 
 // ---- picture ---------------------------------------------------------------------------------------------------------------

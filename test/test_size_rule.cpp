@@ -142,8 +142,8 @@ TEST(SizeRule, Refusals) {
     const auto refused = [](const Strings& arguments, const Strings& parts) {
         test::expect_error([&] { sized(arguments); }, parts);
     };
-    refused({"--size", "15m", "--preset", "quickstart"}, {"--size 15m and --preset quickstart", "give one"});
-    refused({"--size", "15m", "--model", "some"}, {"--size 15m and --model some", "give one"});
+    refused({"--size", "15m", "--preset", "quickstart"}, {"--size 15m and --preset quickstart", "omit one"});
+    refused({"--size", "15m", "--model", "some"}, {"--size 15m and --model some", "omit one"});
     for (const char* wrong : {"", "m", "15x", "-3m", "0", "nan", "15mm", "1e20"})
         refused({std::string("--size=") + wrong, "--vocab-size", "4096"}, {"--size is '" + std::string(wrong) + "'", "15m"});
     refused({"--size", "1m", "--vocab-size", "50257"}, {"nearest model has 3.27M", "embeddings", "--size 3265"});

@@ -88,7 +88,7 @@ no "no model" "but none is given; HINT: --model" train --preset llama-tiny --voc
 no "an encoder without tokens" "prompt-tokens 20" train --model llama --prompt-encoder mlp "${short[@]}"
 no "a width without an encoder" "prompt-encoder mlp" train --model llama --prompt-tokens 4 --prompt-encoder-width 8 "${short[@]}"
 no "a text for an encoder" "cannot initialize the encoder" train --model llama --prompt-tokens 4 --prompt-encoder mlp --prompt-init-text king "${short[@]}"
-no "two kinds of adapters" "give one of them" train --model llama --prompt-tokens 4 --lora-rank 4 "${short[@]}"
+no "two kinds of adapters" "both are adapters; HINT: omit one of them" train --model llama --prompt-tokens 4 --lora-rank 4 "${short[@]}"
 no "masked documents" "prepare --chat" train --model llama --prompt-tokens 4 --reset-attention-mask --tokenizer tok "${short[@]}"
 no "rows that FP8 cannot multiply" "prompt-tokens)) is 60" train --model llama --prompt-tokens 6 --fp8 hybrid "${short[@]}"
 no "Muon" "optimizer adamw" train --model llama --prompt-tokens 4 --optimizer muon "${short[@]}"

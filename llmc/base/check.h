@@ -64,6 +64,42 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
     throw UsageError(s);
 }
 
+// ---- refusals of options ---------------------------------------------------------------------------------------------------
+// One wording for each kind; they throw if `wrong` is true. Options are given with their dashes.
+// "the output is missing; HINT: --output DIR"
+inline void refuse_missing(bool wrong, const std::string& what, const std::string& hint) {
+    if (wrong) throw UsageError(what + " is missing; HINT: " + hint);
+}
+// "--json requires --dry-run; HINT: add that, or omit --json"
+inline void refuse_without(bool wrong, const std::string& option, const std::string& needed, const std::string& hint = "") {
+    if (wrong)
+        throw UsageError(option + " requires " + needed + "; HINT: " + (hint.empty() ? "add that, or omit " + option : hint));
+}
+// "--encoding has no effect without --text; HINT: add that, or omit --encoding"
+inline void refuse_idle(bool wrong, const std::string& option, const std::string& needed) {
+    if (wrong) throw UsageError(option + " has no effect without " + needed + "; HINT: add that, or omit " + option);
+}
+// "--chat and --preference cannot be combined: conversations, or pairs of answers; HINT: omit one of them"
+inline void refuse_together(bool wrong, const std::string& a, const std::string& b, const std::string& why = "",
+                            const std::string& hint = "omit one of them") {
+    if (wrong) throw UsageError(a + " and " + b + " cannot be combined" + (why.empty() ? "" : ": ") + why + "; HINT: " + hint);
+}
+// "--exit-after is 'soon'; it must be a duration (90s, 30m, 5h30m)". E: Error, if the value may come from a file.
+template <class E = UsageError, class T>
+void refuse_value(bool wrong, const std::string& name, const T& value, const std::string& allowed,
+                  const std::string& hint = "") {
+    if (!wrong) return;
+    std::string shown;
+    if constexpr (std::is_integral_v<T>) shown = std::to_string(value);
+    else if constexpr (std::is_floating_point_v<T>) shown = format("%g", (double)value);
+    else shown = "'" + std::string(value) + "'";
+    throw E(name + " is " + shown + "; it must be " + allowed + (hint.empty() ? "" : "; HINT: ") + hint);
+}
+// "latest.json is damaged: it has no 'step'"
+[[noreturn]] inline void fail_damaged(const std::string& file, const std::string& why) {
+    throw Error(file + " is damaged: " + why);
+}
+
 // Runs f; its errors come from options, so an Error becomes a UsageError.
 template <class F>
 auto as_usage(F f) {

@@ -101,6 +101,10 @@ private:
     }
 };
 
+[[noreturn]] inline void fail_to_write(const std::string& path, int error, const std::string& hint = "") {
+    throw Error("cannot write " + path + ": " + strerror(error) + (hint.empty() ? "" : "; HINT: ") + hint);
+}
+
 // ---- locking ---------------------------------------------------------------------------------------------------------------
 // Locks a file during the object's lifetime, creating it if missing. The constructor waits for the lock, so locked work must be
 // short (milliseconds).
@@ -110,7 +114,7 @@ public:
         if (fd_ < 0 || flock(fd_, LOCK_EX) != 0) {
             const int error = errno;
             if (fd_ >= 0) close(fd_);
-            fail("cannot write %s: %s", path.c_str(), strerror(error));
+            fail_to_write(path, error);
         }
     }
     ~FileLock() { close(fd_); }
@@ -558,7 +562,7 @@ public:
     explicit FileWriter(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
         LeftByKilledProcesses::remove(path);
         fd_ = create_new_file(temporary_);
-        if (fd_ < 0) fail("cannot write %s: %s; HINT: its folder must exist and be writable", path.c_str(), strerror(errno));
+        if (fd_ < 0) fail_to_write(path, errno, "its folder must exist and be writable");
         flock(fd_, LOCK_EX | LOCK_NB);  // for remove_unfinished
         buffer_.reserve(buffer_bytes);
     }
@@ -567,7 +571,7 @@ public:
     FileWriter(const std::string& path, const std::string& kept, size_t bytes)
         : path_(path), temporary_(kept), keeps_(true), written_(bytes) {
         fd_ = open(kept.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-        if (fd_ < 0) fail("cannot write %s: %s", kept.c_str(), strerror(errno));
+        if (fd_ < 0) fail_to_write(kept, errno);
         struct stat st {};
         std::string problem;
         if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) problem = "another process writes it";
@@ -609,7 +613,7 @@ public:
         const auto some = [&](size_t done) {
             return pwrite(fd_, (const char*)data + done, bytes - done, (off_t)(offset + done));
         };
-        if (!move_all(bytes, some)) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        if (!move_all(bytes, some)) fail_to_write(path_, errno);
     }
 
     // Flushes everything to the disk. After a failure it fails again: the written part of the buffer is unknown.
@@ -617,7 +621,7 @@ public:
         if (failed_) fail("cannot write %s: an earlier part is missing", path_.c_str());
         flush();
         failed_ = fsync(fd_) != 0 && errno != EINVAL;  // EINVAL: a file system that cannot sync
-        if (failed_) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        if (failed_) fail_to_write(path_, errno);
     }
     // Completes the file: on the disk, and under its final name. Until then it is locked, and remove_unfinished ignores it.
     void commit() {
@@ -625,7 +629,7 @@ public:
         if (rename(temporary_.c_str(), path_.c_str()) != 0)
             fail("cannot rename %s to %s: %s", temporary_.c_str(), path_.c_str(), strerror(errno));
         committed_ = true;
-        if (close(std::exchange(fd_, -1)) != 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        if (close(std::exchange(fd_, -1)) != 0) fail_to_write(path_, errno);
         sync_directory(std::filesystem::path(path_).parent_path().string());
     }
 

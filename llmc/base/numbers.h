@@ -7,6 +7,8 @@
 #include <exception>
 #include <string>
 
+#include "check.h"
+
 // `text` without the underscores between its digits.
 inline std::string without_underscores(const std::string& text) {
     const auto digit = [&](size_t i) { return i < text.size() && isdigit((unsigned char)text[i]); };
@@ -48,7 +50,7 @@ inline double typed_count(const std::string& text) {
     return typed_number(plain.substr(0, plain.size() - 1)) * std::pow(1000.0, (double)unit + 1);
 }
 
-// Seconds in "90", "90s", "30m", "5min", "2 hours", "1h30m", "2d".
+// Seconds in "90", "90s", "30m", "5min", "2 hours", "1h30m", "2d"; NAN for anything else.
 inline double parse_duration(const std::string& text) {
     struct Unit {
         double seconds;
@@ -79,4 +81,9 @@ inline double parse_duration(const std::string& text) {
         total += value * seconds;
     }
     return text.empty() ? NAN : total;
+}
+inline double duration_of(const char* option, const std::string& text) {
+    const double seconds = parse_duration(text);
+    refuse_value(!(seconds > 0), option, text, "a duration (90s, 30m, 5h30m)");
+    return seconds;
 }

@@ -49,7 +49,7 @@ inline void check_base(World& world, const std::string& adapter, const std::stri
         "with that model",
         base.c_str(), adapter.c_str(), recorded.value("path", std::string("a model without a name")).c_str(), path.c_str());
 } catch (const nlohmann::json::exception& e) {
-    fail("%s/base.json is damaged: %s", adapter.c_str(), json_problem(e).c_str());
+    fail_damaged(adapter + "/base.json", json_problem(e));
 }
 
 // ---- adapter_config.json ----------------------------------------------------------------------------------------------------
@@ -147,13 +147,12 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                      path.c_str(), start.get<std::string>().c_str());
     LoraConfig lora;
     lora.rank = in.count("r");
-    if (lora.rank < 1) fail("%s: 'r' is %d; it must be at least 1", path.c_str(), lora.rank);
+    refuse_value<Error>(lora.rank < 1, path + ": 'r'", lora.rank, "at least 1");
     lora.alpha = in.number("lora_alpha", 8);
-    if (!(std::abs(lora.alpha) <= 1e6))
-        fail("%s: 'lora_alpha' is %g; it must be from -1000000 to 1000000", path.c_str(), lora.alpha);
+    refuse_value<Error>(!(std::abs(lora.alpha) <= 1e6), path + ": 'lora_alpha'", lora.alpha, "from -1000000 to 1000000");
     lora.dropout = in.number("lora_dropout", 0);
-    if (!(lora.dropout >= 0 && lora.dropout <= 0.99))
-        fail("%s: 'lora_dropout' is %g; it must be from 0 to 0.99", path.c_str(), lora.dropout);
+    refuse_value<Error>(!(lora.dropout >= 0 && lora.dropout <= 0.99), path + ": 'lora_dropout'", lora.dropout,
+                        "from 0 to 0.99");
     lora.rank_stabilized = in.flag("use_rslora", false);
     const nlohmann::ordered_json ordered = nlohmann::ordered_json::parse(read_whole_file(path));
     const LoraPattern ranks(ordered, "rank_pattern", path), alphas(ordered, "alpha_pattern", path);
@@ -341,7 +340,7 @@ AdaptedModel find_model(World& world, const Options& o) {
     }
     if (!o.model.empty()) found.dir = model_directory(o.model);
     else if (!found.adapter.empty()) found.dir = base_of_adapter(found.adapter);
-    else fail_usage("the model is missing; HINT: --model DIR");
+    else refuse_missing(true, "the model", "--model DIR");
     found.c = read_config(found.dir);
     check_config(found.c);
     if (world.rank() == 0) note_unknown_keys(found.dir);

@@ -316,12 +316,12 @@ public:
     void create(WrittenFiles& written) const {
         for (const File& file : files) {
             const int fd = create_new_file(file.path);
-            if (fd < 0) fail("cannot write %s: %s", file.path.c_str(), strerror(errno));
+            if (fd < 0) fail_to_write(file.path, errno);
             const auto some = [&](size_t n) { return pwrite(fd, file.start.data() + n, file.start.size() - n, (off_t)n); };
             const bool done = move_all(file.start.size(), some) && ftruncate(fd, (off_t)file.bytes) == 0;
             const int error = errno;
             close(fd);
-            if (!done) fail("cannot write %s: %s", file.path.c_str(), strerror(error));
+            if (!done) fail_to_write(file.path, error);
             written.add(file.path, file.start.data(), file.start.size(), file.bytes - file.start.size());
         }
         if (!index_path.empty()) written.write(index_path, index_text);
@@ -368,9 +368,7 @@ public:
     }
 
 private:
-    [[noreturn]] void failed(size_t file) const {
-        fail("cannot write %s: %s", files_.files[file].path.c_str(), strerror(errno));
-    }
+    [[noreturn]] void failed(size_t file) const { fail_to_write(files_.files[file].path, errno); }
     void sync(size_t file) {
         if (fds_[file] >= 0 && fsync(fds_[file]) != 0 && errno != EINVAL) failed(file);
         written_.tick();

@@ -364,7 +364,7 @@ private:
             fd_ = patiently([&] {
                 const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
                 if (fd < 0 && may_pass(errno)) fail_to_read(path_, errno);
-                if (fd < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+                if (fd < 0) fail_to_write(path_, errno);
                 return fd;
             });
             const int error = flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
@@ -385,7 +385,7 @@ private:
         if (pwrite(fd_, mine_.data(), mine_.size(), 0) != (ssize_t)mine_.size() || ftruncate(fd_, (off_t)mine_.size()) != 0) {
             const int error = errno;
             release();
-            fail("cannot write %s: %s", path_.c_str(), strerror(error));
+            fail_to_write(path_, error);
         }
     }
     // The line in the lock file; empty if there is none.

@@ -391,8 +391,6 @@ inline SaveInterval parse_save_interval(const std::string& text) {
         return {(int64_t)steps, 0};
     if (text == "never") return {0, 0, true};
     const double seconds = timed ? parse_duration(text) : NAN;
-    if (!(seconds > 0))
-        fail_usage("--save-every is '%s'; it must be a number of steps (500), a duration (90s, 30m, 2h), or never",
-                   text.c_str());
+    refuse_value(!(seconds > 0), "--save-every", text, "a number of steps (500), a duration (90s, 30m, 2h), or never");
     return {0, seconds};
 }

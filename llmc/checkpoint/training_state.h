@@ -105,8 +105,8 @@ inline TrainingState read_state(const std::string& dir) {
         const auto count = [&](const char* name, const nlohmann::json& value, int64_t least, int64_t most) {
             if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > (uint64_t)most) ||
                 value.get<int64_t>() < least || value.get<int64_t>() > most)
-                fail("%s is damaged: %s is %s; it must be a whole number in [%lld, %lld]", path.c_str(), name,
-                     value.dump().c_str(), (long long)least, (long long)most);
+                fail_damaged(path, format("%s is %s; it must be a whole number in [%lld, %lld]", name, value.dump().c_str(),
+                                          (long long)least, (long long)most));
             return value.get<int64_t>();
         };
         constexpr int64_t most = (int64_t)1 << 53;
@@ -139,16 +139,16 @@ inline TrainingState read_state(const std::string& dir) {
         s.data = j.at("data");
         s.layout = j.at("layout");
         if (!s.options.is_object() || !s.data.is_array() || !s.layout.is_object())
-            fail("%s is damaged: options and layout must be objects, data a list", path.c_str());
+            fail_damaged(path, "options and layout must be objects, data a list");
         if (j.contains("discarded_samples")) s.discarded_samples = count("discarded_samples", j["discarded_samples"], 0, most);
         else part_from_consumed(s);
         s.planned = j.contains("planned_samples") ? count("planned_samples", j["planned_samples"], 0, INT64_MAX)
                                                   : planned_by_options(s);
         if (s.sample() > s.planned)
-            fail("%s is damaged: its next sample is %lld, but consumed_samples can be at most %lld", path.c_str(),
-                 (long long)s.sample(), (long long)s.planned);
+            fail_damaged(path, format("its next sample is %lld, but consumed_samples can be at most %lld",
+                                      (long long)s.sample(), (long long)s.planned));
         return s;
     } catch (const nlohmann::json::exception& e) {
-        fail("%s is damaged: %s", path.c_str(), json_problem(e).c_str());
+        fail_damaged(path, json_problem(e));
     }
 }

@@ -47,8 +47,8 @@ inline bool wants_classifier(const CurateOptions& o) {
 inline int classifier_command(const CurateOptions& o) {
     const int threads = cpu::thread_count(o.threads);
     const bool trains = !o.train_language.empty() || !o.train_quality.empty();
-    if (!o.train_language.empty() && !o.train_quality.empty())
-        fail_usage("--train-language and --train-quality train one classifier each; HINT: use two commands");
+    refuse_together(!o.train_language.empty() && !o.train_quality.empty(), "--train-language", "--train-quality",
+                    "each trains a classifier", "use two commands");
     if (!trains && o.language_model.empty() == o.quality_model.empty())
         fail_usage("--measure-on measures a model; HINT: name it by either --language-model FILE or --quality-model FILE");
     const bool quality = !o.train_quality.empty() || (!trains && !o.quality_model.empty());
@@ -73,8 +73,7 @@ inline int classifier_command(const CurateOptions& o) {
         detail::measure_classifier(classifier, read(o.measure_on, option, classifier.labels()), threads);
         return 0;
     }
-    if (o.output.empty())
-        fail_usage("the output is missing; HINT: --output FILE gets the model that --%s trains", option.c_str());
+    refuse_missing(o.output.empty(), "the output", "--output FILE gets the model that --" + option + " trains");
     make_directory(std::filesystem::absolute(o.output).parent_path().string());
     if (std::error_code error; std::filesystem::exists(o.output, error)) {
         if (beginning_of(o.output, 8) != TextClassifier::magic)

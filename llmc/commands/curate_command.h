@@ -86,35 +86,34 @@ inline WholeCorpusOptions whole_corpus_options(const CurateOptions& o) {
     whole.exact = o.exact_duplicates;
     whole.check();
     whole.folded = o.exact_folded;
-    if (o.exact_folded && o.exact_duplicates.empty()) fail_usage("--exact-folded requires --exact-duplicates");
+    refuse_without(o.exact_folded && o.exact_duplicates.empty(), "--exact-folded", "--exact-duplicates");
     if (!o.near_duplicates.empty()) whole.near = NearDuplicateOptions::parse(o.near_duplicates);
     whole.task_files = o.decontaminate;
     return whole;
 }
 
 inline MixingOptions mixing_options(const CurateOptions& o) {
-    if (!o.weights.empty() && o.temperature != 1)
-        fail_usage("--weights and --temperature cannot be combined: either sets the shares");
+    refuse_together(!o.weights.empty() && o.temperature != 1, "--weights", "--temperature", "either sets the shares");
     MixingOptions mixing = {o.weights, o.temperature, (double)o.budget, (uint64_t)o.seed};
-    if (!o.tokenizer.empty() && !mixing.wanted()) fail_usage("--tokenizer requires --weights, --temperature or --budget");
+    refuse_without(!o.tokenizer.empty() && !mixing.wanted(), "--tokenizer", "--weights, --temperature or --budget",
+                   "add one of them, or omit --tokenizer");
     return mixing;
 }
 
 // Rejects options that only affect a rule set or model that was not requested.
 inline void check_options_without_effect(const CurateOptions& o) {
     const auto rules = [&](const char* set) { return std::count(o.heuristics.begin(), o.heuristics.end(), set) > 0; };
-    const struct {
-        const char *option, *counts_for;
-        bool is_given;
-    } rows[] = {{"stop-words", "--heuristics gopher", rules("gopher")},
-                {"bad-words", "--heuristics c4", rules("c4")},
-                {"min-language-score", "--language-model", !o.language_model.empty()},
-                {"min-quality-score", "--quality-model", !o.quality_model.empty()}};
-    for (const auto& row : rows)
-        if (o.given.count(row.option) && !row.is_given)
-            fail_usage("--%s has no effect without %s; HINT: add it, or omit --%s", row.option, row.counts_for, row.option);
-    if (o.given.count("min-quality-score") && o.quality_pareto)
-        fail_usage("--quality-pareto and --min-quality-score cannot be combined; HINT: give one of them");
+    const auto given = [&](const char* option) { return o.given.count(option) > 0; };
+    refuse_idle(given("stop-words") && !rules("gopher"), "--stop-words", "--heuristics gopher");
+    refuse_idle(given("bad-words") && !rules("c4"), "--bad-words", "--heuristics c4");
+    refuse_idle(given("min-language-score") && o.language_model.empty(), "--min-language-score", "--language-model");
+    refuse_idle(given("min-quality-score") && o.quality_model.empty(), "--min-quality-score", "--quality-model");
+    refuse_without(!o.languages.empty() && o.language_model.empty(), "--languages", "--language-model");
+    refuse_without(!o.set.empty() && o.heuristics.empty(), "--set", "--heuristics");
+    refuse_without(o.quality_pareto && o.quality_model.empty(), "--quality-pareto", "--quality-model");
+    refuse_without(!o.pii_kinds.empty() && o.pii.empty(), "--pii-kinds", "--pii mask or --pii drop");
+    refuse_without(o.pii_private_addresses && o.pii.empty(), "--pii-private-addresses", "--pii mask or --pii drop");
+    refuse_together(given("min-quality-score") && o.quality_pareto, "--quality-pareto", "--min-quality-score");
 }
 
 inline std::vector<Stage> make_stages(const CurateOptions& o) {
@@ -124,11 +123,10 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
     if (!o.language_model.empty()) {
         const auto filter = std::make_shared<LanguageFilter>(o.language_model, o.languages, o.min_language_score);
         stages.push_back({"language", [filter](Document& d, Changes&) { return filter->apply(d); }});
-    } else if (!o.languages.empty()) fail_usage("--languages requires --language-model");
+    }
     if (!o.heuristics.empty()) {
         for (const std::string& set : o.heuristics)
-            if (set != "gopher" && set != "c4" && set != "fineweb")
-                fail_usage("--heuristics has '%s'; the sets of rules are gopher, c4, fineweb", set.c_str());
+            refuse_value(set != "gopher" && set != "c4" && set != "fineweb", "--heuristics", set, "gopher, c4 or fineweb");
         HeuristicOptions rules = {o.heuristics, o.set, o.stop_words, {}};
         if (!o.bad_words.empty()) {
             InputStream in(o.bad_words);
@@ -139,29 +137,26 @@ inline std::vector<Stage> make_stages(const CurateOptions& o) {
         }
         const auto heuristics = std::make_shared<Heuristics>(rules);
         stages.push_back({"heuristics", [heuristics](Document& d, Changes& c) { return heuristics->apply(d, c); }});
-    } else if (!o.set.empty()) fail_usage("--set requires --heuristics");
+    }
     if (!o.quality_model.empty()) {
         const bool pareto = o.quality_pareto.has_value();
         const auto filter = std::make_shared<QualityFilter>(o.quality_model, pareto ? "pareto" : "threshold",
                                                             pareto ? *o.quality_pareto : o.min_quality_score, (uint64_t)o.seed);
         stages.push_back({"quality", [filter](Document& d, Changes&) { return filter->apply(d); }});
-    } else if (o.quality_pareto) fail_usage("--quality-pareto requires --quality-model");
+    }
     if (!o.pii.empty()) {
         PiiOptions kinds;
         for (const PiiKind& kind : pii_kinds)
             if (!o.pii_kinds.empty()) *kinds.of(kind.name) = false;
         for (const std::string& kind : o.pii_kinds) {
             bool* const one = kinds.of(kind);
-            if (!one)
-                fail_usage("--pii-kinds has '%s'; the kinds are %s", kind.c_str(),
-                           joined(pii_kinds, [](const PiiKind& k) { return k.name; }).c_str());
+            refuse_value(!one, "--pii-kinds", kind, "one of " + joined(pii_kinds, [](const PiiKind& k) { return k.name; }));
             *one = true;
         }
         kinds.private_addresses = o.pii_private_addresses;
         kinds.drop = o.pii == "drop";
         stages.push_back({"pii", [pii = Pii(kinds)](Document& d, Changes& c) { return pii.apply(d, c); }});
-    } else if (!o.pii_kinds.empty() || o.pii_private_addresses)
-        fail_usage("--pii-kinds and --pii-private-addresses require --pii mask or --pii drop");
+    }
     return stages;
 }
 
@@ -438,8 +433,8 @@ private:
 
 inline int curate_command(const CurateOptions& o) {
     if (wants_classifier(o)) return classifier_command(o);
-    if (o.input.empty()) fail_usage("there is no text to read; HINT: --input FILE|DIR ...");
-    if (o.output.empty()) fail_usage("the output is missing; HINT: --output DIR");
+    refuse_missing(o.input.empty(), "the text to read", "--input FILE|DIR ...");
+    refuse_missing(o.output.empty(), "the output", "--output DIR");
     if (const std::filesystem::path path(o.output);
         path.extension() == ".jsonl" || path.extension() == ".zst" || path.extension() == ".gz")
         fail_usage("--output %s names a file; it must be a directory, for several files; HINT: --output clean",

@@ -236,8 +236,8 @@ inline bool same_head(const GgufReader& file) {
 
 inline int import_command(const ImportOptions& o) {
     namespace fs = std::filesystem;
-    if (o.gguf.empty()) fail_usage("the file to read is missing; HINT: --gguf FILE.gguf");
-    if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
+    refuse_missing(o.gguf.empty(), "the file to read", "--gguf FILE.gguf");
+    refuse_missing(o.out.empty(), "the directory to write", "--out DIR");
     const std::string out = without_trailing_slashes(o.out);
     if (fs::exists(fs::symlink_status(out))) fail("%s exists; HINT: give the name of a directory that does not", out.c_str());
     const GgufReader file(o.gguf);
@@ -285,9 +285,8 @@ inline int import_command(const ImportOptions& o) {
 
 inline int export_command(World& world, const ExportOptions& o) {
     namespace fs = std::filesystem;
-    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
-    if (o.gguf.empty())
-        fail_usage("there is nothing to write; HINT: --gguf FILE.gguf, or --out DIR for a copy without the training state");
+    refuse_missing(o.model.empty(), "the model", "--model DIR");
+    refuse_missing(o.gguf.empty(), "the output", "--gguf FILE.gguf, or --out DIR for a copy without the training state");
     if (o.gguf == "-") fail_usage("--gguf - is not supported: tensors are not written sequentially; HINT: --gguf FILE.gguf");
     if (fs::exists(fs::symlink_status(o.gguf)) && !o.overwrite)
         fail("%s exists; HINT: give another name, or --overwrite to replace it", o.gguf.c_str());

@@ -25,17 +25,14 @@ extern const HostCommands host_commands;
 
 namespace detail {
 inline int export_either(World& world, const ExportOptions& o) {
-    if (!o.merge && !o.adapter.empty())
-        fail_usage("--adapter requires --merge; HINT: --merge --adapter %s --out DIR%s", o.adapter.c_str(),
-                   o.gguf.empty() ? "" : " first, then --model DIR --gguf FILE");
-    if (o.merge && !o.gguf.empty())
-        fail_usage(
-            "--merge and --gguf cannot be combined: one writes a directory, the other a file; HINT: --merge --out DIR "
-            "first, then --model DIR --gguf FILE");
-    if (!o.out.empty() && !o.gguf.empty())
-        fail_usage("--out is a directory and --gguf a file; HINT: --out DIR first, then --model DIR --gguf FILE");
-    if ((o.merge || !o.out.empty()) && (!o.type.empty() || o.weights_only || o.overwrite))
-        fail_usage("--type, --weights-only and --overwrite require --gguf; HINT: omit them, or use --gguf after --merge");
+    const std::string then = " first, then --model DIR --gguf FILE", both = "one writes a directory, the other a file";
+    refuse_without(!o.merge && !o.adapter.empty(), "--adapter", "--merge",
+                   "--merge --adapter " + o.adapter + " --out DIR" + (o.gguf.empty() ? "" : then));
+    refuse_together(o.merge && !o.gguf.empty(), "--merge", "--gguf", both, "--merge --out DIR" + then);
+    refuse_together(!o.out.empty() && !o.gguf.empty(), "--out", "--gguf", both, "--out DIR" + then);
+    for (const auto& [given, option] :
+         {std::pair(!o.type.empty(), "--type"), {o.weights_only, "--weights-only"}, {o.overwrite, "--overwrite"}})
+        refuse_without(given && (o.merge || !o.out.empty()), option, "--gguf");
     if (o.merge) return export_merged(world, o);
     return o.out.empty() ? export_command(world, o) : export_model_files(world, o);
 }

@@ -275,7 +275,7 @@ inline bool inspect_tokenizer(Table& table, const std::string& path) {
 
 inline int inspect_command(const InspectOptions& o) {
     namespace fs = std::filesystem;
-    if (o.path.empty()) fail_usage("there is nothing to inspect; HINT: train_gpt inspect PATH");
+    refuse_missing(o.path.empty(), "the path", "train_gpt inspect PATH");
     const std::string snapshot = file_exists(o.path) || file_exists(o.path + ".idx") ? "" : hub_snapshot(o.path);
     const fs::path path = through_latest(without_trailing_slashes(snapshot.empty() ? o.path : snapshot));
     Table table;
@@ -301,7 +301,7 @@ inline int inspect_command(const InspectOptions& o) {
             "cannot inspect %s: it is not a directory of a model or adapters, a run's output directory, PREFIX of .bin/.idx, "
             "a tokenizer.json, tokenizer.model or a .safetensors file",
             o.path.c_str());
-    if (!o.tokenizer.empty() && !is_data) fail_usage("--tokenizer requires prepared data, and %s is none", o.path.c_str());
+    refuse_without(!o.tokenizer.empty() && !is_data, "--tokenizer", "prepared data, which " + o.path + " is not");
     if (o.json) {
         nlohmann::ordered_json j = {{"path", o.path}, {"intact", intact}};
         j.update(table.json());

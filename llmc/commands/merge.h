@@ -40,7 +40,7 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
 // train_gpt export --model DIR --out NEW: the files of a model or of adapters, without the state of their training (training/,
 // ema/): a directory to upload.
 inline int export_model_files(World& world, const ExportOptions& o) {
-    if (o.model.empty()) fail_usage("the model is missing; HINT: --model DIR");
+    refuse_missing(o.model.empty(), "the model", "--model DIR");
     const std::string dir = model_directory(o.model);
     if (!is_adapter(dir)) check_config(read_config(dir));
     if (file_exists(o.out)) fail("%s already exists; HINT: another --out", o.out.c_str());
@@ -63,8 +63,8 @@ inline int export_model_files(World& world, const ExportOptions& o) {
 // layer, so that the memory is the largest layer's in fp32. A model in fp32 or fp16, whose weights bf16 would round, is
 // exported in fp32.
 inline int export_merged(World& world, const ExportOptions& o) {
-    if (o.adapter.empty()) fail_usage("--merge needs adapters; HINT: --adapter DIR");
-    if (o.out.empty()) fail_usage("the directory to write is missing; HINT: --out DIR");
+    refuse_without(o.adapter.empty(), "--merge", "--adapter DIR");
+    refuse_missing(o.out.empty(), "the directory to write", "--out DIR");
     const AdaptedModel found = find_model(world, o);
     if (found.c.virtual_tokens.on())
         fail("%s contains virtual tokens, which cannot be merged into matrices; HINT: --adapter with the model",

@@ -42,7 +42,7 @@ inline int report_command(const ReportOptions& o) {
     constexpr size_t most = 32;
     Strings given_runs = o.runs;  // a pattern such as runs/* may match the page of an earlier call
     given_runs.erase(std::remove(given_runs.begin(), given_runs.end(), o.output), given_runs.end());
-    if (given_runs.empty()) fail_usage("no run is given; HINT: train_gpt report RUN rewrites the report of the run in RUN");
+    refuse_missing(given_runs.empty(), "the run", "train_gpt report RUN rewrites the report of the run in RUN");
     if (given_runs.size() > most) fail_usage("%zu runs are given; a page shows at most %zu", given_runs.size(), most);
     std::vector<RunLog> logs;
     std::vector<NamedRun> runs;

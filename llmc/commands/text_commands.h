@@ -29,14 +29,11 @@
 
 // For conversations, or pairs of answers, instead of texts: sets how they are read, and returns the encoder.
 inline ChatEncoder prepare_conversations(const PrepareOptions& o, const Tokenizer& tokenizer, TextInput& input) {
-    if (o.no_append_eod || o.split_documents != "file" || o.format == "text")
-        fail_usage(
-            "--no-append-eod, --split-documents and --format text cannot be combined with --chat or --preference, where the "
-            "template ends each answer");
-    if (o.chat && o.preference)
-        fail_usage(
-            "--chat and --preference cannot be combined: conversations, or pairs of answers; "
-            "HINT: give one of them");
+    for (const auto& [given, option] : {std::pair(o.no_append_eod, "--no-append-eod"),
+                                        {o.split_documents != "file", "--split-documents"},
+                                        {o.format == "text", "--format text"}})
+        refuse_together(given, option, o.chat ? "--chat" : "--preference", "the template ends each answer");
+    refuse_together(o.chat && o.preference, "--chat", "--preference", "conversations, or pairs of answers");
     if (o.preference && o.json_keys != "text")
         fail_usage("--json-keys is '%s'; pairs of answers have the keys prompt, chosen and rejected", o.json_keys.c_str());
     const ChatTemplate chosen = find_chat_template(tokenizer, o.chat_template, "");
@@ -83,8 +80,7 @@ inline void print_notes(const PrepareCounts& counts, const PrepareOptions& o, co
 // A list in the command's order: checks, parts, the loop over chunks, the summary.
 inline int prepare_command(const PrepareOptions& given) {
     PrepareOptions o = given;
-    if (o.output_prefix.empty())
-        fail_usage("the output is missing; HINT: --output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
+    refuse_missing(o.output_prefix.empty(), "the output", "--output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
     if (const std::string prefix = without_extension(o.output_prefix); prefix != o.output_prefix) {
         print_line(stderr, "note: --output-prefix has no ending: " + prefix + ".bin and " + prefix + ".idx are written");
         o.output_prefix = prefix;
@@ -94,9 +90,9 @@ inline int prepare_command(const PrepareOptions& given) {
             "--output-prefix is '%s'; PREFIX must end with a name; HINT: --output-prefix DIR/text writes DIR/text.bin "
             "and DIR/text.idx",
             o.output_prefix.c_str());
-    if (o.tokenizer.empty()) fail_usage("the tokenizer is missing; HINT: --tokenizer DIR, as written by train_gpt tokenizer");
+    refuse_missing(o.tokenizer.empty(), "the tokenizer", "--tokenizer DIR, as written by train_gpt tokenizer");
     const bool chats = o.chat || o.preference;
-    if (!chats && !o.chat_template.empty()) fail_usage("--chat-template requires --chat or --preference");
+    refuse_without(!chats && !o.chat_template.empty(), "--chat-template", "--chat or --preference");
     const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
     tokenizer.warn_of_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
@@ -236,16 +232,15 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
 
 inline void check_tokenizer_options(const TokenizerOptions& o) {
     const bool unigram = o.type == "unigram";
-    if (o.output.empty())
-        fail_usage("the output is missing; HINT: --output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
+    refuse_missing(o.output.empty(), "the output", "--output DIR gets tokenizer.json (or --report TOKENIZER measures one)");
     if (std::string end = std::filesystem::path(o.output).extension(); end == ".json" || end == ".model")
         fail_usage("--output %s names a file; it must be a directory, which gets tokenizer.json; HINT: --output tok",
                    o.output.c_str());
     if (o.vocab_size < 256 + (int)o.special_tokens.size() + (unigram ? 2 : 1))
         fail_usage("--vocab-size is %d; 256 bytes and %zu special tokens leave no room for a %s", o.vocab_size,
                    o.special_tokens.size(), unigram ? "piece" : "merge");
-    if (unigram && (o.pre_tokenizer != "gpt2" || o.min_frequency != 2))
-        fail_usage("--pre-tokenizer and --min-frequency require --type bpe; a unigram model has its own pre-tokenizer");
+    refuse_without(unigram && o.pre_tokenizer != "gpt2", "--pre-tokenizer", "--type bpe");
+    refuse_without(unigram && o.min_frequency != 2, "--min-frequency", "--type bpe");
     for (size_t i = 0; i < o.special_tokens.size(); i++) {
         const std::string& token = o.special_tokens[i];
         if (token.size() < 2)

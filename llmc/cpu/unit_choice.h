@@ -147,7 +147,7 @@ inline UnitRecord choose_matrix_unit([[maybe_unused]] Ctx& ctx, const std::strin
                                      [[maybe_unused]] const UnitRecord& before, [[maybe_unused]] int rank,
                                      [[maybe_unused]] const AllGather& all_gather) {
     if (ctx.plain) {
-        if (!asked.empty()) fail_usage("--matrix-unit cannot be combined with --plain, which uses no matrix unit");
+        refuse_together(!asked.empty(), "--matrix-unit", "--plain", "plain loops use no matrix unit");
         return {};
     }
 #if CPU_FAST_PATHS

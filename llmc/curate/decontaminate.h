@@ -65,9 +65,9 @@ class Decontaminator {
 public:
     explicit Decontaminator(const std::vector<std::string>& task_files, const DecontaminationOptions& options = {})
         : options_(options), filter_(filter_bits / 64) {
-        const auto in = [](const char* name, int value, int least, int most) {
-            if (value < least || value > most)
-                fail_usage("%s of decontamination is %d; it must be from %d to %d", name, value, least, most);
+        const auto in = [](const std::string& name, int value, int least, int most) {
+            refuse_value(value < least || value > most, name + " of decontamination", value,
+                         format("from %d to %d", least, most));
         };
         in("the n-gram's length", options.ngram, 1, (int)ring - 1);
         in("the shortest n-gram's length", options.shortest_ngram, 1, options.ngram);

@@ -127,7 +127,7 @@ inline PassState pass_state_from_json(const nlohmann::json& j, const std::string
             counts_from_json(j.at("counts")),
             j.value("bad_lines", (int64_t)0)};
 } catch (const nlohmann::json::exception& e) {
-    fail("%s is damaged: %s; HINT: start over with another --output", path.c_str(), json_problem(e).c_str());
+    fail_damaged(path, json_problem(e) + "; HINT: start over with another --output");
 }
 
 // ---- shards ----------------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ public:
         check_unit(options.unit);
     }
     static void check_unit(const std::string& unit) {
-        if (unit != "documents" && unit != "paragraphs" && unit != "lines")
-            fail_usage("duplicates of '%s' were requested; the units are documents, paragraphs and lines", unit.c_str());
+        refuse_value(unit != "documents" && unit != "paragraphs" && unit != "lines", "--exact-duplicates", unit,
+                     "documents, paragraphs or lines");
     }
 
     // The units that may be duplicates: their indices among the units of the text, and their hashes.

@@ -469,8 +469,7 @@ inline std::pair<size_t, double> parse_rule_setting(const std::string& text) {
                    did_you_mean(name, names).c_str());
     if (value == "off") return {index, rule_off};
     const double threshold = parse_number(value);
-    if (!(threshold >= 0) || !std::isfinite(threshold))
-        fail_usage("--set %s is '%s'; it must be a number of at least 0, or off", name.c_str(), value.c_str());
+    refuse_value(!(threshold >= 0) || !std::isfinite(threshold), "--set " + name, value, "a number of at least 0, or off");
     return {index, threshold};
 }
 
@@ -493,8 +492,8 @@ public:
         std::vector<bool> changed(rules.size());
         for (const std::string& setting : o.settings) {
             const auto [index, threshold] = parse_rule_setting(setting);
-            if (std::find(o.sets.begin(), o.sets.end(), rules[index].set()) == o.sets.end())
-                fail_usage("--set %s has no effect without --heuristics %s", setting.c_str(), rules[index].set().c_str());
+            refuse_idle(std::find(o.sets.begin(), o.sets.end(), rules[index].set()) == o.sets.end(), "--set " + setting,
+                        "--heuristics " + rules[index].set());
             if (changed[index]) fail_usage("--set names the rule %s twice", rules[index].name);
             changed[index] = true;
             thresholds_[index] = threshold;

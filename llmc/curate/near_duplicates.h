@@ -120,8 +120,7 @@ struct NearDuplicateOptions {
                 }
                 const bool fits = used > 0 && used == value.size() && std::abs(x) <= 1e9;
                 field = (std::decay_t<decltype(field)>)(fits ? x : 0);
-                if (!fits || (double)field != x)
-                    fail_usage("%s of near duplicates is '%s'; it must be a number", name.c_str(), value.c_str());
+                refuse_value(!fits || (double)field != x, name + " of near duplicates", value, "a number");
             };
             if (name == "bands") number(o.bands);
             else if (name == "rows") number(o.rows);
@@ -142,23 +141,21 @@ struct NearDuplicateOptions {
         return o;
     }
     void check() const {
-        const auto in = [](const char* name, int64_t value, int64_t least, int64_t most) {
-            if (value < least || value > most)
-                fail_usage("%s of near duplicates is %lld; it must be from %lld to %lld", name, (long long)value,
-                           (long long)least, (long long)most);
+        const auto in = [](const std::string& name, int64_t value, int64_t least, int64_t most) {
+            refuse_value(value < least || value > most, name + " of near duplicates", value,
+                         format("from %lld to %lld", (long long)least, (long long)most));
         };
-        if (method != "minhash" && method != "simhash")
-            fail_usage("the method for near duplicates is '%s'; it must be minhash or simhash", method.c_str());
-        if (shingle != "words" && shingle != "characters")
-            fail_usage("the shingles for near duplicates are '%s'; they must be words or characters", shingle.c_str());
-        if (hash_bits != 32 && hash_bits != 64) fail_usage("hashes must have 32 or 64 bits, not %d", hash_bits);
+        const auto of = [](const char* name) { return std::string(name) + " of near duplicates"; };
+        refuse_value(method != "minhash" && method != "simhash", of("the method"), method, "minhash or simhash");
+        refuse_value(shingle != "words" && shingle != "characters", of("the shingle"), shingle, "words or characters");
+        refuse_value(hash_bits != 32 && hash_bits != 64, of("hash-bits"), hash_bits, "32 or 64");
         in("the number of bands", bands, 1, 1000);
         in("the number of rows", rows, 1, 100);
         in("the shingle's size", shingle_size, 1, 1000);
         in("the Hamming distance", hamming, 0, 8);
         in("the longest document", longest_characters, 0, (int64_t)1 << 60);
-        if (!(verify_jaccard >= 0 && verify_jaccard < 1))
-            fail_usage("the Jaccard index of near duplicates is %g; it must be from 0 to below 1", verify_jaccard);
+        refuse_value(!(verify_jaccard >= 0 && verify_jaccard < 1), of("the Jaccard index"), verify_jaccard,
+                     "from 0 to below 1");
     }
     // The probability that documents of this Jaccard index are candidates.
     double candidate_probability(double jaccard) const { return 1 - std::pow(1 - std::pow(jaccard, rows), bands); }

@@ -118,7 +118,7 @@ public:
             fail_usage(
                 "--reset-position-ids, --reset-attention-mask and --eod-mask-loss need to know the end-of-document token; "
                 "HINT: give --tokenizer");
-        if (data.empty()) fail_usage("no data is given; HINT: --data-path PREFIX, as `train_gpt prepare` made it");
+        refuse_missing(data.empty(), "the data", "--data-path PREFIX, as `train_gpt prepare` made it");
         CHECK(o_.blend.weights.empty() || o_.blend.weights.size() == data.size(), "weights and paths");
         for (const TokenDataset& d : data) check_tokenizer(d);
         for (TokenDataset& d : data) add(std::move(d));

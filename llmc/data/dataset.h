@@ -174,8 +174,7 @@ private:
 #pragma omp parallel for schedule(static) reduction(+ : falling)
         for (int64_t i = 1; i < n; i++) falling += border(i) < border(i - 1);
         if (!ok || falling)
-            fail("%s is damaged: its document borders do not increase from 0 to %llu", file_.path().c_str(),
-                 (unsigned long long)n_);
+            fail_damaged(file_.path(), format("its document borders do not increase from 0 to %llu", (unsigned long long)n_));
     }
 
     MappedFile file_;
@@ -345,7 +344,7 @@ private:
         chat_template_ = origin.chat_template;
         pairs_ = origin.pairs;
         if (pairs_ && (chat_template_.empty() || n_documents() % 2))
-            fail("%s is damaged: pairs of answers need an even number of conversations", file.c_str());
+            fail_damaged(file, "pairs of answers need an even number of conversations");
         if (!chat_template_.empty() && !mask_)
             fail(
                 "%s%s is missing: it marks the tokens in the loss of these conversations; HINT: copy it, too, or prepare again",

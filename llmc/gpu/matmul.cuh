@@ -218,7 +218,7 @@ private:
     // Without fsync: a line that is lost with its machine is timed again.
     void append_line(const std::string& line) {
         const int fd = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-        if (fd < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        if (fd < 0) fail_to_write(path_, errno);
         const ssize_t n = ::write(fd, line.data(), line.size());
         if (const int error = errno; close(fd) != 0 || n != (ssize_t)line.size())
             fail("cannot write %s: %s", path_.c_str(), n < 0 ? strerror(error) : "the disk is full");

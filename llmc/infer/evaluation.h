@@ -236,13 +236,14 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     if (!o.text.empty() + !o.data_path.empty() + !o.tasks.empty() != 1)
         fail_usage("exactly one of --data-path, --text and --tasks is required");
     if (!o.text.empty() && ranks > 1) fail_usage("--text runs on a single rank; HINT: prepare the text and give --data-path");
-    if (!o.answers.empty() && o.tasks.empty()) fail_usage("--answers requires --tasks; HINT: --tasks FILE");
+    refuse_without(!o.answers.empty() && o.tasks.empty(), "--answers", "--tasks");
     if (!o.answers.empty() && std::filesystem::exists(o.answers))
         fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
     const EvalOptions usual;
     const bool no_text = o.text.empty();
     const std::tuple<bool, const char*, const char*> rows[] = {
-        {o.tasks.empty() && (o.num_fewshot || !o.fewshot.empty()), "--num-fewshot, --fewshot", "--tasks"},
+        {o.tasks.empty() && o.num_fewshot, "--num-fewshot", "--tasks"},
+        {o.tasks.empty() && !o.fewshot.empty(), "--fewshot", "--tasks"},
         {o.data_path.empty() && o.split != usual.split, "--split", "--data-path"},
         {no_text && !o.format.empty(), "--format", "--text"},
         {no_text && o.json_keys != usual.json_keys, "--json-keys", "--text"},
@@ -252,8 +253,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
         {no_text && !o.encoding.empty(), "--encoding", "--text"},
         {no_text && o.skip_bad_files, "--skip-bad-files", "--text"},
         {!o.text.empty() && o.max_samples, "--max-samples", "--data-path and --tasks"}};
-    for (const auto& [wrong, option, of] : rows)
-        if (wrong) fail_usage("%s has no effect without %s; HINT: omit it", option, of);
+    for (const auto& [wrong, option, needed] : rows) refuse_idle(wrong, option, needed);
     if (o.tasks.empty()) return;
     for (const std::string& file : o.tasks)
         if (!file_exists(file) && file.find_first_of("./") == std::string::npos)
@@ -261,8 +261,7 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
                 "--tasks has '%s', which is no file; HINT: %s.jsonl, made by dev/data/convert_tasks.py from the published "
                 "files",
                 file.c_str(), file.c_str());
-    if (!o.fewshot.empty() && o.num_fewshot == 0)
-        fail_usage("--fewshot needs --num-fewshot, how many examples to draw from it");
+    refuse_without(!o.fewshot.empty() && o.num_fewshot == 0, "--fewshot", "--num-fewshot, how many examples to draw from it");
     if (!o.fewshot.empty() && o.fewshot.size() != o.tasks.size())
         fail_usage("--fewshot has %zu files, --tasks %zu; give one per task", o.fewshot.size(), o.tasks.size());
 }

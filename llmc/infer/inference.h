@@ -112,10 +112,10 @@ inline std::vector<std::string> prompts_in(const std::string& file, const std::s
 
 // The prompts of the options; rank 0 reads them from a file or, for "-", from standard input.
 inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
-    if (!o.chat && !(o.chat_template + o.system).empty()) fail_usage("--chat-template and --system require --chat");
-    if (!o.prompts.empty() && !o.prompt.empty())
-        fail_usage("--prompt and --prompts cannot be combined: one text, or a file of texts; HINT: give one of them");
-    if (o.max_latency > 0 && !o.measure_batches) fail_usage("--max-latency requires --measure-batches");
+    refuse_without(!o.chat && !o.chat_template.empty(), "--chat-template", "--chat");
+    refuse_without(!o.chat && !o.system.empty(), "--system", "--chat");
+    refuse_together(!o.prompts.empty() && !o.prompt.empty(), "--prompt", "--prompts", "one text, or a file of texts");
+    refuse_without(o.max_latency > 0 && !o.measure_batches, "--max-latency", "--measure-batches");
     if (o.measure_batches && o.max_new_tokens < 3)
         fail_usage("--measure-batches measures the tokens after a text's first two; HINT: --max-new-tokens 50");
     if (o.measure_batches && (!o.prompts.empty() || (o.chat && o.prompt.empty()) || o.num_samples > 1))
@@ -131,8 +131,7 @@ inline Prompts read_prompts(const InferenceRun& run, const GenerateOptions& o) {
     if (o.chat) {
         prompts.chat.emplace(*run.tokenizer, find_chat_template(*run.tokenizer, o.chat_template, run.adapter));
         prompts.ends.push_back(prompts.chat->end_token());
-        if (prompts.converses && o.num_samples > 1)
-            fail_usage("--num-samples requires --prompt; a conversation has one answer per message");
+        refuse_without(prompts.converses && o.num_samples > 1, "--num-samples", "--prompt");
     }
     for (const std::string& text : texts) {
         std::vector<ChatMessage> messages = begin_conversation(o);

@@ -19,12 +19,9 @@
 
 // Rejects --eval-tasks if questions cannot be scored. tokenizer: may be null.
 inline void check_options_of_tasks(const TrainOptions& o, const Tokenizer* tokenizer) {
-    if (o.eval_tasks.empty() && o.eval_tasks_interval)
-        fail_usage("--eval-tasks-interval requires --eval-tasks; HINT: --eval-tasks FILE");
-    if (o.eval_tasks.empty() && o.eval_tasks_samples)
-        fail_usage("--eval-tasks-samples requires --eval-tasks; HINT: --eval-tasks FILE");
-    if (o.eval_tasks.empty()) return;
-    if (!tokenizer) fail_usage("--eval-tasks needs a tokenizer; HINT: --tokenizer DIR");
+    refuse_without(o.eval_tasks.empty() && o.eval_tasks_interval, "--eval-tasks-interval", "--eval-tasks");
+    refuse_without(o.eval_tasks.empty() && o.eval_tasks_samples, "--eval-tasks-samples", "--eval-tasks");
+    refuse_without(!o.eval_tasks.empty() && !tokenizer, "--eval-tasks", "a tokenizer", "--tokenizer DIR");
 }
 
 class TrainingTasks {

@@ -76,7 +76,7 @@ public:
             measured_ = std::min((int)j.at("measured"), recipe_.history);
             for (auto& h : history_) h.resize(std::min(h.size(), (size_t)recipe_.history));
         } catch (const nlohmann::json::exception& e) {
-            fail("%s: its FP8 state is damaged: %s", file.c_str(), json_problem(e).c_str());
+            fail_damaged("the FP8 state in " + file, json_problem(e));
         }
     }
 

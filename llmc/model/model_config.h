@@ -161,19 +161,18 @@ inline ModelConfig canonical(ModelConfig c) {
 inline void check_rope(const ModelConfig& c) {
     using Type = RopeScaling::Type;
     const RopeScaling& s = c.rope_scaling;
-    if (!(c.rotary_fraction > 0 && c.rotary_fraction <= 1))
-        fail("rotary-percent is %g; it must be above 0 and at most 1", c.rotary_fraction);
+    refuse_value<Error>(!(c.rotary_fraction > 0 && c.rotary_fraction <= 1), "rotary-percent", c.rotary_fraction,
+                        "above 0 and at most 1");
     if (c.rotated() % 2 || c.rotated() == 0)
         fail(
             "head size %d (hidden-size %d / heads %d, or kv-channels): %d of its dimensions would be rotated; rotary "
             "positions need an even number above 0",
             c.HS(), c.C, c.NH, c.rotated());
-    if (!(c.rope_base >= 1)) fail("rotary-base is %g; it must be at least 1", c.rope_base);
-    if (c.local_rope_base != 0 && !(c.local_rope_base >= 1))
-        fail("rotary-base-local is %g; it must be at least 1", c.local_rope_base);
+    refuse_value<Error>(!(c.rope_base >= 1), "rotary-base", c.rope_base, "at least 1");
+    const real local = c.local_rope_base;
+    refuse_value<Error>(local != 0 && !(local >= 1), "rotary-base-local", local, "at least 1");
     if (s.type == Type::none) return;
-    if (!(s.factor >= 1e-3 && s.factor <= 1e6))
-        fail("rope-scaling-factor is %g; it must be between 0.001 and 1000000", s.factor);
+    refuse_value<Error>(!(s.factor >= 1e-3 && s.factor <= 1e6), "rope-scaling-factor", s.factor, "between 0.001 and 1000000");
     if (const double grown = rope_attention_factor(s); !(grown >= 1e-6 && grown <= 1e6))
         fail("rope scaling multiplies cos and sin by %g; it must be between 1e-06 and 1000000", grown);
     if (s.type != Type::linear && s.original <= 0)
@@ -197,7 +196,7 @@ inline void check_rope(const ModelConfig& c) {
 
 inline void check_config(const ModelConfig& c) {
     struct Size {
-        const char* name;
+        std::string name;
         int value, most;  // far above any model; these limits keep all sizes within 64 bits
     };
     const Size sizes[] = {
@@ -205,9 +204,8 @@ inline void check_config(const ModelConfig& c) {
         {"num-query-groups", c.NKV, 1 << 20}, {"ffn-hidden-size", c.F, 1 << 22}, {"seq-length", c.T, 1 << 24},
         {"vocab-size", c.V, 1 << 24}};
     for (const auto& [name, value, most] : sizes) {
-        if (value <= 0)
-            fail("the model's %s is %d; it must be at least 1. HINT: give --preset, --model or --%s", name, value, name);
-        if (value > most) fail("the model's %s is %d; it must be at most %d", name, value, most);
+        refuse_value<Error>(value <= 0, "the model's " + name, value, "at least 1", "--preset, --model or --" + name);
+        refuse_value<Error>(value > most, "the model's " + name, value, "at most " + std::to_string(most));
     }
     if (!c.head_size && c.C % c.NH)
         fail("hidden-size %d is not divisible by num-attention-heads %d; every head needs the same size. HINT: --kv-channels N",
@@ -221,9 +219,9 @@ inline void check_config(const ModelConfig& c) {
         fail("head size %d (hidden-size %d / heads %d, or kv-channels) is not between 1 and 256, which attention supports",
              c.HS(), c.C, c.NH);
     const auto within = [](const char* name, double value, double low, double high) {
-        if (!(value >= low && value <= high)) fail("%s is %g; it must be between %g and %g", name, value, low, high);
+        refuse_value<Error>(!(value >= low && value <= high), name, value, format("between %g and %g", low, high));
     };
-    if (!(c.eps >= 1e-30 && c.eps <= 1)) fail("norm-epsilon is %g; it must be above 0 and at most 1", c.eps);
+    refuse_value<Error>(!(c.eps >= 1e-30 && c.eps <= 1), "norm-epsilon", c.eps, "above 0 and at most 1");
     if (c.attention_scale != 0) within("the factor of attention scores", c.attention_scale, 1e-6, 1e6);
     if (c.attention_softcap != 0) within("attn-logit-softcapping", c.attention_softcap, 0.01, 1e6);
     if (c.logit_softcap != 0) within("final-logit-softcapping", c.logit_softcap, 0.01, 1e6);

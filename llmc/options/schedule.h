@@ -218,9 +218,8 @@ inline int64_t in_samples(const Schedule& s, const TrainOptions& o, const std::s
 // A length given in steps or in samples, as --NAME-iters or --NAME-samples; neither: `otherwise`.
 inline int64_t samples_of(const Schedule& s, const TrainOptions& o, const std::string& name, int64_t iters, int64_t samples,
                           int64_t otherwise) {
-    if (iters && samples)
-        fail_usage("--%s-iters and --%s-samples are both given; give one. HINT: --no-%s-samples revokes an earlier one",
-                   name.c_str(), name.c_str(), name.c_str());
+    refuse_together(iters && samples, "--" + name + "-iters", "--" + name + "-samples", "",
+                    "--no-" + name + "-samples revokes an earlier one");
     return samples ? samples : iters ? in_samples(s, o, name + "-iters", iters) : otherwise;
 }
 
@@ -256,10 +255,8 @@ inline void read_rampup(Schedule& s, const TrainOptions& o) {
             "--rampup-batch-size: start %lld and increment %lld must be multiples of micro-batch-size x ranks = %lld; HINT: "
             "--no-rampup-batch-size uses full batches from the start",
             (long long)s.rampup.start, (long long)s.rampup.increment, (long long)s.micro_batch);
-    if (o.train_iters)
-        fail_usage(
-            "--rampup-batch-size needs the length of the run in --train-samples, not in --train-iters; HINT: "
-            "--no-rampup-batch-size, or --no-train-iters, revokes an earlier one");
+    refuse_together(o.train_iters, "--rampup-batch-size", "--train-iters", "its length is in --train-samples",
+                    "--no-rampup-batch-size, or --no-train-iters, revokes an earlier one");
 }
 
 // Every size of the global batch must suit the pipeline.
@@ -279,11 +276,8 @@ inline void check_pipeline(const Schedule& s, const TrainOptions& o) {
 inline const char* const no_length =
     "the length of the run is missing; HINT: give --train-iters, --train-samples or --time-budget";
 inline void read_length(Schedule& s, const TrainOptions& o) {
-    if (o.train_iters && o.train_samples)
-        fail_usage(
-            "--train-iters %lld and --train-samples %lld cannot be combined: both set the length. HINT: --no-train-samples, "
-            "or --no-train-iters, revokes an earlier one",
-            (long long)o.train_iters, (long long)o.train_samples);
+    refuse_together(o.train_iters && o.train_samples, "--train-iters", "--train-samples", "both set the length",
+                    "--no-train-samples, or --no-train-iters, revokes an earlier one");
     if (!o.time_budget.empty()) {
         s.open = true;
         return s.plan_until(1024);
@@ -305,16 +299,13 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
     s.decay = samples_of(s, o, "lr-decay", o.lr_decay_iters, o.lr_decay_samples, length);
     s.warmup = samples_of(s, o, "lr-warmup", o.lr_warmup_iters, o.lr_warmup_samples, 0);
     if (o.lr_warmup_fraction) {
-        if (s.warmup) fail_usage("--lr-warmup-fraction and --lr-warmup-iters or -samples are both given; give one");
+        refuse_together(s.warmup, "--lr-warmup-fraction", o.lr_warmup_iters ? "--lr-warmup-iters" : "--lr-warmup-samples");
         s.warmup = (int64_t)(*o.lr_warmup_fraction * (double)s.decay);
     }
     s.wsd_tail = samples_of(s, o, "lr-wsd-decay", o.lr_wsd_decay_iters, o.lr_wsd_decay_samples, 0);
     for (const char* option : {"lr-wsd-decay-iters", "lr-wsd-decay-samples", "lr-wsd-decay-style"})
-        if (o.given.count(option) && o.lr_decay_style != "WSD" && !o.given.count("lr-decay-style"))
-            fail_usage(
-                "--%s requires --lr-decay-style WSD, but the learning rate follows a %s; HINT: --lr-decay-style WSD, "
-                "or omit it",
-                option, o.lr_decay_style.c_str());
+        refuse_without(o.given.count(option) && o.lr_decay_style != "WSD" && !o.given.count("lr-decay-style"),
+                       std::string("--") + option, "--lr-decay-style WSD");
     if (o.lr_decay_style == "WSD" && !s.open && (s.wsd_tail == 0 || s.wsd_tail > s.decay))
         fail_usage(
             "--lr-decay-style WSD needs a tail of 1 to %lld samples (the decay's end); HINT: --lr-wsd-decay-iters or "
@@ -334,10 +325,11 @@ inline void read_learning_rate(Schedule& s, const TrainOptions& o, int64_t lengt
 
 inline void read_weight_decay(Schedule& s, const TrainOptions& o, int64_t length) {
     s.wd_style = o.weight_decay_incr_style;
-    if (s.wd_style == "constant" && (o.start_weight_decay || o.end_weight_decay))
-        fail_usage("--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine");
-    if (s.wd_style != "constant" && !(o.start_weight_decay && o.end_weight_decay))
-        fail_usage("--weight-decay-incr-style %s needs --start-weight-decay and --end-weight-decay", s.wd_style.c_str());
+    const bool constant = s.wd_style == "constant";
+    refuse_without(constant && o.start_weight_decay, "--start-weight-decay", "--weight-decay-incr-style linear or cosine");
+    refuse_without(constant && o.end_weight_decay, "--end-weight-decay", "--weight-decay-incr-style linear or cosine");
+    refuse_without(!constant && !(o.start_weight_decay && o.end_weight_decay), "--weight-decay-incr-style " + s.wd_style,
+                   "--start-weight-decay and --end-weight-decay");
     s.wd_start = o.start_weight_decay.value_or(o.weight_decay);
     s.wd_end = o.end_weight_decay.value_or(o.weight_decay);
     s.wd_samples = length;

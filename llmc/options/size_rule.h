@@ -35,8 +35,7 @@
 // 15000000 for "15m", "15M" and "0.015B".
 inline double parse_size(const std::string& text) {
     const double size = typed_count(text);
-    if (!(size >= 1 && size <= 1e13))
-        fail_usage("--size is '%s'; it must be a number of parameters, as in 15m, 350M or 1.5b", text.c_str());
+    refuse_value(!(size >= 1 && size <= 1e13), "--size", text, "a number of parameters, as in 15m, 350M or 1.5b");
     return size;
 }
 
@@ -146,9 +145,8 @@ inline void choose_batch(TrainOptions& o, double tokens, int replicas) {
 
 // Sets all options derived from --size that are not given; `replicas`: data-parallel ranks. Returns the settings, with reasons.
 inline std::vector<DerivedRow> apply_size(TrainOptions& o, int replicas, const detail::Configure& configure) {
-    if (!o.preset.empty() || !o.model.empty())
-        fail_usage("--size %s and --%s %s both name a model; give one", o.size.c_str(), o.preset.empty() ? "model" : "preset",
-                   (o.preset.empty() ? o.model : o.preset).c_str());
+    refuse_together(!o.preset.empty(), "--size " + o.size, "--preset " + o.preset, "both name a model");
+    refuse_together(!o.model.empty(), "--size " + o.size, "--model " + o.model, "both name a model");
     const auto given = [&](std::initializer_list<const char*> names) { return detail::is_given(o, names); };
     const auto rounded = [](double x) { return std::stod(format("%.3g", x)); };
     std::vector<DerivedRow> rows;

@@ -117,13 +117,12 @@ public:
             return j.is_number_unsigned() ? (int64_t)std::min(j.get<uint64_t>(), (uint64_t)INT64_MAX) : j.get<int64_t>();
         };
         BatchRanges result;
-        if (!state.is_array())
-            fail("%s is damaged: ranges of batches are a list, not %.100s", where.c_str(), shown(state).c_str());
+        if (!state.is_array()) fail_damaged(where, "ranges of batches are a list, not " + shown(state).substr(0, 100));
         for (const nlohmann::json& pair : state) {
             const bool is_pair = pair.is_array() && pair.size() == 2;
             const Range r = is_pair ? Range{number(pair[0]), number(pair[1])} : Range{0, 0};
             if (!(1 <= r.first && r.first <= r.last && r.last <= largest))
-                fail("%s is damaged: %.100s is not a range of batches, [first, last]", where.c_str(), shown(pair).c_str());
+                fail_damaged(where, shown(pair).substr(0, 100) + " is not a range of batches, [first, last]");
             result.add(r.first, r.last);
         }
         return result;

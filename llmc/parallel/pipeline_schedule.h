@@ -147,11 +147,9 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
 
     std::string list;
     for (const int n : given) list += (list.empty() ? "" : ",") + std::to_string(n);
-    if (count_embedding || count_head)
-        fail(
-            "--pipeline-layers (%s) conflicts with --account-for-%s-in-pipeline-split, which changes the balanced split; HINT: "
-            "leave one out",
-            list.c_str(), count_embedding ? "embedding" : "loss");
+    refuse_together(count_embedding || count_head, "--pipeline-layers (" + list + ")",
+                    format("--account-for-%s-in-pipeline-split", count_embedding ? "embedding" : "loss"),
+                    "it changes the balanced split");
     if ((int)given.size() != n_stages)
         fail(
             "--pipeline-layers has %zu stages (%s); the pipeline has %d; HINT: one number for each of ranks x virtual stages "

@@ -160,11 +160,7 @@ inline void agree_that_all_is_well(World* world, const std::string& problem) {
     if (!first.empty()) fail("%s", first.c_str());
 }
 
-inline double parse_timeout(const std::string& text) {
-    const double seconds = parse_duration(text);
-    if (!(seconds > 0)) fail_usage("--distributed-timeout is '%s'; it must be a duration (90s, 10m, 1h)", text.c_str());
-    return seconds;
-}
+inline double parse_timeout(const std::string& text) { return duration_of("--distributed-timeout", text); }
 
 // A rank that fails ends all ranks. An error in options or files occurs on every rank: rank 0 reports it.
 template <class Options>

@@ -44,17 +44,16 @@ namespace detail {
 
 // Rejects options that conflict with adapters, which the option `trains` enables.
 inline void check_options_of_adapters(const TrainOptions& o, const char* trains) {
-    if (optimizer_row(o.optimizer).whole_matrices)
-        fail_usage("--optimizer %s only supports a model's own matrices, not %s; HINT: --optimizer adamw", o.optimizer.c_str(),
-                   trains);
+    refuse_together(optimizer_row(o.optimizer).whole_matrices, "--optimizer " + o.optimizer, trains,
+                    "it only supports a model's own matrices", "--optimizer adamw");
 }
 
 inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
     LoraConfig lora;
     if (!o.lora_rank) {
-        const char* const of_them = o.lora_alpha ? "alpha" : o.lora_dropout ? "dropout" : "targets";
-        if (o.lora_alpha || o.lora_dropout || !o.lora_targets.empty())
-            fail_usage("--lora-%s requires adapters; HINT: --lora-rank 16 trains them", of_them);
+        refuse_without(o.lora_alpha.has_value(), "--lora-alpha", "--lora-rank");
+        refuse_without(o.lora_dropout.has_value(), "--lora-dropout", "--lora-rank");
+        refuse_without(!o.lora_targets.empty(), "--lora-targets", "--lora-rank");
         return lora;
     }
     check_options_of_adapters(o, "--lora-rank");
@@ -74,35 +73,26 @@ inline LoraConfig lora_of(const TrainOptions& o, const ModelConfig& c) {
 
 inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelConfig& c) {
     VirtualTokensConfig found;
-    const char* const of_them = !o.prompt_encoder.empty() ? "encoder" : o.prompt_encoder_width ? "encoder-width" : "init-text";
     if (!o.prompt_tokens) {
-        if (!o.prompt_encoder.empty() || o.prompt_encoder_width || !o.prompt_init_text.empty())
-            fail_usage("--prompt-%s requires virtual tokens; HINT: --prompt-tokens 20 trains them", of_them);
+        refuse_without(!o.prompt_encoder.empty(), "--prompt-encoder", "--prompt-tokens");
+        refuse_without(o.prompt_encoder_width, "--prompt-encoder-width", "--prompt-tokens");
+        refuse_without(!o.prompt_init_text.empty(), "--prompt-init-text", "--prompt-tokens");
         return found;
     }
     check_options_of_adapters(o, "--prompt-tokens");
-    if (o.dpo_beta)
-        fail_usage(
-            "--dpo-beta and --prompt-tokens cannot be combined; HINT: --lora-rank 16 trains adapters on pairs of "
-            "answers");
-    if (o.lora_rank)
-        fail_usage("--lora-rank and --prompt-tokens cannot be combined: both are adapters; HINT: give one of them");
+    refuse_together(o.dpo_beta.has_value(), "--dpo-beta", "--prompt-tokens", "",
+                    "--lora-rank 16 trains adapters on pairs of answers");
+    refuse_together(o.lora_rank, "--lora-rank", "--prompt-tokens", "both are adapters");
     found.lstm = o.prompt_encoder == "lstm";
     const bool encoded = o.prompt_encoder == "mlp" || found.lstm;
-    if (o.prompt_encoder_width && !encoded)
-        fail_usage("--prompt-encoder-width requires --prompt-encoder; HINT: --prompt-encoder mlp");
-    if (encoded && !o.prompt_init_text.empty())
-        fail_usage(
-            "--prompt-init-text and --prompt-encoder %s cannot be combined: a text cannot initialize the encoder's output; "
-            "HINT: omit one of them",
-            o.prompt_encoder.c_str());
-    if (encoded && o.ema_decay > 0)
-        fail_usage("--ema-decay and --prompt-encoder %s cannot be combined yet; HINT: omit one of them",
-                   o.prompt_encoder.c_str());
-    if (o.reset_attention_mask)
-        fail_usage(
-            "--reset-attention-mask would also hide the virtual tokens, which running text has once before each sample; HINT: "
-            "omit it, or use train_gpt prepare --chat, where each conversation has its own virtual tokens");
+    const std::string encoder = "--prompt-encoder " + o.prompt_encoder;
+    refuse_without(o.prompt_encoder_width && !encoded, "--prompt-encoder-width", "--prompt-encoder mlp or lstm");
+    refuse_together(encoded && !o.prompt_init_text.empty(), "--prompt-init-text", encoder,
+                    "a text cannot initialize the encoder's output");
+    refuse_together(encoded && o.ema_decay > 0, "--ema-decay", encoder, "the encoder's weights are not averaged yet");
+    refuse_together(o.reset_attention_mask, "--reset-attention-mask", "--prompt-tokens",
+                    "the mask would hide the virtual tokens, which running text has once before each sample",
+                    "omit one, or use train_gpt prepare --chat, where each conversation has its own virtual tokens");
     if (o.prompt_tokens >= c.T || (int64_t)o.prompt_tokens * c.C > INT_MAX)
         fail_usage("--prompt-tokens %d leaves no room in the model's maximum of %d tokens; HINT: fewer", o.prompt_tokens, c.T);
     found.count = o.prompt_tokens;
@@ -116,7 +106,6 @@ inline VirtualTokensConfig virtual_tokens_of(const TrainOptions& o, const ModelC
 // Relates the sizes of c to the sizes of the model whose hyperparameters are given.
 inline Parametrization parametrization_of(const TrainOptions& o, const ModelConfig& c) {
     const bool on = o.parametrization != "standard", deep = o.parametrization == "completep";
-    const char* const kind = o.parametrization.c_str();
     const struct {
         const char* size;
         int given;
@@ -126,24 +115,17 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
                  {"head-size", o.mup_base_head_size, on, "mup"},
                  {"depth", o.mup_base_depth, deep, "completep"}};
     for (const auto& s : sizes)
-        if (s.given && !s.counts)
-            fail_usage("--mup-base-%s has no effect with --parametrization %s; HINT: --parametrization %s", s.size, kind,
-                       s.with);
+        refuse_idle(s.given && !s.counts, std::string("--mup-base-") + s.size, std::string("--parametrization ") + s.with);
     if (!on) return {};
-    if (!o.mup_base_width || (deep && !o.mup_base_depth))
-        fail_usage(
-            "--parametrization %s needs the size of the base model, whose learning rate is given; HINT: --mup-base-width 256%s",
-            kind, deep ? " --mup-base-depth 8" : "");
-    if (o.lora_rank || o.prompt_tokens)
-        fail_usage("--parametrization %s is not derived for the adapters of %s; HINT: leave one of them out", kind,
-                   o.lora_rank ? "--lora-rank" : "--prompt-tokens");
-    if (optimizer_row(o.optimizer).neurons)
-        fail_usage("--parametrization %s is not derived for --optimizer normuon; HINT: adamw or muon", kind);
-    if (!o.size.empty() && !o.given.count("lr"))
-        fail_usage(
-            "--size and --parametrization %s cannot be combined: --size sets this model's learning rate, but the base's is "
-            "needed; HINT: give the base's with --lr",
-            kind);
+    const std::string kind = "--parametrization " + o.parametrization;
+    refuse_without(!o.mup_base_width || (deep && !o.mup_base_depth), kind,
+                   "the size of the base model, whose learning rate is given",
+                   std::string("--mup-base-width 256") + (deep ? " --mup-base-depth 8" : ""));
+    refuse_together(o.lora_rank, kind, "--lora-rank", "adapters have no such factors");
+    refuse_together(o.prompt_tokens, kind, "--prompt-tokens", "virtual tokens have no such factors");
+    refuse_together(optimizer_row(o.optimizer).neurons, kind, "--optimizer normuon", "", "--optimizer adamw or muon");
+    refuse_together(!o.size.empty() && !o.given.count("lr"), "--size", kind,
+                    "--size sets this model's learning rate, but the base's is needed", "give the base's with --lr");
     Parametrization p;
     p.width = (double)c.C / o.mup_base_width;
     if (deep) p.depth = (double)c.L / o.mup_base_depth;
@@ -192,26 +174,21 @@ inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
     for (const auto& [option, activation] : {std::pair("swiglu", Activation::swiglu), {"squared-relu", Activation::relu2}})
         if (is_off(o, option, o.swiglu || o.squared_relu) && c.activation == activation)
             fail_usage("--no-%s requires a replacement for the activation; HINT: --activation gelu, or another", option);
-    const struct {
-        bool wrong;
-        const char *option, *other;
-    } rows[] = {
-        {o.swiglu && o.squared_relu, "--swiglu", "--squared-relu"},
-        {other_activation, o.swiglu ? "--swiglu" : "--squared-relu", "--activation"},
-        {o.qk_layernorm && o.qk_layernorm_whole, "--qk-layernorm", "--qk-layernorm-whole"},
-        {other_scaling, "--use-rope-scaling", "--rope-scaling"},
-        {o.rotary_base && !rope, "--rotary-base", "positions other than rope (--position-embedding-type)"},
-        {o.rotary_percent && !rope, "--rotary-percent", "positions other than rope (--position-embedding-type)"},
-        {scaled && !rope, "--rope-scaling", "positions other than rope (--position-embedding-type)"},
-        {o.rope_scaling_factor && !scaled, "--rope-scaling-factor", "no --rope-scaling"},
-        {o.original_max_position_embeddings && !scaled, "--original-max-position-embeddings", "no --rope-scaling"},
-        {o.no_rope_freq && (c.position == Position::learned || c.position == Position::none), "--no-rope-freq",
-         "positions other than rope and alibi (--position-embedding-type)"},
-        {o.window_attn_skip_freq && !c.window, "--window-attn-skip-freq", "no --window-size"},
-        {o.rotary_base_local && (!c.window || !rope), "--rotary-base-local", "no layers with rope and --window-size"},
-    };
-    for (const auto& [wrong, option, other] : rows)
-        if (wrong) fail_usage("%s contradicts %s; HINT: give one of them", option, other);
+    const char* const rotary = "--position-embedding-type rope";
+    refuse_together(o.swiglu && o.squared_relu, "--swiglu", "--squared-relu");
+    refuse_together(other_activation, o.swiglu ? "--swiglu" : "--squared-relu", "--activation");
+    refuse_together(o.qk_layernorm && o.qk_layernorm_whole, "--qk-layernorm", "--qk-layernorm-whole");
+    refuse_together(other_scaling, "--use-rope-scaling", "--rope-scaling");
+    refuse_without(o.rotary_base && !rope, "--rotary-base", rotary);
+    refuse_without(o.rotary_percent && !rope, "--rotary-percent", rotary);
+    refuse_without(scaled && !rope, "--rope-scaling", rotary);
+    refuse_without(o.rope_scaling_factor && !scaled, "--rope-scaling-factor", "--rope-scaling");
+    refuse_without(o.original_max_position_embeddings && !scaled, "--original-max-position-embeddings", "--rope-scaling");
+    refuse_without(o.no_rope_freq && (c.position == Position::learned || c.position == Position::none), "--no-rope-freq",
+                   "--position-embedding-type rope or alibi");
+    refuse_without(o.window_attn_skip_freq && !c.window, "--window-attn-skip-freq", "--window-size");
+    refuse_without(o.rotary_base_local && !c.window, "--rotary-base-local", "--window-size");
+    refuse_without(o.rotary_base_local && !rope, "--rotary-base-local", rotary);
 }
 
 // KEY=VALUE ...: keys that config.json has for this type of scaling.
@@ -384,8 +361,7 @@ inline const char* const no_model =
 // The model configuration: a directory or a preset, modified by further options.
 inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* tokenizer) {
     const bool from_directory = !o.model.empty();
-    if (from_directory && !o.preset.empty())
-        fail_usage("--model %s and --preset %s both name a model; give one", o.model.c_str(), o.preset.c_str());
+    refuse_together(from_directory && !o.preset.empty(), "--model " + o.model, "--preset " + o.preset, "both name a model");
     if (!from_directory && o.preset.empty() && !o.num_layers) fail_usage("%s", no_model);
     ModelConfig c;
     if (from_directory) c = read_config(o.model);
@@ -441,19 +417,15 @@ inline MuonRecipe muon_recipe(const TrainOptions& o) {
     r.shape_scaling = o.muon_scale_mode == "shape_scaling";
     r.factor = o.muon_extra_scale_factor.value_or(r.shape_scaling ? 1 : 0.2);
     static const TrainOptions defaults;
-    const std::pair<const char*, bool> of_muon[] = {{"muon-momentum", o.muon_momentum != defaults.muon_momentum},
-                                                    {"muon-scale-mode", o.muon_scale_mode != defaults.muon_scale_mode},
-                                                    {"muon-extra-scale-factor", (bool)o.muon_extra_scale_factor},
-                                                    {"muon-num-ns-steps", o.muon_num_ns_steps != defaults.muon_num_ns_steps},
-                                                    {"muon-split-heads", o.muon_split_heads}};
-    for (const auto& [option, given] : of_muon)
-        if (given && !r.on)
-            fail_usage("--%s has no effect without --optimizer muon; HINT: --optimizer muon, or omit it", option);
-    if (o.muon_beta2 != defaults.muon_beta2 && !r.neurons)
-        fail_usage("--muon-beta2 has no effect without --optimizer normuon; HINT: --optimizer normuon, or omit it");
-    if (r.neurons && o.exp_avg_sq_dtype != "fp32")
-        fail_usage("--optimizer normuon needs fp32 for its exp_avg_sq, one number per row; HINT: omit --exp-avg-sq-dtype %s",
-                   o.exp_avg_sq_dtype.c_str());
+    const std::pair<const char*, bool> of_muon[] = {{"--muon-momentum", o.muon_momentum != defaults.muon_momentum},
+                                                    {"--muon-scale-mode", o.muon_scale_mode != defaults.muon_scale_mode},
+                                                    {"--muon-extra-scale-factor", (bool)o.muon_extra_scale_factor},
+                                                    {"--muon-num-ns-steps", o.muon_num_ns_steps != defaults.muon_num_ns_steps},
+                                                    {"--muon-split-heads", o.muon_split_heads}};
+    for (const auto& [option, given] : of_muon) refuse_idle(given && !r.on, option, "--optimizer muon");
+    refuse_idle(o.muon_beta2 != defaults.muon_beta2 && !r.neurons, "--muon-beta2", "--optimizer normuon");
+    refuse_together(r.neurons && o.exp_avg_sq_dtype != "fp32", "--optimizer normuon",
+                    "--exp-avg-sq-dtype " + o.exp_avg_sq_dtype, "it has only one exp_avg_sq per row");
     return r;
 }
 
@@ -462,10 +434,8 @@ inline void check_optimizer(const TrainOptions& o) {
     const OptimizerRow& row = optimizer_row(o.optimizer);
     const bool lion = row.value == OptimizerKind::lion;
     static const TrainOptions defaults;
-    for (const auto& [option, given] :
-         {std::pair("lion-beta1", o.lion_beta1 != defaults.lion_beta1), {"lion-beta2", o.lion_beta2 != defaults.lion_beta2}})
-        if (given && !lion)
-            fail_usage("--%s has no effect without --optimizer lion; HINT: --optimizer lion, or omit it", option);
+    refuse_idle(o.lion_beta1 != defaults.lion_beta1 && !lion, "--lion-beta1", "--optimizer lion");
+    refuse_idle(o.lion_beta2 != defaults.lion_beta2 && !lion, "--lion-beta2", "--optimizer lion");
     if (row.second_moment()) return;
     for (const auto& [option, given] : {std::pair("adam-beta1", o.adam_beta1 != defaults.adam_beta1),
                                         {"adam-beta2", o.adam_beta2 != defaults.adam_beta2},
@@ -474,16 +444,11 @@ inline void check_optimizer(const TrainOptions& o) {
         if (given)
             fail_usage("--%s has no effect with --optimizer %s, which has one moment, exp_avg; HINT: omit it", option,
                        row.word);
-    if (o.fp8_start == "auto")
-        fail_usage(
-            "--fp8-start auto and --optimizer %s cannot be combined: a steady exp_avg_sq starts FP8; HINT: --fp8-start 1000, "
-            "a step",
-            row.word);
-    if (!o.size.empty() && !o.given.count("lr"))
-        fail_usage(
-            "--size and --optimizer %s cannot be combined: --size sets AdamW's learning rate; HINT: give --lr, 3 to 10 "
-            "times smaller",
-            row.word);
+    const std::string optimizer = std::string("--optimizer ") + row.word;
+    refuse_together(o.fp8_start == "auto", "--fp8-start auto", optimizer, "a steady exp_avg_sq starts FP8",
+                    "--fp8-start 1000, a step");
+    refuse_together(!o.size.empty() && !o.given.count("lr"), "--size", optimizer, "--size sets AdamW's learning rate",
+                    "give --lr, 3 to 10 times smaller");
 }
 
 // The type of gradients or of a moment, by its name in options.
@@ -494,19 +459,15 @@ inline ElementType element_type(const std::string& name, ElementType eight_bits)
 // True if the optimizer's state is kept in the host's memory.
 inline bool offloads_optimizer(const TrainOptions& o) {
     if (o.offload == "none") return false;
-    if (!optimizer_row(o.optimizer).can_offload())
-        fail_usage(
-            "--offload %s and --optimizer normuon cannot be combined: NorMuon updates need whole rows; HINT: "
-            "--optimizer muon or adamw",
-            o.offload.c_str());
+    refuse_together(!optimizer_row(o.optimizer).can_offload(), "--offload " + o.offload, "--optimizer normuon",
+                    "NorMuon updates need whole rows", "--optimizer muon or adamw");
     return true;
 }
 // True if the gradients are, too.
 inline bool offloads_gradients(const TrainOptions& o, int ranks) {
     if (o.offload != "gradients") return false;
-    if (o.main_grads_dtype != "bf16")
-        fail_usage("--offload gradients requires --main-grads-dtype bf16, not %s; HINT: add it, or use --offload optimizer",
-                   o.main_grads_dtype.c_str());
+    refuse_without(o.main_grads_dtype != "bf16", "--offload gradients", "--main-grads-dtype bf16",
+                   "add that, or use --offload optimizer");
     if (ranks > 1)
         fail_usage(
             "--offload gradients is for one GPU, and the run has %d, which sum gradients in GPU memory; HINT: --offload "
@@ -521,12 +482,11 @@ inline Preference preference_of(const TrainOptions& o) {
     p.beta = o.dpo_beta.value_or(0);
     p.ipo = o.dpo_loss == "ipo";
     p.label_smoothing = o.dpo_label_smoothing;
-    if (!p.on() && (p.ipo || p.label_smoothing > 0))
-        fail_usage("--%s requires --dpo-beta; HINT: --dpo-beta 0.1", p.ipo ? "dpo-loss" : "dpo-label-smoothing");
-    if (!p.on()) return p;
-    if (p.ipo && p.label_smoothing > 0) fail_usage("--dpo-label-smoothing requires --dpo-loss sigmoid; HINT: omit it with ipo");
-    if (o.z_loss_strength > 0 || o.use_z_loss)
-        fail_usage("--z-loss-strength and --dpo-beta cannot be combined: DPO has no cross-entropy; HINT: omit it");
+    refuse_without(!p.on() && p.ipo, "--dpo-loss", "--dpo-beta");
+    refuse_without(!p.on() && p.label_smoothing > 0, "--dpo-label-smoothing", "--dpo-beta");
+    refuse_without(p.ipo && p.label_smoothing > 0, "--dpo-label-smoothing", "--dpo-loss sigmoid");
+    refuse_together(p.on() && (o.z_loss_strength > 0 || o.use_z_loss), "--z-loss-strength", "--dpo-beta",
+                    "DPO has no cross-entropy");
     return p;
 }
 
@@ -568,25 +528,22 @@ inline Fp8Recipe fp8_recipe(const TrainOptions& o) {
     r.most_recent = o.fp8_amax_compute_algo == "most_recent";
     static const TrainOptions defaults;
     const std::pair<const char*, bool> of_fp8[] = {
-        {"fp8-recipe", o.fp8_recipe != defaults.fp8_recipe},
-        {"fp8-start", o.fp8_start != defaults.fp8_start},
-        {"fp8-calibration-steps", o.fp8_calibration_steps != defaults.fp8_calibration_steps},
-        {"fp8-margin", o.fp8_margin != defaults.fp8_margin},
-        {"fp8-amax-history-len", o.fp8_amax_history_len != defaults.fp8_amax_history_len},
-        {"fp8-amax-compute-algo", o.fp8_amax_compute_algo != defaults.fp8_amax_compute_algo},
-        {"first-last-layers-bf16", o.first_last_layers_bf16},
-        {"no-fp8-fast-accumulation", o.no_fp8_fast_accumulation},
-        {"fp8-fast-backward", o.fp8_fast_backward},
-        {"fp8-weight-transpose", o.fp8_weight_transpose != defaults.fp8_weight_transpose}};
-    for (const auto& [option, given] : of_fp8)
-        if (given && !r.on) fail_usage("--%s requires FP8; HINT: --fp8-format hybrid, or omit it", option);
-    if (o.fp8_fast_backward && o.no_fp8_fast_accumulation)
-        fail_usage("--fp8-fast-backward conflicts with --no-fp8-fast-accumulation; HINT: leave one of them out");
+        {"--fp8-recipe", o.fp8_recipe != defaults.fp8_recipe},
+        {"--fp8-start", o.fp8_start != defaults.fp8_start},
+        {"--fp8-calibration-steps", o.fp8_calibration_steps != defaults.fp8_calibration_steps},
+        {"--fp8-margin", o.fp8_margin != defaults.fp8_margin},
+        {"--fp8-amax-history-len", o.fp8_amax_history_len != defaults.fp8_amax_history_len},
+        {"--fp8-amax-compute-algo", o.fp8_amax_compute_algo != defaults.fp8_amax_compute_algo},
+        {"--first-last-layers-bf16", o.first_last_layers_bf16},
+        {"--no-fp8-fast-accumulation", o.no_fp8_fast_accumulation},
+        {"--fp8-fast-backward", o.fp8_fast_backward},
+        {"--fp8-weight-transpose", o.fp8_weight_transpose != defaults.fp8_weight_transpose}};
+    for (const auto& [option, given] : of_fp8) refuse_without(given && !r.on, option, "--fp8-format");
+    refuse_together(o.fp8_fast_backward && o.no_fp8_fast_accumulation, "--fp8-fast-backward", "--no-fp8-fast-accumulation");
     for (const auto& [option, given] :
-         {std::pair("num-layers-at-start-in-bf16", o.num_layers_at_start_in_bf16 != defaults.num_layers_at_start_in_bf16),
-          {"num-layers-at-end-in-bf16", o.num_layers_at_end_in_bf16 != defaults.num_layers_at_end_in_bf16}})
-        if (given && !o.first_last_layers_bf16)
-            fail_usage("--%s requires --first-last-layers-bf16; HINT: add that, or omit this option", option);
+         {std::pair("--num-layers-at-start-in-bf16", o.num_layers_at_start_in_bf16 != defaults.num_layers_at_start_in_bf16),
+          {"--num-layers-at-end-in-bf16", o.num_layers_at_end_in_bf16 != defaults.num_layers_at_end_in_bf16}})
+        refuse_without(given && !o.first_last_layers_bf16, option, "--first-last-layers-bf16");
     return r;
 }
 

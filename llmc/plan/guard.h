@@ -84,7 +84,7 @@ public:
         require(state_.is_object(), "it is not an object");
     }
     void require(bool holds, const char* otherwise) const {
-        if (!holds) fail("%s is damaged: %s", where_.c_str(), otherwise);
+        if (!holds) fail_damaged(where_, otherwise);
     }
     int64_t count(const char* key) const {
         const nlohmann::json& j = at(key);

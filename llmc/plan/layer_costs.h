@@ -155,7 +155,7 @@ inline void check_plan(const PlanInput& in) {
                                                     {"device-memory-gbs", in.memory_gbs}, {"intra-node-gbs", in.intra_gbs},
                                                     {"inter-node-gbs", in.inter_gbs},     {"host-link-gbs", in.host_gbs}};
     for (const auto& [name, value] : rates)
-        if (!(value > 0 && std::isfinite(value))) fail_usage("--%s is %g; it must be above 0", name, value);
+        refuse_value(!(value > 0 && std::isfinite(value)), std::string("--") + name, value, "above 0");
     for (const std::string& policy : {in.recompute, in.recompute_others}) recompute_policy(policy);  // refuses unknown ones
 }
 

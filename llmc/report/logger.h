@@ -178,7 +178,7 @@ class JsonLines {
 public:
     explicit JsonLines(const std::string& path) : path_(path) {
         fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
-        if (fd_ < 0) fail("cannot write %s: %s; HINT: give another --out", path.c_str(), strerror(errno));
+        if (fd_ < 0) fail_to_write(path, errno, "give another --out");
         if (struct stat st; fstat(fd_, &st) != 0 || !S_ISREG(st.st_mode)) {
             close(fd_);
             fail("%s is not a regular file; HINT: give another --out", path.c_str());
@@ -215,7 +215,7 @@ public:
         set_aside(path_);
         copy.commit();
         const int fd = open(path_.c_str(), O_RDWR | O_APPEND | O_CLOEXEC);
-        if (fd < 0) fail("cannot write %s: %s", path_.c_str(), strerror(errno));
+        if (fd < 0) fail_to_write(path_, errno);
         close(std::exchange(fd_, fd));
     }
 

@@ -352,7 +352,7 @@ inline LogCut cut_log(const std::string& path, int64_t step) {
     if (saved_later) std::filesystem::copy_file(path, kept);
     // Writes the kept records over the removed part first: a kill in between loses nothing, but may leave part of a line.
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    if (!(file.seekp((std::streamoff)cut) << late).flush()) fail("cannot write %s: %s", path.c_str(), strerror(errno));
+    if (!(file.seekp((std::streamoff)cut) << late).flush()) fail_to_write(path, errno);
     std::filesystem::resize_file(path, (uintmax_t)cut + late.size());
     return {others, end_seconds, kept};
 }

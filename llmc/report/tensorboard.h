@@ -79,7 +79,7 @@ public:
         (void)gethostname(host, sizeof host - 1);
         path_ = format("%s/%s%010lld.%s.%d", dir.c_str(), start.c_str(), number, host, (int)getpid());
         fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
-        if (fd_ < 0) fail("cannot write %s: %s; HINT: give another --tensorboard-dir", path_.c_str(), strerror(errno));
+        if (fd_ < 0) fail_to_write(path_, errno, "give another --tensorboard-dir");
         append(event(now(), 0, field(3, std::string("brain.Event:2"))));
         forget_after(step);
     }

@@ -147,15 +147,11 @@ namespace detail {
 
 inline void check_recomputation(const TrainOptions& o) {
     const char *const policy = o.recompute_granularity.c_str(), *const others = o.recompute_other_layers.c_str();
-    if (o.recompute_num_layers && o.recompute_granularity == "none")
-        fail_usage(
-            "--recompute-num-layers %d requires --recompute-granularity selective, mlp or full; HINT: add one of them, or omit "
-            "--recompute-num-layers",
-            o.recompute_num_layers);
+    refuse_without(o.recompute_num_layers && o.recompute_granularity == "none", "--recompute-num-layers",
+                   "--recompute-granularity selective, mlp or full");
     if (o.recompute_other_layers == "none") return;
-    if (!o.recompute_num_layers)
-        fail_usage("--recompute-other-layers %s requires --recompute-num-layers; HINT: --recompute-granularity %s", others,
-                   others);
+    refuse_without(!o.recompute_num_layers, "--recompute-other-layers", "--recompute-num-layers",
+                   "--recompute-granularity " + o.recompute_other_layers);
     if (recompute_policy(o.recompute_other_layers) >= recompute_policy(o.recompute_granularity))
         fail_usage(
             "--recompute-other-layers %s must recompute less than --recompute-granularity %s, the policy of the first %s; "
@@ -217,9 +213,9 @@ inline void check_options_of_backend(const Run& run) {
             "--offload %s is for GPUs; on the CPU everything is in host memory; HINT: omit it, or plan for GPUs "
             "with --dry-run --world N",
             o.offload.c_str());
-    if (o.nondeterministic_attention && o.detect_nondeterminism)
-        fail_usage("--detect-nondeterminism would find --nondeterministic-attention; give one of them");
-    if (o.sample_interval > 0 && !run.tokenizer) fail_usage("--sample-interval needs a tokenizer; HINT: --tokenizer DIR");
+    refuse_together(o.nondeterministic_attention && o.detect_nondeterminism, "--detect-nondeterminism",
+                    "--nondeterministic-attention", "one would find the other");
+    refuse_without(o.sample_interval > 0 && !run.tokenizer, "--sample-interval", "a tokenizer", "--tokenizer DIR");
 }
 
 inline void derive_from_size(Run& run) {
@@ -234,11 +230,9 @@ inline void derive_from_size(Run& run) {
 // Options that a checkpoint of adapters determines: ones that are not given are set, others must agree.
 inline void find_adapters(Run& run) {
     TrainOptions& o = run.o;
-    const char* const trains = o.lora_rank ? "lora-rank" : o.prompt_tokens ? "prompt-tokens" : nullptr;
-    if (trains && o.model.empty() && !o.dry_run)
-        fail_usage("--%s trains adapters on a model, but none is given; HINT: --model DIR", trains);
-    if (!o.prompt_init_text.empty() && !run.tokenizer)
-        fail_usage("--prompt-init-text needs a tokenizer; HINT: --tokenizer DIR");
+    const char* const trains = o.lora_rank ? "--lora-rank" : o.prompt_tokens ? "--prompt-tokens" : nullptr;
+    if (trains && !o.dry_run) refuse_without(o.model.empty(), trains, "--model DIR, the model that gets the adapters");
+    refuse_without(!o.prompt_init_text.empty() && !run.tokenizer, "--prompt-init-text", "a tokenizer", "--tokenizer DIR");
     if (!run.resumes()) return;
     if (!is_adapter(run.resumed_from)) {
         if (trains)
@@ -261,8 +255,8 @@ inline void find_adapters(Run& run) {
 
 inline void set_up_model(Run& run) {
     TrainOptions& o = run.o;
-    if (o.dpo_beta && o.model.empty() && !run.resumes() && !o.dry_run)
-        fail_usage("--dpo-beta compares answers with the starting model's, but no model is given; HINT: --model DIR");
+    refuse_without(o.dpo_beta && o.model.empty() && !run.resumes() && !o.dry_run, "--dpo-beta",
+                   "--model DIR, whose answers are the reference");
     const bool unnamed = o.preset.empty() && o.model.empty() && !o.num_layers && !o.hidden_size;
     if (run.resumes() && unnamed) o.model = run.resumed_from;  // the checkpoint determines the model
     find_adapters(run);
@@ -292,11 +286,8 @@ inline void set_up_model(Run& run) {
 
 inline void check_options_of_plan(const Run& run) {
     const TrainOptions& o = run.o;
-    if (o.json && !o.dry_run)
-        fail_usage("--json requires --dry-run; a run's figures are lines of JSON in %s/log.jsonl", o.out.c_str());
-    if (o.world && !o.dry_run)
-        fail_usage("--world %d plans a run of %d ranks and requires --dry-run; HINT: mpirun -n %d starts one", o.world, o.world,
-                   o.world);
+    refuse_without(o.json && !o.dry_run, "--json", "--dry-run", "a run's figures are lines of JSON in " + o.out + "/log.jsonl");
+    refuse_without(o.world && !o.dry_run, "--world", "--dry-run", format("mpirun -n %d starts a run of that size", o.world));
     if (o.world && run.world.size() > 1) fail_usage("--world plans without starting ranks; HINT: omit mpirun");
     const int tp = o.tensor_model_parallel_size, virtual_tokens = run.c.virtual_tokens.count;
     if (o.sample_interval > 0 && !o.no_sequence_parallel && virtual_tokens % tp)

@@ -26,10 +26,7 @@
 
 // Seconds of --time-budget; 0: there is none.
 inline double time_budget_seconds(const TrainOptions& o) {
-    if (o.time_budget.empty()) return 0;
-    const double seconds = parse_duration(o.time_budget);
-    if (!(seconds > 0)) fail_usage("--time-budget is '%s'; it must be a duration (90s, 5m, 2h30m)", o.time_budget.c_str());
-    return seconds;
+    return o.time_budget.empty() ? 0 : duration_of("--time-budget", o.time_budget);
 }
 
 // Sets the options that --time-budget implies, and rejects ones that need the length of the run before it is known.

@@ -21,19 +21,11 @@
 class Timetable {
 public:
     explicit Timetable(const TrainOptions& o) : every_(parse_save_interval(o.save_every)), keep_every_(o.keep_every) {
-        const struct {
-            bool given;
-            const char *option, *does;
-        } rows[] = {{!o.exit_after.empty(), "exit-after", "saves when it stops"},
-                    {o.keep_every > 0, "keep-every", "saves kept checkpoints"},
-                    {o.on_spike == "rollback", "on-spike rollback", "goes back to a checkpoint"}};
-        for (const auto& [given, option, does] : rows)
-            if (given && every_.never)
-                fail_usage("--save-every never saves nothing, but --%s %s; HINT: omit one of them", option, does);
-        if (o.exit_after.empty()) return;
-        const double seconds = parse_duration(o.exit_after);
-        if (!(seconds > 0)) fail_usage("--exit-after is '%s'; it must be a duration (90s, 30m, 5h30m)", o.exit_after.c_str());
-        exit_at_ = program_start + seconds;
+        const char *const never = "--save-every never", *const why = "it needs checkpoints";
+        refuse_together(every_.never && !o.exit_after.empty(), "--exit-after", never, why);
+        refuse_together(every_.never && o.keep_every > 0, "--keep-every", never, why);
+        refuse_together(every_.never && o.on_spike == "rollback", "--on-spike rollback", never, why);
+        if (!o.exit_after.empty()) exit_at_ = program_start + duration_of("--exit-after", o.exit_after);
     }
     bool due_at(int64_t step) const { return due(every_.steps, step) || due(keep_every_, step); }
     bool save_now(int64_t step) const {

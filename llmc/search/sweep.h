@@ -97,7 +97,7 @@ inline Dimension parse_dimension(const std::string& text) {
 }
 
 inline std::vector<Dimension> parse_dimensions(const Strings& over) {
-    if (over.empty()) fail_usage("nothing to search; HINT: --over lr=1e-4..1e-2 --over weight-decay=0.05,0.1,0.2");
+    refuse_missing(over.empty(), "the option to search over", "--over lr=1e-4..1e-2 --over weight-decay=0.05,0.1,0.2");
     std::vector<Dimension> all;
     for (const std::string& text : over) {
         all.push_back(parse_dimension(text));
@@ -253,8 +253,7 @@ private:
         };
         for (const auto& [wrong, what, hint] : rows)
             if (wrong) fail_usage("%s; HINT: %s", what, hint);
-        if (!o_.budget.empty() && !(parse_duration(o_.budget) > 0))
-            fail_usage("--budget is '%s'; it must be a duration (90s, 20m, 8h)", o_.budget.c_str());
+        if (!o_.budget.empty()) duration_of("--budget", o_.budget);
     }
 
     // Checks the run as given, and finds the configurations and their costs.
@@ -268,10 +267,8 @@ private:
         detail::derive_from_size(run_);
         detail::set_up_model(run_);
         base_.model = run_.o.model;  // for a run, its newest checkpoint now
-        if (!run_.o.train_iters && !run_.o.train_samples)
-            fail_usage(
-                "the length of the run, of which each trial trains a fraction, is missing; HINT: --train-iters or "
-                "--train-samples");
+        refuse_missing(!run_.o.train_iters && !run_.o.train_samples,
+                       "the length of the run, of which each trial trains a fraction,", "--train-iters or --train-samples");
         const detail::TokenCost cost = cost_of(base_);
         whole_.steps = run_.o.train_iters ? (double)run_.o.train_iters
                                           : (double)run_.o.train_samples * run_.o.seq_length / cost.tokens_per_step;

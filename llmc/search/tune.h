@@ -31,14 +31,9 @@ namespace detail {
 // Prepares the run like set_up (run.h), except for its layout.
 inline void set_up_without_layout(Run& run, const TuneOptions& o) {
     if (run.world.size() > 1) fail_usage("tune is a single process; HINT: omit mpirun, --trials starts ranks itself");
-    if (o.trials && o.world)
-        fail_usage("--trials measures on this machine, but --world %d plans for another one; HINT: omit one of them", o.world);
-    if (o.search_fp8 && !o.fp8_format.empty())
-        fail_usage(
-            "--fp8-format %s and --search-fp8 cannot be combined: FP8 in all layouts, or in some; HINT: omit one of "
-            "them",
-            o.fp8_format.c_str());
-    if (o.trials && o.dry_run) fail_usage("--trials and --dry-run cannot be combined: trials measure; HINT: omit one of them");
+    refuse_together(o.trials && o.world, "--trials", "--world", "trials measure this machine, --world plans for another one");
+    refuse_together(o.search_fp8 && !o.fp8_format.empty(), "--fp8-format", "--search-fp8", "FP8 in all layouts, or in some");
+    refuse_together(o.trials && o.dry_run, "--trials", "--dry-run", "trials measure");
     for (const char* name : {"resume", "time-budget"})
         if (o.given.count(name)) fail_usage("--%s applies to a single run and cannot be used with tune; HINT: omit it", name);
     run.o.quiet = true;
@@ -50,16 +45,12 @@ inline void set_up_without_layout(Run& run, const TuneOptions& o) {
 }
 inline void check_training(const Run& run, const TuneOptions& o) {
     for (const char* name : {"batch", "max-new-tokens", "max-latency"})
-        if (o.given.count(name)) fail_usage("--%s requires --inference", name);
-    if (!o.trials && o.given.count("trial-steps")) fail_usage("--trial-steps requires --trials; HINT: add --trials 3");
-    if (o.trials && o.data_path.empty())
-        fail_usage("--trials trains for some steps, but there is no data; HINT: --data-path PREFIX");
-    if (!run.o.global_batch_size)
-        fail_usage(
-            "--global-batch-size is required: every layout must train the same number of samples per step; HINT: "
-            "--global-batch-size 512");
-    if (!run.o.train_iters && !run.o.train_samples)
-        fail_usage("the length of the run is missing; HINT: give --train-iters or --train-samples");
+        refuse_without(o.given.count(name), std::string("--") + name, "--inference");
+    refuse_without(!o.trials && o.given.count("trial-steps"), "--trial-steps", "--trials");
+    refuse_without(o.trials && o.data_path.empty(), "--trials", "data to train on", "--data-path PREFIX");
+    refuse_missing(!run.o.global_batch_size, "the number of samples per step, the same for every layout,",
+                   "--global-batch-size 512");
+    refuse_missing(!run.o.train_iters && !run.o.train_samples, "the length of the run", "--train-iters or --train-samples");
 }
 
 // Figures of this machine, unless planning for another one: from the table of devices for a GPU, and for a CPU its measured

@@ -52,10 +52,9 @@ inline void check_inference(const Run& run, const TuneOptions& o) {
     for (const char* name : {"micro-batch-size", "global-batch-size", "num-virtual-stages-per-pipeline-rank", "zero",
                              "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "recompute-other-layers",
                              "trial-steps", "fp8-format", "fp8-weight-transpose", "search-fp8", "head-rows"})
-        if (o.given.count(name)) fail_usage("--%s is for training, --inference for generation; HINT: omit one of them", name);
-    if (o.trials && o.model.empty()) fail_usage("--trials generates text, but no model is given; HINT: --model DIR");
-    if (o.trials && !run.tokenizer)
-        fail_usage("--trials generates text, but the model has no tokenizer; HINT: --model DIR of a model with one");
+        refuse_together(o.given.count(name), std::string("--") + name, "--inference", "it is for training only");
+    refuse_without(o.trials && o.model.empty(), "--trials", "a model to generate with", "--model DIR");
+    refuse_without(o.trials && !run.tokenizer, "--trials", "a tokenizer", "--model DIR of a model with one");
     if (const int n = std::max(new_tokens(run, o), o.trials ? new_tokens_of_trial(run, o) : 0); n >= run.o.seq_length)
         fail_usage(
             "--max-new-tokens %d leaves no room for a prompt in --seq-length %d; HINT: fewer tokens, or a longer sequence", n,

@@ -230,7 +230,7 @@ inline void open_record(Chunk& chunk, const TextInput& input) {
 class DocumentReader {
 public:
     explicit DocumentReader(TextInput input) : input_(std::move(input)) {
-        if (input_.files.empty()) fail_usage("there is no text to read; HINT: --input FILE ...");
+        refuse_missing(input_.files.empty(), "the text to read", "--input FILE ...");
         check_encoding(input_.encoding);
         const Strings named = std::move(input_.files);
         input_.files.clear();

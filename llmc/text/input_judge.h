@@ -29,9 +29,7 @@ public:
         }
         share_ = input.max_bad_lines.substr(used) == "%";
         const bool valid = used > 0 && limit_ >= 0 && (share_ ? limit_ <= 100 : used == input.max_bad_lines.size());
-        if (!valid)
-            fail_usage("--max-bad-lines is '%s'; it must be a number of lines or a percentage: 20, 0.5%%",
-                       input.max_bad_lines.c_str());
+        refuse_value(!valid, "--max-bad-lines", input.max_bad_lines, "a number of lines or a percentage: 20, 0.5%");
     }
 
     // Returns false if the chunk must be skipped.
