@@ -145,7 +145,7 @@ void allocate(be::Ctx& ctx, Model& m) {
     }
     bind_linears(m);
     m.a.dfc1 = m.a.dqkv;
-    m.a.dact = gated(c.activation) ? m.a.datt : m.a.dfc1;
+    m.a.dact = gated(c.activation) || c.mixture.on() ? m.a.datt : m.a.dfc1;
     for (auto& chunk : m.a.micro_batches)
         for (MicroBatch& in : chunk) {
             for (size_t i = 2; i < in.x.size(); i++)
@@ -309,11 +309,15 @@ static void attention_backward(const Pass& p, const Block& b, floatX* dqkv, cons
 
 // The end of a branch: multiplies by the last matrix of attention (proj) or MLP (fc2), and computes the term that the branch
 // adds to the residual stream: term = dropout(norm(y)), y = inp w^T + b. y is stored in s.x if a norm follows, else in term.
-static void branch_forward(const Pass& p, const Linear& l, floatX* term, const BranchOutput& s, const LinearInput& inp) {
-    linear_forward(p, l, l.after.exists() ? s.x : term, inp);
+template <class Product>
+static void branch_forward(const Pass& p, const Linear& l, floatX* term, const BranchOutput& s, Product set_y) {
+    set_y(l.after.exists() ? s.x : term);
     if (l.after.exists()) norm_forward(p, l.after, term, s.stats, s.x);
     const Dropout dropout = p.hidden_dropout(l);
     if (dropout.rate > 0) be::dropout_forward(p.ctx, term, term, p.stream_size(), dropout);
+}
+static void branch_forward(const Pass& p, const Linear& l, floatX* term, const BranchOutput& s, const LinearInput& inp) {
+    branch_forward(p, l, term, s, [&](floatX* y) { linear_forward(p, l, y, inp); });
 }
 // Returns the gradient of y: in dy, or dterm itself if there is neither norm nor dropout. dy may be dterm.
 static const floatX* branch_backward(const Pass& p, const Linear& l, floatX* dy, const floatX* dterm, const BranchOutput& s) {
@@ -351,8 +355,8 @@ static void fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, 
 }
 
 // out = mid + mlp, mlp = dropout(norm(fc2(act(fc1(inp)))))
-static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
-                        const floatX* mid) {
+static void dense_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
+                          const floatX* mid) {
     const Linear& l = b.fc2();
     floatX* const mlp = p.m.a.branch_out;
     fc1_forward(p, b, s, inp);
@@ -363,8 +367,8 @@ static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpAct
     branch_forward(p, l, mlp, s.fc2, s.act);
     be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
 }
-static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
-                         const LinearInput& inp) {
+static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
+                           const LinearInput& inp) {
     const Linear& l = b.fc2();
     const Activation activation = p.m.c.activation;
     floatX *dact = p.m.a.dact, *dfc1 = p.m.a.dfc1;
@@ -378,6 +382,102 @@ static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floa
         else be::linear_gelu_backward_input(p.ctx, dfc1, all_dfc2, l.w, s.fc1, p.N(), l.in, l.out);
     }
     linear_backward(p, b.fc1(), dinp, dfc1, inp);
+}
+
+// ---- Mixture of experts -----------------------------------------------------------------------------------------------------
+// Instead of one MLP, E smaller ones, the experts. A router chooses K of them for each row x (Shazeer et al., 2017):
+//   out = sum over the chosen e of weight_e fc2_e(act(fc1_e(x))),  weights from router x
+// Each pair of a row and one of its experts has a slot. Slots are sorted by expert, so an expert's rows are consecutive: its
+// matrices are multiplied with all of them at once, none is dropped, and products read rows of x through the list of choices.
+// With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result.
+
+static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
+    const Linear& l = b.fc1();
+    const MixtureShape shape = p.mixture();
+    be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, s.routing.groups(shape), l.in, l.out);
+}
+static void expert_activation_forward(const Pass& p, const MlpActivations& s) {
+    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), p.m.local.Fl, p.m.c.activation);
+}
+
+static void mixture_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
+                            const floatX* mid) {
+    const MixtureShape shape = p.mixture();
+    const Routing& routing = s.routing;
+    const Linear& fc2 = b.fc2();
+    floatX *const rows = p.m.a.expert_rows, *const mlp = p.m.a.branch_out;
+    const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C);
+    be::router_logits(p.ctx, routing.logits, all_inp, b.router.w, shape, p.m.c.C);
+    be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
+    expert_fc1_forward(p, b, s, all_inp);
+    expert_activation_forward(p, s);  // times the weights
+    be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, routing.groups(shape), fc2.in, fc2.out);
+    branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
+        be::expert_combine(p.ctx, partial_sum(p, y), rows, routing, shape, p.m.c.C);
+        reduce_from_tensor_parallel(p, y);
+    });
+    be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
+}
+
+// The part of mixture_forward that recomputes fc1 and act; the routing is kept.
+static void recompute_mixture(const Pass& p, const Block& b, const MlpActivations& s, const LinearInput& inp,
+                              Recompute recompute) {
+    if (recompute == Recompute::mlp)
+        expert_fc1_forward(p, b, s, gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C));
+    expert_activation_forward(p, s);
+}
+
+// The router's gradients: sets drouting's into the logits, and adds the two losses, which count once among tp ranks.
+static void router_backward(const Pass& p, const Block& b, const Routing& routing) {
+    const Model& m = p.m;
+    const MixtureShape shape = p.mixture();
+    const RouterRule rule = m.c.mixture.rule();
+    const bool first = m.ranks->mesh.tp.rank == 0;
+    be::router_backward(p.ctx, m.a.dlogits, m.a.drouting, routing, shape, rule, first ? m.router_losses : RouterLossFactors());
+    if (first) be::router_sums(p.ctx, m.a.router_sums + b.fc1().block * router_sums_of_block(m.c), routing, shape, rule);
+}
+
+static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
+                             const LinearInput& inp) {
+    const Model& m = p.m;
+    const MixtureShape shape = p.mixture();
+    const Routing& routing = s.routing;
+    const ExpertGroups groups = routing.groups(shape);
+    const Linear &fc1 = b.fc1(), &fc2 = b.fc2();
+    const int C = m.c.C;
+    floatX *const dact = m.a.dact, *const dfc1 = m.a.dfc1, *const drows = m.a.expert_rows;
+    const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
+
+    const ExpertRows dout = {gather_from_sequence_parallel(p, dfc2, p.local_rows(), C), routing.choices, shape.K};
+    add_stacked_gradient(p, *fc2.tensor, fc2.dw, [&](const StackedRows& dw, Acc acc) {
+        be::expert_linear_backward_weight(p.ctx, dw, dout, {s.act.bf16}, groups, fc2.in, fc2.out, acc);
+    });
+    be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out);
+    be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, m.local.Fl, m.c.activation);
+    router_backward(p, b, routing);
+
+    const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C);
+    add_stacked_gradient(p, *fc1.tensor, fc1.dw, [&](const StackedRows& dw, Acc acc) {
+        be::expert_linear_backward_weight(p.ctx, dw, {dfc1}, {all_inp, routing.choices, shape.K}, groups, fc1.in, fc1.out, acc);
+    });
+    add_stacked_gradient(p, *b.router.tensor, b.router.dw, [&](const StackedRows& dw, Acc acc) {
+        be::router_logits_backward(p.ctx, nullptr, dw.x, m.a.dlogits, all_inp, b.router.w, shape, C, acc);
+    });
+    be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out);
+    floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
+    be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);
+    be::router_logits_backward(p.ctx, all_dinp, nullptr, m.a.dlogits, nullptr, b.router.w, shape, C, Acc::Add);
+    reduce_from_tensor_parallel(p, dinp);
+}
+
+// One of the two.
+static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
+                        const floatX* mid) {
+    (p.m.c.mixture.on() ? mixture_forward : dense_forward)(p, b, out, s, inp, mid);
+}
+static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
+                         const LinearInput& inp) {
+    (p.m.c.mixture.on() ? mixture_backward : dense_backward)(p, b, dinp, dmlp, s, inp);
 }
 
 // ---- The block --------------------------------------------------------------------------------------------------------------
@@ -422,6 +522,7 @@ static void recompute_block(const Pass& p, int i) {
     const BlockActivations s = block_activations(p, i);
     norm_forward(p, b.norm1, output_for(p, b.qkv(), s.norm1), s.stats1, s.x);
     norm_forward(p, b.norm2, output_for(p, b.fc1(), s.norm2), s.stats2, p.m.c.parallel() ? s.x : s.mid);
+    if (p.m.c.mixture.on()) return recompute_mixture(p, b, s.mlp, s.norm2, recompute);
     if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantizes norm2 as well
     else activation_forward(p, output_for(p, b.fc2(), s.mlp.act), s.mlp.fc1);
     if (!p.fp8(block)) return;
@@ -624,6 +725,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
     Model& m = t.m;
     begin_gradients(t.ctx, m);
     clear_sums(t.ctx, m);
+    if (m.c.mixture.on()) clear_router_sums(t.ctx, m);
     const Mesh& mesh = m.ranks->mesh;
     const int B = t.o.micro_batch_size, micro_batches = (int)(global_batch / ((int64_t)B * mesh.dp.size));
     PipelineLinks links = pipeline_links(t.ctx, m);
@@ -751,6 +853,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     const double lr = t.schedule.lr(t.state.scheduled), weight_decay = t.schedule.weight_decay(t.state.scheduled);
     const int64_t terms = t.data.terms(t.state.sample(), global_batch);
     const real loss_scale = terms > 0 ? (real)(1.0 / (double)terms) : real(0);
+    const double sequences = (double)global_batch, rows = sequences * t.m.a.T;
 
     Fp8Training& fp8 = t.m.fp8;
     const int64_t start = fp8_start(t.o, t.state);
@@ -782,6 +885,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     fp8.on = fp8.measuring = false;  // evaluation and generation compute in bf16, like any user of the checkpoint
 
     StepStats stats = t.count_step(global_batch, sums);
+    if (t.m.c.mixture.on()) stats.mixture = mixture_load(read_router_sums(t.ctx, t.m), t.m.c, sequences, rows);
     stats.grad_norm = norm;
     stats.lr = lr;
     stats.step_ms = (monotonic_seconds() - begin) * 1e3;

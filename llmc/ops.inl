@@ -225,8 +225,8 @@ void router_backward(Ctx& ctx, real* dlogits /*(N, E)*/, const real* dweights /*
                      const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors);
 // Adds both losses, without factors, to sums[0] and sums[1], and the number of rows that chose expert e to sums[2 + e].
 void router_sums(Ctx& ctx, double* sums /*(2 + E)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
-// dinp += dlogits weight; dweight (+)= dlogits^T inp. dweight may be null.
-void router_logits_backward(Ctx& ctx, floatX* dinp /*(N, C)*/, real* dweight /*(E, C) or null*/,
+// dinp += dlogits weight; dweight (+)= dlogits^T inp.
+void router_logits_backward(Ctx& ctx, floatX* dinp /*(N, C) or null*/, real* dweight /*(E, C) or null*/,
                             const real* dlogits /*(N, E)*/, const floatX* inp /*(N, C)*/, const floatX* weight /*(E, C)*/,
                             const MixtureShape& shape, int C, Acc acc);
 

@@ -208,6 +208,11 @@ struct MixtureShape {
     HD int N() const { return B * T; }
     HD int slots() const { return B * T * K; }
 };
+// The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of at most `slots`.
+struct ExpertGroups {
+    const int* offsets;  // (E + 1), in the backend's memory
+    int E, slots;
+};
 // The routing of a micro-batch in one mixture. A choice is numbered row * K + k.
 struct Routing {
     real* logits;   // (N, E)
@@ -217,6 +222,8 @@ struct Routing {
     int* choices;   // (N K) the choice of each slot
     int* offsets;   // (E + 1) the first slot of each expert; N K
     int* counts;    // (B, E) rows of each sequence that chose each expert
+
+    ExpertGroups groups(const MixtureShape& shape) const { return {offsets, shape.E, shape.slots()}; }
 };
 // How a router chooses: the K largest scores, which are softmax(logits) or sigmoid(logits), plus `bias` if given. Weights are
 // the scores of the chosen experts without the bias, divided by their sum if `normalize` is set, times `scale`. (A softmax over
@@ -242,11 +249,6 @@ struct ExpertRows {
 struct StackedRows {
     real* x;
     int row, rows;
-};
-// The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of at most `slots`.
-struct ExpertGroups {
-    const int* offsets;  // (E + 1), in the backend's memory
-    int E, slots;
 };
 
 // Losses per row; lse is log Z.

@@ -83,6 +83,38 @@ const Variant variants[] = {
          c.hidden_dropout = 0.3;
      }},
     {"dropout in a parallel block", "gpt_neox", [](ModelConfig& c) { c.hidden_dropout = 0.3; }},
+    // mixtures of experts
+    {"mixture", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture.experts = 5;
+         c.mixture.topk = 3;
+     }},
+    {"mixture of one expert per row", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {4, 1};
+         c.mixture.normalize = false;
+     }},
+    {"mixture of more experts than rows", "llama",
+     [](ModelConfig& c) {
+         c.mixture = {37, 2};
+     }},
+    {"mixture by sigmoids", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {6, 2};
+         c.mixture.sigmoid = true;
+         c.mixture.scale = 2.5;
+     }},
+    {"mixture without a gate", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {5, 2};
+         c.activation = Activation::relu2;
+     }},
+    {"mixture with norms and dropout", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {5, 2};
+         c.norm_place = NormPlace::both;
+         c.hidden_dropout = 0.2;
+     }},
     // published families, as far as our options cover them
     {"mistral", "mistral", [](ModelConfig& c) { c.window = 4; }},
     {"qwen2", "qwen2", nullptr},
@@ -174,6 +206,10 @@ struct Fixture {
         plan_memory(m, recompute, 2, c.T - 1, head_rows, {1});
         allocate(ctx, m);
         initialize(ctx, m, 42);
+        if (c.mixture.on()) {
+            m.router_losses = {0.3, 0.02};
+            if (recompute != Recompute::inference) clear_router_sums(ctx, m);
+        }
         // Gains different from 1 and biases from 0, as errors in their gradients could hide otherwise.
         std::mt19937 rng(3);
         for (const TensorSpec& t : m.table.rows)
@@ -195,7 +231,17 @@ struct Fixture {
         model_forward(pass());
         head(pass(), 0, 1e-2, false);
         const LossSums sums = read_sums(ctx, m);
-        return (sums.ce + sums.z) * scale();
+        return (sums.ce + sums.z) * scale() + router_losses();
+    }
+    double router_losses() {
+        double losses = 0;
+        for (const BlockActivations& block : m.a.micro_batch().blocks) {
+            if (!m.c.mixture.on()) continue;
+            std::vector<double> sums(router_sums_of_block(m.c));
+            be::router_sums(ctx, sums.data(), block.mlp.routing, pass().mixture(), m.c.mixture.rule());
+            losses += m.router_losses.balance * sums[0] + m.router_losses.z * sums[1];
+        }
+        return losses;
     }
     void gradients() {
         be::clear(ctx, grads(), m.table.size * sizeof(real));

@@ -42,7 +42,7 @@ inline void router_logits(real* logits, const floatX* inp, const floatX* weight,
 inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlogits, const floatX* inp, const floatX* weight,
                                    const MixtureShape& shape, int C, Acc acc) {
     const int N = shape.N(), E = shape.E;
-    parallel_for(N, [=](int n) {
+    parallel_for(dinp ? N : 0, [=](int n) {
         for (int c = 0; c < C; c++) {
             real sum = 0;
             for (int e = 0; e < E; e++) sum += dlogits[(size_t)n * E + e] * (real)weight[(size_t)e * C + c];

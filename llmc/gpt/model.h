@@ -32,8 +32,9 @@ struct HeadNormInput {
     real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
 };
 
-// Activations of the MLP.
+// Activations of the MLP. In a mixture of experts, each row of fc1 and act is a slot: N K rows.
 struct MlpActivations {
+    Routing routing;   // of a mixture
     floatX* fc1;       // (N, F1l)
     LinearInput act;   // (N, Fl) input of fc2
     BranchOutput fc2;  // of the MLP
@@ -124,6 +125,10 @@ struct Activations {
     floatX* dnorm;            // (Nl, C) gradient of a norm's output
     floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
     floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
+    // In a mixture, whose dact and dfc1 are (N K, Fl), (N K, F1l) and different:
+    floatX* expert_rows;       // (N K, C) outputs of all experts; gradients of their inputs
+    real *dlogits, *drouting;  // (N, E), (N, K) gradients of the router's logits and weights
+    double* router_sums;       // (blocks, 2 + E) since the last clear: router_sums of each block
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
         std::vector<MicroBatch>& in_flight = micro_batches[chunk];
@@ -137,11 +142,12 @@ struct NormLayer {
     bool exists() const { return params.weight; }
 };
 
-// One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes.
+// One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes. In a mixture fc1 and
+// fc2 are those of all experts, next to each other.
 struct Linear {
     Matrix matrix;
     int block;                           // index on this rank
-    int in, out;                         // columns and rows of w
+    int in, out;                         // columns and rows of w; in a mixture of one expert's
     const TensorSpec* tensor;            // of w
     const floatX *w, *b;                 // (out, in) (out); b null: the family has no biases
     real *dw, *db;                       // gradients as ops write them; null: frozen
@@ -153,11 +159,19 @@ struct Linear {
     bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
 };
 
+// The router of a mixture.
+struct Router {
+    const TensorSpec* tensor;
+    const floatX* w;  // (E, C)
+    real* dw;         // null: frozen
+};
+
 struct Block {
     NormLayer norm1, norm2;   // before attention and MLP
     NormLayer head_norms[2];  // of queries and keys
     const floatX* sinks;      // (NHl) null: none
     real* dsinks;
+    Router router;
     std::vector<Linear> linears;  // by Matrix
     Linear& operator[](Matrix m) { return linears[(size_t)m]; }
     const Linear& qkv() const { return linears[(size_t)Matrix::qkv]; }
@@ -179,6 +193,7 @@ struct Model : TrainingMemory {
     Fp8Training fp8;
     Lora lora;
     Preference preference;
+    RouterLossFactors router_losses;   // of the current step
     real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none

@@ -23,11 +23,17 @@ inline size_t planned_rows(const Model& m, size_t N) {
     return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
 }
 
+// Numbers of each block in router_sums.
+inline size_t router_sums_of_block(const ModelConfig& c) { return 2 + (size_t)c.mixture.experts; }
+// Rows of the MLP's matrices for N rows: in a mixture each row is processed by several experts.
+inline size_t mlp_rows(const ModelConfig& c, size_t N) { return c.mixture.on() ? N * (size_t)c.mixture.topk : N; }
+
 // visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
 // Planning, sharing and pointers all follow from this list.
 template <class Visit, class... S>
 inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
     const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
+    const size_t slots = mlp_rows(m.c, N), experts = (size_t)m.c.mixture.experts;
     const Kept of_norm = m.c.norm_before() ? Kept::unless_selective : Kept::elsewhere;
     const auto statistics = [&](auto&... stats) {
         visit(Nl, Kept::unless_full, stats.mean...);
@@ -43,8 +49,17 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
     visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    visit(N * m.local.F1l, Kept::unless_mlp, s.mlp.fc1...);
-    visit(N * m.local.Fl, Kept::unless_selective, s.mlp.act...);
+    if (m.c.mixture.on()) {
+        visit(N * experts, Kept::unless_full, s.mlp.routing.logits...);
+        visit(slots, Kept::unless_full, s.mlp.routing.experts...);
+        visit(slots, Kept::unless_full, s.mlp.routing.weights...);
+        visit(slots, Kept::unless_full, s.mlp.routing.slots...);
+        visit(slots, Kept::unless_full, s.mlp.routing.choices...);
+        visit(experts + 1, Kept::unless_full, s.mlp.routing.offsets...);
+        visit((size_t)m.a.B * experts, Kept::unless_full, s.mlp.routing.counts...);
+    }
+    visit(slots * m.local.F1l, Kept::unless_mlp, s.mlp.fc1...);
+    visit(slots * m.local.Fl, Kept::unless_selective, s.mlp.act...);
     if (m.c.norm_before()) {
         statistics(s.stats1...);
         statistics(s.stats2...);
@@ -66,19 +81,21 @@ inline void plan_linears(Model& m, bool fp8) {
     Block block{};
     block.linears.resize(number_of_values<Matrix>());
     m.blocks.assign(specs.blocks.size(), block);
-    for (size_t i = 0; i < m.blocks.size(); i++)
+    for (size_t i = 0; i < m.blocks.size(); i++) {
+        m.blocks[i].router.tensor = specs.blocks[i].router_w;
         for (const Matrix matrix : all_matrices) {
             const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
             Linear& l = m.blocks[i][matrix];
             l.matrix = matrix;
             l.block = (int)i;
             l.in = w.cols;
-            l.out = w.rows;
+            l.out = w.rows / w.experts;
             l.tensor = &w;
             if (!fp8 || !m.fp8.blocks[i]) continue;
             m.arena.add("FP8 weights", &l.fp8, w.size());
             if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.fp8_t, w.size());
         }
+    }
 }
 
 // Plans the adapters and their activations.
@@ -150,6 +167,7 @@ inline void plan_activations(Model& m, bool fp8) {
     };
     for_each_tensor(m, plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch_out, Nl * C);
+    if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mlp_rows(m.c, N) * C);
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
     m.a.all_rows = m.a.all_inputs = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
@@ -190,8 +208,15 @@ inline void plan_activation_gradients(Model& m) {
     const char* const purpose = "activation gradients";
     m.arena.add(purpose, &m.a.dx, Nl * C);
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
-    m.arena.add(purpose, &m.a.datt, N * (gated(m.c.activation) ? std::max<size_t>(m.local.Fl, heads) : heads));
-    m.arena.add(purpose, &m.a.dqkv, N * std::max(m.local.F1l, m.local.QKVl));
+    const MixtureConfig& mixture = m.c.mixture;
+    const size_t slots = mlp_rows(m.c, N), dact = gated(m.c.activation) || mixture.on() ? slots * m.local.Fl : 0;
+    m.arena.add(purpose, &m.a.datt, std::max(dact, N * heads));
+    m.arena.add(purpose, &m.a.dqkv, std::max(slots * m.local.F1l, N * m.local.QKVl));
+    if (mixture.on()) {
+        m.arena.add(purpose, &m.a.dlogits, N * (size_t)mixture.experts);
+        m.arena.add(purpose, &m.a.drouting, slots);
+        m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c));
+    }
     if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);
 }
@@ -231,6 +256,8 @@ inline void bind_linears(Model& m) {
         const bool whole = m.c.qk_norm == QkNorm::whole;
         b.head_norms[0] = norm_of((whole ? m.local.NHl : 1) * m.c.HS(), p.q_norm_w, nullptr, g.q_norm_w, nullptr);
         b.head_norms[1] = norm_of((whole ? m.local.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
+        b.router.w = p.router_w;
+        b.router.dw = g.router_w;
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
         for (Linear& l : b.linears) {

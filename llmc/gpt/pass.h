@@ -47,6 +47,7 @@ struct Pass {
         const real* slopes = m.c.has_positions(layer(block)) ? m.slopes : nullptr;
         return {m.c.sees_all(layer(block)) ? in.documents() : in.window_start, slopes};
     }
+    MixtureShape mixture() const { return {in.B, in.T, m.c.mixture.experts, m.c.mixture.topk}; }
     AttentionShape attention(int block) const {
         AttentionShape shape = m.attention(in.B, in.T);
         const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;
@@ -105,6 +106,19 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const Pass pass = {ctx, m, to};
     CHECK((size_t)pass.local_rows() <= planned_rows(m, (size_t)m.a.B * m.a.T), "%d x %d rows", to.B, to.T);
     return pass;
+}
+
+// The sums of all routers since the last clear, over all ranks: router_sums_of_block() numbers per layer of the model.
+inline void clear_router_sums(be::Ctx& ctx, Model& m) {
+    be::clear(ctx, m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c) * sizeof(double));
+}
+inline std::vector<double> read_router_sums(be::Ctx& ctx, const Model& m) {
+    const size_t each = router_sums_of_block(m.c);
+    std::vector<double> mine(m.blocks.size() * each), all((size_t)m.c.L * each);
+    be::download(ctx, mine.data(), m.a.router_sums, mine.size() * sizeof(double));
+    for (size_t i = 0; i < m.blocks.size(); i++)
+        std::copy_n(&mine[i * each], each, &all[(size_t)m.table.part.layers[i] * each]);
+    return sum_of_all_ranks(*m.ranks, all);
 }
 
 inline void clear_sums(be::Ctx& ctx, Model& m) {

@@ -525,7 +525,9 @@ inline void router_logits_backward(Ctx& ctx, floatX* dinp, real* dweight, const 
     const int N = shape.N(), E = shape.E, tile = simple_tile;
     const Factor<real> d = {dlogits, E};
     const TilesOfParts<simple_tile> whole = {N, E, E, C};
-    simple_product<false, true>(ctx, Sums<floatX>{dinp, C, true}, d, Factor<floatX>{weight, C}, whole, ceil_div(N, tile), 1);
+    if (dinp)
+        simple_product<false, true>(ctx, Sums<floatX>{dinp, C, true}, d, Factor<floatX>{weight, C}, whole, ceil_div(N, tile),
+                                    1);
     if (!dweight) return;
     // As many parts as fill the GPU twice, of at least 256 rows.
     const int tiles = ceil_div(E, tile) * ceil_div(C, tile), wanted = std::max(1, 2 * ctx.multiprocessors / tiles);

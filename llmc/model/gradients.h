@@ -33,6 +33,13 @@ public:
         const size_t rows = elements_at_a_time / (size_t)columns;
         return (int)std::min((size_t)all_rows, rows < 128 ? std::max<size_t>(16, rows / 16 * 16) : rows / 128 * 128);
     }
+    // Of stacked experts' matrices: some whole ones, or rows of one. Of a router: all.
+    int rows_at_a_time(const TensorSpec& t) const {
+        if (t.replicated) return t.rows;
+        const int each = t.rows / t.experts, rows = rows_at_a_time(each, t.cols);
+        if (rows < each) return rows;
+        return each * (int)std::clamp<size_t>(elements_at_a_time / ((size_t)each * (size_t)t.cols), 1, (size_t)t.experts);
+    }
 
     // The buffer starts with the vectors, which ops add to; matrices follow. Blocks share both areas in turn. Head and
     // embedding share the area of the matrices (they may be one tensor), but have separate vectors. The matrices of a model's
@@ -53,7 +60,7 @@ public:
                 offsets_[i] = next;
                 if (in_parts(t)) {
                     offsets_[i] = begin;
-                    end = std::max(end, begin + round_up((size_t)rows_at_a_time(t.rows, t.cols) * t.cols, 64));
+                    end = std::max(end, begin + round_up((size_t)rows_at_a_time(t) * t.cols, 64));
                     continue;
                 }
                 next += round_up(t.size(), 64);
@@ -102,9 +109,9 @@ public:
     template <class Product>
     void add_product(be::Ctx& ctx, const TensorSpec& t, const Elements& grads, Acc acc, uint64_t key, Product product) const {
         real* const sums = memory_ + vectors_;
-        const int most = rows_at_a_time(t.rows, t.cols);
-        for (int row = 0; row < t.rows; row += most) {
-            const int rows = std::min(most, t.rows - row);
+        const int most = rows_at_a_time(t), each = t.rows / t.experts;
+        for (int row = 0, rows; row < t.rows; row += rows) {
+            rows = std::min(most, most < each ? each - row % each : t.rows - row);
             product(sums, row, rows);
             const size_t begin = t.offset + (size_t)row * t.cols;
             for_each_rounding(t, begin, begin + (size_t)rows * t.cols, key, [&](size_t first, size_t n, const Rounding& r) {

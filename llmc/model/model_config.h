@@ -57,8 +57,8 @@ struct VirtualTokensConfig {
     }
 };
 
-// A mixture of experts in place of the MLP of every layer: each row is processed by `topk` of `experts` MLPs of width F, which a
-// router chooses (RouterRule).
+// A mixture of experts in place of the MLP of every layer: each row is processed by `topk` of `experts` MLPs of width F, which
+// a router chooses (RouterRule).
 struct MixtureConfig {
     int experts = 0;  // 0: none, a dense MLP
     int topk = 2;

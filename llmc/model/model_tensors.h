@@ -223,8 +223,9 @@ private:
     // The weight's columns are sharded over tp: a rank computes a partial sum of the output, and the bias is added once.
     // It ends a branch unless a norm follows. Several parts are matrices of C rows each: experts.
     void row_parallel(E*& w, E*& b, const std::string& name, int whole_cols, const std::vector<HfTensor>& parts, bool bias) {
-        TensorSpec t{name + "_w", 0, whole_cols / tp.size, Group::matrix, Init::scaled_normal};
-        t.hf = named(parts, ".weight", names.transposed);
+        TensorSpec t{name + "_w",          0,
+                     whole_cols / tp.size, Group::matrix,
+                     Init::scaled_normal,  named(parts, ".weight", names.transposed)};
         t.factors = scale.matrix().folded(after ? 1 : scale.branch());
         t.factors.init *= std::sqrt(scale.depth);  // relative to the base model's depth
         t.experts = (int)parts.size();

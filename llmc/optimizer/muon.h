@@ -20,7 +20,7 @@
 // root of the width relative to the base model's, and a factor that is folded into W multiplies both. lr wd is unchanged.
 // NorMuon's X has no known singular values, so NorMuon is rejected with them.
 //
-// Queries, keys, values and SwiGLU's gate and up are separate matrices, though stored in one; with `heads` so is each head of
+// Queries, keys, values, SwiGLU's gate and up, and experts are separate matrices, though stored in one; with `heads` so is each head of
 // queries, keys and values. Products are as in linear layers (matmul.h), in floatX with sums in fp32. The step is one product
 // after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right if X has more rows than columns.
 //
@@ -112,7 +112,7 @@ public:
                     m.col = t.first_col;
                     m.whole_cols = t.whole_cols;
                     m.lr = t.factors.folded(part.fold).lr;
-                    if (!by_columns && height == part.rows && !(heads && qkv)) {
+                    if (!by_columns && height == part.rows && !(heads && qkv) && !t.replicated) {
                         m.whole_rows = part.rows * table.part.tp.size / replicas;
                         m.row = table.part.tp.rank / replicas * part.rows;
                     }

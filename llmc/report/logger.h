@@ -3,7 +3,8 @@
 // log.jsonl: one JSON object per line, written with one write(), so that a reader never sees half a line. Kinds:
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
 //   change  step, and the fields of the first record that a resumed run has changed: name, total_steps, options, ...
-//   step    the fields of StepStats by their names; seconds since the start, including earlier parts of a resumed
+//   step    the fields of StepStats by their names (of MixtureLoad: moe_aux_loss, moe_z_loss, moe_busiest_expert,
+//           moe_idle_experts); seconds since the start, including earlier parts of a resumed
 //           run; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
@@ -82,6 +83,13 @@ struct RankTime {
     double worked_ms = 0, waited_ms = 0;
 };
 
+// The mixtures of experts in a step.
+struct MixtureLoad {
+    double balance = NAN, z = NAN;  // the router's losses, without their coefficients: means over layers
+    double busiest = NAN;           // rows of the busiest expert of any layer, as a multiple of the mean
+    int64_t idle = 0;               // experts of all layers without a row
+};
+
 struct StepStats {
     int64_t step = 0;              // completed global batches, including this one
     int64_t consumed_samples = 0;  // sequences so far
@@ -90,13 +98,14 @@ struct StepStats {
     double z_loss = 0, grad_norm = NAN, lr = NAN;
     int global_batch = 0;  // sequences in this step
     double step_ms = 0, tokens_per_s = 0;
-    double model_tflops = 0;                   // model FLOPs per second / 1e12 (flops.h); 0: not known
-    double mfu = -1;                           // model FLOPs utilization; negative: not known
-    int64_t memory_bytes = 0;                  // in use, by the process or on the GPU (machine.h)
-    double lse_mean = NAN, lse_max = NAN;      // log Z of the logits
-    int64_t skipped = 0;                       // steps so far whose update was skipped
-    bool applied = true;                       // whether this step's update was applied
-    std::optional<Rewards> rewards;            // for pairs of answers; then `loss` is theirs
+    double model_tflops = 0;               // model FLOPs per second / 1e12 (flops.h); 0: not known
+    double mfu = -1;                       // model FLOPs utilization; negative: not known
+    int64_t memory_bytes = 0;              // in use, by the process or on the GPU (machine.h)
+    double lse_mean = NAN, lse_max = NAN;  // log Z of the logits
+    int64_t skipped = 0;                   // steps so far whose update was skipped
+    bool applied = true;                   // whether this step's update was applied
+    std::optional<Rewards> rewards;        // for pairs of answers; then `loss` is theirs
+    std::optional<MixtureLoad> mixture;
     double energy_joules = NAN;                // of rank 0's machine since the program started; NaN: unknown
     std::map<std::string, double> waiting_ms;  // share of step_ms that this rank waited, by group of ranks
 
@@ -145,6 +154,12 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
     put_number(j, "grad_norm", s.grad_norm);
     put_number(j, "lr", s.lr);
     put_rewards(j, s.rewards);
+    if (s.mixture) {
+        put_number(j, "moe_aux_loss", s.mixture->balance);
+        put_number(j, "moe_z_loss", s.mixture->z);
+        put_number(j, "moe_busiest_expert", s.mixture->busiest);
+        j["moe_idle_experts"] = s.mixture->idle;
+    }
     j["global_batch"] = s.global_batch;
     // round to microseconds, which are precise enough and print shorter
     put_number(j, "step_ms", std::round(s.step_ms * 1e3) / 1e3);
@@ -267,6 +282,8 @@ inline std::vector<StepColumn> step_columns(const RunInfo& run, const StepStats&
         columns.push_back(
             {"right", 5, [](S s, double) { return format("%.0f%%", s.rewards ? 100 * s.rewards->accuracy : NAN); }});
     }
+    if (first.mixture)
+        columns.push_back({"busiest", 7, [](S s, double) { return format("%.1fx", s.mixture ? s.mixture->busiest : NAN); }});
     if (first.mfu >= 0) columns.push_back({"MFU", 5, [](S s, double) { return format("%.1f%%", 100 * s.mfu); }});
     else if (first.model_tflops >= 1)
         columns.push_back({"TFLOP/s", 7, [](S s, double) { return three_digits(s.model_tflops, 1000, {""}); }});

@@ -50,6 +50,22 @@ struct StepHistory {
     }
 };
 
+// The load of experts, from the sums of all layers' routers (Pass's read_router_sums) in a step on `sequences` of `rows` rows.
+inline MixtureLoad mixture_load(const std::vector<double>& sums, const ModelConfig& c, double sequences, double rows) {
+    const size_t E = (size_t)c.mixture.experts, each = 2 + E;
+    MixtureLoad load{0, 0, 0, 0};
+    for (size_t i = 0; i < sums.size(); i += each) {
+        load.balance += sums[i] / sequences / c.L;
+        load.z += sums[i + 1] / rows / c.L;
+        for (size_t e = 0; e < E; e++) {
+            const double of_expert = sums[i + 2 + e];
+            load.busiest = std::max(load.busiest, of_expert * (double)E / (rows * c.mixture.topk));
+            load.idle += of_expert == 0;
+        }
+    }
+    return load;
+}
+
 // The rewards over pairs of answers; nothing if there are none.
 inline std::optional<Rewards> rewards_of(const PreferenceSums& sums) {
     if (sums.n == 0) return {};
