@@ -46,6 +46,9 @@ LOOPS = {
 # The ladder's matrix product (dev/kernels/gemm_hopper.cuh): its code and its loop over K have the products of one step of
 # 64, one fence before and one wait after them, and no GPU-wide fence.
 PRODUCTS = {"HGMMA": 64 // 16, "WARPGROUP.ARRIVE": 1, "WARPGROUP.DEPBAR": 1, r"MEMBAR\S*GPU": 0}
+# The products of experts (grouped_product.cuh): their loop has the products, the loads of fragments and the copies of one step of 32
+# k for a warp's 64 x 64 numbers, and one barrier.
+GROUPED = {"HMMA": 4 * 8 * 2, "LDSM": (4 + 4) * 2, "LDGSTS": 8, "BAR": 1}
 # Attention by mma.sync (attention_mma.cuh): by head size a tile's M (times 16 rows) and N columns. Its code has one tile's products
 # of 16 x 8 x 16, for all heads: scores and output forward; scores, the weights' gradient and dq; and of scores, the weights'
 # gradient, dk and dv those that the last two template arguments ask for.
@@ -72,6 +75,10 @@ LOADS = {
     r"rows_kernel<true, Elementwise<Gradient<.*>>>": (4, 0),
     r"rows_kernel<true, Gated<.*>>": (4, 0),
     r"rows_kernel<true, GatedGradient<.*>>": (6, 0),
+    r"expert_activation_kernel<true, PlainActivation<.*>>": (1, 0),
+    r"expert_activation_kernel<true, GatedActivation<.*>>": (2, 0),
+    r"expert_activation_backward_kernel<true, PlainActivation<.*>>": (2, 0),
+    r"expert_activation_backward_kernel<true, GatedActivation<.*>>": (3, 0),
 }
 # Columns of the table, with the allowed difference from it.
 COLUMNS = {
@@ -150,14 +157,14 @@ def always_issued(loop):
     return [i for i in loop if i[0] not in skipped]
 
 
-def product_loop(instructions):
+def product_loop(instructions, product):
     """The shortest loop with products."""
     loops = []
     for last, (address, text) in enumerate(instructions):
         m = re.match(r"(@\S+ )?BRA\b.*\b(0x[0-9a-f]+)", text)
         if m and int(m[2], 16) < address:
             loop = [i for i in instructions[: last + 1] if i[0] >= int(m[2], 16)]
-            if count(loop, "HGMMA"):
+            if count(loop, product):
                 loops.append(loop)
     return min(loops, key=len, default=[])
 
@@ -297,7 +304,7 @@ def main():
         + [f"{len(by_mma)} kernels"] * (len(by_mma) != expected),
     )
     by_loads = {short: (loads(short), functions[name]) for name, short in ours.items() if loads(short)}
-    faults = [f"{len(by_loads)} kernels"] if len(by_loads) != 49 else []  # 18 of AdamW, 6 of Lion, 6 of Muon, 12 activations, 7 others
+    faults = [f"{len(by_loads)} kernels"] if len(by_loads) != 61 else []  # 18 of AdamW, 6 of Lion, 6 of Muon, 24 activations, 7 others
     for name, (numbers, instructions) in by_loads.items():
         found = count(instructions, r"LDG\S*\.128"), count(instructions, r"LDG\S*\.64")
         faults += [f"{name}: {found} loads of 16 and 8 bytes instead of {numbers}"] * (found != numbers)
@@ -320,10 +327,18 @@ def main():
             fine &= verdict(f"{short}: exponentials overlap the products", [f"{late} after the last wait"] if late else [])
 
     for short in (name for name in kernels if name.startswith("hopper::gemm_kernel")):
-        loop = product_loop(next(functions[name] for name, s in ours.items() if s == short))
+        loop = product_loop(next(functions[name] for name, s in ours.items() if s == short), "HGMMA")
         numbers = {name: count(loop, name) for name in PRODUCTS}
         faults = [str(numbers)] if numbers != PRODUCTS or kernels[short]["HGMMA"] != PRODUCTS["HGMMA"] else []
         fine &= verdict(f"{short}: {PRODUCTS['HGMMA']} products, one fence, one wait in its loop of {len(loop)}", faults)
+
+    grouped = {short: functions[name] for name, short in ours.items() if short.startswith("mma::product_kernel")}
+    fine &= verdict("three products of experts on tensor cores", [] if len(grouped) == 3 else [f"{len(grouped)} kernels"])
+    for short, instructions in grouped.items():
+        loop = product_loop(instructions, "HMMA")
+        numbers = {name: count(loop, name) for name in GROUPED}
+        faults = [str(numbers)] if numbers != GROUPED or kernels[short]["HMMA"] != GROUPED["HMMA"] else []
+        fine &= verdict(f"{short}: {GROUPED['HMMA']} products and one barrier in its loop of {len(loop)}", faults)
 
     if args.write:
         with open(TABLE, "w", encoding="utf-8") as file:

@@ -58,34 +58,6 @@ constexpr bool fit_in_shared_memory(HeadSizes<HS...>) {
 static_assert(fit_in_shared_memory(MmaHeads{}));
 
 // ---- tiles in shared memory ------------------------------------------------------------------------------------------------
-// The swizzled position in a tile of a row's chunk of 8 elements (16 bytes). ldmatrix reads the same chunk of 8 rows at once,
-// which must fall into 8 different groups of 4 banks. With rows of HS/8 = odd * 2^k chunks, rows 8/2^k apart would conflict;
-// exchanging chunks by exclusive-or with the number of that step, modulo 2^k, separates them.
-template <int HS>
-constexpr int tile_steps = (HS / 8 & -(HS / 8)) < 8 ? (HS / 8 & -(HS / 8)) : 8;  // 2^k
-
-template <int HS>
-HD constexpr int tile_exchange(int row) {
-    constexpr int steps = tile_steps<HS>;
-    return row / (8 / steps) % steps;
-}
-template <int HS>
-HD constexpr int tile_offset(int row, int chunk) {
-    return row * HS + (chunk ^ tile_exchange<HS>(row)) * 8;
-}
-
-// tile_offset(row + 16 i, chunk + c) for a lane's own row and chunk (0 or 1), with compile-time i and even c: the lane's part
-// is computed once, the remainder becomes an immediate offset.
-template <int HS>
-struct LaneOffset {
-    int row_offset, exchange;
-    HD LaneOffset(int row, int chunk) : row_offset(row * HS), exchange(chunk ^ tile_exchange<HS>(row)) {}
-    HD int operator()(int i, int c) const {
-        constexpr int steps = tile_steps<HS>;
-        return row_offset + 16 * i * HS + c / steps * steps * 8 + (c % steps ^ exchange) * 8;
-    }
-};
-
 // Starts copying rows [first, first + rows) of a head into a tile; rows from `end` on become zeros.
 template <int HS, int rows, int threads>
 __device__ __forceinline__ void copy_tile(bf16* tile, const bf16* head, size_t row_size, int first, int end) {

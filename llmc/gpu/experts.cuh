@@ -1,19 +1,16 @@
-// Mixtures of experts: routing, the products of all experts in one launch each, and the sums over a row's experts. The formulas
-// and derivatives are in llmc/cpu/experts.h.
+// Mixtures of experts: routing, the products of all experts (grouped_product.cuh), and the sums over a row's experts. The
+// formulas and derivatives are in llmc/cpu/experts.h.
 //
 // Routing: a warp per row, in fp32, with the exponential of the CPU. Choices are sorted by expert by counting: a block counts
 // its part of a sequence's choices per expert, one block adds up the counts, and each part places its choices, a thread per
 // expert, in the order of the rows.
-//
-// Products: the experts have different numbers of rows, known only on the GPU, and the host does not wait for them. So the grid
-// has as many tiles of rows as there could be, ceil(slots / tile) + E, and a block finds its expert and rows from the offsets.
-// Rows of the mixture's input are gathered when they are loaded, and no tensor is padded.
 //
 // Determinism: no atomics; each sum has a fixed order.
 #pragma once
 #include "../activations.h"
 #include "../ops.h"
 #include "device.cuh"
+#include "grouped_product.cuh"
 #include "matmul.cuh"
 #include "reduce.cuh"
 
@@ -249,136 +246,6 @@ __global__ void __launch_bounds__(1024) scan_choices_kernel(int* counts, Routing
     }
 }
 
-// ---- products --------------------------------------------------------------------------------------------------------------
-// A factor of a product: a matrix with rows of `columns` numbers, whose row i is row choices[i] / K of x if there are choices.
-template <class T>
-struct Factor {
-    const T* x;
-    int columns;
-    const int* choices = nullptr;
-    int K = 1;
-    __device__ __forceinline__ const T* row(int i) const { return x + (size_t)(choices ? choices[i] / K : i) * columns; }
-};
-inline Factor<floatX> factor_of(const ExpertRows& rows, int columns) { return {rows.x, columns, rows.choices, rows.K}; }
-
-// The result: numbers are set or added to.
-template <class T>
-struct Sums {
-    T* x;
-    int columns;
-    bool add;
-};
-
-// The rows of a product that a block computes, and the numbers that it adds up for each. All are numbers of rows or columns of
-// the factors: an expert's rows start at its offset.
-struct ProductTile {
-    int row, rows_end, k, k_end;
-    size_t right = 0;    // the right factor starts at this element
-    int64_t result = 0;  // row 0 of the result starts at this element
-};
-
-// Blocks (tiles of columns, tiles of rows) of the products of each expert's rows with its matrix.
-template <int tile>
-struct TilesOfExperts {
-    ExpertGroups groups;
-    int K;
-    size_t matrix;  // elements of an expert's matrix
-    int blocks() const { return ceil_div(groups.slots, tile) + groups.E; }
-    __device__ bool find(ProductTile& t) const {
-        int y = blockIdx.y;
-#pragma unroll 4
-        for (int e = 0; e < groups.E; e++) {
-            const int first = groups.offsets[e], end = groups.offsets[e + 1], tiles = ceil_div(end - first, tile);
-            if (y < tiles) {
-                t = {first + y * tile, end, 0, K, e * matrix};
-                return true;
-            }
-            y -= tiles;
-        }
-        return false;
-    }
-};
-// Blocks (tiles of columns, tiles of rows, experts) of the sums over each expert's rows, for rows [row, row + rows) of E
-// matrices of OC rows.
-template <int tile>
-struct TilesOfMatrices {
-    const int* offsets;
-    int row, rows, OC, columns;
-    int experts() const { return ceil_div(rows, OC); }
-    __device__ bool find(ProductTile& t) const {
-        const int e = row / OC + (int)blockIdx.z, first = row % OC;  // 0 unless the rows belong to one expert
-        t = {first + (int)blockIdx.y * tile, min(first + rows, OC), offsets[e], offsets[e + 1]};
-        t.result = ((int64_t)e * OC - row) * columns;
-        return true;
-    }
-};
-// Blocks (tiles of columns, tiles of rows, parts of the sum) of one product; the parts are separate results.
-template <int tile>
-struct TilesOfParts {
-    int rows, K, of_part, columns;
-    __device__ bool find(ProductTile& t) const {
-        t = {(int)blockIdx.y * tile, rows, (int)blockIdx.z * of_part, min((int)(blockIdx.z + 1) * of_part, K)};
-        t.result = (int64_t)blockIdx.z * rows * columns;
-        return true;
-    }
-};
-
-// result = a b, without tensor cores, for every type and size: 64 x 64 results per block, 4 x 4 per thread, sums in fp32 in the
-// order of k. a_by_k, b_by_k: the factor's rows are numbered by k, and its columns are the result's rows or columns; else the
-// other way around.
-constexpr int simple_tile = 64, simple_k = 16;
-
-template <bool by_k, class T>
-__device__ __forceinline__ void load_simple(float (&to)[simple_k][simple_tile + 1], const Factor<T>& factor, size_t start,
-                                            int first, int end, int k, int k_end) {
-#pragma unroll
-    for (int n = 0; n < simple_k * simple_tile / 256; n++) {
-        const int at = n * 256 + (int)threadIdx.x, i = by_k ? at % simple_tile : at / simple_k,
-                  j = by_k ? at / simple_tile : at % simple_k;
-        float x = 0;
-        if (first + i < end && k + j < k_end)
-            x = (float)(by_k ? factor.row(k + j) + first + i : factor.row(first + i) + k + j)[start];
-        to[j][i] = x;
-    }
-}
-
-template <bool a_by_k, bool b_by_k, class Tiles, class A, class B, class Result>
-__global__ void __launch_bounds__(256) simple_product_kernel(Sums<Result> result, Factor<A> a, Factor<B> b, Tiles tiles) {
-    __shared__ float left[simple_k][simple_tile + 1], right[simple_k][simple_tile + 1];
-    ProductTile t;
-    if (!tiles.find(t)) return;
-    const int column = blockIdx.x * simple_tile, x = threadIdx.x % 16, y = threadIdx.x / 16;
-    float sum[4][4] = {};
-    for (int k = t.k; k < t.k_end; k += simple_k) {
-        load_simple<a_by_k>(left, a, 0, t.row, t.rows_end, k, t.k_end);
-        load_simple<b_by_k>(right, b, t.right, column, result.columns, k, t.k_end);
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < simple_k; j++)
-#pragma unroll
-            for (int m = 0; m < 4; m++)
-#pragma unroll
-                for (int n = 0; n < 4; n++) sum[m][n] += left[j][y + 16 * m] * right[j][x + 16 * n];
-        __syncthreads();
-    }
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const int i = t.row + y + 16 * m, j = column + x + 16 * n;
-            if (i >= t.rows_end || j >= result.columns) continue;
-            Result* to = result.x + t.result + (int64_t)i * result.columns + j;
-            *to = (Result)(result.add ? (float)*to + sum[m][n] : sum[m][n]);
-        }
-}
-
-template <bool a_by_k, bool b_by_k, class A, class B, class Result, class Tiles>
-void simple_product(Ctx& ctx, const Sums<Result>& result, const Factor<A>& a, const Factor<B>& b, const Tiles& tiles,
-                    int row_tiles, int z) {
-    const dim3 grid(ceil_div(result.columns, simple_tile), row_tiles, z);
-    LAUNCH((simple_product_kernel<a_by_k, b_by_k, Tiles, A, B, Result>), grid, 256, 0, ctx, result, a, b, tiles);
-}
-
 // ---- activations and sums over experts -------------------------------------------------------------------------------------
 // The numbers that an activation reads: one, or gate and up.
 template <class Act>
@@ -522,21 +389,19 @@ inline void router_sums(Ctx& ctx, double* sums, const Routing& r, const MixtureS
 inline void router_logits_backward(Ctx& ctx, floatX* dinp, real* dweight, const real* dlogits, const floatX* inp,
                                    const floatX* weight, const MixtureShape& shape, int C, Acc acc) {
     using namespace detail;
-    const int N = shape.N(), E = shape.E, tile = simple_tile;
+    const int N = shape.N(), E = shape.E;
     const Factor<real> d = {dlogits, E};
-    const TilesOfParts<simple_tile> whole = {N, E, E, C};
     if (dinp)
-        simple_product<false, true>(ctx, Sums<floatX>{dinp, C, true}, d, Factor<floatX>{weight, C}, whole, ceil_div(N, tile),
-                                    1);
+        simple_product<false, true>(ctx, Sums<floatX>{dinp, C, true}, d, Factor<floatX>{weight, C}, TilesOfParts{N, E, E});
     if (!dweight) return;
     // As many parts as fill the GPU twice, of at least 256 rows.
-    const int tiles = ceil_div(E, tile) * ceil_div(C, tile), wanted = std::max(1, 2 * ctx.multiprocessors / tiles);
+    const int tiles = ceil_div(E, simple_tile) * ceil_div(C, simple_tile);
+    const int wanted = std::max(1, 2 * ctx.multiprocessors / tiles);
     const int of_part = std::max(256, ceil_div(N, wanted)), parts = ceil_div(N, of_part);
-    const TilesOfParts<simple_tile> by_rows = {E, N, of_part, C};
     const size_t n = (size_t)E * C;
     real* partial = parts == 1 ? dweight : (real*)ctx.scratch(sizeof(real) * n * (size_t)parts);
-    simple_product<true, true>(ctx, Sums<real>{partial, C, parts == 1 && acc == Acc::Add}, d, Factor<floatX>{inp, C}, by_rows,
-                               ceil_div(E, tile), parts);
+    simple_product<true, true>(ctx, Sums<real>{partial, C, parts == 1 && acc == Acc::Add}, d, Factor<floatX>{inp, C},
+                               TilesOfParts{E, N, of_part});
     if (parts == 1) return;
     if (acc == Acc::Set) clear(ctx, dweight, sizeof(real) * n);
     add_rows(ctx, dweight, nullptr, nullptr, partial, parts, (int)n);
@@ -545,17 +410,15 @@ inline void router_logits_backward(Ctx& ctx, floatX* dinp, real* dweight, const 
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
                                   const ExpertGroups& groups, int IC, int OC) {
     using namespace detail;
-    const TilesOfExperts<simple_tile> tiles = {groups, IC, (size_t)OC * IC};
-    simple_product<false, false>(ctx, Sums<floatX>{out, OC, false}, factor_of(inp, IC), Factor<floatX>{weight, IC}, tiles,
-                                 tiles.blocks(), 1);
+    grouped_product<false, false>(ctx, Sums<floatX>{out, OC, false}, factor_of(inp, groups, IC), {weight, IC},
+                                  TilesOfExperts{groups, IC, (size_t)OC * IC});
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
                                          const ExpertGroups& groups, int IC, int OC) {
     using namespace detail;
-    const TilesOfExperts<simple_tile> tiles = {groups, OC, (size_t)OC * IC};
-    simple_product<false, true>(ctx, Sums<floatX>{dinp, IC, false}, factor_of(dout, OC), Factor<floatX>{weight, IC}, tiles,
-                                tiles.blocks(), 1);
+    grouped_product<false, true>(ctx, Sums<floatX>{dinp, IC, false}, factor_of(dout, groups, OC), {weight, IC},
+                                 TilesOfExperts{groups, OC, (size_t)OC * IC});
 }
 
 inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
@@ -563,9 +426,8 @@ inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, 
     using namespace detail;
     CHECK(dweight.row % OC == 0 ? dweight.rows <= OC || dweight.rows % OC == 0 : dweight.row % OC + dweight.rows <= OC,
           "rows %d .. %d of experts of %d rows", dweight.row, dweight.row + dweight.rows, OC);
-    const TilesOfMatrices<simple_tile> tiles = {groups.offsets, dweight.row, dweight.rows, OC, IC};
-    simple_product<true, true>(ctx, Sums<real>{dweight.x, IC, acc == Acc::Add}, factor_of(dout, OC), factor_of(inp, IC), tiles,
-                               ceil_div(std::min(dweight.rows, OC), simple_tile), tiles.experts());
+    grouped_product<true, true>(ctx, Sums<real>{dweight.x, IC, acc == Acc::Add}, factor_of(dout, groups, OC),
+                                factor_of(inp, groups, IC), TilesOfMatrices{groups.offsets, dweight.row, dweight.rows, OC});
 }
 
 inline void expert_activation_forward(Ctx& ctx, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape,

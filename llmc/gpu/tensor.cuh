@@ -73,4 +73,36 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
+// ---- tiles in shared memory ------------------------------------------------------------------------------------------------
+namespace mma {
+
+// The swizzled position, in a tile with rows of C elements, of a row's chunk of 8 elements (16 bytes). ldmatrix reads the same
+// chunk of 8 rows at once, which must fall into 8 different groups of 4 banks. With rows of C/8 = odd * 2^k chunks, rows 8/2^k
+// apart would conflict; exchanging chunks by exclusive-or with the number of that step, modulo 2^k, separates them.
+template <int C>
+constexpr int tile_steps = (C / 8 & -(C / 8)) < 8 ? (C / 8 & -(C / 8)) : 8;  // 2^k
+
+template <int C>
+HD constexpr int tile_exchange(int row) {
+    constexpr int steps = tile_steps<C>;
+    return row / (8 / steps) % steps;
+}
+template <int C>
+HD constexpr int tile_offset(int row, int chunk) {
+    return row * C + (chunk ^ tile_exchange<C>(row)) * 8;
+}
+
+// tile_offset(row + 16 i, chunk + c) for a lane's own row and chunk (0 or 1), with compile-time i and even c: the lane's part
+// is computed once, the remainder becomes an immediate offset.
+template <int C>
+struct LaneOffset {
+    int row_offset, exchange;
+    HD LaneOffset(int row, int chunk) : row_offset(row * C), exchange(chunk ^ tile_exchange<C>(row)) {}
+    HD int operator()(int i, int c) const {
+        constexpr int steps = tile_steps<C>;
+        return row_offset + 16 * i * C + c / steps * steps * 8 + (c % steps ^ exchange) * 8;
+    }
+};
+
+}  // namespace mma
 }  // namespace gpu

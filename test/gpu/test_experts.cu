@@ -343,29 +343,36 @@ struct Products {
     }
 };
 
+void check_products(gpu::Ctx& ctx, int IC, int OC) {
+    SCOPED_TRACE(testing::Message() << "IC " << IC << " OC " << OC);
+    Products p = {ctx, 5, IC, OC, {0, 3, 3, 135, 136, 300}};  // an expert without rows, two of more than a tile
+    for (const bool gathered : {false, true}) {
+        p.forward(gathered);
+        p.backward_input(gathered);
+    }
+    p.backward_weight(false, true, 0, 5 * OC, Acc::Set);
+    p.backward_weight(true, false, 2 * OC, 2 * OC, Acc::Add);
+    p.backward_weight(false, false, OC, OC, Acc::Set);             // the expert without rows
+    p.backward_weight(false, true, 2 * OC + 8, OC - 9, Acc::Add);  // some of an expert's
+    p.backward_weight(false, true, 4 * OC + 3, OC - 3, Acc::Set);
+}
+
+// Columns that are whole packs, for which there are tensor cores in bf16, and others. Sums of fewer and more k than are in
+// flight.
 TEST(Experts, Products) {
     gpu::Ctx ctx;
-    const std::vector<int> uneven = {0, 3, 3, 135, 136, 300};  // an expert without rows, one of more than a tile
-    struct Sizes {
-        int IC, OC;
-    };
-    std::vector<Sizes> sizes = {{33, 17}, {72, 136}};
-    if (!thorough) sizes = {{33, 17}};
-    for (const auto& [IC, OC] : sizes) {
-        SCOPED_TRACE(testing::Message() << "IC " << IC << " OC " << OC);
-        Products p = {ctx, 5, IC, OC, uneven};
-        for (const bool gathered : {false, true}) {
-            p.forward(gathered);
-            p.backward_input(gathered);
-        }
-        p.backward_weight(false, true, 0, 5 * OC, Acc::Set);
-        p.backward_weight(true, false, 2 * OC, 2 * OC, Acc::Add);
-        p.backward_weight(false, false, OC, OC, Acc::Set);             // the expert without rows
-        p.backward_weight(false, true, 2 * OC + 5, OC - 9, Acc::Add);  // some of an expert's
-    }
+    check_products(ctx, 72, 136);
+    check_products(ctx, 200, 16);
+    check_products(ctx, 33, 17);
     Products all = {ctx, 3, 8, 8, {0, 0, 40, 40}};  // all rows belong to one expert
     all.forward(true);
     all.backward_weight(false, true, 0, 24, Acc::Set);
+}
+
+TEST(Experts, ProductsWithoutTensorCores) {
+    gpu::Ctx ctx;
+    ctx.plain = true;
+    check_products(ctx, 72, 80);
 }
 
 // The activations' own errors are below 64u of the magnitudes, and are tested with activation_forward.
