@@ -279,9 +279,9 @@ expect "and leaves it"                      test "$(cat other/data.bin.1)" == mi
 expect "its own data once more"             "$program" prepare --input good.txt --output-prefix other/data --tokenizer tok
 expect "is replaced"                        test ! -e other/data.bin.2
 refuse "inspect: an option of data"         "tokenizer requires prepared data" "$program" inspect model --tokenizer tok
-cp -rL model/latest foreign && sed -i 's/"model_type": "[a-z0-9_]*"/"model_type": "qwen3_moe"/' foreign/config.json && rm -rf foreign/manifest.json foreign/training
+cp -rL model/latest foreign && sed -i 's/"model_type": "[a-z0-9_]*"/"model_type": "deepseek_v3"/' foreign/config.json && rm -rf foreign/manifest.json foreign/training
 expect "inspect of an unsupported model"    "$program" inspect foreign
-says "names the reason"                     "not supported .*model_type is 'qwen3_moe'"
+says "names the reason"                     "not supported .*model_type is 'deepseek_v3'"
 expect "and does not call it damaged"       refused grep -q damaged out.txt
 refuse "inspect of the cache missing"       "hf download org/nomodel"       "$program" inspect org/nomodel
 refuse "tokenizer of the cache missing"     "hf download org/nomodel"       "$program" prepare --input good.txt --output p --tokenizer org/nomodel

@@ -103,6 +103,30 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) { return c.qk_norm == QkNorm::head && c.HS() == 24 && !c.qkv_bias; }},
         {"Qwen3: heads of 128 where nothing is said", llama_like("qwen3", ""),
          [](const ModelConfig& c) { return c.HS() == 128; }},
+        {"Mixtral 8x7B", llama_like("mixtral", R"("num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": null,
+                                "output_router_logits": false, "router_aux_loss_coef": 0.02)"),
+         [](const ModelConfig& c) {
+             return c.mixture.experts == 8 && c.mixture.topk == 2 && c.mixture.normalize && !c.window && c.rope_base == 1e6;
+         }},
+        {"Mixtral: defaults", llama_like("mixtral", R"("sliding_window": 16)"),
+         [](const ModelConfig& c) { return c.mixture.experts == 8 && c.mixture.topk == 2 && c.window == 16 && c.F == 80; }},
+        {"Qwen3 30B-A3B", llama_like("qwen3_moe", R"("num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "norm_topk_prob": true, "head_dim": 24, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "use_sliding_window": false, "sliding_window": null, "max_window_layers": 48)"),
+         [](const ModelConfig& c) {
+             return c.mixture.experts == 12 && c.mixture.topk == 3 && c.mixture.normalize && c.F == 24 && c.HS() == 24 &&
+                    c.qk_norm == QkNorm::head && !c.window;
+         }},
+        {"Qwen3-MoE of transformers 5, with windows", llama_like("qwen3_moe", R"("num_local_experts": 12,
+            "moe_intermediate_size": 24, "use_sliding_window": true, "sliding_window": 16)"),
+         [](const ModelConfig& c) {
+             return c.mixture.experts == 12 && c.mixture.topk == 8 && !c.mixture.normalize && c.window == 16 && c.HS() == 16;
+         }},
+        {"OLMoE", llama_like("olmoe", R"("num_experts": 16, "num_experts_per_tok": 8, "norm_topk_prob": false,
+            "clip_qkv": null)"),
+         [](const ModelConfig& c) {
+             return c.mixture.experts == 16 && c.mixture.topk == 8 && !c.mixture.normalize && c.qk_norm == QkNorm::whole;
+         }},
         {"SmolLM3", llama_like("smollm3", R"("no_rope_layers": [1, 1, 0, 1, 1, 0], "no_rope_layer_interval": 4)"),
          [](const ModelConfig& c) { return c.nope_interval == 3 && !c.has_positions(2) && c.tied && c.rope_base == 2e6; }},
         {"OLMo-2", llama_like("olmo2", ""),
@@ -153,8 +177,9 @@ TEST(Families, PublishedConfigs) {
 // The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
-        {"llama", 2048}, {"mistral", 131072}, {"qwen2", 32768}, {"qwen3", 32768},        {"smollm3", 32768},
-        {"olmo2", 2048}, {"gemma", 8192},     {"gemma2", 8192}, {"gemma3_text", 131072}, {"gpt_neox", 2048}};
+        {"llama", 2048},  {"mistral", 131072},     {"qwen2", 32768},     {"qwen3", 32768}, {"smollm3", 32768},
+        {"olmo2", 2048},  {"mixtral", 131072},     {"qwen3_moe", 32768}, {"olmoe", 4096},  {"gemma", 8192},
+        {"gemma2", 8192}, {"gemma3_text", 131072}, {"gpt_neox", 2048}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
         j.erase("max_position_embeddings");
@@ -216,7 +241,16 @@ TEST(Families, UnsupportedIsNamed) {
             "sliding_attention", "full_attention", "sliding_attention", "full_attention"])"),
          {"'layer_types'", "'sliding_window'"}},
         {llama_like("smollm3", R"("use_sliding_window": true, "sliding_window": 16)"), {"'use_sliding_window'"}},
-        {llama_like("qwen3_moe", ""), {"model_type", "qwen3_moe", "gemma3_text"}},
+        {llama_like("deepseek_v3", ""), {"model_type", "deepseek_v3", "gemma3_text"}},
+        {llama_like("mixtral", R"("num_local_experts": 0)"), {"'num_local_experts'", "at least 1"}},
+        {llama_like("mixtral", R"("num_experts_per_tok": 9)"), {"moe-router-topk is 9", "8"}},
+        {llama_like("mixtral", R"("router_jitter_noise": 0.1)"), {"'router_jitter_noise'"}},
+        {llama_like("qwen3_moe", R"("decoder_sparse_step": 2)"), {"'decoder_sparse_step'", "only 1"}},
+        {llama_like("qwen3_moe", R"("mlp_only_layers": [0])"), {"'mlp_only_layers'", "[]"}},
+        {llama_like("qwen3_moe", R"("num_experts": 8, "num_local_experts": 9)"), {"'num_experts'", "'num_local_experts'"}},
+        {llama_like("olmoe", R"("clip_qkv": 8.0)"), {"'clip_qkv'", "null"}},
+        {llama_like("train_gpt", R"("num_experts": 8, "scoring_func": "sqrtsoftplus")"), {"'scoring_func'", "softmax"}},
+        {llama_like("train_gpt", R"("num_experts": 8, "mlp_bias": true)"), {"no biases", "--disable-bias-linear"}},
         {R"({"model_type": "gpt_neox", "vocab_size": 9, "hidden_size": 60, "intermediate_size": 80, "num_hidden_layers": 2,
              "num_attention_heads": 4})",
          {"rotated"}},
@@ -299,6 +333,49 @@ TEST(Families, CombinationsFindTheirClass) {
          [](ModelConfig& c) {
              set_family(c, "gemma2");
              c.logit_softcap = 20;
+             c.window = 8;
+         }},
+        {"mixtral", [](ModelConfig& c) { c.mixture.experts = 5; }},
+        {"mixtral", [](ModelConfig& c) { set_family(c, "mixtral"); }},
+        {"qwen3_moe",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3, false, false};
+             c.qk_norm = QkNorm::head;
+             c.window = 7;
+         }},
+        {"olmoe",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.qk_norm = QkNorm::whole;
+             c.qkv_bias = c.proj_bias = true;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.qk_norm = QkNorm::whole;
+             c.head_size = 24;  // OLMoE's heads divide the width
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3, true};
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3, false, false};
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3, false, true, 2.5};
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.activation = Activation::gelu;
+         }},
+        {"mistral",
+         [](ModelConfig& c) {
+             set_family(c, "mixtral");
+             c.mixture.experts = 0;
              c.window = 8;
          }},
         {"train_gpt", [](ModelConfig& c) { c.sinks = true; }},
@@ -403,6 +480,10 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.eps = 1e-2; },
         [](ModelConfig& c) { c.rope_base = 77; },
         [](ModelConfig& c) { c.init_std = 0.3; },
+        [](ModelConfig& c) { c.mixture.experts = 8; },
+        [](ModelConfig& c) {
+            c.mixture = {8, 3, true, false, 2.5};
+        },
         [](ModelConfig& c) {
             c.rope_scaling = {RopeScaling::Type::yarn, 4, 8};
             c.rope_scaling.beta_fast = 9;
@@ -459,8 +540,8 @@ TEST(Families, NothingIsNullThatTransformersNeeds) {
                     match_family(c);
                     const json written = to_hf_config(c, "float32");
                     EXPECT_TRUE(same_model(from_hf_config(written, "what was written"), wanted)) << written;
-                    const bool windows_by_switch =
-                        c.family == "mistral" || c.family == "train_gpt" || written.contains("use_sliding_window");
+                    const bool windows_by_switch = c.family == "mistral" || c.family == "mixtral" || c.family == "train_gpt" ||
+                                                   written.contains("use_sliding_window");
                     for (const auto& [key, value] : written.items())
                         EXPECT_TRUE(!value.is_null() || may_be_null.count(key) ||
                                     (key == "sliding_window" && windows_by_switch))
@@ -541,7 +622,7 @@ TEST(Families, OtherFormatsAreNamed) {
     test::write_file(dir / "vocab.json", "{}");
     test::write_file(dir / "merges.txt", "");
     unsupported([&] { Tokenizer::load(dir / ""); }, {"vocab.json and merges.txt", "AutoTokenizer"});
-    EXPECT_THROW(read(llama_like("qwen3_moe", "")), Unsupported);
+    EXPECT_THROW(read(llama_like("deepseek_v3", "")), Unsupported);
     EXPECT_THROW(read(llama_like("llama", R"("quantization_config": {"bits": 4})")), Unsupported);
 }
 
@@ -553,10 +634,22 @@ TEST(Families, PresetsAreOfTheirFamily) {
         EXPECT_TRUE(holds(family_of(c), c)) << preset.name;
     }
     const std::pair<const char*, size_t> published[] = {
-        {"llama3-8b", 8030261248}, {"smollm2-135m", 134515008}, {"mistral-7b", 7241732096}, {"qwen2.5-7b", 7615616512},
-        {"qwen3-0.6b", 596049920}, {"olmo2-1b", 1484916736},    {"pythia-160m", 162322944}, {"gemma3-270m", 268098176},
+        {"llama3-8b", 8030261248},     {"smollm2-135m", 134515008}, {"mistral-7b", 7241732096},     {"qwen2.5-7b", 7615616512},
+        {"qwen3-0.6b", 596049920},     {"olmo2-1b", 1484916736},    {"pythia-160m", 162322944},     {"gemma3-270m", 268098176},
+        {"mixtral-8x7b", 46702792704}, {"olmoe-1b-7b", 6919161856}, {"qwen3-30b-a3b", 30532122624},
     };
     for (const auto& [name, count] : published) EXPECT_EQ(ParameterTable(config_from_preset(name)).trained, count) << name;
+    const std::pair<const char*, const char*> counts[] = {
+        {"mixtral-8x7b", "46.7B parameters, 12.9B active"},   {"olmoe-1b-7b", "6.92B parameters, 1.28B active"},
+        {"qwen3-30b-a3b", "30.5B parameters, 3.35B active"},  {"llm-jp-3-8x1.8b", "9.27B parameters, 2.92B active"},
+        {"llm-jp-3-8x13b", "73.2B parameters, 22.2B active"}, {"llama3-8b", "8.03B parameters"}};
+    for (const auto& [name, words] : counts) EXPECT_EQ(parameters_in_words(config_from_preset(name)), words) << name;
+    // As published, without embeddings.
+    for (const auto& [name, count] :
+         {std::pair<const char*, size_t>{"llm-jp-3-8x1.8b", 8858863616}, {"llm-jp-3-8x13b", 72144081920}}) {
+        const ModelConfig c = config_from_preset(name);
+        EXPECT_EQ(ParameterTable(c).trained - 2 * (size_t)c.V * (size_t)c.C, count) << name;
+    }
 }
 
 // Options can disable a preset's features; without them nothing changes.

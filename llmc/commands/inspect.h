@@ -119,6 +119,10 @@ inline void describe_parameters(Table& table, const std::string& dir) {
     table.row("parameters", format("%s (%s)", with_commas((int64_t)parameters.trained).c_str(),
                                    human_count((double)parameters.trained).c_str()));
     table.exact(parameters.trained);
+    if (c.mixture.on()) {
+        table.row("experts", mixture_in_words(c));
+        table.exact(mixture_in_json(c));
+    }
     if (const std::string keys = unknown_keys_of(dir); !keys.empty()) table.row("keys without effect", keys);
     describe_tensors(table, SafetensorsReader::open(dir), false);
 }

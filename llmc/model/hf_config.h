@@ -383,7 +383,8 @@ struct WindowKeys {
     int interval = 0;          // every n-th layer sees all keys, unless "layer_types" exists
     bool pattern = false;      // "sliding_window_pattern" gives n
     bool writes_types = false;
-    bool needed = false;  // not null: the class builds the mask in every pass, even if no layer has a window
+    bool needed = false;      // not null: the class builds the mask in every pass, even if no layer has a window
+    bool everywhere = false;  // "use_sliding_window" turns it on in all layers
 };
 inline Key window(const WindowKeys& keys) {
     const char *const size = "sliding_window", *const on = "use_sliding_window", *const types = "layer_types";
@@ -400,7 +401,7 @@ inline Key window(const WindowKeys& keys) {
                         fail("%s: '%s' has sliding-window layers, but '%s' disables windows; HINT: change one of them",
                              in.source.c_str(), types, off);
                     }
-                } else if (keys.switched && c.window) {
+                } else if (keys.switched && c.window && !keys.everywhere) {
                     if (!keys.after_first) in.unsupported(on, "false, or true together with 'layer_types',");
                     const int first = in.count("max_window_layers", 28);
                     if (first >= c.L) c.window = 0;
@@ -435,6 +436,46 @@ inline Key no_rope_layers() {
                 j[list] = Json::array();
                 for (int l = 0; l < c.L; l++) j[list].push_back(c.has_positions(l) ? 1 : 0);
                 if (c.nope_interval) j[interval] = c.nope_interval;
+            }};
+}
+
+// The number of experts, and of those that process each row. transformers 5 writes the first key of some classes as
+// "num_local_experts".
+inline Key experts(const char* key) {
+    const char *const other = "num_local_experts", *const topk = "num_experts_per_tok";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                const char* const name = in.absent(key) && !in.absent(other) ? other : key;
+                c.mixture.experts = in.count(name, c.mixture.experts);
+                if (c.mixture.experts < 1) in.wrong(name, "at least 1");
+                if (!in.absent(other) && in.count(other) != c.mixture.experts)
+                    fail("%s: '%s' and '%s' contradict each other; HINT: remove one of them", in.source.c_str(), key, other);
+                c.mixture.topk = in.count(topk, c.mixture.topk);
+            },
+            [=](Json& j, const ModelConfig& c) {
+                j[key] = c.mixture.experts;
+                j[topk] = c.mixture.topk;
+            }};
+}
+inline Key norm_topk_prob() {
+    const char* const key = "norm_topk_prob";
+    return {[=](const HfReader& in, ModelConfig& c) { c.mixture.normalize = in.flag(key, false); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.mixture.normalize; }};
+}
+// Any mixture, or none. The names of the scores and of their factor are DeepSeek-V3's.
+inline Key own_mixture() {
+    const char *const scores = "scoring_func", *const scale = "routed_scaling_factor";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                if (in.count("num_experts", 0) == 0) return;
+                for (const Key& key : {experts("num_experts"), norm_topk_prob()}) key.read(in, c);
+                c.mixture.sigmoid = in.text(scores, "softmax") == "sigmoid";
+                if (!c.mixture.sigmoid) in.only(scores, "softmax");
+                c.mixture.scale = in.number(scale, 1);
+            },
+            [=](Json& j, const ModelConfig& c) {
+                if (!c.mixture.on()) return;
+                for (const Key& key : {experts("num_experts"), norm_topk_prob()}) key.write(j, c);
+                j[scores] = c.mixture.sigmoid ? "sigmoid" : "softmax";
+                j[scale] = c.mixture.scale;
             }};
 }
 
@@ -525,7 +566,8 @@ inline Keys own_keys() {
                        number("embedding_scale", &C::embedding_scale, 1),
                        flag("embedding_norm", &C::embedding_norm, false),
                        number("embedding_dropout", &C::embedding_dropout, 0),
-                       number("hidden_dropout", &C::hidden_dropout, 0)},
+                       number("hidden_dropout", &C::hidden_dropout, 0),
+                       own_mixture()},
                       2048, 0, 1e-5, rope_keys);
 }
 
@@ -539,7 +581,9 @@ inline const Keys& keys_of(const std::string& family) {
     const Key cap3 = number_or_null("final_logit_softcapping", &C::logit_softcap, 0);
     const Key qwen_window = window({4096, true, true, 0, false, true});
     const Key gemma_activation = gated_activation("hidden_activation");
-    RopeKeys smollm3_rope, gemma3_rope;
+    const Key jitter = only("router_jitter_noise", 0.0);
+    RopeKeys mixtral_rope, smollm3_rope, gemma3_rope;
+    mixtral_rope.otherwise = 1e6;
     smollm3_rope.otherwise = 2e6;
     gemma3_rope.otherwise = 1e6;
     gemma3_rope.local = "rope_local_base_freq";
@@ -551,6 +595,14 @@ inline const Keys& keys_of(const std::string& family) {
         {"mistral", llama_keys({window({4096})}, 131072)},
         {"qwen2", llama_keys({qwen_window}, 32768)},
         {"qwen3", llama_keys({biases, qwen_window}, 32768, 128)},
+        {"mixtral", llama_keys({experts("num_local_experts"), jitter, window({})}, 131072, 0, 1e-5, mixtral_rope)},
+        {"qwen3_moe", llama_keys({biases, window({4096, true, false, 0, false, false, false, true}), experts("num_experts"),
+                                  norm_topk_prob(), size("moe_intermediate_size", &C::F, 768), only("decoder_sparse_step", 1),
+                                  only("mlp_only_layers", nlohmann::json::array())},
+                                 32768)},
+        {"olmoe",
+         llama_keys({unpadded, biases, no_window(), experts("num_experts"), norm_topk_prob(), only("clip_qkv", nullptr)}, 4096,
+                    0, 1e-5)},
         {"smollm3", llama_keys({unpadded, biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 32768,
                                0, 1e-6, smollm3_rope)},
         {"olmo2", llama_keys({unpadded, biases}, 2048, 0, 1e-5)},
@@ -643,6 +695,7 @@ inline bool has_no_effect(const std::string& key) {
         "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx "
         "reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
         "skip_bias_add skip_bias_add_qkv slow_but_exact offset_alibi pretraining_tp max_window_layers "
+        "output_router_logits router_aux_loss_coef "
         "hidden_act full_attention sliding_attention type original_max_position_embeddings ";
     return key.empty() || key[0] == '_' || keys.find(' ' + key + ' ') != std::string::npos;
 }
@@ -690,6 +743,7 @@ inline bool holds(const Family& family, ModelConfig c) {
     // transformers' classes require this although they have a head_dim.
     for (const char* name : {"llama", "gemma2", "gemma3_text"})
         if (std::string(name) == family.name && c.C % c.NH) return false;
+    if (std::string("olmoe") == family.name && c.HS() * c.NH != c.C) return false;  // transformers 4 ignores its head_dim
     c.family = family.name;
     try {
         return same_model(from_hf_config(to_hf_config(c, ""), family.name), c);

@@ -1,6 +1,9 @@
 // The model's configuration: sizes, and the choices of one block that serves every family (families.h).
 #pragma once
+#include <algorithm>
+#include <climits>
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -151,6 +154,7 @@ inline ModelConfig canonical(ModelConfig c) {
         c.rope_scaling = {};
     }
     if (c.position == Position::learned || c.position == Position::none || c.nope_interval > c.L) c.nope_interval = 0;
+    if (!c.mixture.on()) c.mixture = {};
     if (c.full_interval == 1) c.window = 0;
     if (!c.window || c.full_interval > c.L) c.full_interval = 0;
     const bool same_base = c.local_rope_base == c.rope_base && c.rope_scaling.type == RopeScaling::Type::none;
@@ -194,6 +198,19 @@ inline void check_rope(const ModelConfig& c) {
     }
 }
 
+inline void check_mixture(const ModelConfig& c) {
+    const MixtureConfig& m = c.mixture;
+    if (m.experts > 16384) fail("the model has %d experts; it must have at most 16384", m.experts);
+    if (m.topk < 1 || m.topk > m.experts)
+        fail("moe-router-topk is %d; it must be between 1 and num-experts, %d", m.topk, m.experts);
+    if (!(m.scale >= 1e-6 && m.scale <= 1e6))
+        fail("moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
+    if ((int64_t)m.experts * std::max(c.F1(), c.C) > INT_MAX)
+        fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.F, INT_MAX);
+    if (c.mlp_bias) fail("experts have no biases; HINT: --disable-bias-linear, or --no-add-mlp-bias");
+    if (c.parallel()) fail("norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
+}
+
 inline void check_config(const ModelConfig& c) {
     struct Size {
         std::string name;
@@ -229,6 +246,7 @@ inline void check_config(const ModelConfig& c) {
     within("window-size", c.window, 0, 1 << 28);
     for (const double rate : {c.embedding_dropout, c.attention_dropout, c.hidden_dropout}) within("dropout", rate, 0, 0.99);
     if (c.position == Position::rope) check_rope(c);
+    if (c.mixture.on()) check_mixture(c);
 }
 
 inline void pad_vocabulary(ModelConfig& c, int divisible_by) { c.Vp = (c.V + divisible_by - 1) / divisible_by * divisible_by; }

@@ -8,11 +8,14 @@
 // Backward completes the tensors of each group from its end to its front.
 #pragma once
 #include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../base/math.h"
+#include "../base/text.h"
 #include "../elements.h"
 #include "model_tensors.h"
 
@@ -74,6 +77,30 @@ private:
 
     std::vector<size_t> block_begins_;
 };
+
+// Parameters that process a token: in a mixture of experts only its chosen experts count.
+inline int64_t active_parameters(const ModelConfig& c) {
+    const int64_t idle = c.mixture.on() ? c.mixture.experts - c.mixture.topk : 0;
+    return (int64_t)ParameterTable(c).trained - idle * c.L * c.C * (c.F1() + c.F);
+}
+// "8, 2 for each token: 12.9B active parameters; softmax over the chosen ones"
+inline std::string mixture_in_words(const ModelConfig& c) {
+    const MixtureConfig& m = c.mixture;
+    const char* const weights = m.sigmoid     ? m.normalize ? "normalized sigmoids" : "sigmoids"
+                                : m.normalize ? "softmax over the chosen ones"
+                                              : "softmax over all";
+    return format("%d, %d for each token: %s active parameters; %s%s", m.experts, m.topk,
+                  human_count((double)active_parameters(c)).c_str(), weights,
+                  m.scale != 1 ? format(", times %g", m.scale).c_str() : "");
+}
+inline nlohmann::ordered_json mixture_in_json(const ModelConfig& c) {
+    return {{"experts", c.mixture.experts}, {"per_token", c.mixture.topk}, {"active_parameters", active_parameters(c)}};
+}
+// "46.7B parameters, 12.9B active"
+inline std::string parameters_in_words(const ModelConfig& c) {
+    const std::string active = human_count((double)active_parameters(c));
+    return human_count((double)ParameterTable(c).trained) + " parameters" + (c.mixture.on() ? ", " + active + " active" : "");
+}
 
 // Points p's tensors into a buffer: each row of the table to place(row).
 template <class E, class Place>

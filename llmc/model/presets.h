@@ -25,6 +25,7 @@ inline const std::vector<Preset>& presets() {
         // small ones, for machines without a GPU
         {"quickstart", "llama", 6, 192, 6, 2, 512, 256, 0, 0.02},
         {"llama-tiny", "llama", 2, 64, 4, 2, 192, 256, 0, 0.02},
+        {"mixture-tiny", "mixtral", 2, 64, 4, 2, 96, 256, 0, 0.02, [](ModelConfig& c) { c.rope_base = 1e4; }},
         {"gpt2-3m", "gpt2", 6, 192, 6, 6, 768, 256, 0, 0.02},
         {"bloom-3m", "bloom", 6, 192, 6, 6, 768, 256, 0, 0.02},
         {"llama-15m", "llama", 8, 384, 6, 2, 1024, 512, 0, 0.02},
@@ -104,7 +105,18 @@ inline const std::vector<Preset>& presets() {
              c.full_interval = 6;
              c.eps = 1e-6;
          }},
-        // LLM-jp v3 (dense)
+        // Mixtures of experts: Mixtral, OLMoE, Qwen3
+        {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 14336, 32768, 32000, 0.02},
+        {"olmoe-1b-7b", "olmoe", 16, 2048, 16, 16, 1024, 4096, 50304, 0.02},
+        {"qwen3-30b-a3b", "qwen3_moe", 48, 2048, 32, 4, 768, 40960, 151936, 0.02,
+         [](ModelConfig& c) {
+             c.head_size = 128;
+             c.rope_base = 1e6;
+             c.eps = 1e-6;
+         }},
+        // LLM-jp v3: two mixtures of 8 experts, then dense
+        {"llm-jp-3-8x1.8b", "mixtral", 24, 2048, 16, 16, 7168, 4096, 99574, 0.02, [](ModelConfig& c) { c.rope_base = 1e4; }},
+        {"llm-jp-3-8x13b", "mixtral", 40, 5120, 40, 40, 13824, 4096, 99574, 0.02, [](ModelConfig& c) { c.rope_base = 1e4; }},
         {"llm-jp-152m", "llama", 12, 512, 8, 8, 2048, 4096, 99574, 0.02},
         {"llm-jp-440m", "llama", 16, 1024, 8, 8, 3584, 4096, 99574, 0.02},
         {"llm-jp-980m", "llama", 20, 1536, 8, 8, 5376, 4096, 99574, 0.02},

@@ -309,11 +309,10 @@ inline std::string help_presets(int width) {
         ModelConfig c = config_from_preset(p.name);
         if (!p.V) c.V = vocabulary;
         pad_vocabulary(c, 1);
-        out += entry(
-            p.name,
-            format("%s parameters%s, %d layers, width %d, %s",
-                   pad_left(human_count((double)ParameterTable(c).trained), 5).c_str(), p.V ? "" : "*", c.L, c.C, p.family),
-            16, width);
+        out += entry(p.name,
+                     format("%s%s, %d layers, width %d, %s", pad_left(parameters_in_words(c), 16).c_str(), p.V ? "" : "*", c.L,
+                            c.C, p.family),
+                     16, width);
     }
     return out + "\n" +
            indented(format("* with a vocabulary of %s tokens; the tokenizer sets its size", with_commas(vocabulary).c_str()), 0,

@@ -121,6 +121,10 @@ inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig
     const size_t parameters = ParameterTable(c).trained;
     t.row("parameters", format("%s (%s)", with_commas((int64_t)parameters).c_str(), human_count((double)parameters).c_str()));
     t.exact(parameters);
+    if (c.mixture.on()) {
+        t.row("experts", mixture_in_words(c));
+        t.exact(mixture_in_json(c));
+    }
     if (c.adapted()) {
         const size_t trained = trained_table(c).trained;
         t.row("adapters", format("%s; %s parameters (%.2f%%)", adapters_in_words(c).c_str(),
@@ -294,8 +298,8 @@ inline void summarise(Run& run, const PlannedModel& planned) {
                               : !o.size.empty()  ? "--size " + o.size
                                                  : run.c.family;
     const std::string machine = run.plans_elsewhere() ? o.device : be::backend_name;
-    run.table.summary.push_back(format("%s: %s parameters in %s on %s, %s a rank, into %s", model.c_str(),
-                                       human_count((double)ParameterTable(run.c).trained).c_str(), precision_name,
+    run.table.summary.push_back(format("%s: %s in %s on %s, %s a rank, into %s", model.c_str(),
+                                       parameters_in_words(run.c).c_str(), precision_name,
                                        (ranks > 1 ? format("%d x ", ranks) + machine : machine).c_str(),
                                        human_bytes((double)planned.bytes).c_str(), o.out.c_str()));
     const std::string step = human_count((double)run.schedule.final_batch * o.seq_length) + " tokens";
