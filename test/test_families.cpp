@@ -677,6 +677,10 @@ TEST(Families, OptionsTakeAwayWhatAPresetHas) {
         {"gemma3-270m", {"--no-apply-layernorm-1p"}, [](const ModelConfig& c) { return c.norm_plus_one; }},
         {"gemma3-270m", {"--window-attn-skip-freq", "0"}, [](const ModelConfig& c) { return c.full_interval > 0; }},
         {"mistral-7b", {"--window-size", "0"}, [](const ModelConfig& c) { return c.window > 0; }},
+        {"mixture-tiny", {"--num-experts", "0"}, [](const ModelConfig& c) { return c.mixture.on(); }},
+        {"mixture-tiny", {"--moe-router-pre-softmax"}, [](const ModelConfig& c) { return c.mixture.normalize; }},
+        {"olmoe-1b-7b", {"--no-moe-router-pre-softmax"}, [](const ModelConfig& c) { return !c.mixture.normalize; }},
+        {"olmoe-1b-7b", {"--moe-ffn-hidden-size", "96"}, [](const ModelConfig& c) { return c.F == 1024; }},
     };
     for (const auto& [preset, options, has] : rows) {
         std::vector<std::string> arguments = {"--preset", preset, "--vocab-size", "300"};

@@ -45,12 +45,18 @@ inline std::string module_of(const std::string& name, int layer) {
     const size_t begin = name.find(number) + number.size();
     return name.substr(begin, name.size() - end.size() - begin);
 }
-inline bool is_block_matrix(const TensorSpec& t) { return t.block >= 0 && !t.vector(); }
 // The kind of a block's matrix, such as "blocks.3.qkv_w".
 inline Matrix matrix_of(const TensorSpec& t) {
     for (const Matrix matrix : all_matrices)
         if (t.name.find(format(".%s_w", matrix_names[(size_t)matrix])) != std::string::npos) return matrix;
     fail("no adapters for %s", t.name.c_str());
+}
+// True if the tensor can have adapters: all matrices of a block, but in a mixture of experts only attention's.
+inline bool can_adapt(const ModelConfig& c, const TensorSpec& t) {
+    const auto in_attention = [&] {
+        return t.name.find(".qkv_w") != std::string::npos || t.name.find(".proj_w") != std::string::npos;
+    };
+    return t.block >= 0 && !t.vector() && (!c.mixture.on() || in_attention());
 }
 // The letters that papers use for the `parts` matrices inside one of ours; "" if there is no such name.
 inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
@@ -70,7 +76,7 @@ inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
 inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
     std::vector<LoraTarget> targets;
     for (const TensorSpec& t : ParameterTable(c).rows) {
-        if (t.block != 0 || !detail::is_block_matrix(t)) continue;
+        if (t.block != 0 || !detail::can_adapt(c, t)) continue;
         const Matrix matrix = detail::matrix_of(t);
         for (size_t i = 0; i < t.hf.size(); i++) {
             const std::string module = detail::module_of(t.hf[i].name, 0), last = module.substr(module.find_last_of('.') + 1);
@@ -94,6 +100,10 @@ inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::ve
         for (const LoraTarget& t : targets)
             for (const std::string& other : t.names)
                 if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
+        if (c.mixture.on())
+            fail_usage(
+                "--lora-targets %s: in a mixture of experts only attention's matrices can have adapters; HINT: one of %s",
+                name.c_str(), joined(known).c_str());
         fail_usage("this model has no matrix '%s' for --lora-targets%s HINT: a %s model has %s", name.c_str(),
                    did_you_mean(name, known).c_str(), c.family.c_str(), joined(known).c_str());
     }
@@ -128,7 +138,7 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
     const int rank = c.lora.rank;
     const ParameterTable model(c, part);
     for (const TensorSpec& w : model.rows) {
-        if (!is_block_matrix(w)) continue;
+        if (!can_adapt(c, w)) continue;
         const bool row_parallel = matrix_of(w) == Matrix::proj || matrix_of(w) == Matrix::fc2;
         TensorSpec a = w, b = w;
         LoraLayer layer;

@@ -91,6 +91,22 @@ inline Allowed one_of(Strings choices) {
       "adapters on the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
       "without --model: on the model that they name")
 
+// A mixture of experts in place of every layer's MLP.
+#define MIXTURE_OPTIONS(X)                                                                                                     \
+    X(int, num_experts, "", 0, between(0, 16384), "Model",                                                                     \
+      "number of experts (MLPs) in each layer, of which a router chooses --moe-router-topk for each token; 0: one dense MLP; " \
+      "default: the preset's, else 0")                                                                                         \
+    X(int, moe_router_topk, "", 0, between(1, 16384), "Model",                                                                 \
+      "number of experts that process each token; default: the preset's, else 2")                                              \
+    X(int, moe_ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                          \
+      "width of each expert; default: the width of feed-forward layers (--ffn-hidden-size)")                                   \
+    X(std::string, moe_router_score_function, "", "", one_of({"softmax", "sigmoid"}), "Model",                                 \
+      "how the router's logits become scores, as in Mixtral or in DeepSeek-V3; default: the preset's, else softmax")           \
+    X(bool, moe_router_pre_softmax, "", false, anything(), "Model",                                                            \
+      "weigh the chosen experts by the softmax over all experts, as OLMoE does, instead of over the chosen ones")              \
+    X(OptionalDouble, moe_router_topk_scaling_factor, "", {}, between(1e-6, 1e6), "Model",                                     \
+      "factor of the chosen experts' weights; default: the model's, else 1")
+
 // The structure of the model's block, independent of its size.
 #define BLOCK_OPTIONS(X)                                                                                                       \
     X(int, kv_channels, "", 0, between(1, 256), "Model", "size of an attention head; default: the width divided by the heads") \
@@ -154,6 +170,7 @@ inline Allowed one_of(Strings choices) {
     X(bool, embed_layernorm, "", false, anything(), "Model", "LayerNorm right after the token embedding, as in BLOOM")         \
     X(OptionalDouble, init_method_std, "", {}, between(1e-9, 100), "Model",                                                    \
       "standard deviation of the random initial weights; default: the preset's, else 0.02")                                    \
+    MIXTURE_OPTIONS(X)                                                                                                         \
     X(double, attention_dropout, "", 0, between(0, 0.99), "Model",                                                             \
       "fraction of attention probabilities that training sets to 0")                                                           \
     X(double, hidden_dropout, "", 0, between(0, 0.99), "Model",                                                                \
@@ -192,7 +209,8 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, lora_dropout, "", {}, between(0, 0.99), "Adapters",                                                      \
       "fraction of the adapters' input that training sets to 0; default: none")                                                \
     X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
-      "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all")   \
+      "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all, "  \
+      "in a mixture of experts attention's")                                                                                   \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
       "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \
@@ -317,6 +335,12 @@ inline Allowed one_of(Strings choices) {
     X(double, z_loss_strength, "z-loss", 0, between(0, 1000), "Optimizer",                                                     \
       "coefficient of the z-loss, which keeps the logits' scale in bounds (PaLM: 1e-4); default: 0, none")                     \
     X(bool, use_z_loss, "", false, anything(), "Optimizer", "the same as --z-loss-strength 1e-4")                              \
+    X(std::string, moe_router_load_balancing_type, "", "seq_aux_loss", one_of({"seq_aux_loss", "none"}), "Optimizer",          \
+      "the loss of --moe-aux-loss-coeff, which keeps a mixture's experts equally busy: seq_aux_loss: within each sequence")    \
+    X(double, moe_aux_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                        \
+      "coefficient of the load balancing loss of a mixture of experts (1e-2); default: 0, none")                               \
+    X(double, moe_z_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                          \
+      "coefficient of the z-loss of a mixture's routers, which keeps their logits small (1e-3); default: 0, none")             \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \
       "what to do about a sudden rise of loss or gradient norm: print a warning, drop the update, or go back to an older "     \
       "checkpoint and skip these batches")                                                                                     \

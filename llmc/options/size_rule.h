@@ -147,6 +147,8 @@ inline void choose_batch(TrainOptions& o, double tokens, int replicas) {
 inline std::vector<DerivedRow> apply_size(TrainOptions& o, int replicas, const detail::Configure& configure) {
     refuse_together(!o.preset.empty(), "--size " + o.size, "--preset " + o.preset, "both name a model");
     refuse_together(!o.model.empty(), "--size " + o.size, "--model " + o.model, "both name a model");
+    refuse_together(o.num_experts, "--size " + o.size, "--num-experts", "its rules are for dense models",
+                    "--preset, or --num-layers and --hidden-size");
     const auto given = [&](std::initializer_list<const char*> names) { return detail::is_given(o, names); };
     const auto rounded = [](double x) { return std::stod(format("%.3g", x)); };
     std::vector<DerivedRow> rows;

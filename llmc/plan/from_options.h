@@ -165,6 +165,35 @@ namespace detail {
 // True if a flag is given as --no-name or false: it turns off a setting of a preset or a model.
 inline bool is_off(const TrainOptions& o, const char* flag, bool on) { return !on && o.given.count(flag) > 0; }
 
+// Rejects options that a mixture of experts does not support, or that have no effect without one.
+inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
+    const MixtureConfig& m = c.mixture;
+    const bool balances = o.moe_router_load_balancing_type != "none";
+    const std::string aux = "--moe-aux-loss-coeff", z = "--moe-z-loss-coeff", type = "--moe-router-load-balancing-type";
+    const bool has_aux = o.moe_aux_loss_coeff > 0, has_z = o.moe_z_loss_coeff > 0, pre_softmax = o.moe_router_pre_softmax;
+    for (const auto& [given, option] : {std::pair<bool, std::string>{o.moe_router_topk, "--moe-router-topk"},
+                                        {o.moe_ffn_hidden_size, "--moe-ffn-hidden-size"},
+                                        {!o.moe_router_score_function.empty(), "--moe-router-score-function"},
+                                        {pre_softmax, "--moe-router-pre-softmax"},
+                                        {(bool)o.moe_router_topk_scaling_factor, "--moe-router-topk-scaling-factor"},
+                                        {!balances, type},
+                                        {has_aux, aux},
+                                        {has_z, z}})
+        refuse_without(given && !m.on(), option, "--num-experts, a mixture of experts");
+    if (!m.on()) return;
+    const std::string mixture = "a mixture of experts";
+    refuse_together(pre_softmax && m.sigmoid, "--moe-router-pre-softmax", "--moe-router-score-function sigmoid");
+    refuse_together((o.num_experts || o.moe_router_topk) && m.topk == 1 && m.normalize, "--moe-router-topk 1",
+                    "a softmax over the chosen experts", "of one expert it is always 1, and the router learns nothing",
+                    "--moe-router-pre-softmax");
+    refuse_together(!balances && has_aux, aux + format(" %g", o.moe_aux_loss_coeff), type + " none");
+    refuse_together(!o.fp8_format.empty(), "--fp8-format", mixture, "its products are not available in FP8 yet",
+                    "omit --fp8-format");
+    refuse_together(o.parametrization != "standard", "--parametrization " + o.parametrization, mixture,
+                    "it is not derived for experts", "omit --parametrization");
+    refuse_together(o.dpo_beta && (has_aux || has_z), has_aux ? aux : z, "--dpo-beta");
+}
+
 // Rejects options that contradict each other, or have no effect without another one.
 inline void check_model_options(const TrainOptions& o, const ModelConfig& c) {
     const bool rope = c.position == Position::rope, scaled = c.rope_scaling.type != RopeScaling::Type::none;
@@ -267,6 +296,12 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     flag(c.qkv_bias, "add-qkv-bias", o.add_qkv_bias, true);
     flag(c.proj_bias, "add-proj-bias", o.add_proj_bias, true);
     flag(c.mlp_bias, "add-mlp-bias", o.add_mlp_bias, true);
+    size(c.mixture.experts, "num-experts", o.num_experts);
+    size(c.mixture.topk, "moe-router-topk", o.moe_router_topk);
+    if (!o.moe_router_score_function.empty()) c.mixture.sigmoid = o.moe_router_score_function == "sigmoid";
+    if (o.moe_router_score_function == "sigmoid") c.mixture.normalize = c.mixture.topk > 1;  // as in Megatron-LM
+    flag(c.mixture.normalize, "moe-router-pre-softmax", o.moe_router_pre_softmax, false);
+    c.mixture.scale = o.moe_router_topk_scaling_factor.value_or(c.mixture.scale);
     flag(c.tied, "untie-embeddings-and-output-weights", o.untie_embeddings_and_output_weights, false);
     flag(c.embedding_norm, "embed-layernorm", o.embed_layernorm, true);
     if (!o.softmax_type.empty()) c.sinks = o.softmax_type == "learnable";
@@ -378,7 +413,8 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     const ModelConfig saved = c;
     given(c.L, o.num_layers, "num-layers");
     given(c.C, o.hidden_size, "hidden-size");
-    given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
+    if (o.moe_ffn_hidden_size) given(c.F, o.moe_ffn_hidden_size, "moe-ffn-hidden-size");
+    else given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
     given(c.NKV, o.num_query_groups || from_directory ? o.num_query_groups : o.num_attention_heads, "num-query-groups");
     given(c.NH, o.num_attention_heads, "num-attention-heads");
     given(c.head_size, o.kv_channels, "kv-channels");
@@ -387,6 +423,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     detail::set_block(o, c);
     detail::set_rope_scaling(o, c);
     detail::check_model_options(o, c);
+    detail::check_mixture(o, c);
     if (!c.F) c.F = gated(c.activation) ? (8 * c.C / 3 + 63) / 64 * 64 : 4 * c.C;  // Megatron's defaults
 
     given(c.V, o.vocab_size, "vocab-size");

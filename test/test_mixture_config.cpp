@@ -1,0 +1,109 @@
+// Mixtures of experts in configuration: options as Megatron-LM has them, refusals by name, counts of parameters and of FLOPs.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "../llmc/cpu/attention.h"
+#include "../llmc/model/hf_config.h"
+#include "../llmc/model/lora.h"
+#include "../llmc/model/presets.h"
+#include "../llmc/plan/from_options.h"
+#include "files.h"
+#include "testing.h"
+
+namespace test_mixture_config {
+
+using test::expect_error;
+using Arguments = std::vector<std::string>;
+
+TrainOptions parsed(const Arguments& further) {
+    Arguments arguments = {"--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "99"};
+    for (const char* flag : {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"})
+        arguments.emplace_back(flag);
+    for (const char* word : {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--seq-length", "32"})
+        arguments.emplace_back(word);
+    arguments.insert(arguments.end(), further.begin(), further.end());
+    TrainOptions o;
+    EXPECT_TRUE(cli::parse("train", o, arguments));
+    return o;
+}
+ModelConfig configured(const Arguments& further) { return configure_model(parsed(further), nullptr); }
+
+TEST(MixtureConfig, OptionsOfMegatron) {
+    const ModelConfig plain = configured({"--num-experts", "8"});
+    EXPECT_EQ(plain.family, "mixtral");
+    EXPECT_EQ(plain.mixture.experts, 8);
+    EXPECT_EQ(plain.mixture.topk, 2);
+    EXPECT_TRUE(plain.mixture.normalize && !plain.mixture.sigmoid && plain.mixture.scale == 1);
+    EXPECT_EQ(plain.F, 192) << "SwiGLU's default width";
+    const ModelConfig all =
+        configured({"--num-experts", "5", "--moe-router-topk", "3", "--ffn-hidden-size", "96", "--moe-ffn-hidden-size", "40",
+                    "--moe-router-score-function", "sigmoid", "--moe-router-topk-scaling-factor", "2.5"});
+    EXPECT_EQ(all.family, "train_gpt");
+    EXPECT_EQ(all.F, 40);
+    EXPECT_TRUE(all.mixture.topk == 3 && all.mixture.sigmoid && all.mixture.normalize && all.mixture.scale == 2.5);
+    EXPECT_FALSE(configured({"--num-experts", "8", "--moe-router-pre-softmax"}).mixture.normalize);
+    EXPECT_FALSE(configured({"--num-experts", "8", "--moe-router-score-function", "sigmoid", "--moe-router-topk", "1"})
+                     .mixture.normalize)
+        << "as Megatron-LM";
+    EXPECT_EQ(configured({"--preset", "olmoe-1b-7b", "--moe-router-topk", "4"}).mixture.topk, 4);
+
+    const TrainOptions o =
+        parsed({"--num-experts", "8", "--moe-aux-loss-coeff", "1e-2", "--moe-z-loss-coeff", "1e-3",
+                "--moe-router-load-balancing-type", "seq_aux_loss", "--moe-router-dtype", "fp32", "--moe-grouped-gemm",
+                "--moe-token-dispatcher-type", "alltoall", "--expert-model-parallel-size", "1", "--moe-permute-fusion"});
+    EXPECT_EQ(o.moe_aux_loss_coeff, 1e-2);
+    EXPECT_EQ(o.moe_z_loss_coeff, 1e-3);
+    EXPECT_EQ(o.notes.size(), 5u);
+}
+
+TEST(MixtureConfig, RefusalsByName) {
+    const std::pair<Arguments, Arguments> rows[] = {
+        {{"--moe-router-load-balancing-type", "aux_loss"}, {"seq_aux_loss, none", "HINT", "micro-batch"}},
+        {{"--moe-router-load-balancing-type", "global_aux_loss"}, {"HINT: seq_aux_loss", "not available yet"}},
+        {{"--moe-router-load-balancing-type", "none", "--moe-aux-loss-coeff", "0.1"}, {"0.1", "none", "HINT"}},
+        {{"--moe-router-topk", "9"}, {"moe-router-topk is 9", "8"}},
+        {{"--moe-router-topk", "1"}, {"--moe-router-topk 1", "HINT: --moe-router-pre-softmax"}},
+        {{"--moe-router-pre-softmax", "--moe-router-score-function", "sigmoid"}, {"pre-softmax", "sigmoid", "HINT"}},
+        {{"--moe-router-dtype", "fp64"}, {"fp64", "only fp32"}},
+        {{"--expert-model-parallel-size", "2"}, {"--expert-model-parallel-size is '2'", "only 1"}},
+        {{"--ep", "4"}, {"--ep is '4'", "only 1"}},
+        {{"--moe-layer-freq", "2"}, {"--moe-layer-freq is '2'", "only 1"}},
+        {{"--moe-expert-capacity-factor", "1.25"}, {"not available yet", "no token is dropped"}},
+        {{"--moe-shared-expert-intermediate-size", "64"}, {"not available yet"}},
+        {{"--moe-router-enable-expert-bias"}, {"not available yet", "--moe-aux-loss-coeff"}},
+        {{"--moe-use-upcycling"}, {"not available yet"}},
+        {{"--moe-router-num-groups", "2"}, {"not available yet"}},
+        {{"--add-mlp-bias"}, {"experts have no biases", "--disable-bias-linear"}},
+        {{"--norm-place", "parallel"}, {"norm-place parallel", "HINT: --norm-place before"}},
+        {{"--fp8-format", "hybrid"}, {"--fp8-format", "HINT"}},
+        {{"--parametrization", "mup", "--mup-base-width", "32"}, {"--parametrization mup", "HINT"}},
+        {{"--dpo-beta", "0.1", "--moe-z-loss-coeff", "0.1"}, {"--moe-z-loss-coeff", "--dpo-beta", "HINT"}},
+        {{"--ffn-hidden-size", "4000000", "--num-experts", "512"}, {"512 experts", "rows"}},
+    };
+    for (const auto& [options, parts] : rows)
+        expect_error(
+            [&, &given = options] {
+                Arguments arguments = {"--num-experts", "8"};
+                arguments.insert(arguments.end(), given.begin(), given.end());
+                configured(arguments);
+            },
+            parts);
+    const std::pair<Arguments, Arguments> without[] = {
+        {{"--moe-router-topk", "2"}, {"--moe-router-topk requires --num-experts", "a mixture", "HINT"}},
+        {{"--moe-aux-loss-coeff", "0.1"}, {"--moe-aux-loss-coeff requires"}},
+        {{"--moe-router-load-balancing-type", "none"}, {"--moe-router-load-balancing-type requires"}},
+        {{"--moe-ffn-hidden-size", "64"}, {"--moe-ffn-hidden-size requires"}},
+    };
+    for (const auto& [options, parts] : without) expect_error([&, &given = options] { configured(given); }, parts);
+}
+
+TEST(MixtureConfig, AdaptersAreOnAttention) {
+    const ModelConfig c = config_from_preset("mixture-tiny");
+    EXPECT_EQ(lora_modules(c, {"all"}),
+              (Arguments{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}));
+    expect_error([&] { lora_modules(c, {"q", "gate"}); }, {"--lora-targets gate", "only attention's", "q_proj"});
+}
+
+}  // namespace test_mixture_config
