@@ -65,6 +65,35 @@ says "two ranks: found" "differs from the data written to it"
 expect "two ranks: the same bits" same ranks ranks-lost
 launcher=
 
+# ---- files of other commands: a lost or wrong write is an error, and there is no file ----
+# lost "FAULT ..." FILE COMMAND...: with faults in the writes of FILE.
+lost() {
+    local faults=$1 file=$2 name=${2##*/} fault
+    shift 2
+    for fault in $faults; do
+        expect "$name, $fault" refused env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work" CHAOS_"$fault" CHAOS_PART="$name" "$@"
+        says "$name, $fault: found and named" "error: .*$name differs from the data written to it: .*; HINT: check the disk"
+        expect "$name, $fault: there is no file" test ! -e "$file"
+    done
+    expect "$name: written" "$@"
+    expect "$name: it is there" test -s "$file"
+}
+both="LOSE=write:1 WRONG=write:1"
+printf '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' >chat.jsonl
+lost "$both" disk.bin "$program" prepare --input text.txt --output disk --tokenizer tok
+rm disk.*
+lost "WRONG=write:1 LOSE=pwrite:1" disk.idx "$program" prepare --input text.txt --output disk --tokenizer tok --split-documents blank
+rm disk.*
+lost "$both" disk.meta.json "$program" prepare --input text.txt --output disk --tokenizer tok
+lost "$both" chat.mask "$program" prepare --input chat.jsonl --output chat --tokenizer tok --chat --chat-template plain
+lost "$both" disk-tok/tokenizer.json "$program" tokenizer --input text.txt --vocab-size 280 --output disk-tok
+lost "$both" disk.gguf "$program" export --model whole --gguf disk.gguf
+lost "$both" slim/model.safetensors "$program" export --model whole --out slim
+lost "LOSE=pwrite:1 WRONG=pwrite:1" import/model.safetensors "$program" import --gguf disk.gguf --out import
+lost "LOSE=pwrite:1 WRONG=pwrite:1" merged/model.safetensors "$program" export --merge --adapter lora --out merged
+lost "$both" clean0/data/part-00000.jsonl "$program" curate --input text.txt --output clean0 --output-format jsonl --normalize
+expect "an earlier file stays" refused env LD_PRELOAD="$work/shim.so" CHAOS_OUT="$work" CHAOS_LOSE=write:1 CHAOS_PART=.bin "$program" prepare --input text.txt --output text --tokenizer tok
+expect "and can be read" "$program" inspect text
 # ---- a file that cannot be read for a while is not damaged ----
 expect "two checkpoints" "$program" train "${S[@]}" --train-iters 20 --save-every 10 --keep 0 --out two
 resumed() { faulty "$1" again --resume auto --train-iters 21 --override train-iters; }

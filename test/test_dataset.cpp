@@ -253,13 +253,28 @@ TEST(FileWriter, OverwritesAndReadsBack) {
     file.write("head");
     const std::string body(3 << 20, 'b');
     file.write(body);
-    file.overwrite(1, "EA", 2);
+    file.overwrite(1, "ea", "EA", 2);
     std::string back(6, ' ');
     file.read_back(0, &back[0], 6);
     EXPECT_EQ(back, "hEAdbb");
     file.write("tail");
     file.commit();
     EXPECT_EQ(read_file(dir / "x"), "hEAd" + body + "tail");
+}
+
+TEST(FileWriter, NoticesLostBytesOfAKeptPart) {
+    TemporaryDirectory dir;
+    const std::string path = dir / "x", kept = dir / "kept";
+    FileSum sum;
+    for (const char* found : {"", "one ", "One "}) {
+        if (*found) test::write_file(kept, found);
+        FileWriter file(path, kept, sum);
+        file.write(*found ? "two" : "one ");
+        if (!*found) file.keep(), sum = file.sum();
+        else if (*found == 'o') file.commit();
+        else EXPECT_THROW(file.commit(), LostBytes);
+    }
+    EXPECT_EQ(read_file(path), "one two");
 }
 
 // After a partial write the position is unknown, so nothing more may be written after it.

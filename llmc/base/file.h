@@ -3,9 +3,9 @@
 //                are lost, and the process ends with an error that names the file
 //   InputStream  a file, a pipe or another source of bytes, read once from its start
 //   FileWriter   writes NAME.tmp.PID next to NAME; commit() syncs and renames it; without commit() the temporary file is
-//                removed. sync() does everything in commit() that can fail for lack of space: a set of files is
-//                synced before the first is renamed. Until then, written data can be read back and overwritten (a
-//                header with counts)
+//                removed. check() does everything in commit() that can fail for lack of space or by lost writes: it
+//                compares the disk's bytes with the written ones. A set of files is checked before the first is renamed.
+//                Until then, written data can be read back and overwritten (a header with counts)
 // Every failure is an Error that names the file and the reason (disk full, no permission, ...), except that a file which exists
 // but cannot be read is Unreadable, after reading was tried again for some seconds (patiently).
 #pragma once
@@ -25,6 +25,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,7 @@
 #include <vector>
 
 #include "check.h"
+#include "crc32c.h"
 #include "similar.h"
 #include "terminal.h"
 #include "text.h"
@@ -280,6 +282,40 @@ void read_in_pieces(const std::string& path, bool from_disk, Take take) {
         // An odd length is the end's, or a signal's: direct reads must start at a multiple.
         if (direct && at % alignment != 0) direct = fcntl(file.fd, F_SETFL, 0) != 0;
     }
+}
+
+// Size and CRC-32C of a file.
+struct FileSum {
+    size_t bytes = 0;
+    uint32_t crc = 0;
+};
+// Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
+// only the length is right. from_disk: past the cache, where that is possible. tick() is called after each piece.
+inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX, bool from_disk = false,
+                        const std::function<void()>& tick = nullptr) {
+    return patiently([&] {
+        FileSum sum;
+        read_in_pieces(path, from_disk, [&](const char* bytes, size_t n) {
+            if (tick) tick();
+            sum.crc = crc32c(bytes, n, sum.crc);
+            sum.bytes += n;
+            return sum.bytes <= most;
+        });
+        if (sum.bytes > most) sum.bytes = std::filesystem::file_size(path);
+        return sum;
+    });
+}
+
+// A disk gave back other bytes than were written.
+struct LostBytes : Error {
+    using Error::Error;
+};
+inline void check_written(const std::string& path, const FileSum& written, const FileSum& found, const char* hint = "") {
+    if (found.bytes == written.bytes && found.crc == written.crc) return;
+    throw LostBytes(
+        format("%s differs from the data written to it: %zu bytes with checksum %08x were written, but %zu with %08x are "
+               "there; HINT: check the disk, its connection and its file system%s",
+               path.c_str(), written.bytes, written.crc, found.bytes, found.crc, hint));
 }
 
 class MappedFile {
@@ -566,10 +602,11 @@ public:
         flock(fd_, LOCK_EX | LOCK_NB);  // for remove_unfinished
         buffer_.reserve(buffer_bytes);
     }
-    // Writes to `kept`, which remains without commit(), so that a later process can resume. Keeps its first `bytes`; 0 starts
-    // over.
-    FileWriter(const std::string& path, const std::string& kept, size_t bytes)
-        : path_(path), temporary_(kept), keeps_(true), written_(bytes) {
+    // Writes to `kept`, which remains without commit(), so that a later process can resume. Keeps its first bytes, whose sum
+    // was `sum` when they were written; 0 bytes start over.
+    FileWriter(const std::string& path, const std::string& kept, const FileSum& sum)
+        : path_(path), temporary_(kept), keeps_(true), sum_(sum) {
+        const size_t bytes = sum.bytes;
         fd_ = open(kept.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
         if (fd_ < 0) fail_to_write(kept, errno);
         struct stat st {};
@@ -591,24 +628,32 @@ public:
     }
 
     void write(const void* data, size_t bytes) {
-        written_ += bytes;
+        sum_.crc = crc32c(data, bytes, sum_.crc);
+        sum_.bytes += bytes;
+        checked_ = false;
         if (buffer_.size() + bytes > buffer_bytes) flush();
         if (bytes >= buffer_bytes) write_out((const char*)data, bytes);
         else buffer_.insert(buffer_.end(), (const char*)data, (const char*)data + bytes);
     }
     void write(std::string_view text) { write(text.data(), text.size()); }
-    size_t written() const { return written_; }
+    size_t written() const { return sum_.bytes; }
+    const FileSum& sum() const { return sum_; }
 
     // Reads bytes [offset, offset + bytes), which were written before.
     void read_back(size_t offset, void* data, size_t bytes) {
-        CHECK(offset <= written_ && bytes <= written_ - offset, "reading %zu bytes at %zu of %zu", bytes, offset, written_);
+        CHECK(offset <= written() && bytes <= written() - offset, "reading %zu bytes at %zu of %zu", bytes, offset, written());
         flush();
         const auto some = [&](size_t done) { return pread(fd_, (char*)data + done, bytes - done, (off_t)(offset + done)); };
         if (!move_all(bytes, some))
             fail("cannot read back %s: %s", temporary_.c_str(), errno == ENOSPC ? "it was cut off" : strerror(errno));
     }
-    void overwrite(size_t offset, const void* data, size_t bytes) {
-        CHECK(offset <= written_ && bytes <= written_ - offset, "overwriting %zu bytes at %zu of %zu", bytes, offset, written_);
+    // Replaces `before`, as it was written.
+    void overwrite(size_t offset, const void* before, const void* data, size_t bytes) {
+        CHECK(offset <= written() && bytes <= written() - offset, "overwriting %zu bytes at %zu of %zu", bytes, offset,
+              written());
+        const uint32_t change = crc32c_linear(before, bytes) ^ crc32c_linear(data, bytes);
+        sum_.crc ^= crc32c_shifted(change, written() - offset - bytes);
+        checked_ = false;
         flush();
         const auto some = [&](size_t done) {
             return pwrite(fd_, (const char*)data + done, bytes - done, (off_t)(offset + done));
@@ -623,9 +668,15 @@ public:
         failed_ = fsync(fd_) != 0 && errno != EINVAL;  // EINVAL: a file system that cannot sync
         if (failed_) fail_to_write(path_, errno);
     }
+    // keep(), then compares the disk's bytes with the written ones.
+    void check() {
+        keep();
+        if (!checked_) check_written(path_, sum_, sum_file(temporary_, SIZE_MAX, true), keeps_ ? "; omit --resume" : "");
+        checked_ = true;
+    }
     // Completes the file: on the disk, and under its final name. Until then it is locked, and remove_unfinished ignores it.
     void commit() {
-        keep();
+        check();
         if (rename(temporary_.c_str(), path_.c_str()) != 0)
             fail("cannot rename %s to %s: %s", temporary_.c_str(), path_.c_str(), strerror(errno));
         committed_ = true;
@@ -642,13 +693,13 @@ private:
     }
     void write_out(const char* data, size_t bytes) {
         failed_ |= !move_all(bytes, [&](size_t done) { return ::write(fd_, data + done, bytes - done); });
-        if (failed_) fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), strerror(errno), written_);
+        if (failed_) fail("cannot write %s: %s (after %zu bytes)", path_.c_str(), strerror(errno), written());
     }
 
     std::string path_, temporary_;
     int fd_ = -1;
-    bool committed_ = false, keeps_ = false, failed_ = false;
-    size_t written_ = 0;
+    bool committed_ = false, keeps_ = false, failed_ = false, checked_ = false;
+    FileSum sum_;  // of the written bytes
     std::vector<char> buffer_;
 };
 

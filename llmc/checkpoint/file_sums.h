@@ -19,28 +19,7 @@
 #include "../base/file.h"
 #include "../base/clock.h"
 
-struct FileSum {
-    size_t bytes = 0;
-    uint32_t crc = 0;
-};
 using FileSums = std::map<std::string, FileSum>;
-
-// Read in pieces rather than mapped, so that a large file does not count as memory of the run. For a file longer than `most`,
-// only the length is right. from_disk: past the cache, where that is possible. tick() is called after each piece.
-inline FileSum sum_file(const std::string& path, size_t most = SIZE_MAX, bool from_disk = false,
-                        const std::function<void()>& tick = nullptr) {
-    return patiently([&] {
-        FileSum sum;
-        read_in_pieces(path, from_disk, [&](const char* bytes, size_t n) {
-            if (tick) tick();
-            sum.crc = crc32c(bytes, n, sum.crc);
-            sum.bytes += n;
-            return sum.bytes <= most;
-        });
-        if (sum.bytes > most) sum.bytes = std::filesystem::file_size(path);
-        return sum;
-    });
-}
 
 inline std::string line_of(const std::string& name, const FileSum& sum) {
     return format("%s\t%zu\t%08x\n", name.c_str(), sum.bytes, sum.crc);
@@ -133,20 +112,12 @@ inline std::vector<std::string> names_of(const FileSums& sums) {
     return names;
 }
 
-// A disk gave back other bytes than were written.
-struct LostBytes : Error {
-    using Error::Error;
-};
 // Throws if the files differ from the data passed to write.
 inline void check_against_disk(const std::string& dir, const FileSums& given, const FileSums& there) {
     for (const auto& [name, sum] : given) {
         const auto found = there.find(name);
         CHECK(found != there.end(), "cannot read back %s/%s", dir.c_str(), name.c_str());
-        if (found->second.bytes == sum.bytes && found->second.crc == sum.crc) continue;
-        throw LostBytes(
-            format("%s/%s differs from the data written to it: %zu bytes with checksum %08x were written, but %zu with %08x "
-                   "are there; HINT: check the disk, its connection and its file system",
-                   dir.c_str(), name.c_str(), sum.bytes, sum.crc, found->second.bytes, found->second.crc));
+        check_written(dir + "/" + name, sum, found->second);
     }
 }
 inline void check_against_disk(const std::string& dir, const FileSums& given) {

@@ -92,7 +92,9 @@ public:
         j["at"] = {(int64_t)file_, chunk_};
         j["last"] = written_;
         j["judged"] = {before_.odd.bytes, before_.odd.nul, before_.odd.invalid, before_.lines, before_.bad, before_.bad_of_all};
-        j["kept"] = {kept_.documents, kept_.tokens, kept_.bin_bytes, kept_.idx_bytes};
+        j["kept"] = {kept_.documents, kept_.tokens};
+        for (const FileSum& sum : {kept_.bin, kept_.idx, kept_.mask})
+            for (const size_t n : {sum.bytes, (size_t)sum.crc}) j["kept"].push_back(n);
         j["counts"] = {done_.tokens, done_.bytes, done_.spelled, done_.lost, done_.in_loss};
         write_file_atomically(path_, json_text(j) + "\n");
         saved_at_ = monotonic_seconds();
@@ -130,7 +132,7 @@ private:
         const nlohmann::json j = parse_json(read_whole_file(path_), path_);
         std::string other;
         std::array<int64_t, 2> at{};
-        std::array<int64_t, 4> kept{};
+        std::array<int64_t, 8> kept{};
         std::array<int64_t, 5> counts{};
         std::array<int64_t, 6> judged{};
         std::vector<std::array<int64_t, 2>> files;
@@ -160,7 +162,8 @@ private:
                 path_.c_str(), other.c_str());
         file_ = (size_t)at[0];
         chunk_ = at[1];
-        kept_ = {kept[0], kept[1], kept[2], kept[3]};
+        const auto sum = [&](size_t i) { return FileSum{(size_t)kept[i], (uint32_t)kept[i + 1]}; };
+        kept_ = {kept[0], kept[1], sum(2), sum(4), sum(6)};
         counts_ = {counts[0], counts[1], counts[2], counts[3], counts[4]};
         done_ = counts_;
         written_ = last_;

@@ -352,7 +352,7 @@ inline int tokenizer_command(const TokenizerOptions& o) {
     };
     FileWriter writer(file);
     writer.write(text);
-    writer.keep();
+    writer.check();
     if (std::filesystem::exists(std::filesystem::symlink_status(file, error)) && !is_same())
         print_line(stderr, "note: another " + file + " was there and is now " + set_aside(file));
     writer.commit();

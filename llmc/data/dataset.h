@@ -415,15 +415,16 @@ class TokenDatasetWriter {
 public:
     // The position of an interruptible run, at the end of a document; a writer constructed with it resumes there.
     struct Kept {
-        int64_t documents = 0, tokens = 0, bin_bytes = 0, idx_bytes = 0;
+        int64_t documents = 0, tokens = 0;
+        FileSum bin, idx, mask;
     };
     // chat_template: of conversations, which are added with a mask. pairs: they are pairs of answers, each chosen one followed
     // by the rejected one.
     TokenDatasetWriter(const std::string& prefix, const TokenizerIdentity& tokenizer, const std::optional<Kept>& kept = {},
                        const std::string& chat_template = "", bool pairs = false)
         : owns_bin_(has_bin_of_killed_process(prefix)),
-          bin_(writer(unclaimed(prefix, tokenizer.known()) + ".bin", kept, kept ? kept->bin_bytes : 0)),
-          idx_(writer(prefix + ".idx", kept, kept ? kept->idx_bytes : 0)),
+          bin_(writer(unclaimed(prefix, tokenizer.known()) + ".bin", kept ? &kept->bin : nullptr)),
+          idx_(writer(prefix + ".idx", kept ? &kept->idx : nullptr)),
           bin_path_(prefix + ".bin"),
           idx_path_(prefix + ".idx"),
           origin_path_(prefix + origin_ending),
@@ -434,14 +435,13 @@ public:
           type_(tokenizer.vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
         for (const std::string& path : {bin_path_, idx_path_, origin_path_, mask_path_}) remove_unfinished(path);
         if (tokenizer.known()) origin_.emplace(origin_path_);
-        if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + partial_ending, (size_t)kept->tokens);
+        if (!chat_template.empty() && kept) mask_.emplace(mask_path_, mask_path_ + partial_ending, kept->mask);
         else if (!chat_template.empty()) mask_.emplace(mask_path_);
         if (kept) {
             n_documents_ = kept->documents;
             n_tokens_ = kept->tokens;
         }
-        const char header[megatron_header_bytes] = {};  // written by commit()
-        if (idx_.written() == 0) idx_.write(header, sizeof header);
+        if (idx_.written() == 0) idx_.write(no_header, sizeof no_header);
     }
     // For an unknown tokenizer.
     TokenDatasetWriter(const std::string& prefix, int vocab_size) : TokenDatasetWriter(prefix, {"", "", vocab_size}) {}
@@ -474,7 +474,7 @@ public:
     int64_t n_tokens() const { return n_tokens_ + length_; }
 
     // The current position, at the end of a document; keep() puts everything before it on the disk.
-    Kept place() const { return {n_documents_, n_tokens_, (int64_t)bin_.written(), (int64_t)idx_.written()}; }
+    Kept place() const { return {n_documents_, n_tokens_, bin_.sum(), idx_.sum(), mask_ ? mask_->sum() : FileSum()}; }
     void keep() {
         bin_.keep();
         idx_.keep();
@@ -492,10 +492,12 @@ public:
         header[17] = (char)type_;
         memcpy(header + 18, &n, 8);
         memcpy(header + 26, &borders, 8);
-        idx_.overwrite(0, header, sizeof header);
+        idx_.overwrite(0, no_header, header, sizeof header);
         if (origin_) origin_->write(origin_text({tokenizer_, n_documents_, n_tokens_, chat_template_, pairs_}));
-        keep();
-        if (origin_) origin_->keep();
+        bin_.check();
+        idx_.check();
+        if (mask_) mask_->check();
+        if (origin_) origin_->check();
         if (file_exists(idx_path_)) unlink(bin_path_.c_str());  // first: without its index it would look like a user's file
         else if (file_exists(bin_path_) && !owns_bin_)
             print_line(stderr, "note: " + bin_path_ + ", which is no prepared data, is now " + set_aside(bin_path_));
@@ -514,8 +516,8 @@ public:
     }
 
 private:
-    static FileWriter writer(const std::string& path, const std::optional<Kept>& kept, int64_t bytes) {
-        return kept ? FileWriter(path, path + partial_ending, (size_t)bytes) : FileWriter(path);
+    static FileWriter writer(const std::string& path, const FileSum* kept) {
+        return kept ? FileWriter(path, path + partial_ending, *kept) : FileWriter(path);
     }
     // The prefix; fails if one of its files belongs to another program. known: whether the tokenizer is known.
     static const std::string& unclaimed(const std::string& prefix, bool known) {
@@ -574,7 +576,8 @@ private:
         }
     }
 
-    const bool owns_bin_;  // an earlier process of this program has written PREFIX.bin
+    static constexpr char no_header[megatron_header_bytes] = {};  // until commit()
+    const bool owns_bin_;                                         // an earlier process of this program has written PREFIX.bin
     FileWriter bin_, idx_;
     std::optional<FileWriter> origin_, mask_;
     std::string bin_path_, idx_path_, origin_path_, mask_path_;
