@@ -587,7 +587,7 @@ static void memory_is_shared(Test& t) {
         none = {0, limit.rlim_max};
         int fills = 0, sum = 0;
         if (!opens && t.world.rank() > 0) setrlimit(RLIMIT_NOFILE, &none);
-        const std::shared_ptr<const char> memory = node->filled(n * sizeof(int), "a test", [&](char* x) {
+        const std::shared_ptr<const char> memory = node->filled(n * sizeof(int), "a test", [&](char* x, const auto&) {
             fills++;
             for (size_t i = 0; i < n; i++) ((int*)x)[i] = (int)(i * i);
         });
@@ -600,6 +600,18 @@ static void memory_is_shared(Test& t) {
         t.report(format("memory of a node, %s", opens ? "filled once" : "which others cannot open"),
                  ok && sum == (opens ? 1 : t.world.size()));
     }
+    if (t.world.size() == 1) return;
+    t.world.watch(0.5, "");
+    const auto slow = [](char* x, const std::function<void()>& tick) {
+        for (int i = 0; i < 25; i++) {
+            usleep(100000);
+            tick();
+        }
+        *x = 1;
+    };
+    const bool ok = *memory_of_node(t.world)->filled(1, "a test", slow) == 1;
+    t.world.watch(600, "");
+    t.report("memory of a node, filled for longer than a wait may take", ok);
 }
 
 // ---- times -----------------------------------------------------------------------------------------------------------------

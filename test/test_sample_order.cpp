@@ -245,8 +245,9 @@ TEST(SampleOrder, IsComputedOncePerNode) {
 }
 
 TEST(SampleOrder, MemoryIsCheckedBefore) {
-    expect_error([] { NodeMemory().filled((size_t)1 << 60, "data: the order of 9 samples", [](char*) { FAIL(); }); },
-                 {"data: the order of 9 samples needs 1073741824.00 GiB", "are available", "HINT: "});
+    expect_error(
+        [] { NodeMemory().filled((size_t)1 << 60, "data: the order of 9 samples", [](char*, const auto&) { FAIL(); }); },
+        {"data: the order of 9 samples needs 1073741824.00 GiB", "are available", "HINT: "});
 }
 
 // ---- blending --------------------------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ TEST(Blend, DataPath) {
 
 std::vector<BlendEntry> blended(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n) {
     std::vector<BlendEntry> blend((size_t)n);
-    blend_samples(weights, available, n, blend.data());
+    blend_samples(weights, available, n, blend.data(), [] {});
     return blend;
 }
 

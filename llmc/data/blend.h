@@ -47,15 +47,17 @@ inline Blend parse_data_path(const std::vector<std::string>& words) {
 }
 
 // Sample i of the blend is sample `index` of dataset `dataset`; dataset j has available[j] samples. Greedy: each sample is
-// drawn from the dataset that lags most behind its share.
+// drawn from the dataset that lags most behind its share. tick() is called every million samples.
 struct BlendEntry {
     uint32_t dataset, index;
 };
 
-inline void blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n,
-                          BlendEntry* blend) {
+template <class Tick>
+void blend_samples(const std::vector<double>& weights, const std::vector<int64_t>& available, int64_t n, BlendEntry* blend,
+                   Tick tick) {
     std::vector<int64_t> taken(weights.size(), 0);
     for (int64_t i = 0; i < n; i++) {
+        if (i % (1 << 20) == 0) tick();
         const double i_or_1 = (double)std::max<int64_t>(i, 1);
         size_t best = 0;
         double most = -INFINITY;

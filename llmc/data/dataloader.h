@@ -423,9 +423,10 @@ private:
         for (const Source& s : sources_) available.push_back(s.n_ordered());
         blend_.reset();
         blend_ = o_.memory->filled((size_t)n_samples_ * sizeof(BlendEntry),
-                                   format("the blend of %s samples", with_commas(n_samples_).c_str()), [&](char* memory) {
+                                   format("the blend of %s samples", with_commas(n_samples_).c_str()),
+                                   [&](char* memory, const std::function<void()>& tick) {
                                        blend_samples(weighted(o_.n_samples) ? normalized(share) : share, available, n_samples_,
-                                                     (BlendEntry*)memory);
+                                                     (BlendEntry*)memory, tick);
                                    });
     }
     const BlendEntry* blend() const { return (const BlendEntry*)blend_.get(); }

@@ -10,9 +10,10 @@ public:
     explicit NumpyRandom(uint32_t seed) : mt_(seed) {}
 
     // The numbers do not depend on x: they are drawn some places ahead, so that the memory that they select is on its way.
-    template <class T>
-    void shuffle(T* x, int64_t n) {
-        constexpr int64_t ahead = 64;
+    // tick() is called every million elements.
+    template <class T, class Tick>
+    void shuffle(T* x, int64_t n, Tick tick) {
+        constexpr int64_t ahead = 64, ticks = 1 << 20;
         uint64_t drawn[ahead];
         for (int64_t i = n - 1, next = i; i >= 1; i--) {
             for (; next >= 1 && next > i - ahead; next--) {
@@ -20,7 +21,13 @@ public:
                 __builtin_prefetch(x + drawn[next % ahead], 1);
             }
             std::swap(x[i], x[drawn[i % ahead]]);
+            if (i % ticks == 0) tick();
         }
+    }
+
+    template <class T>
+    void shuffle(T* x, int64_t n) {
+        shuffle(x, n, [] {});
     }
 
 private:

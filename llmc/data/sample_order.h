@@ -16,8 +16,8 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -68,9 +68,9 @@ public:
         const size_t starts_bytes = n_starts * sizeof *starts_, samples_bytes = (size_t)n_samples_ * sizeof *samples_;
         memory_ = node.filled(starts_bytes + samples_bytes + (size_t)n_entries_ * sizeof *documents_,
                               format("%s: the order of %s samples", data.name().c_str(), with_commas(n_samples_).c_str()),
-                              [&](char* memory) {
+                              [&](char* memory, const std::function<void()>& tick) {
                                   point_into(memory, starts_bytes, samples_bytes);
-                                  fill(data, epochs.last_apart, seed, each_epoch);
+                                  fill(data, epochs.last_apart, seed, each_epoch, tick);
                               });
         point_into(const_cast<char*>(memory_.get()), starts_bytes, samples_bytes);
     }
@@ -117,37 +117,43 @@ private:
         samples_ = (uint32_t*)(memory + starts_bytes);
         documents_ = (int32_t*)(memory + starts_bytes + samples_bytes);
     }
-    void fill(const TokenDataset& data, bool last_apart, uint32_t seed, bool each_epoch) {
-        int32_t* entry = documents_;
-        for (int64_t e = 0; e < n_epochs_; e++)
-            for (int64_t d = part_.begin; d < part_.end; d++) *entry++ = (int32_t)d;
-        std::iota(samples_, samples_ + n_samples_, 0u);
+    void fill(const TokenDataset& data, bool last_apart, uint32_t seed, bool each_epoch, const std::function<void()>& tick) {
+        constexpr int64_t ticks = 1 << 20;
+        const int64_t n_documents = part_.end - part_.begin;
+        for (int64_t e = 0; e < n_entries_; e++) {
+            documents_[e] = (int32_t)(part_.begin + e % n_documents);
+            if (e % ticks == 0) tick();
+        }
+        for (int64_t i = 0; i < n_samples_; i++) {
+            samples_[i] = (uint32_t)i;
+            if (i % ticks == 0) tick();
+        }
         NumpyRandom random(seed);
+        // Of epochs [first, last).
+        const auto shuffle_documents = [&](int64_t first, int64_t last) {
+            random.shuffle(documents_ + first * n_documents, (last - first) * n_documents, tick);
+        };
+        const auto shuffle_samples = [&](int64_t first, int64_t last) {
+            const auto before = [&](int64_t epoch) { return std::max<int64_t>(0, epoch * tokens_per_epoch_ - 1) / T_; };
+            random.shuffle(samples_ + before(first), before(last) - before(first), tick);
+        };
         for (int64_t e = 0; each_epoch && e < n_epochs_; e++) {
-            shuffle_documents(e, e + 1, random);
-            shuffle_samples(e, e + 1, random);
+            shuffle_documents(e, e + 1);
+            shuffle_samples(e, e + 1);
         }
         if (!each_epoch) {
             const int64_t together = last_apart ? n_epochs_ - 1 : n_epochs_;
-            shuffle_documents(0, together, random);
-            shuffle_documents(together, n_epochs_, random);
-            shuffle_samples(0, together, random);
-            shuffle_samples(together, n_epochs_, random);
+            shuffle_documents(0, together);
+            shuffle_documents(together, n_epochs_);
+            shuffle_samples(0, together);
+            shuffle_samples(together, n_epochs_);
         }
         int64_t start = 0;
         for (int64_t e = 0; e <= n_entries_; e++) {
+            if (e % ticks == 0) tick();
             if (e % starts_every == 0) starts_[e / starts_every] = start;
             if (e < n_entries_) start += part_.length(data, documents_[e]);
         }
-    }
-    // Shuffles the documents of epochs [first, last).
-    void shuffle_documents(int64_t first, int64_t last, NumpyRandom& random) {
-        const int64_t n = part_.end - part_.begin;
-        random.shuffle(documents_ + first * n, (last - first) * n);
-    }
-    void shuffle_samples(int64_t first, int64_t last, NumpyRandom& random) {
-        const auto samples_before = [&](int64_t epoch) { return std::max<int64_t>(0, epoch * tokens_per_epoch_ - 1) / T_; };
-        random.shuffle(samples_ + samples_before(first), samples_before(last) - samples_before(first));
     }
     DocumentRange part_;
     int64_t T_, tokens_per_epoch_, n_epochs_ = 1, n_samples_ = 0;

@@ -6,11 +6,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "../base/clock.h"
 #include "../cpu/node_memory.h"
 #include "world.h"
 
@@ -23,16 +26,57 @@ public:
         int first = 0;
         while (!world_.is_here(first)) first++;
         File mine;
-        if (first == world_.rank()) mine = filled_file(bytes, what, fill);
-        const std::string place = world_.all_gather(mine.memory ? mine.place : "")[(size_t)first];
+        check_room(first == world_.rank(), bytes, what);
+        Rounds rounds(world_);
+        if (first == world_.rank()) mine = filled_file(bytes, fill, rounds.tick());
+        const std::string place = rounds.end(mine.place)[(size_t)first];
         std::shared_ptr<const char> memory = mine.memory;
         if (!memory && !place.empty()) memory = opened(bytes, place);
-        world_.barrier();  // the file is open until all have mapped it
+        check_room(!memory, bytes, what);  // all have mapped the file
         if (mine.fd >= 0) close(mine.fd);
-        return memory ? memory : NodeMemory::filled(bytes, what, fill);
+        Rounds others(world_);
+        if (!memory) memory = filled_alone(bytes, fill, others.tick());
+        others.end("");
+        return memory;
     }
 
 private:
+    // While some ranks work for longer than a wait may take, all exchange messages once a second: a rank that works at its next
+    // tick, the others at once.
+    class Rounds {
+    public:
+        explicit Rounds(World& world) : world_(world) {}
+        std::function<void()> tick() {
+            return [this] {
+                const double most = world_.timeout() > 0 ? std::min(1.0, world_.timeout() / 4) : 1;
+                if (monotonic_seconds() - last_ < most) return;
+                world_.all_gather(busy);
+                last_ = monotonic_seconds();
+            };
+        }
+        // The results of all ranks, when the last one has ended its work.
+        std::vector<std::string> end(const std::string& result) {
+            while (true) {
+                std::vector<std::string> all = world_.all_gather(result);
+                if (std::find(all.begin(), all.end(), busy) == all.end()) return all;
+            }
+        }
+
+    private:
+        inline static const std::string busy = "busy";
+        World& world_;
+        double last_ = monotonic_seconds();
+    };
+
+    // Before the first rank allocates: fails where the memory of this machine, or of a container, does not suffice for all that
+    // allocate.
+    void check_room(bool allocates, size_t bytes, const std::string& what) const {
+        const auto all = world_.all_gather(allocates ? "1" : "");
+        size_t here = 0;
+        for (int r = 0; r < world_.size(); r++) here += world_.is_here(r) && !all[(size_t)r].empty();
+        if (allocates) check_available(bytes, here, what);
+        world_.barrier();
+    }
     struct File {
         int fd = -1;
         std::string place;  // PATH NUMBER: the number, which the file ends with, shows that PATH is the same file for others
@@ -40,8 +84,7 @@ private:
     };
 
     // No memory if there are no such files.
-    static File filled_file(size_t bytes, const std::string& what, const Fill& fill) {
-        check_available(bytes, what);
+    static File filled_file(size_t bytes, const Fill& fill, const std::function<void()>& tick) {
         File file;
         file.fd = memfd_create("train_gpt", MFD_CLOEXEC);
         if (file.fd < 0) return file;
@@ -50,7 +93,7 @@ private:
         if (!memory) return file;
         file.memory = owned(memory, all);
         madvise(memory, all, MADV_HUGEPAGE);
-        fill(memory);
+        fill(memory, tick);
         const uint64_t number = (uint64_t)std::random_device()() << 32 | std::random_device()();
         memcpy(memory + bytes, &number, sizeof number);
         file.place = format("/proc/%d/fd/%d %llu", (int)getpid(), file.fd, (unsigned long long)number);

@@ -626,6 +626,7 @@ public:
     // that all ranks can reach, where each writes its current activity, in 256 bytes, at most once a second; or empty.
     void watch(double timeout, const std::string& status_file) { state_->watch(timeout, status_file); }
 
+    double timeout() const { return state_->timeout; }  // of watch(); 0: never
     std::shared_ptr<Monitor> monitor() const { return state_->monitor; }
 #if HAVE_MPI
     MPI_Comm mpi() const { return state_->mpi; }  // the World's own communicator of all ranks
