@@ -305,6 +305,18 @@ refuse "eval: examples of a text"           "fewshot has no effect without --tas
 refuse "eval: a split of a text"            "split has no effect without --data-path.*HINT"   "$program" eval --model model --text good.txt --split 1,1,0
 refuse "eval: samples of a text"            "max-samples has no effect without --data-path.*HINT" "$program" eval --model model --text good.txt --max-samples 5
 refuse "eval: an encoding of tasks"         "encoding has no effect without --text.*HINT" "$program" eval --model model --tasks none.jsonl --encoding latin1
+refuse "eval: a seed without examples"      "seed has no effect without --num-fewshot.*HINT" "$program" eval --model model --tasks none.jsonl --seed 3
+refuse "eval: a key of plain text"          "json-keys has no effect: no file of eval --text is JSON, .*HINT: omit it" "$program" eval --model model --text good.txt --json-keys K
+for option in "json-keys text" "on-bad-line fail" "max-bad-lines 3"; do
+    # shellcheck disable=SC2086
+    refuse "prepare: text with $option"     "${option% *} has no effect: no file of prepare --input is JSON.*HINT" "$program" prepare --output p --tokenizer tok --input good.txt --$option
+done
+refuse "prepare: documents of a table"      "split-documents has no effect: no file of prepare --input is plain text; HINT" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --split-documents line
+refuse "prepare: the encoding of Parquet"   "encoding has no effect: no file of prepare --input is text; HINT" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --encoding latin1
+expect "a pipe is judged when it is read"   bash -c "'$program' prepare --input - --output p --tokenizer tok --json-keys K <good.txt"
+says "with a note"                          "note: --json-keys has no effect"
+: >empty.json
+refuse "prepare: an empty tokenizer"        "empty.json is empty; HINT: copy or download it again" "$program" prepare --output p --tokenizer empty.json --input good.txt
 printf '{"body": "caf\\u00e9 noir"}\n' >key.jsonl; printf 'caf\xe9 noir' >latin1-text.txt; printf 'café noir' >utf8-text.txt
 loss_of() { "$program" eval --model model --json --text "$@" | grep '"loss"'; }
 expect "eval: the key of a text, and its encoding" test "$(loss_of utf8-text.txt)" = "$(loss_of key.jsonl --json-keys body)" -a \

@@ -63,6 +63,8 @@ inline std::string in_words(const std::exception& e) {
 
 // `what` names the text in messages: a file, or a part of one.
 inline nlohmann::json parse_json(std::string_view text, const std::string& what) {
+    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
+        fail("%s is empty; HINT: copy or download it again", what.c_str());
     constexpr int most_levels = 32, most_marks = 20000000;  // far above any model's or tokenizer's
     const auto is_mark = [](char c) { return c == ',' || c == ':' || c == '[' || c == '{'; };
     if (const auto marks = std::count_if(text.begin(), text.end(), is_mark); marks > most_marks)

@@ -239,20 +239,21 @@ inline void check_options_of_eval(const EvalOptions& o, int ranks) {
     refuse_without(!o.answers.empty() && o.tasks.empty(), "--answers", "--tasks");
     if (!o.answers.empty() && std::filesystem::exists(o.answers))
         fail_usage("--answers %s exists already; HINT: another name", o.answers.c_str());
-    const EvalOptions usual;
+    const auto given = [&](const char* name) { return o.given.count(name) > 0; };
     const bool no_text = o.text.empty();
     const std::tuple<bool, const char*, const char*> rows[] = {
         {o.tasks.empty() && o.num_fewshot, "--num-fewshot", "--tasks"},
         {o.tasks.empty() && !o.fewshot.empty(), "--fewshot", "--tasks"},
-        {o.data_path.empty() && o.split != usual.split, "--split", "--data-path"},
-        {no_text && !o.format.empty(), "--format", "--text"},
-        {no_text && o.json_keys != usual.json_keys, "--json-keys", "--text"},
-        {no_text && o.on_bad_line != usual.on_bad_line, "--on-bad-line", "--text"},
-        {no_text && o.max_bad_lines != usual.max_bad_lines, "--max-bad-lines", "--text"},
-        {no_text && o.allow_binary, "--allow-binary", "--text"},
-        {no_text && !o.encoding.empty(), "--encoding", "--text"},
-        {no_text && o.skip_bad_files, "--skip-bad-files", "--text"},
-        {!o.text.empty() && o.max_samples, "--max-samples", "--data-path and --tasks"}};
+        {o.num_fewshot == 0 && given("seed"), "--seed", "--num-fewshot"},
+        {o.data_path.empty() && given("split"), "--split", "--data-path"},
+        {no_text && given("format"), "--format", "--text"},
+        {no_text && given("json-keys"), "--json-keys", "--text"},
+        {no_text && given("on-bad-line"), "--on-bad-line", "--text"},
+        {no_text && given("max-bad-lines"), "--max-bad-lines", "--text"},
+        {no_text && given("allow-binary"), "--allow-binary", "--text"},
+        {no_text && given("encoding"), "--encoding", "--text"},
+        {no_text && given("skip-bad-files"), "--skip-bad-files", "--text"},
+        {!o.text.empty() && given("max-samples"), "--max-samples", "--data-path and --tasks"}};
     for (const auto& [wrong, option, needed] : rows) refuse_idle(wrong, option, needed);
     if (o.tasks.empty()) return;
     for (const std::string& file : o.tasks)

@@ -18,9 +18,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "../base/check.h"
@@ -254,6 +256,8 @@ public:
                   : not_text_.empty() ? in_words(left_out_)
                                       : not_text_)
                      .c_str());
+        if (const std::string unused = only_files_ ? unused_option() : ""; !unused.empty())
+            fail_usage("%s; HINT: omit it", unused.c_str());
     }
 
     // With folders and patterns replaced by their files.
@@ -318,6 +322,7 @@ public:
         if (!guessed_.empty())
             lines.push_back("note: read in another encoding, as it was found in the text: " + guessed_ +
                             "; HINT: --encoding names it");
+        if (const std::string unused = unused_option(); !unused.empty()) lines.push_back("note: " + unused);
         if (refused_.empty()) return lines;
         lines.push_back(format("note: %s left out:", counted((int64_t)refused_.size(), "file was", "files were").c_str()));
         for (size_t i = 0; i < std::min(refused_.size(), most_shown); i++) lines.push_back("  " + refused_[i].second);
@@ -348,6 +353,21 @@ private:
         if (n_not_text_ <= 5) shown_length_ = not_text_.size();
         return true;
     }
+    // A given option without effect, as every file has another format than it applies to; "" if there is none.
+    std::string unused_option() const {
+        static constexpr std::tuple<const char*, bool (*)(TextFormat), const char*> rows[] = {
+            {"json-keys", is_of_records, "JSON, Parquet, CSV or TSV"},
+            {"on-bad-line", is_of_records, "JSON, Parquet, CSV or TSV"},
+            {"max-bad-lines", is_of_records, "JSON, Parquet, CSV or TSV"},
+            {"split-documents", [](TextFormat f) { return f == TextFormat::text; }, "plain text"},
+            {"encoding", [](TextFormat f) { return f != TextFormat::parquet && f != TextFormat::warc; }, "text"}};
+        for (const auto& [option, applies, to] : rows)
+            if (std::count(input_.given.begin(), input_.given.end(), option) &&
+                std::none_of(formats_.begin(), formats_.end(), applies))
+                return format("--%s has no effect: no file of %s is %s", option, input_.reading.c_str(), to);
+        return "";
+    }
+    static bool is_of_records(TextFormat f) { return is_json(f) || is_table(f); }
     // Judges a file by its first bytes and adds it.
     void add(const InputFile& file) {
         if (file.path == "-" || (file_exists(file.path) && !is_regular(file.path))) {
@@ -360,6 +380,7 @@ private:
         if (file.from_folder && leaves_out(*in)) return;
         in = decoded(std::move(in), true);
         const TextFormat found = check_format(*in);
+        formats_.insert(found);
         const auto bytes = (int64_t)std::filesystem::file_size(file.path);
         const bool one_document = found == TextFormat::text && input_.whole_documents && input_.split == "file";
         if (one_document && bytes > (int64_t)most_document_bytes) refuse_long_document(file.path, 1, input_.split);
@@ -472,6 +493,7 @@ private:
         auto in = decoded(open_input(input_.files[file]));
         const std::string name = in->name();
         const TextFormat found = check_format(*in);
+        formats_.insert(found);
         if (found == TextFormat::parquet && sizes_[file] < 0)
             fail(
                 "%s is Parquet, which has its table of contents at the end and cannot be read from a pipe; HINT: give the "
@@ -520,6 +542,7 @@ private:
     bool is_usage_error_ = false, several_ = false, converts_ = false;
     size_t n_guessed_ = 0;
     std::string guessed_;
+    std::set<TextFormat> formats_;  // of all files judged so far
     TextInput input_;
     std::vector<int64_t> sizes_;  // of each file; -1: a pipe
     std::deque<OpenFile> open_;   // the current file, and the ones ahead

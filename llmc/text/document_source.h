@@ -39,6 +39,7 @@ struct TextInput {
     bool allow_binary = false;
     std::string encoding = "";                // of texts: iconv's name, "auto", or "": UTF-8
     bool skip_bad_files = false;              // files that cannot be read are left out, with a note
+    Strings given{};                          // options of reading that the user has given
     std::string writes = "";                  // a data set that the command writes: in folders its files are left out
     bool keep_fields = false;                 // Chunk::fields gets the other fields next to the text
     bool whole_documents = false;             // a long document does not come in parts
@@ -53,8 +54,16 @@ struct TextInput {
 // The files, read as the options say (options/text_options.h, READING_OPTIONS).
 template <class Options>
 TextInput text_input(const Options& o, const Strings& files, const std::string& reading, const std::string& split) {
-    return {files,          reading,    o.json_keys,     split, o.format, o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
-            o.allow_binary, o.encoding, o.skip_bad_files};
+    return {files,
+            reading,
+            o.json_keys,
+            split,
+            o.format,
+            o.on_bad_line == "fail" ? "0" : o.max_bad_lines,
+            o.allow_binary,
+            o.encoding,
+            o.skip_bad_files,
+            Strings(o.given.begin(), o.given.end())};
 }
 
 // Statistics for judging an input: of the current file, and of all files.
