@@ -203,10 +203,24 @@ for out, is_cut in [("cut", True), ("whole", False)]:
     os.makedirs(out)
     text = json.dumps(tensors).encode()
     open(out + "/adapter_model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + rows_of)
-    json.dump({**config, **(patterns if is_cut else {})}, open(out + "/adapter_config.json", "w"))
+    regex = {"target_modules": r".*\.(q|k|v|o|gate|up|down)_proj"}  # a list would promise v_proj of layer 1
+    json.dump({**config, **({**patterns, **regex} if is_cut else {})}, open(out + "/adapter_config.json", "w"))
 END
 expect "adapters that differ between matrices" test "$(loss_of --model llama --adapter cut)" = "$(loss_of --model llama --adapter whole)"
 expect "they count" test "$(loss_of --model llama --adapter cut)" != "$(loss_of --model llama --adapter llama-lora)"
+cp -r cut listed && sed 's/"target_modules": "[^"]*"/"target_modules": ["q_proj", "v_proj"]/' cut/adapter_config.json >listed/adapter_config.json
+no "adapters that the configuration promises" "has no adapter for self_attn.v_proj of layer 1, which 'target_modules' in" "$program" eval --text text.txt --model llama --adapter listed
+for part in A B; do
+    rm -rf half && cp -r peft half && cp llama-lora/latest/adapter_config.json half
+    python3 - $part <<'END'
+import json, struct, sys
+source = open("llama-lora/latest/adapter_model.safetensors", "rb").read()
+(n,) = struct.unpack("<Q", source[:8])
+text = source[8 : 8 + n].decode().replace(f"layers.1.self_attn.v_proj.lora_{sys.argv[1]}.", f"layers.1.self_attn.w_proj.lora_{sys.argv[1]}.")
+open("half/adapter_model.safetensors", "wb").write(source[:8] + text.encode() + source[8 + n :])
+END
+    no "adapters without a half: $part" "has the tensor '.*layers.1.self_attn.[vw]_proj.lora_[AB].weight', but no '.*layers.1.self_attn.[vw]_proj.lora_[AB].weight'" "$program" eval --text text.txt --model llama --adapter half
+done
 expect "they are merged" "$program" export --merge --model llama --adapter cut --out merged-cut
 expect "as the whole ones" "$program" export --merge --model llama --adapter whole --out merged-whole
 expect "into the same weights" cmp merged-cut/model.safetensors merged-whole/model.safetensors

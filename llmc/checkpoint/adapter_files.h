@@ -123,6 +123,19 @@ inline std::optional<std::set<int>> listed_layers(const HfReader& in) {
     return layers;
 }
 
+// Whether "target_modules" names this matrix of a layer. False for a regular expression, which leaves it to the file.
+inline bool is_target(const nlohmann::json& config, int layer, const std::string& module) {
+    const nlohmann::json targets = config.value("target_modules", nlohmann::json());
+    if (targets == "all-linear") return true;
+    const std::string matrix = "." + std::to_string(layer) + "." + module;
+    const auto names_it = [&](const nlohmann::json& t) {
+        const std::string name = t.is_string() ? "." + t.get<std::string>() : "";
+        return !name.empty() && (ends_with(matrix, name) || ends_with(name, matrix));
+    };
+    const bool excludes = config.contains("exclude_modules") && !config["exclude_modules"].empty();
+    return targets.is_array() && !excludes && std::any_of(targets.begin(), targets.end(), names_it);
+}
+
 inline LoraConfig read_lora(const HfReader& in, const std::string& weights, const ModelConfig& c) {
     const nlohmann::json& j = in.j;
     const std::string& path = in.source;
@@ -160,6 +173,12 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
     const double usual = lora.scale() != 0 ? lora.scale() : 1;
     const SafetensorsReader files = SafetensorsReader::open(weights);
     std::vector<LoraInFile> adapters;
+    for (const auto& [name, view] : files.tensors())
+        for (const auto& [one, other] : {std::pair(".lora_A.", ".lora_B."), {".lora_B.", ".lora_A."}})
+            if (const size_t at = name.find(one); at != std::string::npos)
+                if (const std::string pair = std::string(name).replace(at, strlen(other), other); !files.find(pair))
+                    fail("%s has the tensor '%s', but no '%s'; HINT: copy or download it again", weights.c_str(), name.c_str(),
+                         pair.c_str());
     bool differ = false;
     int most = 0;
     for (const LoraTarget& t : lora_targets(c)) {
@@ -179,6 +198,11 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                 adapter.factor = alphas.of(matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
                 most = std::max(most, adapter.rank);
             }
+        for (int layer = 0; layer < c.L; layer++)
+            if (of_layer[(size_t)layer].rank == 0 && (!listed || listed->count(layer)) && is_target(j, layer, t.module))
+                fail(
+                    "%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it again",
+                    weights.c_str(), t.module.c_str(), layer, path.c_str());
         if (std::none_of(of_layer.begin(), of_layer.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
         lora.modules.push_back(t.module);
         for (int layer = 0; layer < c.L; layer++) {
