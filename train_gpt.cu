@@ -887,7 +887,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     StepStats stats = t.count_step(global_batch, sums);
     if (t.m.c.mixture.on()) stats.mixture = mixture_load(read_router_sums(t.ctx, t.m), t.m.c, sequences, rows);
     stats.grad_norm = norm;
-    stats.lr = lr;
+    stats.lr = t.state.lr = lr;
     stats.step_ms = (monotonic_seconds() - begin) * 1e3;
     stats.tokens_per_s = global_batch * t.o.seq_length / (stats.step_ms * 1e-3);
     return stats;

@@ -176,6 +176,8 @@ status "a size and a preset" 2 "$program" train --size 15m --preset llama-tiny -
 json "eval" "j['evaluation']['tokens'] > 0 and 3 < j['evaluation']['loss'] < 7" "$program" eval --model "my run" --data-path data --json
 json "inspect a run" "j['intact'] and j['run'] == {'step_00000002': 'intact'} and j['training']['step'] == 2" "$program" inspect "my run" --json
 status "inspect" 0 "$program" inspect "my run"
+says "inspect: the optimizer" "^ *--optimizer  *adamw$"
+says "inspect: the step size" "^ *learning rate  *[0-9.e-]*$"
 says "inspect: what wrote it" "^ *written on  *[a-z]*, [a-z0-9]*, 1 rank, 1 thread$"
 says "inspect: an option as it is typed" "^ *--data-path  *data$"
 expect "inspect: no option that was not given" refused grep -q "train-samples" stdout.txt

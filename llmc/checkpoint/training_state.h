@@ -29,6 +29,7 @@ struct TrainingState : Counters {
     int64_t scheduled = 0;  // samples of applied steps: the position of the learning rate
     int64_t tokens = 0;
     double loss = NAN, valid_loss = NAN;            // of the last step and validation
+    double lr = NAN;                                // of the last step
     nlohmann::ordered_json options, data, layout;   // as given; documents and tokens per dataset; writer
     nlohmann::ordered_json fp8, guard, steadiness;  // of Fp8State (null: no FP8), Guard, Steadiness
     int64_t fp8_start = -1;                         // --fp8-start auto: the chosen step; -1: none yet
@@ -51,6 +52,7 @@ inline nlohmann::ordered_json to_json(const TrainingState& s) {
             {"tokens", s.tokens},
             {"loss", number(s.loss)},
             {"valid_loss", number(s.valid_loss)},
+            {"lr", number(s.lr)},
             {"fp8", s.fp8},
             {"fp8_start", s.fp8_start},
             {"guard", s.guard},
@@ -119,6 +121,7 @@ inline TrainingState read_state(const std::string& dir) {
         if (j.at("loss").is_number()) s.loss = j["loss"];
         if (j.at("valid_loss").is_number()) s.valid_loss = j["valid_loss"];
         // Later additions to the format may be missing.
+        if (const auto lr = j.value("lr", nlohmann::json()); lr.is_number()) s.lr = lr;
         s.fp8 = j.value("fp8", nlohmann::json());
         s.guard = j.value("guard", nlohmann::json());
         s.steadiness = j.value("steadiness", nlohmann::json());

@@ -91,10 +91,24 @@ inline void describe_state(Table& table, const TrainingState& s) {
     exact(s.loss);
     table.row("validation loss", number(s.valid_loss));
     exact(s.valid_loss);
+    if (std::isfinite(s.lr)) {
+        table.row("learning rate", format("%.4g", s.lr));
+        table.exact(s.lr);
+    }
     table.row("written on", layout_text(s.layout));
     table.exact(s.layout);
-    const Strings shown = {"data-path",         "lr",   "global-batch-size", "seq-length",     "train-iters",
-                           "train-samples",     "seed", "parametrization",   "mup-base-width", "mup-base-depth",
+    const Strings shown = {"data-path",
+                           "optimizer",
+                           "lr",
+                           "micro-batch-size",
+                           "global-batch-size",
+                           "seq-length",
+                           "train-iters",
+                           "seed",
+                           "train-samples",
+                           "parametrization",
+                           "mup-base-width",
+                           "mup-base-depth",
                            "mup-base-head-size"};
     for (const auto& [key, value] : s.options.items())
         if (std::find(shown.begin(), shown.end(), key) != shown.end())
