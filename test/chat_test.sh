@@ -100,4 +100,4 @@ for prompts in "--prompts one-empty.jsonl" "--prompt ''"; do
     says "is refused" "the message is empty.*HINT"
 done
 expect "--system without --chat" refused "$program" generate --model one --system x
-says "it says so" "--chat-template and --system require --chat"
+says "it says so" "--system requires --chat"

@@ -129,8 +129,8 @@ no "dropout of everything" "lora-dropout" train --model llama --lora-rank 4 --lo
 no "dropout without adapters" "lora-dropout requires --lora-rank" train --model llama --lora-dropout 0.1 --train-iters 2 --out x
 no "an unknown matrix, with the list" "all, self_attn.q_proj, q_proj, qkv, q," train --model llama --lora-rank 4 --lora-targets query --train-iters 2 --out x
 no "a part that GPT-2 does not store alone" "attn.c_attn" train --model gpt2 --lora-rank 4 --lora-targets q --train-iters 2 --out x
-no "no model" "but none is given; HINT: --model" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
-no "alpha without a rank" "lora-rank 16" train --model llama --lora-alpha 4 --train-iters 2 --out x
+no "no model" "lora-rank requires --model DIR" train --preset llama-tiny --vocab-size 300 --lora-rank 4 --train-iters 2 --out x
+no "alpha without a rank" "lora-alpha requires --lora-rank; HINT: add that" train --model llama --lora-alpha 4 --train-iters 2 --out x
 no "Muon" "optimizer adamw" train --model llama --lora-rank 4 --optimizer muon --train-iters 2 --out x
 no "another rank on resuming" "rank 4, alpha 8" train --resume llama-lora/latest --lora-rank 8 --train-iters 14 --lr 1e-2 --out x
 no "adapters in a run of the whole model" "trains the whole model" train --resume llama/latest --lora-rank 4 --train-iters 14 --out x
@@ -146,7 +146,7 @@ expect "without the state of its training" test ! -e slim/training -a -e slim/mo
 expect "with their checksums" "$program" inspect slim
 says "which agree" "all files are as they were written"
 expect "the same model" cmp slim/model.safetensors llama/latest/model.safetensors
-no "export of a model's files with a type" "require --gguf" "$program" export --model llama --out slim2 --type f32
+no "export of a model's files with a type" "type requires --gguf" "$program" export --model llama --out slim2 --type f32
 no "export over a directory" "already exists" "$program" export --merge --adapter llama-lora --out llama
 for content in '[]' '{"path": 3, "files": 5}' '{'; do
     rm -rf damaged && cp -rL llama-lora/latest damaged && echo "$content" >damaged/base.json
@@ -225,5 +225,5 @@ expect "they are merged" "$program" export --merge --model llama --adapter cut -
 expect "as the whole ones" "$program" export --merge --model llama --adapter whole --out merged-whole
 expect "into the same weights" cmp merged-cut/model.safetensors merged-whole/model.safetensors
 no "adapters as a file of llama.cpp" "first, then --model DIR --gguf FILE" "$program" export --adapter llama-lora --gguf x.gguf
-no "a type of a directory" "require --gguf; HINT" "$program" export --merge --adapter llama-lora --out x --type q8_0
+no "a type of a directory" "type requires --gguf; HINT" "$program" export --merge --adapter llama-lora --out x --type q8_0
 no "a directory and a file at once" "merge --out DIR first" "$program" export --merge --adapter llama-lora --out x --gguf x.gguf

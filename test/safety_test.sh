@@ -281,7 +281,7 @@ expect "and has its log" grep -q '"status":"finished"' unsaved/log.jsonl
 for option in "--exit-after 1h" "--keep-every 2" "--on-spike rollback"; do
     # shellcheck disable=SC2086
     expect "with $option it is refused" refused "$program" train "${S[@]}" --train-iters 2 --save-every never $option --out never
-    says "$option: by its name" "saves nothing, but ${option%% [0-9]*} .*HINT: "
+    says "$option: by its name" "${option%% [0-9]*} and --save-every never cannot be combined: .*HINT: "
 done
 endless unsaved-endless --save-every never &
 pid=$!

@@ -592,7 +592,7 @@ TEST(Duplicates, RefusesWhatItCannotDo) {
     test::expect_error([] { NearDuplicateOptions::parse({"fineweb", "stripes=2"}); }, {"'stripes=2'", "HINT: bands, rows"});
     refused([](auto& o) { o.method = "lsh"; }, "'lsh'");
     refused([](auto& o) { o.shingle = "bytes"; }, "'bytes'");
-    refused([](auto& o) { o.hash_bits = 48; }, "32 or 64 bits, not 48");
+    refused([](auto& o) { o.hash_bits = 48; }, "hash-bits of near duplicates is 48; it must be 32 or 64");
     refused([](auto& o) { o.bands = 0; }, "bands");
     refused([](auto& o) { o.rows = 101; }, "rows");
     refused([](auto& o) { o.shingle_size = 0; }, "size");
@@ -631,7 +631,7 @@ TEST(Duplicates, ExactByHand) {
     EXPECT_EQ(without_duplicates({"lines", true, 2}, {"aa\n}\nAA!\n}\n", "Aa"}, 2), (Texts{"aa\n}\n}\n", ""}));
     EXPECT_EQ(without_duplicates({"paragraphs", false, 0}, {"\na\nb\n\n \nc\n\na\nb\n\n\nd\n", "c\r\n\r\nb\n\na"}, 2),
               (Texts{"\na\nb\n\n \nc\n\nd\n", "b\n\na"}));
-    test::expect_error([] { without_duplicates({"words", false, 0}, {}, 0); }, {"'words'", "documents, paragraphs and lines"});
+    test::expect_error([] { without_duplicates({"words", false, 0}, {}, 0); }, {"'words'", "documents, paragraphs or lines"});
 }
 
 // Compared with a set of all texts, using a table larger than memory.

@@ -88,12 +88,12 @@ refuses "a world that tp does not divide" "64 ranks cannot be divided by tensor-
 refuses "a micro-batch that divides nothing" "a global batch that micro-batches do not divide" "${run[@]}" --world 64 --micro-batch-size 7
 refuses "too little memory" "closest layout needs .* on its fullest rank, which has 1.00 GiB: --tp .* more GPUs" "${run[@]}" --world 64 --device-memory-gib 1
 refuses "too little memory here" "closest layout needs 1.*GiB on its fullest rank, which has [0-9.]* [MK]iB: --tp .* HINT: a smaller model" --preset gpt2-124m --vocab-size 50257 --train-iters 9 --global-batch-size 4 --threads 2 --device-memory-gib 0.9
-refuses "steps of trials without trials" "HINT: add --trials" "${run[@]}" --world 64 --trial-steps 7
+refuses "steps of trials without trials" "trial-steps requires --trials; HINT: add that" "${run[@]}" --world 64 --trial-steps 7
 refuses "a machine without figures" "--device is 'z80'; it must be one of a100" "${run[@]}" --world 64 --device z80
 refuses "FP8 given and searched" "omit one of them" "${run[@]}" --world 8 --fp8-format hybrid --search-fp8
 refuses "FP8 where there is none" "FP8 was requested for --device a100" "${run[@]}" --world 8 --search-fp8 --device a100
 refuses "gradients on the host of several GPUs" "gradients is for one GPU, and the run has 8" "${run[@]}" --world 8 --offload gradients --main-grads-dtype bf16
-refuses "no global batch" "every layout must train the same number of samples" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
+refuses "no global batch" "number of samples per step, the same for every layout, is missing" --preset llama2-7b --vocab-size 32000 --train-iters 9 --world 8
 refuses "no length" "length of the run is missing" --preset llama2-7b --vocab-size 32000 --global-batch-size 8 --world 8
 refuses "trials elsewhere" "omit one of them" "${run[@]}" --world 8 --trials 2
 refuses "a time budget" "time-budget applies to a single run" "${run[@]}" --time-budget 5m
@@ -179,7 +179,7 @@ expect "a model of a longer context" "$program" train "${long[@]}" --out long
 expect "a prompt that fills it" "$program" tune --inference --model long --threads 2 --batch 2 --trials 1 --out filled
 refuses "a context without a token to measure" "leaves no room for a prompt" --inference --model long --seq-length 2 --trials 1
 cp -rL long mute && rm mute/*/tokenizer*
-refuses "trials without a tokenizer" "has no tokenizer" --inference --model mute --trials 1
+refuses "trials without a tokenizer" "trials requires a tokenizer" --inference --model mute --trials 1
 touch file
 expect "a file in the place of the folder" refused "$program" tune --inference --model long --trials 1 --out file
 says "is told" "cannot create directory file.*HINT"

@@ -84,8 +84,8 @@ expect "a plan without a model" train --preset llama-15m --vocab-size 300 --prom
 short=(--train-iters 2 --out x)
 no "more than the model has room for" "above the model's longest sequence 40; HINT: --seq-length 10" train --model llama --prompt-tokens 30 "${short[@]}"
 no "as many as its longest sequence" "leaves no room" train --model llama --prompt-tokens 40 "${short[@]}"
-no "no model" "but none is given; HINT: --model" train --preset llama-tiny --vocab-size 300 --prompt-tokens 4 "${short[@]}"
-no "an encoder without tokens" "prompt-tokens 20" train --model llama --prompt-encoder mlp "${short[@]}"
+no "no model" "prompt-tokens requires --model DIR" train --preset llama-tiny --vocab-size 300 --prompt-tokens 4 "${short[@]}"
+no "an encoder without tokens" "prompt-encoder requires --prompt-tokens" train --model llama --prompt-encoder mlp "${short[@]}"
 no "a width without an encoder" "prompt-encoder mlp" train --model llama --prompt-tokens 4 --prompt-encoder-width 8 "${short[@]}"
 no "a text for an encoder" "cannot initialize the encoder" train --model llama --prompt-tokens 4 --prompt-encoder mlp --prompt-init-text king "${short[@]}"
 no "two kinds of adapters" "both are adapters; HINT: omit one of them" train --model llama --prompt-tokens 4 --lora-rank 4 "${short[@]}"
