@@ -69,12 +69,12 @@ for layout in "" "--tp 2" "--pp 2"; do
 done
 
 # ---- refused ----
-no "no model" "HINT: --model DIR" train --preset llama-tiny --vocab-size 300 --data-path pairs --dpo-beta 0.1 --train-iters 1 --out x
+no "no model" "dpo-beta requires --model DIR" train --preset llama-tiny --vocab-size 300 --data-path pairs --dpo-beta 0.1 --train-iters 1 --out x
 no "pairs without a comparison" "contains pairs of answers.*--dpo-beta" train --model base --data-path pairs --seq-length 48 --train-iters 1 --out x
 no "text for a comparison" "contains no pairs of answers.*prepare --preference" dpo --data-path text --train-iters 1 --out x
 no "text beside pairs" "text contains no pairs" dpo --data-path 0.5 pairs 0.5 text --train-iters 1 --out x
 no "eval of pairs" "contains pairs of answers" "$program" eval --model base --data-path pairs
-no "a loss alone" "HINT: --dpo-beta" train --model base --data-path text --seq-length 48 --dpo-loss ipo --train-iters 1 --out x
+no "a loss alone" "dpo-loss requires --dpo-beta; HINT: add that" train --model base --data-path text --seq-length 48 --dpo-loss ipo --train-iters 1 --out x
 no "smoothed labels with ipo" "label-smoothing requires --dpo-loss sigmoid" dpo --dpo-loss ipo --dpo-label-smoothing 0.1 --train-iters 1 --out x
 no "z-loss" "z-loss-strength and --dpo-beta cannot be combined" dpo --z-loss 1e-4 --train-iters 1 --out x
 no "another beta on resuming" "dpo-beta is 0.2" dpo --dpo-beta 0.2 --resume tuned/step_00000020 --train-iters 40 --out x
