@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "../llmc/cpu/attention.h"
+#include "../llmc/model/flops.h"
 #include "../llmc/model/hf_config.h"
 #include "../llmc/model/lora.h"
 #include "../llmc/model/presets.h"
 #include "../llmc/plan/from_options.h"
+#include "../llmc/plan/planner.h"
 #include "files.h"
 #include "testing.h"
 
@@ -97,6 +99,46 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-ffn-hidden-size", "64"}, {"--moe-ffn-hidden-size requires"}},
     };
     for (const auto& [options, parts] : without) expect_error([&, &given = options] { configured(given); }, parts);
+}
+
+// 5 experts, of which 3 process a token.
+TEST(MixtureConfig, FlopsCountActiveExperts) {
+    ModelConfig dense = configured({"--ffn-hidden-size", "40"}), c = dense;
+    c.mixture.experts = 5;
+    c.mixture.topk = 3;
+    const double mlp = 3.0 * 64 * 40, router = 5 * 64, L = 2;
+    const FlopSizes s = flop_sizes(c, 32), d = flop_sizes(dense, 32);
+    EXPECT_DOUBLE_EQ(layer_products_flops(s) - layer_products_flops(d), 2 * L * (2 * mlp + router));
+    EXPECT_DOUBLE_EQ(model_flops_per_token(c, 32) - model_flops_per_token(dense, 32), 6 * L * (2 * mlp + router));
+    EXPECT_DOUBLE_EQ(fc1_flops(s), 3 * fc1_flops(d));
+    // One row reads its own experts, many rows read all.
+    EXPECT_DOUBLE_EQ(layer_weights(s, 1), layer_products_flops(s) / 2);
+    EXPECT_DOUBLE_EQ(layer_weights(s, 1e6), layer_weights(d, 9) + L * (4 * mlp + router));
+    EXPECT_DOUBLE_EQ(layer_weights(d, 1), layer_weights(d, 1e6));
+    // Muon: 4 more MLPs of 3 matrices of 40 x 64, and the router, 5 x 64.
+    const auto step = [](double small, double large) { return 4 * small * small * large + 2 * small * small * small; };
+    EXPECT_DOUBLE_EQ(muon_flops(s, 7, false).layer - muon_flops(d, 7, false).layer, 7 * (12 * step(40, 64) + step(5, 64)));
+    // Every parameter of matrices in layers and head, except idle experts, is multiplied once per token.
+    const double norms = 5 * 64, embedding = 99 * 64;
+    EXPECT_EQ(2 * ((double)active_parameters(c) - norms - embedding), layer_products_flops(s) + 2.0 * 99 * 64);
+}
+
+// A mixture of 2 of 8 plans the time of products with 2 MLPs, and of memory with 8.
+TEST(MixtureConfig, PlansCountActiveExperts) {
+    const auto planned = [](const char* experts, const char* width) {
+        PlanInput in;
+        in.c = configured(
+            {"--hidden-size", "1024", "--num-attention-heads", "8", "--ffn-hidden-size", width, "--num-experts", experts});
+        in.T = 1024;
+        in.B = 2;
+        in.global_batch = 8;
+        in.world = 1;
+        return make_plan(in);
+    };
+    const Plan dense = planned("0", "2048"), mixture = planned("8", "1024");
+    EXPECT_GT(mixture.stages[0].forward_seconds, dense.stages[0].forward_seconds);
+    EXPECT_LT(mixture.stages[0].forward_seconds, 1.1 * dense.stages[0].forward_seconds) << "router, and sums over experts";
+    EXPECT_GT(mixture.update_seconds, 1.5 * dense.update_seconds);
 }
 
 TEST(MixtureConfig, AdaptersAreOnAttention) {

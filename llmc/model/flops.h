@@ -6,7 +6,8 @@
 // P_matmul: the weights that multiply a vector per token: QKV, projection, fc1, fc2 of every layer and the LM head (even where
 // it is tied to the embedding; an embedding lookup multiplies nothing). 6 = 2 forward + 2 for the input's gradient + 2 for the
 // weight's. Attention: Q K^T and P V are 2 T HS each per head, times 3. Norms, activations and softmax are not counted. In a
-// layer with a sliding window of W < T keys, W replaces T or, where half of the scores are computed, W (2 - W / T).
+// layer with a sliding window of W < T keys, W replaces T or, where half of the scores are computed, W (2 - W / T). In a mixture
+// of experts, P_matmul has the router and K experts.
 //   The full count is exactly Megatron-LM v0.6's (LLM-jp's logs),
 //     12 B s L h^2 ((1 + k/a + s/h) (d a / h) + (f/h) (3/2 if SwiGLU) + V / (2 L h)),
 //   and 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of arXiv:2205.05198 where f = 4h.
@@ -14,6 +15,7 @@
 //   96 B s L h^2 (1 + s/(6h) + V/(16 L h)) of MT-NLG and BLOOM, arXiv:2104.04473.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "model_config.h"
@@ -25,19 +27,35 @@ struct FlopSizes {
     bool gated;           // fc1 has two halves of F rows, gate and up
     int64_t window = 0;   // keys that a query sees in layers with a sliding window
     double windowed = 0;  // the fraction of layers with a window
+    int64_t experts = 0;  // of a mixture in each layer, of width F each; 0: a dense MLP
+    int64_t topk = 1;     // MLPs that process a token
+
+    // Weights of one MLP, or of one expert.
+    double fc1() const { return (double)C * (double)F * (gated ? 2 : 1); }
+    double mlp() const { return fc1() + (double)F * (double)C; }
+    double router() const { return (double)experts * (double)C; }
 };
 
 enum class AttentionCount { full, causal };
 
 // Products with weights in all layers, per token, forward. In double, because large models and batches exceed 2^63.
 inline double layer_products_flops(const FlopSizes& s) {
-    const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS, F = s.F;
-    const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C, fc1 = C * F * (s.gated ? 2 : 1), fc2 = F * C;
-    return L * 2 * (qkv + proj + fc1 + fc2);
+    const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS;
+    const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C;
+    return L * 2 * (qkv + proj + s.router() + (double)s.topk * s.mlp());
 }
 
 // FLOPs of fc1 in all layers, the product that --recompute-granularity mlp recomputes.
-inline double fc1_flops(const FlopSizes& s) { return 2.0 * (double)s.L * (double)s.C * (double)s.F * (s.gated ? 2 : 1); }
+inline double fc1_flops(const FlopSizes& s) { return 2.0 * (double)s.L * (double)s.topk * s.fc1(); }
+
+// Weights in all layers that `rows` tokens multiply: with experts chosen at random, only some of them for a few rows.
+inline double layer_weights(const FlopSizes& s, double rows) {
+    const double active = layer_products_flops(s) / 2;
+    if (!s.experts) return active;
+    const double share = (double)s.topk / (double)s.experts;
+    const double used = (double)s.experts * (1 - std::pow(1 - share, rows));
+    return active + (double)s.L * (used - (double)s.topk) * s.mlp();
+}
 
 // The same with attention.
 inline double layers_forward_flops(const FlopSizes& s, AttentionCount attention) {
@@ -64,7 +82,12 @@ inline double full_recompute_flops_per_token(const FlopSizes& s, AttentionCount 
 inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
     int windowed = 0;
     for (int layer = 0; layer < c.L; layer++) windowed += !c.sees_all(layer);
-    return {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
+    FlopSizes s = {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
+    if (c.mixture.on()) {
+        s.experts = c.mixture.experts;
+        s.topk = c.mixture.topk;
+    }
+    return s;
 }
 // FLOPs of training per token, causal attention counted as half. Weights frozen under adapters (adapters.h) have no gradient;
 // the adapters' own products, some thousandths, are not counted, nor are virtual tokens, which have no targets.
@@ -90,7 +113,9 @@ inline MuonFlops muon_flops(const FlopSizes& s, int newton_schulz_steps, bool he
     add(heads ? NH : 1, heads ? HS : NH * HS, C);
     add(heads ? 2 * NKV : 2, heads ? HS : NKV * HS, C);
     add(1, C, NH * HS);
-    add(s.gated ? 2 : 1, F, C);
-    add(1, C, F);
+    const double mlps = (double)std::max<int64_t>(1, s.experts);
+    add(mlps * (s.gated ? 2 : 1), F, C);
+    add(mlps, C, F);
+    if (s.experts) add(1, (double)s.experts, C);
     return flops;
 }

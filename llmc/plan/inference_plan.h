@@ -57,21 +57,23 @@ inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) 
     const double cached = 2.0 * std::max(1, c.NKV / in.tp) * c.HS() * seen * element;  // bytes per layer and text
     const double attention = (layers_forward_flops(layer_at(prompt), AttentionCount::causal) - products) / in.tp;
 
-    const auto multiply = [&](double parameters, double rows) {
-        return std::max(parameters * element / memory, 2 * parameters * rows / rate);
+    // read: weights in memory that the rows need, of which each row is multiplied by `active`.
+    const auto multiply = [&](double read, double active, double rows) {
+        return std::max(read * element / memory, 2 * active * rows / rate);
     };
+    const auto multiply_layer = [&](double rows) { return multiply(layer_weights(layer, rows) / in.tp, weights, rows); };
     const auto reduce = [&](int n, int stride, double elements) {
         return detail::collective_seconds(in, n, stride, 2 * (n - 1), elements * element);
     };
     // In addition to the layers: the embedding, the messages between stages, the head with its logits of some of the rows.
     const auto ends = [&](double rows, double with_logits) {
         const double message = in.pp == 1 ? 0 : detail::collective_seconds(in, 2, in.tp, 1, 2 * rows * C * element);
-        return reduce(in.tp, 1, rows * C) + (in.pp - 1) * message + multiply(C * Vp / in.tp, with_logits) +
+        return reduce(in.tp, 1, rows * C) + (in.pp - 1) * message + multiply(C * Vp / in.tp, C * Vp / in.tp, with_logits) +
                detail::collective_seconds(in, in.tp, 1, in.tp - 1, with_logits * Vp * element) +
                reduce(in.pp, in.tp, with_logits * Vp);
     };
     const double prefill =
-        multiply(weights, prompt) + prompt * attention / detail::attention_rate(in) + 2 * reduce(in.tp, 1, prompt * C);
-    const double decode = multiply(weights, batch) + batch * cached / memory + 2 * reduce(in.tp, 1, batch * C);
+        multiply_layer(prompt) + prompt * attention / detail::attention_rate(in) + 2 * reduce(in.tp, 1, prompt * C);
+    const double decode = multiply_layer(batch) + batch * cached / memory + 2 * reduce(in.tp, 1, batch * C);
     return {batch * (c.L * prefill + ends(prompt, 1)), c.L * decode + ends(batch, batch)};
 }

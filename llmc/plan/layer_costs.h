@@ -162,11 +162,14 @@ inline void check_plan(const PlanInput& in) {
 // Whether sequence parallelism divides the rows of the residual stream among tp ranks.
 inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
 
+// MLPs that process a row.
+inline double mlps_per_row(const ModelConfig& c) { return c.mixture.on() ? c.mixture.topk : 1; }
+
 // Memory traffic of a rank for recomputing the norms and the activation function of a layer, for a micro-batch, in bytes.
 inline double elementwise_bytes(const PlanInput& in) {
     const ModelConfig& c = in.c;
     const double N = (double)in.B * in.T, norms = 2 * 2.0 * c.C / (cuts_rows(in) ? in.tp : 1);
-    return N * (norms + (double)(c.F1() + c.F) / in.tp) * (double)in.bytes_per_element;
+    return N * (norms + mlps_per_row(c) * (c.F1() + c.F) / in.tp) * (double)in.bytes_per_element;
 }
 
 // Attention without tensor cores reads an operand from shared memory for each multiply-add: 64 FLOPs per clock and
@@ -229,8 +232,9 @@ inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
 inline ElementwiseBytes bytes_of_columns(const PlanInput& in) {
     const ModelConfig& c = in.c;
     const double heads = (double)(c.NH + 2 * c.NKV) * c.HS(), rope = c.position == Position::rope ? 2 * heads : 0;
-    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp;
-    return {each * (rope + c.F1() + c.F), each * (rope + 2 * c.F1() + c.F + 2.0 * c.NH * c.HS())};
+    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp, F1 = mlps_per_row(c) * c.F1();
+    const double F = mlps_per_row(c) * c.F;
+    return {each * (rope + F1 + F), each * (rope + 2 * F1 + F + 2.0 * c.NH * c.HS())};
 }
 // Programs before FlashAttention (AttentionCount::full) kept scores in memory, 2 bytes each. Forward, the masked softmax reads
 // and writes them, and dropout again with a mask of 1 byte: 9 bytes. Backward, dropout 5 and the softmax 6 (arXiv:2205.05198).
@@ -239,11 +243,17 @@ inline ElementwiseBytes bytes_of_scores(const PlanInput& in) {
     const double scores = (double)in.B * in.T * in.T * in.c.NH / in.tp;
     return {9 * scores, 11 * scores};
 }
+// A mixture sums the K outputs of a row's experts, in backward the gradients of its input, which every rank has for all rows.
+inline double bytes_of_combining(const PlanInput& in) {
+    const double each = (double)in.B * in.T * in.c.C * (double)in.bytes_per_element;
+    return in.c.mixture.on() ? each * (in.c.mixture.topk + 1) : 0;
+}
 // Bytes that the efficiency does not include: of rows it includes 1 / tp.
 inline ElementwiseBytes bytes_apart(const PlanInput& in) {
     const double more = cuts_rows(in) ? 0 : 1 - 1.0 / in.tp;
     const ElementwiseBytes rows = bytes_of_rows(in), scores = bytes_of_scores(in);
-    return {more * rows.forward + scores.forward, more * rows.backward + scores.backward};
+    const double sums = bytes_of_combining(in);
+    return {more * rows.forward + scores.forward + sums, more * rows.backward + scores.backward + sums};
 }
 
 // Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and

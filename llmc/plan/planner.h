@@ -132,7 +132,7 @@ inline ColumnProducts column_products(const PlanInput& in) {
     const ModelConfig& c = in.c;
     if (!cuts_rows(in) || !in.overlap || c.adapted()) return {};
     const double each = 2.0 * in.B * in.T * c.C / in.tp;
-    return {each * (c.NH + 2 * c.NKV) * c.HS(), each * c.F1()};
+    return {each * (c.NH + 2 * c.NKV) * c.HS(), each * mlps_per_row(c) * c.F1()};
 }
 
 // Seconds of each stage's passes: computation, then exposed communication with the other tp ranks.
