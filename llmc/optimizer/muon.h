@@ -20,9 +20,9 @@
 // root of the width relative to the base model's, and a factor that is folded into W multiplies both. lr wd is unchanged.
 // NorMuon's X has no known singular values, so NorMuon is rejected with them.
 //
-// Queries, keys, values, SwiGLU's gate and up, and experts are separate matrices, though stored in one; with `heads` so is each head of
-// queries, keys and values. Products are as in linear layers (matmul.h), in floatX with sums in fp32. The step is one product
-// after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right if X has more rows than columns.
+// Queries, keys, values, SwiGLU's gate and up, and experts are separate matrices, though stored in one; with `heads` so is each
+// head of queries, keys and values. Products are as in linear layers (matmul.h), in floatX with sums in fp32. The step is one
+// product after X X^T: (a I + b A + c A^2) X with A = X X^T, or with A = X^T X from the right if X has more rows than columns.
 //
 // Ranks. With ZeRO-1 each matrix belongs to one data-parallel rank (shard.h), which has all of its weights and momentum and is
 // the only one to update it: given the same gradients, the bits are the same for any number of data-parallel ranks, and no
