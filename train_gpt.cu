@@ -854,6 +854,8 @@ static std::optional<StepStats> train_step(Trainer& t) {
     const int64_t terms = t.data.terms(t.state.sample(), global_batch);
     const real loss_scale = terms > 0 ? (real)(1.0 / (double)terms) : real(0);
     const double sequences = (double)global_batch, rows = sequences * t.m.a.T;
+    if (!t.m.frozen)
+        t.m.router_losses = {(real)(t.o.moe_aux_loss_coeff / sequences), (real)(t.o.moe_z_loss_coeff / rows)};
 
     Fp8Training& fp8 = t.m.fp8;
     const int64_t start = fp8_start(t.o, t.state);
