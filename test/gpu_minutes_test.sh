@@ -117,7 +117,7 @@ fault "a test that fails" test tests "exit status 1; bf16: FAILED A.2; bf16: 3 p
 fault "a crash" crash tests "bf16: process 1 ended with status 139 in A.1"
 BUDGET=20 fault "a test that hangs" hang tests "process 3 ended with status 124 in A.3.*3 passed, 0 failed"
 fault "a finding of memcheck" memcheck memcheck "memcheck: process 0 ended with status 9"
-for name in attention gemms profile; do
+for name in attention gemms profile experts; do
     fault "bench --$name that fails" "bench--$name" $name "exit status 3: error: no memory"
 done
 BUDGET=15 fault "a bench that hangs" hang--gemms gemms "exit status 124.*first suggestion 600"  # earlier results are kept

@@ -30,6 +30,7 @@
 #include "../../train_gpt.cu"
 #undef be
 #include "measure.h"
+#include "experts_bench.h"
 #ifndef BENCH_ON_CPU
 #include "attention_bench.h"
 #include "gemms.h"
@@ -647,17 +648,20 @@ void bench_ops(be::Ctx& ctx, const Machine& machine) {
         bench_in_fp8(ctx, machine, s.N, s.C, s.F);
     }
     bench_memory_bound(ctx, machine, s);
+    Figures figures(false, 0);
+    ExpertsBench(ctx, machine, figures).run();
 }
 
 constexpr char usage[] =
     "bench [--ops | --steps | PRESET B T [none|selective|full] [LAYERS]]\n"
     "bench --profile PRESET B[,B...] T [none|selective|full] [LAYERS] [--fp8]   the ops of a step: time, share, bound\n"
     "bench --generate PRESET | --machine | --describe PRESET B T | --serve PRESET B T\n"
+    "bench --experts                mixtures of experts next to a dense MLP of as many rows: the layer, its products\n"
     "on a CPU: bench --units\n"
     "on a GPU: bench --bounds       cuBLASLt's 8192^3 in bf16 and FP8, at once and for two seconds; a copy\n"
     "          bench --gemms        every matrix product of five models: first suggestion, best of 32, epilogues, FP8\n"
     "          bench --attention    forward, backward in two kernels and in one, cuDNN: heads of 64 and 128, T 512 to 8192\n"
-    "With --profile, --bounds, --gemms and --attention:\n"
+    "With --profile, --experts, --bounds, --gemms and --attention:\n"
     "  --seconds N   start nothing after N seconds; skipped figures are listed\n"
     "  --json        a line of JSON per figure\n";
 
@@ -677,16 +681,15 @@ std::optional<Call> understood(int argc, char** argv) {
         size_t least, most;
         bool has_figures;  // --seconds, --json
     };
-    static const std::map<std::string, Mode> modes = {{"", {0, 5, false}},           {"--ops", {0, 0, false}},
-                                                      {"--steps", {0, 0, false}},    {"--profile", {3, 5, true}},
-                                                      {"--generate", {1, 1, false}}, {"--machine", {0, 0, false}},
+    static const std::map<std::string, Mode> modes = {
+        {"", {0, 5, false}},           {"--ops", {0, 0, false}},     {"--steps", {0, 0, false}},  {"--profile", {3, 5, true}},
+        {"--generate", {1, 1, false}}, {"--machine", {0, 0, false}}, {"--experts", {0, 0, true}},
 #ifdef BENCH_ON_CPU
-                                                      {"--units", {0, 0, false}},
+        {"--units", {0, 0, false}},
 #else
-                                                      {"--bounds", {0, 0, true}},    {"--gemms", {0, 0, true}},
-                                                      {"--attention", {0, 0, true}},
+        {"--bounds", {0, 0, true}},    {"--gemms", {0, 0, true}},    {"--attention", {0, 0, true}},
 #endif
-                                                      {"--describe", {3, 3, false}}, {"--serve", {3, 3, false}}};
+        {"--describe", {3, 3, false}}, {"--serve", {3, 3, false}}};
     Call call;
     bool figures = false;
     for (int i = 1; i < argc; i++) {
@@ -760,6 +763,7 @@ int main(int argc, char** argv) try {
     print_bounds(ctx, machine, figures);
     if (mode == "--generate") return bench_generate(ctx, machine, call.words[0]), 0;
     if (mode == "--profile") return profile_all(ctx, machine, call, figures), figures.end(), 0;
+    if (mode == "--experts") return ExpertsBench(ctx, machine, figures).run(), figures.end(), 0;
 #ifndef BENCH_ON_CPU
     if (mode == "--bounds") return Gemms(ctx, machine, figures).bounds(), figures.end(), 0;
     if (mode == "--gemms") return Gemms(ctx, machine, figures).run(), figures.end(), 0;

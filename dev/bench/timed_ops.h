@@ -14,6 +14,7 @@
 #else
 #include "../../llmc/cpu/attention.h"
 #include "../../llmc/cpu/embed.h"
+#include "../../llmc/cpu/experts.h"
 #include "../../llmc/cpu/fp8.h"
 #include "../../llmc/cpu/fp8_linear.h"
 #include "../../llmc/cpu/loss.h"
@@ -124,6 +125,11 @@ inline Work attention(const AttentionShape& a, int products, int tensors) {
 }
 inline Work rotation(const AttentionShape& a) { return {0, (double)a.N() * (a.NH + a.NKV) * a.HS * 2 * X}; }
 
+// The products of all experts' rows with their own matrices.
+inline Work experts_product(const ExpertGroups& g, double IC, double OC, double bytes_of_weight = X) {
+    return {2.0 * g.slots * IC * OC, X * g.slots * (IC + OC) + bytes_of_weight * g.E * IC * OC};
+}
+
 #define TIMED(op, work_of)                             \
     struct op##_work {                                 \
         static constexpr const char* name = #op;       \
@@ -171,6 +177,18 @@ TIMED(activation_backward, ROWS(3, 0, (gated(THE(Activation)) ? 5 : 3) * X))
 TIMED(residual_forward, Work({0, NUMBER(1, 0) * 3 * X}))
 TIMED(rope_forward, rotation(THE(AttentionShape)))
 TIMED(rope_backward, rotation(THE(AttentionShape)))
+TIMED(expert_linear_forward, experts_product(THE(ExpertGroups), NUMBER(2, 0), NUMBER(2, 1)))
+TIMED(expert_linear_backward_input, experts_product(THE(ExpertGroups), NUMBER(2, 0), NUMBER(2, 1)))
+TIMED(expert_linear_backward_weight,
+      experts_product(THE(ExpertGroups), NUMBER(3, 0), NUMBER(3, 1), R*(1 + (NUMBER(3, 2) == (double)Acc::Add))))
+TIMED(expert_activation_forward, Work({0, THE(MixtureShape).slots() * NUMBER(2, 0) * (gated(THE(Activation)) ? 3 : 2) * X}))
+TIMED(expert_activation_backward, Work({0, THE(MixtureShape).slots() * NUMBER(2, 0) * (gated(THE(Activation)) ? 5 : 3) * X}))
+TIMED(expert_combine, Work({0, (double)THE(MixtureShape).N() * (THE(MixtureShape).K + 1) * THE(int) * X}))
+TIMED(router_logits, product(THE(MixtureShape).N(), THE(int), THE(MixtureShape).E))
+TIMED(router_logits_backward,
+      Work({4.0 * THE(MixtureShape).N() * NUMBER(2, 0) * THE(MixtureShape).E, 3.0 * THE(MixtureShape).N() * NUMBER(2, 0) * X}))
+TIMED(route, Work({0, (double)THE(MixtureShape).N() * THE(MixtureShape).E* R}))
+TIMED(router_backward, Work({0, 2.0 * THE(MixtureShape).N() * THE(MixtureShape).E* R}))
 TIMED(embedding_forward, ROWS(3, 0, 2 * X))
 TIMED(embedding_backward, ROWS(3, 0, X + 2 * R))
 TIMED(attention_forward, attention(THE(AttentionShape), 2, 2))
