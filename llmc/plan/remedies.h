@@ -47,101 +47,130 @@ FewestLayers fewest_layers(const TrainOptions& o, double most, BytesOf bytes_of)
     return n;
 }
 template <class BytesOf>
-std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_is_host, double most, BytesOf bytes_of) {
-    std::vector<Remedy> found;
-    const auto fits = [&](const std::string& words, const TrainOptions& p, int n) {
+class RemedySearch {
+public:
+    RemedySearch(const TrainOptions& o, int ranks, bool memory_is_host, double most, BytesOf bytes_of)
+        : o_(o), least_(o), ranks_(ranks), memory_is_host_(memory_is_host), most_(most), bytes_of_(bytes_of) {}
+
+    std::vector<Remedy> find() {
+        recompute_more_layers();
+        if (memory_is_host_ && !o_.save_in_foreground)
+            change_one("--save-in-foreground", [](TrainOptions& p) { p.save_in_foreground = true; });
+        if (!o_.zero) change_one("--zero 1", [](TrainOptions& p) { p.zero = 1; });
+        recompute_more();
+        smaller_micro_batch(o_, "");
+        if (o_.recompute_granularity != "full") {
+            least_.recompute_granularity = "full";
+            words_ += "--recompute full ";
+        }
+        if (found_.empty() && !words_.empty()) change_all(words_);
+        if (found_.empty()) narrow_moments();
+        if (found_.empty() && o_.main_grads_dtype != "bf16") {
+            least_.main_grads_dtype = "bf16";
+            change_all(words_ += "--main-grads-dtype bf16 ");
+        }
+        if (memory_is_host_) return found_;
+        offload();
+        add_gpus();
+        return found_;
+    }
+
+private:
+    const TrainOptions& o_;
+    TrainOptions least_;  // the least memory on these ranks, apart from the micro-batch
+    std::string words_;   // its changes, each followed by a blank
+    int ranks_;
+    bool memory_is_host_;
+    double most_;
+    BytesOf bytes_of_;
+    std::vector<Remedy> found_;
+
+    bool fits(const std::string& words, const TrainOptions& p, int ranks) {
         try {
-            const double bytes = (double)bytes_of(p, n);
-            if (bytes <= most) found.push_back({words, bytes});
-            return bytes <= most;
+            const double bytes = (double)bytes_of_(p, ranks);
+            if (bytes <= most_) found_.push_back({words, bytes});
+            return bytes <= most_;
         } catch (const Error&) {
             return false;
         }
-    };
-    const auto micro_batch = [](const TrainOptions& p) { return format("--micro-batch-size %d", p.micro_batch_size); };
-    const auto smaller_micro_batch = [&](TrainOptions p, const std::string& words) {
+    }
+    void smaller_micro_batch(TrainOptions p, const std::string& words) {
         while ((p.micro_batch_size /= 2) > 0)
-            if (fits(words + micro_batch(p), p, ranks)) return;
-    };
-    TrainOptions least = o;  // the least memory on these ranks, apart from the micro-batch
-    std::string words;
-    if (o.recompute_num_layers) {
-        const FewestLayers n = fewest_layers(o, most, [&](const TrainOptions& p) { return (double)bytes_of(p, ranks); });
+            if (fits(words + format("--micro-batch-size %d", p.micro_batch_size), p, ranks_)) return;
+    }
+    template <class Change>
+    void change_one(const std::string& words, Change change) {
+        TrainOptions p = o_;
+        change(p);
+        change(least_);
+        words_ += words + " ";
+        fits(words, p, ranks_);
+    }
+    void change_all(const std::string& words) {
+        if (!fits(words.substr(0, words.size() - 1), least_, ranks_)) smaller_micro_batch(least_, words);
+    }
+    void recompute_more_layers() {
+        if (!o_.recompute_num_layers) return;
+        const FewestLayers n = fewest_layers(o_, most_, [&](const TrainOptions& p) { return (double)bytes_of_(p, ranks_); });
         const auto layers = [](int layers) { return format("--recompute-num-layers %d", layers); };
-        TrainOptions p = o;
+        TrainOptions p = o_;
         p.recompute_num_layers = n.enough;
-        if (n.enough > o.recompute_num_layers) fits(layers(n.enough), p, ranks);
-        if (n.all > o.recompute_num_layers) {
-            least.recompute_num_layers = n.all;
-            words += layers(n.all) + " ";
+        if (n.enough > o_.recompute_num_layers) fits(layers(n.enough), p, ranks_);
+        if (n.all <= o_.recompute_num_layers) return;
+        least_.recompute_num_layers = n.all;
+        words_ += layers(n.all) + " ";
+    }
+    void recompute_more() {
+        for (const char* policy : recompute_words) {
+            if (recompute_policy(policy) <= recompute_policy(o_.recompute_granularity)) continue;
+            TrainOptions p = o_;
+            p.recompute_granularity = policy;
+            if (fits(std::string("--recompute ") + policy, p, ranks_)) break;
         }
     }
-    if (memory_is_host && !o.save_in_foreground) {
-        least.save_in_foreground = true;
-        words += "--save-in-foreground ";
-        TrainOptions p = o;
-        p.save_in_foreground = true;
-        fits("--save-in-foreground", p, ranks);
+    void narrow_moments() {
+        const bool first = o_.exp_avg_dtype == "fp32",
+                   second = o_.exp_avg_sq_dtype == "fp32" && optimizer_row(o_.optimizer).narrows_second_moment();
+        if (!first && !second) return;
+        if (first) least_.exp_avg_dtype = "bf16";
+        if (second) least_.exp_avg_sq_dtype = "bf16";
+        words_ += std::string(first ? "--exp-avg-dtype bf16 " : "") + (second ? "--exp-avg-sq-dtype bf16 " : "");
+        change_all(words_);
     }
-    if (!o.zero) {
-        TrainOptions p = o;
-        p.zero = least.zero = 1;
-        words += "--zero 1 ";
-        fits("--zero 1", p, ranks);
+    void offload() {
+        for (const char* part : {"optimizer", "gradients"}) {
+            if (!found_.empty() || !optimizer_row(o_.optimizer).can_offload() || o_.offload == "gradients") break;
+            const bool gradients = part == std::string("gradients");
+            if (gradients ? ranks_ > 1 : o_.offload != "none") continue;
+            least_.offload = part;
+            change_all(words_ + "--offload " + part + " ");
+        }
     }
-    for (const char* policy : recompute_words) {
-        if (recompute_policy(policy) <= recompute_policy(o.recompute_granularity)) continue;
-        TrainOptions p = o;
-        p.recompute_granularity = policy;
-        if (fits(std::string("--recompute ") + policy, p, ranks)) break;
+    // The smallest number of GPUs that suffices, split by data (ZeRO), tensor or pipeline parallelism.
+    void add_gpus() {
+        for (int more = 2; more <= 1024; more *= 2) {
+            const size_t before = found_.size();
+            for (int tp = 1; tp <= more && tp * o_.tensor_model_parallel_size <= std::min(8, o_.node_size); tp *= 2)
+                for (int pp = 1; tp * pp <= more; pp *= 2)
+                    if (found_.size() < before + 3) split(more, tp, pp);
+            if (found_.size() > before) break;
+        }
     }
-    smaller_micro_batch(o, "");
-    if (o.recompute_granularity != "full") {
-        least.recompute_granularity = "full";
-        words += "--recompute full ";
+    void split(int more, int tp, int pp) {
+        TrainOptions p = o_;
+        p.tensor_model_parallel_size *= tp;
+        p.pipeline_model_parallel_size *= pp;
+        std::string layout = format("%d GPUs", ranks_ * more);
+        if (p.offload == "gradients") {  // is for one GPU
+            p.offload = "optimizer";
+            layout += " --offload optimizer";
+        }
+        if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
+        if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
+        fits(layout, p, ranks_ * more);
     }
-    if (found.empty() && !words.empty() && !fits(words.substr(0, words.size() - 1), least, ranks))
-        smaller_micro_batch(least, words);
-    const OptimizerRow& optimizer = optimizer_row(o.optimizer);
-    const bool first = o.exp_avg_dtype == "fp32", second = o.exp_avg_sq_dtype == "fp32" && optimizer.narrows_second_moment();
-    if (found.empty() && (first || second)) {
-        if (first) least.exp_avg_dtype = "bf16";
-        if (second) least.exp_avg_sq_dtype = "bf16";
-        words += std::string(first ? "--exp-avg-dtype bf16 " : "") + (second ? "--exp-avg-sq-dtype bf16 " : "");
-        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
-    }
-    if (found.empty() && o.main_grads_dtype != "bf16") {
-        least.main_grads_dtype = "bf16";
-        words += "--main-grads-dtype bf16 ";
-        if (!fits(words.substr(0, words.size() - 1), least, ranks)) smaller_micro_batch(least, words);
-    }
-    if (memory_is_host) return found;
-    for (const char* part : {"optimizer", "gradients"}) {
-        if (!found.empty() || !optimizer.can_offload() || o.offload == "gradients") break;
-        const bool gradients = part == std::string("gradients");
-        if (gradients ? ranks > 1 : o.offload != "none") continue;
-        least.offload = part;
-        const std::string all = words + "--offload " + part;
-        if (!fits(all, least, ranks)) smaller_micro_batch(least, all + " ");
-    }
-    // More GPUs: the smallest number that suffices, split by data (ZeRO), tensor or pipeline parallelism.
-    for (int more = 2; more <= 1024; more *= 2) {
-        const size_t before = found.size();
-        for (int tp = 1; tp <= more && tp * o.tensor_model_parallel_size <= std::min(8, o.node_size); tp *= 2)
-            for (int pp = 1; tp * pp <= more; pp *= 2) {
-                TrainOptions p = o;
-                p.tensor_model_parallel_size *= tp;
-                p.pipeline_model_parallel_size *= pp;
-                std::string layout = format("%d GPUs", ranks * more);
-                if (p.offload == "gradients") {  // is for one GPU
-                    p.offload = "optimizer";
-                    layout += " --offload optimizer";
-                }
-                if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
-                if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
-                if (found.size() < before + 3) fits(layout, p, ranks * more);
-            }
-        if (found.size() > before) break;
-    }
-    return found;
+};
+template <class BytesOf>
+std::vector<Remedy> find_remedies(const TrainOptions& o, int ranks, bool memory_is_host, double most, BytesOf bytes_of) {
+    return RemedySearch<BytesOf>(o, ranks, memory_is_host, most, bytes_of).find();
 }
