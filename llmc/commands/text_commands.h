@@ -77,9 +77,8 @@ inline void print_notes(const PrepareCounts& counts, const PrepareOptions& o, co
     }
 }
 
-// A list in the command's order: checks, parts, the loop over chunks, the summary.
-inline int prepare_command(const PrepareOptions& given) {
-    PrepareOptions o = given;
+// Rejects options that do not fit together, and removes an ending from the prefix.
+inline void check_prepare_options(PrepareOptions& o) {
     refuse_missing(o.output_prefix.empty(), "the output", "--output-prefix PREFIX writes PREFIX.bin and PREFIX.idx");
     if (const std::string prefix = without_extension(o.output_prefix); prefix != o.output_prefix) {
         print_line(stderr, "note: --output-prefix has no ending: " + prefix + ".bin and " + prefix + ".idx are written");
@@ -91,8 +90,83 @@ inline int prepare_command(const PrepareOptions& given) {
             "and DIR/text.idx",
             o.output_prefix.c_str());
     refuse_missing(o.tokenizer.empty(), "the tokenizer", "--tokenizer DIR, as written by train_gpt tokenizer");
+    refuse_without(!o.chat && !o.preference && !o.chat_template.empty(), "--chat-template", "--chat or --preference");
+}
+
+inline void encode_chunk(const PrepareOptions& o, const Tokenizer& tokenizer, const ChatEncoder* chat, const Chunk& chunk,
+                         PreparedChunk& p) {
+    std::vector<int>& tokens = p.text.tokens;
+    tokens.clear();  // keeps its memory
+    p.spelled = 0;
+    if (!chat) {
+        tokenizer.encode_append(chunk.text, tokens, o.parse_special_tokens, chunk.continues);
+        p.spelled = tokenizer.count_special(chunk.text);
+        p.lost = tokenizer.count_lost(chunk.text, tokens);
+        if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
+        return;
+    }
+    p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
+    if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
+    for (const auto* messages : {&chunk.conversation, &chunk.rejected})
+        for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
+}
+
+// Encodes the reader's text and writes it. After an error, `state` (or null) keeps what was written.
+inline void encode_and_write(const PrepareOptions& o, const Tokenizer& tokenizer, const ChatEncoder* chat,
+                             DocumentReader& reader, PrepareState* state, TokenDatasetWriter& writer, PrepareCounts& counts) {
+    std::vector<PreparedChunk> prepared;
+    const auto write = [&](const ChatTokens& text, bool ends) {
+        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.in_loss.data() : nullptr);
+        if (ends) writer.end_document();
+        counts.tokens += (int64_t)text.tokens.size();
+        counts.in_loss += std::count(text.in_loss.begin(), text.in_loss.end(), 1);
+    };
+    try {
+        for_each_chunk(
+            reader, cpu::thread_count(o.workers), "preparing",
+            [&](const Chunk& chunk, size_t i) { encode_chunk(o, tokenizer, chat, chunk, prepared[i]); },
+            [&](const Chunk& chunk, size_t i) {
+                if (state && state->is_known(chunk)) return;
+                const auto& [text, rejected, spelled, lost] = prepared[i];
+                write(text, chunk.ends_document);
+                if (o.preference) write(rejected, true);
+                counts.bytes += chunk.odd.bytes;
+                counts.spelled += spelled;
+                counts.lost += lost;
+                if (state && chunk.ends_document) state->done(chunk, writer);
+            },
+            [&](size_t n) { prepared.resize(n); });
+    } catch (const Error&) {
+        try {
+            if (state) state->save(writer);
+        } catch (const Error&) {  // a full disk: the last saved position remains
+        }
+        throw;
+    }
+}
+
+inline void print_prepared(const PrepareOptions& o, const ChatEncoder* chat, const TokenDatasetWriter& writer,
+                           const PrepareCounts& counts) {
+    const std::string files = o.output_prefix + ".bin, " + o.output_prefix + ".idx";
+    const std::string tokens = counted(counts.tokens, "token");
+    if (chat)
+        print_line(stdout,
+                   format("%s, %s%s: %s with the template %s, %s, %s of them in the loss (%.1f%%)", files.c_str(),
+                          o.output_prefix.c_str(), mask_ending,
+                          o.preference ? counted(writer.n_documents() / 2, "pair of answers", "pairs of answers").c_str()
+                                       : counted(writer.n_documents(), "conversation").c_str(),
+                          chat->name().c_str(), tokens.c_str(), with_commas(counts.in_loss).c_str(),
+                          100.0 * (double)counts.in_loss / (double)counts.tokens));
+    else
+        print_line(stdout,
+                   format("%s: %s, %s, %.3f bytes per token", files.c_str(), counted(writer.n_documents(), "document").c_str(),
+                          tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
+}
+
+inline int prepare_command(const PrepareOptions& given) {
+    PrepareOptions o = given;
+    check_prepare_options(o);
     const bool chats = o.chat || o.preference;
-    refuse_without(!chats && !o.chat_template.empty(), "--chat-template", "--chat or --preference");
     const Tokenizer tokenizer = Tokenizer::load(local_path(o.tokenizer));
     tokenizer.warn_of_missing_end();
     if (!chats && !o.no_append_eod && tokenizer.eod_id() < 0)
@@ -118,52 +192,7 @@ inline int prepare_command(const PrepareOptions& given) {
     }
     TokenDatasetWriter writer(o.output_prefix, tokenizer.identity(), state ? std::optional(state->kept()) : std::nullopt,
                               chat ? chat->name() : "", o.preference);
-    std::vector<PreparedChunk> prepared;
-    const auto encode_text = [&](const Chunk& chunk, PreparedChunk& p) {
-        std::vector<int>& tokens = p.text.tokens;
-        tokenizer.encode_append(chunk.text, tokens, o.parse_special_tokens, chunk.continues);
-        p.spelled = tokenizer.count_special(chunk.text);
-        p.lost = tokenizer.count_lost(chunk.text, tokens);
-        if (chunk.ends_document && !o.no_append_eod) tokens.push_back(tokenizer.eod_id());
-    };
-    const auto encode_conversation = [&](const Chunk& chunk, PreparedChunk& p) {
-        p.text = chat->encode(chunk.conversation, false, o.parse_special_tokens);
-        if (o.preference) p.rejected = chat->encode(chunk.rejected, false, o.parse_special_tokens);
-        for (const auto* messages : {&chunk.conversation, &chunk.rejected})
-            for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
-    };
-    const auto write = [&](const ChatTokens& text, bool ends) {
-        writer.add(text.tokens.data(), text.tokens.size(), chat ? text.in_loss.data() : nullptr);
-        if (ends) writer.end_document();
-        counts.tokens += (int64_t)text.tokens.size();
-        counts.in_loss += std::count(text.in_loss.begin(), text.in_loss.end(), 1);
-    };
-    try {
-        for_each_chunk(
-            reader, cpu::thread_count(o.workers), "preparing",
-            [&](const Chunk& chunk, size_t i) {
-                prepared[i].text.tokens.clear();  // keeps its memory
-                prepared[i].spelled = 0;
-                chat ? encode_conversation(chunk, prepared[i]) : encode_text(chunk, prepared[i]);
-            },
-            [&](const Chunk& chunk, size_t i) {
-                if (state && state->is_known(chunk)) return;
-                const auto& [text, rejected, spelled, lost] = prepared[i];
-                write(text, chunk.ends_document);
-                if (o.preference) write(rejected, true);
-                counts.bytes += chunk.odd.bytes;
-                counts.spelled += spelled;
-                counts.lost += lost;
-                if (state && chunk.ends_document) state->done(chunk, writer);
-            },
-            [&](size_t n) { prepared.resize(n); });
-    } catch (const Error&) {
-        try {
-            if (state) state->save(writer);
-        } catch (const Error&) {  // a full disk: the last saved position remains
-        }
-        throw;
-    }
+    encode_and_write(o, tokenizer, chat ? &*chat : nullptr, reader, state ? &*state : nullptr, writer, counts);
     if (state) state->check_reached();
     if (writer.n_documents() == 0)
         fail("the input is empty: no document was found in %s%s", o.input[0].c_str(),
@@ -171,20 +200,7 @@ inline int prepare_command(const PrepareOptions& given) {
     writer.commit();
     if (state) state->finish();
     print_notes(counts, o, tokenizer);
-    const std::string files = o.output_prefix + ".bin, " + o.output_prefix + ".idx";
-    const std::string tokens = counted(counts.tokens, "token");
-    if (chat)
-        print_line(stdout,
-                   format("%s, %s%s: %s with the template %s, %s, %s of them in the loss (%.1f%%)", files.c_str(),
-                          o.output_prefix.c_str(), mask_ending,
-                          o.preference ? counted(writer.n_documents() / 2, "pair of answers", "pairs of answers").c_str()
-                                       : counted(writer.n_documents(), "conversation").c_str(),
-                          chat->name().c_str(), tokens.c_str(), with_commas(counts.in_loss).c_str(),
-                          100.0 * (double)counts.in_loss / (double)counts.tokens));
-    else
-        print_line(stdout,
-                   format("%s: %s, %s, %.3f bytes per token", files.c_str(), counted(writer.n_documents(), "document").c_str(),
-                          tokens.c_str(), (double)counts.bytes / (double)std::max<int64_t>(1, counts.tokens)));
+    print_prepared(o, chat ? &*chat : nullptr, writer, counts);
     return 0;
 }
 
