@@ -43,9 +43,13 @@ inline bool wants_classifier(const CurateOptions& o) {
     return !o.train_language.empty() || !o.train_quality.empty() || !o.measure_on.empty();
 }
 
-// A list in the command's order: checks; then measuring a given model, or reading texts, training, the new model, its measures.
-inline int classifier_command(const CurateOptions& o) {
-    const int threads = cpu::thread_count(o.threads);
+namespace detail {
+
+struct ClassifierTask {
+    bool trains, quality;  // otherwise: measures, languages
+    std::string option;    // the one that selects this
+};
+inline ClassifierTask classifier_task(const CurateOptions& o) {
     const bool trains = !o.train_language.empty() || !o.train_quality.empty();
     refuse_together(!o.train_language.empty() && !o.train_quality.empty(), "--train-language", "--train-quality",
                     "each trains a classifier", "use two commands");
@@ -64,48 +68,39 @@ inline int classifier_command(const CurateOptions& o) {
             fail_usage("--%s has no effect with --%s: %s", name.c_str(), option.c_str(),
                        trains ? "a classifier is trained, and no corpus is curated" : "a classifier is measured");
     }
-    const auto read = [&](const Strings& items, const std::string& name, const std::vector<std::string>& labels) {
-        const TextInput input = text_input(o, o.input, "curate --" + name, quality ? "blank" : "line");
-        return LabelledTexts::read(labelled_files(items, name), input, labels, (uint64_t)o.seed, threads);
-    };
-    if (!trains) {
-        const TextClassifier classifier = TextClassifier::load(quality ? o.quality_model : o.language_model);
-        detail::measure_classifier(classifier, read(o.measure_on, option, classifier.labels()), threads);
-        return 0;
-    }
-    refuse_missing(o.output.empty(), "the output", "--output FILE gets the model that --" + option + " trains");
+    return {trains, quality, option};
+}
+
+inline void check_output_of_classifier(const CurateOptions& o, const ClassifierTask& task) {
+    refuse_missing(o.output.empty(), "the output", "--output FILE gets the model that --" + task.option + " trains");
     make_directory(std::filesystem::absolute(o.output).parent_path().string());
     if (std::error_code error; std::filesystem::exists(o.output, error)) {
         if (beginning_of(o.output, 8) != TextClassifier::magic)
             fail("%s exists and is no classifier; HINT: another --output", o.output.c_str());
     }
-    LabelledTexts texts = read(quality ? o.train_quality : o.train_language, option, {});
-    if (quality && texts.labels != std::vector<std::string>{"bad", "good"})
-        fail_usage(
-            "--train-quality has texts labelled %s; the labels must be good and bad; HINT: --train-quality good:FILE "
-            "bad:FILE",
-            joined(texts.labels).c_str());
+}
 
-    // Without texts to measure on, every twentieth is held out.
+// Moves every twentieth text out of `texts`, to measure on.
+inline LabelledTexts hold_out(LabelledTexts& texts) {
+    const auto is_held_out = [](const LabelledTexts::Item& item) { return item.key % 20 == 0; };
     LabelledTexts held_out;
-    if (!o.measure_on.empty()) held_out = read(o.measure_on, "measure-on", texts.labels);
-    else {
-        const auto is_held_out = [](const LabelledTexts::Item& item) { return item.key % 20 == 0; };
-        held_out.labels = texts.labels;
-        std::copy_if(texts.items.begin(), texts.items.end(), std::back_inserter(held_out.items), is_held_out);
-        texts.items.erase(std::remove_if(texts.items.begin(), texts.items.end(), is_held_out), texts.items.end());
-    }
-    std::vector<LabelledText> training;
+    held_out.labels = texts.labels;
+    std::copy_if(texts.items.begin(), texts.items.end(), std::back_inserter(held_out.items), is_held_out);
+    texts.items.erase(std::remove_if(texts.items.begin(), texts.items.end(), is_held_out), texts.items.end());
+    return held_out;
+}
+
+inline void check_labels(const LabelledTexts& texts, const std::string& option) {
     std::vector<int64_t> count(texts.labels.size());
-    for (const LabelledTexts::Item& item : texts.items) {
-        training.push_back({item.text, item.label});
-        count[(size_t)item.label]++;
-    }
+    for (const LabelledTexts::Item& item : texts.items) count[(size_t)item.label]++;
     for (size_t k = 0; k < count.size(); k++)
         if (count[k] == 0)
             fail("--%s: there is no text labelled '%s'; each label needs some", option.c_str(), texts.labels[k].c_str());
     if (count.size() < 2)
         fail_usage("--%s has texts of one label, '%s'; at least two are needed", option.c_str(), texts.labels[0].c_str());
+}
+
+inline TextClassifier train_classifier(const LabelledTexts& texts, bool quality, uint64_t seed, int threads) {
     ClassifierShape shape;
     ClassifierTraining how;
     if (quality) shape = {"words", 1, 2, 20};
@@ -113,15 +108,45 @@ inline int classifier_command(const CurateOptions& o) {
         how.shortest_piece = 16;
         how.longest_piece = 120;
     }
-    how.seed = (uint64_t)o.seed;
+    how.seed = seed;
     how.threads = threads;
+    std::vector<LabelledText> training;
+    for (const LabelledTexts::Item& item : texts.items) training.push_back({item.text, item.label});
     Progress progress("training", (int64_t)(training.size() * (size_t)how.epochs), "texts");
-    const TextClassifier classifier =
+    TextClassifier classifier =
         TextClassifier::train(texts.labels, shape, how, training, [&](int64_t done) { progress.update(done); });
     progress.finish();
+    return classifier;
+}
+
+}  // namespace detail
+
+inline int classifier_command(const CurateOptions& o) {
+    using namespace detail;
+    const int threads = cpu::thread_count(o.threads);
+    const ClassifierTask task = classifier_task(o);
+    const auto read = [&](const Strings& items, const std::string& name, const std::vector<std::string>& labels) {
+        const TextInput input = text_input(o, o.input, "curate --" + name, task.quality ? "blank" : "line");
+        return LabelledTexts::read(labelled_files(items, name), input, labels, (uint64_t)o.seed, threads);
+    };
+    if (!task.trains) {
+        const TextClassifier classifier = TextClassifier::load(task.quality ? o.quality_model : o.language_model);
+        measure_classifier(classifier, read(o.measure_on, task.option, classifier.labels()), threads);
+        return 0;
+    }
+    check_output_of_classifier(o, task);
+    LabelledTexts texts = read(task.quality ? o.train_quality : o.train_language, task.option, {});
+    if (task.quality && texts.labels != std::vector<std::string>{"bad", "good"})
+        fail_usage(
+            "--train-quality has texts labelled %s; the labels must be good and bad; HINT: --train-quality good:FILE "
+            "bad:FILE",
+            joined(texts.labels).c_str());
+    const LabelledTexts others = o.measure_on.empty() ? hold_out(texts) : read(o.measure_on, "measure-on", texts.labels);
+    check_labels(texts, task.option);
+    const TextClassifier classifier = train_classifier(texts, task.quality, (uint64_t)o.seed, threads);
     classifier.save(o.output);
     print_line(stdout, format("%s: %s, %s trained on", o.output.c_str(), counted((int64_t)texts.labels.size(), "label").c_str(),
-                              counted((int64_t)training.size(), "text").c_str()));
-    if (!held_out.items.empty()) detail::measure_classifier(classifier, held_out, threads);
+                              counted((int64_t)texts.items.size(), "text").c_str()));
+    if (!others.items.empty()) measure_classifier(classifier, others, threads);
     return 0;
 }
