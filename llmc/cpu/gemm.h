@@ -254,52 +254,84 @@ struct EpilogueInput {
     int rows = 1;
 };
 
-// out (N, C) = a (N, K) b (K, C); K of b is padded to whole words, C to 16. The epilogue receives each part of a row, which it
-// may modify. Prefetches lines of `out` (N, C), if given and the result needs it in cache, and of `read`, the epilogue's input.
+// The left operand's rows, `columns` numbers each; rows of experts are copied before they are multiplied (padded with zeros).
+struct LeftRows {
+    ExpertRows rows;
+    int columns;
+    bool in_place;
+};
+// A task of a product: rows [row, row + rows) of the result, of which `there` exist, in columns [column, column + columns). Its
+// right operand starts `right` elements after the product's.
+struct Block {
+    int row, rows, there, column, columns;
+    size_t right = 0;
+};
+
+// Copies `there` of `rows` rows from `row` on, their columns from `column` on, to rows of `wide` numbers, `stride` apart;
+// numbers that do not exist are zero.
+inline void gather_rows(floatX* to, size_t stride, const ExpertRows& from, int columns, int row, int there, int rows,
+                        int column, int wide) {
+    for (int r = 0; r < rows; r++, to += stride) {
+        const int n = r < there ? std::min(wide, columns - column) : 0;
+        if (n > 0) std::copy_n(from.x + from.row(row + r) * (size_t)columns + column, n, to);
+        std::fill(to + n, to + wide, floatX(0));
+    }
+}
+
+// Blocks of out (.., C) = a (.., K) b (K, C); K is a multiple of words. The epilogue receives each part of a row, which it may
+// modify. Prefetches lines of `out`, if given and the result needs it in cache, and of `read`, the epilogue's input.
 template <class E>
-void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput read, const floatX* a, int N, int K_there,
-                int C, const RightOperand& b, const Epilogue& epilogue) {
+void multiply_blocks(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput read, const LeftRows& a, int K, int C,
+                     const RightOperand& b, const std::vector<Block>& blocks, Blocking<E> blocking, const Epilogue& epilogue) {
     const int strip = epilogue.strip;
-    const int K = round_up(K_there, k_multiple<E>), wide = round_up(C, 16), tall = round_up(N, 16);
-    Blocking<E> blocking(unit, K, K <= 2 * slab<E> ? K : slab<E>);
-    if (Blocking<E>::in_tiles(unit)) blocking.keep_left(K);
+    int widest = 0, tallest = 0;
+    for (const Block& block : blocks) {
+        widest = std::max(widest, block.columns);
+        tallest = std::max(tallest, block.rows);
+    }
     const int deepest = std::min(K, blocking.slab), pass = blocking.keeps_left() ? blocking.depth : deepest;
-    const Partition shares(tall, wide, blocking.columns, ctx.threads, unit.tiles, strip);
     // Sums of two alternating strips of columns; if they need several passes, of all strips; and with several slabs, of all
     // rows.
     const bool in_turn = K <= pass;
-    const int kept = K > blocking.slab ? shares.rows : std::min(blocking.rows, shares.rows);
-    const int strips = in_turn ? 2 : ceil_div(shares.columns, strip);
-    const size_t packed_size = (size_t)deepest * shares.columns, strip_size = (size_t)kept * strip;
-    const size_t left_size = as_stored_in<E> ? 0 : (size_t)blocking.rows * spread<E>(deepest);
-    const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float);
+    const int kept = K > blocking.slab ? tallest : std::min(blocking.rows, tallest);
+    const int strips = in_turn ? 2 : ceil_div(widest, strip);
+    const size_t packed_size = (size_t)deepest * widest, strip_size = (size_t)kept * strip;
+    const size_t rows_size = (size_t)blocking.rows * spread<E>(deepest), left_size = as_stored_in<E> ? 0 : rows_size;
+    const size_t per_thread = parts<E> * (packed_size + left_size) * sizeof(E) + strips * strip_size * sizeof(float) +
+                              (a.in_place ? 0 : rows_size * sizeof(floatX));
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
-    a = padded(ctx, 0, a, N, K_there, tall, K);
     // The prefetch of one pass: rows from n on, below `end`, and k below K_end.
-    const auto left_lines = [=, &blocking](int n, int end, int k, int K_end) {
-        return n < end ? Prefetch(a + (size_t)n * K + k, (size_t)K, std::min(blocking.rows, end - n), std::min(pass, K_end - k))
-                       : Prefetch();
+    const auto left_lines = [=, &blocking, &a](int n, int end, int k, int K_end) {
+        return n < end && a.in_place ? Prefetch(a.rows.x + (size_t)n * K + k, (size_t)K, std::min(blocking.rows, end - n),
+                                                std::min(pass, K_end - k))
+                                     : Prefetch();
     };
     Team::run(ctx.threads, [&](Team::Member& me) {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)me.number);
         E *packed = (E*)(memory_of_sums + strips * strip_size), *packed_left = packed + parts<E> * packed_size;
+        floatX* const gathered = (floatX*)(packed_left + parts<E> * left_size);
         PendingEpilogue pending(epilogue);
         int turn = 0;
         unit.begin();
-        me.share(shares.panels * shares.parts, [&](int64_t share) {
-            const int task = (int)share;
-            const int c0 = shares.panel(task) * shares.columns, columns = std::min(shares.columns, wide - c0);
-            const int first = shares.part(task) * shares.rows, end = std::min(tall, first + shares.rows);
+        me.share((int64_t)blocks.size(), [&](int64_t task) {
+            const Block& block = blocks[(size_t)task];
+            const int c0 = block.column, columns = block.columns, first = block.row, end = first + block.rows;
+            RightOperand right = b;
+            right.x += block.right;
             for (int k0 = 0; k0 < K; k0 += blocking.slab) {
                 const int deep = std::min(blocking.slab, K - k0);
-                b.pack(unit, packed, packed_size, k0, deep, c0, columns);
+                right.pack(unit, packed, packed_size, k0, deep, c0, columns);
                 for (int n0 = first; n0 < end; n0 += blocking.rows)
                     for (int k = 0; k < deep; k += pass) {
-                        const int rows = std::min(blocking.rows, end - n0), there = std::min(rows, N - n0);
+                        const int rows = std::min(blocking.rows, end - n0), there = std::min(rows, first + block.there - n0);
                         const int K_here = std::min(pass, deep - k);
                         const bool last = k0 + k + K_here == K;
                         Left<E> left = {{packed_left, left_size}, spread<E>(K_here)};
-                        left.pack(packed_left, a + (size_t)n0 * K + k0 + k, K, rows, K_here);
+                        const int stride = a.in_place ? K : left.stride;
+                        if (!a.in_place)
+                            gather_rows(gathered, (size_t)stride, a.rows, a.columns, n0, there, rows, k0 + k, K_here);
+                        left.pack(packed_left, a.in_place ? a.rows.x + (size_t)n0 * K + k0 + k : gathered, stride, rows,
+                                  K_here);
                         if (blocking.keeps_left()) {  // prefetch the next rows during the products with the panel
                             const int products = ceil_div(columns, narrow) * ceil_div(K_here, tile_depth);
                             pending.later = k + pass < deep ? left_lines(n0, end, k0 + k + pass, k0 + deep)
@@ -327,6 +359,29 @@ void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput 
         });
         unit.end();
     });
+}
+
+// The blocking of a product of rows with K of k.
+template <class E>
+Blocking<E> blocking_of_rows(const MatrixUnit<E>& unit, int K) {
+    Blocking<E> blocking(unit, K, K <= 2 * slab<E> ? K : slab<E>);
+    if (Blocking<E>::in_tiles(unit)) blocking.keep_left(K);
+    return blocking;
+}
+
+// multiply_blocks for all of out (N, C) = a (N, K) b (K, C), divided among threads; K of b is padded to whole words, C to 16.
+template <class E>
+void rows_times(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueInput read, const floatX* a, int N, int K_there,
+                int C, const RightOperand& b, const Epilogue& epilogue) {
+    const int K = round_up(K_there, k_multiple<E>), wide = round_up(C, 16), tall = round_up(N, 16);
+    const Blocking<E> blocking = blocking_of_rows(unit, K);
+    const Partition shares(tall, wide, blocking.columns, ctx.threads, unit.tiles, epilogue.strip);
+    std::vector<Block> blocks;
+    for (int n = 0; n < tall; n += shares.rows)
+        for (int c = 0; c < wide; c += shares.columns)
+            blocks.push_back({n, std::min(shares.rows, tall - n), N - n, c, std::min(shares.columns, wide - c)});
+    const LeftRows rows = {{padded(ctx, 0, a, N, K_there, tall, K)}, K, true};
+    multiply_blocks(ctx, unit, out, read, rows, K, C, b, blocks, blocking, epilogue);
 }
 
 // c (M, C) (+)= a^T b of a (N, M), b (N, C); the rows of a are a_stride apart. M and C are multiples of 16.
