@@ -13,7 +13,8 @@
 //   activation of a slot with weight w: a = w act(h), so dh = act'(h) (w da), and dw = sum over f of da_f act(h)_f
 // Without a bias, experts are compared by their logits: scores have the same order, but round to equal numbers.
 // Ties are won by the lower index, and slots of an expert are in the order of the rows (a stable counting sort): results have
-// the same bits for any number of threads.
+// the same bits for any number of threads. Products have a plain loop, the specification, and a fast path: grouped_gemm.h, and
+// for experts with a few rows the dot products of matmul.h. The other ops have one version.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,6 +22,8 @@
 
 #include "../activations.h"
 #include "../ops.h"
+#include "grouped_gemm.h"
+#include "matmul.h"
 #include "parallel.h"
 #include "vectors.h"
 
@@ -167,8 +170,14 @@ inline real balance_sum(const real* scores, int E, bool sigmoids) {
 
 }  // namespace detail
 
-inline void router_logits(Ctx&, real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
-    plain::router_logits(logits, inp, weight, shape, C);
+inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
+    if (ctx.plain) return plain::router_logits(logits, inp, weight, shape, C);
+#if CPU_FAST_PATHS
+    const auto epilogue = [=, E = shape.E](int n, int first, auto columns, const float* sums) {
+        put(false, logits + (size_t)n * E + first, columns, [=](int e, auto) { return load(sums + e); });
+    };
+    detail::gemm::forward(ctx, nullptr, {}, {inp, weight, nullptr, shape.N(), C, shape.E}, detail::gemm::finished_by(epilogue));
+#endif
 }
 
 inline void route(Ctx&, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
@@ -252,25 +261,131 @@ inline void router_sums(Ctx&, double* sums, const Routing& r, const MixtureShape
     for (int e = 0; e < shape.E; e++) sums[2 + e] += r.offsets[e + 1] - r.offsets[e];
 }
 
-inline void router_logits_backward(Ctx&, floatX* dinp, real* dweight, const real* dlogits, const floatX* inp,
+#if CPU_FAST_PATHS
+namespace detail {
+
+// Some rows, at most four, of x y with x (rows, K) in fp32, at strides of its own, and y (K, columns), rows C apart: set(row,
+// column, sums, valid lanes) receives each vector of sums. A vector of y is widened once for all rows.
+struct Factors {
+    const real* x;
+    size_t row, k;  // distances
+};
+template <class Set>
+void mixed_product(const Factors& factors, const floatX* y, int C, int rows, int K, int columns, Set set) {
+    constexpr int high = 4, wide = 2;
+    const real* x[high];
+    for (int i = 0; i < high; i++) x[i] = factors.x + (size_t)std::min(i, rows - 1) * factors.row;
+    const auto columns_from = [&](int c, auto some) {
+        floats sums[high][wide] = {};
+        for (int k = 0; k < K; k++)
+            for (int j = 0; j < wide; j++) {
+                const floats part = load(y + (size_t)k * (size_t)C + c + j * lanes, some - j * lanes);
+                for (int i = 0; i < high; i++) sums[i][j] += x[i][(size_t)k * factors.k] * part;
+            }
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < wide && j * lanes < some; j++)
+                set(i, c + j * lanes, sums[i][j], std::min<int>(lanes, some - j * lanes));
+    };
+    int c = 0;
+    for (; c + wide * lanes <= columns; c += wide * lanes) columns_from(c, std::integral_constant<int, wide * lanes>());
+    if (c < columns) columns_from(c, columns - c);
+}
+
+inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlogits, const floatX* inp, const floatX* weight,
+                                   const MixtureShape& shape, int C, Acc acc) {
+    const int N = shape.N(), E = shape.E;
+    parallel_for(ceil_div(N, 4), [=](int task) {
+        const size_t n = (size_t)task * 4;
+        mixed_product({dlogits + n * E, (size_t)E, 1}, weight, C, std::min(4, N - (int)n), E, C,
+                      [=](int i, int c, floats sums, int there) {
+                          floatX* d = dinp + (n + (size_t)i) * C + c;
+                          store(d, load(d, there) + sums, there);
+                      });
+    });
+    if (!dweight) return;
+    const int groups = ceil_div(E, 4);
+    constexpr int columns = 64;  // of N rows: they stay in the L2 cache for all experts
+    parallel_tasks((size_t)ceil_div(C, columns) * groups, [=](size_t task) {
+        const int e = (int)task % groups * 4, first = (int)task / groups * columns;
+        mixed_product({dlogits + e, 1, (size_t)E}, inp + first, C, std::min(4, E - e), N, std::min(columns, C - first),
+                      [=](int i, int c, floats sums, int there) {
+                          real* d = dweight + (size_t)(e + i) * C + first + c;
+                          store(d, acc == Acc::Add ? load(d, there) + sums : sums, there);
+                      });
+    });
+}
+
+// expert_linear_forward for experts with a few rows: each row of a weight is read once (matmul.h).
+inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups,
+                                int IC, int OC) {
+    constexpr int columns = 64;  // of a task
+    constexpr std::array product{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>};
+    struct Group {
+        int e, slot, rows, copy;
+    };
+    std::vector<Group> few;
+    int copies = 0;
+    for (int e = 0; e < groups.E; e++) {
+        const int slot = groups.offsets[e], rows = groups.offsets[e + 1] - slot;
+        if (rows == 0 || rows > most_few_rows(ctx)) continue;
+        few.push_back({e, slot, rows, copies});
+        copies += rows;
+    }
+    if (few.empty()) return;
+    ctx.copies[0].resize((size_t)copies * IC);
+    floatX* const x = ctx.copies[0].data();
+    for (const Group& g : few) gemm::gather_rows(x + (size_t)g.copy * IC, (size_t)IC, inp, IC, g.slot, g.rows, g.rows, 0, IC);
+    const float* const wide = widened(ctx, x, copies, IC);
+    const int tasks = ceil_div(OC, columns);
+    parallel_tasks(few.size() * tasks, [&](size_t task) {
+        const Group& g = few[task / tasks];
+        const int first = (int)(task % tasks) * columns;
+        const size_t row = (size_t)g.copy * IC;
+        for (int o = first; o < std::min(first + columns, OC); o++) {
+            const floatX* const w = weight + ((size_t)g.e * OC + o) * IC;
+            float sums[few_rows];
+            for (size_t n = 0; n < (size_t)g.rows; n += product.size())
+                product[std::min(product.size(), g.rows - n) - 1](sums + n, x + row + n * IC, wide + row + n * IC, w, IC);
+            for (int n = 0; n < g.rows; n++) out[((size_t)g.slot + n) * OC + o] = (floatX)sums[n];
+        }
+    });
+}
+
+}  // namespace detail
+#endif
+
+inline void router_logits_backward(Ctx& ctx, floatX* dinp, real* dweight, const real* dlogits, const floatX* inp,
                                    const floatX* weight, const MixtureShape& shape, int C, Acc acc) {
-    plain::router_logits_backward(dinp, dweight, dlogits, inp, weight, shape, C, acc);
+    if (ctx.plain) return plain::router_logits_backward(dinp, dweight, dlogits, inp, weight, shape, C, acc);
+#if CPU_FAST_PATHS
+    detail::router_logits_backward(dinp, dweight, dlogits, inp, weight, shape, C, acc);
+#endif
 }
 
 // ---- experts ---------------------------------------------------------------------------------------------------------------
-inline void expert_linear_forward(Ctx&, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups,
-                                  int IC, int OC) {
-    plain::expert_linear_forward(out, inp, weight, groups, IC, OC);
+inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
+                                  const ExpertGroups& groups, int IC, int OC) {
+    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, groups, IC, OC);
+#if CPU_FAST_PATHS
+    detail::few_rows_of_experts(ctx, out, inp, weight, groups, IC, OC);
+    detail::gemm::expert_linear_forward(ctx, out, inp, weight, groups, detail::most_few_rows(ctx), IC, OC);
+#endif
 }
 
-inline void expert_linear_backward_input(Ctx&, floatX* dinp, const ExpertRows& dout, const floatX* weight,
+inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
                                          const ExpertGroups& groups, int IC, int OC) {
-    plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC);
+    if (ctx.plain) return plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC);
+#if CPU_FAST_PATHS
+    detail::gemm::expert_linear_backward_input(ctx, dinp, dout, weight, groups, IC, OC);
+#endif
 }
 
-inline void expert_linear_backward_weight(Ctx&, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
+inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, const ExpertRows& dout, const ExpertRows& inp,
                                           const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    plain::expert_linear_backward_weight(dweight, dout, inp, groups, IC, OC, acc);
+    if (ctx.plain) return plain::expert_linear_backward_weight(dweight, dout, inp, groups, IC, OC, acc);
+#if CPU_FAST_PATHS
+    detail::gemm::expert_linear_backward_weight(ctx, dweight, dout, inp, groups, IC, OC, acc);
+#endif
 }
 
 inline void expert_activation_forward(Ctx&, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape, int F,

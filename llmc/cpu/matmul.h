@@ -123,11 +123,12 @@ inline real* in_fp32(const Elements& dweight) {
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 #if CPU_FAST_PATHS
 namespace detail {
-// True if N rows are few. A tile unit multiplies 16 rows in little more than the time of one.
-inline bool takes_few_rows(const Ctx& ctx, int N) {
+// Up to this number, rows are few. A tile unit multiplies 16 rows in little more than the time of one.
+inline int most_few_rows(const Ctx& ctx) {
     const bool tiles = gemm::on_unit(ctx, [](const auto& unit) { return unit.tiles; });
-    return tiles ? N <= few_rows / 2 && !ctx.steady_rows : N <= few_rows && ctx.steady_rows <= few_rows;
+    return tiles ? (ctx.steady_rows ? 0 : few_rows / 2) : (ctx.steady_rows <= few_rows ? few_rows : 0);
 }
+inline bool takes_few_rows(const Ctx& ctx, int N) { return N <= most_few_rows(ctx); }
 }  // namespace detail
 #endif
 
