@@ -57,6 +57,15 @@ for layout in "2 --zero 1" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel"; 
     expect "many options, $layout" train "$n" "many $layout" $options "${many[@]}" --check-replicas 4
     expect "many options, $layout: one rank's losses" near many "many $layout" 8
 done
+# A mixture of experts: every tp rank has some columns of each expert, and a part of the router's gradient.
+mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 1e-3)
+expect "a mixture on one rank" train 1 mixture "${mixture[@]}"
+for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel --recompute full"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "a mixture, $layout" train "$n" "mixture $layout" $options "${mixture[@]}" --check-replicas 4
+    expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
 expect "a norm of all heads" train 1 whole --qk-layernorm-whole
 expect "cut over two ranks" train 2 "whole 2" --tp 2 --qk-layernorm-whole
 expect "one rank's losses" near whole "whole 2" 8
