@@ -59,7 +59,7 @@ TEST_P(Golden, ConfigAndNames) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
-                                         "gemma2", "gemma3_text"),
+                                         "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "olmoe"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------

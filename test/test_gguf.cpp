@@ -314,6 +314,10 @@ TEST(GgufModel, OfTransformersComesBack) {
         TemporaryDirectory dir;
         ModelConfig before = read_config(model);
         const auto as_refused = refused.find(before.family);
+        if (before.mixture.on()) {
+            expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {"mixtures of experts", "not available yet"});
+            continue;
+        }
         if (as_refused != refused.end()) {
             expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {as_refused->second, "llama.cpp cannot run it"});
             continue;
@@ -341,7 +345,7 @@ TEST(GgufModel, OfTransformersComesBack) {
                 ASSERT_NEAR(x[k], y[k], before.norm_plus_one ? 0x1p-23 : 0) << ours.rows[i].name;
         }
     }
-    EXPECT_GE(models, 10);
+    EXPECT_GE(models, 13);
 }
 
 // In narrower types: the numbers' values, and which tensors stay in F32.

@@ -31,6 +31,9 @@ from safetensors.torch import load_file
 
 import results
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "ref"))
+from families_reference import EAGER, by_file
+
 BUILD = Path(sys.argv[1]).resolve()
 WORK = Path(tempfile.mkdtemp(prefix="models_"))
 V, T = 1003, 64  # vocabulary and longest sequence
@@ -40,6 +43,7 @@ VERBOSE = "-v" in sys.argv
 IDS = dict(vocab_size=V, bos_token_id=0, eos_token_id=0, pad_token_id=None)
 SIZES = dict(hidden_size=70, intermediate_size=90, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
              head_dim=80, max_position_embeddings=T, rms_norm_eps=1e-3, **IDS)
+MIXTURE = dict(num_experts_per_tok=3, **SIZES)
 NEOX = dict(hidden_size=96, intermediate_size=90, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=T, **IDS)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
@@ -85,6 +89,13 @@ FAMILIES = {
                                          attn_logit_softcapping=5.0, **SIZES)}),
     "gemma3_text": (t.Gemma3TextConfig, {"": dict(sliding_window=7, sliding_window_pattern=2, query_pre_attn_scalar=50,
                                                   **GEMMA3_ROPE, **SIZES)}),
+    "mixtral": (t.MixtralConfig, {"window": dict(sliding_window=7, **MIXTURE), "": dict(num_local_experts=5, **MIXTURE)}),
+    "qwen3_moe": (t.Qwen3MoeConfig, {
+        "": dict(num_experts=5, moe_intermediate_size=22, norm_topk_prob=True, **MIXTURE),
+        "window": dict(num_experts=5, moe_intermediate_size=22, use_sliding_window=True, sliding_window=7, **MIXTURE)}),
+    "olmoe": (t.OlmoeConfig, {
+        "": dict(num_experts=5, **MIXTURE | dict(head_dim=14)),
+        "normalized": dict(num_experts=5, norm_topk_prob=True, attention_bias=True, **MIXTURE | dict(head_dim=14))}),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -116,8 +127,7 @@ def random_model(config, seed):
 
 
 def open_theirs(directory, dtype=torch.float32):
-    model, info = t.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager",
-                                                         output_loading_info=True)
+    model, info = t.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True, **EAGER)
     assert not any(info.values()), info  # missing, unexpected or mismatched tensors
     return model.eval()
 
@@ -140,8 +150,10 @@ def compare_gradients(model, directory, tokens):
     x = torch.from_numpy(tokens)
     logits = model(x).logits
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
-    theirs = {name.replace("lm_head", "embed_out") if "embed_out.weight" in ours else name: p.grad
-              for name, p in model.named_parameters()}
+    theirs = {}
+    for name, p in model.named_parameters():
+        if "embed_out.weight" in ours: name = name.replace("lm_head", "embed_out")
+        theirs |= by_file(model.config.model_type, name, p.grad)
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
     off = {name: float((ours[name] - g).abs().max() / g.abs().max().clamp(min=1e-4)) for name, g in theirs.items()}
     for name, worst in off.items():
@@ -241,6 +253,9 @@ OURS = {
     "gemma": f"{GEMMA} --norm-place before --no-qk-layernorm --window-size 0",
     "gemma2": f"{GEMMA} --no-qk-layernorm --rotary-base-local 1e6 --window-size 7 --window-attn-skip-freq 2",
     "gemma3_text": f"{GEMMA} --window-size 7 --window-attn-skip-freq 2",
+    "mixtral": f"--preset mixture-tiny {LLAMA} --num-experts 5 --moe-router-topk 3",
+    "qwen3_moe": f"--preset qwen3-30b-a3b {LLAMA} --num-experts 5 --moe-router-topk 3",
+    "olmoe": f"--preset olmoe-1b-7b {LLAMA} --num-experts 5 --moe-router-topk 3",
 }
 ENDS = ["", "--num-layers 1", "--num-attention-heads 1 --num-query-groups 1", "--ffn-hidden-size 1", "--num-query-groups 1",
         "--kv-channels 2", "--window-size 0", "--window-size 1", "--window-size 64", "--window-size 9999",

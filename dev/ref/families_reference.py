@@ -21,6 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 torch.set_num_threads(1)
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden"
 V, T = 37, 17
+EAGER = dict(attn_implementation="eager", experts_implementation="eager")  # the fused experts need sizes divisible by 4
 IDS = dict(vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None)
 # 5 query heads, 1 key/value head, heads of 6 in a width of 20, unless the class requires the width to be a multiple.
 SIZES = dict(hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1, head_dim=6,
@@ -43,6 +44,9 @@ MODELS = {
                              **SIZES),
     "gemma3_text": t.Gemma3TextConfig(sliding_window=5, query_pre_attn_scalar=9, sliding_window_pattern=2,
                                       rope_parameters=GEMMA_ROPE, **SIZES),
+    "mixtral": t.MixtralConfig(sliding_window=5, num_local_experts=5, num_experts_per_tok=3, **SIZES),
+    "qwen3_moe": t.Qwen3MoeConfig(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14, norm_topk_prob=True, **SIZES),
+    "olmoe": t.OlmoeConfig(num_experts=5, num_experts_per_tok=3, **{**SIZES, "head_dim": 4}),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),
@@ -66,12 +70,24 @@ SCALINGS = {  # rope_parameters, and the length of the sequence
 def random_model(config, seed):
     """Every parameter random and large enough to matter, including gains and biases."""
     torch.manual_seed(seed)
-    model = t.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = t.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     for name, p in model.named_parameters():
         gain = p.dim() == 1 and name.endswith("weight") and "gemma" not in config.model_type
         p.data = (0.25 * torch.randn_like(p) + (1.0 if gain else 0.0)).bfloat16().float()
     model.tie_weights()
     return model
+
+
+def by_file(name, key, gradient):
+    """Gradients by the names in files: transformers 5 stacks the matrices of experts."""
+    mlp, fc1, fc2 = ("block_sparse_moe", ("w1", "w3"), "w2") if name == "mixtral" else ("mlp", ("gate_proj", "up_proj"), "down_proj")
+    key = key.replace(".mlp.", f".{mlp}.") if name == "mixtral" else key
+    if key.endswith(".experts.gate_up_proj"):
+        stem = key[:-len("gate_up_proj")]
+        return {f"{stem}{e}.{fc1[half]}.weight": g for e, both in enumerate(gradient) for half, g in enumerate(both.chunk(2))}
+    if key.endswith(".experts.down_proj"):
+        return {f"{key[:-len('down_proj')]}{e}.{fc2}.weight": g for e, g in enumerate(gradient)}
+    return {key: gradient}
 
 
 def write_family(name, config, seed):
@@ -81,7 +97,7 @@ def write_family(name, config, seed):
     model.bfloat16().save_pretrained(directory)
     for other in directory.iterdir():
         if other.name not in ("config.json", "model.safetensors"): other.unlink()
-    model = t.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = t.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **EAGER).eval()
     rng = np.random.default_rng(seed)
     tokens = torch.from_numpy(rng.integers(0, V, (2, T)))
     targets = torch.cat([tokens[:, 1:], torch.full((2, 1), -1)], 1)
@@ -90,7 +106,7 @@ def write_family(name, config, seed):
     ce.backward()
     golden = {"tokens": tokens.int(), "targets": targets.int(), "logits": logits.detach(), "ce": ce.detach()}
     for key, p in model.named_parameters():
-        golden["grad." + key] = p.grad
+        golden |= {"grad." + file: g for file, g in by_file(name, key, p.grad).items()}
     save_file({k: x.contiguous() for k, x in golden.items()}, directory / "golden.safetensors")
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, ce {ce:.4f}, logits up to {logits.abs().max():.2f}")
 

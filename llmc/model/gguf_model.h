@@ -155,6 +155,8 @@ inline const GgufArchitecture& gguf_architecture(const nlohmann::json& metadata,
 }
 
 inline const GgufArchitecture& gguf_architecture_of(const ModelConfig& c) {
+    if (c.mixture.on())
+        fail("GGUF files of mixtures of experts are not available yet; HINT: export --out DIR copies the model");
     std::string all;
     for (const GgufArchitecture& a : gguf_architectures()) {
         if (c.family == a.family) return a;
