@@ -207,7 +207,7 @@ def refusals():
         "stream": (1, "true"),
         "stream_options": (1, {"include_usage": 1}, {"x": True}, {"include_usage": True}),
         "logprobs": (-1, 21, 1.5, "x", True), "echo": (1, "x"), "best_of": (3,), "logit_bias": ({"5": 1},), "suffix": ("x",),
-        "presence_penalty": (0.5,), "frequency_penalty": (0.5,), "tools": ([{}],), "response_format": ({"type": "json_object"},),
+        "presence_penalty": (0.5,), "frequency_penalty": (0.5,), "tools": ([{}],), "response_format": ({"type": "json_schema"}, {"type": "json_object", "x": 1}, "json"),
         "messages": ([],), "prompts": ("x",),
     }.items():
         for value in values:
@@ -218,6 +218,19 @@ def refusals():
     assert "exceeds the context of 1024" in server.refuses({"prompt": "house " * 1200}, param="prompt", code="context_length_exceeded")
     assert "20000 bytes" in server.refuses({"prompt": "x" * 30000}, 413)
     server.refuses({"prompt": "x"}, 404, path="/v1/embeddings")
+    ends = set()
+    for seed in range(30):
+        request = {"prompt": "A fish", "max_tokens": 100, "seed": seed, "temperature": 0.5 + seed / 10, "response_format": {"type": "json_object"}}
+        (choice,) = server.ask(C, **request)["choices"]
+        ends.add(choice["finish_reason"])
+        assert choice["text"].lstrip().startswith("{"), choice
+        try:
+            assert isinstance(json.loads(choice["text"]), dict) and choice["finish_reason"] == "stop", choice
+        except json.JSONDecodeError:
+            assert choice["finish_reason"] == "length", choice
+        streamed = "".join(c["text"] for event in server.events(C, **request) for c in event["choices"])
+        assert streamed == choice["text"], (streamed, choice)
+    assert "stop" in ends, ends
     assert server.raw("GET", C)[0] == 404
     assert "chat template" in server.refuses({"messages": [{"role": "user", "content": "x"}]}, path="/v1/chat/completions", code="no_chat_template")
     # No-op values are accepted.

@@ -3,9 +3,51 @@
 
 #include <gtest/gtest.h>
 
+#include "../llmc/base/json.h"
+#include "../llmc/infer/json_prefix.h"
+
 #include "testing.h"
 
 namespace test_sampler {
+
+// Any walk over allowed bytes ends in an object that a parser accepts, and never before.
+TEST(JsonPrefix, AllowsOnlyObjects) {
+    test::Rng rng(49);
+    for (int walk = 0; walk < 3000; walk++) {
+        JsonPrefix json;
+        std::string text;
+        while (!json.complete()) {
+            std::string next;
+            for (int c = 0; c < 256; c++) {
+                JsonPrefix longer = json;
+                if (longer.add({(const char*)&c, 1})) next += (char)c;
+            }
+            ASSERT_FALSE(next.empty()) << text;
+            std::string likely;
+            for (const char c : next)
+                if (strchr("\"}]0e.\\ud:", c)) likely += c;
+            if (text.size() > 200 && next.find_first_of("}]\"") != std::string::npos) likely = next[next.find_first_of("}]\"")];
+            const std::string& from = likely.empty() || rng.below(10) == 0 ? next : likely;
+            text += from[(size_t)rng.below((int)from.size())];
+            ASSERT_TRUE(json.add({&text.back(), 1}));
+            ASSERT_EQ(json.complete(), nlohmann::json::accept(text)) << text;
+            ASSERT_LT(text.size(), 5000u);
+        }
+        ASSERT_TRUE(nlohmann::json::parse(text).is_object()) << text;
+    }
+}
+TEST(JsonPrefix, AllowsWhatProgramsWrite) {
+    for (const char* text :
+         {"{}", " {\n  \"a\": [1, -2.5e+3, true, false, null, {\"b\": []}],\t\"\\u00e9\\n\": \"caf\u00e9 \U0001F600\"\r\n}",
+          "{\"0\": 0, \"x\": 0.25, \"y\": [[], [0e1]]}"}) {
+        JsonPrefix json;
+        EXPECT_TRUE(json.add(text) && json.complete()) << text;
+    }
+    for (const char* text : {"[",          "1",           "\"",         "{,",        "{\"a\" 1",    "{\"a\":01", "{\"a\":1,}",
+                             "{\"a\":[1}", "{\"a\":tru}", "{\"\x01",    "{\"\xc3\"", "{\"\xed\xa0", "{\"\\ud8",  "{\"\\x",
+                             "{\"a\":-}",  "{\"a\":1.}",  "{\"a\":1e}", "{\"a\":.5", "{} ",         "{1"})
+        EXPECT_FALSE(JsonPrefix().add(text)) << text;
+}
 
 // The definition: sort, keep, draw.
 struct Sorted {

@@ -48,6 +48,7 @@ struct ServedModel {
 // A request of /v1/completions or /v1/chat/completions.
 struct CompletionRequest {
     bool chat = false, streams = false, tells_usage = false;
+    bool json = false;    // the text is a JSON object
     bool echoes = false;  // the text starts with the prompt
     int logprobs = -1;    // >= 0: log-probabilities of the tokens, and of this many of the most likely ones
     std::vector<std::vector<int>> prompts;
@@ -103,6 +104,7 @@ private:
         else if (key == "stop") stops(value);
         else if (key == "stream") r_.streams = flag(key, value);
         else if (key == "stream_options") stream_options(value);
+        else if (key == "response_format" && value == nlohmann::json{{"type", "json_object"}}) r_.json = true;
         else if (key == "echo" && !r_.chat) r_.echoes = flag(key, value);
         else if (key == "logprobs" && !r_.chat && value != false) r_.logprobs = (int)number(key, value, 0, most_logprobs, true);
         else if (key == "user" || key == "metadata") return;  // information about the client

@@ -34,6 +34,7 @@
 #include "completions.h"
 #include "http_server.h"
 #include "inference.h"
+#include "json_prefix.h"
 #include "serve_page.h"
 
 inline void check_serving() {}
@@ -50,6 +51,7 @@ struct ServedRequest {
         StoppingText text;
         std::string end;  // "stop" or "length"; empty: in progress
         std::optional<TokenLogprobs> logprobs{};
+        JsonPrefix json{};                 // with response_format json_object
         bool begun = false, told = false;  // in a stream: the first data were sent, the end was sent
     };
     CompletionRequest asked;
@@ -176,6 +178,7 @@ private:
     void add(Decoder& decoder, const std::shared_ptr<Request>& request) {
         const CompletionRequest& asked = request->asked;
         const uint64_t seed = asked.seed ? *asked.seed : (uint64_t)created_ * 1000003 + (uint64_t)requests_;
+        if (asked.json) list_tokens();
         for (size_t i = 0; i < request->choices.size(); i++) {
             TextRequest text = {asked.prompts[i / (size_t)asked.n], asked.max_new_tokens, asked.sampling, seed,
                                 (uint32_t)(i % (size_t)asked.n),    model_.ends};
@@ -185,15 +188,29 @@ private:
                 const std::lock_guard<std::mutex> lock(request->mutex);
                 request->begun = true;
                 request->written++;
-                const bool stops = request->choices[i].text.add(model_.tokenizer.token_bytes(token));
+                Request::Choice& choice = request->choices[i];
+                const bool stops = choice.text.add(model_.tokenizer.token_bytes(token));
+                if (request->asked.json) choice.json.add(bytes_of_tokens_[(size_t)token]);
                 request->changed.notify_all();
-                return !stops;
+                return !stops && !choice.json.complete();
             };
+            if (asked.json) text.allowed = [this, &json = request->choices[i].json](int token) { return keeps(json, token); };
             text.ended = [this, request, i](TextEnd how) { end(*request, request->choices[i], how); };
             text.wanted = [request] { return request->wanted(); };
             decoder.add(std::move(text));
         }
         requests_++;
+    }
+    // Whether the text is still the beginning of a JSON object with this token.
+    bool keeps(JsonPrefix json, int token) const {
+        if ((size_t)token >= bytes_of_tokens_.size()) return false;
+        const std::string& bytes = bytes_of_tokens_[(size_t)token];
+        return !bytes.empty() && json.add(bytes);
+    }
+    void list_tokens() {
+        if (bytes_of_tokens_.empty())
+            for (int i = 0; i < model_.tokenizer.vocab_size(); i++)
+                bytes_of_tokens_.push_back(model_.tokenizer.is_special(i) ? std::string() : model_.tokenizer.token_bytes(i));
     }
     // Lets the decoder score the tokens of a text. An echoed prompt's tokens follow its first token one by one, as if they had
     // been sampled.
@@ -413,7 +430,7 @@ private:
             format("%s-%llx%04llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)created_, (unsigned long long)ids_++),
             model_.name, (int64_t)time(nullptr), chat};
         for (int i = 0; i < request->asked.choices(); i++) {
-            request->choices.push_back({StoppingText(request->asked.stops), "", {}, false, false});
+            request->choices.push_back({StoppingText(request->asked.stops), "", {}, {}, false, false});
             if (!request->asked.echoes) continue;
             for (const int token : request->asked.prompts[(size_t)i / (size_t)request->asked.n])
                 request->choices.back().text.add(model_.tokenizer.token_bytes(token));
@@ -509,6 +526,7 @@ private:
 
     const ServeOptions& o_;
     ServedModel model_;
+    Strings bytes_of_tokens_;  // empty for special ones; filled by the first request for JSON
     int64_t created_ = 0;
     socket_t socket_ = INVALID_SOCKET;  // the listening socket
     HttpServer http_;

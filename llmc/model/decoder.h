@@ -48,10 +48,11 @@ struct TextRequest {
     SamplingOptions sampling{};
     uint64_t seed = 0;  // draws are a function of seed, sample, and the number of earlier tokens
     uint32_t sample = 0;
-    std::vector<int> ends{};                // tokens that end the sequence; not part of the output
-    std::function<bool(int token)> emit{};  // called with each token, unless empty; false ends the sequence
-    std::function<void(TextEnd)> ended{};   // called once, unless empty
-    std::function<bool()> wanted{};         // called before each step; empty: always wanted
+    std::vector<int> ends{};                   // tokens that end the sequence; not part of the output
+    std::function<bool(int token)> emit{};     // called with each token, unless empty; false ends the sequence
+    std::function<void(TextEnd)> ended{};      // called once, unless empty
+    std::function<bool()> wanted{};            // called before each step; empty: always wanted
+    std::function<bool(int token)> allowed{};  // tokens that may be drawn; empty: all
     std::vector<int> forced{};  // follow the prompt instead of sampled tokens; neither emitted nor counted in max_new_tokens
     std::function<void(const TokenScore&)> scored{};  // called with each token, even a forced or an ending one, unless empty
     int alternatives = 0;                             // the number of most likely tokens in a score
@@ -118,11 +119,21 @@ private:
             if ((size_t)text.n < r.forced.size()) next[i].token = r.forced[(size_t)text.n];
             else {
                 const double uniform = uniform_at(r.seed, RngPurpose::sampling, r.sample, (uint64_t)text.n - r.forced.size());
-                next[i].token = sample_token(row, (int)V, r.sampling, uniform);
+                next[i].token =
+                    r.allowed ? sample_allowed(row, (int)V, r, uniform) : sample_token(row, (int)V, r.sampling, uniform);
             }
-            if (r.scored) scores[i] = score(row, (int)V, r, next[i].token);
+            if (r.scored && next[i].token >= 0) scores[i] = score(row, (int)V, r, next[i].token);
         });
         for (size_t i = 0; i < next.size(); i++) take(next[i].sequence, next[i].token, scores[i]);
+    }
+    // The other tokens get probability 0. Returns -1 if no token is allowed.
+    static int sample_allowed(const float* row, int V, const TextRequest& r, double uniform) {
+        std::vector<float> logits(row, row + V);
+        int n = 0;
+        for (int i = 0; i < V; i++)
+            if (const bool allowed = r.allowed(i); allowed) n++;
+            else logits[(size_t)i] = -INFINITY;
+        return n > 0 ? sample_token(logits.data(), V, r.sampling, uniform) : -1;
     }
     static TokenScore score(const float* row, int V, const TextRequest& r, int token) {
         const float top = *std::max_element(row, row + V);
@@ -145,6 +156,7 @@ private:
     void take(int sequence, int token, const TokenScore& score) {
         Text& text = active_[(size_t)sequence];
         const TextRequest& r = text.request;
+        if (token < 0) return end(text, TextEnd::stopped);
         if (r.scored) r.scored(score);
         const bool forced = (size_t)text.n < r.forced.size();
         if (!forced && std::find(r.ends.begin(), r.ends.end(), token) != r.ends.end()) return end(text, TextEnd::token);
