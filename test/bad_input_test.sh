@@ -315,6 +315,8 @@ refuse "prepare: documents of a table"      "split-documents has no effect: no f
 refuse "prepare: the encoding of Parquet"   "encoding has no effect: no file of prepare --input is text; HINT" "$program" prepare --output p --tokenizer tok --input "$golden/parquet" --encoding latin1
 expect "a pipe is judged when it is read"   bash -c "'$program' prepare --input - --output p --tokenizer tok --json-keys K <good.txt"
 says "with a note"                          "note: --json-keys has no effect"
+refuse "prepare: an address"                "example.com/a.txt is an address; .*HINT: curl -L" "$program" prepare --output p --tokenizer tok --input https://example.com/a.txt
+refuse "prepare: prepared data"             "good2.bin is not plain text: it is prepared data, next to its index; HINT: --data-path good2" "$program" prepare --output p --tokenizer tok --input good2.bin
 : >empty.json
 refuse "prepare: an empty tokenizer"        "empty.json is empty; HINT: copy or download it again" "$program" prepare --output p --tokenizer empty.json --input good.txt
 printf '{"body": "caf\\u00e9 noir"}\n' >key.jsonl; printf 'caf\xe9 noir' >latin1-text.txt; printf 'café noir' >utf8-text.txt

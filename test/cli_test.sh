@@ -62,10 +62,22 @@ status "several mistakes" 2 "$program" train --learning-rate 1 --num-layers 0 st
 says "several mistakes: all are said" "^error: 3 mistakes in the command line:"
 status "words without an option" 2 "$program" generate run1 Hello
 says "words without an option: what was meant" "did you mean --model run1 --prompt Hello?"
-for other in "chat:generate --chat" "finetune:train --model DIR" "convert:export --model DIR --gguf" "tokenize:prepare --input" "ls:inspect PATH"; do
+for other in "convert_hf_to_gguf.py:export --model DIR --gguf" "sample.py:generate --model DIR" "chat:generate --chat" "finetune:train --model DIR" "convert:export --model DIR --gguf" "tokenize:prepare --input" "ls:inspect PATH"; do
     status "${other%%:*}, a command of others" 2 "$program" "${other%%:*}"
     says "${other%%:*}: what it is here" "is not a command; HINT: train_gpt ${other#*:}"
 done
+status "a configuration of others" 2 "$program" config/train_gpt2.py --device=cpu
+says "a configuration of others: the form of ours" "not a command; HINT: a file of options is TOML.* --config FILE.toml"
+status "such a file after a command" 2 "$program" train config/train_gpt2.py
+says "such a file after a command: the form" "belongs to no option; HINT: a file of options is TOML"
+status "options of llama.cpp without a command" 2 "$program" -p hello
+says "options of llama.cpp without a command: the command" "train_gpt generate --model DIR --prompt"
+status "options of other trainers" 2 "$program" train --do_train --load_in_4bit --job.config_file x.toml --parallelism.tensor_parallel_degree 2
+for part in "validations are --eval-interval" "no quantization" "is --config FILE.toml" "tensor parallelism is --tensor"; do says "options of other trainers: $part" "$part"; done
+status "a text of llama.cpp" 2 "$program" eval --model x -f text.txt
+says "a text of llama.cpp: the option" "the text file to measure on is --text"
+status "a checkpoint by a link's name" 1 "$program" train --preset llama-tiny --vocab-size 300 --train-iters 1 --data-path data --resume latest
+says "a checkpoint by a link's name: where it is" "newest checkpoint is RUN/latest; --resume auto finds it"
 status "a task by its name" 2 "$program" eval --model x --tasks hellaswag
 says "a task by its name: a file" "HINT: hellaswag.jsonl, made by dev/data/convert_tasks.py"
 status "a model of the hub without its owner" 1 "$program" generate --model gpt2 --prompt x

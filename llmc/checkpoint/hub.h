@@ -8,6 +8,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/similar.h"
+#include "../base/utf8.h"
 
 // HF_HUB_CACHE, else hub/ in HF_HOME, else in ~/.cache/huggingface.
 inline std::string hub_cache() {
@@ -75,6 +76,10 @@ inline std::string hint_on_missing_path(const std::string& given, const std::str
     const bool gpt2 = given == "gpt2" || given == "gpt2-medium" || given == "gpt2-large" || given == "gpt2-xl";
     if (gpt2) return "; HINT: hf download openai-community/" + given + ", then openai-community/" + given;
     const bool model = is_hub_name(given) && given.find('/') != std::string::npos && !file && !fs::exists(path.parent_path());
+    if (const std::string site = "https://huggingface.co/"; begins_with(given, site))
+        return "; HINT: hf download " + given.substr(site.size());
+    if (given == "latest" || given == "last")
+        return "; HINT: a run's newest checkpoint is RUN/latest; --resume auto finds it in --out";
     return model ? "; HINT: hf download " + given : other.empty() ? "" : "; HINT: " + other;
 }
 

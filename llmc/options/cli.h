@@ -196,6 +196,7 @@ struct Parser {
         std::string text = joined(words, [](const std::string& word) { return "'" + word + "'"; });
         text += words.size() == 1 ? " belongs to no option" : " belong to no option";
         if (!meant.empty() && !flag) text += "; did you mean " + meant + "?";
+        else if (const std::string file = foreign_config(words[0]); !file.empty()) text += file;
         else if (before) text += ": --" + before->name + (flag ? " takes no value" : " was already given a value");
         mistake(text);
     }
@@ -352,9 +353,12 @@ inline const Command& command_named(const std::string& name) {
         if (name == c.name) return c;
         names.push_back(c.name);
     }
-    const std::string advice = advice_on("", name);
+    const std::filesystem::path script = name;  // sample.py
+    const std::string word = script.extension() == ".py" ? script.stem().string() : name, advice = advice_on("", word);
+    if (const std::string file = foreign_config(name); !file.empty() && script.has_parent_path())
+        fail_usage("'%s' is not a command%s", name.c_str(), file.c_str());
     fail_usage("'%s' is not a command%s HINT: train_gpt %s", name.c_str(),
-               advice.empty() ? did_you_mean(name, names).c_str() : ";", advice.empty() ? "help" : advice.c_str());
+               advice.empty() ? did_you_mean(word, names).c_str() : ";", advice.empty() ? "help" : advice.c_str());
 }
 
 // `train_gpt help [COMMAND] [--all | --man | --bash]`: help to read, the manual page, or bash's completion. asked: false if the

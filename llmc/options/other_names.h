@@ -22,12 +22,13 @@ inline const OtherName other_names[] = {
     {"", "pretrain pre-train fit", "train trains a new model, or --model DIR further"},
     {"", "finetune finetune_full finetune_lora fine-tune sft dpo lora", "train --model DIR, with --lora-rank for adapters"},
     {"", "chat", "generate --chat --model DIR"},
-    {"", "run sample infer inference complete completion cli", "generate --model DIR --prompt TEXT"},
-    {"", "server api", "serve --model DIR"},
-    {"", "evaluate evaluation benchmark bench lm-eval lm_eval test perplexity", "eval --model DIR"},
+    {"", "run sample infer inference complete completion cli llama-cli main", "generate --model DIR --prompt TEXT"},
+    {"", "server api llama-server", "serve --model DIR"},
+    {"", "evaluate evaluation benchmark bench lm-eval lm_eval test perplexity llama-perplexity", "eval --model DIR"},
     {"", "tokenize encode preprocess preprocess-data preprocess_data", "prepare --input FILE --tokenizer DIR --output PREFIX"},
     {"", "dedup deduplicate filter clean", "curate --input FILE --output DIR"},
-    {"", "convert quantize", "export --model DIR --gguf FILE writes a file of llama.cpp; import --gguf FILE reads one"},
+    {"", "convert quantize convert-hf-to-gguf convert_hf_to_gguf convert_hf_to_gguf_update llama-quantize",
+     "export --model DIR --gguf FILE writes a file of llama.cpp; import --gguf FILE reads one"},
     {"", "merge merge-lora merge_lora", "export --merge --adapter DIR --out DIR"},
     {"", "plan estimate", "train --dry-run --world N, or tune for the best layout"},
     {"", "search hpo hyperopt", "sweep"},
@@ -50,6 +51,9 @@ inline const OtherName other_names[] = {
      "the number of steps is --train-iters"},
     {"train", "warmup-steps num-warmup-steps warmup-iters warmup-iterations warmup warmup-num-steps -u",
      "steps of warm-up are --lr-warmup-iters"},
+    {"train",
+     "do-train do-eval evaluation-strategy eval-strategy save-strategy logging-strategy always-save-checkpoint eval-only",
+     "validations are --eval-interval steps apart, checkpoints --save-every, lines of the log --log-interval"},
     {"train", "warmup-ratio warmup-fraction", "the warm-up as a part of the decay is --lr-warmup-fraction"},
     {"train", "lr-scheduler lr-scheduler-type scheduler lr-schedule decay-lr -k", "the schedule is --lr-decay-style"},
     {"train", "lr-decay-steps decay-steps", "the end of the decay is --lr-decay-iters"},
@@ -71,7 +75,7 @@ inline const OtherName other_names[] = {
     {"train generate", "random-seed", "the seed is --seed"},
     // precision
     {"train generate eval", "fp16", "there is no fp16: the program is built for bf16, or with `make PRECISION=fp32` for fp32"},
-    {"train generate eval", "fp32 mixed-precision precision dtype torch-dtype params-dtype amp tf32 float16 bfloat16 half -f",
+    {"train generate eval", "fp32 mixed-precision precision dtype torch-dtype params-dtype amp tf32 float16 bfloat16 half",
      "the precision is chosen when the program is built: `make PRECISION=bf16` (the default) or fp32"},
     {"train", "fp8-hybrid", "FP8 is --fp8-format hybrid"},
     {"train", "fp8-e4m3", "FP8 is --fp8-format e4m3"},
@@ -153,19 +157,23 @@ inline const OtherName other_names[] = {
     {"train", "target-modules lora-target-modules lora-target lora-layers", "the matrices with adapters are --lora-targets"},
     {"sweep", "search param params parameters grid space search-space",
      "the searched options are given as --over lr=1e-4..1e-2"},
+    {"train generate eval serve prepare curate tokenizer sweep tune", "config-file config-path yaml",
+     "a file of options is --config FILE.toml"},
     // machines
     {"train", "gradient-checkpointing activation-checkpointing use-activation-checkpointing -r",
      "recomputation is --recompute-granularity selective, mlp or full"},
     {"train", "recompute-modules", "modules are named by --recompute-granularity: selective (norms, activations), mlp or full"},
     {"train", "num-gpus ngpu n-gpus gpus devices nproc-per-node nproc num-processes nnodes num-nodes world-size",
      "start ranks with a launcher: mpirun -n 8 train_gpt train ...; --world plans for ranks without starting them"},
-    {"train", "data-parallel-size dp-size dp", "the number of data-parallel ranks is all ranks / (--tp x --pp)"},
-    {"train generate eval", "tensor-parallel-size tp-size tensor-parallel model-parallel-size",
+    {"train", "data-parallel-size dp-size dp data-parallel-shard-degree data-parallel-replicate-degree",
+     "the number of data-parallel ranks is all ranks / (--tp x --pp)"},
+    {"train generate eval", "tensor-parallel-size tp-size tensor-parallel model-parallel-size tensor-parallel-degree",
      "tensor parallelism is --tensor-model-parallel-size"},
-    {"train generate eval", "pipeline-parallel-size pp-size pipeline-parallel", "stages are --pipeline-model-parallel-size"},
+    {"train generate eval", "pipeline-parallel-size pp-size pipeline-parallel pipeline-parallel-degree",
+     "stages are --pipeline-model-parallel-size"},
     {"train", "num-layers-per-virtual-pipeline-stage",
      "--num-virtual-stages-per-pipeline-rank says how many groups of layers a rank has, not how large they are"},
-    {"train", "cp", "there is no context parallelism"},
+    {"train", "cp context-parallel-degree", "there is no context parallelism"},
     {"train", "zero-stage deepspeed fsdp deepspeed-config -z",
      "--zero 1 shards the optimizer's state over ranks; there are no higher stages"},
     {"train", "grad-reduce-in-bf16", "gradients are stored, and sent between ranks, in bf16 with --main-grads-dtype bf16"},
@@ -180,6 +188,8 @@ inline const OtherName other_names[] = {
     {"generate", "temp", "it is --temperature"},
     {"generate", "do-sample greedy", "--temperature 0 always takes the most likely token"},
     {"generate", "text input start -p", "the text to continue is --prompt"},
+    {"train", "-f", "the precision is chosen when the program is built: `make PRECISION=bf16` (the default) or fp32"},
+    {"train", "prompt -p", "text is generated by train_gpt generate --model DIR --prompt TEXT"},
     {"generate", "file -f", "texts to continue, one per line, are --prompts FILE; --prompt - reads one from standard input"},
     {"generate", "interactive conversation interactive-first -i cnv -cnv", "a conversation is --chat"},
     {"generate", "system-prompt -sys sys", "the system's message is --system"},
@@ -201,7 +211,7 @@ inline const OtherName other_names[] = {
     {"generate serve eval", "num-threads n-threads cpu-threads -t threads-batch", "CPU threads are --threads"},
     {"generate serve eval", "n-gpu-layers gpu-layers device gpu-memory-utilization tensor-split cuda -ngl ngl",
      "the build decides: one for GPUs has the whole model on them; there is nothing to choose"},
-    {"generate serve eval", "quantize quantization load-in-8bit load-in-4bit kv-cache-dtype cache-type-k cache-type-v",
+    {"train generate serve eval", "quantize quantization load-in-8bit load-in-4bit kv-cache-dtype cache-type-k cache-type-v",
      "weights are in the precision of the build; there is no quantization"},
     {"generate serve", "trust-remote-code enforce-eager no-mmap mlock flash-attn-type",
      "it has no counterpart: the program runs no code of a model, and attention is always flash attention"},
@@ -269,6 +279,13 @@ inline std::string advice_on(const std::string& command, const std::string& name
     for (const OtherName& o : other_names)
         if ((command == o.commands || is_listed(o.commands, command)) && is_listed(o.names, name)) return o.here;
     return "";
+}
+
+// A hint for a file of another program's options; "" for other words.
+inline std::string foreign_config(const std::string& word) {
+    const std::string ending = std::filesystem::path(word).extension().string();
+    const bool is_one = ending == ".py" || ending == ".yaml" || ending == ".yml" || ending == ".json";
+    return is_one ? "; HINT: a file of options is TOML, with lines like micro-batch-size = 4: --config FILE.toml" : "";
 }
 
 // The options that words without one are probably meant for: "--model run1 --prompt Hello"; "" if that is not clear.

@@ -90,6 +90,9 @@ inline std::vector<InputFile> input_files(const Strings& names, LeftOut& left_ou
     std::vector<InputFile> files;
     std::error_code error;
     const auto add = [&](const std::string& name) {
+        if (name.find("://") != std::string::npos && !fs::exists(name, error))
+            fail("%s is an address; only files of this machine are read; HINT: curl -L %s | train_gpt ... --input - reads it",
+                 name.c_str(), shell_word(name).c_str());
         if (!fs::is_directory(name, error)) {
             files.push_back({name, false});
             return;

@@ -191,6 +191,8 @@ inline std::string other_kind(std::string_view first, const std::string& path, c
         if (ends_with(name, kind.ending))
             return format("it is named as %s; HINT: %s", kind.name,
                           *kind.command ? as_pipe(kind.command, path, reading).c_str() : "give text or JSON lines");
+    if (ends_with(path, ".bin") && file_exists(path.substr(0, path.size() - 4) + ".idx"))
+        return "it is prepared data, next to its index; HINT: --data-path " + shell_word(path.substr(0, path.size() - 4));
     if (markup::begins_as_html(first)) return "";
     const std::string root = markup::root_of(first);
     if (root == "mediawiki")
