@@ -122,6 +122,8 @@ for i in $(seq 1 300); do echo "the quick fox $i jumps over $((i * 7)) cats"; [[
 expect "a tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --output tok
 expect "a tokenizer: its input is said once" test "$(grep -c "^input: " out.txt)" == 1
 "$program" prepare --input text.txt --output data --tokenizer tok --split-documents blank >log.txt 2>&1
+status "no vocabulary, prepared data" 2 "$program" train --preset llama-tiny --train-iters 1 --data-path data
+says "no vocabulary, prepared data: which tokenizer" "HINT: --tokenizer .*/tok/tokenizer.json (it prepared data), or --vocab-size N"
 expect "a run" "$program" train --num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 \
     --global-batch-size 4 --train-iters 2 --threads 1 --tokenizer tok --data-path data --out "my run"
 says "a run: three lines first" "^2 steps of 64 tokens: 128 tokens$"

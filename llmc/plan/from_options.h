@@ -428,7 +428,9 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
 
     given(c.V, o.vocab_size, "vocab-size");
     if (!o.vocab_size && tokenizer && !from_directory) c.V = tokenizer->vocab_size();
-    if (!c.V) fail_usage("the size of the vocabulary is not known; HINT: --tokenizer DIR, or --vocab-size N");
+    if (!c.V)
+        fail_usage("the size of the vocabulary is not known; HINT: --tokenizer %s, or --vocab-size N",
+                   tokenizer_of_data(o.data_path).c_str());
     if (tokenizer) tokenizer->check_fits(c.V);
     as_usage([&] { check_config(c); });
     c = canonical(c);

@@ -18,6 +18,7 @@
 #include "../base/check.h"
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/text.h"
 
 struct TokenizerIdentity {
     std::string hash;  // empty: not known
@@ -134,4 +135,14 @@ inline DataOrigin read_origin(const std::string& path) {
     } catch (const nlohmann::json::exception&) {
     }
     fail("%s was not written by train_gpt prepare; HINT: move it, or choose another --output-prefix", path.c_str());
+}
+
+// For a hint: the tokenizer that prepared the first of the data, else DIR.
+inline std::string tokenizer_of_data(const Strings& data_path) {
+    for (const std::string& prefix : data_path)
+        if (const std::string origin = prefix + origin_ending; is_regular(origin)) try {
+                return shell_word(read_origin(origin).tokenizer.path) + " (it prepared " + prefix + ")";
+            } catch (const Error&) {  // damaged
+            }
+    return "DIR";
 }
