@@ -20,6 +20,9 @@ expect "prepare" "$program" prepare --chat --input chats.jsonl --output chat --t
 says "the template is found" "4 conversations with the template chatml"
 expect "inspect" "$program" inspect chat
 says "it tells what is learned" "learned  *[0-9]* tokens"
+expect "options of plain text" "$program" train --preset llama-tiny --tokenizer tok --seq-length 96 --train-iters 2 --data-path chat \
+    --eod-mask-loss --reset-attention-mask --split 1,1,0 --valid-data-path chat --dry-run
+for option in eod-mask-loss reset-attention-mask split; do says "options of plain text: a note on --$option" "note: --$option has no effect: "; done
 
 run() {
     local out=$1

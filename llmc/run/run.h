@@ -359,6 +359,18 @@ inline TrainOptions settled_options(const Run& run) {
     return o;
 }
 
+// Notes on given options that do not apply to this kind of data.
+inline void note_idle_options(const Run& run) {
+    const auto note = [&](const char* option, const char* why) {
+        if (run.main_rank() && run.o.given.count(option))
+            print_line(stderr, format("note: --%s has no effect: %s", option, why));
+    };
+    if (!run.o.valid_data_path.empty()) note("split", "--valid-data-path has the data for validation");
+    if (run.train->chat_template().empty()) return;
+    for (const char* option : {"eod-mask-loss", "reset-position-ids", "reset-attention-mask"})
+        note(option, "each conversation has positions and attention of its own, with the loss on its answers");
+}
+
 inline void open_data(Run& run) {
     run.begin("opening the data and ordering its samples");
     if (run.o.dry_run && run.o.data_path.empty()) return;  // planning needs no data
@@ -367,6 +379,7 @@ inline void open_data(Run& run) {
     options.memory = memory_of_node(run.world);
     run.train = std::make_unique<DataLoader>(options);
     run.data = data_identity(*run.train, options);
+    note_idle_options(run);
     if (run.tokenizer) take_chat_template(run.texts, *run.tokenizer, run.train->chat_template(), run.main_rank());
     if (has_validation(run.o)) detail::open_validation(run);
     if (run.resumes())
