@@ -590,6 +590,20 @@ void embed_forward(const Pass& p) {
     if (dropout.rate > 0) be::dropout_forward(p.ctx, p.in.x[0], p.in.x[0], p.stream_size(), dropout);
 }
 
+// Adds all rows of the embedded tokens' gradient to the embeddings of tokens and positions.
+static void add_embedding_gradients(const Pass& p, const floatX* dout) {
+    const Model& m = p.m;
+    const MicroBatch& in = p.in;
+    const VocabularyShard vocabulary = m.local.vocabulary();
+    if (!m.micro_grads.used())
+        return be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, dout, in.tokens, in.positions, p.N(), m.c.C, vocabulary);
+    const auto add = [&](const TensorSpec& t, const int* ids, const VocabularyShard& rows) {
+        m.micro_grads.add_rows(p.ctx, t, m.grads, in.gradients, in.rounding_key, dout, ids, p.N(), rows);
+    };
+    add(*m.specs.wte, in.tokens, vocabulary);
+    if (m.g.wpe) add(*m.specs.wpe, in.positions, {0, m.c.T, m.c.T});
+}
+
 static void embed_backward(const Pass& p) {
     Model& m = p.m;
     floatX* dembedded = m.c.embedding_norm ? m.a.dnorm : m.a.dx;
@@ -600,7 +614,7 @@ static void embed_backward(const Pass& p) {
         norm_backward(p, m.embedding_norm, dembedded, nullptr, m.a.dx, p.in.embedding_stats, p.in.embedded, Acc::Set);
     const floatX* all = gather_from_sequence_parallel(p, dembedded, p.local_rows(), m.c.C);
     if (m.virtual_tokens.on()) m.virtual_tokens.backward(p.ctx, all, p.in.virtual_rows);
-    else be::embedding_backward(p.ctx, m.g.wte, m.g.wpe, all, p.in.tokens, p.in.positions, p.N(), m.c.C, m.local.vocabulary());
+    else add_embedding_gradients(p, all);
     end_block(p, TensorSpec::embedding);
 }
 
@@ -630,6 +644,17 @@ static void compare_answers(const Pass& p) {
     weight.upload();
 }
 
+// The gradient of the head's weight from the logits' gradient for rows [row, row + rows), which have inputs inp.
+static void add_head_gradient(const Pass& p, int row, int rows, const floatX* inp) {
+    const Model& m = p.m;
+    const uint64_t key = BlockGradients::key_of_head(p.in.rounding_key, row / m.a.head_rows);
+    add_weight_gradient(p, *m.specs.head, m.g.head, row ? Acc::Add : p.in.gradients, key,
+                        [&](const Elements& dweight, int first, int n, Acc acc) {
+                            const Columns dlogits = {m.a.logits + first, m.local.Vpl};
+                            be::linear_backward_weight_rows(p.ctx, dweight, nullptr, dlogits, inp, rows, m.c.C, n, acc);
+                        });
+}
+
 // Final norm, logits of head_rows rows at a time, loss. With `training`, these logits become their gradient in place and are
 // propagated through the head at once, so that a (N, V) matrix never exists; dx is then the gradient of the last block's
 // output. Adds to the model's sums. For pairs of answers a row's gradient depends on the losses of all rows, so a first pass
@@ -657,8 +682,7 @@ void head(const Pass& p, real loss_scale, real z_coef, bool training) {
         const floatX* inp = normed + (size_t)row * C;
         classify(p, row, rows, loss_scale, z_coef, training);
         if (!training) continue;
-        const Acc acc = row ? Acc::Add : acc_of_products(p);
-        if (m.g.head) be::linear_backward_weight(p.ctx, m.g.head, nullptr, a.logits, inp, rows, C, m.local.Vpl, acc);
+        if (m.g.head) add_head_gradient(p, row, rows, inp);
         floatX* dinp = dnormed + (size_t)row * C;  // may be the memory of inp
         be::linear_backward_input(p.ctx, dinp, a.logits, m.p.head, rows, C, m.local.Vpl);
     }

@@ -41,6 +41,10 @@ void embedding_forward(Ctx& ctx, floatX* out /*(N, C)*/, const int* tokens /*(N)
 // the batch.
 void embedding_backward(Ctx& ctx, real* dwte /*(Vp, C)*/, real* dwpe /*(P, C) or null*/, const floatX* dout /*(N, C)*/,
                         const int* tokens, const int* positions, int N, int C, const VocabularyShard& shard);
+// The same for one table with gradients in bf16: each row that occurs (+)= the fp32 sum of its rows of dout, rounded as by
+// accumulate(). `Set` clears the other rows. Only rows [0, shard.V) are accessed.
+void embedding_backward_rounded(Ctx& ctx, bf16* table /*(V, C)*/, const floatX* dout /*(N, C)*/, const int* ids /*(N)*/, int N,
+                                int C, const VocabularyShard& shard, Acc acc, const Rounding& rounding);
 
 // ---- norms (norm.h) -------------------------------------------------------------------------------------------------------
 // If add is given, normalizes and stores sum = inp + add (rounded to floatX), else normalizes inp. sets out, statistics, sum.

@@ -143,17 +143,23 @@ inline void swap_weights(Ctx&, real* other, floatX* param, LowerHalf* lower, siz
     });
 }
 
+namespace detail {
+// sum[k] (+)= x[k]: the elements from `first` on.
+inline void accumulate(bf16* sum, const real* x, int n, Acc acc, const Rounding& rounding, size_t first) {
+    RangeOfWords<true> random;
+    for_vectors(n, [=, &random](int k, auto there) {
+        const floats summand = load(x + k, there);
+        if (acc == Acc::Set) return store(&sum[k].bits, round_to_nearest(summand), there);
+        const words word = random.at(rounding, (size_t)k, first + (size_t)k, first + (size_t)n);
+        store(&sum[k].bits, round_stochastically(load(sum + k, there) + summand, word), there);
+    });
+}
+}  // namespace detail
+
 // Bound by memory bandwidth: 6 bytes per element to set, 8 to add.
 inline void accumulate(Ctx&, bf16* sum, const real* x, size_t n, Acc acc, const Rounding& rounding) {
     parallel_ranges(n, [=](size_t first, size_t last) {
-        detail::RangeOfWords<true> random;
-        for_vectors((int)(last - first), [=, &random](int k, auto there) {
-            const size_t i = first + (size_t)k;
-            const floats summand = load(x + i, there);
-            if (acc == Acc::Set) return store(&sum[i].bits, round_to_nearest(summand), there);
-            const words word = random.at(rounding, (size_t)k, i, last);
-            store(&sum[i].bits, round_stochastically(load(sum + i, there) + summand, word), there);
-        });
+        detail::accumulate(sum + first, x + first, (int)(last - first), acc, rounding, first);
     });
 }
 

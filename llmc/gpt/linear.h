@@ -74,15 +74,18 @@ void backward_during_transfers(const Pass& p, const Linear& l, floatX* dinp, con
 // then added.
 inline Acc acc_of_products(const Pass& p) { return p.m.micro_grads.used() ? Acc::Set : p.in.gradients; }
 // Sets a weight's gradient or adds to it. product(dweight, row, rows, acc) does that for some rows, of which dweight is the
-// first.
+// first. dw: the gradient as ops write it.
+template <class Product>
+void add_weight_gradient(const Pass& p, const TensorSpec& t, real* dw, Acc acc, uint64_t key, Product product) {
+    const BlockGradients& rounded = p.m.micro_grads;
+    if (!rounded.used()) return product(Elements(dw), 0, t.rows, acc);
+    if (rounded.set_by_products(acc)) return product(p.m.grads.from(t.offset), 0, t.rows, acc);
+    rounded.add_product(p.ctx, t, p.m.grads, acc, key,
+                        [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
+}
 template <class Product>
 void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
-    const BlockGradients& rounded = p.m.micro_grads;
-    const Acc acc = p.in.gradients;
-    if (!rounded.used()) return product(Elements(l.dw), 0, l.out, acc);
-    if (rounded.set_by_products(acc)) return product(p.m.grads.from(l.tensor->offset), 0, l.out, acc);
-    rounded.add_product(p.ctx, *l.tensor, p.m.grads, acc, p.in.rounding_key,
-                        [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
+    add_weight_gradient(p, *l.tensor, l.dw, p.in.gradients, p.in.rounding_key, product);
 }
 // The same for a router, or for experts' matrices, whose gradient is computed for whole experts, or for rows of one.
 // product(dweight, acc) sets rows of it or adds to them. dw null: not trained.

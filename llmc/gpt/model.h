@@ -187,6 +187,7 @@ struct Model : TrainingMemory {
     Recompute recompute_others = Recompute::none;  // a weaker policy for the other blocks; set before planning
     Params<floatX> p{};                            // views of params
     Params<real> g{};                              // views of grads, or of micro_grads: the gradients that ops write
+    Params<const TensorSpec> specs{};              // rows of model_table()
     std::vector<Block> blocks;                     // this rank's blocks, as views of p and g
     NormLayer embedding_norm{}, final_norm{};
     Activations a{};

@@ -75,16 +75,16 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
 
 // Plans the sizes of all layers, and memory for the codes of their weights.
 inline void plan_linears(Model& m, bool fp8) {
-    Params<const TensorSpec> specs;
     const ParameterTable& table = m.model_table();
-    bind_parameters<const TensorSpec>(m.c, table, specs, table.rows.data(), [](size_t row) { return row; });
+    m.specs = {};
+    bind_parameters<const TensorSpec>(m.c, table, m.specs, table.rows.data(), [](size_t row) { return row; });
     Block block{};
     block.linears.resize(number_of_values<Matrix>());
-    m.blocks.assign(specs.blocks.size(), block);
+    m.blocks.assign(m.specs.blocks.size(), block);
     for (size_t i = 0; i < m.blocks.size(); i++) {
-        m.blocks[i].router.tensor = specs.blocks[i].router_w;
+        m.blocks[i].router.tensor = m.specs.blocks[i].router_w;
         for (const Matrix matrix : all_matrices) {
-            const TensorSpec& w = *specs.blocks[i].weight_and_bias(matrix).first;
+            const TensorSpec& w = *m.specs.blocks[i].weight_and_bias(matrix).first;
             Linear& l = m.blocks[i][matrix];
             l.matrix = matrix;
             l.block = (int)i;

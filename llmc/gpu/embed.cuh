@@ -7,6 +7,7 @@
 // Then a warp processes 32 consecutive pairs (a piece) and 32 packs of channels, and adds the rows of each token in registers.
 // If all rows of a token are in the piece, the sum goes directly to dwte. Otherwise the token leaves one sum per piece in
 // scratch memory, and a second kernel adds those in order: a token that fills the whole batch costs no more than others.
+// Gradients in bf16 need no buffer for sums in fp32: either kernel rounds a token's sum when it is complete.
 //
 // Cost: forward is a copy. Backward reads dout once, and reads and writes each named row of dwte once; sorting 65,536 pairs
 // takes six short kernels. Bound by memory bandwidth. The sums differ from the CPU's in the last bits, since there each row is
@@ -100,10 +101,54 @@ __global__ void __launch_bounds__(256) merge_runs_kernel(uint64_t* to, const uin
 constexpr int piece = 32;        // sorted pairs per warp: one per lane
 constexpr int pieces_warps = 8;  // warps that add the sums of a token's pieces
 
+// Two kinds of tables, to which the kernels add sums of consecutive elements from column c of a row on: loads the elements to
+// start sums with, and stores the sums.
+struct TableOfSums {
+    real* rows;
+
+    template <bool packed>
+    __device__ __forceinline__ Pack<real> load_at(size_t row, int c, int C) const {
+        return load_part<packed>(rows + row * C, c, C);
+    }
+    template <bool packed>
+    __device__ __forceinline__ void store_at(size_t row, int c, int C, const Pack<real>& x) const {
+        store_part<packed>(rows + row * C, c, C, x);
+    }
+};
+// In bf16: sums start with zero, and are rounded as in accumulate_kernel.
+template <bool add>
+struct RoundedTable {
+    bf16* rows;
+    Rounding rounding;
+    struct alignas(2 * Pack<real>::size) Part {
+        bf16 x[Pack<real>::size];
+    };
+
+    template <bool packed>
+    __device__ __forceinline__ Pack<real> load_at(size_t, int, int) const {
+        return {};
+    }
+    template <bool packed>
+    __device__ __forceinline__ void store_at(size_t row, int c, int C, const Pack<real>& x) const {
+        if (c >= C) return;
+        const size_t first = row * C + c;
+        Part part;
+        if (packed && add) part = *(const Part*)(rows + first);
+#pragma unroll
+        for (int k = 0; k < Pack<real>::size; k++) {
+            if (!packed && c + k >= C) return;
+            bf16& sum = packed ? part.x[k] : rows[first + k];
+            if (add) sum.bits = (uint16_t)round_stochastically((float)sum + x[k], rounding.word(first + k));
+            else sum = x[k];
+        }
+        if (packed) *(Part*)(rows + first) = part;
+    }
+};
+
 // Blocks (pieces, channels / channels per block). sums (pieces, 2, C): for the token that extends into the piece from the
 // previous one, and for the token that starts in it and extends into the next.
-template <bool packed>
-__global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __restrict__ sums, const floatX* __restrict__ dout,
+template <bool packed, class Table>
+__global__ void __launch_bounds__(128) add_pieces_kernel(Table table, real* __restrict__ sums, const floatX* __restrict__ dout,
                                                          const uint64_t* __restrict__ pairs, int N, int C, float scale) {
     constexpr int size = Pack<floatX>::size, in_flight = 4;
     const int lane = threadIdx.x % 32, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * size;
@@ -112,14 +157,14 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
     const uint64_t pair = lane < n ? pairs[begin + lane] : ~(uint64_t)0;
     const uint32_t id = id_of(pair), before = begin > 0 ? id_of(pairs[begin - 1]) : nothing;
     const uint32_t after = begin + n < N ? id_of(pairs[begin + n]) : nothing;
-    const auto add_to = [&](real* to, const float(&sum)[size], bool set) {
+    const auto store_to = [&](const auto& to, size_t row, const float(&sum)[size], bool set) {
 #pragma unroll
         for (int j = 0; j < size; j += Pack<real>::size) {
             Pack<real> x;
-            if (!set) x = load_part<packed>(to, c + j, C);
+            if (!set) x = to.template load_at<packed>(row, c + j, C);
 #pragma unroll
             for (int i = 0; i < Pack<real>::size; i++) x[i] = set ? sum[j + i] : x[i] + sum[j + i];
-            store_part<packed>(to, c + j, C, x);
+            to.template store_at<packed>(row, c + j, C, x);
         }
     };
 
@@ -143,8 +188,8 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
             for (int j = 0; j < size; j++) sum[j] += scale * (float)d[k][j];
             if (of_row[k + 1] == of_row[k] && first + k + 1 < n) continue;
             const bool ends_here = of_row[k + 1] != of_row[k];
-            if (begins_here && ends_here) add_to(table + (size_t)of_row[k] * C, sum, false);
-            else add_to(sums + ((size_t)blockIdx.x * 2 + begins_here) * C, sum, true);
+            if (begins_here && ends_here) store_to(table, of_row[k], sum, false);
+            else store_to(TableOfSums{sums}, (size_t)blockIdx.x * 2 + begins_here, sum, true);
             begins_here = true;
 #pragma unroll
             for (int j = 0; j < size; j++) sum[j] = 0;
@@ -153,9 +198,9 @@ __global__ void __launch_bounds__(128) add_pieces_kernel(real* table, real* __re
 }
 
 // Blocks as above, of 8 warps and 32 packs: if a token starts in this piece and extends into the next, adds its pieces' sums.
-template <bool packed>
+template <bool packed, class Table>
 __global__ void __launch_bounds__(32 * pieces_warps)
-    join_pieces_kernel(real* table, const real* __restrict__ sums, const uint64_t* __restrict__ pairs, int N, int C) {
+    join_pieces_kernel(Table table, const real* __restrict__ sums, const uint64_t* __restrict__ pairs, int N, int C) {
     constexpr int size = Pack<real>::size;
     __shared__ Pack<real> of_warp[pieces_warps][32];
     const int begin = blockIdx.x * piece, end = begin + piece, lane = threadIdx.x, warp = threadIdx.y;
@@ -175,16 +220,17 @@ __global__ void __launch_bounds__(32 * pieces_warps)
     of_warp[warp][lane] = sum;
     __syncthreads();
     if (warp > 0) return;
-    Pack<real> total = load_part<packed>(table + (size_t)id * C, c, C);
+    Pack<real> total = table.template load_at<packed>(id, c, C);
     for (int w = 0; w < pieces_warps; w++)
 #pragma unroll
         for (int j = 0; j < size; j++) total[j] += of_warp[w][lane][j];
-    store_part<packed>(table + (size_t)id * C, c, C, total);
+    table.template store_at<packed>(id, c, C, total);
 }
 
 // table (rows.V, C): row ids[n] - rows.v0 += rows.scale times row n of dout, if it is one of these rows.
-inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int* ids, int N, int C,
-                           const VocabularyShard& rows) {
+template <class Table>
+void add_rows_by_id(Ctx& ctx, const Table& table, const floatX* dout, const int* ids, int N, int C,
+                    const VocabularyShard& rows) {
     const int pieces = ceil_div(N, piece);
     const size_t pairs_bytes = ceil_div((size_t)N * sizeof(uint64_t), (size_t)256) * 256;
     char* scratch = (char*)ctx.scratch(2 * pairs_bytes + sizeof(real) * 2 * pieces * C);
@@ -198,11 +244,11 @@ inline void add_rows_by_id(Ctx& ctx, real* table, const floatX* dout, const int*
     }
 
     constexpr int size = Pack<floatX>::size;
-    const bool packed = C % size == 0 && aligned_16(table, dout);
+    const bool packed = C % size == 0 && aligned_16(table.rows, dout);
     const int threads = std::min(4, ceil_div(C, 32 * size)) * 32;
-    const auto add = packed ? add_pieces_kernel<true> : add_pieces_kernel<false>;
+    const auto add = packed ? add_pieces_kernel<true, Table> : add_pieces_kernel<false, Table>;
     LAUNCH(add, dim3(pieces, ceil_div(C, threads * size)), threads, 0, ctx, table, sums, dout, pairs, N, C, rows.scale);
-    const auto join = packed ? join_pieces_kernel<true> : join_pieces_kernel<false>;
+    const auto join = packed ? join_pieces_kernel<true, Table> : join_pieces_kernel<false, Table>;
     LAUNCH(join, dim3(pieces, ceil_div(C, 32 * Pack<real>::size)), dim3(32, pieces_warps), 0, ctx, table, sums, pairs, N, C);
 }
 
@@ -219,9 +265,17 @@ inline void embedding_forward(Ctx& ctx, floatX* out, const int* tokens, const in
 inline void embedding_backward(Ctx& ctx, real* dwte, real* dwpe, const floatX* dout, const int* tokens, const int* positions,
                                int N, int C, const VocabularyShard& shard) {
     if (N == 0) return;
-    detail::add_rows_by_id(ctx, dwte, dout, tokens, N, C, shard);
+    detail::add_rows_by_id(ctx, detail::TableOfSums{dwte}, dout, tokens, N, C, shard);
     const VocabularyShard all = {0, std::numeric_limits<int>::max(), 0};
-    if (dwpe) detail::add_rows_by_id(ctx, dwpe, dout, positions, N, C, all);
+    if (dwpe) detail::add_rows_by_id(ctx, detail::TableOfSums{dwpe}, dout, positions, N, C, all);
+}
+
+inline void embedding_backward_rounded(Ctx& ctx, bf16* table, const floatX* dout, const int* ids, int N, int C,
+                                       const VocabularyShard& shard, Acc acc, const Rounding& rounding) {
+    if (acc == Acc::Set) clear(ctx, table, (size_t)shard.V * C * sizeof *table);
+    if (N == 0) return;
+    if (acc == Acc::Add) detail::add_rows_by_id(ctx, detail::RoundedTable<true>{table, rounding}, dout, ids, N, C, shard);
+    else detail::add_rows_by_id(ctx, detail::RoundedTable<false>{table, rounding}, dout, ids, N, C, shard);
 }
 
 }  // namespace gpu

@@ -487,9 +487,14 @@ inline cudaError_t copy(const char* call, void* to, size_t to_pitch, const void*
     if (to_pageable || (blocks && !(to_device && from_device))) streams().finish(copied);
     return cudaSuccess;
 }
+// The host waits if the memory is its own, page-locked (CUDA's documentation, API synchronization behavior).
 inline cudaError_t set(const char* call, void* p, int value, size_t bytes, cudaStream_t stream) {
-    if (bytes && !within(device().allocations, p, bytes)) fault("%s: %zu bytes at %p are not device memory", call, bytes, p);
-    if (bytes) streams().put(stream, [=] { memset(p, value, bytes); });
+    if (!bytes) return cudaSuccess;
+    const bool on_device = within(device().allocations, p, bytes);
+    if (!on_device && !within(device().page_locked, p, bytes))
+        fault("%s: %zu bytes at %p are not device memory", call, bytes, p);
+    const Ticket done = streams().put(stream, [=] { memset(p, value, bytes); });
+    if (!on_device) streams().finish(done);
     return cudaSuccess;
 }
 

@@ -154,6 +154,38 @@ TEST(Embedding, BackwardAddsRows) {
     }
 }
 
+// Each row's sum in fp32, rounded once by the element's place, as accumulate() does for all rows.
+TEST(Embedding, BackwardRoundsEachRowOnce) {
+    backend::Ctx ctx(2);
+    Rng rng(3);
+    struct Case {
+        int N, C, v0, V, vocabulary;
+    };
+    for (const Case& k :
+         {Case{67, 19, 3, 5, 12}, {131, 264, 0, 700, 700}, {400, 72, 5, 3, 9}, {1, 264, 0, 7, 7}, {2100, 8, 0, 4, 4}}) {
+        if (k.N > most_rows) continue;
+        const size_t n = (size_t)k.V * k.C;
+        const Input<int> ids(rng.integers(k.N, 0, k.vocabulary));
+        const Input<floatX> dout(rng.normals<floatX>((size_t)k.N * k.C));
+        const VocabularyShard shard = {k.v0, k.V, k.V, (real)1.5};
+        Buffer<real> sums(std::vector<real>(n), "sums");
+        backend::embedding_backward(ctx, sums.p(), nullptr, dout.p(), ids.p(), nullptr, k.N, k.C, shard);
+        const Input<real> x(sums.get());
+        const std::vector<bf16> start = rng.normals<bf16>(n);
+        Rounding r;
+        r.key = 9;
+        r.tensor = 4;
+        r.first = (uint64_t)k.v0 * k.C;
+        for (const Acc acc : {Acc::Set, Acc::Add}) {
+            Buffer<bf16> expected(start, "all"), table(start, "table");
+            backend::accumulate(ctx, expected.p(), x.p(), n, acc, r);
+            backend::embedding_backward_rounded(ctx, table.p(), dout.p(), ids.p(), k.N, k.C, shard, acc, r);
+            const std::vector<bf16> one = table.get(), other = expected.get();
+            for (size_t i = 0; i < n; i++) ASSERT_EQ(one[i].bits, other[i].bits) << i << " of " << k.V << "x" << k.C;
+        }
+    }
+}
+
 // ---- norms ----------------------------------------------------------------------------------------------------------------
 struct NormKind {
     bool centred;  // LayerNorm, else RMSNorm
