@@ -1,5 +1,9 @@
 // A mixture of experts in double: the routing and both losses by their definitions, and the gradients of the router and of a
 // whole layer against finite differences.
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
 #include "expert_layer.h"
 
 namespace test_experts_fp64 {
@@ -92,6 +96,52 @@ TEST(ExpertsFp64, Layer) {
         check_gradient(loss, l.router_weight.data(), l.router_weight.size(), added(l.drouter, l.drouter0).data(), "drouter");
         check_gradient(loss, l.fc1.data(), l.fc1.size(), added(l.dfc1, l.dfc1_0).data(), "dfc1");
         check_gradient(loss, l.fc2.data(), l.fc2.size(), added(l.dfc2, l.dfc2_0).data(), "dfc2");
+    }
+}
+
+// The same numbers as in muon_golden.py, which are exact in fp32.
+Doubles numbers(uint32_t salt, size_t n) {
+    Doubles x;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t h = (i + 1) * 2654435761u + (salt + 1) * 2246822519u;
+        h ^= h >> 15;
+        h *= 3266489917u;
+        h ^= h >> 13;
+        x.push_back(2 * ((double)(h >> 8) / 0x1p24 - 0.5));
+    }
+    return x;
+}
+
+// Output and gradients of transformers' classes (dev/ref/mixture_golden.py), whose routers round to fp32: errors of 1e-6.
+TEST(ExpertsFp64, EqualsTransformers) {
+    std::ifstream file("test/golden/mixture.json");
+    const auto golden = nlohmann::json::parse(file);
+    cpu::Ctx ctx(2);
+    for (const auto& [name, expected] : golden.items()) {
+        RouterRule rule;
+        const real biased = 0;  // the layer has its own bias
+        if (name == "qwen3_moe") rule.normalize = false;
+        if (name == "deepseek_v3") rule = {true, true, 2.5, &biased};
+        ExpertLayer l({{1, 4, 5, 3}, 4, 3, rule}, 1);
+        l.x = numbers(0, l.x.size());
+        l.router_weight = numbers(1, l.router_weight.size());
+        l.fc1 = numbers(2, l.fc1.size());
+        l.fc2 = numbers(3, l.fc2.size());
+        l.dout = numbers(4, l.dout.size());
+        l.bias = numbers(5, l.bias.size());
+        if (rule.bias) l.rule.bias = l.bias.data();
+        l.factors = {};
+        for (Guarded<double>* d : {&l.drouter, &l.dfc1, &l.dfc2}) std::fill_n(d->data(), d->size(), 0.0);
+        l.forward(ctx);
+        l.backward(ctx);
+        const auto expect = [&, &family = name, &values = expected](const Guarded<double>& actual, const char* tensor) {
+            expect_close(actual, values.at(tensor).get<Doubles>(), 1e-6, 1e-6, family + " " + tensor);
+        };
+        expect(l.out, "out");
+        expect(l.dx, "dx");
+        expect(l.drouter, "drouter");
+        expect(l.dfc1, "dfc1");
+        expect(l.dfc2, "dfc2");
     }
 }
 
