@@ -6,8 +6,8 @@
 // P_matmul: the weights that multiply a vector per token: QKV, projection, fc1, fc2 of every layer and the LM head (even where
 // it is tied to the embedding; an embedding lookup multiplies nothing). 6 = 2 forward + 2 for the input's gradient + 2 for the
 // weight's. Attention: Q K^T and P V are 2 T HS each per head, times 3. Norms, activations and softmax are not counted. In a
-// layer with a sliding window of W < T keys, W replaces T or, where half of the scores are computed, W (2 - W / T). In a mixture
-// of experts, P_matmul has the router and K experts.
+// layer with a sliding window of W < T keys, W replaces T or, where half of the scores are computed, W (2 - W / T). In a
+// mixture of experts, P_matmul has the router and K experts.
 //   The full count is exactly Megatron-LM v0.6's (LLM-jp's logs),
 //     12 B s L h^2 ((1 + k/a + s/h) (d a / h) + (f/h) (3/2 if SwiGLU) + V / (2 L h)),
 //   and 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of arXiv:2205.05198 where f = 4h.
