@@ -461,12 +461,12 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
         be::expert_linear_backward_weight(p.ctx, dw, {dfc1}, {all_inp, routing.choices, shape.K}, groups, fc1.in, fc1.out, acc);
     });
     add_stacked_gradient(p, *b.router.tensor, b.router.dw, [&](const StackedRows& dw, Acc acc) {
-        be::router_logits_backward(p.ctx, nullptr, dw.x, m.a.dlogits, all_inp, b.router.w, shape, C, acc);
+        be::router_backward_weight(p.ctx, dw.x, m.a.dlogits, all_inp, shape, C, acc);
     });
     be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);
-    be::router_logits_backward(p.ctx, all_dinp, nullptr, m.a.dlogits, nullptr, b.router.w, shape, C, Acc::Add);
+    be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, shape, C);
     reduce_from_tensor_parallel(p, dinp);
 }
 
@@ -878,8 +878,7 @@ static std::optional<StepStats> train_step(Trainer& t) {
     const int64_t terms = t.data.terms(t.state.sample(), global_batch);
     const real loss_scale = terms > 0 ? (real)(1.0 / (double)terms) : real(0);
     const double sequences = (double)global_batch, rows = sequences * t.m.a.T;
-    if (!t.m.frozen)
-        t.m.router_losses = {(real)(t.o.moe_aux_loss_coeff / sequences), (real)(t.o.moe_z_loss_coeff / rows)};
+    if (!t.m.frozen) t.m.router_losses = {(real)(t.o.moe_aux_loss_coeff / sequences), (real)(t.o.moe_z_loss_coeff / rows)};
 
     Fp8Training& fp8 = t.m.fp8;
     const int64_t start = fp8_start(t.o, t.state);

@@ -229,9 +229,10 @@ void router_backward(Ctx& ctx, real* dlogits /*(N, E)*/, const real* dweights /*
                      const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors);
 // Adds both losses, without factors, to sums[0] and sums[1], and the number of rows that chose expert e to sums[2 + e].
 void router_sums(Ctx& ctx, double* sums /*(2 + E)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
-// dinp += dlogits weight; dweight (+)= dlogits^T inp.
-void router_logits_backward(Ctx& ctx, floatX* dinp /*(N, C) or null*/, real* dweight /*(E, C) or null*/,
-                            const real* dlogits /*(N, E)*/, const floatX* inp /*(N, C)*/, const floatX* weight /*(E, C)*/,
+// Both backward products of router_logits. dinp += dlogits weight; dweight (+)= dlogits^T inp.
+void router_backward_input(Ctx& ctx, floatX* dinp /*(N, C)*/, const real* dlogits /*(N, E)*/, const floatX* weight /*(E, C)*/,
+                           const MixtureShape& shape, int C);
+void router_backward_weight(Ctx& ctx, real* dweight /*(E, C)*/, const real* dlogits /*(N, E)*/, const floatX* inp /*(N, C)*/,
                             const MixtureShape& shape, int C, Acc acc);
 
 // Linear layers of E experts, each with its own weight, on the rows of its slots: the products of matmul.h per expert, with the

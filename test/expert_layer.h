@@ -90,8 +90,8 @@ struct ExpertLayer {
         cpu::expert_combine(ctx, dx.data(), dx_slots.data(), r, k.shape, C);
         dx_experts = dx.values();
         cpu::router_backward(ctx, dlogits.data(), dweights.data(), r, k.shape, rule, factors);
-        cpu::router_logits_backward(ctx, dx.data(), drouter.data(), dlogits.data(), x.data(), router_weight.data(), k.shape, C,
-                                    Acc::Add);
+        cpu::router_backward_input(ctx, dx.data(), dlogits.data(), router_weight.data(), k.shape, C);
+        cpu::router_backward_weight(ctx, drouter.data(), dlogits.data(), x.data(), k.shape, C, Acc::Add);
     }
 };
 

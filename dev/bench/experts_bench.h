@@ -65,7 +65,8 @@ private:
             fc1_input();
             be::expert_combine(ctx_, dx, y, r, s, C);
             be::router_backward(ctx_, dlogits, dweights, r, s, {}, {});
-            be::router_logits_backward(ctx_, dx, dw_router, dlogits, x, w_router, s, C, Acc::Add);
+            be::router_backward_input(ctx_, dx, dlogits, w_router, s, C);
+            be::router_backward_weight(ctx_, dw_router, dlogits, x, s, C, Acc::Add);
         };
         const int n = s.slots();
         const auto dense_fc1 = [&] { be::linear_forward(ctx_, h, dense_x, w1, nullptr, n, C, (int)H); };

@@ -185,8 +185,9 @@ TIMED(expert_activation_forward, Work({0, THE(MixtureShape).slots() * NUMBER(2, 
 TIMED(expert_activation_backward, Work({0, THE(MixtureShape).slots() * NUMBER(2, 0) * (gated(THE(Activation)) ? 5 : 3) * X}))
 TIMED(expert_combine, Work({0, (double)THE(MixtureShape).N() * (THE(MixtureShape).K + 1) * THE(int) * X}))
 TIMED(router_logits, product(THE(MixtureShape).N(), THE(int), THE(MixtureShape).E))
-TIMED(router_logits_backward,
-      Work({4.0 * THE(MixtureShape).N() * NUMBER(2, 0) * THE(MixtureShape).E, 3.0 * THE(MixtureShape).N() * NUMBER(2, 0) * X}))
+TIMED(router_backward_input,
+      Work({2.0 * THE(MixtureShape).N() * THE(int) * THE(MixtureShape).E, 2.0 * THE(MixtureShape).N() * THE(int) * X}))
+TIMED(router_backward_weight, product(THE(MixtureShape).N(), NUMBER(2, 0), THE(MixtureShape).E))
 TIMED(route, Work({0, (double)THE(MixtureShape).N() * THE(MixtureShape).E* R}))
 TIMED(router_backward, Work({0, 2.0 * THE(MixtureShape).N() * THE(MixtureShape).E* R}))
 TIMED(embedding_forward, ROWS(3, 0, 2 * X))

@@ -42,10 +42,9 @@ inline void router_logits(real* logits, const floatX* inp, const floatX* weight,
     });
 }
 
-inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlogits, const floatX* inp, const floatX* weight,
-                                   const MixtureShape& shape, int C, Acc acc) {
-    const int N = shape.N(), E = shape.E;
-    parallel_for(dinp ? N : 0, [=](int n) {
+inline void router_backward_input(floatX* dinp, const real* dlogits, const floatX* weight, const MixtureShape& shape, int C) {
+    const int E = shape.E;
+    parallel_for(shape.N(), [=](int n) {
         for (int c = 0; c < C; c++) {
             real sum = 0;
             for (int e = 0; e < E; e++) sum += dlogits[(size_t)n * E + e] * (real)weight[(size_t)e * C + c];
@@ -53,7 +52,11 @@ inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlog
             d = (floatX)((real)d + sum);
         }
     });
-    if (!dweight) return;
+}
+
+inline void router_backward_weight(real* dweight, const real* dlogits, const floatX* inp, const MixtureShape& shape, int C,
+                                   Acc acc) {
+    const int N = shape.N(), E = shape.E;
     parallel_for(E, [=](int e) {
         for (int c = 0; c < C; c++) {
             real sum = 0;
@@ -291,8 +294,7 @@ void mixed_product(const Factors& factors, const floatX* y, int C, int rows, int
     if (c < columns) columns_from(c, columns - c);
 }
 
-inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlogits, const floatX* inp, const floatX* weight,
-                                   const MixtureShape& shape, int C, Acc acc) {
+inline void router_backward_input(floatX* dinp, const real* dlogits, const floatX* weight, const MixtureShape& shape, int C) {
     const int N = shape.N(), E = shape.E;
     parallel_for(ceil_div(N, 4), [=](int task) {
         const size_t n = (size_t)task * 4;
@@ -302,7 +304,11 @@ inline void router_logits_backward(floatX* dinp, real* dweight, const real* dlog
                           store(d, load(d, there) + sums, there);
                       });
     });
-    if (!dweight) return;
+}
+
+inline void router_backward_weight(real* dweight, const real* dlogits, const floatX* inp, const MixtureShape& shape, int C,
+                                   Acc acc) {
+    const int N = shape.N(), E = shape.E;
     const int groups = ceil_div(E, 4);
     constexpr int columns = 64;  // of N rows: they stay in the L2 cache for all experts
     parallel_tasks((size_t)ceil_div(C, columns) * groups, [=](size_t task) {
@@ -354,11 +360,19 @@ inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, co
 }  // namespace detail
 #endif
 
-inline void router_logits_backward(Ctx& ctx, floatX* dinp, real* dweight, const real* dlogits, const floatX* inp,
-                                   const floatX* weight, const MixtureShape& shape, int C, Acc acc) {
-    if (ctx.plain) return plain::router_logits_backward(dinp, dweight, dlogits, inp, weight, shape, C, acc);
+inline void router_backward_input(Ctx& ctx, floatX* dinp, const real* dlogits, const floatX* weight, const MixtureShape& shape,
+                                  int C) {
+    if (ctx.plain) return plain::router_backward_input(dinp, dlogits, weight, shape, C);
 #if CPU_FAST_PATHS
-    detail::router_logits_backward(dinp, dweight, dlogits, inp, weight, shape, C, acc);
+    detail::router_backward_input(dinp, dlogits, weight, shape, C);
+#endif
+}
+
+inline void router_backward_weight(Ctx& ctx, real* dweight, const real* dlogits, const floatX* inp, const MixtureShape& shape,
+                                   int C, Acc acc) {
+    if (ctx.plain) return plain::router_backward_weight(dweight, dlogits, inp, shape, C, acc);
+#if CPU_FAST_PATHS
+    detail::router_backward_weight(dweight, dlogits, inp, shape, C, acc);
 #endif
 }
 

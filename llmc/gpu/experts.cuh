@@ -386,22 +386,26 @@ inline void router_sums(Ctx& ctx, double* sums, const Routing& r, const MixtureS
            detail::balance_scale(shape));
 }
 
-inline void router_logits_backward(Ctx& ctx, floatX* dinp, real* dweight, const real* dlogits, const floatX* inp,
-                                   const floatX* weight, const MixtureShape& shape, int C, Acc acc) {
+inline void router_backward_input(Ctx& ctx, floatX* dinp, const real* dlogits, const floatX* weight, const MixtureShape& shape,
+                                  int C) {
+    using namespace detail;
+    const int E = shape.E;
+    simple_product<false, true>(ctx, Sums<floatX>{dinp, C, true}, Factor<real>{dlogits, E}, Factor<floatX>{weight, C},
+                                TilesOfParts{shape.N(), E, E});
+}
+
+inline void router_backward_weight(Ctx& ctx, real* dweight, const real* dlogits, const floatX* inp, const MixtureShape& shape,
+                                   int C, Acc acc) {
     using namespace detail;
     const int N = shape.N(), E = shape.E;
-    const Factor<real> d = {dlogits, E};
-    if (dinp)
-        simple_product<false, true>(ctx, Sums<floatX>{dinp, C, true}, d, Factor<floatX>{weight, C}, TilesOfParts{N, E, E});
-    if (!dweight) return;
     // As many parts as fill the GPU twice, of at least 256 rows.
     const int tiles = ceil_div(E, simple_tile) * ceil_div(C, simple_tile);
     const int wanted = std::max(1, 2 * ctx.multiprocessors / tiles);
     const int of_part = std::max(256, ceil_div(N, wanted)), parts = ceil_div(N, of_part);
     const size_t n = (size_t)E * C;
     real* partial = parts == 1 ? dweight : (real*)ctx.scratch(sizeof(real) * n * (size_t)parts);
-    simple_product<true, true>(ctx, Sums<real>{partial, C, parts == 1 && acc == Acc::Add}, d, Factor<floatX>{inp, C},
-                               TilesOfParts{E, N, of_part});
+    simple_product<true, true>(ctx, Sums<real>{partial, C, parts == 1 && acc == Acc::Add}, Factor<real>{dlogits, E},
+                               Factor<floatX>{inp, C}, TilesOfParts{E, N, of_part});
     if (parts == 1) return;
     if (acc == Acc::Set) clear(ctx, dweight, sizeof(real) * n);
     add_rows(ctx, dweight, nullptr, nullptr, partial, parts, (int)n);
