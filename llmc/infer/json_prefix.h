@@ -149,7 +149,7 @@ private:
 
     State state_ = State::value;
     bool begun_ = false, is_key_ = false;
-    char open_[most_depth];
+    char open_[most_depth] = {};
     unsigned char last_ = 0, least_ = 0, most_ = 0;
     int depth_ = 0, count_ = 0;
     const char* rest_ = "";
