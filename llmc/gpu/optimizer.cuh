@@ -71,78 +71,67 @@ __device__ __forceinline__ void draw_eight(uint32_t (&random)[2][4], const Round
 
 constexpr int adamw_threads = 256;
 
-// n_whole elements are moved in packs, the others one by one.
+// Whether tensors of this type have elements in this build.
+template <class T>
+constexpr bool is_stored = has_lower_halves || !std::is_same<std::remove_const_t<T>, LowerHalf>::value;
+template <class T>
+__device__ __forceinline__ T* element(T* tensor, size_t i) {
+    if constexpr (is_stored<T>) return tensor + i;
+    else return tensor;
+}
+template <class T, class U>
+__device__ __forceinline__ void load_eight(Eight<T>& e, U* tensor, size_t first) {
+    if constexpr (is_stored<T>) e.load_from(tensor + first);
+}
+template <class T, class U>
+__device__ __forceinline__ void store_eight(const Eight<T>& e, U* tensor, size_t first) {
+    if constexpr (is_stored<T> && !std::is_const<U>::value) e.store_to(tensor + first);
+}
+
+// Calls rule(random, an element of each tensor) for n elements. A thread moves 8 of the first n_whole in packs; the others are
+// moved one by one. Tensors of constants are only read. draws: random is drawn; otherwise it is 0.
+template <bool draws, class Rule, class... T>
+__device__ __forceinline__ void for_elements(size_t n, size_t n_whole, const Rounding& rounding, Rule rule, T*... tensors) {
+    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
+    const size_t first = thread * 8;
+    const auto in_packs = [&](auto... e) {
+        (load_eight(e, tensors, first), ...);
+        uint32_t random[2][4] = {};
+        if constexpr (draws) draw_eight(random, rounding, first);
+#pragma unroll
+        for (int k = 0; k < 8; k++) rule(random[k / 4][k % 4], &e[k]...);
+        (store_eight(e, tensors, first), ...);
+    };
+    if (first < n_whole) in_packs(Eight<std::remove_const_t<T>>{}...);
+    for (size_t i = n_whole + thread; i < n; i += threads) rule(draws ? rounding.word(i) : 0, element(tensors, i)...);
+}
+
 template <class M, class V, class G>
 __global__ void __launch_bounds__(adamw_threads) adamw_kernel(floatX* param, LowerHalf* lower, M* m, V* v, const G* grad,
                                                               size_t n, size_t n_whole, AdamWUpdate update, Rounding rounding) {
     constexpr bool rounded = !std::is_same<M, real>::value || !std::is_same<V, real>::value;
-    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
-    const size_t first = thread * 8;
-    if (first < n_whole) {
-        Eight<M> pm;
-        Eight<V> pv;
-        Eight<G> pg;
-        Eight<floatX> p;
-        Eight<LowerHalf> low{};
-        if constexpr (has_lower_halves) low.load_from(lower + first);
-        p.load_from(param + first), pm.load_from(m + first), pv.load_from(v + first), pg.load_from(grad + first);
-        uint32_t random[2][4] = {};
-        if constexpr (rounded) draw_eight(random, rounding, first);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float w = load_weight(&p[k], &low[k], 0), mk = pm[k], vk = pv[k];
-            update(w, mk, vk, pg[k]);
-            set_moment(pm[k], mk, random[k / 4][k % 4]), set_moment(pv[k], vk, random[k / 4][k % 4] >> 16);
-            store_weight(&p[k], &low[k], 0, w);
-        }
-        pm.store_to(m + first), pv.store_to(v + first), p.store_to(param + first);
-        if constexpr (has_lower_halves) low.store_to(lower + first);
-    }
-    for (size_t i = n_whole + thread; i < n; i += threads) {
-        float w = load_weight(param, lower, i), mi = m[i], vi = v[i];
-        update(w, mi, vi, grad[i]);
-        const uint32_t random = rounded ? rounding.word(i) : 0;
-        set_moment(m[i], mi, random), set_moment(v[i], vi, random >> 16), store_weight(param, lower, i, w);
-    }
+    const auto rule = [=](uint32_t random, floatX* p, LowerHalf* low, M* mean, V* variance, const G* g) {
+        float w = load_weight(p, low, 0), mk = *mean, vk = *variance;
+        update(w, mk, vk, *g);
+        set_moment(*mean, mk, random), set_moment(*variance, vk, random >> 16), store_weight(p, low, 0, w);
+    };
+    for_elements<rounded>(n, n_whole, rounding, rule, param, lower, m, v, grad);
 }
 
-// As adamw_kernel, with one moment.
 template <class M, class G>
 __global__ void __launch_bounds__(adamw_threads) lion_kernel(floatX* param, LowerHalf* lower, M* m, const G* grad, size_t n,
                                                              size_t n_whole, AdamW constants, Rounding rounding) {
     constexpr bool rounded = !std::is_same<M, real>::value;
-    const auto update = [=](float& w, M& moment, float gradient, uint32_t random) {
-        const float g = constants.grad_scale * gradient, mean = (float)moment;
+    const auto rule = [=](uint32_t random, floatX* p, LowerHalf* low, M* moment, const G* gradient) {
+        float w = load_weight(p, low, 0);
+        const float g = constants.grad_scale * (float)*gradient, mean = (float)*moment;
         const float direction = constants.beta1 * mean + (1 - constants.beta1) * g;
         const float sign = direction > 0 ? 1.0f : direction < 0 ? -1.0f : direction;  // 0 and NaN stay
         w -= constants.lr * (sign + constants.weight_decay * w);
-        set_moment(moment, constants.beta2 * mean + (1 - constants.beta2) * g, random);
+        set_moment(*moment, constants.beta2 * mean + (1 - constants.beta2) * g, random);
+        store_weight(p, low, 0, w);
     };
-    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
-    const size_t first = thread * 8;
-    if (first < n_whole) {
-        Eight<M> pm;
-        Eight<G> pg;
-        Eight<floatX> p;
-        Eight<LowerHalf> low{};
-        if constexpr (has_lower_halves) low.load_from(lower + first);
-        p.load_from(param + first), pm.load_from(m + first), pg.load_from(grad + first);
-        uint32_t random[2][4] = {};
-        if constexpr (rounded) draw_eight(random, rounding, first);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float w = load_weight(&p[k], &low[k], 0);
-            update(w, pm[k], pg[k], random[k / 4][k % 4]);
-            store_weight(&p[k], &low[k], 0, w);
-        }
-        pm.store_to(m + first), p.store_to(param + first);
-        if constexpr (has_lower_halves) low.store_to(lower + first);
-    }
-    for (size_t i = n_whole + thread; i < n; i += threads) {
-        float w = load_weight(param, lower, i);
-        update(w, m[i], grad[i], rounded ? rounding.word(i) : 0);
-        store_weight(param, lower, i, w);
-    }
+    for_elements<rounded>(n, n_whole, rounding, rule, param, lower, m, grad);
 }
 
 __global__ void __launch_bounds__(256)
@@ -214,16 +203,8 @@ __global__ void __launch_bounds__(adamw_threads)
 __global__ void __launch_bounds__(adamw_threads)
     divide_by_norm_kernel(floatX* x, size_t n, size_t n_whole, const double* squares) {
     const float factor = 1 / fmaxf(sqrtf((float)*squares), (float)smallest_norm);
-    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
-    const size_t first = thread * 8;
-    if (first < n_whole) {
-        Eight<floatX> p;
-        p.load_from(x + first);
-#pragma unroll
-        for (int k = 0; k < 8; k++) p[k] = (floatX)(factor * (float)p[k]);
-        p.store_to(x + first);
-    }
-    for (size_t i = n_whole + thread; i < n; i += threads) x[i] = (floatX)(factor * (float)x[i]);
+    for_elements<false>(
+        n, n_whole, {}, [=](uint32_t, floatX* p) { *p = (floatX)(factor * (float)*p); }, x);
 }
 
 // Elements of the diagonal are at multiples of n + 1.
@@ -283,22 +264,10 @@ __global__ void __launch_bounds__(256)
 
 __global__ void __launch_bounds__(adamw_threads) apply_update_kernel(floatX* param, LowerHalf* lower, const floatX* update,
                                                                      size_t n, size_t n_whole, float rate, float decay) {
-    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
-    const size_t first = thread * 8;
-    if (first < n_whole) {
-        Eight<floatX> p, u;
-        Eight<LowerHalf> low{};
-        if constexpr (has_lower_halves) low.load_from(lower + first);
-        p.load_from(param + first);
-        u.load_from(update + first);
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            store_weight(&p[k], &low[k], 0, (1 - decay) * load_weight(&p[k], &low[k], 0) - rate * (float)u[k]);
-        p.store_to(param + first);
-        if constexpr (has_lower_halves) low.store_to(lower + first);
-    }
-    for (size_t i = n_whole + thread; i < n; i += threads)
-        store_weight(param, lower, i, (1 - decay) * load_weight(param, lower, i) - rate * (float)update[i]);
+    const auto rule = [=](uint32_t, floatX* p, LowerHalf* low, const floatX* u) {
+        store_weight(p, low, 0, (1 - decay) * load_weight(p, low, 0) - rate * (float)*u);
+    };
+    for_elements<false>(n, n_whole, {}, rule, param, lower, update);
 }
 
 // ---- The average of the weights ----
@@ -306,30 +275,14 @@ __global__ void __launch_bounds__(adamw_threads) apply_update_kernel(floatX* par
 template <bool swaps>
 __global__ void __launch_bounds__(adamw_threads)
     average_kernel(real* average, floatX* param, LowerHalf* lower, size_t n, size_t n_whole, float share) {
-    const size_t thread = (size_t)blockIdx.x * adamw_threads + threadIdx.x, threads = (size_t)gridDim.x * adamw_threads;
-    const size_t first = thread * 8;
-    if (first < n_whole) {
-        Eight<real> pa;
-        Eight<floatX> p;
-        Eight<LowerHalf> low{};
-        if constexpr (has_lower_halves) low.load_from(lower + first);
-        pa.load_from(average + first);
-        p.load_from(param + first);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const float w = load_weight(&p[k], &low[k], 0);
-            if constexpr (swaps) store_weight(&p[k], &low[k], 0, pa[k]);
-            pa[k] = swaps ? w : pa[k] + share * (w - pa[k]);
-        }
-        pa.store_to(average + first);
-        if constexpr (swaps) p.store_to(param + first);
-        if constexpr (swaps && has_lower_halves) low.store_to(lower + first);
-    }
-    for (size_t i = n_whole + thread; i < n; i += threads) {
-        const float w = load_weight(param, lower, i), before = average[i];
-        if constexpr (swaps) store_weight(param, lower, i, before);
-        average[i] = swaps ? w : before + share * (w - before);
-    }
+    using Stored = std::conditional_t<swaps, floatX, const floatX>;
+    using StoredLower = std::conditional_t<swaps, LowerHalf, const LowerHalf>;
+    const auto rule = [=](uint32_t, real* a, Stored* p, StoredLower* low) {
+        const float w = load_weight(p, low, 0), before = *a;
+        if constexpr (swaps) store_weight(p, low, 0, before);
+        *a = swaps ? w : before + share * (w - before);
+    };
+    for_elements<false>(n, n_whole, {}, rule, average, (Stored*)param, (StoredLower*)lower);
 }
 
 template <bool swaps>
