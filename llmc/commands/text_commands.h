@@ -111,7 +111,7 @@ inline void encode_chunk(const PrepareOptions& o, const Tokenizer& tokenizer, co
         for (const ChatMessage& m : *messages) p.spelled += chat->count_special(m);
 }
 
-// Encodes the reader's text and writes it. After an error, `state` (or null) keeps what was written.
+// Encodes the reader's text and writes it. After an error, `state` (or null) keeps the written tokens.
 inline void encode_and_write(const PrepareOptions& o, const Tokenizer& tokenizer, const ChatEncoder* chat,
                              DocumentReader& reader, PrepareState* state, TokenDatasetWriter& writer, PrepareCounts& counts) {
     std::vector<PreparedChunk> prepared;

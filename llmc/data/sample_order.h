@@ -129,7 +129,7 @@ private:
             if (i % ticks == 0) tick();
         }
         NumpyRandom random(seed);
-        // Of epochs [first, last).
+        // Shuffles epochs [first, last).
         const auto shuffle_documents = [&](int64_t first, int64_t last) {
             random.shuffle(documents_ + first * n_documents, (last - first) * n_documents, tick);
         };

@@ -143,7 +143,7 @@ struct NormLayer {
 };
 
 // One of a block's four matrices (this rank's part): its weights, their gradients, and their FP8 codes. In a mixture fc1 and
-// fc2 are those of all experts, next to each other.
+// fc2 have the matrices of all experts, next to each other.
 struct Linear {
     Matrix matrix;
     int block;                           // index on this rank

@@ -1,6 +1,6 @@
-// Whether bytes begin a JSON object (RFC 8259), byte by byte: with response_format json_object, `train_gpt serve` draws only
-// tokens that keep the text one. Narrower than the standard where a model could write without end or parsers differ: at most
-// 32 brackets deep, 32 bytes of white space in a row, numbers of 20 characters with exponents of two digits, no surrogates as
+// Whether bytes are the start of a JSON object (RFC 8259), byte by byte: with response_format json_object, `train_gpt serve`
+// draws only tokens that keep the text one. Narrower than the standard where a model could write without end or parsers differ:
+// at most 32 brackets deep, 32 bytes of white space in a row, numbers of 20 characters with exponents of two digits, no surrogates as
 // escapes. Strings are UTF-8.
 #pragma once
 #include <cctype>
@@ -9,7 +9,7 @@
 
 class JsonPrefix {
 public:
-    // False: no object begins like this; the state is then unspecified.
+    // False: no object starts like this; the state is then unspecified.
     bool add(std::string_view bytes) {
         for (const char c : bytes)
             if (!add((unsigned char)c)) return false;

@@ -201,7 +201,7 @@ private:
         }
         requests_++;
     }
-    // Whether the text is still the beginning of a JSON object with this token.
+    // Whether the text is still the start of a JSON object with this token.
     bool keeps(JsonPrefix json, int token) const {
         if ((size_t)token >= bytes_of_tokens_.size()) return false;
         const std::string& bytes = bytes_of_tokens_[(size_t)token];

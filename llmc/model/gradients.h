@@ -35,7 +35,7 @@ public:
         const size_t rows = elements_at_a_time / (size_t)columns;
         return (int)std::min((size_t)all_rows, rows < 128 ? std::max<size_t>(16, rows / 16 * 16) : rows / 128 * 128);
     }
-    // Of stacked experts' matrices: some whole ones, or rows of one. Of a router: all.
+    // For stacked experts: some whole matrices, or rows of one. For a router: all rows.
     int rows_at_a_time(const TensorSpec& t) const {
         if (t.replicated) return t.rows;
         const int each = t.rows / t.experts, rows = rows_at_a_time(each, t.cols);
