@@ -1,7 +1,7 @@
 // Whether bytes are the start of a JSON object (RFC 8259), byte by byte: with response_format json_object, `train_gpt serve`
 // draws only tokens that keep the text one. Narrower than the standard where a model could write without end or parsers differ:
-// at most 32 brackets deep, 32 bytes of white space in a row, numbers of 20 characters with exponents of two digits, no surrogates as
-// escapes. Strings are UTF-8.
+// at most 32 brackets deep, 32 bytes of white space in a row, numbers of 20 characters with exponents of two digits, no
+// surrogates as escapes. Strings are UTF-8.
 #pragma once
 #include <cctype>
 #include <cstring>
