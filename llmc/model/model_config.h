@@ -207,7 +207,8 @@ inline void check_mixture(const ModelConfig& c) {
         fail("moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
     if ((int64_t)m.experts * std::max(c.F1(), c.C) > INT_MAX)
         fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.F, INT_MAX);
-    if (c.mlp_bias) fail("experts have no biases; HINT: --disable-bias-linear, or --no-add-mlp-bias");
+    if (c.mlp_bias)
+        fail("--num-experts %d: experts have no biases; HINT: --disable-bias-linear, or --no-add-mlp-bias", m.experts);
     if (c.parallel()) fail("norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 
