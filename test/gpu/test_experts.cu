@@ -14,6 +14,7 @@ using Buffer = test::DeviceMemory<T>;
 #include "../ops/inputs.h"
 
 namespace test_gpu_experts {
+namespace {
 
 struct Case {
     MixtureShape shape;
@@ -451,4 +452,5 @@ TEST(Experts, Combined) {
     }
 }
 
+}  // namespace
 }  // namespace test_gpu_experts
