@@ -47,7 +47,11 @@ struct Pass {
         const real* slopes = m.c.has_positions(layer(block)) ? m.slopes : nullptr;
         return {m.c.sees_all(layer(block)) ? in.documents() : in.window_start, slopes};
     }
-    MixtureShape mixture() const { return {in.B, in.T, m.c.mixture.experts, m.c.mixture.topk}; }
+    // Only the balance loss distinguishes sequences. Generation may have more of them, of one token each, than are planned.
+    MixtureShape mixture() const {
+        const bool planned = in.B <= m.a.B;
+        return {planned ? in.B : 1, planned ? in.T : N(), m.c.mixture.experts, m.c.mixture.topk};
+    }
     AttentionShape attention(int block) const {
         AttentionShape shape = m.attention(in.B, in.T);
         const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;
