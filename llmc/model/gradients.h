@@ -37,7 +37,7 @@ public:
     }
     // For stacked experts: some whole matrices, or rows of one. For a router: all rows.
     int rows_at_a_time(const TensorSpec& t) const {
-        if (t.replicated) return t.rows;
+        if (t.router()) return t.rows;
         const int each = t.rows / t.experts, rows = rows_at_a_time(each, t.cols);
         if (rows < each) return rows;
         return each * (int)std::clamp<size_t>(elements_at_a_time / ((size_t)each * (size_t)t.cols), 1, (size_t)t.experts);

@@ -75,6 +75,7 @@ struct TensorSpec {
     size_t offset = 0;  // elements from the start of the buffer
     size_t size() const { return (size_t)rows * cols; }
     bool vector() const { return group != Group::matrix; }  // 1-D in files
+    bool router() const { return block >= 0 && !vector() && replicated; }
     int whole_row(int row) const {
         for (const RowBlock& b : blocks)
             if (row < b.row + b.rows) return b.whole_row + row - b.row;

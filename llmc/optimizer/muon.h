@@ -112,7 +112,7 @@ public:
                     m.col = t.first_col;
                     m.whole_cols = t.whole_cols;
                     m.lr = t.factors.folded(part.fold).lr;
-                    if (!by_columns && height == part.rows && !(heads && qkv) && !t.replicated) {
+                    if (!by_columns && height == part.rows && !(heads && qkv) && !t.router()) {
                         m.whole_rows = part.rows * table.part.tp.size / replicas;
                         m.row = table.part.tp.rank / replicas * part.rows;
                     }
