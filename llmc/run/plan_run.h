@@ -158,12 +158,13 @@ inline void choose_gemm_cache(Run& run, const Model& m) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
         // Ranks that compute the same weights must choose the same algorithms, which timing does not guarantee: data-parallel
         // replicas that each orthogonalize all matrices; and, if they do not share a file, tensor-parallel ranks that each
-        // compute whole bias gradients, or orthogonalize keys and values that several ranks hold.
+        // compute whole bias gradients, choose experts, or orthogonalize keys and values that several ranks hold.
         bool alone = kept.empty() && run.o.gemm_cache.empty();
         const Mesh& mesh = m.ranks->mesh;
         for (int i = 0; i < mesh.tp.size; i++) alone |= !run.world.is_here(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
-        const bool replicas = (m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1) ||
-                              (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel));
+        const bool replicas =
+            (m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1) ||
+            (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel || m.c.mixture.on()));
         const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
         // By all ranks, and kept until they end: allocating and freeing it are collective. Ranks without a file ignore it.
