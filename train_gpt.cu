@@ -93,9 +93,9 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache,
                  const std::vector<int>& micro_batches) {
     T += m.c.virtual_tokens.count;
-    if ((int64_t)B * T > INT_MAX)
-        fail_usage("--micro-batch-size %d x --seq-length %d exceeds the maximum of %d tokens per pass; HINT: a smaller one", B,
-                   T, INT_MAX);
+    if ((int64_t)B * T > INT_MAX / (m.c.mixture.on() ? m.c.mixture.topk : 1))
+        fail_usage("--micro-batch-size %d x --seq-length %d%s exceeds the maximum of %d tokens per pass; HINT: a smaller one",
+                   B, T, m.c.mixture.on() ? format(" x %d experts", m.c.mixture.topk).c_str() : "", INT_MAX);
     CHECK(B * T >= cache.sequences, "%d sequences in passes of %d rows", cache.sequences, B * T);
     const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
     m.recompute = recompute;
