@@ -186,6 +186,9 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
     refuse_together((o.num_experts || o.moe_router_topk) && m.topk == 1 && m.normalize, "--moe-router-topk 1",
                     "a softmax over the chosen experts", "of one expert it is always 1, and the router learns nothing",
                     "--moe-router-pre-softmax");
+    for (const bool adapters : {o.lora_rank > 0, o.prompt_tokens > 0})
+        refuse_together(adapters && (has_aux || has_z), has_aux ? aux : z, o.lora_rank > 0 ? "--lora-rank" : "--prompt-tokens",
+                        "adapters leave the routers as they are");
     refuse_together(!balances && has_aux, aux + format(" %g", o.moe_aux_loss_coeff), type + " none");
     refuse_together(!o.fp8_format.empty(), "--fp8-format", mixture, "its products are not available in FP8 yet",
                     "omit --fp8-format");
