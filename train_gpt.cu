@@ -387,9 +387,10 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // ---- Mixture of experts -----------------------------------------------------------------------------------------------------
 // Instead of one MLP, E smaller ones, the experts. A router chooses K of them for each row x (Shazeer et al., 2017):
 //   out = sum over the chosen e of weight_e fc2_e(act(fc1_e(x))),  weights from router x
-// Each pair of a row and one of its experts has a slot. Slots are sorted by expert, so an expert's rows are consecutive: its
-// matrices are multiplied with all of them at once, none is dropped, and products read rows of x through the list of choices.
-// With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result.
+// A row and its k-th expert are choice row K + k. Sorted by expert, the choices are slots, so an expert's rows are consecutive:
+// its matrices are multiplied with all of them at once, none is dropped, and products read rows of x through the list of
+// choices. With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result (on
+// GPUs by the same algorithms, see choose_gemm_cache).
 
 static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
     const Linear& l = b.fc1();
@@ -410,7 +411,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     be::router_logits(p.ctx, routing.logits, all_inp, b.router.w, shape, p.m.c.C);
     be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
     expert_fc1_forward(p, b, s, all_inp);
-    expert_activation_forward(p, s);  // times the weights
+    expert_activation_forward(p, s);  // times the routing weights
     be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, routing.groups(shape), fc2.in, fc2.out);
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         be::expert_combine(p.ctx, partial_sum(p, y), rows, routing, shape, p.m.c.C);
@@ -419,7 +420,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
 }
 
-// The part of mixture_forward that recomputes fc1 and act; the routing is kept.
+// Recomputes act and, if fc1 is not kept, fc1, with the kept routing. (Full recomputation routes again, to the same bits.)
 static void recompute_mixture(const Pass& p, const Block& b, const MlpActivations& s, const LinearInput& inp,
                               Recompute recompute) {
     if (recompute == Recompute::mlp)
@@ -427,7 +428,8 @@ static void recompute_mixture(const Pass& p, const Block& b, const MlpActivation
     expert_activation_forward(p, s);
 }
 
-// The router's gradients: sets drouting's into the logits, and adds the two losses, which count once among tp ranks.
+// Sets dlogits, from the gradients of the routing weights and, on the first tp rank only, from the router's two losses, whose
+// values it adds to router_sums.
 static void router_backward(const Pass& p, const Block& b, const Routing& routing) {
     const Model& m = p.m;
     const MixtureShape shape = p.mixture();
@@ -456,12 +458,13 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, m.local.Fl, m.c.activation);
     router_backward(p, b, routing);
 
-    const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C);
+    const floatX* all_inp = fc1.dw ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
     add_stacked_gradient(p, *fc1.tensor, fc1.dw, [&](const StackedRows& dw, Acc acc) {
         be::expert_linear_backward_weight(p.ctx, dw, {dfc1}, {all_inp, routing.choices, shape.K}, groups, fc1.in, fc1.out, acc);
     });
     add_stacked_gradient(p, *b.router.tensor, b.router.dw, [&](const StackedRows& dw, Acc acc) {
         be::router_backward_weight(p.ctx, dw.x, m.a.dlogits, all_inp, shape, C, acc);
+        CHECK(dw.rows == shape.E, "%d of %d rows", dw.rows, shape.E);
     });
     be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp

@@ -208,7 +208,7 @@ struct MixtureShape {
     HD int N() const { return B * T; }
     HD int slots() const { return B * T * K; }
 };
-// The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of at most `slots`.
+// The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of `slots`.
 struct ExpertGroups {
     const int* offsets;  // (E + 1), in the backend's memory
     int E, slots;

@@ -16,7 +16,7 @@
 // tensor: the bits do not depend on the number of threads, the rank's part of the tensor, or a resume. Cost: per parameter of a
 // matrix and contribution 2 bytes are written or, to add, 4 moved, in the embedding only for the tokens that occur; of vectors
 // 4 more are written and 4 read. With fp32 gradients 4 are written or, to add, 8 moved. Where matrix products can round (on a
-// GPU), a step's first contribution sets a matrix by a whole product.
+// GPU), a step's first contribution sets a matrix by a whole product, except in mixtures of experts.
 #pragma once
 #include <algorithm>
 #include <map>

@@ -163,7 +163,7 @@ inline std::vector<real> gradients_at(be::Ctx& ctx, const TrainingMemory& m, siz
 
 // ---- gradients of parameters that several ranks hold, each with a partial sum ----------------------------------------------
 // Both are called before the data-parallel reduction. This one sums gradients of key/value heads that several tp ranks hold,
-// and of adapters' matrices that are replicated.
+// and of replicated matrices: adapters', routers.
 inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
     for (const TensorSpec& t : m.table.rows) {
         if (t.block != block) continue;
