@@ -158,9 +158,10 @@ void allocate(be::Ctx& ctx, Model& m) {
 // 2  Initialization: a counter RNG keyed by (seed, tensor, element) gives the same weights on any machine and layout.
 //    N(0, std) for embeddings and linears, N(0, std / sqrt(2L)) for the two projections into the residual stream, gains 1; each
 //    times the tensor's factor (parametrization.h).
-void initialize(be::Ctx& ctx, Model& m, uint64_t seed) {
+void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers) {
     if (m.frozen) initialize_adapters(ctx, m, seed);
     for (const TensorSpec& t : m.model_table().rows) {
+        if (only_routers && !t.router()) continue;
         const double std = t.init == Init::scaled_normal ? m.c.init_std / std::sqrt(2.0 * m.c.L) : m.c.init_std;
         InitialWeights w{seed, (uint32_t)t.id, 0, 0, 0, 0, t.first_col, t.cols, t.whole_cols};
         // Padded vocabulary rows are zero and stay zero: nothing reads them.
@@ -463,8 +464,8 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
         be::expert_linear_backward_weight(p.ctx, dw, {dfc1}, {all_inp, routing.choices, shape.K}, groups, fc1.in, fc1.out, acc);
     });
     add_stacked_gradient(p, *b.router.tensor, b.router.dw, [&](const StackedRows& dw, Acc acc) {
-        be::router_backward_weight(p.ctx, dw.x, m.a.dlogits, all_inp, shape, C, acc);
         CHECK(dw.rows == shape.E, "%d of %d rows", dw.rows, shape.E);
+        be::router_backward_weight(p.ctx, dw.x, m.a.dlogits, all_inp, shape, C, acc);
     });
     be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp

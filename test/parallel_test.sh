@@ -66,6 +66,15 @@ for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 -
     expect "a mixture, $layout" train "$n" "mixture $layout" $options "${mixture[@]}" --check-replicas 4
     expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
+# A mixture whose experts are copies of a dense model's MLP gives its losses, in every layout.
+loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep -o "loss *[0-9.]*" | grep -o "[0-9.]*$"; }
+close_losses() { awk -v a="$(loss_of "$1")" -v b="$(loss_of "$2")" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 0.002 ^ 2) }'; }
+expect "a mixture from a dense model" train 4 upcycled --tp 2 --pp 2 --model one --num-experts 4 --moe-use-upcycling --train-iters 1 --lr 1e-9 --lr-warmup-iters 0
+expect "its loss is the dense model's" close_losses one upcycled
+expect "without the option: refused" refused train 1 x --model one --num-experts 4
+says "and what to add" "--moe-use-upcycling"
+expect "from a mixture: refused" refused train 1 x --model mixture --num-experts 6 --moe-use-upcycling
+says "why" "it is a mixture of experts already"
 expect "a norm of all heads" train 1 whole --qk-layernorm-whole
 expect "cut over two ranks" train 2 "whole 2" --tp 2 --qk-layernorm-whole
 expect "one rank's losses" near whole "whole 2" 8

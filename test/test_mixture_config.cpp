@@ -75,7 +75,7 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-expert-capacity-factor", "1.25"}, {"not available yet", "no token is dropped"}},
         {{"--moe-shared-expert-intermediate-size", "64"}, {"not available yet"}},
         {{"--moe-router-enable-expert-bias"}, {"not available yet", "--moe-aux-loss-coeff"}},
-        {{"--moe-use-upcycling"}, {"not available yet"}},
+        {{"--moe-use-upcycling"}, {"--moe-use-upcycling requires --model DIR"}},
         {{"--moe-router-num-groups", "2"}, {"not available yet"}},
         {{"--add-mlp-bias"}, {"experts have no biases", "--disable-bias-linear"}},
         {{"--norm-place", "parallel"}, {"norm-place parallel", "HINT: --norm-place before"}},

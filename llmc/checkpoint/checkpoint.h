@@ -231,17 +231,32 @@ void read_tensors(const std::string& path, const ModelConfig& c, const Parameter
 // changed.
 inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
     ModelConfig stored = without_adapters(c);
-    if (file_exists(dir + "/config.json")) stored.family = read_config(dir).family;
+    if (!file_exists(dir + "/config.json")) return stored;
+    const ModelConfig read = read_config(dir);
+    stored.family = read.family;
+    if (!read.mixture.on()) stored.mixture = {};
     return stored;
 }
 
-// The model's own parameters.
+// The model's own parameters. If c is a mixture and the directory has a dense model, each expert becomes a copy of its MLP
+// ("sparse upcycling", Komatsuzaki et al., 2023), and the routers are not set.
 template <class E>
 void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, E* params) {
     const ModelConfig stored = as_stored(dir, c);
-    const ParameterTable named(stored, table.part);
+    const std::vector<TensorSpec> named = ParameterTable(stored, table.part).rows;
     ParameterTable in_files = table;
-    for (size_t i = 0; i < in_files.rows.size(); i++) in_files.rows[i].hf = named.rows[i].hf;
+    in_files.rows.clear();
+    for (TensorSpec t : table.rows) {
+        const TensorSpec& dense = named[in_files.rows.size()];
+        if (dense.name != t.name) continue;  // a router
+        t.hf = dense.hf;
+        for (int e = dense.experts; e < t.experts; e++)
+            for (HfTensor copy : dense.hf) {
+                copy.row += e * dense.whole_rows;
+                t.hf.push_back(copy);
+            }
+        in_files.rows.push_back(t);
+    }
     read_tensors(dir, stored, in_files, params);
 }
 

@@ -20,7 +20,7 @@
 void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache = {},
                  const std::vector<int>& micro_batches = {1});
 void allocate(be::Ctx& ctx, Model& m);
-void initialize(be::Ctx& ctx, Model& m, uint64_t seed);
+void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers = false);
 
 void norm_forward(const Pass& p, const NormLayer& norm, const Output& out, const NormStatistics& stats, const floatX* inp);
 void block_forward(const Pass& p, int i);

@@ -105,7 +105,9 @@ inline Allowed one_of(Strings choices) {
     X(bool, moe_router_pre_softmax, "", false, anything(), "Model",                                                            \
       "weigh the chosen experts by the softmax over all experts, as OLMoE does, instead of over the chosen ones")              \
     X(OptionalDouble, moe_router_topk_scaling_factor, "", {}, between(1e-6, 1e6), "Model",                                     \
-      "factor of the chosen experts' weights; default: the model's, else 1")
+      "factor of the chosen experts' weights; default: the model's, else 1")                                                   \
+    X(bool, moe_use_upcycling, "", false, anything(), "Model",                                                                 \
+      "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")
 
 // The structure of the model's block, independent of its size.
 #define BLOCK_OPTIONS(X)                                                                                                       \

@@ -142,7 +142,6 @@ inline const OtherName other_names[] = {
      "not available yet; experts are balanced by --moe-aux-loss-coeff"},
     {"train", "moe-router-num-groups moe-router-group-topk", "not available yet: the router chooses among all experts"},
     {"train", "moe-input-jitter-eps", "not available: the router's input has no noise"},
-    {"train", "moe-use-upcycling", "not available yet: --num-experts trains a mixture from random weights"},
     // data and tokenizers
     {"train", "dataset dataset-name dataset-path train-file train-files train-data data-dir input-bin data-prefix -i",
      "data are named by --data-path PREFIX, which `train_gpt prepare` makes from text"},

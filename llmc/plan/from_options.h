@@ -194,6 +194,11 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                     "omit --fp8-format");
     refuse_together(o.parametrization != "standard", "--parametrization " + o.parametrization, mixture,
                     "it is not derived for experts", "omit --parametrization");
+    for (const auto& [given, option] : {std::pair<bool, const char*>{o.lora_rank > 0, "--lora-rank"},
+                                        {o.prompt_tokens > 0, "--prompt-tokens"},
+                                        {(bool)o.dpo_beta, "--dpo-beta"}})
+        refuse_together(o.moe_use_upcycling && given, "--moe-use-upcycling", option, "only the dense model in --model is saved",
+                        "train the mixture first, and pass it to --model");
     refuse_together(o.dpo_beta && (has_aux || has_z), has_aux ? aux : z, "--dpo-beta");
 }
 
@@ -362,8 +367,8 @@ inline void check_same_tensors(const TrainOptions& o, const ModelConfig& saved, 
         const auto tensors = tensors_in_files(changed);
         for (const auto& [tensor, shape] : tensors)
             if (!before.count(tensor))
-                fail_usage("--%s requires the tensor '%s', which --model %s does not have; HINT: leave it out", name.c_str(),
-                           tensor.c_str(), o.model.c_str());
+                fail_usage("--%s requires the tensor '%s', which --model %s does not have; HINT: leave it out%s", name.c_str(),
+                           tensor.c_str(), o.model.c_str(), name == "num-experts" ? ", or add --moe-use-upcycling" : "");
         for (const auto& [tensor, shape] : before)
             if (!tensors.count(tensor) || tensors.at(tensor) != shape)
                 fail_usage("--%s contradicts --model %s, whose tensor '%s' has shape %s; HINT: leave it out", name.c_str(),
@@ -413,7 +418,11 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
         if (value) size = value;
     };
     if (from_directory) c.head_size = c.HS();
-    const ModelConfig saved = c;
+    ModelConfig saved = c;
+    refuse_without(o.moe_use_upcycling && (!from_directory || !o.num_experts), "--moe-use-upcycling",
+                   "--model DIR, a dense model, and --num-experts");
+    refuse_together(o.moe_use_upcycling && saved.mixture.on(), "--moe-use-upcycling", "--model " + o.model,
+                    "it is a mixture of experts already", "leave it out");
     given(c.L, o.num_layers, "num-layers");
     given(c.C, o.hidden_size, "hidden-size");
     if (o.moe_ffn_hidden_size) given(c.F, o.moe_ffn_hidden_size, "moe-ffn-hidden-size");
@@ -437,6 +446,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     if (tokenizer) tokenizer->check_fits(c.V);
     as_usage([&] { check_config(c); });
     c = canonical(c);
+    if (o.moe_use_upcycling) saved.mixture = c.mixture;
     if (from_directory) detail::check_same_tensors(o, saved, c);
     if (from_directory && (o.lora_rank || o.prompt_tokens)) detail::check_same_base(o, canonical(saved), c);
     match_family(c);
