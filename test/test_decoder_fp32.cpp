@@ -13,7 +13,8 @@ struct Variant {
     const char* family;
     int NKV, window;
 };
-const Variant variants[] = {{"gpt2", 4, 0}, {"bloom", 4, 0}, {"llama", 2, 0}, {"mistral", 2, 5}, {"train_gpt", 1, 5}};
+const Variant variants[] = {{"gpt2", 4, 0},    {"bloom", 4, 0},     {"llama", 2, 0},
+                            {"mistral", 2, 5}, {"train_gpt", 1, 5}, {"mixtral", 2, 0}};
 
 ModelConfig config_of(const Variant& v) {
     ModelConfig c;
