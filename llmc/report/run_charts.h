@@ -169,6 +169,12 @@ constexpr Quantity quantities[] = {
     {"z_loss", "z-loss", 1, true, true, false},
     {"lse_mean", "log Z", 1, true, false, false},
     {"global_batch", "Global batch, sequences", 1, false, true, true}};
+constexpr bool are_kept(const Quantity* first, const Quantity* last) {
+    for (; first < last; first++)
+        if (!StepNumbers::is_curve(first->field)) return false;
+    return true;
+}
+static_assert(are_kept(std::begin(quantities), std::end(quantities)), "a quantity that run_log.h does not keep");
 
 inline Chart quantity_chart(const std::vector<NamedRun>& runs, Quantity q) {
     Chart c;

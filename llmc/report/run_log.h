@@ -26,7 +26,7 @@
 // The numbers of a step that the page shows. The first `curves` of them are kept as curves, the others only from the newest
 // step. NaN: unknown.
 struct StepNumbers {
-    static constexpr size_t curves = 15, count = 21;
+    static constexpr size_t curves = 19, count = 25;
     static constexpr std::string_view names[count] = {"loss",
                                                       "z_loss",
                                                       "grad_norm",
@@ -42,6 +42,10 @@ struct StepNumbers {
                                                       "reward_accuracy",
                                                       "reward_chosen",
                                                       "reward_rejected",
+                                                      "moe_aux_loss",
+                                                      "moe_z_loss",
+                                                      "moe_busiest_expert",
+                                                      "moe_idle_experts",
                                                       "step",
                                                       "consumed_samples",
                                                       "model_tflops",
@@ -51,6 +55,11 @@ struct StepNumbers {
     double values[count];
 
     StepNumbers() { std::fill_n(values, count, NAN); }
+    static constexpr bool is_curve(std::string_view name) {
+        for (size_t i = 0; i < curves; i++)
+            if (names[i] == name) return true;
+        return false;
+    }
     static size_t index(std::string_view name) { return std::find(names, names + count, name) - names; }
     double operator[](std::string_view name) const { return values[index(name)]; }
     void set(std::string_view name, double value) {
