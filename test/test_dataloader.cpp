@@ -566,7 +566,7 @@ TEST(Loader, ShardsWithoutWeightsAreOneStream) {
 // ---- unusable data ----------------------------------------------------------------------------------------------------------
 TEST(Refused, NoData) {
     TemporaryDirectory dir;
-    expect_error([&] { DataLoader data(options_for({}, 4)); }, {"no data", "--data-path"});
+    expect_error([&] { DataLoader data(options_for({}, 4)); }, {"the data is missing", "--data-path"});
     expect_error([&] { DataLoader data(options_for({dir / "nothing"}, 4)); }, {"nothing", "prepare"});
     write_dataset(dir / "empty", 100, {});
     expect_error([&] { DataLoader data(options_for({dir / "empty"}, 4)); }, {"empty", "no tokens"});
