@@ -86,7 +86,7 @@ check-replicas 2
 distributed-timeout 1m
 END
         command=$(sed -E 's/(BUDGET=|--time-budget )[0-9]+m/\11s/g' <<<"$command")
-        command=$(sed -E 's/--preset [a-z0-9.-]+/--preset llama-tiny/; s/--override train-iters/--train-iters 12 &/' \
+        command=$(sed -E '/mixture-tiny/! s/--preset [a-z0-9.-]+/--preset llama-tiny/; s/--override train-iters/--train-iters 12 &/' \
             <<<"$command")
         case $command in
         *run_*.sh*)
