@@ -67,14 +67,20 @@ __global__ void __launch_bounds__(32 * router_warps) choose_experts_kernel(Routi
             float score = rule.bias ? scores.of(e) + rule.bias[e] : r.logits[(size_t)row * E + e];
             if (score != score) score = -INFINITY;  // NaN
             const bool after = score < last || (score == last && e > last_expert);
-            if (after && (expert == E || score > best)) best = score, expert = e;
+            if (after && (expert == E || score > best)) {
+                best = score;
+                expert = e;
+            }
         }
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
             const float other = __shfl_xor_sync(all_lanes, best, offset);
             const int other_expert = __shfl_xor_sync(all_lanes, expert, offset);
             const bool better = expert == E || other > best || (other == best && other_expert < expert);
-            if (other_expert < E && better) best = other, expert = other_expert;
+            if (other_expert < E && better) {
+                best = other;
+                expert = other_expert;
+            }
         }
         last = best;
         last_expert = expert;
