@@ -101,7 +101,7 @@ private:
         is_key_ = false;
         count_ = 1;
         for (const char* word : {"true", "false", "null"})
-            if (c == *word) {
+            if (c == (unsigned char)*word) {
                 rest_ = word + 1;
                 state_ = State::literal;
                 return true;
@@ -119,7 +119,8 @@ private:
         if (count_ > 0) {
             const bool good = c >= least_ && c <= most_;
             count_--;
-            least_ = 0x80, most_ = 0xbf;
+            least_ = 0x80;
+            most_ = 0xbf;
             return good;
         }
         if (c == '"') state_ = is_key_ ? State::colon : State::after;
