@@ -207,6 +207,7 @@ struct MixtureShape {
     int B, T, E, K;
     HD int N() const { return B * T; }
     HD int slots() const { return B * T * K; }
+    double balance_factor() const { return E / ((double)K * T * T); }  // of the balance loss (router_backward)
 };
 // The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of `slots`.
 struct ExpertGroups {
@@ -233,6 +234,7 @@ struct RouterRule {
     real scale = 1;
     const real* bias = nullptr;  // (E) or null
 };
+constexpr real smallest_scores_sum = 1e-20;  // added to sums of scores before a division by them, as in Megatron-LM
 // The factors of the gradients of a router's two losses, which are sums over sequences, and over rows (router_backward).
 struct RouterLossFactors {
     real balance = 0, z = 0;

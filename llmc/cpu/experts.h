@@ -112,8 +112,6 @@ inline void expert_linear_backward_weight(const StackedRows& dweight, const Expe
 // ---- router ----------------------------------------------------------------------------------------------------------------
 namespace detail {
 
-constexpr real smallest_sum = 1e-20;  // added to sums of scores before a division by them, as in DeepSeek-V3 and Megatron-LM
-
 // Calls f(row, memory for E numbers) for each row, in parallel.
 template <class F>
 void for_rows_of_scores(const MixtureShape& shape, F f) {
@@ -151,7 +149,7 @@ inline void choose_largest(int* chosen, int K, const real* keys, int E) {
 
 // The sum of a row's chosen scores, or 1 if they are not normalized.
 inline real chosen_sum(const real* scores, const int* chosen, int K, const RouterRule& rule) {
-    real sum = smallest_sum;
+    real sum = smallest_scores_sum;
     for (int k = 0; k < K; k++) sum += scores[chosen[k]];
     return rule.normalize ? sum : real(1);
 }
@@ -159,14 +157,14 @@ inline real chosen_sum(const real* scores, const int* chosen, int K, const Route
 // The coefficients c_e of the balance loss of each sequence (B, E).
 inline std::vector<real> balance_coefficients(const int* counts, const MixtureShape& shape) {
     std::vector<real> coefficients((size_t)shape.B * shape.E);
-    const double factor = shape.E / ((double)shape.K * shape.T * shape.T);
+    const double factor = shape.balance_factor();
     for (size_t i = 0; i < coefficients.size(); i++) coefficients[i] = (real)(factor * counts[i]);
     return coefficients;
 }
 
 // Z of the balance loss.
 inline real balance_sum(const real* scores, int E, bool sigmoids) {
-    real sum = smallest_sum;
+    real sum = smallest_scores_sum;
     for (int e = 0; e < E; e++) sum += scores[e];
     return sigmoids ? sum : real(1);
 }

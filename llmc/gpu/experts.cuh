@@ -18,8 +18,7 @@ namespace gpu {
 namespace detail {
 
 // ---- router ----------------------------------------------------------------------------------------------------------------
-constexpr int router_warps = 8;                // of a block, a row each
-constexpr float smallest_scores_sum = 1e-20f;  // as on the CPU
+constexpr int router_warps = 8;  // of a block, a row each
 
 // Scores of a row, computed again whenever needed: no limit to the number of experts. All lanes of a warp make one together.
 class RowScores {
@@ -190,8 +189,6 @@ __global__ void __launch_bounds__(256)
         sums[2 + e] += (double)rows;
     }
 }
-
-inline double balance_scale(const MixtureShape& shape) { return (double)shape.E / ((double)shape.K * shape.T * shape.T); }
 
 // ---- sorting choices by expert ---------------------------------------------------------------------------------------------
 constexpr int choices_part = 1024, choices_threads = 256;
@@ -381,7 +378,7 @@ inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const R
 inline void router_backward(Ctx& ctx, real* dlogits, const real* dweights, const Routing& r, const MixtureShape& shape,
                             const RouterRule& rule, const RouterLossFactors& factors) {
     LAUNCH(detail::router_backward_kernel, ceil_div(shape.N(), detail::router_warps), 32 * detail::router_warps, 0, ctx,
-           dlogits, dweights, r, shape, rule, (float)(factors.balance * detail::balance_scale(shape)), factors.z);
+           dlogits, dweights, r, shape, rule, (float)(factors.balance * shape.balance_factor()), factors.z);
 }
 
 inline void router_sums(Ctx& ctx, double* sums, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
@@ -389,7 +386,7 @@ inline void router_sums(Ctx& ctx, double* sums, const Routing& r, const MixtureS
     double* partial = (double*)ctx.scratch(sizeof(double) * 2 * (size_t)blocks);
     LAUNCH(detail::router_losses_kernel, blocks, 32 * detail::router_warps, 0, ctx, partial, r, shape, rule.sigmoid);
     LAUNCH(detail::add_router_sums_kernel, 1, 256, 0, ctx, sums, partial, blocks, r.counts, shape.B, shape.E,
-           detail::balance_scale(shape));
+           shape.balance_factor());
 }
 
 inline void router_backward_input(Ctx& ctx, floatX* dinp, const real* dlogits, const floatX* weight, const MixtureShape& shape,
