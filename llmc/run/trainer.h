@@ -52,7 +52,7 @@ struct StepHistory {
 
 // The load of experts, from the sums of all layers' routers (Pass's read_router_sums) in a step on `sequences` of `rows` rows.
 inline MixtureLoad mixture_load(const std::vector<double>& sums, const ModelConfig& c, double sequences, double rows) {
-    const size_t E = (size_t)c.mixture.experts, each = 2 + E;
+    const size_t each = sums.size() / (size_t)c.L, E = (size_t)c.mixture.experts;
     MixtureLoad load{0, 0, 0, 0};
     for (size_t i = 0; i < sums.size(); i += each) {
         load.balance += sums[i] / sequences / c.L;
