@@ -440,6 +440,14 @@ static void router_backward(const Pass& p, const Block& b, const Routing& routin
     if (first) be::router_sums(p.ctx, m.a.router_sums + b.fc1().block * router_sums_of_block(m.c), routing, shape, rule);
 }
 
+static void add_router_gradient(const Pass& p, const Router& router, const floatX* all_inp) {
+    add_weight_gradient(
+        p, *router.tensor, router.dw, p.in.gradients, p.in.rounding_key, [&](const Elements& dw, int, int rows, Acc acc) {
+            CHECK(rows == router.tensor->rows, "%d of %d rows", rows, router.tensor->rows);
+            be::router_backward_weight(p.ctx, (real*)dw.data, p.m.a.dlogits, all_inp, p.mixture(), p.m.c.C, acc);
+        });
+}
+
 static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
                              const LinearInput& inp) {
     const Model& m = p.m;
@@ -452,21 +460,24 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
 
     const ExpertRows dout = {gather_from_sequence_parallel(p, dfc2, p.local_rows(), C), routing.choices, shape.K};
-    add_stacked_gradient(p, *fc2.tensor, fc2.dw, [&](const StackedRows& dw, Acc acc) {
-        be::expert_linear_backward_weight(p.ctx, dw, dout, {s.act.bf16}, groups, fc2.in, fc2.out, acc);
-    });
+    if (fc2.dw)
+        add_weight_gradient(p, fc2, [&](const Elements& dw, int row, int rows, Acc acc) {
+            const StackedRows some = {(real*)dw.data, row, rows};
+            be::expert_linear_backward_weight(p.ctx, some, dout, {s.act.bf16}, groups, fc2.in, fc2.out, acc);
+        });
     be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out);
     be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, m.local.Fl, m.c.activation);
     router_backward(p, b, routing);
 
-    const floatX* all_inp = fc1.dw ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
-    add_stacked_gradient(p, *fc1.tensor, fc1.dw, [&](const StackedRows& dw, Acc acc) {
-        be::expert_linear_backward_weight(p.ctx, dw, {dfc1}, {all_inp, routing.choices, shape.K}, groups, fc1.in, fc1.out, acc);
-    });
-    add_stacked_gradient(p, *b.router.tensor, b.router.dw, [&](const StackedRows& dw, Acc acc) {
-        CHECK(dw.rows == shape.E, "%d of %d rows", dw.rows, shape.E);
-        be::router_backward_weight(p.ctx, dw.x, m.a.dlogits, all_inp, shape, C, acc);
-    });
+    if (fc1.dw) {
+        const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C);
+        const ExpertRows rows_of_inp = {all_inp, routing.choices, shape.K};
+        add_weight_gradient(p, fc1, [&](const Elements& dw, int row, int rows, Acc acc) {
+            const StackedRows some = {(real*)dw.data, row, rows};
+            be::expert_linear_backward_weight(p.ctx, some, {dfc1}, rows_of_inp, groups, fc1.in, fc1.out, acc);
+        });
+        add_router_gradient(p, b.router, all_inp);
+    }
     be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);

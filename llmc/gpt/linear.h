@@ -79,24 +79,13 @@ template <class Product>
 void add_weight_gradient(const Pass& p, const TensorSpec& t, real* dw, Acc acc, uint64_t key, Product product) {
     const BlockGradients& rounded = p.m.micro_grads;
     if (!rounded.used()) return product(Elements(dw), 0, t.rows, acc);
-    if (rounded.set_by_products(acc)) return product(p.m.grads.from(t.offset), 0, t.rows, acc);
+    if (rounded.set_by_products(t, acc)) return product(p.m.grads.from(t.offset), 0, t.rows, acc);
     rounded.add_product(p.ctx, t, p.m.grads, acc, key,
                         [&](const real* sums, int row, int rows) { product(Elements(sums), row, rows, Acc::Set); });
 }
 template <class Product>
 void add_weight_gradient(const Pass& p, const Linear& l, Product product) {
     add_weight_gradient(p, *l.tensor, l.dw, p.in.gradients, p.in.rounding_key, product);
-}
-// The same for a router, or for experts' matrices, whose gradient is computed for whole experts, or for rows of one.
-// product(dweight, acc) sets rows of it or adds to them. dw null: not trained.
-template <class Product>
-void add_stacked_gradient(const Pass& p, const TensorSpec& tensor, real* dw, Product product) {
-    const BlockGradients& rounded = p.m.micro_grads;
-    if (!dw) return;
-    if (!rounded.used()) return product(StackedRows{dw, 0, tensor.rows}, p.in.gradients);
-    rounded.add_product(p.ctx, tensor, p.m.grads, p.in.gradients, p.in.rounding_key, [&](real* sums, int row, int rows) {
-        product(StackedRows{sums, row, rows}, Acc::Set);
-    });
 }
 // The same for a layer in bf16 or fp32, with its bias, from all rows of dout and of the input. db may be null.
 inline void add_gradients(const Pass& p, const Linear& l, real* db, const floatX* dout, const floatX* inp) {

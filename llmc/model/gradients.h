@@ -81,8 +81,12 @@ public:
     bool used() const { return memory_; }
     // The buffer into which ops write the gradient of a row of the table.
     real* gradient(size_t row) const { return memory_ + offsets_[row]; }
-    // True if matrix products set the stored gradients of a model's matrices directly, with the same rounding.
-    bool set_by_products(Acc acc) const { return of_model_ && !on_host_ && acc == Acc::Set && be::sets_bf16_gradients; }
+    // True if products set the stored gradient of a model's matrix directly, with the same rounding. Those of experts and
+    // routers cannot.
+    bool set_by_products(const TensorSpec& t, Acc acc) const {
+        const bool of_mixture = t.experts > 1 || t.router();
+        return of_model_ && !on_host_ && !of_mixture && acc == Acc::Set && be::sets_bf16_gradients;
+    }
 
     // Before a micro-batch's backward pass through a block: clears the gradients that ops add to, which are the vectors and
     // virtual tokens. Products set the matrices.

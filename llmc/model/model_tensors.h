@@ -68,7 +68,7 @@ struct TensorSpec {
     bool replicated = false;   // identical on every tp rank
     bool partial_sum = false;  // each tp rank computes a partial sum of its gradient
     bool copy = false;         // the last stage's copy of a tied embedding: neither counted nor stored
-    int experts = 1;           // it consists of so many matrices with as many rows each
+    int experts = 1;           // matrices of equal size that it stacks: a mixture's experts
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
