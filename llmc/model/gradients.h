@@ -81,8 +81,8 @@ public:
     bool used() const { return memory_; }
     // The buffer into which ops write the gradient of a row of the table.
     real* gradient(size_t row) const { return memory_ + offsets_[row]; }
-    // True if products set the stored gradient of a model's matrix directly, with the same rounding. Those of experts and
-    // routers cannot.
+    // True if products set the stored gradient of a model's matrix directly, with the same rounding. The products of experts
+    // and routers cannot.
     bool set_by_products(const TensorSpec& t, Acc acc) const {
         const bool of_mixture = t.experts > 1 || t.router();
         return of_model_ && !on_host_ && !of_mixture && acc == Acc::Set && be::sets_bf16_gradients;
