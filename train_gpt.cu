@@ -396,7 +396,8 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
     const Linear& l = b.fc1();
     const MixtureShape shape = p.mixture();
-    be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, s.routing.groups(shape), l.in, l.out);
+    be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, s.routing.groups(shape), l.in, l.out,
+                              Acc::Set);
 }
 static void expert_activation_forward(const Pass& p, const MlpActivations& s) {
     be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), p.m.local.Fl, p.m.c.activation);
@@ -413,7 +414,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, s);  // times the routing weights
-    be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, routing.groups(shape), fc2.in, fc2.out);
+    be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, routing.groups(shape), fc2.in, fc2.out, Acc::Set);
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         be::expert_combine(p.ctx, partial_sum(p, y), rows, routing, shape, p.m.c.C);
         reduce_from_tensor_parallel(p, y);
@@ -465,7 +466,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
             const StackedRows some = {(real*)dw.data, row, rows};
             be::expert_linear_backward_weight(p.ctx, some, dout, {s.act.bf16}, groups, fc2.in, fc2.out, acc);
         });
-    be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out);
+    be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out, Acc::Set);
     be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, m.local.Fl, m.c.activation);
     router_backward(p, b, routing);
 
@@ -478,7 +479,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
         });
         add_router_gradient(p, b.router, all_inp);
     }
-    be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out);
+    be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out, Acc::Set);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, shape, C);

@@ -236,11 +236,11 @@ void router_backward_weight(Ctx& ctx, real* dweight /*(E, C)*/, const real* dlog
                             const MixtureShape& shape, int C, Acc acc);
 
 // Linear layers of E experts, each with its own weight, on the rows of its slots: the products of matmul.h per expert, with the
-// same rounding. Rows after the last slot are neither read nor set.
+// same rounding. Rows after the last slot are neither read nor set. sets or adds.
 void expert_linear_forward(Ctx& ctx, floatX* out /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
-                           const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC);
+                           const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
 void expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
-                                  const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC);
+                                  const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
 // For some rows of the gradient (E OC, IC): of whole experts, or of one expert. An expert without slots has a gradient of zero.
 // sets or adds.
 void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/,

@@ -73,19 +73,19 @@ struct ExpertLayer {
 
     void forward(cpu::Ctx& ctx) {
         route(ctx);
-        cpu::expert_linear_forward(ctx, h.data(), gathered(x), fc1.data(), groups(), C, H);
+        cpu::expert_linear_forward(ctx, h.data(), gathered(x), fc1.data(), groups(), C, H, Acc::Set);
         cpu::expert_activation_forward(ctx, act.data(), h.data(), r, k.shape, F, k.activation);
-        cpu::expert_linear_forward(ctx, y.data(), {act.data()}, fc2.data(), groups(), F, C);
+        cpu::expert_linear_forward(ctx, y.data(), {act.data()}, fc2.data(), groups(), F, C, Acc::Set);
         cpu::expert_combine(ctx, out.data(), y.data(), r, k.shape, C);
         losses(ctx);
     }
     // Weights' gradients are added.
     void backward(cpu::Ctx& ctx) {
-        cpu::expert_linear_backward_input(ctx, dact.data(), gathered(dout), fc2.data(), groups(), F, C);
+        cpu::expert_linear_backward_input(ctx, dact.data(), gathered(dout), fc2.data(), groups(), F, C, Acc::Set);
         cpu::expert_linear_backward_weight(ctx, {dfc2.data(), 0, E * C}, gathered(dout), {act.data()}, groups(), F, C,
                                            Acc::Add);
         cpu::expert_activation_backward(ctx, dh.data(), dweights.data(), dact.data(), h.data(), r, k.shape, F, k.activation);
-        cpu::expert_linear_backward_input(ctx, dx_slots.data(), {dh.data()}, fc1.data(), groups(), C, H);
+        cpu::expert_linear_backward_input(ctx, dx_slots.data(), {dh.data()}, fc1.data(), groups(), C, H, Acc::Set);
         cpu::expert_linear_backward_weight(ctx, {dfc1.data(), 0, E * H}, {dh.data()}, gathered(x), groups(), C, H, Acc::Add);
         cpu::expert_combine(ctx, dx.data(), dx_slots.data(), r, k.shape, C);
         dx_experts = dx.values();

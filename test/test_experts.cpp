@@ -269,6 +269,40 @@ TEST(Experts, RowsOfTheWeightsGradient) {
     }
 }
 
+// Results that are added to others are rounded once more. Rows that are gathered, and an expert with a few rows.
+TEST(Experts, ProductsAreAdded) {
+    const int E = 4, IC = 40, OC = 37, slots = 60;
+    const int offsets[] = {0, 20, 20, 23, slots};
+    Rng rng(115);
+    const std::vector<floatX> x = rng.normals<floatX>((size_t)slots * IC), weight = rng.normals<floatX>((size_t)E * OC * IC),
+                              before = rng.normals<floatX>((size_t)slots * OC);
+    const std::vector<int> choices = rng.integers(slots, 0, slots);
+    const ExpertGroups groups = {offsets, E, slots};
+    const auto check = [&](cpu::Ctx& ctx) {
+        for (const auto product : {cpu::expert_linear_forward, cpu::expert_linear_backward_input}) {
+            const bool forward = product == cpu::expert_linear_forward;
+            const int columns = forward ? OC : IC;
+            std::vector<floatX> set((size_t)slots * columns), sum(before.begin(), before.end());
+            sum.resize(set.size(), from_double<floatX>(0.5));
+            const std::vector<floatX> first = sum;
+            product(ctx, set.data(), {x.data(), choices.data(), 2}, weight.data(), groups, IC, OC, Acc::Set);
+            product(ctx, sum.data(), {x.data(), choices.data(), 2}, weight.data(), groups, IC, OC, Acc::Add);
+            for (size_t i = 0; i < sum.size(); i++) {
+                const double a = as_double(set[i]), b = as_double(first[i]);
+                EXPECT_NEAR(as_double(sum[i]), a + b, 1.01 * roundoff<floatX> * (std::abs(a) + std::abs(a + b))) << i;
+            }
+        }
+    };
+    cpu::Ctx plain(2);
+    plain.plain = true;
+    check(plain);
+    for (const cpu::AnyUnit& unit : all_matrix_units(cpu::Products::layers)) {
+        cpu::Ctx ctx(2);
+        ctx.layers = unit;
+        check(ctx);
+    }
+}
+
 // Rows after the last slot are neither read nor set, an expert without rows has a gradient of zero, and infinite weights of one
 // expert stay in its rows.
 TEST(Experts, ExpertsDoNotMix) {
@@ -292,8 +326,8 @@ TEST(Experts, ExpertsDoNotMix) {
             Guarded<floatX> out((size_t)slots * OC), dinp((size_t)slots * IC);
             Guarded<real> dweight((size_t)E * OC * IC);
             const ExpertGroups groups = {offsets.data(), E, slots};
-            cpu::expert_linear_forward(ctx, out.data(), {inp.data()}, w.data(), groups, IC, OC);
-            cpu::expert_linear_backward_input(ctx, dinp.data(), {dout.data()}, w.data(), groups, IC, OC);
+            cpu::expert_linear_forward(ctx, out.data(), {inp.data()}, w.data(), groups, IC, OC, Acc::Set);
+            cpu::expert_linear_backward_input(ctx, dinp.data(), {dout.data()}, w.data(), groups, IC, OC, Acc::Set);
             cpu::expert_linear_backward_weight(ctx, {dweight.data(), 0, E * OC}, {dout.data()}, {inp.data()}, groups, IC, OC,
                                                Acc::Set);
             for (int slot = 0; slot < slots; slot++) {
@@ -326,10 +360,11 @@ TEST(Experts, FewRowsDoNotDependOnEachOther) {
             const std::vector<floatX> inp = rng.normals<floatX>((size_t)N * IC), weight = rng.normals<floatX>((size_t)OC * IC);
             Guarded<floatX> all((size_t)N * OC);
             const int offsets[] = {0, N}, one[] = {0, 1};
-            cpu::expert_linear_forward(ctx, all.data(), {inp.data()}, weight.data(), {offsets, 1, N}, IC, OC);
+            cpu::expert_linear_forward(ctx, all.data(), {inp.data()}, weight.data(), {offsets, 1, N}, IC, OC, Acc::Set);
             for (int n = 0; n < N; n++) {
                 Guarded<floatX> out((size_t)OC);
-                cpu::expert_linear_forward(ctx, out.data(), {&inp[(size_t)(n * IC)]}, weight.data(), {one, 1, 1}, IC, OC);
+                cpu::expert_linear_forward(ctx, out.data(), {&inp[(size_t)(n * IC)]}, weight.data(), {one, 1, 1}, IC, OC,
+                                           Acc::Set);
                 expect_same_bits(out, std::vector<floatX>(&all[(size_t)(n * OC)], &all[(size_t)(n * OC)] + OC), "row");
             }
         }

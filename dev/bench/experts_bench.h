@@ -40,10 +40,10 @@ private:
             be::router_logits(ctx_, logits, x, w_router, s, C);
             be::route(ctx_, r, s, {});
         };
-        const auto fc1 = [&] { be::expert_linear_forward(ctx_, h, x_rows, w1, groups, C, (int)H); };
-        const auto fc2 = [&] { be::expert_linear_forward(ctx_, y, act_rows, w2, groups, F, C); };
-        const auto fc1_input = [&] { be::expert_linear_backward_input(ctx_, y, dh_rows, w1, groups, C, (int)H); };
-        const auto fc2_input = [&] { be::expert_linear_backward_input(ctx_, act, out_rows, w2, groups, F, C); };
+        const auto fc1 = [&] { be::expert_linear_forward(ctx_, h, x_rows, w1, groups, C, (int)H, Acc::Set); };
+        const auto fc2 = [&] { be::expert_linear_forward(ctx_, y, act_rows, w2, groups, F, C, Acc::Set); };
+        const auto fc1_input = [&] { be::expert_linear_backward_input(ctx_, y, dh_rows, w1, groups, C, (int)H, Acc::Set); };
+        const auto fc2_input = [&] { be::expert_linear_backward_input(ctx_, act, out_rows, w2, groups, F, C, Acc::Set); };
         const auto fc1_weight = [&] {
             be::expert_linear_backward_weight(ctx_, all1, dh_rows, x_rows, groups, C, (int)H, Acc::Add);
         };

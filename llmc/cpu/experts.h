@@ -68,27 +68,29 @@ inline void router_backward_weight(real* dweight, const real* dlogits, const flo
 }
 
 inline void expert_linear_forward(floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups, int IC,
-                                  int OC) {
+                                  int OC, Acc acc) {
     parallel_for(groups.E, [=](int e) {
         const floatX* const w = weight + (size_t)e * OC * IC;
         for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
             for (int o = 0; o < OC; o++) {
+                floatX& result = out[(size_t)slot * OC + o];
                 real sum = 0;
                 for (int i = 0; i < IC; i++) sum += (real)inp.x[inp.row(slot) * IC + i] * (real)w[(size_t)o * IC + i];
-                out[(size_t)slot * OC + o] = (floatX)sum;
+                result = (floatX)(acc == Acc::Add ? (real)result + sum : sum);
             }
     });
 }
 
 inline void expert_linear_backward_input(floatX* dinp, const ExpertRows& dout, const floatX* weight, const ExpertGroups& groups,
-                                         int IC, int OC) {
+                                         int IC, int OC, Acc acc) {
     parallel_for(groups.E, [=](int e) {
         const floatX* const w = weight + (size_t)e * OC * IC;
         for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
             for (int i = 0; i < IC; i++) {
+                floatX& result = dinp[(size_t)slot * IC + i];
                 real sum = 0;
                 for (int o = 0; o < OC; o++) sum += (real)dout.x[dout.row(slot) * OC + o] * (real)w[(size_t)o * IC + i];
-                dinp[(size_t)slot * IC + i] = (floatX)sum;
+                result = (floatX)(acc == Acc::Add ? (real)result + sum : sum);
             }
     });
 }
@@ -321,7 +323,7 @@ inline void router_backward_weight(real* dweight, const real* dlogits, const flo
 
 // expert_linear_forward for experts with a few rows: each row of a weight is read once (matmul.h).
 inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups,
-                                int IC, int OC) {
+                                int IC, int OC, Acc acc) {
     constexpr int columns = 64;  // of a task
     constexpr std::array product{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>};
     struct Group {
@@ -350,7 +352,10 @@ inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, co
             float sums[few_rows];
             for (size_t n = 0; n < (size_t)g.rows; n += product.size())
                 product[std::min(product.size(), g.rows - n) - 1](sums + n, x + row + n * IC, wide + row + n * IC, w, IC);
-            for (int n = 0; n < g.rows; n++) out[((size_t)g.slot + n) * OC + o] = (floatX)sums[n];
+            for (int n = 0; n < g.rows; n++) {
+                floatX& result = out[((size_t)g.slot + n) * OC + o];
+                result = (floatX)(acc == Acc::Add ? (float)result + sums[n] : sums[n]);
+            }
         }
     });
 }
@@ -376,19 +381,19 @@ inline void router_backward_weight(Ctx& ctx, real* dweight, const real* dlogits,
 
 // ---- experts ---------------------------------------------------------------------------------------------------------------
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
-                                  const ExpertGroups& groups, int IC, int OC) {
-    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, groups, IC, OC);
+                                  const ExpertGroups& groups, int IC, int OC, Acc acc) {
+    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, groups, IC, OC, acc);
 #if CPU_FAST_PATHS
-    detail::few_rows_of_experts(ctx, out, inp, weight, groups, IC, OC);
-    detail::gemm::expert_linear_forward(ctx, out, inp, weight, groups, detail::most_few_rows(ctx), IC, OC);
+    detail::few_rows_of_experts(ctx, out, inp, weight, groups, IC, OC, acc);
+    detail::gemm::expert_linear_forward(ctx, out, inp, weight, groups, detail::most_few_rows(ctx), IC, OC, acc);
 #endif
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
-                                         const ExpertGroups& groups, int IC, int OC) {
-    if (ctx.plain) return plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC);
+                                         const ExpertGroups& groups, int IC, int OC, Acc acc) {
+    if (ctx.plain) return plain::expert_linear_backward_input(dinp, dout, weight, groups, IC, OC, acc);
 #if CPU_FAST_PATHS
-    detail::gemm::expert_linear_backward_input(ctx, dinp, dout, weight, groups, IC, OC);
+    detail::gemm::expert_linear_backward_input(ctx, dinp, dout, weight, groups, IC, OC, acc);
 #endif
 }
 

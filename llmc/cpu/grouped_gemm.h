@@ -2,7 +2,7 @@
 // is a block of one expert's result, at most 512 rows high, smaller if there would be few tasks: experts have few rows and some
 // have many, and threads that finish early take the others' tasks (team.h). Rows are gathered while they are copied into the
 // thread's cache; packing an expert's weights takes 1/10 of the time of its products with 256 rows.
-//   rows_times_each     out rows = rows of a times the expert's b: forward, backward_input
+//   rows_times_each     out rows (+)= rows of a times the expert's b: forward, backward_input
 //   columns_times_each  c_e (+)= a_e^T b_e, one matrix per expert: backward_weight. A task packs both operands of its block
 //                       of c, which are short: as many rows as the expert has
 // Every sum runs over k in order, as in gemm.h: results depend on no other expert and not on threads.
@@ -42,13 +42,15 @@ void for_pieces(const ExpertGroups& groups, int few, int high, F f) {
     }
 }
 
-// out (slots, C) = rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous expert's; only for
+// out (slots, C) (+)= rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous expert's; only for
 // experts with more than `few` rows.
 inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const ExpertGroups& groups, int few, int K, int C,
-                            const RightOperand& b, size_t next) {
-    const bool streamed = streams_rows(ctx, out, C);
+                            const RightOperand& b, size_t next, Acc acc) {
+    const bool add = acc == Acc::Add, streamed = !add && streams_rows(ctx, out, C);
     const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
-        put(streamed, out + (size_t)n * C + first, columns, [=](int c, auto) { return load(sums + c); });
+        floatX* row = out + (size_t)n * C + first;
+        if (add) put(false, row, columns, [=](int c, auto there) { return load(row + c, there) + load(sums + c); });
+        else put(streamed, row, columns, [=](int c, auto) { return load(sums + c); });
     };
     on_unit(ctx, [&](const auto& unit) {
         const int deep = round_up(K, k_multiple_of(unit)), wide = round_up(C, 16);
@@ -69,17 +71,17 @@ inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const Ex
 }
 
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
-                                  const ExpertGroups& groups, int few, int IC, int OC) {
+                                  const ExpertGroups& groups, int few, int IC, int OC, Acc acc) {
     const int K = on_unit(ctx, [=](const auto&unit) { return round_up(IC, k_multiple_of(unit)); }), C = round_up(OC, 16);
     const floatX* const right = padded_stack(ctx, weight, groups.E, OC, IC, C, K);
-    rows_times_each(ctx, out, inp, groups, few, IC, OC, {RightOperand::transposed, right, (size_t)K}, (size_t)C * K);
+    rows_times_each(ctx, out, inp, groups, few, IC, OC, {RightOperand::transposed, right, (size_t)K}, (size_t)C * K, acc);
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
-                                         const ExpertGroups& groups, int IC, int OC) {
+                                         const ExpertGroups& groups, int IC, int OC, Acc acc) {
     const int K = on_unit(ctx, [=](const auto&unit) { return round_up(OC, k_multiple_of(unit)); }), C = round_up(IC, 16);
     const floatX* const right = padded_stack(ctx, weight, groups.E, OC, IC, K, C);
-    rows_times_each(ctx, dinp, dout, groups, 0, OC, IC, {RightOperand::as_rows, right, (size_t)C}, (size_t)C * K);
+    rows_times_each(ctx, dinp, dout, groups, 0, OC, IC, {RightOperand::as_rows, right, (size_t)C}, (size_t)C * K, acc);
 }
 
 // A task of a weight's gradient: some rows and columns of an expert's matrix; `to` is their first element.

@@ -415,16 +415,16 @@ inline void router_backward_weight(Ctx& ctx, real* dweight, const real* dlogits,
 }
 
 inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
-                                  const ExpertGroups& groups, int IC, int OC) {
+                                  const ExpertGroups& groups, int IC, int OC, Acc acc) {
     using namespace detail;
-    grouped_product<false, false>(ctx, Sums<floatX>{out, OC, false}, factor_of(inp, groups, IC), {weight, IC},
+    grouped_product<false, false>(ctx, Sums<floatX>{out, OC, acc == Acc::Add}, factor_of(inp, groups, IC), {weight, IC},
                                   TilesOfExperts{groups, IC, (size_t)OC * IC});
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
-                                         const ExpertGroups& groups, int IC, int OC) {
+                                         const ExpertGroups& groups, int IC, int OC, Acc acc) {
     using namespace detail;
-    grouped_product<false, true>(ctx, Sums<floatX>{dinp, IC, false}, factor_of(dout, groups, OC), {weight, IC},
+    grouped_product<false, true>(ctx, Sums<floatX>{dinp, IC, acc == Acc::Add}, factor_of(dout, groups, OC), {weight, IC},
                                  TilesOfExperts{groups, OC, (size_t)OC * IC});
 }
 

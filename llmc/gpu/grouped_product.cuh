@@ -264,7 +264,8 @@ __device__ __forceinline__ void add_step(float (&c)[4][8][4], const bf16* a, con
     }
 }
 
-// Stores a warp's results, whose first is (row, column). Sets numbers of bf16, 16 bytes at a time, staged in `tile`.
+// Stores a warp's results, whose first is (row, column). Sets or adds to numbers of bf16, 16 bytes at a time, staged in `tile`;
+// the results are rounded before they are added.
 __device__ __forceinline__ void store_results(const Sums<bf16>& result, const ProductTile& t, int row, int column,
                                               const float (&c)[4][8][4], bf16* tile) {
     const int lane = threadIdx.x % 32;
@@ -279,10 +280,17 @@ __device__ __forceinline__ void store_results(const Sums<bf16>& result, const Pr
     __syncwarp();
     column += lane % 8 * 8;
 #pragma unroll 4
-    for (int i = lane / 8; i < 64; i += 4)
-        if (row + i < t.rows_end && column < result.columns)
-            store(result.x + t.result + (int64_t)(row + i) * result.columns + column,
-                  load(tile + tile_offset<64>(i, lane % 8)));
+    for (int i = lane / 8; i < 64; i += 4) {
+        if (row + i >= t.rows_end || column >= result.columns) continue;
+        bf16* to = result.x + t.result + (int64_t)(row + i) * result.columns + column;
+        Pack<bf16> numbers = load(tile + tile_offset<64>(i, lane % 8));
+        if (result.add) {
+            const Pack<bf16> before = load(to);
+#pragma unroll
+            for (int j = 0; j < 8; j++) numbers[j] = (bf16)((float)before[j] + (float)numbers[j]);
+        }
+        store(to, numbers);
+    }
 }
 // Sets or adds to numbers of fp32: a warp accesses 32 bytes of each of 8 rows at once.
 __device__ __forceinline__ void store_results(const Sums<float>& result, const ProductTile& t, int row, int column,

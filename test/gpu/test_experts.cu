@@ -296,27 +296,40 @@ struct Products {
         expect_close(values, expected, allowed, name);
     }
 
-    void forward(bool gathered) {
-        Buffer<floatX> out((size_t)(n + more) * OC, "out");
-        gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), groups, IC, OC);
+    // The sum is rounded before it is added, and after.
+    static void add_expected(const Dot& dot, double before, Acc acc, Doubles& expected, Doubles& allowed) {
+        const double added = acc == Acc::Add ? before : 0;
+        expected.push_back(added + dot.sum);
+        allowed.push_back(dot.error + rounding * (std::abs(dot.sum) + (acc == Acc::Add ? std::abs(added + dot.sum) : 0)));
+    }
+    // A result to set, or to add to; rows after the last slot are NaN.
+    std::vector<floatX> before(int columns, Acc acc) {
+        std::vector<floatX> x((size_t)(n + more) * columns, from_double<floatX>(NAN));
+        const std::vector<floatX> numbers = rng.normals<floatX>((size_t)n * columns);
+        if (acc == Acc::Add) std::copy(numbers.begin(), numbers.end(), x.begin());
+        return x;
+    }
+    void forward(bool gathered, Acc acc) {
+        const std::vector<floatX> first = before(OC, acc);
+        Buffer<floatX> out(first, "out");
+        gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), groups, IC, OC, acc);
         Doubles expected, allowed;
         for (int i = 0; i < n; i++)
             for (int o = 0; o < OC; o++) {
                 const Dot dot(x, row(i, gathered) * IC, 1, weight, ((size_t)expert_of(i) * OC + o) * IC, 1, IC);
-                expected.push_back(dot.sum);
-                allowed.push_back(dot.error + rounding * std::abs(dot.sum));
+                add_expected(dot, as_double(first[(size_t)i * OC + o]), acc, expected, allowed);
             }
         expect(out, OC, expected, allowed, "out");
     }
-    void backward_input(bool gathered) {
-        Buffer<floatX> dinp((size_t)(n + more) * IC, "dinp");
-        gpu::expert_linear_backward_input(ctx, dinp.p(), rows_of(dout, gathered), weight.p(), groups, IC, OC);
+    void backward_input(bool gathered, Acc acc) {
+        const std::vector<floatX> first = before(IC, acc);
+        Buffer<floatX> dinp(first, "dinp");
+        gpu::expert_linear_backward_input(ctx, dinp.p(), rows_of(dout, gathered), weight.p(), groups, IC, OC, acc);
         Doubles expected, allowed;
         for (int i = 0; i < n; i++)
             for (int c = 0; c < IC; c++) {
                 const Dot dot(dout, row(i, gathered) * OC, 1, weight, (size_t)expert_of(i) * OC * IC + c, IC, OC);
-                expected.push_back(dot.sum);
-                allowed.push_back(dot.error + rounding * std::abs(dot.sum));
+                add_expected(dot, as_double(first[(size_t)i * IC + c]), acc, expected, allowed);
             }
         expect(dinp, IC, expected, allowed, "dinp");
     }
@@ -347,8 +360,10 @@ void check_products(gpu::Ctx& ctx, int IC, int OC) {
     SCOPED_TRACE(testing::Message() << "IC " << IC << " OC " << OC);
     Products p = {ctx, 5, IC, OC, {0, 3, 3, 135, 136, 300}};  // an expert without rows, two of more than a tile
     for (const bool gathered : {false, true}) {
-        p.forward(gathered);
-        p.backward_input(gathered);
+        for (const Acc acc : {Acc::Set, Acc::Add}) {
+            p.forward(gathered, acc);
+            p.backward_input(gathered, acc);
+        }
     }
     p.backward_weight(false, true, 0, 5 * OC, Acc::Set);
     p.backward_weight(true, false, 2 * OC, 2 * OC, Acc::Add);
@@ -365,7 +380,7 @@ TEST(Experts, Products) {
     check_products(ctx, 200, 16);
     check_products(ctx, 33, 17);
     Products all = {ctx, 3, 8, 8, {0, 0, 40, 40}};  // all rows belong to one expert
-    all.forward(true);
+    all.forward(true, Acc::Set);
     all.backward_weight(false, true, 0, 24, Acc::Set);
 }
 
