@@ -231,6 +231,7 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
     c.eps = c.norm == Norm::rmsnorm ? 1e-6 : 1e-5;
     c.tied = c.tied || tied;
     if (family == "llama") c.rope_base = 500000;
+    if (c.mixture.on()) c.mixture.experts = 5, c.mixture.topk = 3;
     if (c.norm_plus_one) c.embedding_scale = std::sqrt(96.0);
     if (family == "qwen3" || c.norm_plus_one) c.head_size = 20;
     if (family == "gemma2" || family == "gemma3_text") {
@@ -314,10 +315,6 @@ TEST(GgufModel, OfTransformersComesBack) {
         TemporaryDirectory dir;
         ModelConfig before = read_config(model);
         const auto as_refused = refused.find(before.family);
-        if (before.mixture.on()) {
-            expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {"mixtures of experts", "not available yet"});
-            continue;
-        }
         if (as_refused != refused.end()) {
             expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {as_refused->second, "llama.cpp cannot run it"});
             continue;
@@ -326,7 +323,7 @@ TEST(GgufModel, OfTransformersComesBack) {
         run_import(dir / "x.gguf", dir / "back");
         ModelConfig after = read_config(dir / "back");
         before.init_std = after.init_std;
-        if (before.family == "mistral") {  // without its window, which llama.cpp lacks
+        if (before.family == "mistral" || before.family == "mixtral") {  // without its window, which llama.cpp lacks
             before.T = before.window ? std::min(before.T, before.window) : before.T;
             before.window = 0;
         }
@@ -420,6 +417,63 @@ TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
     }
 }
 
+// The gates of all experts are one tensor, (experts, F, C), and so are their ups and downs; the router is in F32. Old files have
+// a tensor per expert.
+TEST(GgufModel, StacksExperts) {
+    for (const char* family : {"mixtral", "qwen3_moe", "olmoe"}) {
+        SCOPED_TRACE(family);
+        TemporaryDirectory dir;
+        const ModelConfig c = tiny(family);
+        const std::vector<bf16> params = write_tiny(dir / "model", c);
+        run_export(dir / "model", dir / "x.gguf", "q8_0");
+        const GgufReader quantized(dir / "x.gguf");
+        EXPECT_EQ(quantized.find("blk.1.ffn_gate_exps.weight")->type, GgufType::Q8_0);
+        run_export(dir / "model", dir / "y.gguf", "bf16");
+        const GgufReader file(dir / "y.gguf");
+        EXPECT_EQ(file.find("blk.1.ffn_gate_inp.weight")->type, GgufType::F32);
+        const ParameterTable table(c);
+        const auto spec = [&](const std::string& name) {
+            return *std::find_if(table.rows.begin(), table.rows.end(), [&](const TensorSpec& s) { return s.name == name; });
+        };
+        const int E = c.mixture.experts;
+        GgufArchitecture old = gguf_architecture_of(c);
+        old.split_experts = true;
+        GgufHeader header;
+        std::string data;
+        const auto metadata = gguf_metadata(c, old);
+        for (const auto& [key, value] : metadata.items()) header.add(key, nlohmann::json(value));
+        const auto check = [&](const char* name, const TensorSpec& s, int first, int rows, int next) {
+            const GgufTensor& t = *file.find(name);
+            ASSERT_EQ(t.shape, (std::vector<int64_t>{E, rows, s.cols}));
+            std::vector<float> x(t.elements);
+            file.read(t, x.data());
+            for (int e = 0; e < E; e++)
+                for (int i = 0; i < rows * s.cols; i++)
+                    ASSERT_EQ(x[(size_t)(e * rows * s.cols + i)],
+                              (float)params[s.offset + (size_t)((e * next + first) * s.cols + i)])
+                        << name;
+        };
+        check("blk.1.ffn_gate_exps.weight", spec("blocks.1.fc1_w"), 0, c.F, 2 * c.F);
+        check("blk.1.ffn_up_exps.weight", spec("blocks.1.fc1_w"), c.F, c.F, 2 * c.F);
+        check("blk.1.ffn_down_exps.weight", spec("blocks.1.fc2_w"), 0, c.C, c.C);
+        for (const TensorSpec& s : table.rows)
+            for (const GgufPart& part : gguf_parts(c, old, s)) {
+                const GgufType type = gguf_type_of(s, GgufType::BF16);
+                header.add_tensor(part.name, type, part.shape(s));
+                std::vector<float> ours(params.begin() + (long)s.offset, params.begin() + (long)(s.offset + s.size()));
+                const std::vector<float> x = detail::rows_for_gguf(c, s, part, ours);
+                std::string bytes(x.size() * gguf_type(type).bytes, '\0');
+                ASSERT_TRUE(quantize(type, x.data(), x.size(), bytes.data()));
+                data += bytes + std::string(GgufHeader::padding(bytes.size()), '\0');
+            }
+        write_file(dir / "old.gguf", header.bytes() + data);
+        EXPECT_NE(GgufReader(dir / "old.gguf").find(format("blk.1.ffn_down.%d.weight", E - 1)), nullptr);
+        run_import(dir / "old.gguf", dir / "back");
+        EXPECT_EQ(read_file(dir / "back/model.safetensors"), read_file(dir / "model/model.safetensors"));
+        EXPECT_EQ(read_json(dir / "back/config.json"), read_json(dir / "model/config.json"));
+    }
+}
+
 TEST(GgufModel, NormsOfGemmaAreOneMore) {
     TemporaryDirectory dir;
     const ModelConfig c = tiny("gemma3_text");
@@ -464,12 +518,24 @@ TEST(GgufModel, RefusesWhatItCannotSay) {
         expect_error([&] { gguf_config(changed, "x.gguf", has); }, parts);
     };
     refused("general.architecture", "mamba", {"x.gguf", "general.architecture is 'mamba'; supported are gpt2, bloom, llama"});
-    refused("llama.expert_count", 8, {"'llama.expert_count' is 8; only 0 is supported"});
+    refused("llama.expert_count", 8, {"has no 'llama.expert_used_count'"});
+    refused("llama.expert_used_count", 2, {"'llama.expert_used_count' is 2; only 0 is supported"});
+    refused("llama.expert_feed_forward_length", 8, {"'llama.expert_feed_forward_length' is 8; only 0 is supported"});
     refused("llama.logit_scale", 0.5, {"'llama.logit_scale' is 0.5"});
     refused("llama.block_count", nullptr, {"has no 'llama.block_count'"});
     refused("llama.block_count", "two", {"'llama.block_count' is \"two\""});
     refused("llama.attention.head_count", 0, {"'llama.attention.head_count' is 0"});
     refused("llama.attention.value_length", 8, {"'llama.attention.value_length' is 8; only 16 is supported"});
+    m = gguf_metadata(tiny("qwen2"), gguf_architecture_of(tiny("qwen2")));
+    refused("qwen2.expert_count", 8, {"'qwen2.expert_count' is 8; 0 is expected"});
+    m = gguf_metadata(tiny("olmoe"), gguf_architecture_of(tiny("olmoe")));
+    refused("olmoe.expert_count", 0, {"'olmoe.expert_count' is 0; at least 1 is expected"});
+    refused("olmoe.expert_gating_func", 2, {"'olmoe.expert_gating_func' is 2; only 1 is supported"});
+    refused("olmoe.expert_shared_count", 1, {"'olmoe.expert_shared_count' is 1; models with this value are not supported"});
+    ModelConfig normalized = tiny("olmoe");  // llama.cpp has one rule for each architecture
+    normalized.mixture.normalize = true;
+    expect_error([&] { check_gguf_says(normalized, gguf_architecture_of(normalized)); },
+                 {"'norm_topk_prob' is true", "architecture olmoe", "llama.cpp cannot run it"});
 }
 
 TEST(GgufModel, RefusesAFileOfAnotherModel) {

@@ -53,6 +53,10 @@ FAMILIES = {
     "mistral": ("MistralConfig", SIZES | {"sliding_window": None, "head_dim": 24}, "LLAMA"),
     "qwen2": ("Qwen2Config", SIZES | {"tie_word_embeddings": False}, "QWEN2"),
     "qwen3": ("Qwen3Config", SIZES | {"head_dim": 24, "tie_word_embeddings": True}, "QWEN3"),
+    "mixtral": ("MixtralConfig", SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}, "LLAMA"),
+    "qwen3_moe": ("Qwen3MoeConfig", SIZES | {"head_dim": 24, "moe_intermediate_size": 96, "num_experts": 5,
+                                             "num_experts_per_tok": 3, "norm_topk_prob": True}, "QWEN3MOE"),
+    "olmoe": ("OlmoeConfig", SIZES | {"num_experts": 5, "num_experts_per_tok": 3}, "OLMOE"),
     "smollm3": ("SmolLM3Config", SIZES | {"num_hidden_layers": 5}, "SMOLLM3"),
     "olmo2": ("Olmo2Config", SIZES, "OLMO2"),
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in SIZES.items() if k != "num_key_value_heads"} | {"intermediate_size": 256},
@@ -63,6 +67,9 @@ FAMILIES = {
     "gemma3": ("Gemma3TextConfig", SIZES | {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 16,
                                             "num_hidden_layers": 7}, "GEMMA3"),
 }
+
+
+EXPERT = r"(?<=experts\.)\d+\."  # its number in the name of a tensor
 
 
 def train_gpt(*arguments):
@@ -89,7 +96,7 @@ def make_model(family, dtype=torch.float32):
 def expected_tensors(folder, config, arch):
     """The weights as converted by llama.cpp's converter: {name: fp32 array}."""
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch), config.num_hidden_layers)
-    heads, expected = config.num_attention_heads, {}
+    heads, expected, experts = config.num_attention_heads, {}, {}
     for name, w in load_file(folder / "model.safetensors").items():
         w = w.astype(np.float32)
         if "attn.c_" in name or "mlp.c_" in name:
@@ -102,9 +109,15 @@ def expected_tensors(folder, config, arch):
         if arch.startswith("GEMMA") and name.endswith("norm.weight"):
             w = w + 1
         stem = name.removeprefix("transformer.") if arch == "BLOOM" else name
-        found = names.get_name(stem, try_suffixes=(".weight", ".bias"))
+        expert = re.search(EXPERT, stem)
+        found = names.get_name(re.sub(EXPERT, "", stem), try_suffixes=(".weight", ".bias"))
         assert found, name
-        expected[found] = np.ascontiguousarray(w)
+        if expert:
+            experts.setdefault(found, {})[int(expert[0][:-1])] = w
+        else:
+            expected[found] = np.ascontiguousarray(w)
+    for name, matrices in experts.items():
+        expected[name] = np.stack([matrices[e] for e in range(len(matrices))])
     if arch in ("OLMO2", "GPTNEOX") and "output.weight" not in expected:
         expected["output.weight"] = expected["token_embd.weight"]
     return expected
@@ -118,7 +131,7 @@ def check_tensors(reader, expected, kind):
     tensors = {t.name: t for t in reader.tensors}
     assert set(tensors) - {"rope_freqs.weight"} == set(expected), set(tensors) ^ set(expected)
     for name, w in expected.items():
-        wide = w.ndim == 1 or name == "position_embd.weight"
+        wide = w.ndim == 1 or name == "position_embd.weight" or "ffn_gate_inp" in name
         t, kind_of = tensors[name], TYPES["f32" if wide else kind]
         if w.ndim > 1 and kind_of == TYPES["q8_0"] and w.shape[-1] % 32:
             kind_of = TYPES["f16"]
@@ -135,6 +148,8 @@ def check_metadata(reader, config, arch):
     assert of("block_count") == config.num_hidden_layers and of("embedding_length") == config.hidden_size
     assert of("context_length") == T and of("attention.head_count") == config.num_attention_heads
     assert of("feed_forward_length") == (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    if "ffn_gate_inp" in " ".join(t.name for t in reader.tensors):
+        assert of("expert_count") == 5 and of("expert_used_count") == config.num_experts_per_tok
     eps = next(getattr(config, k) for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") if hasattr(config, k))
     rms = hasattr(config, "rms_norm_eps")
     assert of("attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon") == np.float32(eps)
@@ -219,11 +234,11 @@ def exported(family):
     return differences[0]
 
 
-def imported(kind):
-    """A Llama with matrices of this type, written by gguf."""
+def imported(kind, experts):
+    """A Llama or, with experts, a Mixtral with matrices of this type, written by gguf."""
     random = np.random.default_rng(1)
     quant = gguf.GGMLQuantizationType[kind]
-    path, out = WORK / f"{kind}.gguf", WORK / f"from-{kind}"
+    path, out = WORK / f"{kind}-{experts}.gguf", WORK / f"from-{kind}-{experts}"
     elements, size = gguf.GGML_QUANT_SIZES[quant]
     writer = gguf.GGUFWriter(path, "llama")
     C, F = 256, 512
@@ -231,25 +246,34 @@ def imported(kind):
                    (writer.add_feed_forward_length, F), (writer.add_head_count, 4), (writer.add_head_count_kv, 2),
                    (writer.add_layer_norm_rms_eps, 1e-5), (writer.add_vocab_size, V)):
         add(x)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+        mlp = {"blk.0.ffn_gate_inp": (experts, C), "blk.0.ffn_gate_exps": (experts, F, C), "blk.0.ffn_up_exps": (experts, F, C),
+               "blk.0.ffn_down_exps": (experts, C, F)}
+    else:
+        mlp = {"blk.0.ffn_gate": (F, C), "blk.0.ffn_up": (F, C), "blk.0.ffn_down": (C, F)}
     numbers = {}
-    for name, shape in {"token_embd": (V, C), "output": (V, C), "output_norm": (C,), "blk.0.attn_norm": (C,),
+    for name, shape in (mlp | {"token_embd": (V, C), "output": (V, C), "output_norm": (C,), "blk.0.attn_norm": (C,),
                         "blk.0.ffn_norm": (C,), "blk.0.attn_q": (C, C), "blk.0.attn_k": (C // 2, C), "blk.0.attn_v": (C // 2, C),
-                        "blk.0.attn_output": (C, C), "blk.0.ffn_gate": (F, C), "blk.0.ffn_up": (F, C),
-                        "blk.0.ffn_down": (C, F)}.items():
+                        "blk.0.attn_output": (C, C)}).items():
         w = random.standard_normal(shape).astype(np.float32)
-        if len(shape) > 1 and kind != "F32":
+        if len(shape) > 1 and kind != "F32" and "gate_inp" not in name:
             try:
                 data = gguf.quantize(w, quant)
             except NotImplementedError:  # gguf only reads these: any bytes are valid numbers, except the scales
-                data = random.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
+                data = random.integers(0, 256, shape[:-1] + (shape[-1] // elements, size), dtype=np.uint8)
                 for at in {"Q6_K": [208]}.get(kind, [0, 2]):
-                    data[..., at:at + 2] = random.standard_normal(data.shape[:2] + (1,)).astype(np.float16).view(np.uint8)
-                data = data.reshape(shape[0], -1)
+                    data[..., at:at + 2] = random.standard_normal(data.shape[:-1] + (1,)).astype(np.float16).view(np.uint8)
+                data = data.reshape(shape[:-1] + (-1,))
             w = gguf.dequantize(data, quant)
             writer.add_tensor(name + ".weight", data, raw_dtype=quant)
         else:
             writer.add_tensor(name + ".weight", w)
-        numbers[name + ".weight"] = w
+        if len(shape) == 3:
+            numbers |= {f"{name}.weight {e}": w[e] for e in range(experts)}
+        else:
+            numbers[name + ".weight"] = w
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -259,7 +283,9 @@ def imported(kind):
     from safetensors import safe_open
     with safe_open(out / "model.safetensors", "pt") as file:
         for name in file.keys():
-            w = numbers.pop(names.get_name(name, try_suffixes=(".weight",)))
+            expert = re.search(EXPERT, name)
+            found = names.get_name(re.sub(EXPERT, "", name), try_suffixes=(".weight",))
+            w = numbers.pop(f"{found} {expert[0][:-1]}" if expert else found)
             n = 4 if "q_proj" in name else 2 if "k_proj" in name else 0
             if n:
                 w = w.reshape(n, -1, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
@@ -274,8 +300,9 @@ def main():
             difference = exported(family)
         results.record(getattr(transformers, FAMILIES[family][0]).model_type, {"GGUF": difference if cases.failed == before else None})
     for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"):
-        with case(f"import of gguf's {kind}"):
-            imported(kind)
+        for experts in (0, 3):
+            with case(f"import of gguf's {kind}{', experts' if experts else ''}"):
+                imported(kind, experts)
     shutil.rmtree(WORK)
     sys.exit(summary())
 

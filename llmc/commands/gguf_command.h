@@ -49,9 +49,11 @@ inline GgufType type_of_files(const TensorSource& source, const ParameterTable& 
 // Our tensor `rows` as a tensor of the file.
 inline std::vector<float> rows_for_gguf(const ModelConfig& c, const TensorSpec& spec, const GgufPart& part,
                                         const std::vector<float>& ours) {
-    const auto first = ours.begin() + (std::ptrdiff_t)((size_t)part.row * spec.cols);
-    std::vector<float> rows(first, first + (std::ptrdiff_t)((size_t)part.rows * spec.cols));
-    if (part.paired_heads > 0) reorder_pairs(&*first, rows.data(), part, spec.cols, false);
+    const size_t columns = (size_t)spec.cols, size = (size_t)part.rows * columns;
+    std::vector<float> rows(size * (size_t)part.matrices());
+    for (int e = 0; e < part.matrices(); e++)
+        std::copy_n(&ours[(size_t)(part.row + e * part.next) * columns], size, &rows[(size_t)e * size]);
+    if (part.paired_heads > 0) reorder_pairs(&ours[(size_t)part.row * columns], rows.data(), part, spec.cols, false);
     if (is_one_more(c, spec))
         for (float& x : rows) x += 1;
     return rows;
@@ -96,11 +98,7 @@ inline void write_gguf(const std::string& path, const ModelConfig& c, const Gguf
         all.push_back(all[0]);
         all.back().part.name = "output.weight";
     }
-    for (const Written& w : all) {
-        const bool vector = w.spec->vector();
-        header.add_tensor(w.part.name, w.type,
-                          vector ? std::vector<int64_t>{w.part.rows} : std::vector<int64_t>{w.part.rows, w.spec->cols});
-    }
+    for (const Written& w : all) header.add_tensor(w.part.name, w.type, w.part.shape(*w.spec));
     const bool scaled = c.rope_scaling.type == RopeScaling::Type::llama3;
     const std::vector<float> factors = scaled ? rope_factors(c) : std::vector<float>{};
     if (scaled) header.add_tensor(gguf_rope_factors, GgufType::F32, {(int64_t)factors.size()});
@@ -141,8 +139,7 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
     for (const GgufPart& part : gguf_parts(c, a, spec)) {
         const GgufTensor* t = file.find(part.name);
         if (!t) fail("%s has no tensor '%s', which a %s model needs", file.path().c_str(), part.name.c_str(), a.name);
-        const std::vector<int64_t> shape =
-            spec.vector() ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, spec.cols};
+        const std::vector<int64_t> shape = part.shape(spec);
         if (t->shape != shape)
             fail("%s: tensor '%s' has shape %s; its configuration requires %s", file.path().c_str(), part.name.c_str(),
                  shape_string(t->shape).c_str(), shape_string(shape).c_str());
@@ -153,9 +150,10 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
                  part.name.c_str());
         if (is_one_more(c, spec))
             for (float& x : rows) x -= 1;
-        float* const first = ours.data() + (size_t)part.row * spec.cols;
-        if (part.paired_heads > 0) reorder_pairs(rows.data(), first, part, spec.cols, true);
-        else std::copy(rows.begin(), rows.end(), first);
+        const size_t columns = (size_t)spec.cols, size = (size_t)part.rows * columns;
+        if (part.paired_heads > 0) reorder_pairs(rows.data(), &ours[(size_t)part.row * columns], part, spec.cols, true);
+        for (int e = 0; e < part.matrices() && part.paired_heads == 0; e++)
+            std::copy_n(&rows[(size_t)e * size], size, &ours[(size_t)(part.row + e * part.next) * columns]);
     }
     return ours;
 }
@@ -241,7 +239,8 @@ inline int import_command(const ImportOptions& o) {
     const std::string out = without_trailing_slashes(o.out);
     if (fs::exists(fs::symlink_status(out))) fail("%s exists; HINT: give the name of a directory that does not", out.c_str());
     const GgufReader file(o.gguf);
-    const GgufArchitecture& a = gguf_architecture(file.metadata(), o.gguf);
+    GgufArchitecture a = gguf_architecture(file.metadata(), o.gguf);
+    a.split_experts = file.find("blk.0.ffn_gate.0.weight") != nullptr;
     ModelConfig c = gguf_config(file.metadata(), o.gguf, [&](const std::string& name) { return file.find(name) != nullptr; });
     if (a.needs_output && detail::same_head(file)) c.tied = true;
     check_config(c);

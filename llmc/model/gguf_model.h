@@ -1,5 +1,6 @@
 // A model's configuration and tensors as llama.cpp names them in GGUF. The tensors are the rows of parameters.h, with linear
-// weights (out, in): the fused projection as it is, or three parts if transformers has three. They differ in two ways:
+// weights (out, in): the fused projection as it is, or three parts if transformers has three; the gates of all experts of a
+// mixture are one tensor, and so are their ups, and downs. They differ in two ways:
 //   pairs     llama.cpp rotates neighbors (2 i, 2 i + 1) of a Llama head, transformers and this program (i, i + HS/2): rows of
 //             queries and keys are reordered so that both rotate the same
 //   plus one  Gemma's norms multiply by 1 + w, and the file stores 1 + w
@@ -21,21 +22,28 @@
 
 struct GgufArchitecture {
     const char *name, *family;
-    bool pairs = false;         // queries and keys are ordered so that neighbors are rotated
-    bool free_biases = false;   // proj and the MLP may have biases or not
-    bool needs_output = false;  // a tied head is still written
-    int window_interval = 0;    // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows
-    int scaled_by_width = 0;    // models of this many layers divide attention scores by the root of C / NH, not HS
+    bool pairs = false;          // queries and keys are ordered so that neighbors are rotated
+    bool free_biases = false;    // proj and the MLP may have biases or not
+    bool needs_output = false;   // a tied head is still written
+    int window_interval = 0;     // of sliding windows: every n-th layer has none, unless the file says otherwise; 0: no windows
+    int scaled_by_width = 0;     // models of this many layers divide attention scores by the root of C / NH, not HS
+    bool expert_width = false;   // the width of experts has a key of its own
+    bool split_experts = false;  // a tensor per expert, as in files from before April 2024; only read
+
+    bool mixture() const { return find_family(family)->structure.mixture.on(); }
 };
-// Reading uses the first of several rows with the same name.
+// Reading uses the first of several rows with the same name, of the mixtures of experts or of the others.
 inline const std::vector<GgufArchitecture>& gguf_architectures() {
     static const std::vector<GgufArchitecture> rows = {
         {"gpt2", "gpt2"},
         {"bloom", "bloom"},
         {"llama", "llama", true, true},
         {"llama", "mistral", true, true},
+        {"llama", "mixtral", true},
         {"qwen2", "qwen2"},
         {"qwen3", "qwen3"},
+        {"qwen3moe", "qwen3_moe", false, false, false, 0, 0, true},
+        {"olmoe", "olmoe"},
         {"smollm3", "smollm3", true},
         {"olmo2", "olmo2", false, false, true, 4},
         {"gptneox", "gpt_neox", false, false, true},
@@ -56,6 +64,11 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
     set("embedding_length", c.C);
     set("block_count", c.L);
     set("feed_forward_length", c.F);
+    if (c.mixture.on()) {
+        set("expert_count", c.mixture.experts);
+        set("expert_used_count", c.mixture.topk);
+        if (a.expert_width) set("expert_feed_forward_length", c.F);
+    }
     set("attention.head_count", c.NH);
     set("attention.head_count_kv", c.NKV);
     set(c.norm == Norm::rmsnorm ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", c.eps);
@@ -106,6 +119,9 @@ inline void check_gguf_keys(const HfReader& in, const std::string& architecture)
                                        "embedding_length",
                                        "block_count",
                                        "feed_forward_length",
+                                       "expert_count",
+                                       "expert_used_count",
+                                       "expert_feed_forward_length",
                                        "attention.head_count",
                                        "attention.head_count_kv",
                                        "attention.key_length",
@@ -127,9 +143,8 @@ inline void check_gguf_keys(const HfReader& in, const std::string& architecture)
                                        "rope.scaling.yarn_beta_slow",
                                        "rope.scaling.finetuned"};
     static const std::vector<std::pair<const char*, nlohmann::json>> harmless = {
-        {"expert_count", 0},        {"expert_used_count", 0},
-        {"attention.causal", true}, {"attention.max_alibi_bias", 8},
-        {"rope.scale_linear", 1},   {"tensor_data_layout", "Meta AI original pth"}};
+        {"expert_gating_func", 1},       {"expert_weights_scale", 1}, {"attention.causal", true},
+        {"attention.max_alibi_bias", 8}, {"rope.scale_linear", 1},    {"tensor_data_layout", "Meta AI original pth"}};
     for (const auto& [key, value] : metadata.items()) {
         if (key.compare(0, architecture.size() + 1, architecture + ".") != 0) continue;
         const std::string rest = key.substr(architecture.size() + 1);
@@ -145,18 +160,22 @@ inline void check_gguf_keys(const HfReader& in, const std::string& architecture)
 }  // namespace detail
 
 inline const GgufArchitecture& gguf_architecture(const nlohmann::json& metadata, const std::string& source) {
-    const std::string name = detail::HfReader{metadata, source}.text("general.architecture", "");
+    const detail::HfReader in{metadata, source};
+    const std::string name = in.text("general.architecture", ""), experts = name + ".expert_count";
+    const bool mixture = in.count(experts.c_str(), 0) > 0;
     std::string all;
-    for (const GgufArchitecture& a : gguf_architectures()) {
-        if (name == a.name) return a;
-        if (std::string(a.family) != "mistral") all += (all.empty() ? "" : ", ") + std::string(a.name);
-    }
+    for (const bool mixtures : {mixture, !mixture})
+        for (const GgufArchitecture& a : gguf_architectures()) {
+            if (a.mixture() != mixtures) continue;
+            if (name == a.name && mixtures != mixture) in.wrong(experts.c_str(), mixture ? "0" : "at least 1");
+            if (name == a.name) return a;
+            if ((", " + all + ",").find(format(", %s,", a.name)) == std::string::npos)
+                all += (all.empty() ? "" : ", ") + std::string(a.name);
+        }
     fail("%s: general.architecture is '%s'; supported are %s", source.c_str(), name.c_str(), all.c_str());
 }
 
 inline const GgufArchitecture& gguf_architecture_of(const ModelConfig& c) {
-    if (c.mixture.on())
-        fail("GGUF files of mixtures of experts are not available yet; HINT: export --out DIR copies the model");
     std::string all;
     for (const GgufArchitecture& a : gguf_architectures()) {
         if (c.family == a.family) return a;
@@ -231,7 +250,14 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     c.T = in.count(named("context_length"));
     c.C = in.count(named("embedding_length"));
     c.L = in.count(named("block_count"));
-    c.F = in.count(named("feed_forward_length"));
+    if (c.mixture.on()) {
+        c.mixture.experts = in.count(named("expert_count"));
+        c.mixture.topk = in.count(named("expert_used_count"));
+    } else {
+        for (const char* of_experts : {"expert_used_count", "expert_feed_forward_length"}) in.only(named(of_experts), 0);
+    }
+    const bool own_width = c.mixture.on() && !in.absent(named("expert_feed_forward_length"));
+    c.F = in.count(named(own_width ? "expert_feed_forward_length" : "feed_forward_length"));
     c.NH = in.count(named("attention.head_count"));
     c.NKV = in.count(named("attention.head_count_kv"), c.NH);
     if (c.NH < 1) in.wrong(named("attention.head_count"), "a number above 0");
@@ -265,12 +291,32 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
 }
 
 // ---- tensors ---------------------------------------------------------------------------------------------------------------
-// A tensor of a GGUF file: rows [row, row + rows) of ours.
+// A tensor of a GGUF file: rows [row, row + rows) of ours; or a stack of matrices, each `next` rows after the one before.
 struct GgufPart {
     std::string name;
     int row = 0, rows = 0;
-    int paired_heads = 0;  // 0: the rows are in our order
+    int paired_heads = 0;     // 0: the rows are in our order
+    int stack = 0, next = 0;  // matrices; 0: it is no stack
+
+    int matrices() const { return std::max(stack, 1); }
+    std::vector<int64_t> shape(const TensorSpec& spec) const {
+        if (spec.vector()) return {rows};
+        return stack ? std::vector<int64_t>{stack, rows, spec.cols} : std::vector<int64_t>{rows, spec.cols};
+    }
 };
+
+// The parts of stacked experts: `names` are those of an expert's matrices in the order of their rows.
+inline std::vector<GgufPart> expert_parts(const ModelConfig& c, const GgufArchitecture& a, const TensorSpec& spec,
+                                          const std::string& block, const std::vector<const char*>& names) {
+    const int E = c.mixture.experts, each = spec.rows / E, rows = each / (int)names.size();
+    std::vector<GgufPart> parts;
+    for (int i = 0; i < (int)names.size(); i++) {
+        if (!a.split_experts) parts.push_back({block + names[(size_t)i] + "_exps.weight", i * rows, rows, 0, E, each});
+        for (int e = 0; e < E && a.split_experts; e++)
+            parts.push_back({format("%s%s.%d.weight", block.c_str(), names[(size_t)i], e), e * each + i * rows, rows});
+    }
+    return parts;
+}
 
 inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitecture& a, const TensorSpec& spec) {
     struct Names {
@@ -289,6 +335,7 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
                                      {"k_norm", "attn_k_norm"},
                                      {"qkv", "attn_qkv"},
                                      {"proj", "attn_output"},
+                                     {"router", "ffn_gate_inp"},
                                      {"fc1", "ffn_up"},
                                      {"fc2", "ffn_down"}};
     std::string stem = spec.name, before, ending = ".weight";
@@ -303,6 +350,8 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
     const auto part = [&](const char* name, size_t i, int paired_heads) {
         return GgufPart{before + name + ending, spec.hf[i].row, spec.hf[i].rows, paired_heads};
     };
+    if (c.mixture.on() && stem == "fc1") return expert_parts(c, a, spec, before, {"ffn_gate", "ffn_up"});
+    if (c.mixture.on() && stem == "fc2") return expert_parts(c, a, spec, before, {"ffn_down"});
     if (stem == "qkv" && spec.hf.size() == 3)
         return {part("attn_q", 0, a.pairs ? c.NH : 0), part("attn_k", 1, a.pairs ? c.NKV : 0), part("attn_v", 2, 0)};
     if (stem == "fc1" && spec.hf.size() == 2) return {part("ffn_gate", 0, 0), part("ffn_up", 1, 0)};
@@ -331,7 +380,7 @@ inline bool is_one_more(const ModelConfig& c, const TensorSpec& spec) {
 
 // The type of a tensor in a file whose matrices have `type`, chosen like llama.cpp's converter.
 inline GgufType gguf_type_of(const TensorSpec& spec, GgufType type) {
-    if (spec.vector() || spec.name == "wpe") return GgufType::F32;
+    if (spec.vector() || spec.router() || spec.name == "wpe") return GgufType::F32;
     return spec.whole_cols % (int)gguf_type(type).elements == 0 ? type : GgufType::F16;
 }
 
