@@ -334,8 +334,8 @@ static const floatX* branch_backward(const Pass& p, const Linear& l, floatX* dy,
 
 // ---- MLP --------------------------------------------------------------------------------------------------------------------
 
-static void activation_forward(const Pass& p, const Output& out, const floatX* inp) {
-    be::activation_forward(p.ctx, out, inp, p.N(), p.m.local.Fl, p.m.c.activation);
+static void activation_forward(const Pass& p, const Block& b, const MlpActivations& s) {
+    be::activation_forward(p.ctx, output_for(p, b.fc2(), s.act), s.fc1, p.N(), b.fc2().in, p.m.c.activation);
 }
 // True if there are fused ops for this activation.
 static bool fused(Activation a) { return a == Activation::gelu || a == Activation::swiglu; }
@@ -348,10 +348,10 @@ static void fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, 
     const bool act_again = p.m.recompute_of(l.block - p.in.first_block) == Recompute::selective;
     if (!fuses(p, l) || !fused(p.m.c.activation) || (!swiglu && act_again)) {
         linear_forward(p, l, s.fc1, inp);
-        return activation_forward(p, output_for(p, b.fc2(), s.act), s.fc1);
+        return activation_forward(p, b, s);
     }
     const floatX* all_inp = whole_input(p, l, inp);
-    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, p.m.local.Fl);
+    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, b.fc2().in);
     else be::linear_gelu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, l.out);
 }
 
@@ -399,8 +399,8 @@ static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivatio
     be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, s.routing.groups(shape), l.in, l.out,
                               Acc::Set);
 }
-static void expert_activation_forward(const Pass& p, const MlpActivations& s) {
-    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), p.m.local.Fl, p.m.c.activation);
+static void expert_activation_forward(const Pass& p, const Block& b, const MlpActivations& s) {
+    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), b.fc2().in, p.m.c.activation);
 }
 
 static void mixture_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
@@ -413,7 +413,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     be::router_logits(p.ctx, routing.logits, all_inp, b.router.w, shape, p.m.c.C);
     be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
     expert_fc1_forward(p, b, s, all_inp);
-    expert_activation_forward(p, s);  // times the routing weights
+    expert_activation_forward(p, b, s);  // times the routing weights
     be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, routing.groups(shape), fc2.in, fc2.out, Acc::Set);
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         be::expert_combine(p.ctx, partial_sum(p, y), rows, routing, shape, p.m.c.C);
@@ -427,7 +427,7 @@ static void recompute_mixture(const Pass& p, const Block& b, const MlpActivation
                               Recompute recompute) {
     if (recompute == Recompute::mlp)
         expert_fc1_forward(p, b, s, gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C));
-    expert_activation_forward(p, s);
+    expert_activation_forward(p, b, s);
 }
 
 // Sets dlogits, from the gradients of the routing weights and, on the first tp rank only, from the router's two losses, whose
@@ -467,7 +467,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
             be::expert_linear_backward_weight(p.ctx, some, dout, {s.act.bf16}, groups, fc2.in, fc2.out, acc);
         });
     be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out, Acc::Set);
-    be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, m.local.Fl, m.c.activation);
+    be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
     router_backward(p, b, routing);
 
     if (fc1.dw) {
@@ -486,14 +486,14 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     reduce_from_tensor_parallel(p, dinp);
 }
 
-// One of the two.
+// One of the two, by the kind of the layer.
 static void mlp_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
                         const floatX* mid) {
-    (p.m.c.mixture.on() ? mixture_forward : dense_forward)(p, b, out, s, inp, mid);
+    (b.has_mixture() ? mixture_forward : dense_forward)(p, b, out, s, inp, mid);
 }
 static void mlp_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
                          const LinearInput& inp) {
-    (p.m.c.mixture.on() ? mixture_backward : dense_backward)(p, b, dinp, dmlp, s, inp);
+    (b.has_mixture() ? mixture_backward : dense_backward)(p, b, dinp, dmlp, s, inp);
 }
 
 // ---- The block --------------------------------------------------------------------------------------------------------------
@@ -504,7 +504,8 @@ static BlockActivations block_activations(const Pass& p, int i) {
     const auto share_bf16 = [&](size_t, Kept kept, auto& own, auto& shared) {
         if (fp8_suffices(kept, p.m.c.lora.on())) bf16_of(own) = bf16_of(shared);
     };
-    if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, share_bf16, s, p.m.a.shared);
+    const MlpSizes none = {p.m.blocks[p.in.first_block + i].has_mixture(), 0, 0};  // only pointers are set
+    if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, none, share_bf16, s, p.m.a.shared);
     s.x = p.in.x[i];
     if (!p.m.c.norm_before()) {
         s.norm1.bf16 = s.x;
@@ -538,9 +539,9 @@ static void recompute_block(const Pass& p, int i) {
     const BlockActivations s = block_activations(p, i);
     norm_forward(p, b.norm1, output_for(p, b.qkv(), s.norm1), s.stats1, s.x);
     norm_forward(p, b.norm2, output_for(p, b.fc1(), s.norm2), s.stats2, p.m.c.parallel() ? s.x : s.mid);
-    if (p.m.c.mixture.on()) return recompute_mixture(p, b, s.mlp, s.norm2, recompute);
+    if (b.has_mixture()) return recompute_mixture(p, b, s.mlp, s.norm2, recompute);
     if (recompute == Recompute::mlp) fc1_forward(p, b, s.mlp, s.norm2);  // quantizes norm2 as well
-    else activation_forward(p, output_for(p, b.fc2(), s.mlp.act), s.mlp.fc1);
+    else activation_forward(p, b, s.mlp);
     if (!p.fp8(block)) return;
     quantize_input(p, b.qkv(), s.norm1);
     quantize_input(p, b.proj(), s.att);

@@ -66,6 +66,15 @@ for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 -
     expect "a mixture, $layout" train "$n" "mixture $layout" $options "${mixture[@]}" --check-replicas 4
     expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
+# The same after a dense layer, of another width: stages of a pipeline have different layers.
+mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48)
+expect "a mixture after a dense layer on one rank" train 1 unequal "${mixture[@]}"
+for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --tp 2 --pp 2" "3 --pp 3 --recompute mlp"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "a mixture after a dense layer, $layout" train "$n" "unequal $layout" $options "${mixture[@]}"
+    expect "a mixture after a dense layer, $layout: one rank's losses" near unequal "unequal $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
 # A mixture whose experts are copies of a dense model's MLP gives its losses, in every layout.
 loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep -o "loss *[0-9.]*" | grep -o "[0-9.]*$"; }
 close_losses() { awk -v a="$(loss_of "$1")" -v b="$(loss_of "$2")" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 0.002 ^ 2) }'; }

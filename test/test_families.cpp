@@ -122,6 +122,12 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.mixture.experts == 12 && c.mixture.topk == 8 && !c.mixture.normalize && c.window == 16 && c.HS() == 16;
          }},
+        {"Qwen3-MoE with dense layers", llama_like("qwen3_moe", R"("num_experts": 12, "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2, "mlp_only_layers": [3, 1])"),
+         [](const ModelConfig& c) {
+             return c.F == 80 && c.expert_width() == 24 && c.mixture.dense_layers == std::vector<int>{0, 1, 2, 3, 4} &&
+                    c.mixtures() == 1 && c.has_mixture(5);
+         }},
         {"OLMoE", llama_like("olmoe", R"("num_experts": 16, "num_experts_per_tok": 8, "norm_topk_prob": false,
             "clip_qkv": null)"),
          [](const ModelConfig& c) {
@@ -245,8 +251,8 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("mixtral", R"("num_local_experts": 0)"), {"'num_local_experts'", "at least 1"}},
         {llama_like("mixtral", R"("num_experts_per_tok": 9)"), {"moe-router-topk is 9", "8"}},
         {llama_like("mixtral", R"("router_jitter_noise": 0.1)"), {"'router_jitter_noise'"}},
-        {llama_like("qwen3_moe", R"("decoder_sparse_step": 2)"), {"'decoder_sparse_step'", "only 1"}},
-        {llama_like("qwen3_moe", R"("mlp_only_layers": [0])"), {"'mlp_only_layers'", "[]"}},
+        {llama_like("qwen3_moe", R"("decoder_sparse_step": 0)"), {"'decoder_sparse_step'", "at least 1"}},
+        {llama_like("qwen3_moe", R"("mlp_only_layers": [0.5])"), {"'mlp_only_layers'", "a list of layers"}},
         {llama_like("qwen3_moe", R"("num_experts": 8, "num_local_experts": 9)"), {"'num_experts'", "'num_local_experts'"}},
         {llama_like("olmoe", R"("clip_qkv": 8.0)"), {"'clip_qkv'", "null"}},
         {llama_like("train_gpt", R"("num_experts": 8, "scoring_func": "sqrtsoftplus")"), {"'scoring_func'", "softmax"}},
@@ -342,6 +348,23 @@ TEST(Families, CombinationsFindTheirClass) {
              c.mixture = {5, 3, false, false};
              c.qk_norm = QkNorm::head;
              c.window = 7;
+         }},
+        {"qwen3_moe",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.mixture.width = 24;
+             c.mixture.dense_layers = {0, 2};
+             c.qk_norm = QkNorm::head;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.mixture.dense_layers = {3};
+         }},
+        {"llama",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3};
+             c.mixture.dense_layers = {3, 2, 0, 1, 9};
          }},
         {"olmoe",
          [](ModelConfig& c) {

@@ -71,7 +71,13 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-router-dtype", "fp64"}, {"fp64", "only fp32"}},
         {{"--expert-model-parallel-size", "2"}, {"--expert-model-parallel-size is '2'", "only 1"}},
         {{"--ep", "4"}, {"--ep is '4'", "only 1"}},
-        {{"--moe-layer-freq", "2"}, {"--moe-layer-freq is '2'", "only 1"}},
+        {{"--moe-layer-freq", "0"}, {"--moe-layer-freq is '0'", "[0]*1+[1]*23"}},
+        {{"--moe-layer-freq", "[0]*2"}, {"makes all layers dense", "HINT"}},
+        {{"--moe-layer-freq", "[0]*1+[1]*2"}, {"lists 3 layers", "the model has 2"}},
+        {{"--moe-layer-freq", "[0]+"}, {"--moe-layer-freq is '[0]+'", "expected N"}},
+        {{"--moe-layer-freq", "([0,1]"}, {"--moe-layer-freq is '([0,1]'"}},
+        {{"--moe-layer-freq", "[2,1]"}, {"--moe-layer-freq is '[2,1]'"}},
+        {{"--mlp-only-layers", "0"}, {"--moe-layer-freq"}},
         {{"--moe-expert-capacity-factor", "1.25"}, {"not available yet", "no token is dropped"}},
         {{"--moe-shared-expert-intermediate-size", "64"}, {"not available yet"}},
         {{"--moe-router-enable-expert-bias"}, {"not available yet", "--moe-aux-loss-coeff"}},
@@ -97,8 +103,49 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-aux-loss-coeff", "0.1"}, {"--moe-aux-loss-coeff requires"}},
         {{"--moe-router-load-balancing-type", "none"}, {"--moe-router-load-balancing-type requires"}},
         {{"--moe-ffn-hidden-size", "64"}, {"--moe-ffn-hidden-size requires"}},
+        {{"--moe-layer-freq", "2"}, {"--moe-layer-freq requires"}},
     };
     for (const auto& [options, parts] : without) expect_error([&, &given = options] { configured(given); }, parts);
+}
+
+TEST(MixtureConfig, DenseLayersAsInMegatron) {
+    using Layers = std::vector<int>;
+    for (const auto& [pattern, dense] : {std::pair<const char*, Layers>{"1", {}},
+                                         {"2", {1, 3, 5}},
+                                         {"7", {1, 2, 3, 4, 5}},
+                                         {"[0]*1+[1]*5", {0}},
+                                         {"([0]*2+[1]*4)", {0, 1}},
+                                         {"([0,1]+[1]*1) * 2", {0, 3}},
+                                         {"[1, 1, 0, 1, 1, 0]", {2, 5}}})
+        EXPECT_EQ(LayerPattern(pattern, 6).dense, dense) << pattern;
+    const ModelConfig c = configured({"--num-layers", "3", "--num-experts", "8", "--moe-layer-freq", "[0]*1+[1]*2",
+                                      "--ffn-hidden-size", "96", "--moe-ffn-hidden-size", "40"});
+    EXPECT_EQ(c.family, "train_gpt");
+    EXPECT_EQ(c.mixture.dense_layers, Layers{0});
+    EXPECT_TRUE(c.F == 96 && c.expert_width() == 40 && c.mixtures() == 2 && !c.has_mixture(0) && c.has_mixture(1));
+    const double attention = 4 * 64 * 64, dense = 3 * 64 * 96, mixture = 2 * 3 * 64 * 40 + 8 * 64;
+    EXPECT_EQ(layer_products_flops(flop_sizes(c, 32)), 2 * (3 * attention + dense + 2 * mixture));
+    const double norms = 7 * 64, vocabulary = 2 * 99 * 64;
+    EXPECT_EQ((double)active_parameters(c) - norms - vocabulary, 3 * attention + dense + 2 * mixture);
+    EXPECT_EQ(lora_modules(c, {"all"}), (Arguments{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                                   "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}));
+    EXPECT_EQ(configured({"--num-experts", "8", "--moe-layer-freq", "1"}).family, "mixtral");
+}
+
+// Identifiers of tensors, which determine their initial weights, are the same on every rank, although layers differ.
+TEST(MixtureConfig, TensorsOfDifferentLayersHaveOneIdentifier) {
+    ModelConfig c = config_from_preset("mixture-tiny");
+    c.L = 5;
+    c.mixture.width = 32;
+    c.mixture.dense_layers = {0, 3};
+    const ParameterTable whole(c);
+    for (size_t i = 0; i < whole.rows.size(); i++) EXPECT_EQ(whole.rows[i].id, (int)i);
+    for (const std::vector<int>& layers : {std::vector<int>{1, 2}, {3, 4}, {0, 4}, {2}, {}}) {
+        Part part;
+        part.layers = layers;
+        part.first = part.last = false;
+        for (const TensorSpec& t : ParameterTable(c, part).rows) EXPECT_EQ(whole.rows[(size_t)t.id].name, t.name);
+    }
 }
 
 // 5 experts, of which 3 process a token.
@@ -141,11 +188,38 @@ TEST(MixtureConfig, PlansCountActiveExperts) {
     EXPECT_GT(mixture.update_seconds, 1.5 * dense.update_seconds);
 }
 
+// A plan of stages with different layers is as expensive as its layers.
+TEST(MixtureConfig, PlansCountEachKindOfLayer) {
+    const auto planned = [](const Arguments& further, int pp, const std::string& recompute) {
+        Arguments options = {"--num-layers",  "4", "--hidden-size",     "1024", "--num-attention-heads", "8",
+                             "--num-experts", "8", "--ffn-hidden-size", "4096", "--moe-ffn-hidden-size", "512"};
+        options.insert(options.end(), further.begin(), further.end());
+        PlanInput in;
+        in.c = configured(options);
+        in.T = 1024;
+        in.B = 2;
+        in.global_batch = 8;
+        in.pp = in.world = pp;
+        in.recompute = recompute;
+        return make_plan(in);
+    };
+    const auto seconds = [](const StagePlan& s) { return s.forward_seconds + s.backward_seconds; };
+    for (const char* recompute : {"none", "selective", "mlp", "full"}) {
+        const Plan some = planned({"--moe-layer-freq", "[0,0,1,1]"}, 2, recompute), all = planned({}, 2, recompute);
+        ASSERT_EQ(some.stages.size(), 2u);
+        EXPECT_EQ(some.stages[0].layers + some.stages[1].layers, 4);
+        EXPECT_EQ(some.stages[1].layers, 3) << "dense layers are wider, so the second stage has three";
+        const Plan one = planned({"--moe-layer-freq", "[0,0,1,1]"}, 1, recompute);
+        EXPECT_NEAR(seconds(one.stages[0]), seconds(some.stages[0]) + seconds(some.stages[1]), 1e-9) << recompute;
+        EXPECT_GT(seconds(one.stages[0]), 1.2 * (seconds(all.stages[0]) + seconds(all.stages[1]))) << recompute;
+    }
+}
+
 TEST(MixtureConfig, AdaptersAreOnAttention) {
     const ModelConfig c = config_from_preset("mixture-tiny");
     EXPECT_EQ(lora_modules(c, {"all"}),
               (Arguments{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}));
-    expect_error([&] { lora_modules(c, {"q", "gate"}); }, {"--lora-targets gate", "only attention's", "q_proj"});
+    expect_error([&] { lora_modules(c, {"q", "gate"}); }, {"--lora-targets gate", "a mixture of experts cannot", "q_proj"});
 }
 
 }  // namespace test_mixture_config

@@ -115,6 +115,20 @@ const Variant variants[] = {
          c.norm_place = NormPlace::both;
          c.hidden_dropout = 0.2;
      }},
+    {"mixture after a dense layer", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {5, 2};
+         c.mixture.width = 12;
+         c.mixture.dense_layers = {0};
+     }},
+    {"mixture before a dense layer without a gate", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {3, 2};
+         c.mixture.width = 28;
+         c.mixture.dense_layers = {1};
+         c.activation = Activation::relu2;
+         c.norm_place = NormPlace::both;
+     }},
     // published families, as far as our options cover them
     {"mistral", "mistral", [](ModelConfig& c) { c.window = 4; }},
     {"qwen2", "qwen2", nullptr},
@@ -235,10 +249,11 @@ struct Fixture {
     }
     double router_losses() {
         double losses = 0;
-        for (const BlockActivations& block : m.a.micro_batch().blocks) {
-            if (!m.c.mixture.on()) continue;
+        for (size_t i = 0; i < m.blocks.size(); i++) {
+            if (!m.blocks[i].has_mixture()) continue;
+            const Routing& routing = m.a.micro_batch().blocks[i].mlp.routing;
             std::vector<double> sums(router_sums_of_block(m.c));
-            be::router_sums(ctx, sums.data(), block.mlp.routing, pass().mixture(), m.c.mixture.rule());
+            be::router_sums(ctx, sums.data(), routing, pass().mixture(), m.c.mixture.rule());
             losses += m.router_losses.balance * sums[0] + m.router_losses.z * sums[1];
         }
         return losses;

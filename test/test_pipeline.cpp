@@ -5,6 +5,7 @@
 #include <cctype>
 #include <functional>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -382,6 +383,40 @@ TEST(SplitLayers, NoBetterPlaceForTheRemainder) {
                 EXPECT_LE(ours.total, other.total + (n - 2) * 3);  // forward and backward of n - 2 layers
             }
         }
+}
+
+// Layers of different costs: the most expensive stage is as cheap as possible.
+TEST(Layers, SplitByCost) {
+    const auto split = [](const std::vector<double>& costs, int n, bool embedding, bool head) {
+        return split_layers(costs, n, embedding, head, {});
+    };
+    EXPECT_EQ(split({1, 2, 2, 2}, 2, false, false), (Layers{2, 2}));
+    EXPECT_EQ(split({4, 4, 1, 1, 1, 1}, 2, false, false), (Layers{2, 4}));
+    EXPECT_EQ(split({5, 1, 1, 1, 1, 1}, 2, false, false), (Layers{1, 5}));
+    EXPECT_EQ(split({5, 1, 1, 1}, 4, false, false), (Layers{1, 1, 1, 1}));
+    EXPECT_EQ(split({3, 1, 1, 1}, 2, true, false), (Layers{1, 3}));
+    EXPECT_EQ(split({1, 2}, 4, true, true), (Layers{0, 1, 1, 0}));
+    EXPECT_THROW(split({1, 2}, 3, false, false), Error);
+    // Every split of up to eight layers over three stages.
+    std::mt19937 rng(1);
+    for (int repeat = 0; repeat < 50; repeat++) {
+        std::vector<double> costs(3 + rng() % 6);
+        for (double& cost : costs) cost = 1 + (double)(rng() % 5);
+        costs[0] = 7;
+        const int L = (int)costs.size();
+        const auto most = [&](const Layers& layers) {
+            double most = 0;
+            for (int s = 0, at = 0; s < 3; at += layers[(size_t)s++])
+                most = std::max(most, std::accumulate(&costs[(size_t)at], &costs[(size_t)at] + layers[(size_t)s], 0.0));
+            return most;
+        };
+        double best = INFINITY;
+        for (int a = 1; a < L - 1; a++)
+            for (int b = 1; a + b < L; b++) best = std::min(best, most({a, b, L - a - b}));
+        const Layers found = split(costs, 3, false, false);
+        EXPECT_EQ(found[0] + found[1] + found[2], L);
+        EXPECT_EQ(most(found), best);
+    }
 }
 
 TEST(SplitLayers, Given) {

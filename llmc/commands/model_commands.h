@@ -60,7 +60,7 @@ inline std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     run.layout.generates = cache.sequences > 0;
     auto ranks = join_groups(run.ctx, run.world, run.layout, run.c);
     warm_up(run.ctx, *ranks);
-    const std::vector<int> stages = split_layers(run.c.L, ranks->mesh.pp.size, false, false, {});
+    const std::vector<int> stages = split_layers(costs_of_layers(run.c, T), ranks->mesh.pp.size, false, false, {});
     auto m = std::make_unique<Model>(run.c, std::move(ranks), stages);
     plan_memory(*m, Recompute::inference, B, T, head_rows, cache);
     allocate(run.ctx, *m);

@@ -125,7 +125,7 @@ struct Activations {
     floatX* dnorm;            // (Nl, C) gradient of a norm's output
     floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
     floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
-    // In a mixture, whose dact and dfc1 are (N K, Fl), (N K, F1l) and different:
+    // In models with mixtures, whose dact and dfc1 are (N K, Fl), (N K, F1l) and different:
     floatX* expert_rows;       // (N K, C) outputs of all experts; gradients of their inputs
     real *dlogits, *drouting;  // (N, E), (N, K) gradients of the router's logits and weights
     double* router_sums;       // (blocks, 2 + E) since the last clear: router_sums of each block
@@ -161,9 +161,9 @@ struct Linear {
 
 // The router of a mixture.
 struct Router {
-    const TensorSpec* tensor;
-    const floatX* w;  // (E, C)
-    real* dw;         // null: frozen
+    const TensorSpec* tensor;  // null: the block's MLP is dense
+    const floatX* w;           // (E, C)
+    real* dw;                  // null: frozen
 };
 
 struct Block {
@@ -171,8 +171,9 @@ struct Block {
     NormLayer head_norms[2];  // of queries and keys
     const floatX* sinks;      // (NHl) null: none
     real* dsinks;
-    Router router;
+    Router router;                // of a mixture
     std::vector<Linear> linears;  // by Matrix
+    bool has_mixture() const { return router.tensor; }
     Linear& operator[](Matrix m) { return linears[(size_t)m]; }
     const Linear& qkv() const { return linears[(size_t)Matrix::qkv]; }
     const Linear& proj() const { return linears[(size_t)Matrix::proj]; }

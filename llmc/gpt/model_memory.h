@@ -25,15 +25,33 @@ inline size_t planned_rows(const Model& m, size_t N) {
 
 // Numbers of each block in router_sums.
 inline size_t router_sums_of_block(const ModelConfig& c) { return 2 + (size_t)c.mixture.experts; }
-// Rows of the MLP's matrices for N rows: in a mixture each row is processed by several experts.
-inline size_t mlp_rows(const ModelConfig& c, size_t N) { return c.mixture.on() ? N * (size_t)c.mixture.topk : N; }
+// Slots of a mixture for N rows.
+inline size_t mixture_slots(const ModelConfig& c, size_t N) { return N * (size_t)(c.mixture.on() ? c.mixture.topk : 0); }
+
+// Elements of the activations of a layer's MLP, whose kind this is, for N rows on this rank; or the largest of several layers.
+struct MlpSizes {
+    bool mixture;
+    size_t fc1, act;
+};
+inline MlpSizes mlp_sizes(const Model& m, size_t N, bool mixture) {
+    const int F = (mixture ? m.c.expert_width() : m.c.F) / m.local.tp_size;
+    const size_t rows = mixture ? mixture_slots(m.c, N) : N;
+    return {mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F};
+}
+// Of the buffers that all layers of the model share.
+inline MlpSizes largest_mlp(const Model& m, size_t N) {
+    const int mixtures = m.c.mixtures();
+    if (mixtures == 0 || mixtures == m.c.L) return mlp_sizes(m, N, mixtures > 0);
+    const MlpSizes dense = mlp_sizes(m, N, false), mixture = mlp_sizes(m, N, true);
+    return {true, std::max(dense.fc1, mixture.fc1), std::max(dense.act, mixture.act)};
+}
 
 // visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
 // Planning, sharing and pointers all follow from this list.
 template <class Visit, class... S>
-inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
+inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&... s) {
     const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
-    const size_t slots = mlp_rows(m.c, N), experts = (size_t)m.c.mixture.experts;
+    const size_t slots = mixture_slots(m.c, N), experts = (size_t)m.c.mixture.experts;
     const Kept of_norm = m.c.norm_before() ? Kept::unless_selective : Kept::elsewhere;
     const auto statistics = [&](auto&... stats) {
         visit(Nl, Kept::unless_full, stats.mean...);
@@ -49,7 +67,7 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
     visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    if (m.c.mixture.on()) {
+    if (mlp.mixture) {
         visit(N * experts, Kept::unless_full, s.mlp.routing.logits...);
         visit(slots, Kept::unless_full, s.mlp.routing.experts...);
         visit(slots, Kept::unless_full, s.mlp.routing.weights...);
@@ -58,8 +76,8 @@ inline void for_each_tensor(const Model& m, Visit visit, S&... s) {
         visit(experts + 1, Kept::unless_full, s.mlp.routing.offsets...);
         visit((size_t)m.a.B * experts, Kept::unless_full, s.mlp.routing.counts...);
     }
-    visit(slots * m.local.F1l, Kept::unless_mlp, s.mlp.fc1...);
-    visit(slots * m.local.Fl, Kept::unless_selective, s.mlp.act...);
+    visit(mlp.fc1, Kept::unless_mlp, s.mlp.fc1...);
+    visit(mlp.act, Kept::unless_selective, s.mlp.act...);
     if (m.c.norm_before()) {
         statistics(s.stats1...);
         statistics(s.stats2...);
@@ -102,7 +120,7 @@ inline void plan_linears(Model& m, bool fp8) {
 inline void plan_adapters(Model& m) {
     m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
     if (!m.c.lora.on()) return;
-    const size_t widest = (size_t)std::max({m.c.C, m.local.QKVl, m.local.NHl * m.c.HS(), m.local.F1l});
+    const size_t widest = (size_t)std::max({m.c.C, m.local.QKVl, m.local.NHl * m.c.HS(), m.c.F1() / m.local.tp_size});
     m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
     for (LoraLayer& adapters : m.lora.layers) m.blocks[(size_t)adapters.block][adapters.matrix].lora = &adapters;
 }
@@ -128,14 +146,14 @@ inline void plan_micro_batches(Model& m, const std::vector<int>& micro_batches) 
 }
 
 // Plans the tensors that a block keeps.
-inline void plan_block(Model& m, BlockActivations& s, Recompute recompute, bool fp8) {
+inline void plan_block(Model& m, BlockActivations& s, bool mixture, Recompute recompute, bool fp8) {
     const char* const purpose = "activations: kept per block";
     const auto plan = [&](size_t count, Kept kept, auto& tensor) {
         const Storage storage(kept, recompute, fp8, m.c.lora.on(), m.fp8.after_bf16);
         if (storage.own_bf16) m.arena.add(purpose, &bf16_of(tensor), count);
         if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && storage.own_fp8) m.arena.add(purpose, fp8_codes, count);
     };
-    for_each_tensor(m, plan, s);
+    for_each_tensor(m, mlp_sizes(m, (size_t)m.a.B * m.a.T, mixture), plan, s);
     if (fp8) m.arena.add(purpose, &s.inverses, 4);
 }
 
@@ -148,8 +166,10 @@ inline void plan_activations(Model& m, bool fp8) {
             // Without a backward pass, two buffers alternate.
             const size_t own_x = training ? in.x.size() : std::min<size_t>(2, in.x.size());
             for (size_t i = 0; i < own_x; i++) arena.add("activations: block inputs", &in.x[i], Nl * C);
-            for (size_t i = 0; i < in.blocks.size(); i++)
-                plan_block(m, in.blocks[i], m.recompute_of((int)i), fp8 && m.fp8.blocks[(size_t)in.first_block + i]);
+            for (size_t i = 0; i < in.blocks.size(); i++) {
+                const size_t block = (size_t)in.first_block + i;
+                plan_block(m, in.blocks[i], m.blocks[block].has_mixture(), m.recompute_of((int)i), fp8 && m.fp8.blocks[block]);
+            }
             if (m.c.embedding_norm && in.first) {
                 arena.add("activations: embedding, head", &in.embedded, Nl * C);
                 arena.add("activations: embedding, head", &in.embedding_stats.mean, Nl);
@@ -165,9 +185,9 @@ inline void plan_activations(Model& m, bool fp8) {
         if (storage.shared_bf16) arena.add(shared, &bf16_of(tensor), count);
         if (uint8_t** fp8_codes = fp8_of(tensor); fp8_codes && storage.shared_fp8) arena.add(shared, fp8_codes, count);
     };
-    for_each_tensor(m, plan_shared, m.a.shared);
+    for_each_tensor(m, largest_mlp(m, N), plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch_out, Nl * C);
-    if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mlp_rows(m.c, N) * C);
+    if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mixture_slots(m.c, N) * C);
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
     m.a.all_rows = m.a.all_inputs = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
@@ -177,7 +197,7 @@ inline void plan_activations(Model& m, bool fp8) {
 // Plans scratch memory for codes, and the scales of all tensors.
 inline void plan_fp8(Model& m) {
     const size_t N = (size_t)m.a.B * m.a.T;
-    const size_t widest = N * (size_t)std::max({m.c.C, m.local.QKVl, m.local.F1l, m.local.NHl * m.c.HS()});
+    const size_t widest = N * (size_t)std::max({m.c.C, m.local.QKVl, m.c.F1() / m.local.tp_size, m.local.NHl * m.c.HS()});
     for (uint8_t** scratch : {&m.a.fp8_codes, &m.a.fp8_inputs, &m.a.fp8_gradients})
         m.arena.add("activations: shared block", scratch, widest);
     for (float** numbers : {&m.fp8.scale, &m.fp8.amax}) m.arena.add("FP8 weights", numbers, m.fp8.tensors());
@@ -209,12 +229,13 @@ inline void plan_activation_gradients(Model& m) {
     m.arena.add(purpose, &m.a.dx, Nl * C);
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
     const MixtureConfig& mixture = m.c.mixture;
-    const size_t slots = mlp_rows(m.c, N), dact = gated(m.c.activation) || mixture.on() ? slots * m.local.Fl : 0;
+    const MlpSizes mlp = largest_mlp(m, N);
+    const size_t dact = gated(m.c.activation) || mixture.on() ? mlp.act : 0;
     m.arena.add(purpose, &m.a.datt, std::max(dact, N * heads));
-    m.arena.add(purpose, &m.a.dqkv, std::max(slots * m.local.F1l, N * m.local.QKVl));
+    m.arena.add(purpose, &m.a.dqkv, std::max(mlp.fc1, N * m.local.QKVl));
     if (mixture.on()) {
         m.arena.add(purpose, &m.a.dlogits, N * (size_t)mixture.experts);
-        m.arena.add(purpose, &m.a.drouting, slots);
+        m.arena.add(purpose, &m.a.drouting, mixture_slots(m.c, N));
         m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c));
     }
     if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
@@ -283,7 +304,8 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
             *fp8_codes = storage.fp8_in_bf16 ? (uint8_t*)bf16_of(own) : *fp8_of(shared);
         if (!bf16_of(own)) bf16_of(own) = bf16_of(shared);
     };
-    for_each_tensor(m, share, s, m.a.shared);
+    const bool mixture = m.blocks[(size_t)in.first_block + i].has_mixture();
+    for_each_tensor(m, mlp_sizes(m, (size_t)m.a.B * m.a.T, mixture), share, s, m.a.shared);
     if (!s.inverses) return;
     LinearInput* const inputs[] = {&s.norm1, &s.att, &s.norm2, &s.mlp.act};
     for (size_t k = 0; k < 4; k++) inputs[k]->inverse = s.inverses + k;

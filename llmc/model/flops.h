@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "model_config.h"
 
@@ -24,16 +25,21 @@
 // length.
 struct FlopSizes {
     int64_t L, C, NH, NKV, HS, F, V, T;
-    bool gated;           // fc1 has two halves of F rows, gate and up
-    int64_t window = 0;   // keys that a query sees in layers with a sliding window
-    double windowed = 0;  // the fraction of layers with a window
-    int64_t experts = 0;  // of a mixture in each layer, of width F each; 0: a dense MLP
-    int64_t topk = 1;     // MLPs that process a token
+    bool gated;            // fc1 has two halves of F rows, gate and up
+    int64_t window = 0;    // keys that a query sees in layers with a sliding window
+    double windowed = 0;   // the fraction of layers with a window
+    int64_t mixtures = 0;  // layers with a mixture of experts; the others have a dense MLP of width F
+    int64_t experts = 0, expert_F = 0;
+    int64_t topk = 0;  // experts that process a token
 
-    // Weights of one MLP, or of one expert.
-    double fc1() const { return (double)C * (double)F * (gated ? 2 : 1); }
-    double mlp() const { return fc1() + (double)F * (double)C; }
+    // Weights of an MLP.
+    double fc1(int64_t width) const { return (double)C * (double)width * (gated ? 2 : 1); }
+    double mlp(int64_t width) const { return fc1(width) + (double)width * (double)C; }
     double router() const { return (double)experts * (double)C; }
+    // The sum over all layers.
+    double over_layers(double dense, double mixture) const {
+        return (double)(L - mixtures) * dense + (double)mixtures * mixture;
+    }
 };
 
 enum class AttentionCount { full, causal };
@@ -42,19 +48,19 @@ enum class AttentionCount { full, causal };
 inline double layer_products_flops(const FlopSizes& s) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C;
-    return L * 2 * (qkv + proj + s.router() + (double)s.topk * s.mlp());
+    return 2 * (L * (qkv + proj) + s.over_layers(s.mlp(s.F), s.router() + (double)s.topk * s.mlp(s.expert_F)));
 }
 
 // FLOPs of fc1 in all layers, the product that --recompute-granularity mlp recomputes.
-inline double fc1_flops(const FlopSizes& s) { return 2.0 * (double)s.L * (double)s.topk * s.fc1(); }
+inline double fc1_flops(const FlopSizes& s) { return 2 * s.over_layers(s.fc1(s.F), (double)s.topk * s.fc1(s.expert_F)); }
 
 // Weights in all layers that `rows` tokens multiply: with experts chosen at random, only some of them for a few rows.
 inline double layer_weights(const FlopSizes& s, double rows) {
     const double active = layer_products_flops(s) / 2;
-    if (!s.experts) return active;
+    if (!s.mixtures) return active;
     const double share = (double)s.topk / (double)s.experts;
     const double used = (double)s.experts * (1 - std::pow(1 - share, rows));
-    return active + (double)s.L * (used - (double)s.topk) * s.mlp();
+    return active + (double)s.mixtures * (used - (double)s.topk) * s.mlp(s.expert_F);
 }
 
 // The same with attention.
@@ -84,10 +90,26 @@ inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
     for (int layer = 0; layer < c.L; layer++) windowed += !c.sees_all(layer);
     FlopSizes s = {c.L, c.C, c.NH, c.NKV, c.HS(), c.F, c.Vp, T, gated(c.activation), c.window, (double)windowed / c.L};
     if (c.mixture.on()) {
+        s.mixtures = c.mixtures();
         s.experts = c.mixture.experts;
         s.topk = c.mixture.topk;
+        s.expert_F = c.expert_width();
     }
     return s;
+}
+// One layer, with a mixture or a dense MLP, and windows as in the average layer.
+inline FlopSizes flop_sizes_of_layer(const ModelConfig& c, int T, bool mixture) {
+    FlopSizes s = flop_sizes(c, T);
+    s.L = 1;
+    s.mixtures = mixture;
+    return s;
+}
+// Relative costs of the layers, forward.
+inline std::vector<double> costs_of_layers(const ModelConfig& c, int T) {
+    std::vector<double> costs;
+    for (int layer = 0; layer < c.L; layer++)
+        costs.push_back(layers_forward_flops(flop_sizes_of_layer(c, T, c.has_mixture(layer)), AttentionCount::causal));
+    return costs;
 }
 // FLOPs of training per token, causal attention counted as half. Weights frozen under adapters (adapters.h) have no gradient;
 // the adapters' own products, some thousandths, are not counted, nor are virtual tokens, which have no targets.
@@ -97,7 +119,8 @@ inline double model_flops_per_token(const ModelConfig& c, int T) {
     return c.adapted() ? all - layer_products_flops(s) - head_forward_flops(s) : all;
 }
 
-// FLOPs of an update by Muon (optimizer/muon.h): all matrices of a layer, and the most expensive one.
+// FLOPs of an update by Muon (optimizer/muon.h): all matrices of a layer (with a mixture, if any layer has one), and the most
+// expensive one.
 struct MuonFlops {
     double layer = 0, largest = 0;
 };
@@ -109,13 +132,14 @@ inline MuonFlops muon_flops(const FlopSizes& s, int newton_schulz_steps, bool he
         flops.layer += count * one;
         flops.largest = std::max(flops.largest, one);
     };
-    const double C = (double)s.C, F = (double)s.F, NH = (double)s.NH, NKV = (double)s.NKV, HS = (double)s.HS;
+    const double C = (double)s.C, F = (double)(s.mixtures ? s.expert_F : s.F), NH = (double)s.NH, NKV = (double)s.NKV,
+                 HS = (double)s.HS;
     add(heads ? NH : 1, heads ? HS : NH * HS, C);
     add(heads ? 2 * NKV : 2, heads ? HS : NKV * HS, C);
     add(1, C, NH * HS);
-    const double mlps = (double)std::max<int64_t>(1, s.experts);
+    const double mlps = s.mixtures ? (double)s.experts : 1;
     add(mlps * (s.gated ? 2 : 1), F, C);
     add(mlps, C, F);
-    if (s.experts) add(1, (double)s.experts, C);
+    if (s.mixtures) add(1, (double)s.experts, C);
     return flops;
 }

@@ -64,6 +64,8 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
     set("embedding_length", c.C);
     set("block_count", c.L);
     set("feed_forward_length", c.F);
+    if (!c.mixture.dense_layers.empty())
+        fail("llama.cpp has no dense layers among mixtures of experts for the family %s", c.family.c_str());
     if (c.mixture.on()) {
         set("expert_count", c.mixture.experts);
         set("expert_used_count", c.mixture.topk);

@@ -84,8 +84,7 @@ public:
     // True if products set the stored gradient of a model's matrix directly, with the same rounding. The products of experts
     // and routers cannot.
     bool set_by_products(const TensorSpec& t, Acc acc) const {
-        const bool of_mixture = t.experts > 1 || t.router();
-        return of_model_ && !on_host_ && !of_mixture && acc == Acc::Set && be::sets_bf16_gradients;
+        return of_model_ && !on_host_ && !t.of_mixture && acc == Acc::Set && be::sets_bf16_gradients;
     }
 
     // Before a micro-batch's backward pass through a block: clears the gradients that ops add to, which are the vectors and

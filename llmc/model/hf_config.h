@@ -461,19 +461,45 @@ inline Key norm_topk_prob() {
     return {[=](const HfReader& in, ModelConfig& c) { c.mixture.normalize = in.flag(key, false); },
             [=](Json& j, const ModelConfig& c) { j[key] = c.mixture.normalize; }};
 }
+inline Key expert_width(int otherwise) {
+    const char* const key = "moe_intermediate_size";
+    return {[=](const HfReader& in, ModelConfig& c) { c.mixture.width = in.count(key, otherwise); },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.expert_width(); }};
+}
+// Layers without a mixture: those in a list, and all but every n-th one (n - 1, 2n - 1, ...).
+inline Key dense_layers() {
+    const char *const list = "mlp_only_layers", *const step = "decoder_sparse_step";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                const int n = in.count(step, 1);
+                if (n < 1) in.wrong(step, "at least 1");
+                std::vector<int>& dense = c.mixture.dense_layers;
+                dense.clear();
+                for (const double layer : in.numbers(list, {})) {
+                    if (!(layer >= 0 && layer < 1 << 28) || layer != std::floor(layer)) in.wrong(list, "a list of layers");
+                    dense.push_back((int)layer);
+                }
+                for (int layer = 0; layer < c.L; layer++)
+                    if ((layer + 1) % n) dense.push_back(layer);
+            },
+            [=](Json& j, const ModelConfig& c) {
+                j[list] = c.mixture.dense_layers;
+                j[step] = 1;
+            }};
+}
 // Any mixture, or none. The names of the scores and of their factor are DeepSeek-V3's.
 inline Key own_mixture() {
     const char *const scores = "scoring_func", *const scale = "routed_scaling_factor";
+    const std::vector<Key> keys = {experts("num_experts"), norm_topk_prob(), expert_width(0), dense_layers()};
     return {[=](const HfReader& in, ModelConfig& c) {
                 if (in.count("num_experts", 0) == 0) return;
-                for (const Key& key : {experts("num_experts"), norm_topk_prob()}) key.read(in, c);
+                for (const Key& key : keys) key.read(in, c);
                 c.mixture.sigmoid = in.text(scores, "softmax") == "sigmoid";
                 if (!c.mixture.sigmoid) in.only(scores, "softmax");
                 c.mixture.scale = in.number(scale, 1);
             },
             [=](Json& j, const ModelConfig& c) {
                 if (!c.mixture.on()) return;
-                for (const Key& key : {experts("num_experts"), norm_topk_prob()}) key.write(j, c);
+                for (const Key& key : keys) key.write(j, c);
                 j[scores] = c.mixture.sigmoid ? "sigmoid" : "softmax";
                 j[scale] = c.mixture.scale;
             }};
@@ -597,8 +623,7 @@ inline const Keys& keys_of(const std::string& family) {
         {"qwen3", llama_keys({biases, qwen_window}, 32768, 128)},
         {"mixtral", llama_keys({experts("num_local_experts"), jitter, window({})}, 131072, 0, 1e-5, mixtral_rope)},
         {"qwen3_moe", llama_keys({biases, window({4096, true, false, 0, false, false, false, true}), experts("num_experts"),
-                                  norm_topk_prob(), size("moe_intermediate_size", &C::F, 768), only("decoder_sparse_step", 1),
-                                  only("mlp_only_layers", nlohmann::json::array())},
+                                  norm_topk_prob(), expert_width(768), dense_layers()},
                                  32768)},
         {"olmoe",
          llama_keys({unpadded, biases, no_window(), experts("num_experts"), norm_topk_prob(), only("clip_qkv", nullptr)}, 4096,

@@ -51,13 +51,8 @@ inline Matrix matrix_of(const TensorSpec& t) {
         if (t.name.find(format(".%s_w", matrix_names[(size_t)matrix])) != std::string::npos) return matrix;
     fail("no adapters for %s", t.name.c_str());
 }
-// True if the tensor can have adapters: all matrices of a block, but in a mixture of experts only attention's.
-inline bool can_adapt(const ModelConfig& c, const TensorSpec& t) {
-    const auto in_attention = [&] {
-        return t.name.find(".qkv_w") != std::string::npos || t.name.find(".proj_w") != std::string::npos;
-    };
-    return t.block >= 0 && !t.vector() && (!c.mixture.on() || in_attention());
-}
+// True if the tensor can have adapters: all matrices of a block except those of a mixture of experts.
+inline bool can_adapt(const TensorSpec& t) { return t.block >= 0 && !t.vector() && !t.of_mixture; }
 // The letters that papers use for the `parts` matrices inside one of ours; "" if there is no such name.
 inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
     static const char* const of_qkv[] = {"q", "k", "v"};
@@ -72,14 +67,17 @@ inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
 
 }  // namespace detail
 
-// The matrices of a layer, in their order.
+// The matrices of layers, each name once, in the order of the first layer that has it.
 inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
     std::vector<LoraTarget> targets;
     for (const TensorSpec& t : ParameterTable(c).rows) {
-        if (t.block != 0 || !detail::can_adapt(c, t)) continue;
+        if (!detail::can_adapt(t)) continue;
         const Matrix matrix = detail::matrix_of(t);
         for (size_t i = 0; i < t.hf.size(); i++) {
-            const std::string module = detail::module_of(t.hf[i].name, 0), last = module.substr(module.find_last_of('.') + 1);
+            const std::string module = detail::module_of(t.hf[i].name, t.block);
+            const auto known = [&](const LoraTarget& other) { return other.module == module; };
+            if (std::any_of(targets.begin(), targets.end(), known)) continue;
+            const std::string last = module.substr(module.find_last_of('.') + 1);
             const std::string letter = detail::letter_of(matrix, i, t.hf.size());
             targets.push_back({module, {module, last, matrix_names[(size_t)matrix]}});
             if (!letter.empty()) targets.back().names.push_back(letter);
@@ -101,9 +99,8 @@ inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::ve
             for (const std::string& other : t.names)
                 if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
         if (c.mixture.on())
-            fail_usage(
-                "--lora-targets %s: in a mixture of experts only attention's matrices can have adapters; HINT: one of %s",
-                name.c_str(), joined(known).c_str());
+            fail_usage("--lora-targets %s: the matrices of a mixture of experts cannot have adapters; HINT: one of %s",
+                       name.c_str(), joined(known).c_str());
         fail_usage("this model has no matrix '%s' for --lora-targets%s HINT: a %s model has %s", name.c_str(),
                    did_you_mean(name, known).c_str(), c.family.c_str(), joined(known).c_str());
     }
@@ -138,7 +135,7 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
     const int rank = c.lora.rank;
     const ParameterTable model(c, part);
     for (const TensorSpec& w : model.rows) {
-        if (!can_adapt(c, w)) continue;
+        if (!can_adapt(w)) continue;
         const bool row_parallel = matrix_of(w) == Matrix::proj || matrix_of(w) == Matrix::fc2;
         TensorSpec a = w, b = w;
         LoraLayer layer;

@@ -77,7 +77,8 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
                    n);
     };
     divides(c.NH, "attention heads");
-    divides(c.F, "feed-forward columns");
+    if (c.mixtures() < c.L) divides(c.F, "feed-forward columns");
+    if (c.mixture.on()) divides(c.expert_width(), "feed-forward columns of an expert");
     if (c.NKV % tp && tp % c.NKV)
         fail_usage(
             "tensor-model-parallel-size %d and num-query-groups %d: one must divide the other, so that each rank holds whole "
@@ -120,7 +121,7 @@ inline Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<in
 struct LocalSizes {
     int NHl, NKVl;  // query heads; key/value heads, held by `replicas` ranks each
     int replicas;
-    int Fl, F1l, QKVl;
+    int QKVl;
     int Vpl, v0, Vl;  // rows of the embedding; index of the first; rows without padding
     int tp_size;
     real embedding_scale;
@@ -130,8 +131,6 @@ struct LocalSizes {
         replicas = std::max(1, tp.size / c.NKV);
         tp_size = tp.size;
         embedding_scale = (real)c.embedding_scale;
-        Fl = c.F / tp.size;
-        F1l = c.F1() / tp.size;
         QKVl = (NHl + 2 * NKVl) * c.HS();
         Vpl = c.Vp / tp.size;
         v0 = tp.rank * Vpl;

@@ -60,14 +60,16 @@ struct VirtualTokensConfig {
     }
 };
 
-// A mixture of experts in place of the MLP of every layer: each row is processed by `topk` of `experts` MLPs of width F, which
-// a router chooses (RouterRule).
+// A mixture of experts in place of the MLPs of layers: each row is processed by `topk` of `experts` MLPs, which a router
+// chooses (RouterRule).
 struct MixtureConfig {
     int experts = 0;  // 0: none, a dense MLP
     int topk = 2;
-    bool sigmoid = false;   // scores are sigmoids, not a softmax
-    bool normalize = true;  // the weights of the chosen experts are divided by their sum
-    double scale = 1;       // and multiplied by this
+    bool sigmoid = false;                // scores are sigmoids, not a softmax
+    bool normalize = true;               // the weights of the chosen experts are divided by their sum
+    double scale = 1;                    // and multiplied by this
+    int width = 0;                       // of each expert; 0: F, and always if no layer is dense
+    std::vector<int> dense_layers = {};  // in order; these have an MLP of width F instead
 
     bool on() const { return experts > 0; }
     RouterRule rule() const { return {sigmoid, normalize, (real)scale}; }
@@ -91,7 +93,7 @@ struct ModelConfig {
     int L = 0;                     // layers
     int C = 0;                     // width
     int NH = 0, NKV = 0;           // query heads, key/value heads
-    int F = 0;                     // feed-forward width (of one of gate and up, with SwiGLU); in a mixture of each expert
+    int F = 0;                     // feed-forward width (of one of gate and up, with SwiGLU); see expert_width()
     int T = 0;                     // longest sequence
     int V = 0, Vp = 0;             // vocabulary, and padded to efficient matrix sizes
     Norm norm = Norm::rmsnorm;
@@ -128,8 +130,18 @@ struct ModelConfig {
     int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence after virtual ones
 
     int HS() const { return head_size ? head_size : C / NH; }
-    int QKV() const { return (NH + 2 * NKV) * HS(); }         // rows of the fused projection: [q heads | k heads | v heads]
-    int F1() const { return gated(activation) ? 2 * F : F; }  // rows of fc1: [gate | up] or one
+    int QKV() const { return (NH + 2 * NKV) * HS(); }  // rows of the fused projection: [q heads | k heads | v heads]
+    int F1(int width) const { return gated(activation) ? 2 * width : width; }  // rows of fc1: [gate | up] or one
+    int F1() const { return F1(F); }
+    bool has_mixture(int layer) const {
+        return mixture.on() && !std::binary_search(mixture.dense_layers.begin(), mixture.dense_layers.end(), layer);
+    }
+    int mixtures() const {  // the number of layers with one
+        int n = 0;
+        for (int layer = 0; layer < L; layer++) n += has_mixture(layer);
+        return n;
+    }
+    int expert_width() const { return mixture.width ? mixture.width : F; }
     int rotated() const { return (int)(rotary_fraction * HS()); }
     bool norm_before() const { return norm_place != NormPlace::after; }
     bool norm_after() const { return norm_place == NormPlace::after || norm_place == NormPlace::both; }
@@ -143,6 +155,17 @@ struct ModelConfig {
     bool has_positions(int layer) const { return !nope_interval || (layer + 1) % nope_interval != 0; }
 };
 
+// The same mixture, or none if all layers are dense. Without dense layers F is the experts' width.
+inline void make_canonical(MixtureConfig& m, int& F, int L) {
+    std::vector<int>& dense = m.dense_layers;
+    std::sort(dense.begin(), dense.end());
+    dense.erase(std::unique(dense.begin(), dense.end()), dense.end());
+    dense.erase(std::lower_bound(dense.begin(), dense.end(), L), dense.end());
+    if (!m.on() || (int)dense.size() == L) m = {};
+    if (m.dense_layers.empty() && m.width) F = m.width;
+    if (m.width == F) m.width = 0;
+}
+
 // The same model, with unused fields at their defaults.
 inline ModelConfig canonical(ModelConfig c) {
     const ModelConfig defaults;
@@ -154,7 +177,7 @@ inline ModelConfig canonical(ModelConfig c) {
         c.rope_scaling = {};
     }
     if (c.position == Position::learned || c.position == Position::none || c.nope_interval > c.L) c.nope_interval = 0;
-    if (!c.mixture.on()) c.mixture = {};
+    make_canonical(c.mixture, c.F, c.L);
     if (c.full_interval == 1) c.window = 0;
     if (!c.window || c.full_interval > c.L) c.full_interval = 0;
     const bool same_base = c.local_rope_base == c.rope_base && c.rope_scaling.type == RopeScaling::Type::none;
@@ -205,8 +228,11 @@ inline void check_mixture(const ModelConfig& c) {
         fail("moe-router-topk is %d; it must be between 1 and num-experts, %d", m.topk, m.experts);
     if (!(m.scale >= 1e-6 && m.scale <= 1e6))
         fail("moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
-    if ((int64_t)m.experts * std::max(c.F1(), c.C) > INT_MAX)
-        fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.F, INT_MAX);
+    refuse_value<Error>(m.width < 0 || m.width > 1 << 22, "moe-ffn-hidden-size", m.width,
+                        "between 1 and " + std::to_string(1 << 22));
+    if ((int64_t)m.experts * std::max(c.F1(c.expert_width()), c.C) > INT_MAX)
+        fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.expert_width(),
+             INT_MAX);
     if (c.mlp_bias)
         fail("--num-experts %d: experts have no biases; HINT: --disable-bias-linear, or --no-add-mlp-bias", m.experts);
     if (c.parallel()) fail("norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");

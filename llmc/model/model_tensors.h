@@ -69,13 +69,14 @@ struct TensorSpec {
     bool partial_sum = false;  // each tp rank computes a partial sum of its gradient
     bool copy = false;         // the last stage's copy of a tied embedding: neither counted nor stored
     int experts = 1;           // matrices of equal size that it stacks: a mixture's experts
+    bool of_mixture = false;   // of a mixture: its router, or its experts
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
     size_t offset = 0;  // elements from the start of the buffer
     size_t size() const { return (size_t)rows * cols; }
     bool vector() const { return group != Group::matrix; }  // 1-D in files
-    bool router() const { return block >= 0 && !vector() && replicated; }
+    bool router() const { return of_mixture && replicated; }
     int whole_row(int row) const {
         for (const RowBlock& b : blocks)
             if (row < b.row + b.rows) return b.whole_row + row - b.row;
@@ -94,7 +95,7 @@ struct BlockParams {
     E *norm1_after_w, *norm1_after_b;  // (C) (C) after attention
     E *norm2_w, *norm2_b;              // (C) (C) before the MLP
     E* router_w;                       // (E, C) in a mixture of E experts
-    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C)
+    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C), where F is the width of an expert
     E *fc2_w, *fc2_b;                  // (C, Fl) (C); in a mixture (E, C, Fl)
     E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
@@ -134,16 +135,18 @@ public:
         held_ = part.first;
         const TensorSpec wte = embedding();
         BlockParams<E> unused;
-        const int id_of_first = id_;
-        for (int l = 0, i = 0, tensors = 0; l < c.L; l++) {  // tensors: number per block
+        int tensors[2] = {0, 0};  // of a block with a dense MLP, and of one with a mixture
+        for (int l = 0, i = 0; l < c.L; l++) {
             held_ = i < (int)part.layers.size() && part.layers[i] == l;
-            if (l == 1) tensors = id_ - id_of_first;
-            if (l > 0 && !held_) {
-                id_ += tensors;
+            int& of_block = tensors[c.has_mixture(l)];
+            if (of_block && !held_) {
+                id_ += of_block;
                 continue;
             }
             block_of_rank_ = i;
+            const int first = id_;
             block(held_ ? p.blocks[(size_t)i++] : unused, l);
+            of_block = id_ - first;
         }
         block_of_rank_ = TensorSpec::head;
         held_ = part.last;
@@ -154,6 +157,7 @@ private:
     void visit(E*& slot, TensorSpec spec) {
         spec.id = id_++;
         spec.block = block_of_rank_;
+        spec.of_mixture = in_mixture_;
         if (held_) visit_one_(slot, spec);
     }
     std::string top(const char* name) const { return std::string(names.top) + name; }
@@ -279,30 +283,37 @@ private:
         row_parallel(b.proj_w, b.proj_b, name + "proj", Q, plain(hf(names.proj), c.C), c.proj_bias);
         if (after) norm(b.norm1_after_w, b.norm1_after_b, name + "norm1_after", hf(names.norm1_after), branch_end);
         if (before) norm(b.norm2_w, b.norm2_b, name + "norm2", hf(names.norm2), inside);
+        in_mixture_ = c.has_mixture(l);
         mlp(b, name, hf(""));
+        in_mixture_ = false;
         if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), branch_end);
     }
-    // The MLP, or a router and stacked experts, with the same rows for each.
+    // The MLP, or a router and stacked experts.
     void mlp(BlockParams<E>& b, const std::string& name, const std::string& hf) {
-        const MixtureConfig& m = c.mixture;
-        const int experts = m.on() ? m.experts : 1, f0 = tp.rank * n.Fl;
+        if (!in_mixture_) return mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, {hf}, names.fc1, names.fc2, c.F);
+        router(b.router_w, name + "router_w", hf + names.router + ".weight");
+        std::vector<std::string> experts;
+        for (int e = 0; e < c.mixture.experts; e++) experts.push_back(hf + names.experts + std::to_string(e) + ".");
+        mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width());
+    }
+    // One MLP, or several of equal size with the same rows for each; hf: the beginnings of their names in files.
+    void mlps(E*& fc1_w, E*& fc1_b, E*& fc2_w, E*& fc2_b, const std::string& name, const std::vector<std::string>& hf,
+              const std::vector<const char*>& fc1_names, const char* fc2_name, int F) {
+        const int Fl = F / tp.size, f0 = tp.rank * Fl, F1 = c.F1(F), gate = F1 - F, n_mlps = (int)hf.size();
         std::vector<RowBlock> blocks;
         std::vector<HfTensor> fc1, fc2;
-        for (int e = 0; e < experts; e++) {
-            const std::string expert = m.on() ? hf + names.experts + std::to_string(e) + "." : hf;
-            const std::vector<const char*>& fc1_names = m.on() ? names.expert_fc1 : names.fc1;
-            const int gate = gated(c.activation) ? c.F : 0, row = e * c.F1(), local_row = e * n.F1l;
+        for (int e = 0; e < n_mlps; e++) {
+            const int row = e * F1, local_row = e * c.F1(Fl);
             if (gate) {
-                fc1.push_back({expert + fc1_names[0], row, c.F});
-                blocks.push_back({local_row, row + f0, n.Fl});
+                fc1.push_back({hf[(size_t)e] + fc1_names[0], row, F});
+                blocks.push_back({local_row, row + f0, Fl});
             }
-            fc1.push_back({expert + fc1_names.back(), row + gate, c.F});
-            blocks.push_back({local_row + (gate ? n.Fl : 0), row + gate + f0, n.Fl});
-            fc2.push_back({expert + (m.on() ? names.expert_fc2 : names.fc2), e * c.C, c.C});
+            fc1.push_back({hf[(size_t)e] + fc1_names.back(), row + gate, F});
+            blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
+            fc2.push_back({hf[(size_t)e] + fc2_name, e * c.C, c.C});
         }
-        if (m.on()) router(b.router_w, name + "router_w", hf + names.router + ".weight");
-        column_parallel(b.fc1_w, b.fc1_b, name + "fc1", experts * c.F1(), blocks, fc1, 0, c.mlp_bias, experts);
-        row_parallel(b.fc2_w, b.fc2_b, name + "fc2", c.F, fc2, c.mlp_bias);
+        column_parallel(fc1_w, fc1_b, name + "fc1", n_mlps * F1, blocks, fc1, 0, c.mlp_bias, n_mlps);
+        row_parallel(fc2_w, fc2_b, name + "fc2", F, fc2, c.mlp_bias);
     }
     // Whole on every tp rank. Each has the part of its gradient that its columns of the experts contribute.
     void router(E*& w, const std::string& name, const std::string& hf) {
@@ -335,7 +346,8 @@ private:
     // The embedding's own factor.
     const double grown = c.embedding_scale == std::sqrt((double)c.C) ? std::sqrt(scale.width) : 1;
     int id_ = 0, block_of_rank_ = TensorSpec::embedding;
-    bool held_ = false;  // whether this rank has the current layer's tensors
+    bool held_ = false;        // whether this rank has the current layer's tensors
+    bool in_mixture_ = false;  // whether the current tensor is part of a mixture
 };
 
 template <class E, class Visit>

@@ -81,7 +81,8 @@ private:
 // Parameters that process a token: in a mixture of experts only its chosen experts count.
 inline int64_t active_parameters(const ModelConfig& c) {
     const int64_t idle = c.mixture.on() ? c.mixture.experts - c.mixture.topk : 0;
-    return (int64_t)ParameterTable(c).trained - idle * c.L * c.C * (c.F1() + c.F);
+    const int64_t width = c.expert_width(), of_expert = c.C * (c.F1((int)width) + width);
+    return (int64_t)ParameterTable(c).trained - idle * c.mixtures() * of_expert;
 }
 // "8, 2 for each token: 12.9B active parameters; softmax over the chosen ones"
 inline std::string mixture_in_words(const ModelConfig& c) {
@@ -89,12 +90,16 @@ inline std::string mixture_in_words(const ModelConfig& c) {
     const char* const weights = m.sigmoid     ? m.normalize ? "normalized sigmoids" : "sigmoids"
                                 : m.normalize ? "softmax over the chosen ones"
                                               : "softmax over all";
-    return format("%d, %d for each token: %s active parameters; %s%s", m.experts, m.topk,
-                  human_count((double)active_parameters(c)).c_str(), weights,
+    const std::string some = format(" in %d of %d layers, of width %d", c.mixtures(), c.L, c.expert_width());
+    return format("%d%s, %d for each token: %s active parameters; %s%s", m.experts, m.dense_layers.empty() ? "" : some.c_str(),
+                  m.topk, human_count((double)active_parameters(c)).c_str(), weights,
                   m.scale != 1 ? format(", times %g", m.scale).c_str() : "");
 }
 inline nlohmann::ordered_json mixture_in_json(const ModelConfig& c) {
-    return {{"experts", c.mixture.experts}, {"per_token", c.mixture.topk}, {"active_parameters", active_parameters(c)}};
+    nlohmann::ordered_json j = {
+        {"experts", c.mixture.experts}, {"per_token", c.mixture.topk}, {"active_parameters", active_parameters(c)}};
+    if (!c.mixture.dense_layers.empty()) j.update({{"layers", c.mixtures()}, {"expert_width", c.expert_width()}});
+    return j;
 }
 // "46.7B parameters, 12.9B active"
 inline std::string parameters_in_words(const ModelConfig& c) {

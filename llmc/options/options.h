@@ -91,7 +91,7 @@ inline Allowed one_of(Strings choices) {
       "adapters on the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
       "without --model: on the model that they name")
 
-// A mixture of experts in place of every layer's MLP.
+// A mixture of experts in place of layers' MLPs.
 #define MIXTURE_OPTIONS(X)                                                                                                     \
     X(int, num_experts, "", 0, between(0, 16384), "Model",                                                                     \
       "number of experts (MLPs) in each layer, of which a router chooses --moe-router-topk for each token; 0: one dense MLP; " \
@@ -100,6 +100,9 @@ inline Allowed one_of(Strings choices) {
       "number of experts that process each token; default: the preset's, else 2")                                              \
     X(int, moe_ffn_hidden_size, "", 0, between(1, 10000000), "Model",                                                          \
       "width of each expert; default: the width of feed-forward layers (--ffn-hidden-size)")                                   \
+    X(std::string, moe_layer_freq, "", "", word("N"), "Model",                                                                 \
+      "layers with a mixture: N: 0, N, 2N, ...; or a list such as [0]*1+[1]*23, with 0 for a dense layer, whose width is "     \
+      "--ffn-hidden-size; default: the preset's, else all")                                                                    \
     X(std::string, moe_router_score_function, "", "", one_of({"softmax", "sigmoid"}), "Model",                                 \
       "how the router's logits become scores, as in Mixtral or in DeepSeek-V3; default: the preset's, else softmax")           \
     X(bool, moe_router_pre_softmax, "", false, anything(), "Model",                                                            \

@@ -132,6 +132,8 @@ inline const OtherName other_names[] = {
     {"train", "moe n-experts num-local-experts n-routed-experts", "the number of a mixture's experts is --num-experts"},
     {"train", "num-experts-per-tok num-experts-per-token moe-top-k moe-topk top-k",
      "the number of experts for each token is --moe-router-topk"},
+    {"train", "first-k-dense-replace mlp-only-layers decoder-sparse-step",
+     "dense layers among mixtures are a list such as --moe-layer-freq [0]*1+[1]*23"},
     {"train", "moe-intermediate-size expert-hidden-size", "the width of each expert is --moe-ffn-hidden-size"},
     {"train", "router-aux-loss-coef aux-loss-coef", "the coefficient of the balancing loss is --moe-aux-loss-coeff"},
     {"train", "moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy",

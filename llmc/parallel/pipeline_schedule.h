@@ -119,6 +119,44 @@ inline int micro_batches_in_flight(int pp, int rank, int vpp, const std::vector<
 }
 
 // ---- layers ----------------------------------------------------------------------------------------------------------------
+namespace detail {
+
+// split_layers for layers with different costs: stage after stage, for each number of layers so far, the split with the
+// smallest cost of its most expensive stage, then with the smallest sum of squares. With equal splits the last stage is the
+// shortest.
+inline std::vector<int> split_by_cost(const std::vector<double>& costs, int n_stages, bool count_embedding, bool count_head) {
+    using Cost = std::pair<double, double>;
+    const int L = (int)costs.size();
+    const double average = std::accumulate(costs.begin(), costs.end(), 0.0) / L;
+    std::vector<Cost> best((size_t)L + 1, {INFINITY, INFINITY});  // of the first stages, with this many layers
+    std::vector<std::vector<int>> last_stage;                     // its number of layers in the best split
+    best[0] = {0, 0};
+    for (int s = 0; s < n_stages; s++) {
+        const bool embedding = s == 0 && count_embedding, head = s == n_stages - 1 && count_head;
+        std::vector<Cost> now((size_t)L + 1, {INFINITY, INFINITY});
+        last_stage.emplace_back((size_t)L + 1, 0);
+        for (int end = 0; end <= L; end++) {
+            double cost = (embedding + head) * average;
+            for (int n = 0; n <= end; n++) {
+                if (n > 0) cost += costs[(size_t)(end - n)];
+                const Cost before = best[(size_t)(end - n)], with = {std::max(before.first, cost), before.second + cost * cost};
+                if (n == 0 && !embedding && !head) continue;
+                if (with < now[(size_t)end]) {
+                    now[(size_t)end] = with;
+                    last_stage.back()[(size_t)end] = n;
+                }
+                if (cost > now[(size_t)end].first) break;
+            }
+        }
+        best = now;
+    }
+    std::vector<int> layers((size_t)n_stages);
+    for (int s = n_stages - 1, end = L; s >= 0; s--) end -= layers[(size_t)s] = last_stage[(size_t)s][(size_t)end];
+    return layers;
+}
+
+}  // namespace detail
+
 // The number of layers in each of n_stages = pp * vpp virtual stages, in the order of the model. A non-empty `given` is checked
 // and used. Otherwise the split is balanced; the embedding and the head may each count as one layer of the first and the last
 // stage, as in BLOOM and Megatron-LM (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split): right
@@ -128,8 +166,12 @@ inline int micro_batches_in_flight(int pp, int rank, int vpp, const std::vector<
 // pace, and the last one also has the head; the first stages hold the most micro-batches in flight, so a layer needs the least
 // memory at the back. (Longer stages in front fill and drain the pipeline faster, but only by a few layers' time per step.)
 // Consecutive stages are on different ranks, so with vpp > 1, too, ranks differ by at most one layer.
-inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, bool count_head,
+//
+// If layers have different costs, the most expensive stage is as cheap as possible, where the embedding and the head have the
+// cost of an average layer.
+inline std::vector<int> split_layers(const std::vector<double>& costs, int n_stages, bool count_embedding, bool count_head,
                                      const std::vector<int>& given) {
+    const int L = (int)costs.size();
     CHECK(L >= 1 && n_stages >= 1, "%d layers, %d stages", L, n_stages);
     if (given.empty()) {
         const int units = L + count_embedding + count_head;
@@ -138,6 +180,8 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
                 "%d layers%s are too few for %d pipeline stages, each of which needs one; HINT: use at most %d stages "
                 "(--pipeline-model-parallel-size x --num-virtual-stages-per-pipeline-rank)",
                 L, units == L ? "" : ", even with the embedding or the head counted,", n_stages, units);
+        if (std::any_of(costs.begin(), costs.end(), [&](double cost) { return cost != costs[0]; }))
+            return detail::split_by_cost(costs, n_stages, count_embedding, count_head);
         std::vector<int> layers(n_stages, units / n_stages);
         for (int i = 0; i < units % n_stages; i++) layers[n_stages - 2 - i]++;
         layers.front() -= count_embedding;
@@ -168,6 +212,11 @@ inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, 
         fail("--pipeline-layers (%s) adds up to %lld; the model has %d layers; HINT: %s %lld", list.c_str(), sum, L,
              sum < L ? "add" : "take away", sum < L ? L - sum : sum - L);
     return given;
+}
+// The same for layers of equal cost.
+inline std::vector<int> split_layers(int L, int n_stages, bool count_embedding, bool count_head,
+                                     const std::vector<int>& given) {
+    return split_layers(std::vector<double>((size_t)L, 1), n_stages, count_embedding, count_head, given);
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------------

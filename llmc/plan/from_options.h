@@ -14,8 +14,10 @@
 #include "../model/fp8_state.h"
 #include "../model/adapters.h"
 #include "../model/choices.h"
+#include "../model/flops.h"
 #include "../model/mesh.h"
 #include "../model/hf_config.h"
+#include "../model/layer_pattern.h"
 #include "../model/model_config.h"
 #include "../model/presets.h"
 #include "../ops.h"
@@ -173,6 +175,7 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
     const bool has_aux = o.moe_aux_loss_coeff > 0, has_z = o.moe_z_loss_coeff > 0, pre_softmax = o.moe_router_pre_softmax;
     for (const auto& [given, option] : {std::pair<bool, std::string>{o.moe_router_topk, "--moe-router-topk"},
                                         {o.moe_ffn_hidden_size, "--moe-ffn-hidden-size"},
+                                        {!o.moe_layer_freq.empty(), "--moe-layer-freq"},
                                         {!o.moe_router_score_function.empty(), "--moe-router-score-function"},
                                         {pre_softmax, "--moe-router-pre-softmax"},
                                         {(bool)o.moe_router_topk_scaling_factor, "--moe-router-topk-scaling-factor"},
@@ -306,6 +309,8 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     flag(c.mlp_bias, "add-mlp-bias", o.add_mlp_bias, true);
     size(c.mixture.experts, "num-experts", o.num_experts);
     size(c.mixture.topk, "moe-router-topk", o.moe_router_topk);
+    if (c.mixture.on() && !o.moe_layer_freq.empty())
+        as_usage([&] { c.mixture.dense_layers = LayerPattern(o.moe_layer_freq, c.L).dense; });
     if (!o.moe_router_score_function.empty()) c.mixture.sigmoid = o.moe_router_score_function == "sigmoid";
     if (o.moe_router_score_function == "sigmoid") c.mixture.normalize = c.mixture.topk > 1;  // as in Megatron-LM
     flag(c.mixture.normalize, "moe-router-pre-softmax", o.moe_router_pre_softmax, false);
@@ -425,14 +430,17 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
                     "it is a mixture of experts already", "leave it out");
     given(c.L, o.num_layers, "num-layers");
     given(c.C, o.hidden_size, "hidden-size");
-    if (o.moe_ffn_hidden_size) given(c.F, o.moe_ffn_hidden_size, "moe-ffn-hidden-size");
-    else given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
     given(c.NKV, o.num_query_groups || from_directory ? o.num_query_groups : o.num_attention_heads, "num-query-groups");
     given(c.NH, o.num_attention_heads, "num-attention-heads");
     given(c.head_size, o.kv_channels, "kv-channels");
     if (o.max_position_embeddings) c.T = o.max_position_embeddings;
     else if (!from_directory && o.seq_length) c.T = o.seq_length + o.prompt_tokens;
     detail::set_block(o, c);
+    const bool experts_only = c.mixture.on() && c.mixture.dense_layers.empty();
+    if (!experts_only || !o.moe_ffn_hidden_size) given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
+    int width = experts_only ? c.F : c.expert_width();
+    given(width, o.moe_ffn_hidden_size, "moe-ffn-hidden-size");
+    if (o.moe_ffn_hidden_size) c.mixture.width = width;
     detail::set_rope_scaling(o, c);
     detail::check_model_options(o, c);
     detail::check_mixture(o, c);
@@ -565,8 +573,8 @@ inline std::vector<int> layers_of_stages(const TrainOptions& o, const ModelConfi
     for (const std::string& n : o.pipeline_layers)
         given.push_back((int)cli::number_in_range("pipeline-layers", n, between(0, 10000), true));
     return as_usage([&] {
-        return split_layers(c.L, mesh.pp.size * mesh.vpp, o.account_for_embedding_in_pipeline_split,
-                            o.account_for_loss_in_pipeline_split, given);
+        return split_layers(costs_of_layers(c, o.seq_length), mesh.pp.size * mesh.vpp,
+                            o.account_for_embedding_in_pipeline_split, o.account_for_loss_in_pipeline_split, given);
     });
 }
 
@@ -614,7 +622,7 @@ inline std::vector<char> blocks_in_fp8(const be::Ctx& ctx, const TrainOptions& o
     check(c.C, "the width");
     check(n.QKVl, "a rank's part of queries, keys and values");
     check((int64_t)n.NHl * c.HS(), "a rank's part of the heads");
-    check(n.Fl, "a rank's part of the feed-forward width");
+    check(c.F / part.tp.size, "a rank's part of the feed-forward width");
     check((int64_t)o.micro_batch_size * (o.seq_length + o.prompt_tokens),
           o.prompt_tokens ? "the number of rows (micro-batch-size x (seq-length + prompt-tokens))"
                           : "the number of rows (micro-batch-size x seq-length)");

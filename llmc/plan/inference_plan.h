@@ -46,22 +46,24 @@ inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) 
     const ModelConfig& c = in.c;
     const double element = (double)in.bytes_per_element, memory = in.memory_gbs * detail::giga * detail::share_of_memory_rate;
     const double rate = in.tflops * 1e12 * in.efficiency, C = c.C, Vp = c.Vp;
-    const auto layer_at = [&](int T) {
-        FlopSizes layer = flop_sizes(c, T);
-        layer.L = 1;
-        return layer;
-    };
-    const FlopSizes layer = layer_at(in.T);
-    const double products = layer_products_flops(layer), weights = products / 2 / in.tp;  // two FLOPs a weight and row
+    const FlopSizes layer = flop_sizes_of_layer(c, in.T, false), of_prompt = flop_sizes_of_layer(c, prompt, false);
     const double seen = (1 - layer.windowed) * in.T + layer.windowed * std::min<double>((double)layer.window, in.T);
     const double cached = 2.0 * std::max(1, c.NKV / in.tp) * c.HS() * seen * element;  // bytes per layer and text
-    const double attention = (layers_forward_flops(layer_at(prompt), AttentionCount::causal) - products) / in.tp;
+    const double attention =
+        (layers_forward_flops(of_prompt, AttentionCount::causal) - layer_products_flops(of_prompt)) / in.tp;
 
     // read: weights in memory that the rows need, of which each row is multiplied by `active`.
     const auto multiply = [&](double read, double active, double rows) {
         return std::max(read * element / memory, 2 * active * rows / rate);
     };
-    const auto multiply_layer = [&](double rows) { return multiply(layer_weights(layer, rows) / in.tp, weights, rows); };
+    // The products of all layers; two FLOPs a weight and row.
+    const auto multiply_layers = [&](double rows) {
+        const auto of_layer = [&](bool mixture) {
+            const FlopSizes one = flop_sizes_of_layer(c, in.T, mixture);
+            return multiply(layer_weights(one, rows) / in.tp, layer_products_flops(one) / 2 / in.tp, rows);
+        };
+        return detail::over_layers(c.L, c.mixtures(), of_layer(false), of_layer(true));
+    };
     const auto reduce = [&](int n, int stride, double elements) {
         return detail::collective_seconds(in, n, stride, 2 * (n - 1), elements * element);
     };
@@ -72,8 +74,8 @@ inline InferencePlan plan_inference(const PlanInput& in, int batch, int prompt) 
                detail::collective_seconds(in, in.tp, 1, in.tp - 1, with_logits * Vp * element) +
                reduce(in.pp, in.tp, with_logits * Vp);
     };
-    const double prefill =
-        multiply_layer(prompt) + prompt * attention / detail::attention_rate(in) + 2 * reduce(in.tp, 1, prompt * C);
-    const double decode = multiply_layer(batch) + batch * cached / memory + 2 * reduce(in.tp, 1, batch * C);
-    return {batch * (c.L * prefill + ends(prompt, 1)), c.L * decode + ends(batch, batch)};
+    const double prefill = prompt * attention / detail::attention_rate(in) + 2 * reduce(in.tp, 1, prompt * C);
+    const double decode = batch * cached / memory + 2 * reduce(in.tp, 1, batch * C);
+    return {batch * (multiply_layers(prompt) + c.L * prefill + ends(prompt, 1)),
+            multiply_layers(batch) + c.L * decode + ends(batch, batch)};
 }

@@ -20,8 +20,8 @@
 #include "devices.h"
 #include "energy.h"
 
-// The number of parameters of a virtual stage is a function of tp, layers, and whether it is the first or the last one.
-using StageKey = std::tuple<int, int, bool, bool>;
+// The number of parameters of a virtual stage is a function of tp, layers, mixtures, and whether it is the first or last one.
+using StageKey = std::tuple<int, int, int, bool, bool>;
 
 struct PlanInput {
     ModelConfig c;  // with padded vocabulary
@@ -66,13 +66,13 @@ struct PlanInput {
 
 // A virtual stage on one rank.
 struct StagePlan {
-    int layers = 0;
+    int layers = 0, mixtures = 0;                  // all, and those with a mixture of experts
     double parameters = 0;                         // with padding, and with a copy of a tied embedding
     double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
     double head_flops = 0;                         // the head's share
     double fp8 = 0;                                // the fraction of its layers that may be in FP8
     double recomputed_flops = 0;                   // the share of recomputation
-    int attention_again = 0;                       // layers whose attention is recomputed
+    int attention_again = 0, mixtures_again = 0;   // layers whose attention is recomputed, and those with a mixture
     double recomputed_bytes = 0;                   // read and written to recompute norms and activation functions
     double transposed_bytes = 0;                   // read and written to transpose FP8 weights, per micro-batch
     int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
@@ -162,14 +162,25 @@ inline void check_plan(const PlanInput& in) {
 // Whether sequence parallelism divides the rows of the residual stream among tp ranks.
 inline bool cuts_rows(const PlanInput& in) { return in.sequence_parallel && in.tp > 1; }
 
-// MLPs that process a row.
-inline double mlps_per_row(const ModelConfig& c) { return c.mixture.on() ? c.mixture.topk : 1; }
+// The sum over n layers, of which some have a mixture of experts.
+inline double over_layers(int n, int mixtures, double dense, double mixture) {
+    return (n - mixtures) * dense + mixtures * mixture;
+}
+// Columns of fc1 and of its activation that process a row in a layer.
+struct MlpColumns {
+    double F1, F;
+};
+inline MlpColumns mlp_columns(const ModelConfig& c, bool mixture) {
+    if (!mixture) return {(double)c.F1(), (double)c.F};
+    const double topk = c.mixture.topk;
+    return {topk * c.F1(c.expert_width()), topk * c.expert_width()};
+}
 
 // Memory traffic of a rank for recomputing the norms and the activation function of a layer, for a micro-batch, in bytes.
-inline double elementwise_bytes(const PlanInput& in) {
-    const ModelConfig& c = in.c;
-    const double N = (double)in.B * in.T, norms = 2 * 2.0 * c.C / (cuts_rows(in) ? in.tp : 1);
-    return N * (norms + mlps_per_row(c) * (c.F1() + c.F) / in.tp) * (double)in.bytes_per_element;
+inline double elementwise_bytes(const PlanInput& in, bool mixture) {
+    const double N = (double)in.B * in.T, norms = 2 * 2.0 * in.c.C / (cuts_rows(in) ? in.tp : 1);
+    const MlpColumns mlp = mlp_columns(in.c, mixture);
+    return N * (norms + (mlp.F1 + mlp.F) / in.tp) * (double)in.bytes_per_element;
 }
 
 // Attention without tensor cores reads an operand from shared memory for each multiply-add: 64 FLOPs per clock and
@@ -178,8 +189,7 @@ constexpr double simple_attention_tflops = 14;
 inline bool attention_is_slow(const PlanInput& in) { return attention_is_slow(in.c, in.capability, in.bytes_per_element == 2); }
 // FLOPs of a layer's attention for a micro-batch on one of tp ranks, forward.
 inline double attention_flops(const PlanInput& in) {
-    FlopSizes one = flop_sizes(in.c, in.T);
-    one.L = 1;
+    const FlopSizes one = flop_sizes_of_layer(in.c, in.T, false);
     return (layers_forward_flops(one, in.attention) - layer_products_flops(one)) * in.B * in.T / in.tp;
 }
 // Additional seconds of a layer with it, forward and backward.
@@ -229,11 +239,11 @@ inline ElementwiseBytes bytes_of_rows(const PlanInput& in) {
 }
 // For heads and the feed-forward, which tp divides: RoPE reads and writes queries, keys and values, the activation F1 and F,
 // and backward F1 twice; backward also reads out and its gradient.
-inline ElementwiseBytes bytes_of_columns(const PlanInput& in) {
+inline ElementwiseBytes bytes_of_columns(const PlanInput& in, bool mixture) {
     const ModelConfig& c = in.c;
     const double heads = (double)(c.NH + 2 * c.NKV) * c.HS(), rope = c.position == Position::rope ? 2 * heads : 0;
-    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp, F1 = mlps_per_row(c) * c.F1();
-    const double F = mlps_per_row(c) * c.F;
+    const double each = (double)in.B * in.T * (double)in.bytes_per_element / in.tp;
+    const auto [F1, F] = mlp_columns(c, mixture);
     return {each * (rope + F1 + F), each * (rope + 2 * F1 + F + 2.0 * c.NH * c.HS())};
 }
 // Programs before FlashAttention (AttentionCount::full) kept scores in memory, 2 bytes each. Forward, the masked softmax reads
@@ -244,15 +254,15 @@ inline ElementwiseBytes bytes_of_scores(const PlanInput& in) {
     return {9 * scores, 11 * scores};
 }
 // A mixture sums the K outputs of a row's experts, in backward the gradients of its input, which every rank has for all rows.
-inline double bytes_of_combining(const PlanInput& in) {
+inline double bytes_of_combining(const PlanInput& in, bool mixture) {
     const double each = (double)in.B * in.T * in.c.C * (double)in.bytes_per_element;
-    return in.c.mixture.on() ? each * (in.c.mixture.topk + 1) : 0;
+    return mixture ? each * (in.c.mixture.topk + 1) : 0;
 }
 // Bytes that the efficiency does not include: of rows it includes 1 / tp.
-inline ElementwiseBytes bytes_apart(const PlanInput& in) {
+inline ElementwiseBytes bytes_apart(const PlanInput& in, bool mixture) {
     const double more = cuts_rows(in) ? 0 : 1 - 1.0 / in.tp;
     const ElementwiseBytes rows = bytes_of_rows(in), scores = bytes_of_scores(in);
-    const double sums = bytes_of_combining(in);
+    const double sums = bytes_of_combining(in, mixture);
     return {more * rows.forward + scores.forward + sums, more * rows.backward + scores.backward + sums};
 }
 
@@ -262,12 +272,13 @@ struct RecomputeCost {
     double flops = 0, bytes = 0;
     int halves = 0;
 };
-inline RecomputeCost recompute_cost(const PlanInput& in, const std::string& policy, double layer_flops, double fc1) {
+inline RecomputeCost recompute_cost(const PlanInput& in, const std::string& policy, bool mixture, double layer_flops,
+                                    double fc1) {
     const double scores = bytes_of_scores(in).forward;
-    if (policy == "full") return {layer_flops, bytes_apart(in).forward, 4};
-    if (policy == "mlp") return {fc1, elementwise_bytes(in), cuts_rows(in) ? 1 : 0};   // fc1's input is gathered again
+    if (policy == "full") return {layer_flops, bytes_apart(in, mixture).forward, 4};
+    if (policy == "mlp") return {fc1, elementwise_bytes(in, mixture), cuts_rows(in) ? 1 : 0};  // fc1's input is gathered again
     if (policy == "selective" && scores > 0) return {attention_flops(in), scores, 0};  // Megatron's, of attention's core
-    if (policy == "selective") return {0, elementwise_bytes(in), 0};
+    if (policy == "selective") return {0, elementwise_bytes(in, mixture), 0};
     return {};
 }
 

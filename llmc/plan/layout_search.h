@@ -124,6 +124,11 @@ struct FullRank {
     int rank;
     std::vector<int> layers, in_flight;  // of its chunks
 };
+// True if layers need different memory.
+inline bool layers_differ(const TrainOptions& o, const ModelConfig& c) {
+    return o.first_last_layers_bf16 || !c.mixture.dense_layers.empty();
+}
+
 // The ranks of a pipeline that may need the most memory. Ranks with the same layers and ends differ by the micro-batches that
 // they hold: one that holds no more than another in any chunk needs no more memory. all: return every rank, since layers
 // differ.
@@ -156,7 +161,7 @@ public:
     // True if the sum has this form: not if layers differ, if adapters have their own activations, or for generative tasks,
     // whose keys and values depend on the micro-batch and the rank's layers together.
     static bool can_add_up(const TrainOptions& o, const ModelConfig& c) {
-        return c.L > 1 && !c.adapted() && !o.first_last_layers_bf16 && o.eval_tasks.empty();
+        return c.L > 1 && !c.adapted() && !layers_differ(o, c) && o.eval_tasks.empty();
     }
 
     // The memory of the rank that needs the most. `o`: the options with the layout l; layers: of all stages.
@@ -554,7 +559,7 @@ private:
         for (const int n : micro_batches) sizes.insert(std::min(n, 3 * l.pp));  // beyond that the pattern repeats
         const std::vector<int> key(sizes.begin(), sizes.end());
         const auto [place, added] = known_fullest_.try_emplace({l.pp, l.vpp, key});
-        if (added) place->second = fullest_ranks(l.pp, l.vpp, layers_, micro_batches, o_.first_last_layers_bf16);
+        if (added) place->second = fullest_ranks(l.pp, l.vpp, layers_, micro_batches, layers_differ(o_, c_));
         return place->second;
     }
 

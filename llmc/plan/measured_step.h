@@ -32,6 +32,7 @@ MicroBatchShape part_to_measure(const MicroBatchShape& whole, double most_flops,
         c.V = ceil_div(c.V, 2);
         c.Vp = round_up(c.V, 128);
         c.F = round_up(ceil_div(c.F, 2), 64);
+        if (c.mixture.width) c.mixture.width = round_up(ceil_div(c.mixture.width, 2), 64);
         if (c.NH % 2 == 0 && c.NKV % 2 == 0) {
             c.C /= 2;
             c.NH /= 2;

@@ -63,7 +63,8 @@ namespace detail {
 
 // Parameters of a virtual stage on a rank, with padding.
 inline double stage_parameters(const PlanInput& in, const Part& part) {
-    const StageKey key = {in.tp, (int)part.layers.size(), part.first, part.last};
+    const auto mixtures = std::count_if(part.layers.begin(), part.layers.end(), [&](int l) { return in.c.has_mixture(l); });
+    const StageKey key = {in.tp, (int)part.layers.size(), (int)mixtures, part.first, part.last};
     if (in.sizes)
         if (const auto known = in.sizes->find(key); known != in.sizes->end()) return known->second;
     const double size = (double)trained_table(in.c, part).size;
@@ -75,14 +76,20 @@ inline double stage_parameters(const PlanInput& in, const Part& part) {
 inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh, const std::vector<int>& layers) {
     const ModelConfig& c = in.c;
     const double N = (double)in.B * in.T;
-    FlopSizes one = flop_sizes(c, in.T);
-    one.L = 1;
-    const double layer = layers_forward_flops(one, in.attention) * N / in.tp, head = head_forward_flops(one) * N / in.tp;
-    const double products = layer_products_flops(one) * N / in.tp, weights = layer_products_flops(one) / 2 / in.tp;
+    const double head = head_forward_flops(flop_sizes(c, in.T)) * N / in.tp;
     const bool cut = cuts_rows(in), frozen = c.adapted();
-    const double fc1 = fc1_flops(one) * N / in.tp;
-    const RecomputeCost first = recompute_cost(in, in.recompute, layer, fc1),
-                        others = recompute_cost(in, in.recompute_others, layer, fc1);
+    // For each kind of layer: dense, and with a mixture.
+    double layer[2], products[2], weights[2];
+    RecomputeCost first[2], others[2];
+    for (const bool mixture : {false, true}) {
+        const FlopSizes one = flop_sizes_of_layer(c, in.T, mixture);
+        const double fc1 = fc1_flops(one) * N / in.tp;
+        layer[mixture] = layers_forward_flops(one, in.attention) * N / in.tp;
+        products[mixture] = layer_products_flops(one) * N / in.tp;
+        weights[mixture] = layer_products_flops(one) / 2 / in.tp;
+        first[mixture] = recompute_cost(in, in.recompute, mixture, layer[mixture], fc1);
+        others[mixture] = recompute_cost(in, in.recompute_others, mixture, layer[mixture], fc1);
+    }
     std::vector<StagePlan> stages;
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
@@ -91,24 +98,36 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
         part.last = s == (int)layers.size() - 1;
         StagePlan stage;
         stage.layers = layers[s];
+        const int n_first = in.recompute_layers ? std::min(layers[s], in.recompute_layers) : layers[s],
+                  n_others = layers[s] - n_first;
+        int mixtures_of_first = 0;
         for (int i = 0; i < layers[s]; i++, at++) {
             part.layers.push_back(at);
             stage.fp8 += at >= in.bf16_at_start && at < c.L - in.bf16_at_end ? 1.0 / layers[s] : 0;
+            stage.mixtures += c.has_mixture(at);
+            mixtures_of_first += i < n_first && c.has_mixture(at);
         }
-        const int n_first = in.recompute_layers ? std::min(layers[s], in.recompute_layers) : layers[s],
-                  n_others = layers[s] - n_first;
+        const int mixtures_of_others = stage.mixtures - mixtures_of_first;
+        // The sum of a figure over all layers; the same over layers that are recomputed, of these and of the others.
+        const auto all = [&](const double* of) { return over_layers(stage.layers, stage.mixtures, of[0], of[1]); };
+        const auto recomputed = [&](auto figure) {
+            return over_layers(n_first, mixtures_of_first, first[0].*figure, first[1].*figure) +
+                   over_layers(n_others, mixtures_of_others, others[0].*figure, others[1].*figure);
+        };
         stage.parameters = stage_parameters(in, part);
-        stage.forward_flops = stage.layers * layer;
+        stage.forward_flops = all(layer);
         stage.head_flops = part.last ? ((frozen ? 2 : 3) + in.compares) * head : 0;
-        stage.attention_again = (in.recompute == "full" ? n_first : 0) + (in.recompute_others == "full" ? n_others : 0);
-        stage.recomputed_flops = n_first * first.flops + n_others * others.flops;
-        stage.backward_flops = stage.layers * (layer * 2 - (frozen ? products : 0)) + stage.recomputed_flops + stage.head_flops;
-        stage.recomputed_bytes = n_first * first.bytes + n_others * others.bytes;
-        if (in.transposes_weights) stage.transposed_bytes = 2 * stage.fp8 * stage.layers * weights;
+        const bool first_again = in.recompute == "full", others_again = in.recompute_others == "full";
+        stage.attention_again = (first_again ? n_first : 0) + (others_again ? n_others : 0);
+        stage.mixtures_again = (first_again ? mixtures_of_first : 0) + (others_again ? mixtures_of_others : 0);
+        stage.recomputed_flops = recomputed(&RecomputeCost::flops);
+        stage.backward_flops = all(layer) * 2 - (frozen ? all(products) : 0) + stage.recomputed_flops + stage.head_flops;
+        stage.recomputed_bytes = recomputed(&RecomputeCost::bytes);
+        if (in.transposes_weights) stage.transposed_bytes = 2 * stage.fp8 * all(weights);
         if (in.tp > 1) {
             stage.forward_halves = 4 * stage.layers + (part.first ? cut ? 1 : 2 : 0);
-            stage.backward_halves = (cut ? 6 : 4) * stage.layers + n_first * first.halves + n_others * others.halves +
-                                    (part.first && cut) + 2 * part.last;
+            stage.backward_halves =
+                (cut ? 6 : 4) * stage.layers + (int)recomputed(&RecomputeCost::halves) + (part.first && cut) + 2 * part.last;
         }
         stages.push_back(stage);
     }
@@ -128,11 +147,11 @@ inline double pipeline_message_bytes(const PlanInput& in) { return stream_bytes(
 struct ColumnProducts {
     double qkv = 0, fc1 = 0;
 };
-inline ColumnProducts column_products(const PlanInput& in) {
+inline ColumnProducts column_products(const PlanInput& in, bool mixture) {
     const ModelConfig& c = in.c;
     if (!cuts_rows(in) || !in.overlap || c.adapted()) return {};
     const double each = 2.0 * in.B * in.T * c.C / in.tp;
-    return {each * (c.NH + 2 * c.NKV) * c.HS(), each * mlps_per_row(c) * c.F1()};
+    return {each * (c.NH + 2 * c.NKV) * c.HS(), each * mlp_columns(c, mixture).F1};
 }
 
 // Seconds of each stage's passes: computation, then exposed communication with the other tp ranks.
@@ -148,31 +167,44 @@ inline void plan_passes(Plan& p) {
     const double rate = in.tflops * 1e12 * in.efficiency;
     const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
-    const ColumnProducts products = column_products(in);
-    const ElementwiseBytes rows = bytes_of_rows(in), columns = bytes_of_columns(in), apart = bytes_apart(in);
-    const double bandwidth = in.memory_gbs * giga, elementwise = rows.forward / in.tp + columns.forward;
-    const double elementwise_backward = rows.backward / in.tp + columns.backward;
+    const ColumnProducts products[] = {column_products(in, false), column_products(in, true)};
+    const ElementwiseBytes rows = bytes_of_rows(in);
+    const ElementwiseBytes columns[] = {bytes_of_columns(in, false), bytes_of_columns(in, true)};
+    const ElementwiseBytes apart_of[] = {bytes_apart(in, false), bytes_apart(in, true)};
+    const double bandwidth = in.memory_gbs * giga;
+    const auto forward_bytes = [&](bool mixture) { return rows.forward / in.tp + columns[mixture].forward; };
+    const auto backward_bytes = [&](bool mixture) { return rows.backward / in.tp + columns[mixture].backward; };
     for (StagePlan& s : p.stages) {
+        const auto all = [&](double dense, double mixture) { return over_layers(s.layers, s.mixtures, dense, mixture); };
+        const double elementwise = all(forward_bytes(false), forward_bytes(true));
+        const double elementwise_backward = all(backward_bytes(false), backward_bytes(true));
+        const double elementwise_again =
+            over_layers(s.attention_again, s.mixtures_again, forward_bytes(false), forward_bytes(true));
+        const ElementwiseBytes apart = {all(apart_of[0].forward, apart_of[1].forward),
+                                        all(apart_of[0].backward, apart_of[1].backward)};
         // Products with weights take the layers' time without attention and elementwise operations.
         const double saved = s.fp8 * (1 - 1 / in.products_speedup), attention = s.layers * attention_flops(in);
         const auto in_layers = [&](double flops, double of_attention, double bytes) {
             return flops / rate - saved * std::max(0.0, (flops - of_attention) / rate - bytes / bandwidth);
         };
-        for (const double flops : {products.qkv, products.fc1})  // one half overlaps with each of backward's two products
-            s.hidden_seconds += 2 * s.layers * std::min(half_seconds, flops / rate * (1 - saved));
-        s.forward_seconds = in_layers(s.forward_flops, attention, s.layers * elementwise) + s.forward_halves * half_seconds +
-                            s.layers * (slow.forward + apart.forward / bandwidth);
+        for (double ColumnProducts::*one : {&ColumnProducts::qkv, &ColumnProducts::fc1}) {
+            const auto hidden = [&](double flops) { return std::min(half_seconds, flops / rate * (1 - saved)); };
+            // One half overlaps with each of backward's two products.
+            s.hidden_seconds += 2 * all(hidden(products[0].*one), hidden(products[1].*one));
+        }
+        s.forward_seconds = in_layers(s.forward_flops, attention, elementwise) + s.forward_halves * half_seconds +
+                            s.layers * slow.forward + apart.forward / bandwidth;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
         const double again = s.attention_again * attention_flops(in);
-        const double in_backward = in_layers(s.backward_flops - s.head_flops, 2 * attention + again,
-                                             s.layers * elementwise_backward + s.attention_again * elementwise);
+        const double in_backward =
+            in_layers(s.backward_flops - s.head_flops, 2 * attention + again, elementwise_backward + elementwise_again);
         // A micro-batch is added to gradients on the host: both directions of the link at a time, not overlapped with products.
         const double to_host = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
         s.backward_seconds = in_backward + head + to_host + s.backward_halves * half_seconds - s.hidden_seconds +
-                             (s.recomputed_bytes + s.transposed_bytes + s.layers * apart.backward) / bandwidth +
-                             s.layers * slow.backward + s.attention_again * slow.forward;
+                             (s.recomputed_bytes + s.transposed_bytes + apart.backward) / bandwidth + s.layers * slow.backward +
+                             s.attention_again * slow.forward;
     }
 }
 
@@ -242,11 +274,13 @@ inline void plan_update(Plan& p) {
     const double of_gradient = (double)in.gradient_bytes, moments = 2 * (double)in.moment_bytes;
     double slowest = -1;
     for (int rank = 0; rank < in.pp; rank++) {
-        double parameters = 0, layers = 0;
+        double parameters = 0;
+        int layers = 0, mixtures = 0;
         for (int chunk = 0; chunk < in.vpp; chunk++) {
             const StagePlan& stage = p.stages[(size_t)virtual_stage(in.pp, rank, chunk)];
             parameters += stage.parameters;
             layers += stage.layers;
+            mixtures += stage.mixtures;
         }
         const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
         // Without ZeRO gradients are gathered, with it new parameters.
@@ -260,9 +294,13 @@ inline void plan_update(Plan& p) {
         double update = (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
         // Muon's matrices are whole on one of the ranks that share them; its elementwise operations cost about the same as
         // AdamW's.
-        const MuonFlops muon = muon_flops(flop_sizes(in.c, in.T), in.newton_schulz_steps, in.muon_heads);
+        MuonFlops muon[2];
+        for (const bool mixture : {false, true})
+            muon[mixture] = muon_flops(flop_sizes_of_layer(in.c, in.T, mixture), in.newton_schulz_steps, in.muon_heads);
         const double sharing = (double)in.tp * (in.zero ? dp : 1);
-        update += std::max(layers * muon.layer / sharing, muon.largest) / (in.tflops * 1e12 * in.efficiency);
+        const double largest = std::max(mixtures < layers ? muon[0].largest : 0, mixtures > 0 ? muon[1].largest : 0);
+        update += std::max(over_layers(layers, mixtures, muon[0].layer, muon[1].layer) / sharing, largest) /
+                  (in.tflops * 1e12 * in.efficiency);
         // Offloaded state crosses the link in both directions at a time, while it is updated; averages in a separate pass.
         const double lower = in.bytes_per_element == 2 ? 2 : 0, average = in.averages ? lower + 4 : 0;
         const double of_moments = (double)in.moment_bytes / (in.newton_schulz_steps ? 2 : 1);
@@ -329,7 +367,8 @@ inline Plan begin_plan(const PlanInput& in) {
     p.micro_batches = in.global_batch / in.B / dp;
     const std::string problem = pipeline_problem(in.pp, in.vpp, (int)p.micro_batches);
     if (!problem.empty()) fail("%s", problem.c_str());
-    p.stages = detail::plan_stages(in, p.mesh, split_layers(in.c.L, in.pp * in.vpp, false, false, in.layers));
+    p.stages =
+        detail::plan_stages(in, p.mesh, split_layers(costs_of_layers(in.c, in.T), in.pp * in.vpp, false, false, in.layers));
 
     detail::plan_passes(p);
     detail::plan_pipeline_link(p);

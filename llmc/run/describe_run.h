@@ -214,7 +214,7 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
     const LocalSizes n(run.c, mesh.tp);
     t.row("ranks", mesh.text());
     if (mesh.tp.size > 1)
-        t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", n.NHl, n.Fl,
+        t.row("tensor parallel", format("%d heads, %d feed-forward columns a rank%s", n.NHl, run.c.F / n.tp_size,
                                         ranks.sequence_parallel ? ", rows split over tp (sequence parallel)" : ""));
     if (mesh.dp.size > 1)
         t.row("data parallel",

@@ -54,9 +54,12 @@ struct StepHistory {
 inline MixtureLoad mixture_load(const std::vector<double>& sums, const ModelConfig& c, double sequences, double rows) {
     const size_t each = sums.size() / (size_t)c.L, E = (size_t)c.mixture.experts;
     MixtureLoad load{0, 0, 0, 0};
-    for (size_t i = 0; i < sums.size(); i += each) {
-        load.balance += sums[i] / sequences / c.L;
-        load.z += sums[i + 1] / rows / c.L;
+    const double mixtures = c.mixtures();
+    for (size_t layer = 0; layer < (size_t)c.L; layer++) {
+        if (!c.has_mixture((int)layer)) continue;
+        const size_t i = layer * each;
+        load.balance += sums[i] / sequences / mixtures;
+        load.z += sums[i + 1] / rows / mixtures;
         for (size_t e = 0; e < E; e++) {
             const double of_expert = sums[i + 2 + e];
             load.busiest = std::max(load.busiest, of_expert * (double)E / (rows * c.mixture.topk));
