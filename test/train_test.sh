@@ -209,11 +209,12 @@ if [[ ${TRAIN_GPT:-} != *cuda* ]]; then
 fi
 plan=("$program" train --preset llama2-7b --vocab-size 32000 --train-iters 10 --seq-length 4096 --micro-batch-size 4 --global-batch-size 64 --dry-run --world 2 --device a100)
 expect "dry run that does not fit" "${plan[@]}"
-says "it says so" "NOT ENOUGH MEMORY: a rank needs 136 GiB, but only 79.5 GiB are available"
-says "and what would help" "--recompute full  *77.5 GiB"
-says "or on more GPUs" "4 GPUs --tp 2  *69.5 GiB"
+says "it says so" "NOT ENOUGH MEMORY: a rank needs 137 GiB, but only 79.5 GiB are available"
+says "and what would help" "--recompute full  *78.4 GiB"
+says "or on more GPUs" "4 GPUs --tp 2  *69.9 GiB"
 expect "with that it fits" "${plan[@]}" --recompute full
-says "as it says" "memory of a rank  *77.5 GiB of 79.5 GiB"
+says "as it says" "memory of a rank  *78.4 GiB of 79.5 GiB"
+says "with logits of as many rows as that GPU would have at a time" "logits (some rows at a time)  *1000 MiB"
 expect "nothing is missing" refused grep "NOT ENOUGH" out.txt
 gpt2=("$program" train --preset gpt2-124m --num-layers 2 --tokenizer tok --data-path data --split "90, 10, 0" --seq-length 64 --micro-batch-size 4 --train-iters 2 --eval-iters 0 --out gpt2-124m)
 if [[ -z ${SAN:-} ]]; then

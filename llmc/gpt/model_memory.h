@@ -313,10 +313,13 @@ inline void share_tensors(Model& m, MicroBatch& in, size_t i) {
 
 // ---- sizes, and advice ------------------------------------------------------------------------------------------------------
 
-// Rows of logits at a time for N rows: equal parts in whole tiles, each within the device's limit.
-inline int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
-    const size_t max_rows = be::logits_rows(ctx, (size_t)n.Vpl * sizeof(floatX)), parts = ceil_div((size_t)N, max_rows);
+// Rows of logits at a time for N rows: equal parts in whole tiles, each of at most max_rows.
+inline int choose_head_rows(size_t max_rows, int64_t N) {
+    const size_t parts = ceil_div((size_t)N, max_rows);
     return (int)std::min<size_t>(max_rows, round_up(ceil_div((size_t)N, parts), 128));
+}
+inline int choose_head_rows(const be::Ctx& ctx, const LocalSizes& n, int64_t N) {
+    return choose_head_rows(be::logits_rows(ctx, n.logits_row_bytes()), N);
 }
 
 // Hints if memory does not suffice: in training, and in scoring or generation.

@@ -26,13 +26,7 @@ inline size_t available_memory() {
     return available - cpu::reserve_on_gpu(available);
 }
 
-// A sixteenth of the device memory, in whole tiles of products: every further chunk reads and writes the head's fp32 gradient
-// again. At most INT_MAX logits, which an H200 would exceed with GPT-2's vocabulary: 32-bit offsets have failed there in other
-// libraries, and no product this large has been tried.
-inline size_t logits_rows(const Ctx& ctx, size_t row_bytes) {
-    const size_t bytes = std::min(ctx.memory_bytes / 16, (size_t)INT_MAX * sizeof(floatX));
-    return std::max<size_t>(1024, bytes / row_bytes / 128 * 128);
-}
+inline size_t logits_rows(const Ctx& ctx, size_t row_bytes) { return cpu::logits_rows_on_gpu(ctx.memory_bytes, row_bytes); }
 
 inline void* allocate_memory(size_t bytes) {
     void* memory = nullptr;

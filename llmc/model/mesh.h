@@ -137,4 +137,5 @@ struct LocalSizes {
         Vl = std::max(0, std::min(Vpl, c.V - v0));
     }
     VocabularyShard vocabulary() const { return {v0, Vl, Vpl, embedding_scale}; }
+    size_t logits_row_bytes() const { return (size_t)Vpl * sizeof(floatX); }
 };

@@ -65,7 +65,10 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     AttentionShape attention = m->attention(B, T + c.virtual_tokens.count);
     attention.dropout.rate = (real)c.attention_dropout;
     if (o.nondeterministic_attention) m->a.dq_sums_size = be::attention_sums(run.ctx, attention);
-    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(run.ctx, m->local, (int64_t)B * T);
+    const size_t row_bytes = m->local.logits_row_bytes();
+    const size_t most = run.plans_elsewhere() ? cpu::logits_rows_on_gpu((size_t)planned_memory_bytes(o), row_bytes)
+                                              : be::logits_rows(run.ctx, row_bytes);
+    const int head_rows = o.head_rows ? o.head_rows : choose_head_rows(most, (int64_t)B * T);
     // Rows of several sequences are not divided over ranks: with sequence parallelism answers are written one by one.
     const int sequences = run.tasks.any_written() && !m->ranks->sequence_parallel ? B : run.generates() ? 1 : 0;
     plan_memory(*m, recompute_policy(o.recompute_granularity), B, T, head_rows, {sequences, 0}, steps.micro_batches());
