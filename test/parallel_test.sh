@@ -324,7 +324,7 @@ expect "inspect finds the checkpoint intact" "$program" inspect "$written/latest
 # A killed run resumes on fewer ranks.
 (train 4 killed --tp 2 --pp 2 --train-iters 100000 --lr-decay-iters 8 >killed.txt 2>&1; echo $? >status.txt) &
 comes test -e killed/latest
-victim=$(pgrep -f "$program train .*--out killed " | tail -n 1)
+victim=$(pgrep -f "^$program train .*--out killed " | tail -n 1) # a rank, not mpirun, whatever their numbers are
 start=$SECONDS
 kill -9 "$victim"
 wait
@@ -361,7 +361,7 @@ expect "a name that is not UTF-8: the ranks agree on it" train 2 named --train-i
 # A rank that never comes back.
 (train 2 stuck --train-iters 100000 --lr-decay-iters 8 --distributed-timeout 3s >stuck.txt 2>&1; echo $? >status.txt) &
 comes test -e stuck/latest
-victim=$(pgrep -f "$program train .*--out stuck " | tail -n 1)
+victim=$(pgrep -f "^$program train .*--out stuck " | tail -n 1) # a rank, not mpirun, whatever their numbers are
 start=$SECONDS
 kill -STOP "$victim"
 while pgrep -f "$program train .*--out stuck " >/dev/null && [[ $((SECONDS - start)) -lt 30 ]]; do
