@@ -57,7 +57,7 @@ inline double fc1_flops(const FlopSizes& s) { return 2 * s.over_layers(s.fc1(s.F
 // Weights in all layers that `rows` tokens multiply: with experts chosen at random, only some of them for a few rows.
 inline double layer_weights(const FlopSizes& s, double rows) {
     const double active = layer_products_flops(s) / 2;
-    if (!s.mixtures) return active;
+    if (!s.mixtures || !s.experts) return active;
     const double share = (double)s.topk / (double)s.experts;
     const double used = (double)s.experts * (1 - std::pow(1 - share, rows));
     return active + (double)s.mixtures * (used - (double)s.topk) * s.mlp(s.expert_F);
