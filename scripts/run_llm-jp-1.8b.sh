@@ -3,7 +3,7 @@
 #   parameters   1,867,573,248
 #   tokens       2.07T: 988,240 steps of 512 samples of 4,096
 #   FLOPs        6 x parameters x tokens = 2.32e22
-#   memory       32.9 GiB on the fullest GPU (--dry-run)
+#   memory       35.7 GiB on the fullest GPU (--dry-run)
 #   time         32 H100 at 40% of 989 TFLOP/s: 21 days
 # As in the original, the last 2,000 steps run at the minimum learning rate.
 # shellcheck source-path=SCRIPTDIR source=common.sh

@@ -3,7 +3,7 @@
 #   parameters   3,782,851,584
 #   tokens       2.07T: 494,120 steps of 1024 samples of 4,096
 #   FLOPs        6 x parameters x tokens = 4.70e22
-#   memory       38.2 GiB on the fullest GPU (--dry-run)
+#   memory       39.5 GiB on the fullest GPU (--dry-run)
 #   time         128 H100 at 40% of 989 TFLOP/s: 11 days
 # As in the original, the last 2,000 steps run at the minimum learning rate.
 # shellcheck source-path=SCRIPTDIR source=common.sh
