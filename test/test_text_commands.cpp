@@ -611,4 +611,23 @@ TEST(TokenizerCommand, ReservesTokensAndMeasuresEachFile) {
     }
 }
 
+TEST(TokenizerCommand, ListsTheFilesThatFitWorstIfThereAreMany) {
+    const test::TemporaryDirectory dir;
+    TokenizerOptions o;
+    for (int i = 0; i < 30; i++) {
+        o.input.push_back(dir / ("words" + std::to_string(i) + ".txt"));
+        test::write_file(o.input.back(), i == 7 ? "\x01\x02\x03\x04\x05\x06\n" : "some words to learn from\n");
+    }
+    o.output = dir / "tok";
+    o.vocab_size = 280;
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(tokenizer_command(o), 0);
+    const std::string said = testing::internal::GetCapturedStdout();
+    EXPECT_NE(said.find("the 20 of 30 files with the fewest bytes per token:\n  1.000 bytes per token"), std::string::npos)
+        << said;
+    EXPECT_LT(said.find("words7.txt"), said.find("words0.txt"));
+    EXPECT_EQ(said.find("words20.txt"), std::string::npos);
+    EXPECT_NE(said.find("280 tokens; "), std::string::npos);
+}
+
 }  // namespace test_text_commands

@@ -205,7 +205,7 @@ inline int prepare_command(const PrepareOptions& given) {
 }
 
 // Measures how well a tokenizer fits texts: bytes and characters per token, tokens per word (words are separated by white
-// space); for each file and in total.
+// space); for each file, or some of many, and in total.
 inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader, int threads, bool tells) {
     using Counts = std::array<int64_t, 4>;  // tokens, bytes, characters, words
     std::vector<Counts> counts;
@@ -239,8 +239,19 @@ inline void report_tokenizer(const Tokenizer& tokenizer, DocumentReader& reader,
         return format("%.3f bytes per token, %.3f characters per token, %.3f tokens per word", (double)n[1] / tokens,
                       (double)n[2] / tokens, (double)n[0] / (double)std::max<int64_t>(1, n[3]));
     };
+    std::vector<std::pair<size_t, Counts>> listed(of_files.begin(), of_files.end());
+    const size_t most = 20;  // of more files, those are listed that fit worst
+    if (listed.size() > most) {
+        const auto fits_worse = [](const auto& x, const auto& y) {
+            return (double)x.second[1] * (double)y.second[0] < (double)y.second[1] * (double)x.second[0];
+        };
+        std::stable_sort(listed.begin(), listed.end(), fits_worse);
+        listed.resize(most);
+        print_line(stdout, format("the %zu of %s files with the fewest bytes per token:", most,
+                                  with_commas((int64_t)of_files.size()).c_str()));
+    }
     if (of_files.size() > 1)
-        for (const auto& [file, n] : of_files)
+        for (const auto& [file, n] : listed)
             print_line(stdout, format("  %s; %s", fertility(n).c_str(), input_name(reader.input().files[file]).c_str()));
     print_line(stdout, format("%s: %s tokens; %s", tokenizer.source().c_str(), with_commas(tokenizer.vocab_size()).c_str(),
                               fertility(total).c_str()));
