@@ -69,6 +69,17 @@ struct Geglu {
     }
 };
 
+struct ClampedSwiglu {
+    template <class F>
+    HD static F forward(F gate, F up) {
+        return clamped_swiglu(gate, up);
+    }
+    template <class F>
+    HD static GateUp<F> gradient(F gate, F up, F dy) {
+        return clamped_swiglu_gradient(gate, up, dy);
+    }
+};
+
 }  // namespace activation
 
 // Calls single(plain activation) or gated(gated activation).

@@ -14,14 +14,16 @@
 // The functions between the two matrices of the MLP, a row each: value; type of its formulas (activations.h); whether it gates
 // its output, so that fc1 has rows [gate | up]; its word in --activation, in config.json of model_type "train_gpt", and its
 // title in the plan; its words in other config.json files, of which the first is written.
-//   gelu by tanh; gelu_exact by erf; relu max(x, 0); relu2 max(x, 0)^2; swiglu silu(gate) up; geglu gelu(gate) up, by tanh
+//   gelu by tanh; gelu_exact by erf; relu max(x, 0); relu2 max(x, 0)^2; swiglu silu(gate) up; geglu gelu(gate) up, by tanh;
+//   clamped_swiglu gate sigmoid(1.702 gate) (up + 1) of clamped gate and up (math.h): GPT-OSS, whose files have no word for it
 #define ACTIVATIONS(X)                                                                         \
     X(gelu, Gelu, false, "gelu", "gelu", "GeLU", "gelu_new", "gelu_pytorch_tanh", "gelu_fast") \
     X(gelu_exact, GeluExact, false, "gelu-exact", "gelu_exact", "exact GeLU", "gelu")          \
     X(relu, Relu, false, "relu", "relu", "ReLU", "relu")                                       \
     X(relu2, Relu2, false, "relu2", "relu2", "squared ReLU", "relu2")                          \
     X(swiglu, Swiglu, true, "swiglu", "swiglu", "SwiGLU", "silu", "swish")                     \
-    X(geglu, Geglu, true, "geglu", "geglu", "GeGLU", "gelu_pytorch_tanh", "gelu_new")
+    X(geglu, Geglu, true, "geglu", "geglu", "GeGLU", "gelu_pytorch_tanh", "gelu_new")          \
+    X(clamped_swiglu, ClampedSwiglu, true, "clamped-swiglu", "clamped_swiglu", "clamped SwiGLU", nullptr)
 #define VALUE(value, ...) value,
 enum class Activation { ACTIVATIONS(VALUE) };
 #undef VALUE

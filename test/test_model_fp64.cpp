@@ -39,6 +39,7 @@ const Variant variants[] = {
     {"exact GeLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::gelu_exact; }},
     {"ReLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::relu; }},
     {"squared ReLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::relu2; }},
+    {"clamped SwiGLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::clamped_swiglu; }},
     {"GeGLU", "train_gpt", [](ModelConfig& c) { c.activation = Activation::geglu; }},
     {"no positions", "train_gpt", [](ModelConfig& c) { c.position = Position::none; }},
     {"every second layer without positions", "train_gpt", [](ModelConfig& c) { c.nope_interval = 2; }},

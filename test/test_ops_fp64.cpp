@@ -148,13 +148,18 @@ TEST(Fp64, Activations) {
           Case{Activation::relu, [](double x, double) { return std::max(x, 0.0); }},
           Case{Activation::relu2, [](double x, double) { return std::pow(std::max(x, 0.0), 2); }},
           Case{Activation::swiglu, [](double x, double up) { return x / (1 + std::exp(-x)) * up; }},
+          Case{Activation::clamped_swiglu,
+               [](double x, double up) {
+                   const double gate = std::min(x, 7.0);
+                   return gate / (1 + std::exp(-1.702 * gate)) * (std::clamp(up, -7.0, 7.0) + 1);
+               }},
           Case{Activation::geglu, [](double x, double up) {
                    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) * up;
                }}}) {
         SCOPED_TRACE((int)k.activation);
         Rng rng(4);
         const int columns = gated(k.activation) ? 2 * F : F;
-        Doubles inp = rng.normals<double>(N * columns, 2);
+        Doubles inp = rng.normals<double>(N * columns, k.activation == Activation::clamped_swiglu ? 5 : 2);
         const Doubles dout = rng.normals<double>(N * F);
         Guarded<double> out(N * F, "out"), dinp(N * columns, "dinp");
         const auto loss = [&] {

@@ -269,6 +269,30 @@ HD inline GateUp<F> geglu_gradient(F gate, F up, F dy) {
     return {dy * up * gelu_derivative(gate), dy * gelu(gate)};
 }
 
+// Clamped SwiGLU (OpenAI's GPT-OSS): g s (u + 1), s = sigmoid(a g), with the gate clamped to g <= limit, and -limit <= u <= limit.
+//   dg = dy (u + 1) s (1 + a g (1 - s)),  du = dy g s,  each 0 where its input is clamped
+constexpr double clamped_swiglu_slope = 1.702, clamped_swiglu_limit = 7;
+template <class F>
+HD inline GateUp<F> clamped_gate_up(F gate, F up) {
+    const auto limit = real(clamped_swiglu_limit);
+    up = up < -limit ? F{} - limit : up;
+    return {gate > limit ? F{} + limit : gate, up > limit ? F{} + limit : up};
+}
+template <class F>
+HD inline F clamped_swiglu(F gate, F up) {
+    const GateUp<F> x = clamped_gate_up(gate, up);
+    return x.gate * sigmoid(real(clamped_swiglu_slope) * x.gate) * (x.up + 1);
+}
+template <class F>
+HD inline GateUp<F> clamped_swiglu_gradient(F gate, F up, F dy) {
+    const auto slope = real(clamped_swiglu_slope), limit = real(clamped_swiglu_limit);
+    const GateUp<F> x = clamped_gate_up(gate, up);
+    const F s = sigmoid(slope * x.gate), ds = dy * s;
+    const F dgate = ds * (x.up + 1) * (1 + slope * x.gate * (1 - s)), dup = ds * x.gate;
+    const F below = up < -limit ? F{} : dup;
+    return {gate > limit ? F{} : dgate, up > limit ? F{} : below};
+}
+
 // ALiBi's slope of head h of n (Press et al., 2022): powers of 2^(-8/c) for the first c = 2^floor(log2 n) heads, and for the
 // others every second power of the sequence for 2c heads.
 inline real alibi_slope(int h, int n) {

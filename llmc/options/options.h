@@ -152,8 +152,8 @@ inline Allowed one_of(Strings choices) {
     X(OptionalDouble, rotary_base_local, "", {}, between(1, 1e12), "Model",                                                    \
       "base of rope in the layers with a window, which then have no rope scaling; default: as in the other layers")            \
     X(std::string, activation, "", "", one_of(option_words(activations)), "Model",                                             \
-      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU; default: "        \
-      "the preset's, else gelu")                                                                                               \
+      "activation of feed-forward layers: GeLU (tanh or exact), ReLU or its square, or gated: SwiGLU, GeGLU, or SwiGLU as in " \
+      "GPT-OSS, of numbers limited to 7; default: the preset's, else gelu")                                                    \
     X(bool, swiglu, "", false, anything(), "Model", "the same as --activation swiglu")                                         \
     X(bool, squared_relu, "", false, anything(), "Model", "the same as --activation relu2")                                    \
     X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")   \

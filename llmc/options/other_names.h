@@ -124,6 +124,8 @@ inline const OtherName other_names[] = {
     {"train", "sliding-window window attention-window", "a sliding window is --window-size"},
     {"train", "qk-norm use-qk-norm", "norms of queries and keys are --qk-layernorm"},
     {"train", "partial-rotary-factor rotary-pct", "the rotated part of a head is --rotary-percent"},
+    {"train", "quick-geglu activation-func-clamp-value glu-linear-offset swiglu-limit",
+     "the activation of GPT-OSS, with its limit 7 and offset 1, is --activation clamped-swiglu"},
     {"train", "hidden-act hidden-activation activation-function act-fn", "the activation is --activation"},
     {"train", "logit-softcapping logit-soft-capping", "soft-capping is --attn-logit-softcapping and --final-logit-softcapping"},
     {"train", "parallel-residual use-parallel-residual", "attention and MLP side by side are --norm-place parallel"},

@@ -188,33 +188,42 @@ TEST(LinearFused, BitsOfTheOpsOneAfterAnother) {
     expect_same_bits(out.get(), apart.get(), "swiglu backward");
 }
 
-TEST(SwiGlu, ForwardAndBackward) {
+namespace {
+void check_swiglu(Activation activation) {
     backend::Ctx ctx(2);
+    const bool clamps = activation == Activation::clamped_swiglu;
+    const double slope = clamps ? 1.702 : 1, limit = clamps ? 7 : INFINITY;
     for (const Shape& k : {Shape{1, 1}, Shape{1, 45}, Shape{7, 129}, Shape{5, 264}, Shape{2, 5000}}) {
         const int N = k.N, F = k.C;
         const Input<floatX> gate_up(activation_inputs(N * 2 * F)), dout(Rng(8).normals<floatX>(N * F));
         Buffer<floatX> out(N * F, "out"), dgate_up(N * 2 * F, "dgate_up");
-        backend::activation_forward(ctx, out.p(), gate_up.p(), N, F, Activation::swiglu);
-        backend::activation_backward(ctx, dgate_up.p(), dout.p(), gate_up.p(), N, F, Activation::swiglu);
+        backend::activation_forward(ctx, out.p(), gate_up.p(), N, F, activation);
+        backend::activation_backward(ctx, dgate_up.p(), dout.p(), gate_up.p(), N, F, activation);
         Doubles y(N * F), y_allowed(N * F), d(N * 2 * F), d_allowed(N * 2 * F);
         for (int n = 0; n < N; n++)
             for (int f = 0; f < F; f++) {
                 const int i = n * F + f, gi = n * 2 * F + f, ui = gi + F;
-                const double g = as_double(gate_up[gi]), up = as_double(gate_up[ui]), dy = as_double(dout[i]);
-                const double s = 1 / (1 + std::exp(-g)), not_s = 1 / (1 + std::exp(g)), error = sigmoid_relative_error(g);
+                const double gate = as_double(gate_up[gi]), linear = as_double(gate_up[ui]), dy = as_double(dout[i]);
+                const double g = std::min(gate, limit), z = slope * g, up = std::clamp(linear, -limit, limit) + clamps;
+                const double s = 1 / (1 + std::exp(-z)), not_s = 1 / (1 + std::exp(z));
+                const double error = sigmoid_relative_error(z) + (clamps ? (4 + 2 * std::abs(z) * not_s) * u : 0);
                 y[i] = g * s * up;
                 y_allowed[i] = (rounding + error) * std::abs(y[i]) + tiny;
-                d[ui] = dy * g * s;
+                d[ui] = std::abs(linear) > limit ? 0 : dy * g * s;
                 d_allowed[ui] = (rounding + error) * std::abs(d[ui]) + tiny;
-                d[gi] = dy * up * s * (1 + g * not_s);
+                d[gi] = gate > limit ? 0 : dy * up * s * (1 + z * not_s);
                 d_allowed[gi] = rounding * std::abs(d[gi]) +
-                                std::abs(dy * up * s) * ((1 + std::abs(g) * not_s) * error + 4 * u * std::abs(g) * (g < 20)) +
+                                std::abs(dy * up * s) * ((1 + std::abs(z) * not_s) * error + 4 * u * std::abs(z) * (z < 20)) +
                                 tiny;
             }
         expect_close(out.get(), y, y_allowed, "out");
         expect_close(dgate_up.get(), d, d_allowed, "dgate_up");
     }
 }
+}  // namespace
+
+TEST(SwiGlu, ForwardAndBackward) { check_swiglu(Activation::swiglu); }
+TEST(SwiGlu, Clamped) { check_swiglu(Activation::clamped_swiglu); }
 
 // The product with `up` of gelu's result.
 TEST(GeGlu, ForwardAndBackward) {
