@@ -388,6 +388,8 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // ---- Mixture of experts -----------------------------------------------------------------------------------------------------
 // Instead of one MLP, E smaller ones, the experts. A router chooses K of them for each row x (Shazeer et al., 2017):
 //   out = sum over the chosen e of weight_e fc2_e(act(fc1_e(x))),  weights from router x
+// Experts may have biases, and then so has the router; fc2's is multiplied by the weight, too, and with tensor parallelism it is
+// added by the first rank.
 // A row and its k-th expert are choice row K + k. Sorted by expert, the choices are slots, so an expert's rows are consecutive:
 // its matrices are multiplied with all of them at once, none is dropped, and products read rows of x through the list of
 // choices. With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result (on
@@ -396,8 +398,11 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
     const Linear& l = b.fc1();
     const MixtureShape shape = p.mixture();
-    be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, s.routing.groups(shape), l.in, l.out,
-                              Acc::Set);
+    be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, {l.b}, s.routing.groups(shape), l.in,
+                              l.out, Acc::Set);
+}
+static ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
+    return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
 }
 static void expert_activation_forward(const Pass& p, const Block& b, const MlpActivations& s) {
     be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), b.fc2().in, p.m.c.activation);
@@ -410,11 +415,12 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     const Linear& fc2 = b.fc2();
     floatX *const rows = p.m.a.expert_rows, *const mlp = p.m.a.branch_out;
     const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C);
-    be::router_logits(p.ctx, routing.logits, all_inp, b.router.w, shape, p.m.c.C);
+    be::router_logits(p.ctx, routing.logits, all_inp, b.router.w, b.router.b, shape, p.m.c.C);
     be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, b, s);  // times the routing weights
-    be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, routing.groups(shape), fc2.in, fc2.out, Acc::Set);
+    be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, fc2_bias(p, b, routing), routing.groups(shape), fc2.in, fc2.out,
+                              Acc::Set);
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         be::expert_combine(p.ctx, partial_sum(p, y), rows, routing, shape, p.m.c.C);
         reduce_from_tensor_parallel(p, y);
@@ -442,11 +448,23 @@ static void router_backward(const Pass& p, const Block& b, const Routing& routin
 }
 
 static void add_router_gradient(const Pass& p, const Router& router, const floatX* all_inp) {
+    if (router.db) be::router_backward_bias(p.ctx, router.db, p.m.a.dlogits, p.mixture());
     add_weight_gradient(
         p, *router.tensor, router.dw, p.in.gradients, p.in.rounding_key, [&](const Elements& dw, int, int rows, Acc acc) {
             CHECK(rows == router.tensor->rows, "%d of %d rows", rows, router.tensor->rows);
             be::router_backward_weight(p.ctx, (real*)dw.data, p.m.a.dlogits, all_inp, p.mixture(), p.m.c.C, acc);
         });
+}
+
+// The gradients of fc2's bias, of which one rank has all where reduce_shared sums it over ranks (linear_backward_weight), and,
+// through it, of the routing weights.
+static void fc2_bias_backward(const Pass& p, const Block& b, const ExpertRows& dout, const Routing& routing) {
+    const Linear& l = b.fc2();
+    const ExpertGroups groups = routing.groups(p.mixture());
+    const ExpertBias bias = fc2_bias(p, b, routing);
+    real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
+    if (db) be::expert_bias_backward(p.ctx, db, dout, bias, groups, l.out);
+    if (bias.x) be::expert_bias_backward_weights(p.ctx, p.m.a.drouting, dout, bias, groups, l.out);
 }
 
 static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
@@ -468,8 +486,10 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
         });
     be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out, Acc::Set);
     be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
+    fc2_bias_backward(p, b, dout, routing);
     router_backward(p, b, routing);
 
+    if (fc1.db) be::expert_bias_backward(p.ctx, fc1.db, {dfc1}, {}, groups, fc1.out);
     if (fc1.dw) {
         const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C);
         const ExpertRows rows_of_inp = {all_inp, routing.choices, shape.K};

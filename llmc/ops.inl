@@ -215,9 +215,9 @@ void residual_forward(Ctx& ctx, floatX* out, const floatX* a, const floatX* b, s
 void dropout_forward(Ctx& ctx, floatX* out, const floatX* inp, size_t n, const Dropout& dropout);
 
 // ---- mixtures of experts (experts.h; train_gpt.cu has the whole layer) ----------------------------------------------------
-// logits = inp weight^T, in fp32. sets.
+// logits = inp weight^T (+ bias), in fp32. sets.
 void router_logits(Ctx& ctx, real* logits /*(N, E)*/, const floatX* inp /*(N, C)*/, const floatX* weight /*(E, C)*/,
-                   const MixtureShape& shape, int C);
+                   const floatX* bias /*(E) or null*/, const MixtureShape& shape, int C);
 // Chooses the experts of each row from r.logits, and sorts the choices by expert. sets all of r but the logits.
 void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
 // The gradient of the logits: through the weights, and of the two losses
@@ -234,11 +234,14 @@ void router_backward_input(Ctx& ctx, floatX* dinp /*(N, C)*/, const real* dlogit
                            const MixtureShape& shape, int C);
 void router_backward_weight(Ctx& ctx, real* dweight /*(E, C)*/, const real* dlogits /*(N, E)*/, const floatX* inp /*(N, C)*/,
                             const MixtureShape& shape, int C, Acc acc);
+// adds the column sums of dlogits to dbias.
+void router_backward_bias(Ctx& ctx, real* dbias /*(E)*/, const real* dlogits /*(N, E)*/, const MixtureShape& shape);
 
-// Linear layers of E experts, each with its own weight, on the rows of its slots: the products of matmul.h per expert, with the
-// same rounding. Rows after the last slot are neither read nor set. sets or adds.
+// Linear layers of E experts, each with its own weight and bias, on the rows of its slots: the products of matmul.h per expert,
+// with the same rounding. Rows after the last slot are neither read nor set. sets or adds.
 void expert_linear_forward(Ctx& ctx, floatX* out /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
-                           const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
+                           const floatX* weight /*(E, OC, IC)*/, const ExpertBias& bias, const ExpertGroups& groups, int IC,
+                           int OC, Acc acc);
 void expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
                                   const floatX* weight /*(E, OC, IC)*/, const ExpertGroups& groups, int IC, int OC, Acc acc);
 // For some rows of the gradient (E OC, IC): of whole experts, or of one expert. An expert without slots has a gradient of zero.
@@ -246,6 +249,12 @@ void expert_linear_backward_input(Ctx& ctx, floatX* dinp /*(slots, IC)*/, const 
 void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows, IC)*/,
                                    const ExpertRows& dout /*(slots, OC)*/, const ExpertRows& inp /*(slots, IC)*/,
                                    const ExpertGroups& groups, int IC, int OC, Acc acc);
+// The gradient of ExpertBias: dbias += the sum of each expert's rows of dout, times their factors.
+void expert_bias_backward(Ctx& ctx, real* dbias /*(E, OC)*/, const ExpertRows& dout /*(slots, OC)*/, const ExpertBias& bias,
+                          const ExpertGroups& groups, int OC);
+// dweights of the choice of each slot += its row of dout times the expert's bias.
+void expert_bias_backward_weights(Ctx& ctx, real* dweights /*(N, K)*/, const ExpertRows& dout /*(slots, OC)*/,
+                                  const ExpertBias& bias, const ExpertGroups& groups, int OC);
 // out = weight of the slot's choice times activation(inp), so that the sum over a row's slots of the next product is the
 // mixture's output. sets out.
 void expert_activation_forward(Ctx& ctx, floatX* out /*(slots, F)*/, const floatX* inp /*(slots, F) or (slots, 2F)*/,

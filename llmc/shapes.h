@@ -249,6 +249,13 @@ struct ExpertRows {
     int K = 1;
     HD size_t row(int slot) const { return choices ? (size_t)choices[slot] / (size_t)K : (size_t)slot; }
 };
+// The bias of experts, a row each, which slots add times their choice's weight, or, without weights, as it is.
+struct ExpertBias {
+    const floatX* x = nullptr;      // (E, OC) or null
+    const real* weights = nullptr;  // (N, K) or null
+    const int* choices = nullptr;   // of slots; with weights
+    HD real factor(int slot) const { return weights ? weights[choices[slot]] : real(1); }
+};
 // Rows [row, row + rows) of the gradient of E stacked matrices; x is the first of them.
 struct StackedRows {
     real* x;

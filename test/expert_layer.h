@@ -14,19 +14,21 @@ struct ExpertCase {
     RouterRule rule;
     Activation activation = Activation::swiglu;
     bool one_expert = false;  // all rows choose the first K experts
+    bool biases = false;      // of the experts and the router
 };
 
 // The ops of a layer, in order.
 struct ExpertLayer {
     const ExpertCase k;
     const int N = k.shape.N(), E = k.shape.E, K = k.shape.K, slots = k.shape.slots(), C = k.C, F = k.F,
-              H = is_gated(k.activation) ? 2 * F : F;
+              H = gated(k.activation) ? 2 * F : F;
     std::vector<floatX> x, dout, router_weight, fc1, fc2;
-    std::vector<real> bias, drouter0, dfc1_0, dfc2_0;  // the gradients' initial values
+    std::vector<floatX> router_bias, fc1_bias, fc2_bias;
+    std::vector<real> bias, drouter0, dfc1_0, dfc2_0, drouter_bias0, dfc1_bias0, dfc2_bias0;  // the gradients' initial values
     RouterRule rule = k.rule;
     RouterLossFactors factors = {0.3, 0.07};
     Guarded<real> logits{size(N, E), "logits"}, weights{size(N, K), "weights"}, dweights{size(N, K), "dweights"},
-        dlogits{size(N, E), "dlogits"}, drouter, dfc1, dfc2;
+        dlogits{size(N, E), "dlogits"}, drouter, dfc1, dfc2, drouter_bias, dfc1_bias, dfc2_bias;
     Guarded<int> experts{size(N, K), "experts"}, slot_of{size(N, K), "slots"}, choices{size(N, K), "choices"},
         offsets{(size_t)E + 1, "offsets"}, counts{size(k.shape.B, E), "counts"};
     Guarded<floatX> h{size(slots, H), "h"}, act{size(slots, F), "act"}, y{size(slots, C), "y"}, out{size(N, C), "out"},
@@ -37,7 +39,6 @@ struct ExpertLayer {
                        choices.data(), offsets.data(), counts.data()};
 
     static size_t size(int a, int b) { return (size_t)a * b; }
-    static bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
     ExpertLayer(const ExpertCase& c, uint64_t seed) : ExpertLayer(c, Rng(seed)) {}
     ExpertLayer(const ExpertCase& c, Rng rng)
@@ -47,20 +48,30 @@ struct ExpertLayer {
           router_weight(rng.normals<floatX>(size(E, C), 1 / std::sqrt((double)C))),
           fc1(rng.normals<floatX>(size(E * H, C), 1 / std::sqrt((double)C))),
           fc2(rng.normals<floatX>(size(E * C, F), 1 / std::sqrt((double)F))),
+          router_bias(rng.normals<floatX>((size_t)E, 0.5)),
+          fc1_bias(rng.normals<floatX>(size(E, H))),
+          fc2_bias(rng.normals<floatX>(size(E, C))),
           bias(rng.normals<real>((size_t)E, 0.3)),
           drouter0(rng.normals<real>(size(E, C))),
           dfc1_0(rng.normals<real>(size(E * H, C))),
           dfc2_0(rng.normals<real>(size(E * C, F))),
+          drouter_bias0(rng.normals<real>((size_t)E)),
+          dfc1_bias0(rng.normals<real>(size(E, H))),
+          dfc2_bias0(rng.normals<real>(size(E, C))),
           drouter(drouter0, "dweight of the router"),
           dfc1(dfc1_0, "dweight of fc1"),
-          dfc2(dfc2_0, "dweight of fc2") {
+          dfc2(dfc2_0, "dweight of fc2"),
+          drouter_bias(drouter_bias0, "dbias of the router"),
+          dfc1_bias(dfc1_bias0, "dbias of fc1"),
+          dfc2_bias(dfc2_bias0, "dbias of fc2") {
         if (k.one_expert)
             for (int e = 0; e < E; e++) bias[(size_t)e] = (real)(-10 * e);
         if (k.rule.bias || k.one_expert) rule.bias = bias.data();
     }
 
     void route(cpu::Ctx& ctx) {
-        cpu::router_logits(ctx, logits.data(), x.data(), router_weight.data(), k.shape, C);
+        const floatX* const b = k.biases ? router_bias.data() : nullptr;
+        cpu::router_logits(ctx, logits.data(), x.data(), router_weight.data(), b, k.shape, C);
         cpu::route(ctx, r, k.shape, rule);
     }
     void losses(cpu::Ctx& ctx) {
@@ -70,12 +81,14 @@ struct ExpertLayer {
     // The rows of x or dout that belong to the slots.
     ExpertRows gathered(const std::vector<floatX>& rows) const { return {rows.data(), choices.data(), K}; }
     ExpertGroups groups() const { return {offsets.data(), E, slots}; }
+    ExpertBias bias_of_fc1() const { return {k.biases ? fc1_bias.data() : nullptr}; }
+    ExpertBias bias_of_fc2() const { return {k.biases ? fc2_bias.data() : nullptr, weights.data(), choices.data()}; }
 
     void forward(cpu::Ctx& ctx) {
         route(ctx);
-        cpu::expert_linear_forward(ctx, h.data(), gathered(x), fc1.data(), groups(), C, H, Acc::Set);
+        cpu::expert_linear_forward(ctx, h.data(), gathered(x), fc1.data(), bias_of_fc1(), groups(), C, H, Acc::Set);
         cpu::expert_activation_forward(ctx, act.data(), h.data(), r, k.shape, F, k.activation);
-        cpu::expert_linear_forward(ctx, y.data(), {act.data()}, fc2.data(), groups(), F, C, Acc::Set);
+        cpu::expert_linear_forward(ctx, y.data(), {act.data()}, fc2.data(), bias_of_fc2(), groups(), F, C, Acc::Set);
         cpu::expert_combine(ctx, out.data(), y.data(), r, k.shape, C);
         losses(ctx);
     }
@@ -85,6 +98,11 @@ struct ExpertLayer {
         cpu::expert_linear_backward_weight(ctx, {dfc2.data(), 0, E * C}, gathered(dout), {act.data()}, groups(), F, C,
                                            Acc::Add);
         cpu::expert_activation_backward(ctx, dh.data(), dweights.data(), dact.data(), h.data(), r, k.shape, F, k.activation);
+        if (k.biases) {
+            cpu::expert_bias_backward(ctx, dfc2_bias.data(), gathered(dout), bias_of_fc2(), groups(), C);
+            cpu::expert_bias_backward_weights(ctx, dweights.data(), gathered(dout), bias_of_fc2(), groups(), C);
+            cpu::expert_bias_backward(ctx, dfc1_bias.data(), {dh.data()}, {}, groups(), H);
+        }
         cpu::expert_linear_backward_input(ctx, dx_slots.data(), {dh.data()}, fc1.data(), groups(), C, H, Acc::Set);
         cpu::expert_linear_backward_weight(ctx, {dfc1.data(), 0, E * H}, {dh.data()}, gathered(x), groups(), C, H, Acc::Add);
         cpu::expert_combine(ctx, dx.data(), dx_slots.data(), r, k.shape, C);
@@ -92,6 +110,7 @@ struct ExpertLayer {
         cpu::router_backward(ctx, dlogits.data(), dweights.data(), r, k.shape, rule, factors);
         cpu::router_backward_input(ctx, dx.data(), dlogits.data(), router_weight.data(), k.shape, C);
         cpu::router_backward_weight(ctx, drouter.data(), dlogits.data(), x.data(), k.shape, C, Acc::Add);
+        if (k.biases) cpu::router_backward_bias(ctx, drouter_bias.data(), dlogits.data(), k.shape);
     }
 };
 
@@ -110,6 +129,8 @@ inline std::vector<ExpertCase> expert_cases() {
             {{3, 2, 1, 1}, 5, 3, raw_sigmoid},
             {{1, 3, 17, 2}, 9, 5, sigmoid, Activation::geglu},
             {{2, 9, 5, 1}, 8, 6, softmax, Activation::relu2, true},
+            {{2, 6, 5, 3}, 7, 5, softmax, Activation::clamped_swiglu, false, true},
+            {{1, 8, 4, 2}, 3, 6, raw_sigmoid, Activation::gelu, true, true},
             {{2, 5, 6, 4}, 4, 7, sigmoid},
             {{1, 11, 6, 2}, 3, 8, raw_softmax},
             {{1, 6, 4, 2}, 5, 2, raw_sigmoid, Activation::swiglu, true}};

@@ -96,6 +96,10 @@ std::vector<Case> cases() {
     if (!few) add("olmo2, lion", "olmo2", 2, false, false, false), all.back().optimizer = "lion";
     if (fp32) {  // in bf16 a layout's roundings may change which experts a row chooses
         add("llama, mixture", "llama", 2, false, true, !few).mixture = {5, 2};
+        ModelConfig& biased = add("llama, mixture with biases", "llama", 2, false, true, false);
+        biased.mixture = {5, 3};
+        biased.activation = Activation::clamped_swiglu;
+        biased.sinks = biased.mlp_bias = true;
         MixtureConfig& mixture = add("olmo2, mixture, normuon", "olmo2", 2, false, false, false).mixture;
         mixture = {6, 3};
         mixture.normalize = false;

@@ -73,21 +73,31 @@ void check_layer(const ExpertLayer& l) {
             for (int slot = l.offsets[(size_t)e]; slot < l.offsets[(size_t)e + 1]; slot++)
                 f((size_t)slot, (size_t)l.choices[(size_t)slot], (size_t)l.choices[(size_t)slot] / K, (size_t)e);
     };
-    Sums logits, h, act, y, out, dact, dweights, dh, dx_slots, dx_experts, dlogits, drouter, dx, dfc1, dfc2;
+    Sums logits, h, act, y, out, dact, dweights, dh, dx_slots, dx_experts, dlogits, drouter, dx, dfc1, dfc2, drouter_bias,
+        dfc1_bias, dfc2_bias;
+    const auto bias = [&](const std::vector<floatX>& b, size_t e, int columns, int i) {
+        return l.k.biases ? at(b, e, columns, i) : 0.0;
+    };
     for (size_t n = 0; n < (size_t)N; n++)
-        for (int e = 0; e < E; e++) logits.sum(C, [&](int c) { return at(l.x, n, C, c) * at(l.router_weight, e, C, c); });
+        for (int e = 0; e < E; e++)
+            logits.sum(
+                C, [&](int c) { return at(l.x, n, C, c) * at(l.router_weight, e, C, c); }, bias(l.router_bias, 0, E, e));
     expect_sums(l.logits, logits, "logits");
     expect_routing(l);
     dweights.value.resize((size_t)N * K);
     dweights.error.resize((size_t)N * K);
     for_slots([&](size_t slot, size_t choice, size_t n, size_t e) {
-        for (int o = 0; o < H; o++) h.sum(C, [&](int c) { return at(l.x, n, C, c) * at(l.fc1, e * H + o, C, c); });
-        for (int o = 0; o < C; o++) y.sum(F, [&](int f) { return at(l.act, slot, F, f) * at(l.fc2, e * C + o, F, f); });
+        const double w = (double)l.weights[choice];
+        for (int o = 0; o < H; o++)
+            h.sum(
+                C, [&](int c) { return at(l.x, n, C, c) * at(l.fc1, e * H + o, C, c); }, bias(l.fc1_bias, e, H, o));
+        for (int o = 0; o < C; o++)
+            y.sum(
+                F, [&](int f) { return at(l.act, slot, F, f) * at(l.fc2, e * C + o, F, f); }, w * bias(l.fc2_bias, e, C, o));
         for (int f = 0; f < F; f++) dact.sum(C, [&](int c) { return at(l.dout, n, C, c) * at(l.fc2, e * C + c, F, f); });
         for (int c = 0; c < C; c++) dx_slots.sum(H, [&](int o) { return at(l.dh, slot, H, o) * at(l.fc1, e * H + o, C, c); });
-        const double w = (double)l.weights[choice];
         double sum = 0, error = 0;
-        Sums ups;
+        Sums ups, of_bias;
         for (int f = 0; f < F; f++) {
             const double d = at(l.dact, slot, F, f);
             const Activated a = activate(l.k.activation, at(l.h, slot, H, f), H > F ? at(l.h, slot, H, F + f) : 0, w * d);
@@ -100,8 +110,10 @@ void check_layer(const ExpertLayer& l) {
         }
         dh.value.insert(dh.value.end(), ups.value.begin(), ups.value.end());
         dh.error.insert(dh.error.end(), ups.error.begin(), ups.error.end());
-        dweights.value[choice] = sum;
-        dweights.error[choice] = error;
+        of_bias.sum(
+            C, [&](int c) { return at(l.dout, n, C, c) * bias(l.fc2_bias, e, C, c); }, sum);
+        dweights.value[choice] = of_bias.value[0];
+        dweights.error[choice] = error + of_bias.error[0];
     });
     expect_sums(l.h, h, "fc1 forward");
     expect_sums(l.act, act, "activation");
@@ -156,6 +168,15 @@ void check_layer(const ExpertLayer& l) {
     for (int e = 0; e < E; e++) {
         const int first = l.offsets[(size_t)e], rows = l.offsets[(size_t)e + 1] - first;
         const auto row = [&](int i) { return (size_t)l.choices[(size_t)(first + i)] / (size_t)K; };
+        const auto weight = [&](int i) { return (double)l.weights[(size_t)l.choices[(size_t)(first + i)]]; };
+        drouter_bias.sum(
+            N, [&](int n) { return at(l.dlogits, n, E, e); }, l.drouter_bias0[(size_t)e]);
+        for (int o = 0; o < H; o++)
+            dfc1_bias.sum(
+                rows, [&](int i) { return at(l.dh, (size_t)(first + i), H, o); }, at(l.dfc1_bias0, e, H, o));
+        for (int c = 0; c < C; c++)
+            dfc2_bias.sum(
+                rows, [&](int i) { return weight(i) * at(l.dout, row(i), C, c); }, at(l.dfc2_bias0, e, C, c));
         for (int c = 0; c < C; c++)
             drouter.sum(
                 N, [&](int n) { return at(l.dlogits, n, E, e) * at(l.x, n, C, c); }, at(l.drouter0, e, C, c));
@@ -173,6 +194,10 @@ void check_layer(const ExpertLayer& l) {
     expect_sums(l.drouter, drouter, "drouter");
     expect_sums(l.dfc1, dfc1, "dfc1");
     expect_sums(l.dfc2, dfc2, "dfc2");
+    if (!l.k.biases) return;
+    expect_sums(l.drouter_bias, drouter_bias, "drouter_bias");
+    expect_sums(l.dfc1_bias, dfc1_bias, "dfc1_bias");
+    expect_sums(l.dfc2_bias, dfc2_bias, "dfc2_bias");
 }
 
 void expect_same_results(const ExpertLayer& a, const ExpertLayer& b) {
@@ -188,6 +213,9 @@ void expect_same_results(const ExpertLayer& a, const ExpertLayer& b) {
     expect_same_bits(a.drouter, b.drouter, "drouter");
     expect_same_bits(a.dfc1, b.dfc1, "dfc1");
     expect_same_bits(a.dfc2, b.dfc2, "dfc2");
+    expect_same_bits(a.drouter_bias, b.drouter_bias, "drouter_bias");
+    expect_same_bits(a.dfc1_bias, b.dfc1_bias, "dfc1_bias");
+    expect_same_bits(a.dfc2_bias, b.dfc2_bias, "dfc2_bias");
     EXPECT_EQ(a.sums, b.sums);
 }
 
@@ -195,7 +223,7 @@ void expect_same_results(const ExpertLayer& a, const ExpertLayer& b) {
 // columns; more rows than are packed at a time.
 std::vector<ExpertCase> cases() {
     std::vector<ExpertCase> all = expert_cases();
-    all.push_back({{2, 80, 5, 3}, 70, 45, {}});
+    all.push_back({{2, 80, 5, 3}, 70, 45, {}, Activation::clamped_swiglu, false, true});
     all.push_back({{1, 64, 4, 2}, 64, 32, {}, Activation::gelu});
     all.push_back({{3, 11, 2, 1}, 1100, 17, {}});
     all.push_back({{1, 1100, 3, 1}, 8, 8, {}, Activation::swiglu, true});
@@ -279,14 +307,19 @@ TEST(Experts, ProductsAreAdded) {
     const std::vector<int> choices = rng.integers(slots, 0, slots);
     const ExpertGroups groups = {offsets, E, slots};
     const auto check = [&](cpu::Ctx& ctx) {
-        for (const auto product : {cpu::expert_linear_forward, cpu::expert_linear_backward_input}) {
-            const bool forward = product == cpu::expert_linear_forward;
+        for (const bool forward : {true, false}) {
+            const auto product = [&](std::vector<floatX>& out, Acc acc) {
+                const ExpertRows rows = {x.data(), choices.data(), 2};
+                if (forward)
+                    cpu::expert_linear_forward(ctx, out.data(), rows, weight.data(), {weight.data()}, groups, IC, OC, acc);
+                else cpu::expert_linear_backward_input(ctx, out.data(), rows, weight.data(), groups, IC, OC, acc);
+            };
             const int columns = forward ? OC : IC;
             std::vector<floatX> set((size_t)slots * columns), sum(before.begin(), before.end());
             sum.resize(set.size(), from_double<floatX>(0.5));
             const std::vector<floatX> first = sum;
-            product(ctx, set.data(), {x.data(), choices.data(), 2}, weight.data(), groups, IC, OC, Acc::Set);
-            product(ctx, sum.data(), {x.data(), choices.data(), 2}, weight.data(), groups, IC, OC, Acc::Add);
+            product(set, Acc::Set);
+            product(sum, Acc::Add);
             for (size_t i = 0; i < sum.size(); i++) {
                 const double a = as_double(set[i]), b = as_double(first[i]);
                 EXPECT_NEAR(as_double(sum[i]), a + b, 1.01 * roundoff<floatX> * (std::abs(a) + std::abs(a + b))) << i;
@@ -326,7 +359,7 @@ TEST(Experts, ExpertsDoNotMix) {
             Guarded<floatX> out((size_t)slots * OC), dinp((size_t)slots * IC);
             Guarded<real> dweight((size_t)E * OC * IC);
             const ExpertGroups groups = {offsets.data(), E, slots};
-            cpu::expert_linear_forward(ctx, out.data(), {inp.data()}, w.data(), groups, IC, OC, Acc::Set);
+            cpu::expert_linear_forward(ctx, out.data(), {inp.data()}, w.data(), {}, groups, IC, OC, Acc::Set);
             cpu::expert_linear_backward_input(ctx, dinp.data(), {dout.data()}, w.data(), groups, IC, OC, Acc::Set);
             cpu::expert_linear_backward_weight(ctx, {dweight.data(), 0, E * OC}, {dout.data()}, {inp.data()}, groups, IC, OC,
                                                Acc::Set);
@@ -360,10 +393,10 @@ TEST(Experts, FewRowsDoNotDependOnEachOther) {
             const std::vector<floatX> inp = rng.normals<floatX>((size_t)N * IC), weight = rng.normals<floatX>((size_t)OC * IC);
             Guarded<floatX> all((size_t)N * OC);
             const int offsets[] = {0, N}, one[] = {0, 1};
-            cpu::expert_linear_forward(ctx, all.data(), {inp.data()}, weight.data(), {offsets, 1, N}, IC, OC, Acc::Set);
+            cpu::expert_linear_forward(ctx, all.data(), {inp.data()}, weight.data(), {}, {offsets, 1, N}, IC, OC, Acc::Set);
             for (int n = 0; n < N; n++) {
                 Guarded<floatX> out((size_t)OC);
-                cpu::expert_linear_forward(ctx, out.data(), {&inp[(size_t)(n * IC)]}, weight.data(), {one, 1, 1}, IC, OC,
+                cpu::expert_linear_forward(ctx, out.data(), {&inp[(size_t)(n * IC)]}, weight.data(), {}, {one, 1, 1}, IC, OC,
                                            Acc::Set);
                 expect_same_bits(out, std::vector<floatX>(&all[(size_t)(n * OC)], &all[(size_t)(n * OC)] + OC), "row");
             }

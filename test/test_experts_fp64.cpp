@@ -96,6 +96,13 @@ TEST(ExpertsFp64, Layer) {
         check_gradient(loss, l.router_weight.data(), l.router_weight.size(), added(l.drouter, l.drouter0).data(), "drouter");
         check_gradient(loss, l.fc1.data(), l.fc1.size(), added(l.dfc1, l.dfc1_0).data(), "dfc1");
         check_gradient(loss, l.fc2.data(), l.fc2.size(), added(l.dfc2, l.dfc2_0).data(), "dfc2");
+        if (!k.biases) continue;
+        const auto check_bias = [&](Doubles& b, const Guarded<double>& d, const Doubles& before) {
+            check_gradient(loss, b.data(), b.size(), added(d, before).data(), "dbias");
+        };
+        check_bias(l.router_bias, l.drouter_bias, l.drouter_bias0);
+        check_bias(l.fc1_bias, l.dfc1_bias, l.dfc1_bias0);
+        check_bias(l.fc2_bias, l.dfc2_bias, l.dfc2_bias0);
     }
 }
 

@@ -110,11 +110,18 @@ const Variant variants[] = {
          c.mixture = {5, 2};
          c.activation = Activation::relu2;
      }},
+    {"mixture with biases", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {5, 3};
+         c.activation = Activation::clamped_swiglu;
+         c.mlp_bias = true;
+     }},
     {"mixture with norms and dropout", "train_gpt",
      [](ModelConfig& c) {
          c.mixture = {5, 2};
          c.norm_place = NormPlace::both;
          c.hidden_dropout = 0.2;
+         c.mlp_bias = true;
      }},
     {"mixture after a dense layer", "train_gpt",
      [](ModelConfig& c) {

@@ -37,11 +37,11 @@ private:
         const StackedRows all1 = {dw1, 0, (int)(E * H)}, all2 = {dw2, 0, (int)(E * C)};
 
         const auto route = [&] {
-            be::router_logits(ctx_, logits, x, w_router, s, C);
+            be::router_logits(ctx_, logits, x, w_router, nullptr, s, C);
             be::route(ctx_, r, s, {});
         };
-        const auto fc1 = [&] { be::expert_linear_forward(ctx_, h, x_rows, w1, groups, C, (int)H, Acc::Set); };
-        const auto fc2 = [&] { be::expert_linear_forward(ctx_, y, act_rows, w2, groups, F, C, Acc::Set); };
+        const auto fc1 = [&] { be::expert_linear_forward(ctx_, h, x_rows, w1, {}, groups, C, (int)H, Acc::Set); };
+        const auto fc2 = [&] { be::expert_linear_forward(ctx_, y, act_rows, w2, {}, groups, F, C, Acc::Set); };
         const auto fc1_input = [&] { be::expert_linear_backward_input(ctx_, y, dh_rows, w1, groups, C, (int)H, Acc::Set); };
         const auto fc2_input = [&] { be::expert_linear_backward_input(ctx_, act, out_rows, w2, groups, F, C, Acc::Set); };
         const auto fc1_weight = [&] {

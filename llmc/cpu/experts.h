@@ -11,6 +11,7 @@
 //   logits    softmax: dL/dx_e = s_e (dL/ds_e - sum_j s_j dL/ds_j); sigmoid: dL/dx_e = dL/ds_e s_e (1 - s_e)
 //   z         d/dx_e (log sum exp x)^2 = 2 (log sum exp x) softmax(x)_e
 //   activation of a slot with weight w: a = w act(h), so dh = act'(h) (w da), and dw = sum over f of da_f act(h)_f
+//   biases    w (W act(h) + b) = W a + w b: the second product adds w b, of which db = sum over slots of w dy, dw = dy . b
 // Without a bias, experts are compared by their logits: scores have the same order, but round to equal numbers.
 // Ties are won by the lower index, and slots of an expert are in the order of the rows (a stable counting sort): results have
 // the same bits for any number of threads. Products have a plain loop, the specification, and a fast path: grouped_gemm.h, and
@@ -32,10 +33,11 @@ namespace cpu {
 // ---- plain loops -----------------------------------------------------------------------------------------------------------
 namespace plain {
 
-inline void router_logits(real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
+inline void router_logits(real* logits, const floatX* inp, const floatX* weight, const floatX* bias, const MixtureShape& shape,
+                          int C) {
     parallel_for(shape.N(), [=](int n) {
         for (int e = 0; e < shape.E; e++) {
-            real sum = 0;
+            real sum = bias ? (real)bias[e] : real(0);
             for (int c = 0; c < C; c++) sum += (real)inp[(size_t)n * C + c] * (real)weight[(size_t)e * C + c];
             logits[(size_t)n * shape.E + e] = sum;
         }
@@ -67,14 +69,14 @@ inline void router_backward_weight(real* dweight, const real* dlogits, const flo
     });
 }
 
-inline void expert_linear_forward(floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups, int IC,
-                                  int OC, Acc acc) {
+inline void expert_linear_forward(floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
+                                  const ExpertGroups& groups, int IC, int OC, Acc acc) {
     parallel_for(groups.E, [=](int e) {
         const floatX* const w = weight + (size_t)e * OC * IC;
         for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
             for (int o = 0; o < OC; o++) {
                 floatX& result = out[(size_t)slot * OC + o];
-                real sum = 0;
+                real sum = bias.x ? bias.factor(slot) * (real)bias.x[(size_t)e * OC + o] : real(0);
                 for (int i = 0; i < IC; i++) sum += (real)inp.x[inp.row(slot) * IC + i] * (real)w[(size_t)o * IC + i];
                 result = (floatX)(acc == Acc::Add ? (real)result + sum : sum);
             }
@@ -173,13 +175,16 @@ inline real balance_sum(const real* scores, int E, bool sigmoids) {
 
 }  // namespace detail
 
-inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
-    if (ctx.plain) return plain::router_logits(logits, inp, weight, shape, C);
+inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const floatX* weight, const floatX* bias,
+                          const MixtureShape& shape, int C) {
+    if (ctx.plain) return plain::router_logits(logits, inp, weight, bias, shape, C);
 #if CPU_FAST_PATHS
+    using namespace detail::gemm;
     const auto epilogue = [=, E = shape.E](int n, int first, auto columns, const float* sums) {
-        put(false, logits + (size_t)n * E + first, columns, [=](int e, auto) { return load(sums + e); });
+        with_bias(at_column(bias, first), sums,
+                  [=](auto value) { put(false, logits + (size_t)n * E + first, columns, value); });
     };
-    detail::gemm::forward(ctx, nullptr, {}, {inp, weight, nullptr, shape.N(), C, shape.E}, detail::gemm::finished_by(epilogue));
+    forward(ctx, nullptr, {}, {inp, weight, bias, shape.N(), C, shape.E}, finished_by(epilogue));
 #endif
 }
 
@@ -322,8 +327,8 @@ inline void router_backward_weight(real* dweight, const real* dlogits, const flo
 }
 
 // expert_linear_forward for experts with a few rows: each row of a weight is read once (matmul.h).
-inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertGroups& groups,
-                                int IC, int OC, Acc acc) {
+inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
+                                const ExpertGroups& groups, int IC, int OC, Acc acc) {
     constexpr int columns = 64;  // of a task
     constexpr std::array product{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>};
     struct Group {
@@ -352,8 +357,10 @@ inline void few_rows_of_experts(Ctx& ctx, floatX* out, const ExpertRows& inp, co
             float sums[few_rows];
             for (size_t n = 0; n < (size_t)g.rows; n += product.size())
                 product[std::min(product.size(), g.rows - n) - 1](sums + n, x + row + n * IC, wide + row + n * IC, w, IC);
+            const float b = bias.x ? (float)bias.x[(size_t)g.e * OC + o] : 0.0f;
             for (int n = 0; n < g.rows; n++) {
                 floatX& result = out[((size_t)g.slot + n) * OC + o];
+                if (bias.x) sums[n] += bias.factor(g.slot + n) * b;
                 result = (floatX)(acc == Acc::Add ? (float)result + sums[n] : sums[n]);
             }
         }
@@ -379,14 +386,46 @@ inline void router_backward_weight(Ctx& ctx, real* dweight, const real* dlogits,
 #endif
 }
 
+inline void router_backward_bias(Ctx&, real* dbias, const real* dlogits, const MixtureShape& shape) {
+    for (int e = 0; e < shape.E; e++) {
+        real sum = 0;
+        for (int n = 0; n < shape.N(); n++) sum += dlogits[(size_t)n * shape.E + e];
+        dbias[e] += sum;
+    }
+}
+
 // ---- experts ---------------------------------------------------------------------------------------------------------------
-inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
+inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
                                   const ExpertGroups& groups, int IC, int OC, Acc acc) {
-    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, groups, IC, OC, acc);
+    if (ctx.plain) return plain::expert_linear_forward(out, inp, weight, bias, groups, IC, OC, acc);
 #if CPU_FAST_PATHS
-    detail::few_rows_of_experts(ctx, out, inp, weight, groups, IC, OC, acc);
-    detail::gemm::expert_linear_forward(ctx, out, inp, weight, groups, detail::most_few_rows(ctx), IC, OC, acc);
+    detail::few_rows_of_experts(ctx, out, inp, weight, bias, groups, IC, OC, acc);
+    detail::gemm::expert_linear_forward(ctx, out, inp, weight, bias, groups, detail::most_few_rows(ctx), IC, OC, acc);
 #endif
+}
+
+inline void expert_bias_backward(Ctx&, real* dbias, const ExpertRows& dout, const ExpertBias& bias, const ExpertGroups& groups,
+                                 int OC) {
+    constexpr int columns = 64;  // of a task
+    const int parts = ceil_div(OC, columns);
+    parallel_for(groups.E * parts, [=](int task) {
+        const int e = task / parts, first = task % parts * columns;
+        for_vectors(std::min(columns, OC - first), [=](int c, auto there) {
+            floats sum{};
+            for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
+                sum += bias.factor(slot) * load(dout.x + dout.row(slot) * OC + first + c, there);
+            real* const d = dbias + (size_t)e * OC + first + c;
+            store(d, load(d, there) + sum, there);
+        });
+    });
+}
+
+inline void expert_bias_backward_weights(Ctx&, real* dweights, const ExpertRows& dout, const ExpertBias& bias,
+                                         const ExpertGroups& groups, int OC) {
+    parallel_for(groups.E, [=](int e) {
+        for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
+            dweights[bias.choices[slot]] += inner_product(dout.x + dout.row(slot) * OC, bias.x + (size_t)e * OC, OC);
+    });
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,

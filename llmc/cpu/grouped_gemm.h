@@ -45,12 +45,19 @@ void for_pieces(const ExpertGroups& groups, int few, int high, F f) {
 // out (slots, C) (+)= rows of a (.., K) times the expert's b (K, C), each `next` elements after the previous expert's; only for
 // experts with more than `few` rows.
 inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const ExpertGroups& groups, int few, int K, int C,
-                            const RightOperand& b, size_t next, Acc acc) {
+                            const RightOperand& b, size_t next, const ExpertBias& bias, Acc acc) {
     const bool add = acc == Acc::Add, streamed = !add && streams_rows(ctx, out, C);
     const auto epilogue = [=](int n, int first, auto columns, const float* sums) {
-        floatX* row = out + (size_t)n * C + first;
-        if (add) put(false, row, columns, [=](int c, auto there) { return load(row + c, there) + load(sums + c); });
-        else put(streamed, row, columns, [=](int c, auto) { return load(sums + c); });
+        floatX* const row = out + (size_t)n * C + first;
+        const auto store_row = [=](auto value) {
+            if (add) put(false, row, columns, [=](int c, auto there) { return load(row + c, there) + value(c, there); });
+            else put(streamed, row, columns, value);
+        };
+        if (!bias.x) return store_row([=](int c, auto) { return load(sums + c); });
+        const auto e = (size_t)(std::upper_bound(groups.offsets, groups.offsets + groups.E, n) - groups.offsets - 1);
+        const floatX* const of_expert = bias.x + e * (size_t)C + first;
+        const float factor = bias.factor(n);
+        store_row([=](int c, auto there) { return load(sums + c) + factor * load(of_expert + c, there); });
     };
     on_unit(ctx, [&](const auto& unit) {
         const int deep = round_up(K, k_multiple_of(unit)), wide = round_up(C, 16);
@@ -70,18 +77,18 @@ inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const Ex
     });
 }
 
-inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
+inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
                                   const ExpertGroups& groups, int few, int IC, int OC, Acc acc) {
     const int K = on_unit(ctx, [=](const auto&unit) { return round_up(IC, k_multiple_of(unit)); }), C = round_up(OC, 16);
     const floatX* const right = padded_stack(ctx, weight, groups.E, OC, IC, C, K);
-    rows_times_each(ctx, out, inp, groups, few, IC, OC, {RightOperand::transposed, right, (size_t)K}, (size_t)C * K, acc);
+    rows_times_each(ctx, out, inp, groups, few, IC, OC, {RightOperand::transposed, right, (size_t)K}, (size_t)C * K, bias, acc);
 }
 
 inline void expert_linear_backward_input(Ctx& ctx, floatX* dinp, const ExpertRows& dout, const floatX* weight,
                                          const ExpertGroups& groups, int IC, int OC, Acc acc) {
     const int K = on_unit(ctx, [=](const auto&unit) { return round_up(OC, k_multiple_of(unit)); }), C = round_up(IC, 16);
     const floatX* const right = padded_stack(ctx, weight, groups.E, OC, IC, K, C);
-    rows_times_each(ctx, dinp, dout, groups, 0, OC, IC, {RightOperand::as_rows, right, (size_t)C}, (size_t)C * K, acc);
+    rows_times_each(ctx, dinp, dout, groups, 0, OC, IC, {RightOperand::as_rows, right, (size_t)C}, (size_t)C * K, {}, acc);
 }
 
 // A task of a weight's gradient: some rows and columns of an expert's matrix; `to` is their first element.

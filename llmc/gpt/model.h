@@ -162,8 +162,8 @@ struct Linear {
 // The router of a mixture.
 struct Router {
     const TensorSpec* tensor;  // null: the block's MLP is dense
-    const floatX* w;           // (E, C)
-    real* dw;                  // null: frozen
+    const floatX *w, *b;       // (E, C) (E); b null: experts have no biases
+    real *dw, *db;             // null: frozen
 };
 
 struct Block {

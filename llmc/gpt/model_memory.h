@@ -279,6 +279,8 @@ inline void bind_linears(Model& m) {
         b.head_norms[1] = norm_of((whole ? m.local.NKVl : 1) * m.c.HS(), p.k_norm_w, nullptr, g.k_norm_w, nullptr);
         b.router.w = p.router_w;
         b.router.dw = g.router_w;
+        b.router.b = p.router_b;
+        b.router.db = g.router_b;
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
         for (Linear& l : b.linears) {

@@ -25,10 +25,11 @@ struct Pass {
     // The bias gradient of proj or fc2 if the preceding backward norm can compute it: the column sums of the stream's gradient,
     // which saves a pass over the gradient. Null: the layer's own backward computes it. That is necessary if the branch changes
     // the gradient (a norm after it, dropout), if rows are split over ranks, and for fc2 if the gradients of two blocks share a
-    // buffer (gradients.h).
+    // buffer (gradients.h), or in a mixture, whose experts have a bias each.
     real* summed_bias(const Linear& l) const {
         const bool has_same_gradient = l.row_parallel() && !l.after.exists() && hidden_dropout(l).rate == 0;
         if (!l.dw || !has_same_gradient || cut_rows() || !be::norm_sums_columns(m.c.C)) return nullptr;
+        if (l.matrix == Matrix::fc2 && m.blocks[l.block].router.tensor) return nullptr;
         if (l.matrix == Matrix::proj) return !m.c.parallel() && m.blocks[l.block].norm2.exists() ? l.db : nullptr;
         if (m.micro_grads.used()) return nullptr;
         const int end = in.first_block + (int)in.blocks.size();

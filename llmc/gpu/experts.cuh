@@ -346,6 +346,46 @@ __global__ void __launch_bounds__(expert_threads)
     }
 }
 
+// ---- biases ----------------------------------------------------------------------------------------------------------------
+__global__ void __launch_bounds__(256) add_bias_kernel(real* x, const floatX* bias, size_t n, int columns) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i < n) x[i] += (float)bias[i % (size_t)columns];
+}
+
+// Block (32, 32) for 32 columns of an expert's bias: a thread adds every 32nd slot, then one thread per column adds 32 parts.
+__global__ void __launch_bounds__(1024)
+    expert_bias_kernel(real* dbias, ExpertRows dout, ExpertBias bias, const int* offsets, int OC) {
+    __shared__ float parts[32][33];
+    const int c = blockIdx.x * 32 + threadIdx.x, e = blockIdx.y, end = offsets[e + 1];
+    float sum = 0;
+    if (c < OC) {
+#pragma unroll 4
+        for (int slot = offsets[e] + (int)threadIdx.y; slot < end; slot += 32)
+            sum += bias.factor(slot) * (float)dout.x[dout.row(slot) * OC + c];
+    }
+    parts[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || c >= OC) return;
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i++) sum += parts[i][threadIdx.x];
+    dbias[(size_t)e * OC + c] += sum;
+}
+
+// A warp per slot.
+__global__ void __launch_bounds__(32 * router_warps)
+    expert_bias_weights_kernel(real* dweights, ExpertRows dout, ExpertBias bias, ExpertGroups groups, int OC) {
+    const int slot = row_of_warp(), lane = threadIdx.x % 32;
+    if (slot >= groups.offsets[groups.E]) return;
+    int e = 0;
+    while (slot >= groups.offsets[e + 1]) e++;
+    const floatX *const row = dout.x + dout.row(slot) * OC, *const of_expert = bias.x + (size_t)e * OC;
+    float sum = 0;
+    for (int c = lane; c < OC; c += 32) sum += (float)row[c] * (float)of_expert[c];
+    sum = warp_sum(sum);
+    if (lane == 0) dweights[bias.choices[slot]] += sum;
+}
+
 // Threads for a row of `columns` numbers.
 inline int threads_of_row(int columns) { return std::min(expert_threads, round_up(ceil_div(columns, Pack<floatX>::size), 32)); }
 template <class... T>
@@ -356,11 +396,14 @@ bool packs_of_rows(int columns, const T*... p) {
 }  // namespace detail
 
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
-inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const floatX* weight, const MixtureShape& shape, int C) {
+inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const floatX* weight, const floatX* bias,
+                          const MixtureShape& shape, int C) {
     const GemmPointers p = {logits, weight, inp};
     GemmKey key = detail::forward_key(p, shape.N(), C, shape.E, CUBLASLT_EPILOGUE_DEFAULT);
     key.d = cublas_type<real>();
     detail::gemm(ctx, p, key);
+    const size_t n = (size_t)shape.N() * shape.E;
+    if (bias) LAUNCH(detail::add_bias_kernel, (unsigned)ceil_div(n, 256), 256, 0, ctx, logits, bias, n, shape.E);
 }
 
 inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
@@ -414,10 +457,14 @@ inline void router_backward_weight(Ctx& ctx, real* dweight, const real* dlogits,
     add_rows(ctx, dweight, nullptr, nullptr, partial, parts, (int)n);
 }
 
-inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight,
+inline void router_backward_bias(Ctx& ctx, real* dbias, const real* dlogits, const MixtureShape& shape) {
+    detail::add_rows(ctx, dbias, nullptr, nullptr, dlogits, shape.N(), shape.E);
+}
+
+inline void expert_linear_forward(Ctx& ctx, floatX* out, const ExpertRows& inp, const floatX* weight, const ExpertBias& bias,
                                   const ExpertGroups& groups, int IC, int OC, Acc acc) {
     using namespace detail;
-    grouped_product<false, false>(ctx, Sums<floatX>{out, OC, acc == Acc::Add}, factor_of(inp, groups, IC), {weight, IC},
+    grouped_product<false, false>(ctx, Sums<floatX>{out, OC, acc == Acc::Add, bias}, factor_of(inp, groups, IC), {weight, IC},
                                   TilesOfExperts{groups, IC, (size_t)OC * IC});
 }
 
@@ -435,6 +482,18 @@ inline void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight, 
           "rows %d .. %d of experts of %d rows", dweight.row, dweight.row + dweight.rows, OC);
     grouped_product<true, true>(ctx, Sums<real>{dweight.x, IC, acc == Acc::Add}, factor_of(dout, groups, OC),
                                 factor_of(inp, groups, IC), TilesOfMatrices{groups.offsets, dweight.row, dweight.rows, OC});
+}
+
+inline void expert_bias_backward(Ctx& ctx, real* dbias, const ExpertRows& dout, const ExpertBias& bias,
+                                 const ExpertGroups& groups, int OC) {
+    LAUNCH(detail::expert_bias_kernel, dim3(ceil_div(OC, 32), groups.E), dim3(32, 32), 0, ctx, dbias, dout, bias,
+           groups.offsets, OC);
+}
+
+inline void expert_bias_backward_weights(Ctx& ctx, real* dweights, const ExpertRows& dout, const ExpertBias& bias,
+                                         const ExpertGroups& groups, int OC) {
+    const int blocks = ceil_div(groups.slots, detail::router_warps);
+    LAUNCH(detail::expert_bias_weights_kernel, blocks, 32 * detail::router_warps, 0, ctx, dweights, dout, bias, groups, OC);
 }
 
 inline void expert_activation_forward(Ctx& ctx, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape,

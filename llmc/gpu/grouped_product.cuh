@@ -50,13 +50,19 @@ struct Sums {
     T* x;
     int columns;
     bool add;
+    ExpertBias bias = {};
+    // What a sum of an expert's rows starts from.
+    __device__ __forceinline__ float start(int expert, int row, int column) const {
+        return bias.factor(row) * (float)bias.x[(size_t)expert * columns + column];
+    }
 };
 
 // The rows of a product that a block computes, and the k that it adds up for each. All are numbers of rows or columns of the
 // factors: an expert's rows start at its offset.
 struct ProductTile {
     int row, rows_end, k, k_end;
-    size_t right = 0;    // the right factor starts at this element
+    size_t right = 0;  // the right factor starts at this element
+    int expert = 0;
     int64_t result = 0;  // row 0 of the result starts at this element
 };
 
@@ -74,7 +80,7 @@ struct TilesOfExperts {
         for (int e = 0; e < groups.E; e++) {
             const int first = groups.offsets[e], end = groups.offsets[e + 1], tiles = ceil_div(end - first, tile);
             if (y < tiles) {
-                t = {first + y * tile, end, 0, K, e * matrix};
+                t = {first + y * tile, end, 0, K, e * matrix, e};
                 return true;
             }
             y -= tiles;
@@ -139,6 +145,15 @@ __global__ void __launch_bounds__(256) simple_product_kernel(Sums<Result> result
     if (!tiles.template find<simple_tile>(t, result.columns)) return;
     const int column = blockIdx.x * simple_tile, x = threadIdx.x % 16, y = threadIdx.x / 16;
     float sum[4][4] = {};
+    if (result.bias.x) {
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const int i = t.row + y + 16 * m, j = column + x + 16 * n;
+                if (i < t.rows_end && j < result.columns) sum[m][n] = result.start(t.expert, i, j);
+            }
+    }
     for (int k = t.k; k < t.k_end; k += simple_k) {
         load_simple<a_by_k>(left, a, 0, t.row, t.rows_end, k, t.k_end);
         load_simple<b_by_k>(right, b, t.right, column, result.columns, k, t.k_end);
@@ -318,6 +333,24 @@ __device__ __forceinline__ void store_results(const Sums<float>& result, const P
         }
 }
 
+// c = the biases of the numbers that store_results stores.
+template <class T>
+__device__ __forceinline__ void start_sums(float (&c)[4][8][4], const Sums<T>& result, const ProductTile& t, int row,
+                                           int column) {
+    const int lane = threadIdx.x % 32;
+    column += lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = row + 16 * m + i / 2 * 8 + lane / 4;
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+                if (r < t.rows_end && column + 8 * n < result.columns)
+                    c[m][n][i] = result.start(t.expert, r, column + 8 * n + i % 2);
+        }
+}
+
 template <bool a_by_k, bool b_by_k, class Tiles, class Result>
 __global__ void __launch_bounds__(product_threads, 2)
     product_kernel(Sums<Result> result, Factor<bf16> a, Factor<bf16> b, Tiles tiles) {
@@ -339,6 +372,8 @@ __global__ void __launch_bounds__(product_threads, 2)
     };
 
     float c[4][8][4] = {};
+    if constexpr (!a_by_k && !b_by_k)  // forward
+        if (result.bias.x) start_sums(c, result, t, t.row + row, first_column + column);
     int buffer = 0;
     copy_step(0, t.k);
     copy_step(1, t.k + product_k);

@@ -40,10 +40,10 @@ struct RowBlock {
 };
 
 // The groups of the buffer, in their order: matrices; vectors that tp shards (cut); and, whole on every tp rank, biases of proj
-// and fc2 (whole), norms (norm), and norms of every query or key head (head_norm), where each rank has the gradient from its
-// own heads.
-enum class Group { matrix, cut, whole, norm, head_norm };
-constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::head_norm};
+// and fc2 (whole), norms (norm), and vectors of whose gradient each rank has a summand, from its own heads or columns: norms of
+// every query or key head, and biases of routers (partial).
+enum class Group { matrix, cut, whole, norm, partial };
+constexpr Group all_groups[] = {Group::matrix, Group::cut, Group::whole, Group::norm, Group::partial};
 
 // The four matrices of a block.
 enum class Matrix { qkv, proj, fc1, fc2 };
@@ -94,9 +94,9 @@ struct BlockParams {
     E *proj_w, *proj_b;                // (C, NHl HS) (C)
     E *norm1_after_w, *norm1_after_b;  // (C) (C) after attention
     E *norm2_w, *norm2_b;              // (C) (C) before the MLP
-    E* router_w;                       // (E, C) in a mixture of E experts
-    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C), where F is the width of an expert
-    E *fc2_w, *fc2_b;                  // (C, Fl) (C); in a mixture (E, C, Fl)
+    E *router_w, *router_b;            // (E, C) (E) in a mixture of E experts
+    E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C) (E, F1l), where F is the width of an expert
+    E *fc2_w, *fc2_b;                  // (C, Fl) (C); in a mixture (E, C, Fl) (E, C)
     E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
     std::pair<E*, E*> weight_and_bias(Matrix matrix) const {
@@ -180,7 +180,8 @@ private:
     }
     static TensorSpec vector(const std::string& name, Group group, Init init, const std::vector<HfTensor>& hf,
                              const TensorFactors& factors) {
-        const int rows = hf[0].rows;
+        int rows = 0;
+        for (const HfTensor& part : hf) rows += part.rows;
         TensorSpec t{name, rows, 1, group, init, hf, factors};
         t.whole_rows = rows;
         t.blocks = {{0, 0, rows}};
@@ -240,7 +241,10 @@ private:
         for (int e = 0; e < t.experts; e++) t.blocks.push_back({e * c.C, e * c.C, c.C});
         visit(w, t);
         if (!bias) return;
-        visit(b, vector(name + "_b", Group::whole, Init::zeros, named(parts, ".bias", false), after ? inside : branch_end));
+        TensorSpec v =
+            vector(name + "_b", Group::whole, Init::zeros, named(parts, ".bias", false), after ? inside : branch_end);
+        v.experts = t.experts;
+        visit(b, v);
     }
 
     TensorSpec embedding() {
@@ -272,8 +276,8 @@ private:
                         {{0, q0, Ql, query_rows}, {Ql, Q + k0, Kl}, {Ql + Kl, Q + K + k0, Kl}}, qkv, 2 * Kl, c.qkv_bias);
         const std::string q_norm = hf(names.q_norm) + ".weight", k_norm = hf(names.k_norm) + ".weight";
         if (c.qk_norm == QkNorm::head) {
-            visit(b.q_norm_w, vector(name + "q_norm_w", Group::head_norm, gain, plain(q_norm, HS), query_norm));
-            visit(b.k_norm_w, vector(name + "k_norm_w", Group::head_norm, gain, plain(k_norm, HS), inside));
+            visit(b.q_norm_w, vector(name + "q_norm_w", Group::partial, gain, plain(q_norm, HS), query_norm));
+            visit(b.k_norm_w, vector(name + "k_norm_w", Group::partial, gain, plain(k_norm, HS), inside));
         }
         if (c.qk_norm == QkNorm::whole) {
             cut_vector(b.q_norm_w, name + "q_norm_w", gain, q_norm, HS, c.NH, {0, h0, n.NHl}, 1, query_norm);
@@ -292,6 +296,9 @@ private:
     void mlp(BlockParams<E>& b, const std::string& name, const std::string& hf) {
         if (!in_mixture_) return mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, {hf}, names.fc1, names.fc2, c.F);
         router(b.router_w, name + "router_w", hf + names.router + ".weight");
+        if (c.mlp_bias)
+            visit(b.router_b, vector(name + "router_b", Group::partial, Init::zeros,
+                                     plain(hf + names.router + ".bias", c.mixture.experts), inside));
         std::vector<std::string> experts;
         for (int e = 0; e < c.mixture.experts; e++) experts.push_back(hf + names.experts + std::to_string(e) + ".");
         mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width());

@@ -32,13 +32,13 @@ struct ParameterTable {
     size_t size = 0;                   // elements of the buffer, including padding
     size_t decayed = 0;                // elements before this index are matrices, to which weight decay applies
     size_t shared = 0;                 // elements from this index on are whole on every tp rank: row-parallel biases and norms
-    size_t head_norms = 0;             // from this index on: norms of every query and key head
+    size_t partial = 0;                // from this index on each tp rank has a partial sum of the gradient (Group::partial)
     size_t trained = 0;                // parameters as in the model's files: each once, without padding
 
     // The numbers of decayed and other elements are padded to multiples of `multiple`, so that they divide into equal shards.
     ParameterTable(const Part& held, std::vector<TensorSpec> tensors, size_t multiple) : part(held), rows(std::move(tensors)) {
         for (const Group group : all_groups) {
-            if (group == Group::head_norm) head_norms = size;
+            if (group == Group::partial) partial = size;
             for (TensorSpec& spec : rows) {
                 if (spec.group != group) continue;
                 spec.offset = size;
@@ -48,7 +48,9 @@ struct ParameterTable {
             if (group == Group::matrix) decayed = size = round_up(size, multiple);
             if (group == Group::cut) shared = size;
         }
+        const bool has_partial = partial < size;
         size = decayed + round_up(size - decayed, multiple);
+        if (!has_partial) partial = size;
         block_begins_.assign(part.layers.size() + 1, decayed);
         for (const TensorSpec& spec : rows)
             if (spec.block >= 0 && !spec.vector()) block_begins_[spec.block] = std::min(block_begins_[spec.block], spec.offset);
@@ -81,8 +83,8 @@ private:
 // Parameters that process a token: in a mixture of experts only its chosen experts count.
 inline int64_t active_parameters(const ModelConfig& c) {
     const int64_t idle = c.mixture.on() ? c.mixture.experts - c.mixture.topk : 0;
-    const int64_t width = c.expert_width(), of_expert = c.C * (c.F1((int)width) + width);
-    return (int64_t)ParameterTable(c).trained - idle * c.mixtures() * of_expert;
+    const int64_t width = c.expert_width(), F1 = c.F1((int)width), of_expert = c.C * (F1 + width);
+    return (int64_t)ParameterTable(c).trained - idle * c.mixtures() * (of_expert + (c.mlp_bias ? F1 + c.C : 0));
 }
 // "8, 2 for each token: 12.9B active parameters; softmax over the chosen ones"
 inline std::string mixture_in_words(const ModelConfig& c) {

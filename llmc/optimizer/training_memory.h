@@ -173,12 +173,10 @@ inline void reduce_replicas(be::Ctx& ctx, const TrainingMemory& m, int block) {
                        (size_t)t.replicated_rows * t.cols);
     }
 }
-// Sums gradients of norms of query and key heads; with sequence parallelism, of all norms and whole biases; and of a tied
-// embedding at both ends of the pipeline.
+// Sums gradients of norms of query and key heads and of routers' biases; with sequence parallelism, of all norms and whole
+// biases; and of a tied embedding at both ends of the pipeline.
 inline void reduce_shared(be::Ctx& ctx, const TrainingMemory& m) {
-    const size_t summed = m.ranks->sequence_parallel    ? m.table.shared
-                          : m.c.qk_norm == QkNorm::head ? m.table.head_norms
-                                                        : m.table.size;
+    const size_t summed = m.ranks->sequence_parallel ? m.table.shared : m.table.partial;
     if (summed < m.table.size) all_reduce(ctx, m.ranks->tp, m.grads.from(summed), m.table.size - summed);
     for (const TensorSpec& t : m.table.rows)
         if (m.c.tied && t.id == 0) all_reduce(ctx, m.ranks->ends, m.grads.from(t.offset), t.size());

@@ -232,7 +232,7 @@ TEST(Experts, RouterLogits) {
     Rng rng(7);
     for (const auto& [N, E, C] : {std::array{3, 5, 16}, std::array{70, 33, 72}, std::array{600, 8, 20}}) {
         const MixtureShape shape = {1, N, E, 1};
-        const Input<floatX> inp(rng.normals<floatX>(N * C)), weight(rng.normals<floatX>(E * C)),
+        const Input<floatX> inp(rng.normals<floatX>(N * C)), weight(rng.normals<floatX>(E * C)), bias(rng.normals<floatX>(E)),
             dinp_before(rng.normals<floatX>(N * C));
         const Input<real> dlogits(rng.normals<real>(N * E)), before(rng.normals<real>(E * C));
         Doubles expected, allowed;
@@ -241,10 +241,16 @@ TEST(Experts, RouterLogits) {
             allowed.push_back(dot.error + (unit + 2 * u) * std::abs(more + dot.sum));
         };
         Buffer<real> logits(N * E, "logits");
-        gpu::router_logits(ctx, logits.p(), inp.p(), weight.p(), shape, C);
+        gpu::router_logits(ctx, logits.p(), inp.p(), weight.p(), bias.p(), shape, C);
         for (int n = 0; n < N; n++)
-            for (int e = 0; e < E; e++) add({inp, (size_t)n * C, 1, weight, (size_t)e * C, 1, C}, 0, 0);
+            for (int e = 0; e < E; e++) add({inp, (size_t)n * C, 1, weight, (size_t)e * C, 1, C}, as_double(bias[e]), 0);
         expect_close(logits.get(), expected, allowed, "logits");
+        const Input<floatX> ones(std::vector<floatX>(N, from_double<floatX>(1)));
+        Buffer<real> dbias(std::vector<real>(before.host().begin(), before.host().begin() + E), "dbias");
+        gpu::router_backward_bias(ctx, dbias.p(), dlogits.p(), shape);
+        expected.clear(), allowed.clear();
+        for (int e = 0; e < E; e++) add({dlogits, (size_t)e, (size_t)E, ones, 0, 1, N}, as_double(before[e]), 0);
+        expect_close(dbias.get(), expected, allowed, "dbias");
         for (const Acc acc : {Acc::Add, Acc::Set}) {
             Buffer<floatX> dinp(dinp_before.host(), "dinp");
             Buffer<real> dweight(before.host(), "dweight");
@@ -273,12 +279,23 @@ struct Products {
     std::vector<int> offsets;
     int n = offsets.back(), more = 70, K = 2, rows = (n + more) / K + 1;
     Rng rng{11};
-    std::vector<int> choices = rng.integers(n + more, 0, rows* K);
+    std::vector<int> choices = different_choices();
     Input<int> offsets_in{offsets}, choices_in{choices};
     ExpertGroups groups = {offsets_in.p(), E, n + more};
     Input<floatX> x{rng.normals<floatX>((size_t)(n + more) * IC)}, dout{rng.normals<floatX>((size_t)(n + more) * OC)},
-        weight{rng.normals<floatX>((size_t)E * OC * IC)};
+        weight{rng.normals<floatX>((size_t)E * OC * IC)}, bias{rng.normals<floatX>((size_t)E * OC)};
+    Input<real> weights{rng.normals<real>((size_t)rows * K)};  // of choices
 
+    std::vector<int> different_choices() {
+        std::vector<int> all(rows * K);
+        for (int i = 0; i < (int)all.size(); i++) {
+            const int j = rng.integers(1, 0, i + 1)[0];
+            all[i] = all[j];
+            all[j] = i;
+        }
+        all.resize(n + more);
+        return all;
+    }
     ExpertRows rows_of(const Input<floatX>& from, bool gathered) const {
         return gathered ? ExpertRows{from.p(), choices_in.p(), K} : ExpertRows{from.p()};
     }
@@ -296,6 +313,11 @@ struct Products {
         expect_close(values, expected, allowed, name);
     }
 
+    ExpertBias bias_of(bool biased, bool weighted) const {
+        if (!biased) return {};
+        return weighted ? ExpertBias{bias.p(), weights.p(), choices_in.p()} : ExpertBias{bias.p()};
+    }
+    double factor(int slot, bool weighted) const { return weighted ? as_double(weights[choices[slot]]) : 1; }
     // The sum is rounded before it is added, and after.
     static void add_expected(const Dot& dot, double before, Acc acc, Doubles& expected, Doubles& allowed) {
         const double added = acc == Acc::Add ? before : 0;
@@ -309,17 +331,50 @@ struct Products {
         if (acc == Acc::Add) std::copy(numbers.begin(), numbers.end(), x.begin());
         return x;
     }
+    // Sets without a bias and with a weighted one, adds with a bias.
     void forward(bool gathered, Acc acc) {
-        const std::vector<floatX> first = before(OC, acc);
-        Buffer<floatX> out(first, "out");
-        gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), groups, IC, OC, acc);
-        Doubles expected, allowed;
-        for (int i = 0; i < n; i++)
-            for (int o = 0; o < OC; o++) {
-                const Dot dot(x, row(i, gathered) * IC, 1, weight, ((size_t)expert_of(i) * OC + o) * IC, 1, IC);
-                add_expected(dot, as_double(first[(size_t)i * OC + o]), acc, expected, allowed);
-            }
-        expect(out, OC, expected, allowed, "out");
+        for (const int biases : {0, 1, 2}) {
+            if ((acc == Acc::Add) != (biases == 1)) continue;
+            const std::vector<floatX> first = before(OC, acc);
+            Buffer<floatX> out(first, "out");
+            gpu::expert_linear_forward(ctx, out.p(), rows_of(x, gathered), weight.p(), bias_of(biases > 0, biases > 1), groups,
+                                       IC, OC, acc);
+            Doubles expected, allowed;
+            for (int i = 0; i < n; i++)
+                for (int o = 0; o < OC; o++) {
+                    const size_t at = (size_t)expert_of(i) * OC + o;
+                    Dot dot(x, row(i, gathered) * IC, 1, weight, at * IC, 1, IC);
+                    const double more = biases ? factor(i, biases > 1) * as_double(bias[at]) : 0;
+                    dot.sum += more;
+                    dot.error += 2 * (IC + 2) * u * std::abs(more);
+                    add_expected(dot, as_double(first[(size_t)i * OC + o]), acc, expected, allowed);
+                }
+            expect(out, OC, expected, allowed, "out");
+        }
+    }
+    void backward_bias(bool gathered) {
+        for (const bool weighted : {false, true}) {
+            const Input<real> before(rng.normals<real>((size_t)E * OC)), dweights_before(rng.normals<real>((size_t)rows * K));
+            Buffer<real> dbias(before.host(), "dbias"), dweights(dweights_before.host(), "dweights");
+            gpu::expert_bias_backward(ctx, dbias.p(), rows_of(dout, gathered), bias_of(weighted, weighted), groups, OC);
+            Doubles expected = doubles(before), allowed((size_t)E * OC), products = doubles(dweights_before),
+                    products_allowed(products.size());
+            for (int i = 0; i < n; i++)
+                for (int o = 0; o < OC; o++) {
+                    const size_t at = (size_t)expert_of(i) * OC + o;
+                    const double d = as_double(dout[row(i, gathered) * OC + o]), term = factor(i, weighted) * d;
+                    expected[at] += term;
+                    allowed[at] += 2 * (n + 3) * u * std::abs(term);
+                    products[choices[i]] += d * as_double(bias[at]);
+                    products_allowed[choices[i]] += 2 * (OC + 3) * u * std::abs(d * as_double(bias[at]));
+                }
+            for (size_t i = 0; i < allowed.size(); i++) allowed[i] += 2 * u * std::abs(as_double(before[i]));
+            expect_close(dbias.get(), expected, allowed, "dbias");
+            if (!weighted) continue;
+            for (size_t i = 0; i < products.size(); i++) products_allowed[i] += 2 * u * std::abs(as_double(dweights_before[i]));
+            gpu::expert_bias_backward_weights(ctx, dweights.p(), rows_of(dout, gathered), bias_of(true, true), groups, OC);
+            expect_close(dweights.get(), products, products_allowed, "dweights");
+        }
     }
     void backward_input(bool gathered, Acc acc) {
         const std::vector<floatX> first = before(IC, acc);
@@ -364,6 +419,7 @@ void check_products(gpu::Ctx& ctx, int IC, int OC) {
             p.forward(gathered, acc);
             p.backward_input(gathered, acc);
         }
+        p.backward_bias(gathered);
     }
     p.backward_weight(false, true, 0, 5 * OC, Acc::Set);
     p.backward_weight(true, false, 2 * OC, 2 * OC, Acc::Add);
@@ -408,6 +464,7 @@ void check_activation(gpu::Ctx& ctx, Routed& x, Activation activation, int F) {
             const size_t at = (size_t)slot * inputs * F + f;
             const double a = as_double(inp[at]), b = gates ? as_double(inp[at + F]) : 1;
             const double dy = as_double(dout[(size_t)slot * F + f]);
+            const double up = std::abs(b) + (activation == Activation::clamped_swiglu);  // clamped SwiGLU adds 1
             double y;
             if constexpr (gates) {
                 y = Act::forward(a, b);
@@ -419,11 +476,11 @@ void check_activation(gpu::Ctx& ctx, Routed& x, Activation activation, int F) {
                 y = Act::forward(a);
                 dexpected[at] = Act::gradient(a, weight * dy);
             }
-            dallowed[at] = error * std::abs(weight * dy * b) * 2 * (1 + std::abs(a));
+            dallowed[at] = error * std::abs(weight * dy) * up * 2 * (1 + std::abs(a));
             expected.push_back(weight * y);
-            allowed.push_back(error * (std::abs(weight * y) + 1e-3 * std::abs(weight * b)));
+            allowed.push_back(error * (std::abs(weight * y) + 1e-3 * std::abs(weight) * up));
             dw[choice] += dy * y;
-            dw_allowed[choice] += (error - rounding + 2 * (F + 4) * u) * (std::abs(dy * y) + 1e-3 * std::abs(dy * b));
+            dw_allowed[choice] += (error - rounding + 2 * (F + 4) * u) * (std::abs(dy * y) + 1e-3 * std::abs(dy) * up);
         }
     }
     expect_close(out.get(), expected, allowed, "out");
@@ -436,6 +493,7 @@ TEST(Experts, Activations) {
     Routed x(cases[1], ctx);
     for (const int F : {24, 37}) {
         check_activation<activation::Swiglu, true>(ctx, x, Activation::swiglu, F);
+        check_activation<activation::ClampedSwiglu, true>(ctx, x, Activation::clamped_swiglu, F);
         check_activation<activation::Relu2, false>(ctx, x, Activation::relu2, F);
     }
     check_activation<activation::Geglu, true>(ctx, x, Activation::geglu, 8);
