@@ -388,8 +388,8 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // ---- Mixture of experts -----------------------------------------------------------------------------------------------------
 // Instead of one MLP, E smaller ones, the experts. A router chooses K of them for each row x (Shazeer et al., 2017):
 //   out = sum over the chosen e of weight_e fc2_e(act(fc1_e(x))),  weights from router x
-// Experts may have biases, and then so has the router; fc2's is multiplied by the weight, too, and with tensor parallelism it is
-// added by the first rank.
+// Experts may have biases, and then so has the router; fc2's is multiplied by the weight, too, and with tensor parallelism the
+// first rank adds it.
 // A row and its k-th expert are choice row K + k. Sorted by expert, the choices are slots, so an expert's rows are consecutive:
 // its matrices are multiplied with all of them at once, none is dropped, and products read rows of x through the list of
 // choices. With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result (on

@@ -88,10 +88,10 @@ inline void publish_directory(const std::string& dir, const std::function<void(c
 // Copies a rank's part of a tensor to the whole HfTensor in its file layout, or from there.
 template <class E>
 void convert_layout(const TensorSpec& spec, const HfTensor& t, E* ours, E* file, bool to_file) {
-    for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
-        for (size_t k = 0; k < n; k++) {
-            if (to_file) file[in_file + k] = ours[at + k * stride];
-            else ours[at + k * stride] = file[in_file + k];
+    for_each_run(spec, t, [&](const TensorRun& run) {
+        for (size_t k = 0; k < run.n; k++) {
+            if (to_file) file[run.file + k] = ours[run.place(k)];
+            else ours[run.place(k)] = file[run.file + k];
         }
     });
 }

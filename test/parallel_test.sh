@@ -75,6 +75,18 @@ for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --tp 2 --pp 2" "3 -
     expect "a mixture after a dense layer, $layout" train "$n" "unequal $layout" $options "${mixture[@]}"
     expect "a mixture after a dense layer, $layout: one rank's losses" near unequal "unequal $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
+# GPT-OSS: each tp rank has some of the bias of fc1, one adds that of fc2 times the routing weights, and files stack experts, gate
+# and up in turn, which ranks of ZeRO write in parts.
+oss=(--num-experts 5 --moe-router-topk 3 --ffn-hidden-size 96 --no-swiglu --activation clamped-swiglu --add-qkv-bias --add-proj-bias --add-mlp-bias
+    --softmax-type learnable --window-size 9 --window-attn-skip-freq 2 --moe-z-loss-coeff 1e-3)
+expect "GPT-OSS on one rank" train 1 oss "${oss[@]}"
+expect "it is one" grep -q '"gpt_oss"' oss/latest/config.json
+for layout in "2 --zero 1" "2 --tp 2 --resume oss_2___zero_1/step_00000003" "2 --tp 2 --no-sequence-parallel --main-grads-dtype bf16 --recompute mlp"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "GPT-OSS, $layout" train "$n" "oss_${layout//[ -]/_}" $options "${oss[@]}" --check-replicas 4
+    expect "GPT-OSS, $layout: one rank's losses" near oss "oss_${layout//[ -]/_}" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
 # A mixture whose experts are copies of a dense model's MLP gives its losses, in every layout.
 loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep -o "loss *[0-9.]*" | grep -o "[0-9.]*$"; }
 close_losses() { awk -v a="$(loss_of "$1")" -v b="$(loss_of "$2")" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 0.002 ^ 2) }'; }

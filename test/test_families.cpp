@@ -18,6 +18,7 @@
 #include "../llmc/plan/from_options.h"
 #include "../llmc/checkpoint/run_directory.h"
 #include "files.h"
+#include "model_files.h"
 #include "testing.h"
 
 namespace test_families {
@@ -59,7 +60,7 @@ TEST_P(Golden, ConfigAndNames) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
-                                         "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "olmoe"),
+                                         "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -133,6 +134,29 @@ TEST(Families, PublishedConfigs) {
          [](const ModelConfig& c) {
              return c.mixture.experts == 16 && c.mixture.topk == 8 && !c.mixture.normalize && c.qk_norm == QkNorm::whole;
          }},
+        {"GPT-OSS 20B", llama_like("gpt_oss", R"("num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4,
+            "head_dim": 16, "num_key_value_heads": 2, "attention_bias": true, "hidden_act": "silu", "swiglu_limit": 7.0,
+            "initial_context_length": 4096, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention",
+            "sliding_attention", "full_attention", "sliding_attention", "full_attention"], "rope_theta": 150000, "rope_scaling":
+            {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn",
+            "truncate": false}, "tie_word_embeddings": false, "quantization_config": {"modules_to_not_convert":
+            ["lm_head"], "quant_method": "mxfp4"})"),
+         [](const ModelConfig& c) {
+             return c.mixture.experts == 32 && c.mixture.topk == 4 && c.mixture.normalize && c.mlp_bias && c.proj_bias &&
+                    c.sinks && c.activation == Activation::clamped_swiglu && c.window == 16 && c.full_interval == 2 &&
+                    c.rope_base == 150000 && c.rope_scaling.factor == 32 && !c.rope_scaling.truncate && c.T == 131072;
+         }},
+        {"GPT-OSS: defaults", llama_like("gpt_oss", ""),
+         [](const ModelConfig& c) {
+             return c.mixture.experts == 128 && c.mixture.topk == 4 && c.window == 128 && c.full_interval == 2 &&
+                    c.HS() == 64 && c.rope_scaling.type == RopeScaling::Type::yarn && c.rope_scaling.original == 4096 &&
+                    c.T == 131072;
+         }},
+        {"GPT-OSS without scaling",
+         llama_like("gpt_oss", R"("rope_scaling": {"rope_type": "default"}, "attention_bias": false)"),
+         [](const ModelConfig& c) {
+             return c.rope_scaling.type == RopeScaling::Type::none && c.T == 128 && !c.qkv_bias && c.mlp_bias;
+         }},
         {"SmolLM3", llama_like("smollm3", R"("no_rope_layers": [1, 1, 0, 1, 1, 0], "no_rope_layer_interval": 4)"),
          [](const ModelConfig& c) { return c.nope_interval == 3 && !c.has_positions(2) && c.tied && c.rope_base == 2e6; }},
         {"OLMo-2", llama_like("olmo2", ""),
@@ -183,9 +207,9 @@ TEST(Families, PublishedConfigs) {
 // The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
-        {"llama", 2048},  {"mistral", 131072},     {"qwen2", 32768},     {"qwen3", 32768}, {"smollm3", 32768},
-        {"olmo2", 2048},  {"mixtral", 131072},     {"qwen3_moe", 32768}, {"olmoe", 4096},  {"gemma", 8192},
-        {"gemma2", 8192}, {"gemma3_text", 131072}, {"gpt_neox", 2048}};
+        {"llama", 2048},     {"mistral", 131072}, {"qwen2", 32768},        {"qwen3", 32768},  {"smollm3", 32768},
+        {"olmo2", 2048},     {"mixtral", 131072}, {"qwen3_moe", 32768},    {"olmoe", 4096},   {"gemma", 8192},
+        {"gpt_oss", 131072}, {"gemma2", 8192},    {"gemma3_text", 131072}, {"gpt_neox", 2048}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
         j.erase("max_position_embeddings");
@@ -255,6 +279,10 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("qwen3_moe", R"("mlp_only_layers": [0.5])"), {"'mlp_only_layers'", "a list of layers"}},
         {llama_like("qwen3_moe", R"("num_experts": 8, "num_local_experts": 9)"), {"'num_experts'", "'num_local_experts'"}},
         {llama_like("olmoe", R"("clip_qkv": 8.0)"), {"'clip_qkv'", "null"}},
+        {llama_like("gpt_oss", R"("swiglu_limit": 6.5)"), {"'swiglu_limit'", "only 7.0"}},
+        {llama_like("gpt_oss", R"("swiglu_alpha": 1.5)"), {"'swiglu_alpha'", "only 1.702"}},
+        {llama_like("gpt_oss", R"("hidden_act": "gelu")"), {"'hidden_act'", "silu"}},
+        {llama_like("gpt_oss", R"("quantization_config": {"quant_method": "gptq"})"), {"'quantization_config'", "mxfp4"}},
         {llama_like("train_gpt", R"("num_experts": 8, "scoring_func": "sqrtsoftplus")"), {"'scoring_func'", "softmax"}},
         {R"({"model_type": "gpt_neox", "vocab_size": 9, "hidden_size": 60, "intermediate_size": 80, "num_hidden_layers": 2,
              "num_attention_heads": 4})",
@@ -342,6 +370,12 @@ TEST(Families, CombinationsFindTheirClass) {
          }},
         {"mixtral", [](ModelConfig& c) { c.mixture.experts = 5; }},
         {"mixtral", [](ModelConfig& c) { set_family(c, "mixtral"); }},
+        {"gpt_oss",
+         [](ModelConfig& c) {
+             set_family(c, "gpt_oss");
+             c.mixture = {5, 3};
+             c.window = 0;
+         }},
         {"qwen3_moe",
          [](ModelConfig& c) {
              c.mixture = {5, 3, false, false};
@@ -648,6 +682,70 @@ TEST(Families, OtherFormatsAreNamed) {
     EXPECT_THROW(read(llama_like("llama", R"("quantization_config": {"bits": 4})")), Unsupported);
 }
 
+// GPT-OSS's experts in MXFP4 have the bits that transformers widens them to (dev/ref/mxfp4_golden.py), on every tp rank.
+TEST(Families, MXFP4IsWidened) {
+    const double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    for (int byte = 0; byte < 256; byte++)
+        for (int scale = 0; scale < 255; scale++)
+            for (const size_t i : {0, 1}) {
+                const char code = (char)byte, power = (char)scale;
+                const int bits = i ? byte >> 4 : byte & 15;
+                const double x = std::ldexp(magnitudes[bits & 7], scale - 127);
+                EXPECT_EQ(mxfp4_number(&code, &power, i), (float)(bits & 8 ? -x : x));
+            }
+    ModelConfig c;
+    set_family(c, "gpt_oss");
+    c.L = 1;
+    c.C = c.F = 32;
+    c.NH = c.NKV = 2;
+    c.T = 16;
+    c.V = 9;
+    c.mixture = {3, 2};
+    pad_vocabulary(c, 2);
+    const test::TemporaryDirectory dir;
+    const SafetensorsReader files = SafetensorsReader::open(golden("mxfp4.safetensors"));
+    const std::string experts = "model.layers.0.mlp.experts.";
+    // Writes a model with these tensors of the experts, and returns its parameters on a rank.
+    const auto model_with = [&](const std::vector<std::string>& given) {
+        SafetensorsWriter writer(dir / "model.safetensors");
+        std::vector<std::pair<std::string, std::string>> tensors;
+        const auto add = [&](const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape,
+                             const std::string& bytes) {
+            writer.declare(name, dtype, shape);
+            tensors.emplace_back(name, bytes);
+        };
+        for (const std::string& name : given) {
+            const TensorView& view = *files.find(name);
+            add(experts + name, view.dtype, view.shape, {view.data, view.bytes});
+        }
+        const ParameterTable table(c);
+        for (const TensorSpec& spec : table.rows)
+            for (const HfTensor& t : spec.hf)
+                if (!files.find(t.name.substr(std::min(t.name.size(), experts.size()))))
+                    add(t.name, "BF16", file_shape(spec, t), std::string((size_t)t.rows * (size_t)spec.whole_cols * 2, '\0'));
+        for (const auto& [name, bytes] : tensors) writer.write(name, bytes.data(), bytes.size());
+        writer.finish();
+        std::vector<floatX> params;
+        for (const int rank : {0, 1}) {
+            Part part = whole_model(c);
+            part.tp = {2, rank};
+            const ParameterTable of_rank(c, part);
+            std::vector<floatX> mine(of_rank.size);
+            read_tensors(dir / "model.safetensors", c, of_rank, mine.data());
+            params.insert(params.end(), mine.begin(), mine.end());
+        }
+        std::filesystem::remove(dir / "model.safetensors");
+        return params;
+    };
+    const std::vector<std::string> packed = {"gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks",
+                                             "down_proj_scales"};
+    const std::vector<floatX> widened = model_with(packed);
+    test::expect_same_bits(widened, model_with({"gate_up_proj", "down_proj"}), "parameters");
+    EXPECT_GT(std::count_if(widened.begin(), widened.end(), [](floatX x) { return (float)x != 0; }), 7000);
+    expect_error([&] { model_with({packed[0], packed[2], packed[3]}); }, {"gate_up_proj_blocks", "no scale"});
+    expect_error([&] { model_with({packed[0], packed[1], packed[2], packed[3], "down_proj"}); }, {"down_proj_blocks"});
+}
+
 TEST(Families, PresetsAreOfTheirFamily) {
     for (const Preset& preset : presets()) {
         ModelConfig c = config_from_preset(preset.name);
@@ -656,15 +754,19 @@ TEST(Families, PresetsAreOfTheirFamily) {
         EXPECT_TRUE(holds(family_of(c), c)) << preset.name;
     }
     const std::pair<const char*, size_t> published[] = {
-        {"llama3-8b", 8030261248},     {"smollm2-135m", 134515008}, {"mistral-7b", 7241732096},     {"qwen2.5-7b", 7615616512},
-        {"qwen3-0.6b", 596049920},     {"olmo2-1b", 1484916736},    {"pythia-160m", 162322944},     {"gemma3-270m", 268098176},
-        {"mixtral-8x7b", 46702792704}, {"olmoe-1b-7b", 6919161856}, {"qwen3-30b-a3b", 30532122624},
+        {"llama3-8b", 8030261248},   {"smollm2-135m", 134515008},    {"mistral-7b", 7241732096},
+        {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},      {"olmo2-1b", 1484916736},
+        {"pythia-160m", 162322944},  {"gemma3-270m", 268098176},     {"mixtral-8x7b", 46702792704},
+        {"olmoe-1b-7b", 6919161856}, {"qwen3-30b-a3b", 30532122624}, {"gpt-oss-20b", 20914757184},
     };
     for (const auto& [name, count] : published) EXPECT_EQ(ParameterTable(config_from_preset(name)).trained, count) << name;
-    const std::pair<const char*, const char*> counts[] = {
-        {"mixtral-8x7b", "46.7B parameters, 12.9B active"},   {"olmoe-1b-7b", "6.92B parameters, 1.28B active"},
-        {"qwen3-30b-a3b", "30.5B parameters, 3.35B active"},  {"llm-jp-3-8x1.8b", "9.27B parameters, 2.92B active"},
-        {"llm-jp-3-8x13b", "73.2B parameters, 22.2B active"}, {"llama3-8b", "8.03B parameters"}};
+    const std::pair<const char*, const char*> counts[] = {{"mixtral-8x7b", "46.7B parameters, 12.9B active"},
+                                                          {"olmoe-1b-7b", "6.92B parameters, 1.28B active"},
+                                                          {"gpt-oss-20b", "20.9B parameters, 4.19B active"},
+                                                          {"qwen3-30b-a3b", "30.5B parameters, 3.35B active"},
+                                                          {"llm-jp-3-8x1.8b", "9.27B parameters, 2.92B active"},
+                                                          {"llm-jp-3-8x13b", "73.2B parameters, 22.2B active"},
+                                                          {"llama3-8b", "8.03B parameters"}};
     for (const auto& [name, words] : counts) EXPECT_EQ(parameters_in_words(config_from_preset(name)), words) << name;
     // As published, without embeddings.
     for (const auto& [name, count] :

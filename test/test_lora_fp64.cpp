@@ -266,7 +266,7 @@ TEST(Lora, RanksHoldPartsOfTheWhole) {
                                                mine.name.find("fc1_lora_a") != std::string::npos);
                 EXPECT_EQ(mine.replicated, mine.partial_sum);
                 size_t held = 0;
-                for (const HfTensor& t : mine.hf) for_each_run(mine, t, [&](size_t, size_t, size_t, size_t n) { held += n; });
+                for (const HfTensor& t : mine.hf) for_each_run(mine, t, [&](const TensorRun& run) { held += run.n; });
                 EXPECT_EQ(held, mine.size()) << mine.name << " on rank " << rank << " of " << tp;
             }
         }

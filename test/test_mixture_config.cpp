@@ -51,6 +51,10 @@ TEST(MixtureConfig, OptionsOfMegatron) {
         << "as Megatron-LM";
     EXPECT_EQ(configured({"--preset", "olmoe-1b-7b", "--moe-router-topk", "4"}).mixture.topk, 4);
 
+    EXPECT_TRUE(config_from_preset("gpt-oss-20b").mlp_bias);
+    EXPECT_FALSE(configured({"--preset", "gpt-oss-20b", "--no-add-mlp-bias"}).mlp_bias);
+    EXPECT_TRUE(configured({"--num-experts", "8", "--add-mlp-bias"}).mlp_bias);
+
     const TrainOptions o =
         parsed({"--num-experts", "8", "--moe-aux-loss-coeff", "1e-2", "--moe-z-loss-coeff", "1e-3",
                 "--moe-router-load-balancing-type", "seq_aux_loss", "--moe-router-dtype", "fp32", "--moe-grouped-gemm",
@@ -83,7 +87,6 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-router-enable-expert-bias"}, {"not available yet", "--moe-aux-loss-coeff"}},
         {{"--moe-use-upcycling"}, {"--moe-use-upcycling requires --model DIR"}},
         {{"--moe-router-num-groups", "2"}, {"not available yet"}},
-        {{"--add-mlp-bias"}, {"experts have no biases", "--disable-bias-linear"}},
         {{"--norm-place", "parallel"}, {"norm-place parallel", "HINT: --norm-place before"}},
         {{"--fp8-format", "hybrid"}, {"--fp8-format", "HINT"}},
         {{"--parametrization", "mup", "--mup-base-width", "32"}, {"--parametrization mup", "HINT"}},

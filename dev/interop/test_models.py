@@ -96,6 +96,11 @@ FAMILIES = {
     "olmoe": (t.OlmoeConfig, {
         "": dict(num_experts=5, **MIXTURE | dict(head_dim=14)),
         "normalized": dict(num_experts=5, norm_topk_prob=True, attention_bias=True, **MIXTURE | dict(head_dim=14))}),
+    "gpt_oss": (t.GptOssConfig, {
+        "": dict(num_local_experts=5, sliding_window=7, **scaled("yarn", truncate=False), **MIXTURE),
+        "without biases of attention": dict(num_local_experts=5, sliding_window=None, attention_bias=False,
+                                            layer_types=["full_attention"] * MIXTURE["num_hidden_layers"],
+                                            **rope(rope_type="default"), **MIXTURE)}),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -256,6 +261,8 @@ OURS = {
     "mixtral": f"--preset mixture-tiny {LLAMA} --num-experts 5 --moe-router-topk 3",
     "qwen3_moe": f"--preset qwen3-30b-a3b {LLAMA} --num-experts 5 --moe-router-topk 3",
     "olmoe": f"--preset olmoe-1b-7b {LLAMA} --num-experts 5 --moe-router-topk 3",
+    "gpt_oss": f"--preset gpt-oss-20b {LLAMA} --num-experts 5 --moe-router-topk 3 --window-size 7 "
+               "--original-max-position-embeddings 2",
 }
 ENDS = ["", "--num-layers 1", "--num-attention-heads 1 --num-query-groups 1", "--ffn-hidden-size 1", "--num-query-groups 1",
         "--kv-channels 2", "--window-size 0", "--window-size 1", "--window-size 64", "--window-size 9999",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Golden values of transformers' own models: one tiny model of every family, and numbers of RoPE scalings.
 
-    python3 dev/ref/families_reference.py      writes test/golden/families/NAME/ and test/golden/rope_scaling.json
+    python3 dev/ref/families_reference.py [NAME...]     writes test/golden/families/NAME/ and test/golden/rope_scaling.json
 
 A directory has config.json and model.safetensors as saved by transformers (weights in bf16), and golden.safetensors,
 computed in float32 from these weights: tokens and targets (2, T), logits (2, T, V), the mean cross-entropy ce, and
@@ -11,6 +11,7 @@ transformers (5.23).
 import json
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ SIZES = dict(hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_atte
              max_position_embeddings=32, rms_norm_eps=1e-4, **IDS)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 2.0, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 16}
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 MODELS = {
@@ -47,6 +50,7 @@ MODELS = {
     "mixtral": t.MixtralConfig(sliding_window=5, num_local_experts=5, num_experts_per_tok=3, **SIZES),
     "qwen3_moe": t.Qwen3MoeConfig(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14, norm_topk_prob=True, **SIZES),
     "olmoe": t.OlmoeConfig(num_experts=5, num_experts_per_tok=3, **{**SIZES, "head_dim": 4}),
+    "gpt_oss": t.GptOssConfig(sliding_window=5, num_local_experts=5, num_experts_per_tok=3, rope_parameters=YARN, **SIZES),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),
@@ -73,7 +77,8 @@ def random_model(config, seed):
     model = t.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     for name, p in model.named_parameters():
         gain = p.dim() == 1 and name.endswith("weight") and "gemma" not in config.model_type
-        p.data = (0.25 * torch.randn_like(p) + (1.0 if gain else 0.0)).bfloat16().float()
+        std = 5.0 if name.endswith("gate_up_proj_bias") else 0.25  # beyond GPT-OSS's limits of 7
+        p.data = (std * torch.randn_like(p) + (1.0 if gain else 0.0)).bfloat16().float()
     model.tie_weights()
     return model
 
@@ -82,6 +87,8 @@ def by_file(name, key, gradient):
     """Gradients by the names in files: transformers 5 stacks the matrices of experts."""
     mlp, fc1, fc2 = ("block_sparse_moe", ("w1", "w3"), "w2") if name == "mixtral" else ("mlp", ("gate_proj", "up_proj"), "down_proj")
     key = key.replace(".mlp.", f".{mlp}.") if name == "mixtral" else key
+    if name == "gpt_oss":
+        return {key: gradient}  # whose files have them stacked
     if key.endswith(".experts.gate_up_proj"):
         stem = key[:-len("gate_up_proj")]
         return {f"{stem}{e}.{fc1[half]}.weight": g for e, both in enumerate(gradient) for half, g in enumerate(both.chunk(2))}
@@ -127,5 +134,7 @@ def write_scalings():
 
 if __name__ == "__main__":
     for seed, (name, config) in enumerate(MODELS.items()):
-        write_family(name, config, seed)
-    write_scalings()
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            write_family(name, config, seed)
+    if not sys.argv[1:]:
+        write_scalings()

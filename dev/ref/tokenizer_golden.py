@@ -67,6 +67,9 @@ before, text, after = ({"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {
                        {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}})
 template = {"type": "TemplateProcessing", "single": [before, text, after], "pair": [before, text, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {t: {"id": t, "ids": [id], "tokens": [t]} for t, id in (("<|im_start|>", 600), ("<|im_end|>", 601))}}
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 CHAT = [added(600, "<|im_start|>", special=True), added(601, "<|im_end|>", special=True), added(602, "<|im", special=True)]
 VARIANTS = {
     "special tokens": CHAT,
@@ -81,6 +84,7 @@ VARIANTS = {
     "sequences that are empty": [{"op": "add", "path": "/normalizer", "value": {"type": "Sequence", "normalizers": []}},
                                  steps({"type": "Sequence", "pretokenizers": []})],
     "possessive": [steps(split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s"))],
+    "o200k, GPT-OSS": CHAT + [model("ignore_merges", True), steps(split(O200K))],
     "removed": [steps(split(r"\w+|[^\w\s]+", "Removed", True))],
     "contiguous": [steps(split(r"\d", "Contiguous"), split({"String": "a.b"}, "Removed"))],
     "merged with previous": [steps(split(r"\s", "MergedWithPrevious"))],

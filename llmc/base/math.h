@@ -269,7 +269,7 @@ HD inline GateUp<F> geglu_gradient(F gate, F up, F dy) {
     return {dy * up * gelu_derivative(gate), dy * gelu(gate)};
 }
 
-// Clamped SwiGLU (OpenAI's GPT-OSS): g s (u + 1), s = sigmoid(a g), with the gate clamped to g <= limit, and -limit <= u <= limit.
+// Clamped SwiGLU (GPT-OSS): g s (u + 1), s = sigmoid(a g), with g clamped to at most the limit and u to -limit .. limit.
 //   dg = dy (u + 1) s (1 + a g (1 - s)),  du = dy g s,  each 0 where its input is clamped
 constexpr double clamped_swiglu_slope = 1.702, clamped_swiglu_limit = 7;
 template <class F>

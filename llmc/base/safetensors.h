@@ -64,8 +64,35 @@ struct TensorView {
     std::vector<int64_t> shape;
     const char* data = nullptr;
     size_t bytes = 0;
-    size_t elements() const { return bytes / dtype_bytes(dtype); }
+    const char* scales = nullptr;  // of MXFP4
+    size_t elements() const { return scales ? 2 * bytes : bytes / dtype_bytes(dtype); }
 };
+
+// MXFP4 (Open Compute Project, 2023): blocks of 32 numbers, each a code of 4 bits (sign, exponent, mantissa: e2m1), two to a
+// byte, the lower bits first, times a power of two that the block shares, 2^(scale - 127); 255 is NaN.
+inline float mxfp4_number(const char* codes, const char* scales, size_t i) {
+    static const float magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const int code = (uint8_t)codes[i / 2] >> (i % 2 * 4) & 15, scale = (uint8_t)scales[i / 32];
+    const uint32_t bits = scale == 255 ? 0x7fc00000u : scale == 0 ? 1u << 22 : (uint32_t)scale << 23;  // 2^-127 is subnormal
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    const float x = magnitudes[code & 7] * power;
+    return code & 8 ? -x : x;
+}
+// A tensor of these from two: `blocks` (..., n / 32, 16) bytes, and a scale for each block.
+inline TensorView mxfp4_tensor(const TensorView& blocks, const TensorView& scales) {
+    TensorView t = blocks;
+    t.dtype = "MXFP4";
+    t.scales = scales.data;
+    t.shape.pop_back();
+    t.shape.back() *= 32;
+    return t;
+}
+inline bool are_mxfp4(const TensorView& blocks, const TensorView& scales) {
+    std::vector<int64_t> shape = scales.shape;
+    shape.push_back(16);
+    return blocks.dtype == "U8" && scales.dtype == "U8" && blocks.shape == shape && shape.size() > 1;
+}
 
 class SafetensorsReader {
 public:
@@ -100,6 +127,11 @@ public:
     template <class E>
     void read_as(const TensorView& t, size_t first, size_t n_elements, E* dst) const {
         CHECK(first + n_elements <= t.elements(), "elements %zu to %zu of %zu", first, first + n_elements, t.elements());
+        if (t.scales) {
+#pragma omp parallel for schedule(static) if (n_elements > 1 << 15)
+            for (int64_t i = 0; i < (int64_t)n_elements; i++) dst[i] = (E)mxfp4_number(t.data, t.scales, first + (size_t)i);
+            return;
+        }
         const auto each = [&](auto zero, auto convert) {
             using S = decltype(zero);
             const int64_t n = (int64_t)n_elements;

@@ -71,9 +71,11 @@ inline void note_unknown_keys(const std::string& dir) {
 
 // Shape of a tensor in a file.
 inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t) {
-    if (spec.vector()) return {t.rows};
-    if (t.transposed) return {spec.whole_cols, t.rows};
-    return {t.rows, spec.whole_cols};
+    std::vector<int64_t> shape = {t.rows_of_matrix(), spec.whole_cols};
+    if (spec.vector()) shape.pop_back();
+    else if (t.transposed) std::swap(shape[0], shape[1]);
+    if (t.stacked) shape.insert(shape.begin(), t.stacked);
+    return shape;
 }
 
 // The weights of a model (or its moments) in a .safetensors file or a directory with model.safetensors, of any float type:
@@ -83,6 +85,7 @@ public:
     TensorSource(const std::string& path, const ModelConfig& c) : path_(path), c_(c), files_(SafetensorsReader::open(path)) {
         unwrap();
         const TensorNames& names = family_of(c).names;
+        if (names.stacks_experts) unpack();
         std::set<const TensorView*> used;
         for (const TensorSpec& spec : trained_table(c).rows)
             for (const HfTensor& t : spec.hf)
@@ -90,6 +93,8 @@ public:
         // An unknown weight means that the file holds another model. Masks and rotary angles are not weights; a tied head is a
         // copy, but its adapters are not.
         if (c.tied && !c.adapted()) used.insert(find(names.head + std::string(".weight")));
+        for (const auto& [name, tensor] : packed_)
+            if (used.count(&tensor)) used.insert({files_.find(name + "_blocks"), files_.find(name + "_scales")});
         for (const auto& [name, tensor] : files_.tensors()) {
             const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
             bool known = used.count(&tensor) || has(".inv_freq");
@@ -112,11 +117,11 @@ public:
                 continue;
             }
             const TensorView& view = get(spec, t);
-            for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
-                if (stride == 1) return files_.read_as(view, in_file, n, ours + at);
-                strided.resize(n);
-                files_.read_as(view, in_file, n, strided.data());
-                for (size_t k = 0; k < n; k++) ours[at + k * stride] = strided[k];
+            for_each_run(spec, as_stored(t, view), [&](const TensorRun& run) {
+                if (run.stride == 1 && !run.half) return files_.read_as(view, run.file, run.n, ours + run.ours);
+                strided.resize(run.n);
+                files_.read_as(view, run.file, run.n, strided.data());
+                for (size_t k = 0; k < run.n; k++) ours[run.place(k)] = strided[k];
             });
         }
         if (!all_finite(ours, spec.size()))
@@ -128,7 +133,7 @@ public:
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
         const TensorView* view = find(t.name);
         if (!view) fail("%s has no tensor '%s', which a %s model needs", path_.c_str(), t.name.c_str(), c_.family.c_str());
-        std::vector<int64_t> shape = file_shape(spec, t);
+        std::vector<int64_t> shape = file_shape(spec, as_stored(t, *view));
         if (const LoraInFile* adapter = in_file(t)) shape[is_lora_a(t) ? 0 : 1] = adapter->rank;
         if (view->shape != shape)
             fail("%s: tensor '%s' has shape %s; config.json requires %s", path_.c_str(), t.name.c_str(),
@@ -137,6 +142,11 @@ public:
     }
 
 private:
+    // Rows of MXFP4 are contiguous.
+    static HfTensor as_stored(HfTensor t, const TensorView& view) {
+        if (view.scales) t.transposed = false;
+        return t;
+    }
     static bool is_lora_a(const HfTensor& t) { return t.name.find(".lora_A.") != std::string::npos; }
     // The matrix's adapter, if adapters differ; else null.
     const LoraInFile* in_file(const HfTensor& t) const {
@@ -157,8 +167,8 @@ private:
         for (size_t r = 0; r < rows; r++)
             for (size_t i = 0; i < from; i++)
                 padded[r * to + i] = (E)((float)stored[r * from + i] * (a ? 1 : (float)adapter.factor));
-        for_each_run(spec, t, [&](size_t at, size_t stride, size_t first, size_t n) {
-            for (size_t k = 0; k < n; k++) ours[at + k * stride] = padded[first + k];
+        for_each_run(spec, t, [&](const TensorRun& run) {
+            for (size_t k = 0; k < run.n; k++) ours[run.place(k)] = padded[run.file + k];
         });
     }
     // Rejects a head that is stored next to the embedding it is tied to, unless both hold the same numbers: transformers 5 then
@@ -171,11 +181,11 @@ private:
         const HfTensor& t = spec.hf[0];
         bool same = head->shape == file_shape(spec, t);
         std::vector<E> part((size_t)1 << 20);
-        const auto compare = [&](size_t at, size_t /*stride*/, size_t in_file, size_t n) {
-            for (size_t done = 0, k = 0; same && done < n; done += k) {
-                k = std::min(part.size(), n - done);
-                files_.read_as(*head, in_file + done, k, part.data());
-                same = !memcmp(part.data(), embedding + at + done, k * sizeof(E));
+        const auto compare = [&](const TensorRun& run) {
+            for (size_t done = 0, k = 0; same && done < run.n; done += k) {
+                k = std::min(part.size(), run.n - done);
+                files_.read_as(*head, run.file + done, k, part.data());
+                same = !memcmp(part.data(), embedding + run.ours + done, k * sizeof(E));
             }
         };
         if (same) for_each_run(spec, t, compare);
@@ -194,8 +204,22 @@ private:
     }
     const TensorView* by_name(const std::string& name) const {
         if (const TensorView* view = files_.find(name)) return view;
+        if (const auto packed = packed_.find(name); packed != packed_.end()) return &packed->second;
         const auto found = unwrapped_.find(name);
         return found == unwrapped_.end() ? nullptr : found->second;
+    }
+    // Makes tensors of the pairs NAME_blocks, NAME_scales.
+    void unpack() {
+        const std::string ending = "_blocks";
+        for (const auto& [blocks, view] : files_.tensors()) {
+            if (!ends_with(blocks, ending)) continue;
+            const std::string name = blocks.substr(0, blocks.size() - ending.size());
+            const TensorView* scales = files_.find(name + "_scales");
+            if (!scales || !are_mxfp4(view, *scales))
+                fail("%s: the tensor '%s' has no scale for each 16 bytes, as MXFP4 has; HINT: download or copy it again",
+                     path_.c_str(), blocks.c_str());
+            packed_[name] = mxfp4_tensor(view, *scales);
+        }
     }
     // Removes the parts of names that torch.compile, DistributedDataParallel and FSDP insert into a saved module's.
     void unwrap() {
@@ -218,6 +242,7 @@ private:
     ModelConfig c_;
     SafetensorsReader files_;
     std::map<std::string, const TensorView*> unwrapped_;  // by their names without wrappers
+    std::map<std::string, TensorView> packed_;            // MXFP4
 };
 
 // Fills buffer (table.size).
@@ -263,8 +288,9 @@ void read_parameters(const std::string& dir, const ModelConfig& c, const Paramet
 // True if a model's files have weights that floatX would round.
 inline bool finer_than_floatX(const std::string& dir) {
     const SafetensorsReader files = SafetensorsReader::open(dir);
-    return has_lower_halves && std::any_of(files.tensors().begin(), files.tensors().end(),
-                                           [](const auto& tensor) { return tensor.second.dtype != "BF16"; });
+    return has_lower_halves && std::any_of(files.tensors().begin(), files.tensors().end(), [](const auto& tensor) {
+               return tensor.second.dtype != "BF16" && tensor.second.dtype != "U8";
+           });
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
@@ -424,8 +450,26 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
     for (const TensorSpec& spec : table.rows)
         for (const HfTensor& t : spec.hf) {
             const TensorFiles::FileOffset place = files.place(t.name);
-            for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
-                const size_t first = spec.offset + at;  // element k of the run is first + k stride
+            // Elements [begin, end) of a run, of which element k is element value(k) of the shards.
+            const auto write = [&](size_t in_file, size_t begin, size_t end, auto value) {
+                for (size_t piece = begin, last; piece < end; piece = last) {
+                    last = std::min(end, piece + PieceWriter::most / sizeof(E));
+                    char* to = writer.at(place.file, place.offset + (in_file + piece) * sizeof(E), (last - piece) * sizeof(E));
+                    bool finite = true;
+                    for (size_t k = piece; k < last; k++, to += sizeof(E)) {
+                        const E x = part(value(k));
+                        finite &= std::isfinite((real)x);
+                        memcpy(to, &x, sizeof(E));
+                    }
+                    if (!finite)
+                        fail(
+                            "%s of %s is not finite; HINT: training diverged: resume from an older checkpoint with a "
+                            "lower --lr, or with --on-spike rollback",
+                            t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
+                }
+            };
+            // Calls visit(begin, end, value) for the counted ones of n elements first + k stride of the table.
+            const auto for_counted = [&](size_t first, size_t stride, size_t n, auto visit) {
                 const auto index = [&](size_t element) {
                     return element <= first ? 0 : (element - first + stride - 1) / stride;
                 };
@@ -435,24 +479,25 @@ void write_parts(const TensorFiles& files, const ParameterTable& table, const Sh
                     shards.for_each_part(first, (n - 1) * stride + 1, [&](size_t from, size_t shard, size_t elements) {
                         const size_t begin = std::max(k0, (from + stride - 1) / stride),
                                      end = std::min(k1, (from + elements + stride - 1) / stride);
-                        for (size_t piece = begin, last; piece < end; piece = last) {
-                            last = std::min(end, piece + PieceWriter::most / sizeof(E));
-                            char* to =
-                                writer.at(place.file, place.offset + (in_file + piece) * sizeof(E), (last - piece) * sizeof(E));
-                            const size_t first_value = shard + (piece * stride - from);
-                            bool finite = true;
-                            for (size_t k = 0; k < last - piece; k++) {
-                                const E value = part(first_value + k * stride);
-                                finite &= std::isfinite((real)value);
-                                memcpy(to + k * sizeof(E), &value, sizeof(E));
-                            }
-                            if (!finite)
-                                fail(
-                                    "%s of %s is not finite; HINT: training diverged: resume from an older checkpoint with a "
-                                    "lower --lr, or with --on-spike rollback",
-                                    t.name.c_str(), std::filesystem::path(files.files[place.file].path).filename().c_str());
-                        }
+                        if (begin < end) visit(begin, end, [=](size_t k) { return shard + (k * stride - from); });
                     });
+                }
+            };
+            std::vector<size_t> values;  // of gate and up in turn
+            for_each_run(spec, t, [&](const TensorRun& run) {
+                if (!run.half)
+                    return for_counted(spec.offset + run.ours, run.stride, run.n,
+                                       [&](size_t begin, size_t end, auto value) { write(run.file, begin, end, value); });
+                values.assign(run.n, SIZE_MAX);
+                for (const size_t half : {0, 1})
+                    for_counted(spec.offset + run.ours + half * run.half, run.stride, run.n / 2,
+                                [&](size_t begin, size_t end, auto value) {
+                                    for (size_t k = begin; k < end; k++) values[2 * k + half] = value(k);
+                                });
+                for (size_t begin = 0, end; begin < run.n; begin = end) {
+                    const bool ours = values[begin] != SIZE_MAX;
+                    for (end = begin + 1; end < run.n && (values[end] != SIZE_MAX) == ours;) end++;
+                    if (ours) write(run.file, begin, end, [&](size_t k) { return values[k]; });
                 }
             });
         }

@@ -162,10 +162,10 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
 template <class E>
 std::string in_file_layout(const TensorSpec& spec, const HfTensor& t, const std::vector<float>& ours) {
     std::string bytes((size_t)t.rows * spec.whole_cols * sizeof(E), '\0');
-    for_each_run(spec, t, [&](size_t at, size_t stride, size_t in_file, size_t n) {
-        for (size_t k = 0; k < n; k++) {
-            const auto x = (E)ours[at + k * stride];
-            memcpy(bytes.data() + (in_file + k) * sizeof(E), &x, sizeof(E));
+    for_each_run(spec, t, [&](const TensorRun& run) {
+        for (size_t k = 0; k < run.n; k++) {
+            const auto x = (E)ours[run.place(k)];
+            memcpy(bytes.data() + (run.file + k) * sizeof(E), &x, sizeof(E));
         }
     });
     return bytes;

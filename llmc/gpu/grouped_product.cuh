@@ -51,7 +51,7 @@ struct Sums {
     int columns;
     bool add;
     ExpertBias bias = {};
-    // What a sum of an expert's rows starts from.
+    // The initial value of a sum.
     __device__ __forceinline__ float start(int expert, int row, int column) const {
         return bias.factor(row) * (float)bias.x[(size_t)expert * columns + column];
     }

@@ -22,8 +22,9 @@ struct TensorNames {
     const char *router, *experts;         // of a mixture; an expert's matrices have `experts` and its number in front
     std::vector<const char*> expert_fc1;  // gate and up
     const char* expert_fc2;
-    bool transposed = false;   // GPT-2's Conv1D stores matrices (in, out)
-    bool interleaved = false;  // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
+    bool stacks_experts = false;  // in one tensor, under these names: HfTensor::stacked, gate_up
+    bool transposed = false;      // GPT-2's Conv1D stores matrices (in, out)
+    bool interleaved = false;     // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
     // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
     std::vector<std::pair<const char*, const char*>> other_prefixes = {};
     std::vector<const char*> not_ours = {};  // parts of names that are ignored: masks, vision towers
@@ -88,6 +89,14 @@ inline ModelConfig olmoe_structure() {
     c.mixture.experts = 64;
     c.mixture.topk = 8;
     c.mixture.normalize = false;
+    return c;
+}
+inline ModelConfig gpt_oss_structure() {
+    ModelConfig c;
+    c.qkv_bias = c.proj_bias = c.mlp_bias = c.sinks = true;
+    c.activation = Activation::clamped_swiglu;
+    c.mixture.experts = 128;
+    c.mixture.topk = 4;
     return c;
 }
 inline ModelConfig smollm3_structure() {
@@ -168,6 +177,13 @@ inline TensorNames mixtral_names() {
     n.expert_fc2 = "w2";
     return n;
 }
+inline TensorNames gpt_oss_names() {
+    TensorNames n = llama_names();
+    n.router = "mlp.router";
+    n.expert_fc1 = {"gate_up_proj"};
+    n.stacks_experts = true;
+    return n;
+}
 inline TensorNames gpt2_names() {
     TensorNames n = own_names();
     n.top = "transformer.";
@@ -229,6 +245,7 @@ inline const std::vector<Family>& families() {
         {"mixtral", "MixtralForCausalLM", mixtral_structure(), mixtral_names()},
         {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe_structure(), llama_names()},
         {"olmoe", "OlmoeForCausalLM", olmoe_structure(), llama_names()},
+        {"gpt_oss", "GptOssForCausalLM", gpt_oss_structure(), gpt_oss_names()},
         {"smollm3", "SmolLM3ForCausalLM", smollm3_structure(), llama_names()},
         {"olmo2", "Olmo2ForCausalLM", olmo2_structure(), own_names()},
         {"gpt_neox", "GPTNeoXForCausalLM", gpt_neox_structure(), gpt_neox_names()},

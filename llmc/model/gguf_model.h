@@ -183,7 +183,7 @@ inline const GgufArchitecture& gguf_architecture_of(const ModelConfig& c) {
         if (c.family == a.family) return a;
         all += (all.empty() ? "" : ", ") + std::string(a.family);
     }
-    fail("llama.cpp has no architecture for the family %s; GGUF supports %s", c.family.c_str(), all.c_str());
+    fail("GGUF files of the family %s are not supported; supported are %s", c.family.c_str(), all.c_str());
 }
 
 namespace detail {

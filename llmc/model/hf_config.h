@@ -456,6 +456,34 @@ inline Key experts(const char* key) {
                 j[topk] = c.mixture.topk;
             }};
 }
+// GPT-OSS's activation has no word of its own: the constants of a clamped SwiGLU, which transformers 4 does not read.
+inline Key clamped_swiglu() {
+    return {[](const HfReader& in, ModelConfig&) {
+                in.only("hidden_act", "silu");
+                in.only("swiglu_limit", clamped_swiglu_limit);
+                in.only("swiglu_alpha", clamped_swiglu_slope);
+            },
+            [](Json& j, const ModelConfig&) {
+                j["hidden_act"] = "silu";
+                j["swiglu_limit"] = clamped_swiglu_limit;
+            }};
+}
+// Without keys of rope scaling, a GPT-OSS has its class's default.
+inline Key default_yarn() {
+    const char *const older = "rope_scaling", *const newer = "rope_parameters";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                if (!in.absent(older) || !in.absent(newer)) return;
+                RopeScaling& s = c.rope_scaling;
+                s.type = RopeScaling::Type::yarn;
+                s.factor = 32;
+                s.original = 4096;
+                s.truncate = false;
+                c.T = std::max(c.T, 32 * 4096);
+            },
+            [=](Json& j, const ModelConfig&) {
+                if (!j.contains(older)) j[older] = {{"rope_type", "default"}};
+            }};
+}
 inline Key norm_topk_prob() {
     const char* const key = "norm_topk_prob";
     return {[=](const HfReader& in, ModelConfig& c) { c.mixture.normalize = in.flag(key, false); },
@@ -608,7 +636,8 @@ inline const Keys& keys_of(const std::string& family) {
     const Key qwen_window = window({4096, true, true, 0, false, true});
     const Key gemma_activation = gated_activation("hidden_activation");
     const Key jitter = only("router_jitter_noise", 0.0);
-    RopeKeys mixtral_rope, smollm3_rope, gemma3_rope;
+    RopeKeys mixtral_rope, smollm3_rope, gemma3_rope, gpt_oss_rope;
+    gpt_oss_rope.otherwise = 150000;
     mixtral_rope.otherwise = 1e6;
     smollm3_rope.otherwise = 2e6;
     gemma3_rope.otherwise = 1e6;
@@ -628,6 +657,9 @@ inline const Keys& keys_of(const std::string& family) {
         {"olmoe",
          llama_keys({unpadded, biases, no_window(), experts("num_experts"), norm_topk_prob(), only("clip_qkv", nullptr)}, 4096,
                     0, 1e-5)},
+        {"gpt_oss", llama_keys({default_yarn(), attention_bias(true), experts("num_local_experts"),
+                                window({128, false, false, 2, false, true, true})},
+                               131072, 64, 1e-5, gpt_oss_rope, clamped_swiglu())},
         {"smollm3", llama_keys({unpadded, biases, mlp_bias, no_rope_layers(), window({0, true, false, 0, false, true})}, 32768,
                                0, 1e-6, smollm3_rope)},
         {"olmo2", llama_keys({unpadded, biases}, 2048, 0, 1e-5)},
@@ -694,7 +726,11 @@ inline ModelConfig read_config_keys(const HfReader& in) {
     }
     ModelConfig c;
     set_family(c, type);
-    in.only("quantization_config", nullptr);
+    if (!family->names.stacks_experts) in.only("quantization_config", nullptr);
+    else if (const char* key = "quantization_config"; !in.absent(key)) {  // the tensors' names show it
+        if (!in.j[key].is_object()) in.wrong(key, "an object");
+        if (in.j[key].value("quant_method", nlohmann::json()) != "mxfp4") in.unsupported(key, "the 'quant_method' \"mxfp4\"");
+    }
     c.V = in.count("vocab_size");
     for (const Key& key : keys_of(type)) key.read(in, c);
     c.tied = in.flag("tie_word_embeddings", c.tied);
@@ -720,7 +756,7 @@ inline bool has_no_effect(const std::string& key) {
         "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx "
         "reorder_and_upcast_attn attention_softmax_in_fp32 masked_softmax_fusion bias_dropout_fusion "
         "skip_bias_add skip_bias_add_qkv slow_but_exact offset_alibi pretraining_tp max_window_layers "
-        "output_router_logits router_aux_loss_coef "
+        "output_router_logits router_aux_loss_coef experts_per_token initial_context_length "
         "hidden_act full_attention sliding_attention type original_max_position_embeddings ";
     return key.empty() || key[0] == '_' || keys.find(' ' + key + ' ') != std::string::npos;
 }

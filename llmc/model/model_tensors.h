@@ -31,6 +31,9 @@ struct HfTensor {
     int row = 0, rows = 0;
     bool transposed = false;  // GPT-2's Conv1D stores (in, out)
     int interleaved = 0;  // BLOOM, GPT-NeoX: head size HS, as file rows are [q k v] per head, not [q heads | k heads | v heads]
+    int stacked = 0;      // GPT-OSS: this many matrices in one tensor, each (in, out); 0: one matrix
+    bool gate_up = false;  // whose rows alternate between gate and up, instead of [gate | up]
+    int rows_of_matrix() const { return stacked ? rows / stacked : rows; }
 };
 
 // Rows [row, row + rows) of a rank's part are rows [whole_row, ...) of the whole tensor.
@@ -163,11 +166,15 @@ private:
     std::string top(const char* name) const { return std::string(names.top) + name; }
 
     static std::vector<HfTensor> plain(const std::string& hf, int rows) { return {{hf, 0, rows}}; }
-    static std::vector<HfTensor> named(std::vector<HfTensor> parts, const char* ending, bool transposed) {
+    std::vector<HfTensor> weights(std::vector<HfTensor> parts) const {
         for (HfTensor& t : parts) {
-            t.name += ending;
-            t.transposed = transposed;
+            t.name += t.stacked ? "" : ".weight";
+            t.transposed = names.transposed || t.stacked;
         }
+        return parts;
+    }
+    static std::vector<HfTensor> biases(std::vector<HfTensor> parts) {
+        for (HfTensor& t : parts) t.name += t.stacked ? "_bias" : ".bias";
         return parts;
     }
     // Files hold the vocabulary without padding.
@@ -208,7 +215,7 @@ private:
     void column_parallel(E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
                          const std::vector<HfTensor>& parts, int replicated_rows, bool bias, int experts = 1) {
         const int rows = blocks.back().row + blocks.back().rows;
-        TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, named(parts, ".weight", names.transposed)};
+        TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, weights(parts)};
         t.factors = scale.matrix();
         t.experts = experts;
         t.whole_rows = whole_rows;
@@ -223,26 +230,23 @@ private:
         t.group = Group::cut;
         t.init = Init::zeros;
         t.factors = inside;
-        t.hf = named(parts, ".bias", false);
+        t.hf = biases(parts);
         visit(b, t);
     }
     // The weight's columns are sharded over tp: a rank computes a partial sum of the output, and the bias is added once.
-    // It ends a branch unless a norm follows. Several parts are matrices of C rows each: experts.
+    // It ends a branch unless a norm follows. Several parts, or stacked ones, are matrices of C rows each: experts.
     void row_parallel(E*& w, E*& b, const std::string& name, int whole_cols, const std::vector<HfTensor>& parts, bool bias) {
-        TensorSpec t{name + "_w",          0,
-                     whole_cols / tp.size, Group::matrix,
-                     Init::scaled_normal,  named(parts, ".weight", names.transposed)};
+        TensorSpec t{name + "_w", 0, whole_cols / tp.size, Group::matrix, Init::scaled_normal, weights(parts)};
         t.factors = scale.matrix().folded(after ? 1 : scale.branch());
         t.factors.init *= std::sqrt(scale.depth);  // relative to the base model's depth
-        t.experts = (int)parts.size();
+        t.experts = std::max((int)parts.size(), parts[0].stacked);
         t.rows = t.whole_rows = t.experts * c.C;
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
         for (int e = 0; e < t.experts; e++) t.blocks.push_back({e * c.C, e * c.C, c.C});
         visit(w, t);
         if (!bias) return;
-        TensorSpec v =
-            vector(name + "_b", Group::whole, Init::zeros, named(parts, ".bias", false), after ? inside : branch_end);
+        TensorSpec v = vector(name + "_b", Group::whole, Init::zeros, biases(parts), after ? inside : branch_end);
         v.experts = t.experts;
         visit(b, v);
     }
@@ -300,7 +304,8 @@ private:
             visit(b.router_b, vector(name + "router_b", Group::partial, Init::zeros,
                                      plain(hf + names.router + ".bias", c.mixture.experts), inside));
         std::vector<std::string> experts;
-        for (int e = 0; e < c.mixture.experts; e++) experts.push_back(hf + names.experts + std::to_string(e) + ".");
+        for (int e = 0; e < c.mixture.experts; e++)
+            experts.push_back(hf + names.experts + (names.stacks_experts ? "" : std::to_string(e) + "."));
         mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width());
     }
     // One MLP, or several of equal size with the same rows for each; hf: the beginnings of their names in files.
@@ -318,6 +323,10 @@ private:
             fc1.push_back({hf[(size_t)e] + fc1_names.back(), row + gate, F});
             blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
             fc2.push_back({hf[(size_t)e] + fc2_name, e * c.C, c.C});
+        }
+        if (in_mixture_ && names.stacks_experts) {
+            fc1 = {{fc1[0].name, 0, n_mlps * F1, false, 0, n_mlps, gate > 0}};
+            fc2 = {{fc2[0].name, 0, n_mlps * c.C, false, 0, n_mlps}};
         }
         column_parallel(fc1_w, fc1_b, name + "fc1", n_mlps * F1, blocks, fc1, 0, c.mlp_bias, n_mlps);
         row_parallel(fc2_w, fc2_b, name + "fc2", F, fc2, c.mlp_bias);

@@ -122,33 +122,46 @@ void bind_parameters(const ModelConfig& c, const ParameterTable& table, Params<E
     bind_parameters(c, table, p, buffer, [&](size_t row) { return table.rows[row].offset; });
 }
 
-// Maps a rank's part of a tensor to its place in a file: visit(ours, stride, file, n) for runs of n elements, ours[ours + k
-// stride] and file[file + k]; offsets count elements from the start of the part and of the HfTensor.
+// n consecutive elements of an HfTensor, from `file` on: element file + k is element place(k) of our part.
+struct TensorRun {
+    size_t ours, stride, file, n;
+    size_t half = 0;  // not 0: they alternate between two runs of ours, `half` elements apart: gate and up
+    size_t place(size_t k) const { return half ? ours + k % 2 * half + k / 2 * stride : ours + k * stride; }
+};
+// Maps a rank's part of a tensor to its place in a file: visit(TensorRun), whose numbers count elements from the start of the
+// part and of the HfTensor.
 template <class Visit>
 void for_each_run(const TensorSpec& spec, const HfTensor& t, Visit visit) {
     const int heads = t.interleaved ? t.rows / (3 * t.interleaved) : 0;
+    const auto cols = (size_t)spec.cols, whole_cols = (size_t)spec.whole_cols, each = (size_t)t.rows_of_matrix();
     const auto file_row = [&](int whole_row) {
         int r = whole_row - t.row;
         if (t.interleaved) {  // here (which of q k v, head, element), in the file (head, which, element)
             const int HS = t.interleaved, which = r / (heads * HS), head = r / HS % heads;
             r = (head * 3 + which) * HS + r % HS;
         }
+        if (t.gate_up) {  // here (matrix, gate or up, element), in the file (matrix, element, gate or up)
+            const int F = (int)each / 2, half = r / F % 2;
+            r += half + r % F - half * F;
+        }
         return (size_t)r;
     };
-    for (const RowBlock& block : spec.blocks) {
+    for (size_t i = 0; i < spec.blocks.size(); i++) {
+        const RowBlock& block = spec.blocks[i];
         const int first = std::max(block.whole_row, t.row), last = std::min(block.whole_row + block.rows, t.row + t.rows);
         if (first >= last) continue;
-        const int row = block.row + first - block.whole_row;
-        if (t.transposed) {
-            for (int col = 0; col < spec.cols; col++)
-                visit((size_t)row * spec.cols + col, (size_t)spec.cols,
-                      (size_t)(spec.first_col + col) * t.rows + file_row(first), (size_t)(last - first));
-        } else if (!t.interleaved && spec.cols == spec.whole_cols) {
-            visit((size_t)row * spec.cols, (size_t)1, file_row(first) * spec.cols, (size_t)(last - first) * spec.cols);
+        const size_t row = (size_t)(block.row + first - block.whole_row), rows = (size_t)(last - first);
+        if (t.transposed) {  // a block lies in one matrix; with gate_up, the next block has its rows of up
+            const size_t at = file_row(first), matrix = at / each * each * whole_cols;
+            const size_t half = t.gate_up ? (size_t)(spec.blocks[++i].row - block.row) * cols : 0;
+            for (size_t col = 0; col < cols; col++)
+                visit(TensorRun{row * cols + col, cols, matrix + ((size_t)spec.first_col + col) * each + at % each,
+                                half ? 2 * rows : rows, half});
+        } else if (!t.interleaved && !t.gate_up && cols == whole_cols) {
+            visit(TensorRun{row * cols, 1, file_row(first) * cols, rows * cols});
         } else {
-            for (int r = first; r < last; r++)
-                visit((size_t)(row + r - first) * spec.cols, (size_t)1, file_row(r) * spec.whole_cols + spec.first_col,
-                      (size_t)spec.cols);
+            for (size_t r = 0; r < rows; r++)
+                visit(TensorRun{(row + r) * cols, 1, file_row(first + (int)r) * whole_cols + (size_t)spec.first_col, cols});
         }
     }
 }

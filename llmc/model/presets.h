@@ -105,7 +105,7 @@ inline const std::vector<Preset>& presets() {
              c.full_interval = 6;
              c.eps = 1e-6;
          }},
-        // Mixtures of experts: Mixtral, OLMoE, Qwen3
+        // Mixtures of experts: Mixtral, OLMoE, Qwen3, GPT-OSS
         {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 14336, 32768, 32000, 0.02},
         {"olmoe-1b-7b", "olmoe", 16, 2048, 16, 16, 1024, 4096, 50304, 0.02},
         {"qwen3-30b-a3b", "qwen3_moe", 48, 2048, 32, 4, 768, 40960, 151936, 0.02,
@@ -113,6 +113,16 @@ inline const std::vector<Preset>& presets() {
              c.head_size = 128;
              c.rope_base = 1e6;
              c.eps = 1e-6;
+         }},
+        {"gpt-oss-20b", "gpt_oss", 24, 2880, 64, 8, 2880, 131072, 201088, 0.02,
+         [](ModelConfig& c) {
+             c.mixture.experts = 32;
+             c.head_size = 64;
+             c.window = 128;
+             c.full_interval = 2;
+             c.rope_base = 150000;
+             c.rope_scaling = {RopeScaling::Type::yarn, 32, 4096};
+             c.rope_scaling.truncate = false;
          }},
         // LLM-jp v3: two mixtures of 8 experts, then dense
         {"llm-jp-3-8x1.8b", "mixtral", 24, 2048, 16, 16, 7168, 4096, 99574, 0.02, [](ModelConfig& c) { c.rope_base = 1e4; }},
