@@ -225,6 +225,7 @@ std::vector<ExpertCase> cases() {
     std::vector<ExpertCase> all = expert_cases();
     all.push_back({{2, 80, 5, 3}, 70, 45, {}, Activation::clamped_swiglu, false, true});
     all.push_back({{1, 64, 4, 2}, 64, 32, {}, Activation::gelu});
+    all.push_back({{1, 70, 3, 2}, 144, 80, {}});
     all.push_back({{3, 11, 2, 1}, 1100, 17, {}});
     all.push_back({{1, 1100, 3, 1}, 8, 8, {}, Activation::swiglu, true});
     return all;

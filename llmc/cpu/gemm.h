@@ -221,6 +221,11 @@ struct RightOperand {
             for (int c = first; c < first + columns; c += each)
                 pack_rows_from(to + right_index<E>(0, c - first, K), c / (2 * each) * each + c / each % 2 * F, each);
     }
+    // A prefetch of the numbers that pack() reads.
+    Prefetch lines(int k, int K, int first, int columns) const {
+        if (form == as_rows) return Prefetch(x + (size_t)k * stride + first, stride, K, columns);
+        return form == transposed ? Prefetch(x + (size_t)first * stride + k, stride, columns, K) : Prefetch();
+    }
 };
 
 // A stride for rows of K elements that avoids cache-set conflicts: an odd number of cache lines.
@@ -302,9 +307,17 @@ void multiply_blocks(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueI
     char* memory = (char*)ctx.scratch(per_thread * (size_t)ctx.threads);
     // The prefetch of one pass: rows from n on, below `end`, and k below K_end.
     const auto left_lines = [=, &blocking, &a](int n, int end, int k, int K_end) {
-        return n < end && a.in_place ? Prefetch(a.rows.x + (size_t)n * K + k, (size_t)K, std::min(blocking.rows, end - n),
-                                                std::min(pass, K_end - k))
-                                     : Prefetch();
+        return n < end ? Prefetch(a.rows.x + (size_t)n * K + k, (size_t)K, std::min(blocking.rows, end - n),
+                                  std::min(pass, K_end - k))
+                       : Prefetch();
+    };
+    // The prefetch of the right operand from k on; at its end, of the next block's.
+    const auto packed_next = [&](int64_t task, int k) {
+        const size_t next = (size_t)task + (k == K);
+        if (next == blocks.size()) return Prefetch();
+        RightOperand right = b;
+        right.x += blocks[next].right;
+        return right.lines(k % K, std::min(blocking.slab, K - k % K), blocks[next].column, blocks[next].columns);
     };
     Team::run(ctx.threads, [&](Team::Member& me) {
         float* memory_of_sums = (float*)(memory + per_thread * (size_t)me.number);
@@ -321,6 +334,10 @@ void multiply_blocks(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueI
             for (int k0 = 0; k0 < K; k0 += blocking.slab) {
                 const int deep = std::min(blocking.slab, K - k0);
                 right.pack(unit, packed, packed_size, k0, deep, c0, columns);
+                if (!a.in_place) {  // an expert's few rows: prefetch what is packed next during their products
+                    pending.later = packed_next(task, k0 + deep);
+                    pending.lines = ceil_div(pending.later.left(), unit.steps(block.rows, columns, deep));
+                }
                 for (int n0 = first; n0 < end; n0 += blocking.rows)
                     for (int k = 0; k < deep; k += pass) {
                         const int rows = std::min(blocking.rows, end - n0), there = std::min(rows, first + block.there - n0);
@@ -332,7 +349,7 @@ void multiply_blocks(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueI
                             gather_rows(gathered, (size_t)stride, a.rows, a.columns, n0, there, rows, k0 + k, K_here);
                         left.pack(packed_left, a.in_place ? a.rows.x + (size_t)n0 * K + k0 + k : gathered, stride, rows,
                                   K_here);
-                        if (blocking.keeps_left()) {  // prefetch the next rows during the products with the panel
+                        if (blocking.keeps_left() && a.in_place) {  // prefetch the next rows during the products with the panel
                             const int products = ceil_div(columns, narrow) * ceil_div(K_here, tile_depth);
                             pending.later = k + pass < deep ? left_lines(n0, end, k0 + k + pass, k0 + deep)
                                                             : left_lines(n0 + blocking.rows, end, k0, k0 + deep);

@@ -1,7 +1,8 @@
 // The products of mixtures of experts on a matrix unit: gemm.h's for the rows of each expert, in one parallel loop. A task
 // is a block of one expert's result, at most 512 rows high, smaller if there would be few tasks: experts have few rows and some
 // have many, and threads that finish early take the others' tasks (team.h). Rows are gathered while they are copied into the
-// thread's cache; packing an expert's weights takes 1/10 of the time of its products with 256 rows.
+// thread's cache. Memory is the bound of experts with few rows: each weight is read once, each gradient read and written, for
+// 2 FLOPs per row. So the next task's weights or rows of the gradient are prefetched during the products of this one.
 //   rows_times_each     out rows (+)= rows of a times the expert's b: forward, backward_input
 //   columns_times_each  c_e (+)= a_e^T b_e, one matrix per expert: backward_weight. A task packs both operands of its block
 //                       of c, which are short: as many rows as the expert has
@@ -68,7 +69,8 @@ inline void rows_times_each(Ctx& ctx, floatX* out, const ExpertRows& a, const Ex
             blocks.clear();
             for_pieces(groups, few, high, [&](int e, int row, int end) {
                 for (int c = 0; c < wide; c += panel)
-                    blocks.push_back({row, round_up(end - row, 16), end - row, c, std::min(panel, wide - c), (size_t)e * next});
+                    blocks.push_back({row, round_up(end - row, unit.row_multiple()), end - row, c, std::min(panel, wide - c),
+                                      (size_t)e * next});
             });
         }
         if (blocks.empty()) return;

@@ -80,7 +80,7 @@ public:
 
 // Other work in small pieces, a few per step of tiles: the tile unit works asynchronously, so other instructions overlap with
 // it and cost little time. Other units leave all pieces to finish(). `later`: prefetch for a later product, `lines` cache lines
-// at a time.
+// per step of 64 bytes of k, on every unit.
 struct OverlappedWork {
     void (*piece)(OverlappedWork&);
     int left = 0, per_step = 1;  // pieces left; pieces per step
@@ -101,6 +101,13 @@ struct OverlappedWork {
     }
 };
 
+// The end of the part of K that starts at k: all of K, or a step of k that overlaps with prefetches.
+inline int next_step(int k, int step, int K, OverlappedWork* overlapped) {
+    if (!overlapped || overlapped->later.left() == 0) return K;
+    overlapped->later.issue(overlapped->lines);
+    return std::min(k + step, K);
+}
+
 // The operand that is streamed: it is not reused soon and need not stay in the L1 cache.
 enum class Streamed { neither, left, right };
 
@@ -119,6 +126,7 @@ struct MatrixUnit {
     using Element = E;
     const char* name;
     bool tiles;       // a tile unit: 16 rows at a time, and outputs faster than their cache lines can be fetched
+    int high, wide;   // rows and columns of c in registers
     void (*begin)();  // called by a thread before its products; end() after them
     void (*end)();
     void (*product)(float* c, int ldc, const E* a, int lda, const E* b, int b_rows, int M, int N, int K, bool add,
@@ -127,6 +135,10 @@ struct MatrixUnit {
     // Product of fp32 numbers split into three bf16 parts, a_part and b_part elements apart (packing.h); null if not supported.
     void (*product_of_parts)(float* c, int ldc, const E* a, size_t a_part, int lda, const E* b, size_t b_part, int b_rows,
                              int M, int N, int K, bool add, OverlappedWork* overlapped) = nullptr;
+    // Without tiles, M may be a multiple of only row_multiple(), and K of a word.
+    int row_multiple() const { return !tiles && 8 % high == 0 ? 8 : 16; }
+    // The number of times that a product prefetches (OverlappedWork).
+    int steps(int M, int N, int K) const { return ceil_div(M, high) * ceil_div(N, wide) * ceil_div(K, k_step<E>); }
 };
 
 // The index of element (k, n) of a packed right operand with K rows.
@@ -381,19 +393,22 @@ constexpr Layouts<E> plain_layouts = {transpose_plain<E>, transpose_plain<uint32
 // c (R, 16 W) in vectors of L floats.
 template <int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const float* a, int lda, const float* b, int b_rows,
-                                                      int K, bool add) {
+                                                      int K, bool add, OverlappedWork* overlapped) {
     typedef float floats __attribute__((vector_size(4 * L)));
     constexpr int of_block = 16 / L, vectors = W * of_block;
     floats sum[R][vectors] = {};
-    for (int k = 0; k < K; k++) {
-        floats right[vectors];
-        UNROLLED
-        for (int v = 0; v < vectors; v++)
-            memcpy(&right[v], b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * L, sizeof(floats));
-        UNROLLED
-        for (int r = 0; r < R; r++) {
+    for (int k = 0, end; k < K;) {
+        end = next_step(k, k_step<float>, K, overlapped);
+        for (; k < end; k++) {
+            floats right[vectors];
             UNROLLED
-            for (int v = 0; v < vectors; v++) sum[r][v] += a[(size_t)r * lda + k] * right[v];
+            for (int v = 0; v < vectors; v++)
+                memcpy(&right[v], b + (size_t)(v / of_block) * 16 * b_rows + (size_t)k * 16 + v % of_block * L, sizeof(floats));
+            UNROLLED
+            for (int r = 0; r < R; r++) {
+                UNROLLED
+                for (int v = 0; v < vectors; v++) sum[r][v] += a[(size_t)r * lda + k] * right[v];
+            }
         }
     }
     UNROLLED
@@ -411,7 +426,7 @@ __attribute__((always_inline)) inline void fp32_block(float* c, int ldc, const f
 // Blocks of R rows; if 16 is not a multiple of R, also of R - 1.
 template <int L, int R, int W>
 __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const float* a, int lda, const float* b, int b_rows,
-                                                       int M, int N, int K, bool add) {
+                                                       int M, int N, int K, bool add, OverlappedWork* overlapped) {
     constexpr int fewer = 16 % R == 0 ? R : R - 1;
     static_assert(W == 1 || fewer == R, "a product has 16 columns more than whole blocks, or rows, but not both");
     for (int n = 0; n < N; n += 16 * W)
@@ -419,9 +434,9 @@ __attribute__((always_inline)) inline void fp32_blocks(float* c, int ldc, const 
             rows = (M - m) / ceil_div(M - m, R);  // nearly equal blocks
             float* const at = c + (size_t)m * ldc + n;
             const float *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
-            if (W > 1 && N - n < 16 * W) fp32_block<L, R, 1>(at, ldc, left, lda, right, b_rows, K, add);
-            else if (rows == R) fp32_block<L, R, W>(at, ldc, left, lda, right, b_rows, K, add);
-            else fp32_block<L, fewer, W>(at, ldc, left, lda, right, b_rows, K, add);
+            if (W > 1 && N - n < 16 * W) fp32_block<L, R, 1>(at, ldc, left, lda, right, b_rows, K, add, overlapped);
+            else if (rows == R) fp32_block<L, R, W>(at, ldc, left, lda, right, b_rows, K, add, overlapped);
+            else fp32_block<L, fewer, W>(at, ldc, left, lda, right, b_rows, K, add, overlapped);
         }
 }
 // Vectors of 16 bytes: 4 per row of 16 columns, and as many rows as fit in the registers.
@@ -431,14 +446,14 @@ constexpr int portable_rows = 3;  // 16 registers
 constexpr int portable_rows = 4;  // 32 registers, as on ARM
 #endif
 inline void fp32_product(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N, int K, bool add,
-                         Streamed, OverlappedWork*) {
-    fp32_blocks<4, portable_rows, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+                         Streamed, OverlappedWork* overlapped) {
+    fp32_blocks<4, portable_rows, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add, overlapped);
 }
 
 #if X86_UNITS
 FOR_AVX2 inline void fp32_product_avx2(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
-                                       int K, bool add, Streamed, OverlappedWork*) {
-    fp32_blocks<8, 6, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+                                       int K, bool add, Streamed, OverlappedWork* overlapped) {
+    fp32_blocks<8, 6, 1>(c, ldc, a, lda, b, b_rows, M, N, K, add, overlapped);
 }
 // Transposes 8 rows of 4 words into 4 rows of 8, like transpose_quarters below, with two halves.
 FOR_AVX2 inline void transpose_halves(void* to, size_t to_stride, const void* rows, size_t stride) {
@@ -469,14 +484,15 @@ FOR_AVX2 inline void transpose_avx2(Word* to, size_t to_stride, const Word* rows
 constexpr Layouts<float> avx2_layouts = {transpose_avx2<float>, transpose_avx2<uint32_t>, join_plain};
 
 FOR_AVX512 inline void fp32_product_avx512(float* c, int ldc, const float* a, int lda, const float* b, int b_rows, int M, int N,
-                                           int K, bool add, Streamed, OverlappedWork*) {
-    fp32_blocks<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add);
+                                           int K, bool add, Streamed, OverlappedWork* overlapped) {
+    fp32_blocks<16, 8, 2>(c, ldc, a, lda, b, b_rows, M, N, K, add, overlapped);
 }
 
 // ---- AVX512-BF16 -----------------------------------------------------------------------------------------------------------
 // c (8, 16 W)
 template <int W>
-FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add) {
+FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int K, bool add,
+                               OverlappedWork* overlapped) {
     constexpr int R = 8;
     __m512 sum[R][W];
     UNROLLED
@@ -484,17 +500,20 @@ FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const 
         UNROLLED
         for (int w = 0; w < W; w++) sum[r][w] = _mm512_setzero_ps();
     }
-    for (int k = 0; k < K; k += 2) {
-        __m512i words[W];
-        UNROLLED
-        for (int w = 0; w < W; w++) words[w] = _mm512_loadu_si512(b + (size_t)w * 16 * b_rows + (size_t)k * 16);
-        UNROLLED
-        for (int r = 0; r < R; r++) {
-            int pair;
-            memcpy(&pair, a + (size_t)r * lda + k, 4);
-            const __m512i left = _mm512_set1_epi32(pair);
+    for (int k = 0, end; k < K;) {
+        end = next_step(k, k_step<bf16>, K, overlapped);
+        for (; k < end; k += 2) {
+            __m512i words[W];
             UNROLLED
-            for (int w = 0; w < W; w++) sum[r][w] = _mm512_dpbf16_ps(sum[r][w], (__m512bh)left, (__m512bh)words[w]);
+            for (int w = 0; w < W; w++) words[w] = _mm512_loadu_si512(b + (size_t)w * 16 * b_rows + (size_t)k * 16);
+            UNROLLED
+            for (int r = 0; r < R; r++) {
+                int pair;
+                memcpy(&pair, a + (size_t)r * lda + k, 4);
+                const __m512i left = _mm512_set1_epi32(pair);
+                UNROLLED
+                for (int w = 0; w < W; w++) sum[r][w] = _mm512_dpbf16_ps(sum[r][w], (__m512bh)left, (__m512bh)words[w]);
+            }
         }
     }
     UNROLLED
@@ -508,13 +527,13 @@ FOR_DOTS inline void dot_block(float* c, int ldc, const bf16* a, int lda, const 
 }
 
 FOR_DOTS inline void dot_product(float* c, int ldc, const bf16* a, int lda, const bf16* b, int b_rows, int M, int N, int K,
-                                 bool add, Streamed, OverlappedWork*) {
+                                 bool add, Streamed, OverlappedWork* overlapped) {
     for (int n = 0; n < N; n += 32)
         for (int m = 0; m < M; m += 8) {
             float* const at = c + (size_t)m * ldc + n;
             const bf16 *const left = a + (size_t)m * lda, *const right = b + (size_t)n * b_rows;
-            if (N - n > 16) dot_block<2>(at, ldc, left, lda, right, b_rows, K, add);
-            else dot_block<1>(at, ldc, left, lda, right, b_rows, K, add);
+            if (N - n > 16) dot_block<2>(at, ldc, left, lda, right, b_rows, K, add, overlapped);
+            else dot_block<1>(at, ldc, left, lda, right, b_rows, K, add, overlapped);
         }
 }
 
@@ -594,6 +613,8 @@ inline bool has_amx() {
 inline const MatrixUnit<bf16>* emulated_amx() {
     static const MatrixUnit<bf16> unit = {"emulated AMX",
                                           true,
+                                          32,
+                                          32,
                                           detail::EmulatedTiles::begin,
                                           detail::EmulatedTiles::end,
                                           detail::tiles_product<detail::EmulatedTiles>,
@@ -604,7 +625,8 @@ inline const MatrixUnit<bf16>* emulated_amx() {
 
 // Multiply-adds, which every CPU supports.
 inline const MatrixUnit<float>* portable() {
-    static const MatrixUnit<float> unit = {"portable", false, [] {}, [] {}, detail::fp32_product, detail::plain_layouts<float>};
+    static const MatrixUnit<float> unit = {"portable", false, detail::portable_rows, 16,
+                                           [] {},      [] {}, detail::fp32_product,  detail::plain_layouts<float>};
     return &unit;
 }
 
@@ -613,6 +635,8 @@ inline const MatrixUnit<bf16>* amx() {
     static const bool there = detail::has_amx();
     static const MatrixUnit<bf16> unit = {"AMX",
                                           true,
+                                          32,
+                                          32,
                                           detail::AmxTiles::begin,
                                           detail::AmxTiles::end,
                                           detail::tiles_product<detail::AmxTiles>,
@@ -623,18 +647,18 @@ inline const MatrixUnit<bf16>* amx() {
 inline const MatrixUnit<bf16>* avx512_bf16() {
     static const bool there = detail::has_avx512_bf16();
     static const MatrixUnit<bf16> unit = {
-        "AVX512-BF16", false, [] {}, [] {}, detail::dot_product, detail::vector_layouts<bf16>};
+        "AVX512-BF16", false, 8, 32, [] {}, [] {}, detail::dot_product, detail::vector_layouts<bf16>};
     return there ? &unit : nullptr;
 }
 inline const MatrixUnit<float>* avx512() {
     __builtin_cpu_init();
     static const MatrixUnit<float> unit = {
-        "AVX-512", false, [] {}, [] {}, detail::fp32_product_avx512, detail::vector_layouts<float>};
+        "AVX-512", false, 8, 32, [] {}, [] {}, detail::fp32_product_avx512, detail::vector_layouts<float>};
     return __builtin_cpu_supports("avx512bw") ? &unit : nullptr;
 }
 inline const MatrixUnit<float>* avx2() {
     __builtin_cpu_init();
-    static const MatrixUnit<float> unit = {"AVX2", false, [] {}, [] {}, detail::fp32_product_avx2, detail::avx2_layouts};
+    static const MatrixUnit<float> unit = {"AVX2", false, 6, 16, [] {}, [] {}, detail::fp32_product_avx2, detail::avx2_layouts};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &unit : nullptr;
 }
 #else
