@@ -117,12 +117,17 @@ void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& 
     int most = 0;
     for (int e = 0; e < groups.E; e++) most = std::max(most, groups.offsets[e + 1] - groups.offsets[e]);
     most = round_up(most, k_multiple<E>);
-    int high = 512, wide = 1024, deepest = std::min(most, slab<E>);
+    // Both operands of a block fit in the L2 cache.
+    constexpr size_t cache = 384 << 10;
+    const int deepest = std::min(most, slab<E>);
+    int high = 1024, wide = 1024;
+    while (high > 128 && parts<E> * sizeof(E) * deepest * high > cache) high /= 2;
+    while (wide > 128 && parts<E> * sizeof(E) * deepest * wide > cache) wide /= 2;
     std::vector<WeightBlock> blocks;
     for (;;) {
         blocks = weight_blocks(dweight, IC, OC, high, wide);
         if ((int)blocks.size() >= 4 * ctx.threads || (high == 128 && wide == 128)) break;
-        (wide >= high ? wide : high) /= 2;
+        (wide > high ? wide : high) /= 2;
     }
     high = round_up(std::min(high, OC), 16);
     wide = round_up(std::min(wide, IC), 16);
@@ -135,7 +140,7 @@ void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& 
         E *const left = (E*)(memory + per_thread * (size_t)me.number), *const right = left + parts<E> * left_size;
         floatX* const gathered = (floatX*)(right + parts<E> * right_size);
         constexpr int strip = strip_columns;
-        alignas(64) float sums_in_turn[2][most_rows<E> * strip];
+        alignas(64) float sums_in_turn[2][strip_rows * strip];
         float* to = nullptr;
         bool add = false, streamed = false;
         const auto epilogue = [&to, &add, &streamed, IC](int m, int first, auto columns, const float* sums) {
@@ -152,7 +157,7 @@ void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& 
             const int M = round_up(block.rows, 16), C = round_up(block.columns, 16);
             const Blocking<E> blocking(unit, deepest, slab<E>);
             to = block.to;
-            streamed = streams(unit, to, (size_t)IC * sizeof(float));
+            streamed = fills_lines(to) && IC % k_step<float> == 0;  // nothing reads it soon
             if (N == 0 && acc == Acc::Set)
                 for (int m = 0; m < block.rows; m++) std::fill_n(to + (size_t)m * IC, block.columns, 0.0f);
             for (int k0 = 0; k0 < N; k0 += slab<E>) {
@@ -173,18 +178,27 @@ void columns_times_each(Ctx& ctx, const MatrixUnit<E>& unit, const StackedRows& 
                 pack_rows_in_parts(unit, right, right_size, 16 * (size_t)K, b.x, b.stride, C, K, there);
                 const auto a = rows_of(dout, OC, block.row, M);
                 pack_left_in_parts(unit, left, left_size, (size_t)stride, a.x, a.stride, M, K, there);
-                for (int n = 0; n < C; n += strip)
-                    for (int m = 0; m < M; m += blocking.rows, turn ^= 1) {
-                        const int rows = std::min(blocking.rows, M - m), width = std::min((int)strip, C - n);
-                        const int rows_there = std::min(rows, block.rows - m), columns = std::min(width, block.columns - n);
-                        const Prefetch prefetch =
-                            add ? Prefetch(to + (size_t)m * IC + n, (size_t)IC, rows_there, columns) : Prefetch();
+                // Rows of the gradient in order, which memory reads and writes fastest; the next ones are prefetched.
+                const int used = unit.tiles ? K : round_up(there, of_word<E>);  // of K
+                for (int m = 0; m < M; m += strip_rows) {
+                    const int rows = std::min(strip_rows, M - m), rows_there = std::min(rows, block.rows - m);
+                    if (add) {
+                        const bool same = m + strip_rows < M;
+                        const WeightBlock& later = blocks[std::min((size_t)task + !same, blocks.size() - 1)];
+                        const int first_row = same ? m + strip_rows : 0;
+                        pending.later = Prefetch(later.to + (size_t)first_row * IC, (size_t)IC,
+                                                 std::min((int)strip_rows, later.rows - first_row), later.columns);
+                        pending.lines = ceil_div(pending.later.left(), unit.steps(rows, C, used));
+                    }
+                    for (int n = 0; n < C; n += strip, turn ^= 1) {
+                        const int width = std::min((int)strip, C - n), columns = std::min(width, block.columns - n);
                         float* const sums = sums_in_turn[turn];
                         multiply_strip(unit, sums, {{left + (size_t)m * stride, left_size}, stride},
-                                       {right + right_index<E>(0, n, K), right_size}, K, rows, width, K, blocking, false,
-                                       prefetch, pending);
+                                       {right + right_index<E>(0, n, K), right_size}, K, rows, width, used, blocking, false,
+                                       Prefetch(), pending);
                         pending.begin_strip(rows_there, m, n, columns, sums);
                     }
+                }
                 pending.finish();
             }
             fence();
