@@ -408,6 +408,34 @@ static void expert_activation_forward(const Pass& p, const Block& b, const MlpAc
     be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), b.fc2().in, p.m.c.activation);
 }
 
+// The shared expert processes every row: it adds g fc2(act(fc1(x))), where g is 1 or, with a gate, sigmoid(gate x). Like
+// routing weights, g multiplies the activation: the gate is a router, which chooses the one expert that it has.
+constexpr RouterRule gate_rule = {/*sigmoid*/ true, /*normalize*/ false};
+static MixtureShape shape_of_gate(const Pass& p) {
+    const MixtureShape shape = p.mixture();
+    return {shape.B, shape.T, 1, 1};
+}
+static void shared_fc1_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, const floatX* all_inp) {
+    be::linear_forward(p.ctx, s.fc1, all_inp, e.fc1.w, nullptr, p.N(), e.fc1.in, e.fc1.out);
+}
+static void shared_activation_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s) {
+    const Activation activation = p.m.c.activation;
+    if (!e.gate.w) return be::activation_forward(p.ctx, s.act, s.fc1, p.N(), e.fc2.in, activation);
+    be::expert_activation_forward(p.ctx, s.act, s.fc1, s.gate, shape_of_gate(p), e.fc2.in, activation);
+}
+static void shared_gate_forward(const Pass& p, const SharedExpert& e, const Routing& gate, const floatX* all_inp) {
+    if (!e.gate.w) return;
+    be::router_logits(p.ctx, gate.logits, all_inp, e.gate.w, nullptr, shape_of_gate(p), p.m.c.C);
+    be::route(p.ctx, gate, shape_of_gate(p), gate_rule);
+}
+// sum += x, with x computed in the memory of the experts' outputs.
+template <class Compute>
+static void add_shared(const Pass& p, floatX* sum, Compute compute) {
+    floatX* const x = p.m.a.expert_rows;
+    compute(x);
+    be::residual_forward(p.ctx, sum, sum, x, (size_t)p.N() * p.m.c.C);
+}
+
 static void mixture_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
                             const floatX* mid) {
     const MixtureShape shape = p.mixture();
@@ -421,8 +449,18 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     expert_activation_forward(p, b, s);  // times the routing weights
     be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, fc2_bias(p, b, routing), routing.groups(shape), fc2.in, fc2.out,
                               Acc::Set);
+    if (b.shared.exists()) {
+        shared_fc1_forward(p, b.shared, s.shared, all_inp);
+        shared_gate_forward(p, b.shared, s.shared.gate, all_inp);
+        shared_activation_forward(p, b.shared, s.shared);
+    }
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
-        be::expert_combine(p.ctx, partial_sum(p, y), rows, routing, shape, p.m.c.C);
+        floatX* const sum = partial_sum(p, y);
+        const Linear& l = b.shared.fc2;
+        be::expert_combine(p.ctx, sum, rows, routing, shape, p.m.c.C);
+        if (b.shared.exists())
+            add_shared(p, sum,
+                       [&](floatX* x) { be::linear_forward(p.ctx, x, s.shared.act, l.w, nullptr, p.N(), l.in, l.out); });
         reduce_from_tensor_parallel(p, y);
     });
     be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
@@ -431,9 +469,14 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
 // Recomputes act and, if fc1 is not kept, fc1, with the kept routing. (Full recomputation routes again, to the same bits.)
 static void recompute_mixture(const Pass& p, const Block& b, const MlpActivations& s, const LinearInput& inp,
                               Recompute recompute) {
-    if (recompute == Recompute::mlp)
-        expert_fc1_forward(p, b, s, gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C));
+    const bool shared = b.shared.exists();
+    if (recompute == Recompute::mlp) {
+        const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C);
+        expert_fc1_forward(p, b, s, all_inp);
+        if (shared) shared_fc1_forward(p, b.shared, s.shared, all_inp);
+    }
     expert_activation_forward(p, b, s);
+    if (shared) shared_activation_forward(p, b.shared, s.shared);
 }
 
 // Sets dlogits, from the gradients of the routing weights and, on the first tp rank only, from the router's two losses, whose
@@ -447,13 +490,38 @@ static void router_backward(const Pass& p, const Block& b, const Routing& routin
     if (first) be::router_sums(p.ctx, m.a.router_sums + b.fc1().block * router_sums_of_block(m.c), routing, shape, rule);
 }
 
-static void add_router_gradient(const Pass& p, const Router& router, const floatX* all_inp) {
-    if (router.db) be::router_backward_bias(p.ctx, router.db, p.m.a.dlogits, p.mixture());
-    add_weight_gradient(
-        p, *router.tensor, router.dw, p.in.gradients, p.in.rounding_key, [&](const Elements& dw, int, int rows, Acc acc) {
-            CHECK(rows == router.tensor->rows, "%d of %d rows", rows, router.tensor->rows);
-            be::router_backward_weight(p.ctx, (real*)dw.data, p.m.a.dlogits, all_inp, p.mixture(), p.m.c.C, acc);
-        });
+static void add_router_gradient(const Pass& p, const Router& router, const real* dlogits, const floatX* all_inp,
+                                const MixtureShape& shape) {
+    if (router.db) be::router_backward_bias(p.ctx, router.db, dlogits, shape);
+    add_weight_gradient(p, *router.tensor, router.dw, p.in.gradients, p.in.rounding_key,
+                        [&](const Elements& dw, int, int rows, Acc acc) {
+                            CHECK(rows == router.tensor->rows, "%d of %d rows", rows, router.tensor->rows);
+                            be::router_backward_weight(p.ctx, (real*)dw.data, dlogits, all_inp, shape, p.m.c.C, acc);
+                        });
+}
+
+// From dout, the gradient of the mixture's output: the gradients of fc2's weight, of fc1's output, and of the gate's logits.
+static void shared_output_backward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, const floatX* dout) {
+    const Activations& a = p.m.a;
+    const Linear& l = e.fc2;
+    const Activation activation = p.m.c.activation;
+    if (l.dw) add_gradients(p, l, nullptr, dout, s.act);
+    be::linear_backward_input(p.ctx, a.dact, dout, l.w, p.N(), l.in, l.out);
+    if (!e.gate.w) return be::activation_backward(p.ctx, a.dshared_fc1, a.dact, s.fc1, p.N(), l.in, activation);
+    const MixtureShape shape = shape_of_gate(p);
+    be::expert_activation_backward(p.ctx, a.dshared_fc1, a.drouting, a.dact, s.fc1, s.gate, shape, l.in, activation);
+    be::router_backward(p.ctx, a.dshared_gate, a.drouting, s.gate, shape, gate_rule, {});
+}
+static void shared_weights_backward(const Pass& p, const SharedExpert& e, const floatX* all_inp) {
+    add_gradients(p, e.fc1, nullptr, p.m.a.dshared_fc1, all_inp);
+    if (e.gate.w) add_router_gradient(p, e.gate, p.m.a.dshared_gate, all_inp, shape_of_gate(p));
+}
+// Adds to dinp.
+static void shared_input_backward(const Pass& p, const SharedExpert& e, floatX* dinp) {
+    const Activations& a = p.m.a;
+    const Linear& l = e.fc1;
+    add_shared(p, dinp, [&](floatX* x) { be::linear_backward_input(p.ctx, x, a.dshared_fc1, l.w, p.N(), l.in, l.out); });
+    if (e.gate.w) be::router_backward_input(p.ctx, dinp, a.dshared_gate, e.gate.w, shape_of_gate(p), p.m.c.C);
 }
 
 // The gradients of fc2's bias, of which one rank has all where reduce_shared sums it over ranks (linear_backward_weight), and,
@@ -488,6 +556,7 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
     fc2_bias_backward(p, b, dout, routing);
     router_backward(p, b, routing);
+    if (b.shared.exists()) shared_output_backward(p, b.shared, s.shared, dout.x);
 
     if (fc1.db) be::expert_bias_backward(p.ctx, fc1.db, {dfc1}, {}, groups, fc1.out);
     if (fc1.dw) {
@@ -497,12 +566,14 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
             const StackedRows some = {(real*)dw.data, row, rows};
             be::expert_linear_backward_weight(p.ctx, some, {dfc1}, rows_of_inp, groups, fc1.in, fc1.out, acc);
         });
-        add_router_gradient(p, b.router, all_inp);
+        add_router_gradient(p, b.router, m.a.dlogits, all_inp, shape);
+        if (b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
     }
     be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out, Acc::Set);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, shape, C);
+    if (b.shared.exists()) shared_input_backward(p, b.shared, all_dinp);
     reduce_from_tensor_parallel(p, dinp);
 }
 
@@ -524,7 +595,7 @@ static BlockActivations block_activations(const Pass& p, int i) {
     const auto share_bf16 = [&](size_t, Kept kept, auto& own, auto& shared) {
         if (fp8_suffices(kept, p.m.c.lora.on())) bf16_of(own) = bf16_of(shared);
     };
-    const MlpSizes none = {p.m.blocks[p.in.first_block + i].has_mixture(), 0, 0};  // only pointers are set
+    const MlpSizes none = {p.m.blocks[p.in.first_block + i].has_mixture(), 0, 0, 0, 0};  // only pointers are set
     if (p.fp8(p.in.first_block + i)) for_each_tensor(p.m, none, share_bf16, s, p.m.a.shared);
     s.x = p.in.x[i];
     if (!p.m.c.norm_before()) {

@@ -23,7 +23,7 @@ declare -A run=(
     [neox]="--hidden-size 128 --num-attention-heads 2 --norm-place parallel --position-embedding-type rope --rotary-percent 0.5 --activation gelu-exact --no-rope-freq 2 --window-size 9 --hidden-dropout 0.1 --recompute full"
     [olmo2]="--hidden-size 64 --num-attention-heads 4 --normalization RMSNorm --norm-place after --qk-layernorm-whole --position-embedding-type rope --activation relu2 --attention-dropout 0.1 --recompute selective"
     [dropped]="--hidden-size 128 --num-attention-heads 2 --attention-dropout 0.2 --attn-logit-softcapping 3 --recompute full"
-    [mixture]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]} --num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001 --recompute selective --main-grads-dtype bf16"
+    [mixture]="--hidden-size 64 --num-attention-heads 4 --num-query-groups 2 ${llama[*]} --num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-ffn-hidden-size 64 --moe-layer-freq 2 --moe-shared-expert-intermediate-size 48 --moe-shared-expert-gate --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001 --recompute selective --main-grads-dtype bf16"
     [documents]="--hidden-size 128 --num-attention-heads 2 ${llama[*]} --reset-position-ids --reset-attention-mask --eod-mask-loss --main-grads-dtype bf16 --exp-avg-dtype bf16"
 )
 train() { # PROGRAM NAME OUT OPTIONS...

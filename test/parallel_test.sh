@@ -66,8 +66,8 @@ for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 -
     expect "a mixture, $layout" train "$n" "mixture $layout" $options "${mixture[@]}" --check-replicas 4
     expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
-# The same after a dense layer, of another width: stages of a pipeline have different layers.
-mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48)
+# The same with a shared expert, after a dense layer of another width: stages of a pipeline have different layers.
+mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate)
 expect "a mixture after a dense layer on one rank" train 1 unequal "${mixture[@]}"
 for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --tp 2 --pp 2" "3 --pp 3 --recompute mlp"; do
     read -r n options <<<"$layout"

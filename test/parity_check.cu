@@ -100,9 +100,14 @@ std::vector<Case> cases() {
         biased.mixture = {5, 3};
         biased.activation = Activation::clamped_swiglu;
         biased.sinks = biased.mlp_bias = true;
-        MixtureConfig& mixture = add("olmo2, mixture, normuon", "olmo2", 2, false, false, false).mixture;
+        MixtureConfig& mixture =
+            add("olmo2, mixture with a shared expert, dense layers, normuon", "olmo2", 2, false, false, false).mixture;
         mixture = {6, 3};
         mixture.normalize = false;
+        mixture.width = 48;
+        mixture.shared = 40;
+        mixture.shared_gate = true;
+        mixture.dense_layers = {0, 2};
         all.back().optimizer = "normuon";
     }
     add("olmo2, normuon", "olmo2", 2, false, false, false).rope_scaling = {RopeScaling::Type::yarn, 4, 16};

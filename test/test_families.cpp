@@ -60,7 +60,7 @@ TEST_P(Golden, ConfigAndNames) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "gpt_neox", "gemma",
-                                         "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"),
+                                         "gemma2", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
                          [](const auto& test) { return std::string(test.param); });
 
 // ---- published models -----------------------------------------------------------------------------------------------------
@@ -122,6 +122,13 @@ TEST(Families, PublishedConfigs) {
             "moe_intermediate_size": 24, "use_sliding_window": true, "sliding_window": 16)"),
          [](const ModelConfig& c) {
              return c.mixture.experts == 12 && c.mixture.topk == 8 && !c.mixture.normalize && c.window == 16 && c.HS() == 16;
+         }},
+        {"Qwen1.5-MoE", llama_like("qwen2_moe", R"("num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40, "use_sliding_window": false, "sliding_window": 32768,
+            "max_window_layers": 21, "norm_topk_prob": false, "decoder_sparse_step": 1)"),
+         [](const ModelConfig& c) {
+             return c.F == 24 && c.mixture.shared == 40 && c.mixture.shared_gate && !c.mixture.normalize && c.qkv_bias &&
+                    !c.proj_bias && !c.window && c.mixture.dense_layers.empty();
          }},
         {"Qwen3-MoE with dense layers", llama_like("qwen3_moe", R"("num_experts": 12, "moe_intermediate_size": 24,
             "decoder_sparse_step": 2, "mlp_only_layers": [3, 1])"),
@@ -207,9 +214,9 @@ TEST(Families, PublishedConfigs) {
 // The maximum sequence length is the transformers class's default if config.json does not have it.
 TEST(Families, LongestSequencesOfTheClasses) {
     const std::pair<const char*, int> rows[] = {
-        {"llama", 2048},     {"mistral", 131072}, {"qwen2", 32768},        {"qwen3", 32768},  {"smollm3", 32768},
-        {"olmo2", 2048},     {"mixtral", 131072}, {"qwen3_moe", 32768},    {"olmoe", 4096},   {"gemma", 8192},
-        {"gpt_oss", 131072}, {"gemma2", 8192},    {"gemma3_text", 131072}, {"gpt_neox", 2048}};
+        {"llama", 2048}, {"mistral", 131072}, {"qwen2", 32768},        {"qwen3", 32768},     {"smollm3", 32768},
+        {"olmo2", 2048}, {"mixtral", 131072}, {"qwen2_moe", 32768},    {"qwen3_moe", 32768}, {"olmoe", 4096},
+        {"gemma", 8192}, {"gemma2", 8192},    {"gemma3_text", 131072}, {"gpt_neox", 2048},   {"gpt_oss", 131072}};
     for (const auto& [family, longest] : rows) {
         json j = json::parse(llama_like(family, ""));
         j.erase("max_position_embeddings");
@@ -277,6 +284,9 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("mixtral", R"("router_jitter_noise": 0.1)"), {"'router_jitter_noise'"}},
         {llama_like("qwen3_moe", R"("decoder_sparse_step": 0)"), {"'decoder_sparse_step'", "at least 1"}},
         {llama_like("qwen3_moe", R"("mlp_only_layers": [0.5])"), {"'mlp_only_layers'", "a list of layers"}},
+        {llama_like("qwen2_moe", R"("shared_expert_intermediate_size": 0)"),
+         {"'shared_expert_intermediate_size'", "at least 1"}},
+        {llama_like("qwen2_moe", R"("use_sliding_window": true)"), {"'use_sliding_window'", "layer_types"}},
         {llama_like("qwen3_moe", R"("num_experts": 8, "num_local_experts": 9)"), {"'num_experts'", "'num_local_experts'"}},
         {llama_like("olmoe", R"("clip_qkv": 8.0)"), {"'clip_qkv'", "null"}},
         {llama_like("gpt_oss", R"("swiglu_limit": 6.5)"), {"'swiglu_limit'", "only 7.0"}},
@@ -398,6 +408,29 @@ TEST(Families, CombinationsFindTheirClass) {
          [](ModelConfig& c) {
              c.mixture = {5, 3};
              c.mixture.dense_layers = {3, 2, 0, 1, 9};
+         }},
+        {"qwen2_moe",
+         [](ModelConfig& c) {
+             set_family(c, "qwen2_moe");
+             c.mixture.dense_layers = {1};
+             c.window = 8;
+             c.full_interval = 2;
+         }},
+        {"qwen2_moe",
+         [](ModelConfig& c) {
+             c.mixture = {5, 3, false, false};
+             c.mixture.shared = 40;
+             c.mixture.shared_gate = true;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             set_family(c, "qwen2_moe");
+             c.mixture.shared_gate = false;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             set_family(c, "qwen2_moe");
+             c.qk_norm = QkNorm::head;
          }},
         {"olmoe",
          [](ModelConfig& c) {
@@ -539,6 +572,24 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) { c.mixture.experts = 8; },
         [](ModelConfig& c) {
             c.mixture = {8, 3, true, false, 2.5};
+        },
+        [](ModelConfig& c) {
+            c.mixture = {8, 3};
+            c.mixture.dense_layers = {1};
+        },
+        [](ModelConfig& c) {
+            c.mixture = {8, 3};
+            c.mixture.width = 24;
+            c.mixture.dense_layers = {1};
+        },
+        [](ModelConfig& c) {
+            c.mixture = {8, 3};
+            c.mixture.shared = 24;
+        },
+        [](ModelConfig& c) {
+            c.mixture = {8, 3};
+            c.mixture.shared = 24;
+            c.mixture.shared_gate = true;
         },
         [](ModelConfig& c) {
             c.rope_scaling = {RopeScaling::Type::yarn, 4, 8};
@@ -754,19 +805,18 @@ TEST(Families, PresetsAreOfTheirFamily) {
         EXPECT_TRUE(holds(family_of(c), c)) << preset.name;
     }
     const std::pair<const char*, size_t> published[] = {
-        {"llama3-8b", 8030261248},   {"smollm2-135m", 134515008},    {"mistral-7b", 7241732096},
-        {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},      {"olmo2-1b", 1484916736},
-        {"pythia-160m", 162322944},  {"gemma3-270m", 268098176},     {"mixtral-8x7b", 46702792704},
-        {"olmoe-1b-7b", 6919161856}, {"qwen3-30b-a3b", 30532122624}, {"gpt-oss-20b", 20914757184},
+        {"llama3-8b", 8030261248},    {"smollm2-135m", 134515008},        {"mistral-7b", 7241732096},
+        {"qwen2.5-7b", 7615616512},   {"qwen3-0.6b", 596049920},          {"olmo2-1b", 1484916736},
+        {"pythia-160m", 162322944},   {"gemma3-270m", 268098176},         {"mixtral-8x7b", 46702792704},
+        {"olmoe-1b-7b", 6919161856},  {"qwen1.5-moe-a2.7b", 14315784192}, {"qwen3-30b-a3b", 30532122624},
+        {"gpt-oss-20b", 20914757184},
     };
     for (const auto& [name, count] : published) EXPECT_EQ(ParameterTable(config_from_preset(name)).trained, count) << name;
-    const std::pair<const char*, const char*> counts[] = {{"mixtral-8x7b", "46.7B parameters, 12.9B active"},
-                                                          {"olmoe-1b-7b", "6.92B parameters, 1.28B active"},
-                                                          {"gpt-oss-20b", "20.9B parameters, 4.19B active"},
-                                                          {"qwen3-30b-a3b", "30.5B parameters, 3.35B active"},
-                                                          {"llm-jp-3-8x1.8b", "9.27B parameters, 2.92B active"},
-                                                          {"llm-jp-3-8x13b", "73.2B parameters, 22.2B active"},
-                                                          {"llama3-8b", "8.03B parameters"}};
+    const std::pair<const char*, const char*> counts[] = {
+        {"mixtral-8x7b", "46.7B parameters, 12.9B active"},   {"olmoe-1b-7b", "6.92B parameters, 1.28B active"},
+        {"gpt-oss-20b", "20.9B parameters, 4.19B active"},    {"qwen1.5-moe-a2.7b", "14.3B parameters, 2.69B active"},
+        {"qwen3-30b-a3b", "30.5B parameters, 3.35B active"},  {"llm-jp-3-8x1.8b", "9.27B parameters, 2.92B active"},
+        {"llm-jp-3-8x13b", "73.2B parameters, 22.2B active"}, {"llama3-8b", "8.03B parameters"}};
     for (const auto& [name, words] : counts) EXPECT_EQ(parameters_in_words(config_from_preset(name)), words) << name;
     // As published, without embeddings.
     for (const auto& [name, count] :

@@ -83,7 +83,9 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-layer-freq", "[2,1]"}, {"--moe-layer-freq is '[2,1]'"}},
         {{"--mlp-only-layers", "0"}, {"--moe-layer-freq"}},
         {{"--moe-expert-capacity-factor", "1.25"}, {"not available yet", "no token is dropped"}},
-        {{"--moe-shared-expert-intermediate-size", "64"}, {"not available yet"}},
+        {{"--add-mlp-bias", "--moe-shared-expert-intermediate-size", "64"}, {"shared experts have no biases", "HINT"}},
+        {{"--moe-shared-expert-gate"}, {"--moe-shared-expert-gate requires --moe-shared-expert-intermediate-size"}},
+        {{"--n-shared-experts", "2"}, {"--moe-shared-expert-intermediate-size"}},
         {{"--moe-router-enable-expert-bias"}, {"not available yet", "--moe-aux-loss-coeff"}},
         {{"--moe-use-upcycling"}, {"--moe-use-upcycling requires --model DIR"}},
         {{"--moe-router-num-groups", "2"}, {"not available yet"}},
@@ -107,6 +109,7 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-router-load-balancing-type", "none"}, {"--moe-router-load-balancing-type requires"}},
         {{"--moe-ffn-hidden-size", "64"}, {"--moe-ffn-hidden-size requires"}},
         {{"--moe-layer-freq", "2"}, {"--moe-layer-freq requires"}},
+        {{"--moe-shared-expert-intermediate-size", "64"}, {"--moe-shared-expert-intermediate-size requires --num-experts"}},
     };
     for (const auto& [options, parts] : without) expect_error([&, &given = options] { configured(given); }, parts);
 }
@@ -133,6 +136,25 @@ TEST(MixtureConfig, DenseLayersAsInMegatron) {
     EXPECT_EQ(lora_modules(c, {"all"}), (Arguments{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                                                    "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}));
     EXPECT_EQ(configured({"--num-experts", "8", "--moe-layer-freq", "1"}).family, "mixtral");
+}
+
+TEST(MixtureConfig, SharedExpertProcessesEveryToken) {
+    const Arguments without = {"--num-experts", "8", "--moe-ffn-hidden-size", "40"};
+    const auto with = [&](Arguments further) {
+        further.insert(further.begin(), without.begin(), without.end());
+        return configured(further);
+    };
+    const ModelConfig none = configured(without), plain = with({"--moe-shared-expert-intermediate-size", "48"});
+    const ModelConfig c = with({"--moe-shared-expert-intermediate-size", "48", "--moe-shared-expert-gate",
+                                "--moe-router-pre-softmax", "--add-qkv-bias"});
+    EXPECT_EQ(c.family, "qwen2_moe");
+    EXPECT_EQ(plain.family, "train_gpt");
+    EXPECT_TRUE(plain.mixture.shared == 48 && !plain.mixture.shared_gate && c.mixture.shared_gate);
+    const int64_t shared = 2 * 3 * 64 * 48, gate = 2 * 64, biases = 2 * 3 * 64;
+    EXPECT_EQ(active_parameters(plain) - active_parameters(none), shared);
+    EXPECT_EQ(active_parameters(c) - active_parameters(none), shared + gate + biases);
+    const auto products = [](const ModelConfig& c) { return layer_products_flops(flop_sizes(c, 32)); };
+    EXPECT_EQ(products(c) - products(none), 2 * (double)(shared + gate));
 }
 
 // Identifiers of tensors, which determine their initial weights, are the same on every rank, although layers differ.

@@ -137,6 +137,21 @@ const Variant variants[] = {
          c.activation = Activation::relu2;
          c.norm_place = NormPlace::both;
      }},
+    {"mixture with a shared expert", "train_gpt",
+     [](ModelConfig& c) {
+         c.mixture = {5, 2};
+         c.mixture.shared = 28;
+         c.activation = Activation::gelu;
+         c.norm_place = NormPlace::after;
+     }},
+    {"mixture with a gated shared expert after a dense layer", "qwen2_moe",
+     [](ModelConfig& c) {
+         c.mixture.experts = 5;
+         c.mixture.topk = 3;
+         c.mixture.width = 12;
+         c.mixture.shared = 36;
+         c.mixture.dense_layers = {0};
+     }},
     // published families, as far as our options cover them
     {"mistral", "mistral", [](ModelConfig& c) { c.window = 4; }},
     {"qwen2", "qwen2", nullptr},

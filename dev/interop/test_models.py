@@ -92,7 +92,12 @@ FAMILIES = {
     "mixtral": (t.MixtralConfig, {"window": dict(sliding_window=7, **MIXTURE), "": dict(num_local_experts=5, **MIXTURE)}),
     "qwen3_moe": (t.Qwen3MoeConfig, {
         "": dict(num_experts=5, moe_intermediate_size=22, norm_topk_prob=True, **MIXTURE),
+        "dense layers": dict(num_experts=5, moe_intermediate_size=22, mlp_only_layers=[0], **MIXTURE),
         "window": dict(num_experts=5, moe_intermediate_size=22, use_sliding_window=True, sliding_window=7, **MIXTURE)}),
+    "qwen2_moe": (t.Qwen2MoeConfig, {
+        "": dict(num_experts=5, moe_intermediate_size=22, shared_expert_intermediate_size=26, **MIXTURE),
+        "dense layers": dict(num_experts=5, moe_intermediate_size=22, shared_expert_intermediate_size=26, norm_topk_prob=True,
+                             mlp_only_layers=[2], decoder_sparse_step=2, use_sliding_window=True, sliding_window=7, **MIXTURE)}),
     "olmoe": (t.OlmoeConfig, {
         "": dict(num_experts=5, **MIXTURE | dict(head_dim=14)),
         "normalized": dict(num_experts=5, norm_topk_prob=True, attention_bias=True, **MIXTURE | dict(head_dim=14))}),
@@ -260,6 +265,8 @@ OURS = {
     "gemma3_text": f"{GEMMA} --window-size 7 --window-attn-skip-freq 2",
     "mixtral": f"--preset mixture-tiny {LLAMA} --num-experts 5 --moe-router-topk 3",
     "qwen3_moe": f"--preset qwen3-30b-a3b {LLAMA} --num-experts 5 --moe-router-topk 3",
+    "qwen2_moe": f"--preset qwen1.5-moe-a2.7b {LLAMA} --num-experts 5 --moe-router-topk 3 "
+                 "--moe-shared-expert-intermediate-size 26",
     "olmoe": f"--preset olmoe-1b-7b {LLAMA} --num-experts 5 --moe-router-topk 3",
     "gpt_oss": f"--preset gpt-oss-20b {LLAMA} --num-experts 5 --moe-router-topk 3 --window-size 7 "
                "--original-max-position-embeddings 2",

@@ -51,6 +51,8 @@ MODELS = {
     "qwen3_moe": t.Qwen3MoeConfig(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14, norm_topk_prob=True, **SIZES),
     "olmoe": t.OlmoeConfig(num_experts=5, num_experts_per_tok=3, **{**SIZES, "head_dim": 4}),
     "gpt_oss": t.GptOssConfig(sliding_window=5, num_local_experts=5, num_experts_per_tok=3, rope_parameters=YARN, **SIZES),
+    "qwen2_moe": t.Qwen2MoeConfig(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14, mlp_only_layers=[0],
+                                  shared_expert_intermediate_size=10, use_sliding_window=True, sliding_window=5, **SIZES),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),

@@ -32,9 +32,16 @@ struct HeadNormInput {
     real* rstd;  // (N, NHl) or (N, NKVl); with a norm of all heads together (N)
 };
 
+// Activations of a mixture's shared expert.
+struct SharedExpertActivations {
+    Routing gate;  // of one expert
+    floatX* fc1;   // (N, F1l)
+    floatX* act;   // (N, Fl) input of fc2
+};
 // Activations of the MLP. In a mixture of experts, each row of fc1 and act is a slot: N K rows.
 struct MlpActivations {
-    Routing routing;   // of a mixture
+    Routing routing;  // of a mixture
+    SharedExpertActivations shared;
     floatX* fc1;       // (N, F1l)
     LinearInput act;   // (N, Fl) input of fc2
     BranchOutput fc2;  // of the MLP
@@ -127,6 +134,8 @@ struct Activations {
     floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
     // In models with mixtures, whose dact and dfc1 are (N K, Fl), (N K, F1l) and different:
     floatX* expert_rows;       // (N K, C) outputs of all experts; gradients of their inputs
+    floatX* dshared_fc1;       // (N, F1l) of the shared expert
+    real* dshared_gate;        // (N) of its gate's logits
     real *dlogits, *drouting;  // (N, E), (N, K) gradients of the router's logits and weights
     double* router_sums;       // (blocks, 2 + E) since the last clear: router_sums of each block
 
@@ -159,11 +168,18 @@ struct Linear {
     bool row_parallel() const { return matrix == Matrix::proj || matrix == Matrix::fc2; }
 };
 
-// The router of a mixture.
+// The router of a mixture, or the gate of its shared expert.
 struct Router {
-    const TensorSpec* tensor;  // null: the block's MLP is dense
-    const floatX *w, *b;       // (E, C) (E); b null: experts have no biases
+    const TensorSpec* tensor;  // null: none; the block's MLP is dense
+    const floatX *w, *b;       // (E, C) (E); b null: none
     real *dw, *db;             // null: frozen
+};
+
+// The shared expert of a mixture: an MLP for all rows. Its gate is a router of one expert.
+struct SharedExpert {
+    Linear fc1, fc2;
+    Router gate;
+    bool exists() const { return fc1.tensor; }
 };
 
 struct Block {
@@ -172,6 +188,7 @@ struct Block {
     const floatX* sinks;      // (NHl) null: none
     real* dsinks;
     Router router;                // of a mixture
+    SharedExpert shared;          // of a mixture
     std::vector<Linear> linears;  // by Matrix
     bool has_mixture() const { return router.tensor; }
     Linear& operator[](Matrix m) { return linears[(size_t)m]; }

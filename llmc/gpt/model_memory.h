@@ -32,18 +32,20 @@ inline size_t mixture_slots(const ModelConfig& c, size_t N) { return N * (size_t
 struct MlpSizes {
     bool mixture;
     size_t fc1, act;
+    size_t shared_fc1, shared_act;  // of the shared expert
 };
 inline MlpSizes mlp_sizes(const Model& m, size_t N, bool mixture) {
     const int F = (mixture ? m.c.expert_width() : m.c.F) / m.local.tp_size;
     const size_t rows = mixture ? mixture_slots(m.c, N) : N;
-    return {mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F};
+    const int shared = mixture ? m.c.mixture.shared / m.local.tp_size : 0;
+    return {mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F, N * (size_t)m.c.F1(shared), N * (size_t)shared};
 }
 // Of the buffers that all layers of the model share.
 inline MlpSizes largest_mlp(const Model& m, size_t N) {
     const int mixtures = m.c.mixtures();
     if (mixtures == 0 || mixtures == m.c.L) return mlp_sizes(m, N, mixtures > 0);
     const MlpSizes dense = mlp_sizes(m, N, false), mixture = mlp_sizes(m, N, true);
-    return {true, std::max(dense.fc1, mixture.fc1), std::max(dense.act, mixture.act)};
+    return {true, std::max(dense.fc1, mixture.fc1), std::max(dense.act, mixture.act), mixture.shared_fc1, mixture.shared_act};
 }
 
 // visit(elements, kept, tensor...) for every tensor of a block's activations, or for the same tensor of several blocks.
@@ -57,6 +59,15 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
         visit(Nl, Kept::unless_full, stats.mean...);
         visit(Nl, Kept::unless_full, stats.rstd...);
     };
+    const auto routing = [&](size_t E, size_t choices, auto&... r) {
+        visit(N * E, Kept::unless_full, r.logits...);
+        visit(choices, Kept::unless_full, r.experts...);
+        visit(choices, Kept::unless_full, r.weights...);
+        visit(choices, Kept::unless_full, r.slots...);
+        visit(choices, Kept::unless_full, r.choices...);
+        visit(E + 1, Kept::unless_full, r.offsets...);
+        visit((size_t)m.a.B * E, Kept::unless_full, r.counts...);
+    };
     visit(Nl * C, of_norm, s.norm1...);
     visit(N * m.local.QKVl, Kept::unless_full, s.qkv...);
     for (int k = 0; m.c.qk_norm != QkNorm::none && k < 2; k++) {
@@ -67,14 +78,11 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
     visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    if (mlp.mixture) {
-        visit(N * experts, Kept::unless_full, s.mlp.routing.logits...);
-        visit(slots, Kept::unless_full, s.mlp.routing.experts...);
-        visit(slots, Kept::unless_full, s.mlp.routing.weights...);
-        visit(slots, Kept::unless_full, s.mlp.routing.slots...);
-        visit(slots, Kept::unless_full, s.mlp.routing.choices...);
-        visit(experts + 1, Kept::unless_full, s.mlp.routing.offsets...);
-        visit((size_t)m.a.B * experts, Kept::unless_full, s.mlp.routing.counts...);
+    if (mlp.mixture) routing(experts, slots, s.mlp.routing...);
+    if (mlp.shared_fc1) {
+        if (m.c.mixture.shared_gate) routing(1, N, s.mlp.shared.gate...);
+        visit(mlp.shared_fc1, Kept::unless_mlp, s.mlp.shared.fc1...);
+        visit(mlp.shared_act, Kept::unless_selective, s.mlp.shared.act...);
     }
     visit(mlp.fc1, Kept::unless_mlp, s.mlp.fc1...);
     visit(mlp.act, Kept::unless_selective, s.mlp.act...);
@@ -99,16 +107,26 @@ inline void plan_linears(Model& m, bool fp8) {
     Block block{};
     block.linears.resize(number_of_values<Matrix>());
     m.blocks.assign(m.specs.blocks.size(), block);
+    const auto set_sizes = [](Linear& l, Matrix matrix, size_t block, const TensorSpec& w) {
+        l.matrix = matrix;
+        l.block = (int)block;
+        l.in = w.cols;
+        l.out = w.rows / w.experts;
+        l.tensor = &w;
+    };
     for (size_t i = 0; i < m.blocks.size(); i++) {
-        m.blocks[i].router.tensor = m.specs.blocks[i].router_w;
+        const BlockParams<const TensorSpec>& specs = m.specs.blocks[i];
+        SharedExpert& shared = m.blocks[i].shared;
+        m.blocks[i].router.tensor = specs.router_w;
+        shared.gate.tensor = specs.shared_gate_w;
+        if (specs.shared_fc1_w) {
+            set_sizes(shared.fc1, Matrix::fc1, i, *specs.shared_fc1_w);
+            set_sizes(shared.fc2, Matrix::fc2, i, *specs.shared_fc2_w);
+        }
         for (const Matrix matrix : all_matrices) {
-            const TensorSpec& w = *m.specs.blocks[i].weight_and_bias(matrix).first;
+            const TensorSpec& w = *specs.weight_and_bias(matrix).first;
             Linear& l = m.blocks[i][matrix];
-            l.matrix = matrix;
-            l.block = (int)i;
-            l.in = w.cols;
-            l.out = w.rows / w.experts;
-            l.tensor = &w;
+            set_sizes(l, matrix, i, w);
             if (!fp8 || !m.fp8.blocks[i]) continue;
             m.arena.add("FP8 weights", &l.fp8, w.size());
             if (m.fp8.keeps_transposes) m.arena.add("FP8 weights", &l.fp8_t, w.size());
@@ -230,12 +248,14 @@ inline void plan_activation_gradients(Model& m) {
     m.arena.add(purpose, &m.a.dnorm, Nl * C);
     const MixtureConfig& mixture = m.c.mixture;
     const MlpSizes mlp = largest_mlp(m, N);
-    const size_t dact = gated(m.c.activation) || mixture.on() ? mlp.act : 0;
+    const size_t dact = gated(m.c.activation) || mixture.on() ? std::max(mlp.act, mlp.shared_act) : 0;
     m.arena.add(purpose, &m.a.datt, std::max(dact, N * heads));
     m.arena.add(purpose, &m.a.dqkv, std::max(mlp.fc1, N * m.local.QKVl));
     if (mixture.on()) {
         m.arena.add(purpose, &m.a.dlogits, N * (size_t)mixture.experts);
         m.arena.add(purpose, &m.a.drouting, mixture_slots(m.c, N));
+        if (mlp.shared_fc1) m.arena.add(purpose, &m.a.dshared_fc1, mlp.shared_fc1);
+        if (mixture.shared_gate) m.arena.add(purpose, &m.a.dshared_gate, N);
         m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c));
     }
     if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
@@ -281,6 +301,12 @@ inline void bind_linears(Model& m) {
         b.router.dw = g.router_w;
         b.router.b = p.router_b;
         b.router.db = g.router_b;
+        b.shared.gate.w = p.shared_gate_w;
+        b.shared.gate.dw = g.shared_gate_w;
+        b.shared.fc1.w = p.shared_fc1_w;
+        b.shared.fc1.dw = g.shared_fc1_w;
+        b.shared.fc2.w = p.shared_fc2_w;
+        b.shared.fc2.dw = g.shared_fc2_w;
         b.sinks = p.sinks;
         b.dsinks = unused ? unused : g.sinks;
         for (Linear& l : b.linears) {

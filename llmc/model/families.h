@@ -22,9 +22,10 @@ struct TensorNames {
     const char *router, *experts;         // of a mixture; an expert's matrices have `experts` and its number in front
     std::vector<const char*> expert_fc1;  // gate and up
     const char* expert_fc2;
-    bool stacks_experts = false;  // in one tensor, under these names: HfTensor::stacked, gate_up
-    bool transposed = false;      // GPT-2's Conv1D stores matrices (in, out)
-    bool interleaved = false;     // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
+    const char *shared_expert, *shared_gate;  // before the names of its matrices, which are an expert's; its gate
+    bool stacks_experts = false;              // in one tensor, under these names: HfTensor::stacked, gate_up
+    bool transposed = false;                  // GPT-2's Conv1D stores matrices (in, out)
+    bool interleaved = false;                 // rows of qkv are [q k v] per head, not [q heads | k heads | v heads]
     // Prefixes of published files whose names differ from those that transformers writes: {ours, theirs}.
     std::vector<std::pair<const char*, const char*>> other_prefixes = {};
     std::vector<const char*> not_ours = {};  // parts of names that are ignored: masks, vision towers
@@ -75,6 +76,15 @@ inline ModelConfig mixtral_structure() {
     ModelConfig c;
     c.mixture.experts = 8;
     c.rope_base = 1e6;
+    return c;
+}
+inline ModelConfig qwen2_moe_structure() {
+    ModelConfig c = qwen2_structure();
+    c.mixture.experts = 60;
+    c.mixture.topk = 4;
+    c.mixture.normalize = false;
+    c.mixture.shared = 5632;
+    c.mixture.shared_gate = true;
     return c;
 }
 inline ModelConfig qwen3_moe_structure() {
@@ -155,6 +165,8 @@ inline TensorNames own_names() {
     n.experts = "mlp.experts.";
     n.expert_fc1 = {"gate_proj", "up_proj"};
     n.expert_fc2 = "down_proj";
+    n.shared_expert = "mlp.shared_expert.";
+    n.shared_gate = "mlp.shared_expert_gate";
     return n;
 }
 inline TensorNames gemma3_names() {
@@ -243,6 +255,7 @@ inline const std::vector<Family>& families() {
         {"qwen2", "Qwen2ForCausalLM", qwen2_structure(), llama_names()},
         {"qwen3", "Qwen3ForCausalLM", qwen3_structure(), llama_names()},
         {"mixtral", "MixtralForCausalLM", mixtral_structure(), mixtral_names()},
+        {"qwen2_moe", "Qwen2MoeForCausalLM", qwen2_moe_structure(), llama_names()},
         {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe_structure(), llama_names()},
         {"olmoe", "OlmoeForCausalLM", olmoe_structure(), llama_names()},
         {"gpt_oss", "GptOssForCausalLM", gpt_oss_structure(), gpt_oss_names()},

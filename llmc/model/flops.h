@@ -30,12 +30,14 @@ struct FlopSizes {
     double windowed = 0;   // the fraction of layers with a window
     int64_t mixtures = 0;  // layers with a mixture of experts; the others have a dense MLP of width F
     int64_t experts = 0, expert_F = 0;
-    int64_t topk = 0;  // experts that process a token
+    int64_t topk = 0;          // experts that process a token
+    int64_t shared = 0;        // width of an expert that processes all tokens
+    bool shared_gate = false;  // with a vector of C weights
 
     // Weights of an MLP.
     double fc1(int64_t width) const { return (double)C * (double)width * (gated ? 2 : 1); }
     double mlp(int64_t width) const { return fc1(width) + (double)width * (double)C; }
-    double router() const { return (double)experts * (double)C; }
+    double router() const { return (double)(experts + shared_gate) * (double)C; }
     // The sum over all layers.
     double over_layers(double dense, double mixture) const {
         return (double)(L - mixtures) * dense + (double)mixtures * mixture;
@@ -48,11 +50,14 @@ enum class AttentionCount { full, causal };
 inline double layer_products_flops(const FlopSizes& s) {
     const double L = s.L, C = s.C, NH = s.NH, NKV = s.NKV, HS = s.HS;
     const double qkv = C * (NH + 2 * NKV) * HS, proj = NH * HS * C;
-    return 2 * (L * (qkv + proj) + s.over_layers(s.mlp(s.F), s.router() + (double)s.topk * s.mlp(s.expert_F)));
+    const double mixture = s.router() + (double)s.topk * s.mlp(s.expert_F) + s.mlp(s.shared);
+    return 2 * (L * (qkv + proj) + s.over_layers(s.mlp(s.F), mixture));
 }
 
 // FLOPs of fc1 in all layers, the product that --recompute-granularity mlp recomputes.
-inline double fc1_flops(const FlopSizes& s) { return 2 * s.over_layers(s.fc1(s.F), (double)s.topk * s.fc1(s.expert_F)); }
+inline double fc1_flops(const FlopSizes& s) {
+    return 2 * s.over_layers(s.fc1(s.F), (double)s.topk * s.fc1(s.expert_F) + s.fc1(s.shared));
+}
 
 // Weights in all layers that `rows` tokens multiply: with experts chosen at random, only some of them for a few rows.
 inline double layer_weights(const FlopSizes& s, double rows) {
@@ -94,6 +99,8 @@ inline FlopSizes flop_sizes(const ModelConfig& c, int T) {
         s.experts = c.mixture.experts;
         s.topk = c.mixture.topk;
         s.expert_F = c.expert_width();
+        s.shared = c.mixture.shared;
+        s.shared_gate = c.mixture.shared_gate;
     }
     return s;
 }
@@ -140,6 +147,10 @@ inline MuonFlops muon_flops(const FlopSizes& s, int newton_schulz_steps, bool he
     const double mlps = s.mixtures ? (double)s.experts : 1;
     add(mlps * (s.gated ? 2 : 1), F, C);
     add(mlps, C, F);
-    if (s.mixtures) add(1, (double)s.experts, C);
+    if (!s.mixtures) return flops;
+    add(1, (double)s.experts, C);
+    add(s.gated ? 2 : 1, (double)s.shared, C);
+    add(1, C, (double)s.shared);
+    add(s.shared_gate, 1, C);
     return flops;
 }

@@ -494,6 +494,14 @@ inline Key expert_width(int otherwise) {
     return {[=](const HfReader& in, ModelConfig& c) { c.mixture.width = in.count(key, otherwise); },
             [=](Json& j, const ModelConfig& c) { j[key] = c.expert_width(); }};
 }
+inline Key shared_expert(int otherwise) {
+    const char* const key = "shared_expert_intermediate_size";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                c.mixture.shared = in.count(key, otherwise);
+                if (otherwise && !c.mixture.shared) in.wrong(key, "at least 1");
+            },
+            [=](Json& j, const ModelConfig& c) { j[key] = c.mixture.shared; }};
+}
 // Layers without a mixture: those in a list, and all but every n-th one (n - 1, 2n - 1, ...).
 inline Key dense_layers() {
     const char *const list = "mlp_only_layers", *const step = "decoder_sparse_step";
@@ -516,20 +524,22 @@ inline Key dense_layers() {
 }
 // Any mixture, or none. The names of the scores and of their factor are DeepSeek-V3's.
 inline Key own_mixture() {
-    const char *const scores = "scoring_func", *const scale = "routed_scaling_factor";
-    const std::vector<Key> keys = {experts("num_experts"), norm_topk_prob(), expert_width(0), dense_layers()};
+    const char *const scores = "scoring_func", *const scale = "routed_scaling_factor", *const gate = "shared_expert_gate";
+    const std::vector<Key> keys = {experts("num_experts"), norm_topk_prob(), expert_width(0), dense_layers(), shared_expert(0)};
     return {[=](const HfReader& in, ModelConfig& c) {
                 if (in.count("num_experts", 0) == 0) return;
                 for (const Key& key : keys) key.read(in, c);
                 c.mixture.sigmoid = in.text(scores, "softmax") == "sigmoid";
                 if (!c.mixture.sigmoid) in.only(scores, "softmax");
                 c.mixture.scale = in.number(scale, 1);
+                c.mixture.shared_gate = in.flag(gate, false);
             },
             [=](Json& j, const ModelConfig& c) {
                 if (!c.mixture.on()) return;
                 for (const Key& key : keys) key.write(j, c);
                 j[scores] = c.mixture.sigmoid ? "sigmoid" : "softmax";
                 j[scale] = c.mixture.scale;
+                j[gate] = c.mixture.shared_gate;
             }};
 }
 
@@ -651,6 +661,10 @@ inline const Keys& keys_of(const std::string& family) {
         {"qwen2", llama_keys({qwen_window}, 32768)},
         {"qwen3", llama_keys({biases, qwen_window}, 32768, 128)},
         {"mixtral", llama_keys({experts("num_local_experts"), jitter, window({})}, 131072, 0, 1e-5, mixtral_rope)},
+        {"qwen2_moe",
+         llama_keys({flag("qkv_bias", &C::qkv_bias, true), window({4096, true, false, 0, false, true}), experts("num_experts"),
+                     norm_topk_prob(), expert_width(1408), dense_layers(), shared_expert(5632)},
+                    32768)},
         {"qwen3_moe", llama_keys({biases, window({4096, true, false, 0, false, false, false, true}), experts("num_experts"),
                                   norm_topk_prob(), expert_width(768), dense_layers()},
                                  32768)},

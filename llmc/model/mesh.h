@@ -79,6 +79,7 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
     divides(c.NH, "attention heads");
     if (c.mixtures() < c.L) divides(c.F, "feed-forward columns");
     if (c.mixture.on()) divides(c.expert_width(), "feed-forward columns of an expert");
+    divides(c.mixture.shared, "feed-forward columns of the shared expert");
     if (c.NKV % tp && tp % c.NKV)
         fail_usage(
             "tensor-model-parallel-size %d and num-query-groups %d: one must divide the other, so that each rank holds whole "

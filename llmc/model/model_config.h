@@ -69,6 +69,8 @@ struct MixtureConfig {
     bool normalize = true;               // the weights of the chosen experts are divided by their sum
     double scale = 1;                    // and multiplied by this
     int width = 0;                       // of each expert; 0: F, and always if no layer is dense
+    int shared = 0;                      // width of a further expert that processes every row (train_gpt.cu); 0: none
+    bool shared_gate = false;            // its output is multiplied by the sigmoid of a row's product with a vector
     std::vector<int> dense_layers = {};  // in order; these have an MLP of width F instead
 
     bool on() const { return experts > 0; }
@@ -164,6 +166,7 @@ inline void make_canonical(MixtureConfig& m, int& F, int L) {
     if (!m.on() || (int)dense.size() == L) m = {};
     if (m.dense_layers.empty() && m.width) F = m.width;
     if (m.width == F) m.width = 0;
+    if (!m.shared) m.shared_gate = false;
 }
 
 // The same model, with unused fields at their defaults.
@@ -230,9 +233,16 @@ inline void check_mixture(const ModelConfig& c) {
         fail("moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
     refuse_value<Error>(m.width < 0 || m.width > 1 << 22, "moe-ffn-hidden-size", m.width,
                         "between 1 and " + std::to_string(1 << 22));
+    refuse_value<Error>(m.shared < 0 || m.shared > 1 << 22, "moe-shared-expert-intermediate-size", m.shared,
+                        "between 0 and " + std::to_string(1 << 22));
     if ((int64_t)m.experts * std::max(c.F1(c.expert_width()), c.C) > INT_MAX)
         fail("%d experts of width %d: the matrices of a layer's experts have more than %d rows", m.experts, c.expert_width(),
              INT_MAX);
+    if (c.mlp_bias && m.shared)
+        fail(
+            "moe-shared-expert-intermediate-size %d: shared experts have no biases; HINT: --disable-bias-linear, or "
+            "--no-add-mlp-bias",
+            m.shared);
     if (c.parallel()) fail("norm-place parallel and a mixture of experts cannot be combined; HINT: --norm-place before");
 }
 

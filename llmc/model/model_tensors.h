@@ -72,14 +72,15 @@ struct TensorSpec {
     bool partial_sum = false;  // each tp rank computes a partial sum of its gradient
     bool copy = false;         // the last stage's copy of a tied embedding: neither counted nor stored
     int experts = 1;           // matrices of equal size that it stacks: a mixture's experts
-    bool of_mixture = false;   // of a mixture: its router, or its experts
+    bool of_mixture = false;   // of a mixture: its router, its experts, the shared expert, or that one's gate
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
     size_t offset = 0;  // elements from the start of the buffer
     size_t size() const { return (size_t)rows * cols; }
     bool vector() const { return group != Group::matrix; }  // 1-D in files
-    bool router() const { return of_mixture && replicated; }
+    // A router, or a shared expert's gate.
+    bool router() const { return of_mixture && !vector() && replicated; }
     int whole_row(int row) const {
         for (const RowBlock& b : blocks)
             if (row < b.row + b.rows) return b.whole_row + row - b.row;
@@ -100,6 +101,8 @@ struct BlockParams {
     E *router_w, *router_b;            // (E, C) (E) in a mixture of E experts
     E *fc1_w, *fc1_b;                  // (F1l, C) (F1l); in a mixture (E, F1l, C) (E, F1l), where F is the width of an expert
     E *fc2_w, *fc2_b;                  // (C, Fl) (C); in a mixture (E, C, Fl) (E, C)
+    E *shared_fc1_w, *shared_fc2_w;    // (F1l, C) (C, Fl) of a mixture's shared expert
+    E* shared_gate_w;                  // (1, C)
     E *norm2_after_w, *norm2_after_b;  // (C) (C) after the MLP
 
     std::pair<E*, E*> weight_and_bias(Matrix matrix) const {
@@ -296,17 +299,23 @@ private:
         in_mixture_ = false;
         if (after) norm(b.norm2_after_w, b.norm2_after_b, name + "norm2_after", hf(names.norm2_after), branch_end);
     }
-    // The MLP, or a router and stacked experts.
+    // The MLP; or a router, stacked experts, and the shared expert.
     void mlp(BlockParams<E>& b, const std::string& name, const std::string& hf) {
         if (!in_mixture_) return mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, {hf}, names.fc1, names.fc2, c.F);
-        router(b.router_w, name + "router_w", hf + names.router + ".weight");
+        const MixtureConfig& m = c.mixture;
+        router(b.router_w, name + "router_w", hf + names.router + ".weight", m.experts);
         if (c.mlp_bias)
             visit(b.router_b, vector(name + "router_b", Group::partial, Init::zeros,
-                                     plain(hf + names.router + ".bias", c.mixture.experts), inside));
+                                     plain(hf + names.router + ".bias", m.experts), inside));
         std::vector<std::string> experts;
-        for (int e = 0; e < c.mixture.experts; e++)
+        for (int e = 0; e < m.experts; e++)
             experts.push_back(hf + names.experts + (names.stacks_experts ? "" : std::to_string(e) + "."));
         mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width());
+        if (!m.shared) return;
+        E *no_bias = nullptr, *no_other = nullptr;
+        mlps(b.shared_fc1_w, no_bias, b.shared_fc2_w, no_other, name + "shared_", {hf + names.shared_expert}, names.expert_fc1,
+             names.expert_fc2, m.shared);
+        if (m.shared_gate) router(b.shared_gate_w, name + "shared_gate_w", hf + names.shared_gate + ".weight", 1);
     }
     // One MLP, or several of equal size with the same rows for each; hf: the beginnings of their names in files.
     void mlps(E*& fc1_w, E*& fc1_b, E*& fc2_w, E*& fc2_b, const std::string& name, const std::vector<std::string>& hf,
@@ -332,8 +341,8 @@ private:
         row_parallel(fc2_w, fc2_b, name + "fc2", F, fc2, c.mlp_bias);
     }
     // Whole on every tp rank. Each has the part of its gradient that its columns of the experts contribute.
-    void router(E*& w, const std::string& name, const std::string& hf) {
-        TensorSpec t = vector(name, Group::matrix, Init::normal, plain(hf, c.mixture.experts), scale.matrix());
+    void router(E*& w, const std::string& name, const std::string& hf, int experts) {
+        TensorSpec t = vector(name, Group::matrix, Init::normal, plain(hf, experts), scale.matrix());
         t.cols = t.whole_cols = c.C;
         t.partial_sum = tp.size > 1;
         visit(w, t);

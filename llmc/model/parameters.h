@@ -93,14 +93,17 @@ inline std::string mixture_in_words(const ModelConfig& c) {
                                 : m.normalize ? "softmax over the chosen ones"
                                               : "softmax over all";
     const std::string some = format(" in %d of %d layers, of width %d", c.mixtures(), c.L, c.expert_width());
-    return format("%d%s, %d for each token: %s active parameters; %s%s", m.experts, m.dense_layers.empty() ? "" : some.c_str(),
-                  m.topk, human_count((double)active_parameters(c)).c_str(), weights,
+    const std::string shared = format(" and a%s shared one of width %d", m.shared_gate ? " gated" : "", m.shared);
+    return format("%d%s, %d%s for each token: %s active parameters; %s%s", m.experts,
+                  m.dense_layers.empty() ? "" : some.c_str(), m.topk, m.shared ? shared.c_str() : "",
+                  human_count((double)active_parameters(c)).c_str(), weights,
                   m.scale != 1 ? format(", times %g", m.scale).c_str() : "");
 }
 inline nlohmann::ordered_json mixture_in_json(const ModelConfig& c) {
     nlohmann::ordered_json j = {
         {"experts", c.mixture.experts}, {"per_token", c.mixture.topk}, {"active_parameters", active_parameters(c)}};
     if (!c.mixture.dense_layers.empty()) j.update({{"layers", c.mixtures()}, {"expert_width", c.expert_width()}});
+    if (c.mixture.shared) j["shared_expert_width"] = c.mixture.shared;
     return j;
 }
 // "46.7B parameters, 12.9B active"

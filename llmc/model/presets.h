@@ -105,9 +105,14 @@ inline const std::vector<Preset>& presets() {
              c.full_interval = 6;
              c.eps = 1e-6;
          }},
-        // Mixtures of experts: Mixtral, OLMoE, Qwen3, GPT-OSS
+        // Mixtures of experts: Mixtral, OLMoE, Qwen, GPT-OSS
         {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 14336, 32768, 32000, 0.02},
         {"olmoe-1b-7b", "olmoe", 16, 2048, 16, 16, 1024, 4096, 50304, 0.02},
+        {"qwen1.5-moe-a2.7b", "qwen2_moe", 24, 2048, 16, 16, 1408, 8192, 151936, 0.02,
+         [](ModelConfig& c) {
+             c.rope_base = 1e6;
+             c.eps = 1e-6;
+         }},
         {"qwen3-30b-a3b", "qwen3_moe", 48, 2048, 32, 4, 768, 40960, 151936, 0.02,
          [](ModelConfig& c) {
              c.head_size = 128;

@@ -94,8 +94,10 @@ inline const MegatronName megatron_names[] = {
      "it is the default"},
     {"train", "moe-router-dtype", 1, "", "", "fp32", "the router computes in fp32"},
     {"train", "moe-token-dispatcher-type moe-flex-dispatcher-backend", 1, "", "", "", "experts are not spread over ranks"},
-    {"train", "moe-grouped-gemm moe-use-legacy-grouped-gemm moe-permute-fusion moe-router-fusion moe-enable-deepep", 0, "", "",
-     "", "the program has one implementation of each layer"},
+    {"train",
+     "moe-grouped-gemm moe-use-legacy-grouped-gemm moe-permute-fusion moe-router-fusion moe-enable-deepep "
+     "moe-shared-expert-overlap",
+     0, "", "", "", "the program has one implementation of each layer"},
     {"prepare", "partitions", 1, "", "", "1", "it is the default"},
     {"prepare", "chunk-size log-interval", 1, "", "", "", "the program chooses it"},
 };

@@ -109,6 +109,10 @@ inline Allowed one_of(Strings choices) {
       "weigh the chosen experts by the softmax over all experts, as OLMoE does, instead of over the chosen ones")              \
     X(OptionalDouble, moe_router_topk_scaling_factor, "", {}, between(1e-6, 1e6), "Model",                                     \
       "factor of the chosen experts' weights; default: the model's, else 1")                                                   \
+    X(int, moe_shared_expert_intermediate_size, "", 0, between(0, 10000000), "Model",                                          \
+      "width of an expert that processes every token, in addition to the chosen ones; default: the preset's, else 0, none")    \
+    X(bool, moe_shared_expert_gate, "", false, anything(), "Model",                                                            \
+      "multiply the shared expert's output by a sigmoid, as Qwen2-MoE does")                                                   \
     X(bool, moe_use_upcycling, "", false, anything(), "Model",                                                                 \
       "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")
 

@@ -176,6 +176,8 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
     for (const auto& [given, option] : {std::pair<bool, std::string>{o.moe_router_topk, "--moe-router-topk"},
                                         {o.moe_ffn_hidden_size, "--moe-ffn-hidden-size"},
                                         {!o.moe_layer_freq.empty(), "--moe-layer-freq"},
+                                        {o.moe_shared_expert_intermediate_size, "--moe-shared-expert-intermediate-size"},
+                                        {o.moe_shared_expert_gate, "--moe-shared-expert-gate"},
                                         {!o.moe_router_score_function.empty(), "--moe-router-score-function"},
                                         {pre_softmax, "--moe-router-pre-softmax"},
                                         {(bool)o.moe_router_topk_scaling_factor, "--moe-router-topk-scaling-factor"},
@@ -202,6 +204,9 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                                         {(bool)o.dpo_beta, "--dpo-beta"}})
         refuse_together(o.moe_use_upcycling && given, "--moe-use-upcycling", option, "only the dense model in --model is saved",
                         "train the mixture first, and pass it to --model");
+    refuse_without(o.moe_shared_expert_gate && !m.shared, "--moe-shared-expert-gate", "--moe-shared-expert-intermediate-size");
+    refuse_together(o.moe_use_upcycling && m.shared, "--moe-use-upcycling", "--moe-shared-expert-intermediate-size",
+                    "a dense model has none");
     refuse_together(o.dpo_beta && (has_aux || has_z), has_aux ? aux : z, "--dpo-beta");
 }
 
@@ -315,6 +320,8 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     if (o.moe_router_score_function == "sigmoid") c.mixture.normalize = c.mixture.topk > 1;  // as in Megatron-LM
     flag(c.mixture.normalize, "moe-router-pre-softmax", o.moe_router_pre_softmax, false);
     c.mixture.scale = o.moe_router_topk_scaling_factor.value_or(c.mixture.scale);
+    size(c.mixture.shared, "moe-shared-expert-intermediate-size", o.moe_shared_expert_intermediate_size);
+    flag(c.mixture.shared_gate, "moe-shared-expert-gate", o.moe_shared_expert_gate, true);
     flag(c.tied, "untie-embeddings-and-output-weights", o.untie_embeddings_and_output_weights, false);
     flag(c.embedding_norm, "embed-layernorm", o.embed_layernorm, true);
     if (!o.softmax_type.empty()) c.sinks = o.softmax_type == "learnable";

@@ -173,7 +173,7 @@ struct MlpColumns {
 inline MlpColumns mlp_columns(const ModelConfig& c, bool mixture) {
     if (!mixture) return {(double)c.F1(), (double)c.F};
     const double topk = c.mixture.topk;
-    return {topk * c.F1(c.expert_width()), topk * c.expert_width()};
+    return {topk * c.F1(c.expert_width()) + c.F1(c.mixture.shared), topk * c.expert_width() + c.mixture.shared};
 }
 
 // Memory traffic of a rank for recomputing the norms and the activation function of a layer, for a micro-batch, in bytes.
@@ -253,10 +253,11 @@ inline ElementwiseBytes bytes_of_scores(const PlanInput& in) {
     const double scores = (double)in.B * in.T * in.T * in.c.NH / in.tp;
     return {9 * scores, 11 * scores};
 }
-// A mixture sums the K outputs of a row's experts, in backward the gradients of its input, which every rank has for all rows.
+// A mixture sums the K outputs of a row's experts, in backward the gradients of its input, which every rank has for all rows;
+// then it adds the shared expert's.
 inline double bytes_of_combining(const PlanInput& in, bool mixture) {
     const double each = (double)in.B * in.T * in.c.C * (double)in.bytes_per_element;
-    return mixture ? each * (in.c.mixture.topk + 1) : 0;
+    return mixture ? each * (in.c.mixture.topk + 1 + (in.c.mixture.shared ? 3 : 0)) : 0;
 }
 // Bytes that the efficiency does not include: of rows it includes 1 / tp.
 inline ElementwiseBytes bytes_apart(const PlanInput& in, bool mixture) {

@@ -25,7 +25,8 @@ struct Case {
 const Case cases[] = {{{1, 1, 5, 3}, false, true, false, 1, 0},   {{2, 37, 5, 3}, false, false, false, 1, 0},
                       {{1, 40, 64, 8}, false, true, false, 1, 0}, {{3, 11, 33, 1}, true, false, true, 2.5, 0},
                       {{1, 700, 4, 2}, true, true, true, 1.5, 0}, {{2, 5, 8, 8}, false, true, false, 1, 0},
-                      {{1, 30, 40, 3}, false, true, false, 1, 1}, {{2, 150, 6, 1}, true, true, false, 1, 2}};
+                      {{1, 30, 40, 3}, false, true, false, 1, 1}, {{2, 150, 6, 1}, true, true, false, 1, 2},
+                      {{2, 37, 1, 1}, true, false, false, 1, 0} /*the gate of a shared expert*/};
 
 // The routing as the declarations describe it.
 struct Reference {
@@ -230,7 +231,8 @@ struct Dot {
 TEST(Experts, RouterLogits) {
     gpu::Ctx ctx;
     Rng rng(7);
-    for (const auto& [N, E, C] : {std::array{3, 5, 16}, std::array{70, 33, 72}, std::array{600, 8, 20}}) {
+    for (const auto& [N, E, C] :
+         {std::array{3, 5, 16}, std::array{70, 1, 24}, std::array{70, 33, 72}, std::array{600, 8, 20}}) {
         const MixtureShape shape = {1, N, E, 1};
         const Input<floatX> inp(rng.normals<floatX>(N * C)), weight(rng.normals<floatX>(E * C)), bias(rng.normals<floatX>(E)),
             dinp_before(rng.normals<floatX>(N * C));
