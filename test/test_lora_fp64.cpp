@@ -26,6 +26,7 @@ ModelConfig tiny(const std::string& family, const Names& targets, int rank) {
     c.T = 11;
     c.V = 29;
     c.init_std = 0.2;
+    if (c.mixture.on()) c.mixture = {5, 2, false, false, 1, 12, 28, true, {1}};
     if (c.parallel()) c.rotary_fraction = 0.5;  // in GPT-NeoX: 2 of 4 dimensions, not 1
     if (c.norm_place == NormPlace::both) {      // Gemma 2 and 3
         c.head_size = 8;
@@ -104,7 +105,7 @@ const Case cases[] = {{"llama", {"all"}, 3},       {"llama", {"q", "v"}, 2},    
                       {"gpt2", {"all"}, 2},        {"gpt2", {"c_proj"}, 4},          {"bloom", {"all"}, 2},
                       {"bloom", {"qkv", "up"}, 3}, {"gpt_neox", {"all"}, 2},         {"qwen3", {"all"}, 3},
                       {"olmo2", {"all"}, 3},       {"olmo2", {"v", "o", "down"}, 2}, {"gemma2", {"all"}, 2},
-                      {"gemma3_text", {"all"}, 2}};
+                      {"gemma3_text", {"all"}, 2}, {"qwen2_moe", {"all"}, 2}};
 
 TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
     for (const Case& k : cases) {
@@ -233,6 +234,8 @@ TEST(Lora, TablesHavePeftsNames) {
     // c_proj is the last part of two names in GPT-2: if only one is meant, its full path is used.
     EXPECT_EQ(peft_modules(tiny("gpt2", {"o", "qkv"}, 1)), (Names{"c_attn", "attn.c_proj"}));
     EXPECT_EQ(peft_modules(tiny("gpt2", {"c_proj"}, 1)), (Names{"c_proj"}));
+    // The matrices of experts also end in gate_proj.
+    EXPECT_EQ(peft_modules(tiny("qwen2_moe", {"q", "gate"}, 1)), (Names{"q_proj", "mlp.gate_proj"}));
     try {
         tiny("gpt2", {"q_proj"}, 1);
         FAIL() << "GPT-2 has no q_proj";

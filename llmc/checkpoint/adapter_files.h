@@ -198,14 +198,14 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                 adapter.factor = alphas.of(matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
                 most = std::max(most, adapter.rank);
             }
-        for (int layer = 0; layer < c.L; layer++)
+        for (const int layer : t.layers)
             if (of_layer[(size_t)layer].rank == 0 && (!listed || listed->count(layer)) && is_target(j, layer, t.module))
                 fail(
                     "%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it again",
                     weights.c_str(), t.module.c_str(), layer, path.c_str());
         if (std::none_of(of_layer.begin(), of_layer.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
         lora.modules.push_back(t.module);
-        for (int layer = 0; layer < c.L; layer++) {
+        for (const int layer : t.layers) {
             LoraInFile& adapter = of_layer[(size_t)layer];
             adapter.matrix = std::to_string(layer) + "." + t.module;
             if (listed && (listed->count(layer) > 0) != (adapter.rank > 0))
@@ -267,9 +267,10 @@ inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
 }
 
 // PEFT finds matrices by the ends of their names: uses the last word of a module unless a matrix without adapter also ends in
-// it.
+// it, maybe one of a mixture of experts.
 inline std::vector<std::string> peft_modules(const ModelConfig& c) {
     std::vector<std::string> names;
+    const ParameterTable model(c);
     for (const std::string& module : c.lora.modules) {
         const std::string last = module.substr(module.find_last_of('.') + 1);
         bool unique = true;
@@ -277,6 +278,9 @@ inline std::vector<std::string> peft_modules(const ModelConfig& c) {
             const bool chosen = std::find(c.lora.modules.begin(), c.lora.modules.end(), t.module) != c.lora.modules.end();
             unique = unique && (chosen || t.names[1] != last);
         }
+        for (const TensorSpec& spec : model.rows)
+            for (const HfTensor& t : spec.hf)
+                unique = unique && !(spec.of_mixture && ends_with(t.name, "." + last + ".weight"));
         const std::string name = unique ? last : module;
         if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
     }

@@ -35,6 +35,7 @@
 struct LoraTarget {
     std::string module;              // "self_attn.q_proj": its name in the files, below the layer's
     std::vector<std::string> names;  // all names that select it: "self_attn.q_proj", "q_proj", "q", "qkv"
+    std::vector<int> layers;         // that have it
 };
 
 namespace detail {
@@ -75,11 +76,15 @@ inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
         const Matrix matrix = detail::matrix_of(t);
         for (size_t i = 0; i < t.hf.size(); i++) {
             const std::string module = detail::module_of(t.hf[i].name, t.block);
-            const auto known = [&](const LoraTarget& other) { return other.module == module; };
-            if (std::any_of(targets.begin(), targets.end(), known)) continue;
+            const auto known =
+                std::find_if(targets.begin(), targets.end(), [&](const LoraTarget& other) { return other.module == module; });
+            if (known != targets.end()) {
+                known->layers.push_back(t.block);
+                continue;
+            }
             const std::string last = module.substr(module.find_last_of('.') + 1);
             const std::string letter = detail::letter_of(matrix, i, t.hf.size());
-            targets.push_back({module, {module, last, matrix_names[(size_t)matrix]}});
+            targets.push_back({module, {module, last, matrix_names[(size_t)matrix]}, {t.block}});
             if (!letter.empty()) targets.back().names.push_back(letter);
         }
     }
