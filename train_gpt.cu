@@ -395,11 +395,29 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // choices. With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result (on
 // GPUs by the same algorithms, see choose_gemm_cache).
 
-static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
-    const Linear& l = b.fc1();
+// One of the two matrices of all experts, with its adapters.
+static void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, const ExpertRows& inp, const ExpertBias& bias,
+                                 const Routing& routing) {
     const MixtureShape shape = p.mixture();
-    be::expert_linear_forward(p.ctx, s.fc1, {all_inp, s.routing.choices, shape.K}, l.w, {l.b}, s.routing.groups(shape), l.in,
-                              l.out, Acc::Set);
+    be::expert_linear_forward(p.ctx, out, inp, l.w, bias, routing.groups(shape), l.in, l.out, Acc::Set);
+    if (l.lora) p.m.lora.experts_forward(p.ctx, *l.lora, out, inp, routing, shape, p.adapter_dropout(l));
+}
+// Sets dinp, and adds to the gradients of the weight or of its adapters.
+static void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, const ExpertRows& dout, const ExpertRows& inp,
+                                  const Routing& routing) {
+    const MixtureShape shape = p.mixture();
+    const ExpertGroups groups = routing.groups(shape);
+    if (l.dw)
+        add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
+            be::expert_linear_backward_weight(p.ctx, {(real*)dw.data, row, rows}, dout, inp, groups, l.in, l.out, acc);
+        });
+    be::expert_linear_backward_input(p.ctx, dinp, dout, l.w, groups, l.in, l.out, Acc::Set);
+    if (l.lora)
+        p.m.lora.experts_backward(p.ctx, *l.lora, dinp, dout, inp, routing, shape, p.adapter_dropout(l), acc_of_products(p));
+}
+
+static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
+    expert_layer_forward(p, b.fc1(), s.fc1, {all_inp, s.routing.choices, p.mixture().K}, {b.fc1().b}, s.routing);
 }
 static ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
     return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
@@ -447,8 +465,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, b, s);  // times the routing weights
-    be::expert_linear_forward(p.ctx, rows, {s.act.bf16}, fc2.w, fc2_bias(p, b, routing), routing.groups(shape), fc2.in, fc2.out,
-                              Acc::Set);
+    expert_layer_forward(p, fc2, rows, {s.act.bf16}, fc2_bias(p, b, routing), routing);
     if (b.shared.exists()) {
         shared_fc1_forward(p, b.shared, s.shared, all_inp);
         shared_gate_forward(p, b.shared, s.shared.gate, all_inp);
@@ -540,36 +557,24 @@ static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const 
     const Model& m = p.m;
     const MixtureShape shape = p.mixture();
     const Routing& routing = s.routing;
-    const ExpertGroups groups = routing.groups(shape);
     const Linear &fc1 = b.fc1(), &fc2 = b.fc2();
     const int C = m.c.C;
     floatX *const dact = m.a.dact, *const dfc1 = m.a.dfc1, *const drows = m.a.expert_rows;
     const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
 
     const ExpertRows dout = {gather_from_sequence_parallel(p, dfc2, p.local_rows(), C), routing.choices, shape.K};
-    if (fc2.dw)
-        add_weight_gradient(p, fc2, [&](const Elements& dw, int row, int rows, Acc acc) {
-            const StackedRows some = {(real*)dw.data, row, rows};
-            be::expert_linear_backward_weight(p.ctx, some, dout, {s.act.bf16}, groups, fc2.in, fc2.out, acc);
-        });
-    be::expert_linear_backward_input(p.ctx, dact, dout, fc2.w, groups, fc2.in, fc2.out, Acc::Set);
+    expert_layer_backward(p, fc2, dact, dout, {s.act.bf16}, routing);
     be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
     fc2_bias_backward(p, b, dout, routing);
     router_backward(p, b, routing);
     if (b.shared.exists()) shared_output_backward(p, b.shared, s.shared, dout.x);
 
-    if (fc1.db) be::expert_bias_backward(p.ctx, fc1.db, {dfc1}, {}, groups, fc1.out);
-    if (fc1.dw) {
-        const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C);
-        const ExpertRows rows_of_inp = {all_inp, routing.choices, shape.K};
-        add_weight_gradient(p, fc1, [&](const Elements& dw, int row, int rows, Acc acc) {
-            const StackedRows some = {(real*)dw.data, row, rows};
-            be::expert_linear_backward_weight(p.ctx, some, {dfc1}, rows_of_inp, groups, fc1.in, fc1.out, acc);
-        });
-        add_router_gradient(p, b.router, m.a.dlogits, all_inp, shape);
-        if (b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
-    }
-    be::expert_linear_backward_input(p.ctx, drows, {dfc1}, fc1.w, groups, fc1.in, fc1.out, Acc::Set);
+    if (fc1.db) be::expert_bias_backward(p.ctx, fc1.db, {dfc1}, {}, routing.groups(shape), fc1.out);
+    const bool reads_inp = fc1.dw || fc1.lora;
+    const floatX* all_inp = reads_inp ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
+    if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, shape);
+    if (fc1.dw && b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
+    expert_layer_backward(p, fc1, drows, {dfc1}, {all_inp, routing.choices, shape.K}, routing);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
     be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);
     be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, shape, C);

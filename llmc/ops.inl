@@ -124,10 +124,11 @@ void share_gemm_choices(Ctx& ctx, std::shared_ptr<SharedText> node);
 // ---- low-rank adapters (lora.h) ---------------------------------------------------------------------------------------------
 // wide = scale times a matrix with the adapters' matrices b as blocks on its diagonal, so that one product applies all of them.
 // sets wide.
-void lora_spread(Ctx& ctx, floatX* wide /*(OC, width)*/, const floatX* b /*(rows, rank)*/, const LoraRows& rows, real scale);
+void lora_spread(Ctx& ctx, floatX* wide /*(experts OC, width)*/, const floatX* b /*(rows, rank)*/, const LoraRows& rows,
+                 real scale);
 // The gradient of lora_spread: db (+)= scale times the blocks on the diagonal of dwide. sets or adds db.
-void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(OC, width)*/, const LoraRows& rows, real scale,
-                  Acc acc);
+void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(experts OC, width)*/, const LoraRows& rows,
+                  real scale, Acc acc);
 
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
 // A code c (fp8.h) represents the number c / scale. Each tensor has one scale. Activations and weights are e4m3. C and all
@@ -263,6 +264,9 @@ void expert_activation_forward(Ctx& ctx, floatX* out /*(slots, F)*/, const float
 void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* dweights /*(N, K)*/,
                                 const floatX* dout /*(slots, F)*/, const floatX* inp, const Routing& r,
                                 const MixtureShape& shape, int F, Activation activation);
+// dropout_forward for slots: slot s has the mask of row place.row(s). (place.x is not used.) sets or adds.
+void expert_dropout(Ctx& ctx, floatX* out /*(slots, columns)*/, const floatX* inp /*(slots, columns)*/, const ExpertRows& place,
+                    const ExpertGroups& groups, int columns, const Dropout& dropout, Acc acc);
 // out = the sum of a row's slots, in the order of its choices, rounded once. sets out.
 void expert_combine(Ctx& ctx, floatX* out /*(N, C)*/, const floatX* inp /*(slots, C)*/, const Routing& r,
                     const MixtureShape& shape, int C);

@@ -107,7 +107,7 @@ struct Fp8Matrix {
 
 // The columns of a linear layer's output (rows of its weight) that low-rank adapters add to (model/lora.h): ranges, each with
 // the index of its adapter, `part`. A fused projection has several adapters: queries, keys, values. The matrices B of all
-// adapters are stacked, (rows of all blocks, rank).
+// adapters are stacked, (rows of all blocks, rank). In a mixture each expert has these ranges, and everything is stacked.
 struct LoraRows {
     struct Block {
         int row, rows;  // the range: the first row of the layer's weight, and how many
@@ -117,6 +117,8 @@ struct LoraRows {
     Block block[3];
     int blocks, parts, rank;  // ranges, adapters, columns of B
     int OC;                   // rows of the layer's weight
+    int experts = 1;          // layers of equal shape, next to each other
+    int packed = 0;           // rows of B of each, if there are several
 
     HD int width() const { return parts * rank; }  // columns of the block-diagonal matrix of all B
 };

@@ -11,13 +11,14 @@ expect "tokenizer" "$program" tokenizer --input text.txt --vocab-size 300 --outp
 expect "prepare" "$program" prepare --input text.txt --output text --tokenizer tok --split-documents line
 declare -A family=(
     [llama]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-query-groups 2"
+    [mixture]="--normalization RMSNorm --position-embedding-type rope --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --num-experts 5"
     [gpt2]="" [bloom]="--position-embedding-type alibi --embed-layernorm")
 train() { ${MPI:-} "$program" train --data-path text --seq-length 24 --micro-batch-size 2 --global-batch-size 4 --threads 1 --split "90, 10, 0" "$@"; }
 loss_of() { "$program" eval --text text.txt --json "$@" | sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' | head -1; }
 near() { awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { exit !(a != "" && b != "" && a - b < d && b - a < d) }'; }
 below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && a < b) }'; }
 
-for name in llama gpt2 bloom; do
+for name in llama gpt2 bloom mixture; do
     # shellcheck disable=SC2086
     expect "$name: a model" train ${family[$name]} --num-layers 2 --hidden-size 32 --num-attention-heads 4 --tokenizer tok --train-iters 4 --lr 1e-3 --out "$name"
     before=$(cat "$name"/latest/*.safetensors | cksum)
@@ -87,6 +88,59 @@ no "another dropout of adapters" "dropout 0.2.*omit the options" train --resume 
 expect "recomputed, one sample at a time" train "${dropped[@]}" --recompute full --micro-batch-size 1 --out dropped-ones
 expect "the same losses" near_losses dropped dropped-ones 6 0.01
 expect "another sum of roundings than without dropout" refused near_losses dropped llama-lora 6 0.001
+
+# ---- experts: each has adapters of its own, named as in PEFT ----
+experts=(--model mixture --lora-rank 4 --lora-dropout 0.2 --train-iters 6 --lr 1e-2)
+expect "experts" train "${experts[@]}" --out experts
+expect "a file with a matrix of each" "$program" inspect experts/latest/adapter_model.safetensors
+says "the last one" "layers.1.block_sparse_moe.experts.4.w3.lora_B.weight"
+expect "PEFT's names of them" grep -q '"w1"' experts/latest/adapter_config.json
+for options in "--recompute full --micro-batch-size 1" "--lora-targets w2 o"; do
+    # shellcheck disable=SC2086
+    expect "experts $options" train "${experts[@]}" $options --out experts-other
+    [[ $options == *targets* ]] || expect "experts $options: the same losses" near_losses experts experts-other 6 0.01
+    rm -rf experts-other
+done
+# shellcheck disable=SC2086
+for layout in "--tp 2" "--tp 2 --no-sequence-parallel" "--pp 2"; do
+    MPI="${MPIRUN:-mpirun} -n 2" expect "experts $layout" train "${experts[@]}" $layout --out experts-two
+    expect "experts $layout: the same losses" near_losses experts experts-two 6 0.02
+    rm -rf experts-two
+done
+# PEFT's ranks and scales may differ by expert. `cut` lacks the adapter of an expert that `whole` has with zeros.
+python3 - <<'END'
+import json, os, struct
+source = open("experts/latest/adapter_model.safetensors", "rb").read()
+(n,) = struct.unpack("<Q", source[:8])
+header, data = json.loads(source[8 : 8 + n]), source[8 + n :]
+config = json.load(open("experts/latest/adapter_config.json"))
+for out, is_cut in [("cut-experts", True), ("whole-experts", False), ("other-experts", False)]:
+    tensors, rows = {}, b""
+    for name, t in header.items():
+        if name == "__metadata__":
+            continue
+        x = data[slice(*t["data_offsets"])]
+        if "layers.1.block_sparse_moe.experts.2.w1." in name:
+            if is_cut:
+                continue
+            x = bytes(len(x)) if out == "whole-experts" else x
+        tensors[name] = {"dtype": t["dtype"], "shape": t["shape"], "data_offsets": [len(rows), len(rows) + len(x)]}
+        rows += x
+    os.mkdir(out)
+    text = json.dumps(tensors).encode()
+    open(out + "/adapter_model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + rows)
+    json.dump(config | ({"target_modules": r".*(w1|w2|w3|proj)"} if is_cut else {}), open(out + "/adapter_config.json", "w"))
+END
+expect "an expert without an adapter has zeros" test "$(loss_of --model mixture --adapter cut-experts)" == "$(loss_of --model mixture --adapter whole-experts)"
+expect "which are not its numbers" test "$(loss_of --model mixture --adapter cut-experts)" != "$(loss_of --model mixture --adapter other-experts)"
+sed -i 's/"target_modules": "[^"]*"/"target_modules": ["w1"]/' cut-experts/adapter_config.json
+no "an expert's adapter is missing" "no adapter for block_sparse_moe.experts.2.w1 of layer 1" "$program" eval --text text.txt --model mixture --adapter cut-experts
+sed -i 's/"target_modules": \[[^]]*\]/"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]/' other-experts/adapter_config.json
+no "adapters on stacked experts" "'target_parameters' .*gate_up_proj.* is not supported; HINT: PEFT merges" "$program" eval --text text.txt --model mixture --adapter other-experts
+no "adapters on a router" "no matrix 'router' for --lora-targets" train --model mixture --lora-rank 4 --lora-targets router --train-iters 2 --out x
+# DPO on it, and the plan of a large one
+expect "the plan of a large one" "$program" train --preset mixtral-8x7b --vocab-size 32000 --world 8 --tp 8 --seq-length 4096 --micro-batch-size 1 --global-batch-size 8 --train-iters 10 --lora-rank 16 --dry-run
+says "counts its adapters" "experts.w2; 240M"
 
 # ---- in FP8: only the frozen weights' products ----
 fp8=(--model fp8 --lora-rank 4 --train-iters 12 --lr 1e-2)

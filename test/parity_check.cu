@@ -112,11 +112,18 @@ std::vector<Case> cases() {
     }
     add("olmo2, normuon", "olmo2", 2, false, false, false).rope_scaling = {RopeScaling::Type::yarn, 4, 16};
     all.back().optimizer = "normuon";
-    LoraConfig& lora = add("llama, adapters", "llama", 2, false, false, false).lora;
-    lora.rank = 4;
-    lora.alpha = 1;
-    lora.dropout = 0.2;
-    lora.modules = lora_modules(all.back().c, {"all"});
+    const auto adapt = [](ModelConfig& c) {
+        c.lora.rank = 4;
+        c.lora.alpha = 1;
+        c.lora.dropout = 0.2;
+        c.lora.modules = lora_modules(c, {"all"});
+    };
+    adapt(add("llama, adapters", "llama", 2, false, false, false));
+    if (fp32) {
+        ModelConfig& c = add("mixtral, adapters", "mixtral", 2, false, false, false);
+        c.mixture.experts = 5;
+        adapt(c);
+    }
     add("llama, pairs of answers", "llama", 2, false, false, false);
     all.back().pairs = true;
     VirtualTokensConfig& lstm = add("bloom, virtual tokens of an LSTM", "bloom", 4, true, false, false).virtual_tokens;

@@ -417,8 +417,8 @@ TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
     }
 }
 
-// The gates of all experts are one tensor, (experts, F, C), and so are their ups and downs; the router is in F32. Old files have
-// a tensor per expert.
+// The gates of all experts are one tensor, (experts, F, C), and so are their ups and downs; the router is in F32. Old files
+// have a tensor per expert.
 TEST(GgufModel, StacksExperts) {
     for (const char* family : {"mixtral", "qwen3_moe", "olmoe"}) {
         SCOPED_TRACE(family);

@@ -26,7 +26,8 @@ ModelConfig tiny(const std::string& family, const Names& targets, int rank) {
     c.T = 11;
     c.V = 29;
     c.init_std = 0.2;
-    if (c.mixture.on()) c.mixture = {5, 2, false, false, 1, 12, 28, true, {1}};
+    if (c.mixture.shared) c.mixture = {5, 2, false, false, 1, 12, 28, true, {1}};
+    if (c.mixture.on()) c.mixture.experts = 5, c.mixture.topk = 2;
     if (c.parallel()) c.rotary_fraction = 0.5;  // in GPT-NeoX: 2 of 4 dimensions, not 1
     if (c.norm_place == NormPlace::both) {      // Gemma 2 and 3
         c.head_size = 8;
@@ -105,7 +106,8 @@ const Case cases[] = {{"llama", {"all"}, 3},       {"llama", {"q", "v"}, 2},    
                       {"gpt2", {"all"}, 2},        {"gpt2", {"c_proj"}, 4},          {"bloom", {"all"}, 2},
                       {"bloom", {"qkv", "up"}, 3}, {"gpt_neox", {"all"}, 2},         {"qwen3", {"all"}, 3},
                       {"olmo2", {"all"}, 3},       {"olmo2", {"v", "o", "down"}, 2}, {"gemma2", {"all"}, 2},
-                      {"gemma3_text", {"all"}, 2}, {"qwen2_moe", {"all"}, 2}};
+                      {"gemma3_text", {"all"}, 2}, {"mixtral", {"all"}, 3},          {"qwen3_moe", {"fc2", "q"}, 2},
+                      {"olmoe", {"gate"}, 2},      {"qwen2_moe", {"all"}, 2}};
 
 TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
     for (const Case& k : cases) {
@@ -119,23 +121,25 @@ TEST(Lora, GradientsEqualFiniteDifferencesAndTheModelStaysFrozen) {
 }
 
 TEST(Lora, MicroBatchesAddAndRecomputationKeepsTheBits) {
-    const ModelConfig c = tiny("llama", {"all"}, 3);
-    Fixture none(c);
-    none.move_adapters();
-    none.gradients();
-    const std::vector<real> once(none.grads(), none.grads() + none.m.table.size);
-    for (const Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
-        Fixture other(c, recompute);
-        other.move_adapters();
-        other.gradients();
-        EXPECT_EQ(memcmp(once.data(), other.grads(), once.size() * sizeof(real)), 0) << (int)recompute;
+    for (const char* family : {"llama", "mixtral"}) {
+        const ModelConfig c = tiny(family, {"all"}, 3);
+        Fixture none(c);
+        none.move_adapters();
+        none.gradients();
+        const std::vector<real> once(none.grads(), none.grads() + none.m.table.size);
+        for (const Recompute recompute : {Recompute::selective, Recompute::mlp, Recompute::full}) {
+            Fixture other(c, recompute);
+            other.move_adapters();
+            other.gradients();
+            EXPECT_EQ(memcmp(once.data(), other.grads(), once.size() * sizeof(real)), 0) << (int)recompute;
+        }
+        none.gradients(Acc::Add);
+        for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
     }
-    none.gradients(Acc::Add);
-    for (size_t i = 0; i < once.size(); i++) ASSERT_NEAR(none.grads()[i], 2 * once[i], 1e-15 + 1e-12 * std::abs(once[i]));
 }
 
 TEST(Lora, DropoutOfTheirInputsHasItsGradientAndItsMasksEveryPolicyOfRecomputation) {
-    for (const Case& k : {cases[0], cases[3], cases[5], cases[7], cases[9]}) {
+    for (const Case& k : {cases[0], cases[3], cases[5], cases[7], cases[9], cases[13]}) {
         ModelConfig c = tiny(k.family, k.targets, k.rank);
         c.lora.dropout = 0.4;
         Fixture none(c);
@@ -165,25 +169,27 @@ TEST(Lora, DropoutOfTheirInputsHasItsGradientAndItsMasksEveryPolicyOfRecomputati
 
 // A micro-batch of two samples has the masks of two micro-batches of one.
 TEST(Lora, DropoutDoesNotDependOnTheMicroBatch) {
-    ModelConfig c = tiny("llama", {"all"}, 3);
-    c.lora.dropout = 0.4;
-    Fixture both(c);
-    both.move_adapters();
-    both.drop(0.4, 6);
-    const double expected = both.loss();
-    double sum = 0;
-    for (int i = 0; i < 2; i++) {
-        Fixture one(c);
-        one.move_adapters();
-        Batch half = one.batch;
-        half.B = 1;
-        for (std::vector<int>* of : {&half.tokens, &half.targets, &half.positions})
-            *of = {of->begin() + i * half.T, of->begin() + (i + 1) * half.T};
-        upload(one.ctx, one.m, half, one.m.a.micro_batch());
-        one.drop(0.4, 6 + i);
-        sum += one.loss();
+    for (const char* family : {"llama", "mixtral"}) {
+        ModelConfig c = tiny(family, {"all"}, 3);
+        c.lora.dropout = 0.4;
+        Fixture both(c);
+        both.move_adapters();
+        both.drop(0.4, 6);
+        const double expected = both.loss();
+        double sum = 0;
+        for (int i = 0; i < 2; i++) {
+            Fixture one(c);
+            one.move_adapters();
+            Batch half = one.batch;
+            half.B = 1;
+            for (std::vector<int>* of : {&half.tokens, &half.targets, &half.positions})
+                *of = {of->begin() + i * half.T, of->begin() + (i + 1) * half.T};
+            upload(one.ctx, one.m, half, one.m.a.micro_batch());
+            one.drop(0.4, 6 + i);
+            sum += one.loss();
+        }
+        EXPECT_NEAR(sum, expected, 1e-13 * expected);
     }
-    EXPECT_NEAR(sum, expected, 1e-13 * expected);
 }
 
 TEST(Lora, NewAdaptersChangeNothingAndMergedMatricesComputeTheSame) {
@@ -231,11 +237,29 @@ TEST(Lora, TablesHavePeftsNames) {
     EXPECT_EQ(shapes.at(layer + "mlp.gate_proj.lora_B.weight"), (Shape{20, 4}));
     EXPECT_EQ(shapes.at(layer + "mlp.down_proj.lora_A.weight"), (Shape{4, 20}));
     EXPECT_EQ(peft_modules(c), (Names{"q_proj", "v_proj", "gate_proj", "down_proj"}));
+    // Each expert has a matrix of the name.
+    const ModelConfig mixture = tiny("mixtral", {"gate", "w2"}, 4);
+    EXPECT_EQ(mixture.lora.modules, (Names{"block_sparse_moe.experts.w1", "block_sparse_moe.experts.w2"}));
+    EXPECT_EQ(peft_modules(mixture), (Names{"w1", "w2"}));
+    size_t of_experts = 0;
+    for (const TensorSpec& t : trained_table(mixture).rows)
+        for (const HfTensor& hf : t.hf) {
+            const char* const named[] = {"w1.lora_A", "w1.lora_B", "w2.lora_A", "w2.lora_B"};
+            EXPECT_TRUE(std::any_of(std::begin(named), std::end(named), [&](const std::string& n) {
+                return hf.name.find(".block_sparse_moe.experts.") != std::string::npos && ends_with(hf.name, n + ".weight");
+            })) << hf.name;
+            of_experts++;
+        }
+    EXPECT_EQ(of_experts, 2u * 5 * 4);
+    EXPECT_EQ(trained_table(mixture).trained, 2u * 5 * 4 * (24 + 20 + 20 + 24));
     // c_proj is the last part of two names in GPT-2: if only one is meant, its full path is used.
     EXPECT_EQ(peft_modules(tiny("gpt2", {"o", "qkv"}, 1)), (Names{"c_attn", "attn.c_proj"}));
     EXPECT_EQ(peft_modules(tiny("gpt2", {"c_proj"}, 1)), (Names{"c_proj"}));
-    // The matrices of experts also end in gate_proj.
-    EXPECT_EQ(peft_modules(tiny("qwen2_moe", {"q", "gate"}, 1)), (Names{"q_proj", "mlp.gate_proj"}));
+    // The matrices of shared experts also end in gate_proj.
+    const Names several = peft_modules(tiny("qwen2_moe", {"q", "gate"}, 1));
+    EXPECT_EQ(several.size(), 1u + 5 + 1);
+    EXPECT_EQ(several[5], "mlp.experts.4.gate_proj");
+    EXPECT_EQ(several[6], "mlp.gate_proj");
     try {
         tiny("gpt2", {"q_proj"}, 1);
         FAIL() << "GPT-2 has no q_proj";
@@ -246,33 +270,35 @@ TEST(Lora, TablesHavePeftsNames) {
 
 // Each rank's rows equal the whole tensors' rows, wherever heads and columns are split.
 TEST(Lora, RanksHoldPartsOfTheWhole) {
-    ModelConfig c = tiny("llama", {"all"}, 3);
-    c.NH = 4;
-    c.NKV = 2;
-    c.C = 16;
-    const ParameterTable whole = trained_table(c);
-    std::vector<real> values(whole.size);
-    for (size_t i = 0; i < values.size(); i++) values[i] = (real)i;
-    for (const int tp : {2, 4})
-        for (int rank = 0; rank < tp; rank++) {
-            Part part = whole_model(c);
-            part.tp = {tp, rank};
-            const ParameterTable table = trained_table(c, part);
-            ASSERT_EQ(table.rows.size(), whole.rows.size());
-            for (size_t k = 0; k < table.rows.size(); k++) {
-                const TensorSpec &mine = table.rows[k], &all = whole.rows[k];
-                ASSERT_EQ(mine.name, all.name);
-                EXPECT_EQ(mine.whole_rows, all.rows);
-                EXPECT_EQ(mine.replicated, mine.name.find("proj_lora_b") != std::string::npos ||
-                                               mine.name.find("fc2_lora_b") != std::string::npos ||
-                                               mine.name.find("qkv_lora_a") != std::string::npos ||
-                                               mine.name.find("fc1_lora_a") != std::string::npos);
-                EXPECT_EQ(mine.replicated, mine.partial_sum);
-                size_t held = 0;
-                for (const HfTensor& t : mine.hf) for_each_run(mine, t, [&](const TensorRun& run) { held += run.n; });
-                EXPECT_EQ(held, mine.size()) << mine.name << " on rank " << rank << " of " << tp;
+    for (const char* family : {"llama", "mixtral"}) {
+        ModelConfig c = tiny(family, {"all"}, 3);
+        c.NH = 4;
+        c.NKV = 2;
+        c.C = 16;
+        const ParameterTable whole = trained_table(c);
+        std::vector<real> values(whole.size);
+        for (size_t i = 0; i < values.size(); i++) values[i] = (real)i;
+        for (const int tp : {2, 4})
+            for (int rank = 0; rank < tp; rank++) {
+                Part part = whole_model(c);
+                part.tp = {tp, rank};
+                const ParameterTable table = trained_table(c, part);
+                ASSERT_EQ(table.rows.size(), whole.rows.size());
+                for (size_t k = 0; k < table.rows.size(); k++) {
+                    const TensorSpec &mine = table.rows[k], &all = whole.rows[k];
+                    ASSERT_EQ(mine.name, all.name);
+                    EXPECT_EQ(mine.whole_rows, all.rows);
+                    EXPECT_EQ(mine.replicated, mine.name.find("proj_lora_b") != std::string::npos ||
+                                                   mine.name.find("fc2_lora_b") != std::string::npos ||
+                                                   mine.name.find("qkv_lora_a") != std::string::npos ||
+                                                   mine.name.find("fc1_lora_a") != std::string::npos);
+                    EXPECT_EQ(mine.replicated, mine.partial_sum);
+                    size_t held = 0;
+                    for (const HfTensor& t : mine.hf) for_each_run(mine, t, [&](const TensorRun& run) { held += run.n; });
+                    EXPECT_EQ(held, mine.size()) << mine.name << " on rank " << rank << " of " << tp;
+                }
             }
-        }
+    }
 }
 
 }  // namespace

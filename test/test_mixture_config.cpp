@@ -133,8 +133,8 @@ TEST(MixtureConfig, DenseLayersAsInMegatron) {
     EXPECT_EQ(layer_products_flops(flop_sizes(c, 32)), 2 * (3 * attention + dense + 2 * mixture));
     const double norms = 7 * 64, vocabulary = 2 * 99 * 64;
     EXPECT_EQ((double)active_parameters(c) - norms - vocabulary, 3 * attention + dense + 2 * mixture);
-    EXPECT_EQ(lora_modules(c, {"all"}), (Arguments{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                                   "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}));
+    EXPECT_EQ(lora_modules(c, {"all", "gate"}).size(), 4u + 3 + 3);
+    EXPECT_EQ(lora_modules(c, {"gate"}), (Arguments{"mlp.gate_proj", "mlp.experts.gate_proj"}));
     EXPECT_EQ(configured({"--num-experts", "8", "--moe-layer-freq", "1"}).family, "mixtral");
 }
 
@@ -240,11 +240,13 @@ TEST(MixtureConfig, PlansCountEachKindOfLayer) {
     }
 }
 
-TEST(MixtureConfig, AdaptersAreOnAttention) {
+// A name selects the matrices of all experts; routers have none.
+TEST(MixtureConfig, AdaptersAreOnAttentionAndExperts) {
     const ModelConfig c = config_from_preset("mixture-tiny");
-    EXPECT_EQ(lora_modules(c, {"all"}),
-              (Arguments{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}));
-    expect_error([&] { lora_modules(c, {"q", "gate"}); }, {"--lora-targets gate", "a mixture of experts cannot", "q_proj"});
+    EXPECT_EQ(lora_modules(c, {"q", "down"}).size(), 2u);
+    EXPECT_EQ(lora_modules(c, {"all"}).size(), 7u);
+    EXPECT_EQ(lora_modules(c, {"fc1"}).size(), 2u);
+    expect_error([&] { lora_modules(c, {"router"}); }, {"no matrix 'router'", "q_proj", "gate"});
 }
 
 }  // namespace test_mixture_config

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "../llmc/cpu/embed.h"
+#include "../llmc/cpu/experts.h"
 #include "../llmc/cpu/lora.h"
 #include "../llmc/cpu/loss.h"
 #include "../llmc/cpu/matmul.h"

@@ -1,7 +1,7 @@
 """Adapters exchanged with PEFT, in both directions, for each family: `make test-interop`.
 
   1  adapters trained by train_gpt: PEFT loads them on the same model and gives our logits; so does transformers for the merged
-     model
+     model; the gradients of adapters on the experts of a mixture are PEFT's
   2  adapters written by PEFT, on all matrices and on some, with other scales: train_gpt gives PEFT's logits
   3  virtual tokens, trained directly or computed by an encoder of each kind, in both directions: the same logits at and after
      them; the encoders' gradients are PyTorch's; the loss of packed conversations is PEFT's of separate ones
@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, BloomConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, Olmo2Config,
-                          Qwen3Config)
+import transformers
+from transformers import (AutoModelForCausalLM, BloomConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig,
+                          MixtralConfig, Olmo2Config, OlmoeConfig, Qwen3Config, Qwen3MoeConfig)
 from transformers.utils import logging
 
 from cases import case, summary
@@ -40,6 +41,9 @@ SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key
              max_position_embeddings=T, **COMMON)
 LLAMA = dict(tie_word_embeddings=False, **SIZES)
 GEMMA = dict(head_dim=20, sliding_window=7, query_pre_attn_scalar=30, **SIZES)
+# transformers 5 stacks experts: PEFT converts our adapters on all their matrices; its own have another form, which is refused.
+SEPARATE = transformers.__version__.startswith("4.")
+MIXTURE = dict(num_experts=5, num_experts_per_tok=2, **LLAMA)
 # Our names of matrices for training, and PEFT's for some of them.
 FAMILIES = {
     "llama": (LlamaConfig(**LLAMA),
@@ -54,15 +58,21 @@ FAMILIES = {
     "qwen3": (Qwen3Config(head_dim=20, **LLAMA), ["all"], [["q_proj", "v_proj", "down_proj"]]),
     "olmo2": (Olmo2Config(**LLAMA), ["all"], [["k_proj", "o_proj", "up_proj"]]),
     "gemma2": (Gemma2Config(attn_logit_softcapping=5.0, final_logit_softcapping=3.0, **GEMMA), ["all"], [["q_proj", "o_proj", "down_proj"]]),
+    "mixtral": (MixtralConfig(num_local_experts=5, num_experts_per_tok=2, sliding_window=None, **LLAMA),
+                ["all", *(["q w2"] if SEPARATE else [])], [["q_proj", "o_proj"], *([["w1", "w2", "v_proj"]] if SEPARATE else [])]),
+    "qwen3_moe": (Qwen3MoeConfig(moe_intermediate_size=24, norm_topk_prob=True, head_dim=20, **MIXTURE),
+                  ["all"], [["up_proj", "down_proj"]] if SEPARATE else [["k_proj"]]),
+    "olmoe": (OlmoeConfig(**MIXTURE), ["all"], [["gate_proj", "q_proj"]] if SEPARATE else [["k_proj"]]),
     "gemma3_text": (Gemma3TextConfig(sliding_window_pattern=2, **GEMMA), ["all"], [["k_proj", "v_proj", "gate_proj"]]),
 }
 
 
 @contextmanager
 def strictly():
-    """Treats warnings as errors, except one of transformers about PEFT."""
+    """Treats warnings as errors, except one of transformers about PEFT, and PEFT's about ranks that it changes itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*_pattern keys did not match", RuntimeWarning)
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         yield
 
@@ -111,6 +121,26 @@ def test_ours(family, targets, tokens, plain):
     with case(f"{name}: transformers gives them of the merged model"):
         run(BUILD / "train_gpt", "export", "--merge", "--adapter", out, "--out", f"{out}-merged")
         compare(ours, their_logits(opened(f"{out}-merged"), tokens), plain)
+
+
+def test_gradients_of_experts(family, sample):
+    """With a beta1 of 0 Adam's first moment is the gradient of the last step, here of one sequence, which the data contain 200
+    times."""
+    with case(f"{family}: the gradients of adapters on experts are PEFT's"):
+        out = WORK / f"{family} gradients"
+        run(BUILD / "train_gpt", "train", "--model", WORK / family, "--lora-rank", 4, "--data-path", "same", "--split", "1, 0, 0",
+            "--seq-length", len(sample), "--micro-batch-size", 2, "--train-iters", 6, "--lr", 2e-2, "--adam-beta1", 0, "--clip-grad", 0,
+            "--weight-decay", 0, "--eval-iters", 0, "--save-every", 1, "--keep", 0, "--out", out)
+        model = PeftModel.from_pretrained(base(family), out / "step_00000005", is_trainable=True).eval()
+        x = torch.from_numpy(sample)[None]
+        torch.nn.functional.cross_entropy(model(x).logits[0], x[0].roll(-1)).backward()
+        ours = load_file(out / "step_00000006/training/exp_avg.safetensors")
+        theirs = {name.replace(".default", ""): p.grad for name, p in model.named_parameters() if p.requires_grad}
+        assert ours.keys() == theirs.keys()
+        for name, grad in theirs.items():
+            grad = torch.zeros_like(ours[name]) if grad is None else grad  # of an expert without rows
+            off = (ours[name] - grad).abs().max().item()
+            assert off <= 1e-4 * grad.abs().max().item(), f"{name}: off by {off:.1e}"
 
 
 def test_theirs(family, targets, options, tokens, plain):
@@ -224,6 +254,8 @@ def main():
         for targets in theirs:
             for options in ({"r": 3, "lora_alpha": 6}, {"r": 8, "lora_alpha": 4, "use_rslora": True, "lora_dropout": 0.1}):
                 test_theirs(family, targets, options, tokens, plain)
+        if SEPARATE and "experts" in model.config.to_json_string():
+            test_gradients_of_experts(family, sample)
         few = tokens[:, :T - VIRTUAL]  # after virtual tokens
         of_few = their_logits(base(family), few)
         for options in (["--prompt-init-text", "in the year", "--tokenizer", "tokenizer"],

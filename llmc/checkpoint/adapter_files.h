@@ -8,7 +8,9 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cctype>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -124,10 +126,11 @@ inline std::optional<std::set<int>> listed_layers(const HfReader& in) {
 }
 
 // Whether "target_modules" names this matrix of a layer. False for a regular expression, which leaves it to the file.
-inline bool is_target(const nlohmann::json& config, int layer, const std::string& module) {
+// matrix: its layer and its name, "3.self_attn.q_proj".
+inline bool is_target(const nlohmann::json& config, const std::string& name_in_layers) {
     const nlohmann::json targets = config.value("target_modules", nlohmann::json());
     if (targets == "all-linear") return true;
-    const std::string matrix = "." + std::to_string(layer) + "." + module;
+    const std::string matrix = "." + name_in_layers;
     const auto names_it = [&](const nlohmann::json& t) {
         const std::string name = t.is_string() ? "." + t.get<std::string>() : "";
         return !name.empty() && (ends_with(matrix, name) || ends_with(name, matrix));
@@ -181,34 +184,46 @@ inline LoraConfig read_lora(const HfReader& in, const std::string& weights, cons
                          pair.c_str());
     bool differ = false;
     int most = 0;
-    for (const LoraTarget& t : lora_targets(c)) {
-        std::vector<LoraInFile> of_layer((size_t)c.L);
-        for (const auto& [name, view] : files.tensors())
-            if (const size_t at = name.find("." + t.module + ".lora_A."); at != std::string::npos) {
-                const size_t dot = name.rfind('.', at - 1);
-                const int layer = dot == std::string::npos ? -1 : atoi(name.c_str() + dot + 1);
-                if (layer < 0 || layer >= c.L) continue;
-                const std::string matrix = name.substr(0, at + 1 + t.module.size());
-                LoraInFile& adapter = of_layer[(size_t)layer];
-                adapter.rank = (int)ranks.of(matrix, lora.rank);
-                if (view.shape.empty() ||
-                    view.shape[0] != adapter.rank)  // before the model is planned for a rank that it lacks
-                    fail("%s: tensor '%s' has shape %s; %s gives it rank %d", weights.c_str(), name.c_str(),
-                         shape_string(view.shape).c_str(), path.c_str(), adapter.rank);
-                adapter.factor = alphas.of(matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
-                most = std::max(most, adapter.rank);
+    struct LoraA {
+        std::string name, matrix;  // of the tensor, of the matrix that it adapts
+        int64_t rank;
+    };
+    std::map<std::string, LoraA> in_file;  // by the layer and the name of the matrix, "3.self_attn.q_proj"
+    for (const auto& [name, view] : files.tensors()) {
+        const size_t end = name.find(".lora_A.");
+        if (end == std::string::npos) continue;
+        const std::string matrix = name.substr(0, end);
+        for (size_t dot = matrix.find('.'); dot != std::string::npos; dot = matrix.find('.', dot + 1))
+            if (isdigit(matrix[dot + 1])) {
+                in_file[matrix.substr(dot + 1)] = {name, matrix, view.shape.empty() ? 0 : view.shape[0]};
+                break;  // the number of an expert may follow
             }
+    }
+    for (const LoraTarget& t : lora_targets(c)) {
+        std::vector<LoraInFile> of_target;
         for (const int layer : t.layers)
-            if (of_layer[(size_t)layer].rank == 0 && (!listed || listed->count(layer)) && is_target(j, layer, t.module))
-                fail(
-                    "%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it again",
-                    weights.c_str(), t.module.c_str(), layer, path.c_str());
-        if (std::none_of(of_layer.begin(), of_layer.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
+            for (const std::string& module : t.matrices()) {
+                LoraInFile adapter = {std::to_string(layer) + "." + module};
+                if (const auto found = in_file.find(adapter.matrix); found != in_file.end()) {
+                    const LoraA& a = found->second;
+                    adapter.rank = (int)ranks.of(a.matrix, lora.rank);
+                    if (a.rank != adapter.rank)  // before the model is planned for a rank that it lacks
+                        fail("%s: tensor '%s' has shape %s; %s gives it rank %d", weights.c_str(), a.name.c_str(),
+                             shape_string(files.find(a.name)->shape).c_str(), path.c_str(), adapter.rank);
+                    adapter.factor = alphas.of(a.matrix, lora.alpha) / lora.divisor(adapter.rank) / usual;
+                    most = std::max(most, adapter.rank);
+                } else if ((!listed || listed->count(layer)) && is_target(j, adapter.matrix)) {
+                    fail(
+                        "%s has no adapter for %s of layer %d, which 'target_modules' in %s names; HINT: copy or download it "
+                        "again",
+                        weights.c_str(), module.c_str(), layer, path.c_str());
+                }
+                of_target.push_back(adapter);
+            }
+        if (std::none_of(of_target.begin(), of_target.end(), [](const LoraInFile& a) { return a.rank > 0; })) continue;
         lora.modules.push_back(t.module);
-        for (const int layer : t.layers) {
-            LoraInFile& adapter = of_layer[(size_t)layer];
-            adapter.matrix = std::to_string(layer) + "." + t.module;
-            if (listed && (listed->count(layer) > 0) != (adapter.rank > 0))
+        for (const LoraInFile& adapter : of_target) {
+            if (listed && (listed->count(atoi(adapter.matrix.c_str())) > 0) != (adapter.rank > 0))
                 fail("%s: 'layers_to_transform' is %.200s, but %s has %s adapter of %s", path.c_str(),
                      j["layers_to_transform"].dump().c_str(), weights.c_str(), adapter.rank > 0 ? "an" : "no",
                      adapter.matrix.c_str());
@@ -267,22 +282,27 @@ inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
 }
 
 // PEFT finds matrices by the ends of their names: uses the last word of a module unless a matrix without adapter also ends in
-// it, maybe one of a mixture of experts.
+// it, such as one of a shared expert. (With transformers 5, which stacks experts, PEFT 0.21 converts names and files of adapters on
+// all matrices of experts.)
 inline std::vector<std::string> peft_modules(const ModelConfig& c) {
+    const std::vector<LoraTarget> targets = lora_targets(c);
+    const auto target_of = [&](const std::string& module) {
+        return *std::find_if(targets.begin(), targets.end(), [&](const LoraTarget& t) { return t.module == module; });
+    };
     std::vector<std::string> names;
     const ParameterTable model(c);
     for (const std::string& module : c.lora.modules) {
         const std::string last = module.substr(module.find_last_of('.') + 1);
         bool unique = true;
-        for (const LoraTarget& t : lora_targets(c)) {
+        for (const LoraTarget& t : targets) {
             const bool chosen = std::find(c.lora.modules.begin(), c.lora.modules.end(), t.module) != c.lora.modules.end();
             unique = unique && (chosen || t.names[1] != last);
         }
         for (const TensorSpec& spec : model.rows)
             for (const HfTensor& t : spec.hf)
-                unique = unique && !(spec.of_mixture && ends_with(t.name, "." + last + ".weight"));
-        const std::string name = unique ? last : module;
-        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+                unique = unique && !(spec.of_mixture && !detail::matrix_of(spec) && ends_with(t.name, "." + last + ".weight"));
+        for (const std::string& name : unique ? std::vector<std::string>{last} : target_of(module).matrices())
+            if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
     }
     return names;
 }

@@ -25,11 +25,12 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
         for (int k = 0; k < layer.rows.blocks; k++) {
             const LoraRows::Block& block = layer.rows.block[k];
             const size_t rank = (size_t)layer.rows.rank, cols = (size_t)w.cols;
-            cpu::parallel_for(block.rows, [&](int r) {
-                E* to = weights + w.offset + (size_t)(block.row + r) * cols;
+            cpu::parallel_for(layer.rows.experts * block.rows, [&](int task) {
+                const size_t e = (size_t)(task / block.rows), r = (size_t)(task % block.rows);
+                E* to = weights + w.offset + (e * layer.rows.OC + block.row + r) * cols;
                 for (size_t i = 0; i < rank; i++) {
-                    const E factor = layer.scale * b[(size_t)(block.packed + r) * rank + i];
-                    const E* from = a + ((size_t)block.part * rank + i) * cols;
+                    const E factor = layer.scale * b[(e * layer.rows.packed + block.packed + r) * rank + i];
+                    const E* from = a + ((e * layer.rows.parts + block.part) * rank + i) * cols;
                     for (size_t j = 0; j < cols; j++) to[j] += factor * from[j];
                 }
             });

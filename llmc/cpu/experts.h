@@ -507,6 +507,28 @@ inline void expert_activation_backward(Ctx&, floatX* dinp, real* dweights, const
         });
 }
 
+inline void expert_dropout(Ctx&, floatX* out, const floatX* inp, const ExpertRows& rows, const ExpertGroups& groups,
+                           int columns, const Dropout& dropout, Acc acc) {
+    constexpr int drawn = 64;  // random numbers at a time
+    const real factor = dropout.factor();
+    const uint32_t threshold = dropout.threshold();
+    parallel_for(groups.offsets[groups.E], [=](int slot) {
+        const floatX* const x = inp + (size_t)slot * columns;
+        floatX* const y = out + (size_t)slot * columns;
+        uint32_t random[drawn] = {};
+        for (int i = 0; i < columns; i += drawn) {
+            const int count = std::min(drawn, columns - i);
+            random_words(random, dropout.draws, rows.row(slot) * columns + (size_t)i, (size_t)count);
+            for_vectors(count, [&](int k, auto there) {
+                words word;
+                memcpy(&word, random + k, sizeof word);
+                const floats kept = word >= threshold ? load(x + i + k, there) * factor : floats{};
+                store(y + i + k, acc == Acc::Add ? load(y + i + k, there) + kept : kept, there);
+            });
+        }
+    });
+}
+
 inline void expert_combine(Ctx&, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape, int C) {
     const int K = shape.K;
     parallel_for(shape.N(), [=](int n) {

@@ -14,7 +14,10 @@ template <class Visit>
 void for_each_lora_row(const LoraRows& rows, Visit visit) {
     for (int i = 0; i < rows.blocks; i++) {
         const LoraRows::Block& block = rows.block[i];
-        parallel_for(block.rows, [&](int r) { visit(block, (size_t)block.row + r, (size_t)block.packed + r); });
+        parallel_for(rows.experts * block.rows, [&](int task) {
+            const size_t e = (size_t)(task / block.rows), r = (size_t)(task % block.rows);
+            visit(block, e * rows.OC + block.row + r, e * rows.packed + block.packed + r);
+        });
     }
 }
 
@@ -22,7 +25,7 @@ void for_each_lora_row(const LoraRows& rows, Visit visit) {
 
 inline void lora_spread(Ctx&, floatX* wide, const floatX* b, const LoraRows& rows, real scale) {
     const size_t width = (size_t)rows.width(), rank = (size_t)rows.rank;
-    std::fill_n(wide, rows.OC * width, floatX(0));
+    std::fill_n(wide, (size_t)rows.experts * rows.OC * width, floatX(0));
     detail::for_each_lora_row(rows, [=](const LoraRows::Block& block, size_t row, size_t packed) {
         for (size_t k = 0; k < rank; k++) wide[row * width + block.part * rank + k] = scale * (real)b[packed * rank + k];
     });

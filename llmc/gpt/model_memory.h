@@ -139,7 +139,8 @@ inline void plan_adapters(Model& m) {
     m.virtual_tokens.plan(m.arena, m.c, m.table.part, m.a.B, m.recompute != Recompute::inference);
     if (!m.c.lora.on()) return;
     const size_t widest = (size_t)std::max({m.c.C, m.local.QKVl, m.local.NHl * m.c.HS(), m.c.F1() / m.local.tp_size});
-    m.lora.plan(m.arena, m.c, m.table.part, (size_t)m.a.B * m.a.T, widest, m.recompute != Recompute::inference);
+    const size_t N = (size_t)m.a.B * m.a.T;
+    m.lora.plan(m.arena, m.c, m.table.part, N, mixture_slots(m.c, N), widest, m.recompute != Recompute::inference);
     for (LoraLayer& adapters : m.lora.layers) m.blocks[(size_t)adapters.block][adapters.matrix].lora = &adapters;
 }
 

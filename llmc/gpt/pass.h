@@ -74,9 +74,12 @@ struct Pass {
     Dropout hidden_dropout(const Linear& l) const {
         return dropout(m.c.hidden_dropout, (l.matrix == Matrix::proj ? 2 : 3) + 3 * layer(l.block));
     }
-    // Dropout of the input of a layer's adapters: all rows; this rank may have only some columns.
+    // Dropout of the input of a layer's adapters: all rows, or all choices for fc2 of experts; this rank may have only some
+    // columns.
     Dropout adapter_dropout(const Linear& l) const {
-        const size_t whole = (size_t)l.lora->whole_cols, first = (size_t)(in.sample * in.T) * whole + (size_t)l.lora->first_col;
+        const bool choices = l.lora->experts && l.matrix == Matrix::fc2;
+        const size_t whole = (size_t)l.lora->whole_cols, rows = (size_t)(choices ? m.c.mixture.topk : 1);
+        const size_t first = (size_t)(in.sample * in.T) * rows * whole + (size_t)l.lora->first_col;
         Dropout d = dropout(m.c.lora.dropout, 1 + 3 * m.c.L + 4 * layer(l.block) + (int)l.matrix, (int64_t)first);
         if ((size_t)l.in < whole) {
             d.draws.cols = (size_t)l.in;

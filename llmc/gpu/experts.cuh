@@ -325,6 +325,20 @@ __global__ void __launch_bounds__(expert_threads)
     if (threadIdx.x == 0) dweights[choice] = dweight;
 }
 
+// A block per slot. Numbers are drawn one by one: four times as many as needed.
+__global__ void __launch_bounds__(expert_threads)
+    expert_dropout_kernel(floatX* out, const floatX* inp, ExpertRows rows, const int* n_slots, int columns, Dropout dropout,
+                          bool add) {
+    const size_t slot = blockIdx.x;
+    if (slot >= (size_t)*n_slots) return;
+    const size_t row = rows.row((int)slot) * columns;
+    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
+        const float kept = dropout.apply(row + i, (float)inp[slot * columns + i]);
+        floatX* to = out + slot * columns + i;
+        *to = (floatX)(add ? (float)*to + kept : kept);
+    }
+}
+
 // A block per row.
 template <bool packed>
 __global__ void __launch_bounds__(expert_threads)
@@ -521,6 +535,12 @@ inline void expert_activation_backward(Ctx& ctx, floatX* dinp, real* dweights, c
     with_activation(
         activation, [&](auto act) { with(detail::PlainActivation<decltype(act)>()); },
         [&](auto act) { with(detail::GatedActivation<decltype(act)>()); });
+}
+
+inline void expert_dropout(Ctx& ctx, floatX* out, const floatX* inp, const ExpertRows& rows, const ExpertGroups& groups,
+                           int columns, const Dropout& dropout, Acc acc) {
+    LAUNCH(detail::expert_dropout_kernel, groups.slots, detail::expert_threads, 0, ctx, out, inp, rows,
+           groups.offsets + groups.E, columns, dropout, acc == Acc::Add);
 }
 
 inline void expert_combine(Ctx& ctx, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape, int C) {

@@ -13,6 +13,9 @@
 // Backward, with t = x A^T and s = alpha / r: dB = s dout^T t, dt = s dout B, dA = dt^T x, dx += dt A. With dropout D, D(x)
 // replaces x and is recomputed, and D(dt A) is added.
 //
+// Each expert of a mixture has its own adapters, on the rows that it processes. Like the experts' matrices they are stacked,
+// A (experts, parts r, in) and B (experts, rows, r), and multiplied by the same ops.
+//
 // Tensor parallelism shards adapters like their layer. Column-parallel layers (qkv, fc1) shard the rows of B; A is whole.
 // Row-parallel ones (proj, fc2) shard the columns of A; B is whole, and a rank's x A^T B^T is a partial sum like its x W^T.
 // Either way the whole matrix's gradient is a sum over tp ranks (TensorSpec::partial_sum).
@@ -33,27 +36,41 @@
 
 // A matrix of the model's files that can have an adapter.
 struct LoraTarget {
-    std::string module;              // "self_attn.q_proj": its name in the files, below the layer's
+    std::string module;              // "self_attn.q_proj": its name in the files, below the layer's; without an expert's number
     std::vector<std::string> names;  // all names that select it: "self_attn.q_proj", "q_proj", "q", "qkv"
     std::vector<int> layers;         // that have it
+    int experts = 0;                 // of a mixture: each has such a matrix; 0: the layer has one
+
+    // Its names in the files, below a layer's: "mlp.experts.3.up_proj".
+    std::vector<std::string> matrices() const {
+        if (!experts) return {module};
+        const size_t number = module.rfind('.') + 1;
+        std::vector<std::string> all;
+        for (int e = 0; e < experts; e++) all.push_back(std::string(module).insert(number, std::to_string(e) + "."));
+        return all;
+    }
 };
 
 namespace detail {
 
-// "model.layers.3.self_attn.q_proj.weight" of layer 3 is the module "self_attn.q_proj".
-inline std::string module_of(const std::string& name, int layer) {
+// "model.layers.3.self_attn.q_proj.weight" of layer 3 is the module "self_attn.q_proj", and ...mlp.experts.5.up_proj.weight is
+// "mlp.experts.up_proj".
+inline std::string module_of(const std::string& name, int layer, bool of_expert) {
     const std::string number = "." + std::to_string(layer) + ".", end = ".weight";
     const size_t begin = name.find(number) + number.size();
-    return name.substr(begin, name.size() - end.size() - begin);
+    std::string module = name.substr(begin, name.size() - end.size() - begin);
+    if (!of_expert) return module;
+    const size_t last = module.rfind('.'), expert = module.rfind('.', last - 1);
+    return module.erase(expert, last - expert);
 }
-// The kind of a block's matrix, such as "blocks.3.qkv_w".
-inline Matrix matrix_of(const TensorSpec& t) {
-    for (const Matrix matrix : all_matrices)
-        if (t.name.find(format(".%s_w", matrix_names[(size_t)matrix])) != std::string::npos) return matrix;
-    fail("no adapters for %s", t.name.c_str());
+// The kind of a block's matrix, such as "blocks.3.qkv_w". Null if it is none of the four, or if the files have one tensor for all
+// experts, for whose adapters PEFT has no such names.
+inline const Matrix* matrix_of(const TensorSpec& t) {
+    if (!t.hf.empty() && t.hf[0].stacked) return nullptr;
+    for (const Matrix& matrix : all_matrices)
+        if (t.block >= 0 && ends_with(t.name, format(".%s_w", matrix_names[(size_t)matrix]))) return &matrix;
+    return nullptr;
 }
-// True if the tensor can have adapters: all matrices of a block except those of a mixture of experts.
-inline bool can_adapt(const TensorSpec& t) { return t.block >= 0 && !t.vector() && !t.of_mixture; }
 // The letters that papers use for the `parts` matrices inside one of ours; "" if there is no such name.
 inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
     static const char* const of_qkv[] = {"q", "k", "v"};
@@ -72,19 +89,17 @@ inline std::string letter_of(Matrix matrix, size_t part, size_t parts) {
 inline std::vector<LoraTarget> lora_targets(const ModelConfig& c) {
     std::vector<LoraTarget> targets;
     for (const TensorSpec& t : ParameterTable(c).rows) {
-        if (!detail::can_adapt(t)) continue;
-        const Matrix matrix = detail::matrix_of(t);
-        for (size_t i = 0; i < t.hf.size(); i++) {
-            const std::string module = detail::module_of(t.hf[i].name, t.block);
-            const auto known =
-                std::find_if(targets.begin(), targets.end(), [&](const LoraTarget& other) { return other.module == module; });
+        const Matrix* const matrix = detail::matrix_of(t);
+        const size_t parts = t.hf.size() / (size_t)t.experts;
+        for (size_t i = 0; i < parts && matrix; i++) {
+            const std::string module = detail::module_of(t.hf[i].name, t.block, t.of_mixture);
+            const auto known = std::find_if(targets.begin(), targets.end(), [&](const auto& x) { return x.module == module; });
             if (known != targets.end()) {
                 known->layers.push_back(t.block);
                 continue;
             }
-            const std::string last = module.substr(module.find_last_of('.') + 1);
-            const std::string letter = detail::letter_of(matrix, i, t.hf.size());
-            targets.push_back({module, {module, last, matrix_names[(size_t)matrix]}, {t.block}});
+            const std::string last = module.substr(module.find_last_of('.') + 1), letter = detail::letter_of(*matrix, i, parts);
+            targets.push_back({module, {module, last, matrix_names[(size_t)*matrix]}, {t.block}, t.of_mixture ? t.experts : 0});
             if (!letter.empty()) targets.back().names.push_back(letter);
         }
     }
@@ -103,9 +118,6 @@ inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::ve
         for (const LoraTarget& t : targets)
             for (const std::string& other : t.names)
                 if (std::find(known.begin(), known.end(), other) == known.end()) known.push_back(other);
-        if (c.mixture.on())
-            fail_usage("--lora-targets %s: the matrices of a mixture of experts cannot have adapters; HINT: one of %s",
-                       name.c_str(), joined(known).c_str());
         fail_usage("this model has no matrix '%s' for --lora-targets%s HINT: a %s model has %s", name.c_str(),
                    did_you_mean(name, known).c_str(), c.family.c_str(), joined(known).c_str());
     }
@@ -121,13 +133,14 @@ inline std::vector<std::string> lora_modules(const ModelConfig& c, const std::ve
 // The adapters on one of a block's matrices: this rank's part.
 struct LoraLayer {
     LoraRows rows{};
-    int block = 0;  // of this rank's
-    size_t of = 0;  // row of the adapted matrix in the model's table
+    bool experts = false;  // each row is multiplied with the matrices of one of rows.experts
+    int block = 0;         // of this rank's
+    size_t of = 0;         // row of the adapted matrix in the model's table
     Matrix matrix = Matrix::qkv;
     int IC = 0, first_col = 0, whole_cols = 0;  // columns of A, its first column in the whole matrix, and that matrix's columns
     int a_row = 0, b_row = 0;                   // rows in the table of adapters
-    const floatX* a = nullptr;                  // (parts rank, in)
-    const floatX* b = nullptr;                  // (rows, rank)
+    const floatX* a = nullptr;                  // (experts, parts rank, in)
+    const floatX* b = nullptr;                  // (experts, rows, rank)
     real *da = nullptr, *db = nullptr;
     real scale = 0;
 };
@@ -140,47 +153,64 @@ void walk_adapters(const ModelConfig& c, const Part& part, Visit visit) {
     const int rank = c.lora.rank;
     const ParameterTable model(c, part);
     for (const TensorSpec& w : model.rows) {
-        if (!can_adapt(w)) continue;
-        const bool row_parallel = matrix_of(w) == Matrix::proj || matrix_of(w) == Matrix::fc2;
+        const Matrix* const matrix = matrix_of(w);
+        if (!matrix) continue;
+        const bool row_parallel = *matrix == Matrix::proj || *matrix == Matrix::fc2, experts = w.of_mixture;
+        const int OC = w.rows / w.experts;
+        // Appends rows, joined with the ones before where they are next to each other.
+        const auto append = [](TensorSpec& t, int whole_row, int rows) {
+            RowBlock* const before = t.blocks.empty() ? nullptr : &t.blocks.back();
+            if (before && before->whole_row + before->rows == whole_row) before->rows += rows;
+            else t.blocks.push_back({t.rows, whole_row, rows});
+            t.rows += rows;
+        };
         TensorSpec a = w, b = w;
         LoraLayer layer;
-        a.hf.clear();
-        b.hf.clear();
-        b.blocks.clear();
-        b.rows = b.whole_rows = b.replicated_rows = 0;
+        for (TensorSpec* t : {&a, &b}) {
+            t->hf.clear();
+            t->blocks.clear();
+            t->rows = t->whole_rows = t->replicated_rows = 0;
+        }
         for (const HfTensor& t : w.hf) {
-            const std::string module = module_of(t.name, part.layers[(size_t)w.block]);
+            const std::string module = module_of(t.name, part.layers[(size_t)w.block], experts);
             if (std::find(c.lora.modules.begin(), c.lora.modules.end(), module) == c.lora.modules.end()) continue;
             const std::string name = "base_model.model." + t.name.substr(0, t.name.size() - std::string(".weight").size());
+            const int index = layer.rows.parts;
+            bool held = false;
             for (const RowBlock& block : w.blocks) {
                 if (block.whole_row < t.row || block.whole_row >= t.row + t.rows) continue;
-                CHECK(layer.rows.blocks < 3, "adapters on %s", w.name.c_str());
-                layer.rows.block[layer.rows.blocks++] = {block.row, block.rows, b.rows, layer.rows.parts};
+                if (block.row < OC) {
+                    CHECK(layer.rows.blocks < 3, "adapters on %s", w.name.c_str());
+                    layer.rows.block[layer.rows.blocks++] = {block.row, block.rows, b.rows, index};
+                    layer.rows.parts = index + 1;
+                }
+                held = true;
                 b.blocks.push_back({b.rows, b.whole_rows + block.whole_row - t.row, block.rows});
                 b.rows += block.rows;
                 if (block.row >= w.rows - w.replicated_rows) b.replicated_rows += block.rows;
             }
-            a.hf.push_back({name + ".lora_A.weight", rank * layer.rows.parts, rank});
+            if (held) append(a, a.whole_rows, rank);
+            a.hf.push_back({name + ".lora_A.weight", a.whole_rows, rank});
             b.hf.push_back({name + ".lora_B.weight", b.whole_rows, t.rows, false, t.interleaved});
+            a.whole_rows += rank;
             b.whole_rows += t.rows;
-            layer.rows.parts++;
         }
         if (a.hf.empty()) continue;
         layer.rows.rank = rank;
-        layer.rows.OC = w.rows;
+        layer.rows.OC = OC;
+        layer.rows.experts = w.experts;
+        layer.rows.packed = b.rows / w.experts;
+        layer.experts = experts;
         layer.block = w.block;
         layer.of = (size_t)(&w - model.rows.data());
-        layer.matrix = matrix_of(w);
+        layer.matrix = *matrix;
         layer.IC = w.cols;
         layer.first_col = w.first_col;
         layer.whole_cols = w.whole_cols;
         layer.scale = (real)c.lora.scale();
         const std::string stem = w.name.substr(0, w.name.size() - 2);
         a.name = stem + "_lora_a";
-        a.rows = a.whole_rows = layer.rows.width();
-        a.blocks = {{0, 0, a.rows}};
         a.init = Init::kaiming;
-        a.replicated_rows = 0;
         b.name = stem + "_lora_b";
         b.cols = b.whole_cols = rank;
         b.first_col = 0;
@@ -221,28 +251,30 @@ class Lora {
 public:
     std::vector<LoraLayer> layers;
 
-    // N: maximum number of rows; widest: maximum row length of the layers' inputs and outputs.
-    void plan(Arena& arena, const ModelConfig& c, const Part& part, size_t N, size_t widest, bool training) {
+    // N: maximum number of rows, in layers of experts of slots; widest: maximum row length of the other layers' inputs and
+    // outputs.
+    void plan(Arena& arena, const ModelConfig& c, const Part& part, size_t N, size_t slots, size_t widest, bool training) {
         layers.clear();
         detail::walk_adapters(c, part, [&](const TensorSpec&, const TensorSpec&, LoraLayer layer) {
             layer.a_row = 2 * (int)layers.size();
             layer.b_row = layer.a_row + 1;
             layers.push_back(layer);
         });
-        size_t width = 0, spread = 0, inputs = 0;
+        size_t low_rank = 0, spread = 0, inputs = 0;
         for (const LoraLayer& l : layers) {
-            inputs = std::max(inputs, (size_t)l.IC);
-            width = std::max(width, (size_t)l.rows.width());
-            spread = std::max(spread, (size_t)l.rows.OC * l.rows.width());
+            const size_t rows = l.experts ? slots : N, width = (size_t)l.rows.width();
+            inputs = std::max(inputs, rows * (size_t)l.IC);
+            low_rank = std::max(low_rank, rows * width);
+            spread = std::max(spread, (size_t)l.rows.experts * l.rows.OC * width);
         }
         const char* const purpose = "adapters: activations";
         at_once_ = std::min<size_t>(N, 512);
-        arena.add(purpose, &t_, N * width);
+        arena.add(purpose, &t_, low_rank);
         arena.add(purpose, &wide_, spread);
         arena.add(purpose, &some_, at_once_ * widest);
         if (!training) return;
-        arena.add(purpose, &dropped_, c.lora.dropout > 0 ? N * inputs : 0);
-        arena.add(purpose, &dt_, N * width);
+        arena.add(purpose, &dropped_, c.lora.dropout > 0 ? inputs : 0);
+        arena.add(purpose, &dt_, low_rank);
         arena.add(purpose, &dwide_, spread);
     }
     // After allocation: points the layers at their matrices.
@@ -283,7 +315,48 @@ public:
         });
     }
 
+    // The same for the adapters of experts. x: all rows and their choices, or slots; dropout: of the rows, or of choices.
+    void experts_forward(be::Ctx& ctx, const LoraLayer& l, floatX* out /*(slots, OC)*/, const ExpertRows& x /*(slots, IC)*/,
+                         const Routing& routing, const MixtureShape& shape, const Dropout& dropout) const {
+        const int width = l.rows.width();
+        project_experts(ctx, l, x, routing, shape, dropout);
+        be::expert_linear_forward(ctx, out, {t_}, wide_, {}, routing.groups(shape), width, l.rows.OC, Acc::Add);
+    }
+    // Both parts of backward; dx must be the gradient through the frozen matrices.
+    void experts_backward(be::Ctx& ctx, const LoraLayer& l, floatX* dx /*(slots, IC)*/, const ExpertRows& dout /*(slots, OC)*/,
+                          const ExpertRows& x /*(slots, IC)*/, const Routing& routing, const MixtureShape& shape,
+                          const Dropout& dropout, Acc acc) const {
+        const int OC = l.rows.OC, width = l.rows.width(), E = l.rows.experts;
+        const ExpertGroups groups = routing.groups(shape);
+        const ExpertRows inp = project_experts(ctx, l, x, routing, shape, dropout);
+        be::expert_linear_backward_weight(ctx, {dwide_, 0, E * OC}, dout, {t_}, groups, width, OC, Acc::Set);
+        be::lora_collect(ctx, l.db, dwide_, l.rows, l.scale, acc);
+        be::expert_linear_backward_input(ctx, dt_, dout, wide_, groups, width, OC, Acc::Set);
+        be::expert_linear_backward_weight(ctx, {l.da, 0, E * width}, {dt_}, inp, groups, l.IC, width, acc);
+        const bool drops = dropout.rate > 0;
+        be::expert_linear_backward_input(ctx, drops ? dropped_ : dx, {dt_}, l.a, groups, l.IC, width,
+                                         drops ? Acc::Set : Acc::Add);
+        if (drops) be::expert_dropout(ctx, dx, dropped_, places(x, routing), groups, l.IC, dropout, Acc::Add);
+    }
+
 private:
+    // The rows in whose order the elements of x draw their masks: x's own, or the choices.
+    static ExpertRows places(const ExpertRows& x, const Routing& routing) {
+        return {nullptr, routing.choices, x.choices ? x.K : 1};
+    }
+    // t = D(x) A^T of experts, and their scaled block-diagonal matrices of all B. Returns D(x).
+    ExpertRows project_experts(be::Ctx& ctx, const LoraLayer& l, const ExpertRows& x, const Routing& routing,
+                               const MixtureShape& shape, const Dropout& dropout) const {
+        ExpertRows inp = x;
+        if (dropout.rate > 0) {
+            inp.x = dropped_;
+            if (x.choices) be::dropout_forward(ctx, dropped_, x.x, (size_t)shape.N() * l.IC, dropout);
+            else be::expert_dropout(ctx, dropped_, x.x, places(x, routing), routing.groups(shape), l.IC, dropout, Acc::Set);
+        }
+        be::expert_linear_forward(ctx, t_, inp, l.a, {}, routing.groups(shape), l.IC, l.rows.width(), Acc::Set);
+        be::lora_spread(ctx, wide_, l.b, l.rows, l.scale);
+        return inp;
+    }
     // t = D(x) A^T, and the scaled block-diagonal matrix of all B. Returns D(x).
     const floatX* project(be::Ctx& ctx, const LoraLayer& l, const floatX* x, int N, const Dropout& dropout) const {
         const floatX* inp = dropout.rate > 0 ? dropped_ : x;
@@ -305,8 +378,8 @@ private:
 
     size_t at_once_ = 0;
     floatX *t_ = nullptr, *dt_ = nullptr;  // (N, width) x A^T, and its gradient
-    floatX* wide_ = nullptr;               // (OC, width) block-diagonal matrix of all B
-    real* dwide_ = nullptr;                // (OC, width)
+    floatX* wide_ = nullptr;               // (experts, OC, width) block-diagonal matrices of all B
+    real* dwide_ = nullptr;                // (experts, OC, width)
     floatX* some_ = nullptr;               // (at_once, widest)
-    floatX* dropped_ = nullptr;            // (N, IC) D(x); allocated only for dropout
+    floatX* dropped_ = nullptr;            // (N, IC) D(x), and of experts dt A; allocated only for dropout
 };

@@ -5,6 +5,7 @@
 
 #include "../../llmc/cpu/optimizer.h"
 #include "../../llmc/gpu/embed.cuh"
+#include "../../llmc/gpu/experts.cuh"
 #include "../../llmc/gpu/lora.cuh"
 #include "../../llmc/gpu/loss.cuh"
 #include "../../llmc/gpu/matmul.cuh"

@@ -286,6 +286,40 @@ TEST(Dropout, BitsOfTheElementsPlace) {
         }
 }
 
+// A slot has the mask of its choice or, with K choices per row, of its row. Rows after the last slot keep their numbers.
+TEST(Dropout, OfSlots) {
+    backend::Ctx ctx(2);
+    Rng rng(14);
+    const int slots = 8;
+    const Input<int> offsets({0, 3, 3, 7}), choices({5, 0, 3, 6, 2, 9, 4, 1});
+    for (const int columns : {24, 67})
+        for (const int K : {1, 2})
+            for (const Acc acc : {Acc::Set, Acc::Add}) {
+                Dropout d;
+                d.rate = real(0.25);
+                d.draws.key = 77;
+                d.draws.tensor = 3;
+                d.draws.first = 24;
+                d.draws.cols = columns == 24 ? 24 : 0;
+                d.draws.whole_cols = columns == 24 ? 96 : 0;
+                const Input<floatX> inp(rng.normals<floatX>(slots * columns)), before(rng.normals<floatX>(slots * columns));
+                Buffer<floatX> out(before.host(), "out");
+                backend::expert_dropout(ctx, out.p(), inp.p(), {nullptr, choices.p(), K}, {offsets.p(), 3, slots}, columns, d,
+                                        acc);
+                Doubles expected, allowed;
+                for (int slot = 0; slot < slots; slot++)
+                    for (int i = 0; i < columns; i++) {
+                        const double old = as_double(before[(size_t)(slot * columns + i)]);
+                        const double x = as_double(inp[(size_t)(slot * columns + i)]) / 0.75;
+                        const bool kept = d.keeps((size_t)(choices[(size_t)slot] / K * columns + i));
+                        const double sum = (acc == Acc::Add ? old : 0) + (kept ? x : 0);
+                        expected.push_back(slot == 7 ? old : sum);
+                        allowed.push_back(slot == 7 ? 0 : rounding * std::abs(sum) + 2 * u * std::abs(x));
+                    }
+                expect_close(out.get(), expected, allowed, "out");
+            }
+}
+
 TEST(Residual, RoundsTheSumOnceAlsoInPlace) {
     backend::Ctx ctx(2);
     Rng rng(9);
@@ -301,23 +335,24 @@ TEST(Residual, RoundsTheSumOnceAlsoInPlace) {
 }
 
 // ---- low-rank adapters ----------------------------------------------------------------------------------------------------
-// Rows 2 .. 8 of a layer of 13 have the first of two adapters, rows 8 .. 11 the second; the others none.
-TEST(LoraBlocks, SpreadAndCollectedWhereTheyBelong) {
+// Rows 2 .. 8 of a layer of 13 have the first of two adapters, rows 8 .. 11 the second; the others none. Experts are stacked.
+void check_lora_blocks(int experts) {
     backend::Ctx ctx(2);
-    const int rank = 3, OC = 13, packed = 9, width = 2 * rank;
-    const LoraRows rows = {{{2, 6, 0, 0}, {8, 3, 6, 1}, {}}, 2, 2, rank, OC};
+    const int rank = 3, OC = 13, packed = 9, width = 2 * rank, all = experts * packed;
+    const LoraRows rows = {{{2, 6, 0, 0}, {8, 3, 6, 1}, {}}, 2, 2, rank, OC, experts, packed};
     Rng rng(5);
-    const Input<floatX> b(rng.normals<floatX>(packed * rank));
-    const Input<real> dwide(rng.normals<real>(OC * width)), before(rng.normals<real>(packed * rank));
-    Doubles wide(OC * width), set(packed * rank), added(packed * rank);
-    for (int r = 0; r < packed; r++)
+    const Input<floatX> b(rng.normals<floatX>(all * rank));
+    const Input<real> dwide(rng.normals<real>(experts * OC * width)), before(rng.normals<real>(all * rank));
+    Doubles wide(experts * OC * width), set(all * rank), added(all * rank);
+    for (int row = 0; row < all; row++)
         for (int k = 0; k < rank; k++) {
-            const int place = (2 + r) * width + (r < 6 ? 0 : rank) + k, i = r * rank + k;
+            const int r = row % packed, i = row * rank + k;
+            const int place = (row / packed * OC + 2 + r) * width + (r < 6 ? 0 : rank) + k;
             wide[place] = 1.75 * as_double(b[i]);
             set[i] = 1.75 * as_double(dwide[place]);
             added[i] = as_double(before[i]) + set[i];
         }
-    Buffer<floatX> out(OC * width, "wide");
+    Buffer<floatX> out(experts * OC * width, "wide");
     backend::lora_spread(ctx, out.p(), b.p(), rows, 1.75);
     expect_close(out.get(), wide, 0, rounding, "wide");
     Buffer<real> db(before.host(), "db");
@@ -325,4 +360,8 @@ TEST(LoraBlocks, SpreadAndCollectedWhereTheyBelong) {
     expect_close(db.get(), added, 4 * u, 4 * u, "added");
     backend::lora_collect(ctx, db.p(), dwide.p(), rows, 1.75, Acc::Set);
     expect_close(db.get(), set, 0, 2 * u, "set");
+}
+TEST(LoraBlocks, SpreadAndCollectedWhereTheyBelong) {
+    check_lora_blocks(1);
+    check_lora_blocks(4);
 }
