@@ -92,6 +92,16 @@ loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep
 close_losses() { awk -v a="$(loss_of "$1")" -v b="$(loss_of "$2")" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 0.002 ^ 2) }'; }
 expect "a mixture from a dense model" train 4 upcycled --tp 2 --pp 2 --model one --num-experts 4 --moe-use-upcycling --train-iters 1 --lr 1e-9 --lr-warmup-iters 0
 expect "its loss is the dense model's" close_losses one upcycled
+idle() { sed -n 's/.*"moe_idle_experts": *\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
+expect "its routers are new: every expert has rows" test "$(idle upcycled)" == 0
+# Drop-Upcycling redraws the same numbers in every layout.
+for layout in "1 --threads 2" "4 --tp 2 --pp 2" "2 --zero 1"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "partly new experts, $layout" train "$n" "drop $layout" $options --model one --num-experts 4 --moe-use-upcycling --moe-upcycling-drop-ratio 0.5 --train-iters 1 --lr 1e-9 --lr-warmup-iters 0
+    expect "partly new experts, $layout: one rank's loss" close_losses "drop 1 --threads 2" "drop $layout"
+done
+expect "which is not the dense model's" refused close_losses one "drop 1 --threads 2"
 expect "without the option: refused" refused train 1 x --model one --num-experts 4
 says "and what to add" "--moe-use-upcycling"
 expect "from a mixture: refused" refused train 1 x --model mixture --num-experts 6 --moe-use-upcycling

@@ -9,6 +9,7 @@
 
 #include "../llmc/checkpoint/checkpoint.h"
 #include "files.h"
+#include "../llmc/checkpoint/upcycling.h"
 #include "model_files.h"
 #include "testing.h"
 
@@ -549,6 +550,94 @@ TEST_P(Model, OtherTypesAndNames) {
     std::vector<floatX> params(table_.size, floatX(0));
     read_parameters(dir_ / "other", c_, table_, params.data());
     test::expect_same_bits(params, params_, "parameters");
+}
+
+// Drop-Upcycling: half of each expert's dimensions have other numbers, with the mean and deviation of those that they replace.
+TEST_P(Model, ExpertsOfADenseModel) {
+    if (c_.mlp_bias) return;
+    ModelConfig c = c_;
+    c.mixture.experts = 4;
+    const ParameterTable table(c);
+    const auto read = [&](const ParameterTable& to, double ratio, uint64_t seed) {
+        std::vector<floatX> params(to.size);
+        read_parameters(model_, c, to, params.data());
+        redraw_experts(model_, c, to, params.data(), ratio, seed);
+        return params;
+    };
+    const std::vector<floatX> copies = read(table, 0, 5), half = read(table, 0.5, 5);
+    test::expect_same_bits(read(table, 0.5, 5), half, "the same seed");
+    EXPECT_NE(read(table, 0.5, 6), half);
+    std::vector<floatX> plain(table.size);
+    read_parameters(model_, c, table, plain.data());
+    test::expect_same_bits(copies, plain, "ratio 0");
+    Params<const floatX> dense, before, after;
+    bind_parameters(c_, table_, dense, params_.data());
+    bind_parameters(c, table, before, copies.data());
+    bind_parameters(c, table, after, half.data());
+    const int F = c.F, C = c.C;
+    std::set<std::vector<bool>> different;
+    double moved = 0;
+    int n_dropped = 0;
+    for (int layer = 0; layer < c.L; layer++) {
+        const BlockParams<const floatX>&d = dense.blocks[layer], &b = before.blocks[layer], &a = after.blocks[layer];
+        for (int e = 0; e < 4; e++) {
+            EXPECT_EQ(memcmp(b.fc1_w + e * 2 * F * C, d.fc1_w, sizeof(floatX) * 2 * F * C), 0);
+            EXPECT_EQ(memcmp(b.fc2_w + e * F * C, d.fc2_w, sizeof(floatX) * F * C), 0);
+            // The numbers of dimension f in matrix k of an expert: gate, up, down.
+            const auto number = [&](const BlockParams<const floatX>& p, int k, int f, int i) {
+                return (double)(k < 2 ? p.fc1_w[(size_t)(((e * 2 + k) * F + f) * C + i)]
+                                      : p.fc2_w[(size_t)((e * C + i) * F + f)]);
+            };
+            std::vector<bool> dropped((size_t)F);
+            for (int k = 0; k < 3; k++) {
+                double sum[2] = {}, squares[2] = {};
+                int n = 0;
+                for (int f = 0; f < F; f++) {
+                    int changed = 0;
+                    for (int i = 0; i < C; i++) changed += number(a, k, f, i) != number(b, k, f, i);
+                    if (k == 0) dropped[(size_t)f] = changed > 0;
+                    EXPECT_EQ(dropped[(size_t)f], changed > 0) << "the same dimensions in gate, up and down";
+                    EXPECT_TRUE(changed == 0 || changed > C * 3 / 4);
+                    for (int i = 0; i < C && changed; i++, n++)
+                        for (const bool now : {false, true}) {
+                            const double x = number(now ? a : b, k, f, i);
+                            sum[now] += x;
+                            squares[now] += x * x;
+                        }
+                }
+                ASSERT_EQ(n, F / 2 * C);
+                n_dropped += k == 0 ? F / 2 : 0;
+                const double std0 = std::sqrt(squares[0] / n - sum[0] * sum[0] / n / n);
+                const double std1 = std::sqrt(squares[1] / n - sum[1] * sum[1] / n / n);
+                // 5 standard errors of the mean, and of the deviation
+                EXPECT_NEAR(sum[1] / n, sum[0] / n, 5 * std0 / std::sqrt(n)) << k;
+                EXPECT_NEAR(std1, std0, 5 * std0 / std::sqrt(2.0 * n)) << k;
+                moved += std0;
+            }
+            different.insert(dropped);
+        }
+    }
+    EXPECT_EQ(n_dropped, c.L * 4 * (F / 2));
+    EXPECT_GT(moved, 0);
+    EXPECT_EQ(different.size(), (size_t)c.L * 4) << "of each expert and layer others";
+    // A rank's part has the bits of the whole.
+    for (int rank = 0; rank < 2; rank++) {
+        Part part = whole_model(c);
+        part.layers = {c.L - 1};
+        part.tp = {2, rank};
+        part.first = false;
+        const ParameterTable mine(c, part);
+        const std::vector<floatX> params = read(mine, 0.5, 5);
+        for (const TensorSpec& t : mine.rows) {
+            const auto all = std::find_if(table.rows.begin(), table.rows.end(), [&](const auto& s) { return s.id == t.id; });
+            if (t.vector() || t.router()) continue;
+            for (size_t i = 0; i < t.size(); i++) {
+                const size_t row = (size_t)t.whole_row((int)(i / (size_t)t.cols)),
+                             col = (size_t)t.first_col + i % (size_t)t.cols;
+                ASSERT_EQ((double)params[t.offset + i], (double)half[all->offset + row * (size_t)all->cols + col]) << t.name;
+            }
+        }
+    }
 }
 
 TEST_P(Model, MismatchesAreNamed) {

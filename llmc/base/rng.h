@@ -18,7 +18,9 @@ enum class RngPurpose : uint32_t {
     classifier = 5,
     documents = 6,
     dropout = 7,
-    sweep = 8
+    sweep = 8,
+    upcycled_dimensions = 9,
+    upcycled_weights = 10
 };
 
 // The two halves of a 64-bit product. W: a 32-bit word, or a vector of them (cpu/vectors.h).

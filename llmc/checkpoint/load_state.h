@@ -9,6 +9,7 @@
 #include "agreement.h"
 #include "checkpoint.h"
 #include "training_state.h"
+#include "upcycling.h"
 
 // The path of the trained weights of a checkpoint.
 inline std::string weights_path(const std::string& dir, const ModelConfig& c) {
@@ -44,20 +45,27 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
     lower.upload();
 }
 
-// Loads weights from a model's directory; the fp32 weights of training start as these.
-inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+// Loads weights from a model's directory; the fp32 weights of training start as these. If experts become copies of a dense
+// model's MLP, the fraction drop_ratio of their dimensions is redrawn (upcycling.h).
+inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir, double drop_ratio, uint64_t seed) {
     if (m.master_low_bits && !m.frozen && finer_than_floatX(dir)) {
         std::vector<real> weights(m.table.size);
         read_parameters(dir, m.c, m.table, weights.data());
+        if (drop_ratio > 0) redraw_experts(dir, m.c, m.table, weights.data(), drop_ratio, seed);
         return set_weights(ctx, m, weights);
     }
     HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
     read_parameters(dir, m.c, m.model_table(), params.data());
+    if (drop_ratio > 0) redraw_experts(dir, m.c, m.model_table(), params.data(), drop_ratio, seed);
     params.upload();
     if (!m.master_low_bits || m.frozen) return;
     HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.shards.size, m.state_on_host());
     cpu::clear_in_parallel(lower.data(), m.shards.size * sizeof(LowerHalf));
     lower.upload();
+}
+
+inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+    load_parameters(ctx, m, dir, 0, 0);
 }
 
 // New adapters, initialized like PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's

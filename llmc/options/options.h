@@ -114,7 +114,10 @@ inline Allowed one_of(Strings choices) {
     X(bool, moe_shared_expert_gate, "", false, anything(), "Model",                                                            \
       "multiply the shared expert's output by a sigmoid, as Qwen2-MoE does")                                                   \
     X(bool, moe_use_upcycling, "", false, anything(), "Model",                                                                 \
-      "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")
+      "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")              \
+    X(double, moe_upcycling_drop_ratio, "", 0, between(0, 1), "Model",                                                         \
+      "with --moe-use-upcycling, fraction of each expert's intermediate dimensions that starts with random weights "           \
+      "(Drop-Upcycling); 0: exact copies")
 
 // The structure of the model's block, independent of its size.
 #define BLOCK_OPTIONS(X)                                                                                                       \

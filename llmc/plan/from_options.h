@@ -433,6 +433,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     ModelConfig saved = c;
     refuse_without(o.moe_use_upcycling && (!from_directory || !o.num_experts), "--moe-use-upcycling",
                    "--model DIR, a dense model, and --num-experts");
+    refuse_without(o.moe_upcycling_drop_ratio > 0 && !o.moe_use_upcycling, "--moe-upcycling-drop-ratio", "--moe-use-upcycling");
     refuse_together(o.moe_use_upcycling && saved.mixture.on(), "--moe-use-upcycling", "--model " + o.model,
                     "it is a mixture of experts already", "leave it out");
     given(c.L, o.num_layers, "num-layers");

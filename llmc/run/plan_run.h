@@ -184,7 +184,9 @@ inline void load_model(Run& run, Model& m) {
                                  : "initialising the weights");
     allocate(run.ctx, m);
     if (!o.model.empty() && !run.resumes()) check_weights(run.world, o.model);
-    if (!o.model.empty() && (m.frozen || !run.resumes())) load_parameters(run.ctx, m, o.model);
+    if (!o.model.empty() && (m.frozen || !run.resumes()))
+        load_parameters(run.ctx, m, o.model, o.moe_upcycling_drop_ratio, (uint64_t)o.seed);
+    if (o.moe_use_upcycling && !run.resumes()) initialize(run.ctx, m, (uint64_t)o.seed, true);
     if (run.resumes()) load_weights_and_moments(run.ctx, m, run.resumed_from);
     else if (m.frozen) begin_adapters(run.ctx, m, o.model, run.tokenizer.get(), (uint64_t)o.seed);
     else if (o.model.empty()) initialize(run.ctx, m, (uint64_t)o.seed);

@@ -419,7 +419,7 @@ def prepare_data(program, work):
     run("prepare", "--input", "chat.jsonl", "--output", "chat", "--tokenizer", "tok", "--chat", "--chat-template", "plain")
     run("prepare", "--input", "answers.jsonl", "--output", "answers", "--tokenizer", "tok", "--preference", "--chat-template", "plain")
     llama = {"normalization": "RMSNorm", "position-embedding-type": "rope", "swiglu": "on", "disable-bias-linear": "on", "untie-embeddings-and-output-weights": "on"}
-    for name, family in (("base-gpt2", {}), ("base-llama", llama)):
+    for name, family in (("base-gpt2", {}), ("base-llama", llama), ("base-mixture", llama | {"num-experts": "5"})):
         run("train", *words_of({**BASE, **family, "max-position-embeddings": "64", "eval-iters": "0"}), "--out", name)
 
 
