@@ -25,9 +25,9 @@ matches() {
 # shellcheck disable=SC2016  # as in the scripts
 source='. "$(dirname "$0")/common.sh"'
 
-# Name, ranks, parameters. Published numbers of BLOOM and GPT-2; LLM-jp 172B's 172,394,557,440 has 10 more padded rows of
+# Name, ranks, parameters, and in a mixture of experts active ones. Published numbers of BLOOM and GPT-2; LLM-jp 172B's 172,394,557,440 has 10 more padded rows of
 # vocabulary in embedding and head: 2 x 10 x 12288; MT-NLG's is L (12 h^2 + 13 h) + (V + s + 2) h.
-while read -r name ranks parameters; do
+while read -r name ranks parameters active; do
     run=$scripts/run_$name.sh
     plan=plan_$name.txt
     if bash "$run" --dry-run >"$plan" 2>&1; then echo "ok: $name plans"; else echo "FAILED: $name plans"; tail -n 5 "$plan"; fi
@@ -43,6 +43,8 @@ while read -r name ranks parameters; do
     verdict "$name has $parameters parameters" [ "$(row parameters | sed 's/ (.*//; s/[ ,]//g')" = "$parameters" ]
     verdict "$name plans for $ranks ranks" [ "$(row ranks | sed 's/ ranks.*//; s/[ ,]//g')" = "$ranks" ]
     verdict "$name's header has these parameters" [ "$(header parameters | tr -d ,)" = "$parameters" ]
+    verdict "$name's header has the active parameters" [ "$(header active | tr -d ,)" = "$active" ]
+    [[ -z $active ]] || verdict "$name has them" matches "$(row experts)" "*: $(awk -v n="$active" 'BEGIN { printf "%.3g", n / 1e9 }')B active*"
     steps=$(row run | sed 's/ steps.*//; s/ //g')
     tokens=$(row run | sed 's/.* samples, //; s/ tokens.*//')
     verdict "$name's header has these steps and tokens" matches "$(header tokens)" "$tokens: $steps steps *"
@@ -50,8 +52,8 @@ while read -r name ranks parameters; do
         fullest=$(sed -n 's/^  memory of .*  \([0-9.]* GiB\) of .*/\1/p' "$plan" | sort -rg | head -n 1)
         verdict "$name's header has this memory" matches "$(header memory)" "$fullest on the fullest GPU *"
     fi
-    # FLOPs = 6 x parameters x tokens; time = FLOPs / (GPUs x share x peak), to the printed digits.
-    verdict "$name's header is right in its arithmetic" awk -v parameters="$parameters" -v tokens="$tokens" \
+    # FLOPs = 6 x (active) parameters x tokens; time = FLOPs / (GPUs x share x peak), to the printed digits.
+    verdict "$name's header is right in its arithmetic" awk -v parameters="${active:-$parameters}" -v tokens="$tokens" \
         -v flops="$(header FLOPs)" -v time="$(header time)" 'BEGIN {
             sub(/.* = /, "", flops)
             unit["M"] = 1e6; unit["B"] = 1e9; unit["T"] = 1e12
@@ -108,6 +110,11 @@ llama2-70b 1024 68976648192
 llama3-8b 512 8030261248
 llama3-70b 2048 70553706496
 llama3-405b 8192 405853388800
+mixtral-8x7b 64 46702792704 12879925248
+olmoe-1b-7b 256 6919161856 1282017280
+qwen3-30b-a3b 1024 30532122624 3353032704
+llm-jp-3-8x1.8b 64 9266718720 2924931072
+llm-jp-3-8x13b 512 73163719680 22202926080
 END
 there=("$scripts"/run_*.sh) tested=(plan_*.txt) recipes=("$scripts"/recipes/*.toml)
 verdict "each run is tested above" [ ${#there[@]} = ${#tested[@]} ]
