@@ -392,8 +392,10 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // first rank adds it.
 // A row and its k-th expert are choice row K + k. Sorted by expert, the choices are slots, so an expert's rows are consecutive:
 // its matrices are multiplied with all of them at once, none is dropped, and products read rows of x through the list of
-// choices. With tensor parallelism every rank has some columns of each expert, and routes all rows, with the same result (on
-// GPUs by the same algorithms, see choose_gemm_cache).
+// choices. If, with K = 2, rows 0, 1 and 2 choose experts (2, 0), (0, 1) and (2, 1), the slots are the choices 1 2 | 3 5 | 0 4.
+// A weight multiplies the activation, before fc2: its gradient needs no output of fc2. With tensor parallelism every rank has
+// some columns of each expert, and routes all rows, with the same result (on GPUs by the same algorithms, see
+// choose_gemm_cache).
 
 // One of the two matrices of all experts, with its adapters.
 static void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, const ExpertRows& inp, const ExpertBias& bias,

@@ -205,8 +205,8 @@ struct Rope {
     HD const real* angles(int n) const { return cos_sin + (size_t)positions[n] * rotated; }
 };
 
-// Sizes of a mixture of experts: each of N rows, B sequences of T, is processed by K of E experts. A pair of row and choice has
-// a slot: the experts' slots follow each other, and an expert's are in the order of the rows.
+// Sizes of a mixture of experts: each of N rows, B sequences of T, is processed by K of E experts. A row and its k-th expert
+// are a choice, which has a slot: the experts' slots follow each other, and an expert's are in the order of the rows.
 struct MixtureShape {
     int B, T, E, K;
     HD int N() const { return B * T; }
