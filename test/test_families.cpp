@@ -473,7 +473,33 @@ TEST(Families, CombinationsFindTheirClass) {
         {"train_gpt", [](ModelConfig& c) { c.embedding_norm = true; }},
         {"train_gpt", [](ModelConfig& c) { c.embedding_scale = 2; }},
         {"train_gpt", [](ModelConfig& c) { c.attention_scale = 0.3; }},
-        {"train_gpt", [](ModelConfig& c) { c.rotary_fraction = 0.5; }},
+        {"phi3", [](ModelConfig& c) { c.rotary_fraction = 0.5; }},
+        {"olmo3",
+         [](ModelConfig& c) {
+             set_family(c, "olmo2");
+             c.window = 8;
+             c.full_interval = 4;
+         }},
+        {"exaone4",
+         [](ModelConfig& c) {
+             set_family(c, "exaone4");
+             c.window = 8;
+             c.full_interval = c.nope_interval = 4;
+         }},
+        {"train_gpt",
+         [](ModelConfig& c) {
+             set_family(c, "exaone4");
+             c.window = 8;
+             c.full_interval = 4;  // the class has no positions in layers without a window
+         }},
+        {"arcee", [](ModelConfig& c) { c.activation = Activation::relu2; }},
+        {"seed_oss", [](ModelConfig& c) { c.qkv_bias = c.mlp_bias = true; }},
+        {"starcoder2",
+         [](ModelConfig& c) {
+             set_family(c, "starcoder2");
+             c.window = 8;
+         }},
+        {"stablelm", [](ModelConfig& c) { c.norm = Norm::layernorm; }},
         {"train_gpt",
          [](ModelConfig& c) {
              set_family(c, "bloom");
@@ -647,8 +673,9 @@ TEST(Families, NothingIsNullThatTransformersNeeds) {
                     match_family(c);
                     const json written = to_hf_config(c, "float32");
                     EXPECT_TRUE(same_model(from_hf_config(written, "what was written"), wanted)) << written;
-                    const bool windows_by_switch = c.family == "mistral" || c.family == "mixtral" || c.family == "train_gpt" ||
-                                                   written.contains("use_sliding_window");
+                    const std::set<std::string> may_lack_windows = {"mistral", "mixtral",    "ministral", "exaone4",
+                                                                    "phi3",    "starcoder2", "train_gpt"};
+                    const bool windows_by_switch = may_lack_windows.count(c.family) || written.contains("use_sliding_window");
                     for (const auto& [key, value] : written.items())
                         EXPECT_TRUE(!value.is_null() || may_be_null.count(key) ||
                                     (key == "sliding_window" && windows_by_switch))

@@ -45,6 +45,11 @@ SIZES = dict(hidden_size=70, intermediate_size=90, num_hidden_layers=2, num_atte
              head_dim=80, max_position_embeddings=T, rms_norm_eps=1e-3, **IDS)
 MIXTURE = dict(num_experts_per_tok=3, **SIZES)
 NEOX = dict(hidden_size=96, intermediate_size=90, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=T, **IDS)
+STARCODER = dict(hidden_size=90, intermediate_size=80, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
+                 max_position_embeddings=T, norm_epsilon=1e-3, **IDS)
+STABLE = dict(hidden_size=80, intermediate_size=90, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
+              max_position_embeddings=T, layer_norm_eps=1e-3, **IDS)
+PHI = SIZES | dict(hidden_size=80, head_dim=16)
 GPT2 = dict(n_embd=90, n_layer=2, n_head=5, n_positions=T, **IDS)
 
 
@@ -89,6 +94,23 @@ FAMILIES = {
                                          attn_logit_softcapping=5.0, **SIZES)}),
     "gemma3_text": (t.Gemma3TextConfig, {"": dict(sliding_window=7, sliding_window_pattern=2, query_pre_attn_scalar=50,
                                                   **GEMMA3_ROPE, **SIZES)}),
+    "olmo3": (t.Olmo3Config, {
+        "": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"], **SIZES),
+        "yarn": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"], **scaled("yarn"), **SIZES)}),
+    "ministral": (getattr(t, "MinistralConfig", None), {
+        "": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"], **SIZES)}),
+    "seed_oss": (t.SeedOssConfig, {"": SIZES, "biases": dict(attention_out_bias=True, mlp_bias=True, **SIZES)}),
+    "arcee": (t.ArceeConfig, {"": SIZES, "biases": dict(attention_bias=True, mlp_bias=True, **LLAMA3, **SIZES)}),
+    "exaone4": (t.Exaone4Config, {
+        "": dict(sliding_window=None, layer_types=["full_attention"] * 2, **LLAMA3, **SIZES),
+        "hybrid": dict(sliding_window=7, layer_types=["sliding_attention", "full_attention"], **SIZES)}),
+    "starcoder2": (t.Starcoder2Config, {"": STARCODER, "no biases": dict(use_bias=False, sliding_window=7, **STARCODER)}),
+    "stablelm": (t.StableLmConfig, {"": STABLE, "biases": dict(use_qkv_bias=True, **rope(partial_rotary_factor=0.5), **STABLE)}),
+    "phi3": (t.Phi3Config, {
+        "": dict(sliding_window=7, **PHI),
+        "longrope": dict(original_max_position_embeddings=16,
+                         **rope(rope_type="longrope", partial_rotary_factor=0.5, short_factor=LONG["short_factor"][:4],
+                                long_factor=LONG["long_factor"][:4]), **PHI)}),
     "mixtral": (t.MixtralConfig, {"window": dict(sliding_window=7, **MIXTURE), "": dict(num_local_experts=5, **MIXTURE)}),
     "qwen3_moe": (t.Qwen3MoeConfig, {
         "": dict(num_experts=5, moe_intermediate_size=22, norm_topk_prob=True, **MIXTURE),
@@ -107,6 +129,7 @@ FAMILIES = {
                                             layer_types=["full_attention"] * MIXTURE["num_hidden_layers"],
                                             **rope(rope_type="default"), **MIXTURE)}),
 }
+FAMILIES = {name: row for name, row in FAMILIES.items() if row[0]}  # transformers 4 lacks some
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -268,6 +291,14 @@ OURS = {
     "qwen2_moe": f"--preset qwen1.5-moe-a2.7b {LLAMA} --num-experts 5 --moe-router-topk 3 "
                  "--moe-shared-expert-intermediate-size 26",
     "olmoe": f"--preset olmoe-1b-7b {LLAMA} --num-experts 5 --moe-router-topk 3",
+    "olmo3": f"--preset olmo2-1b {LLAMA} --norm-epsilon 1e-4 --window-size 7 --window-attn-skip-freq 2",
+    "ministral": f"--preset mistral-7b {LLAMA} --window-size 7 --window-attn-skip-freq 2",
+    "seed_oss": f"--preset llama-tiny {LLAMA} --add-qkv-bias --add-mlp-bias",
+    "arcee": f"--preset llama-tiny {LLAMA} --activation relu2",
+    "exaone4": f"--preset olmo2-1b {LLAMA} --no-qk-layernorm-whole --qk-layernorm",
+    "starcoder2": f"--preset gpt2-3m {SMALL} --num-query-groups 2 --position-embedding-type rope",
+    "stablelm": f"--preset llama-tiny {LLAMA} --normalization LayerNorm",
+    "phi3": f"--preset llama-tiny {LLAMA} --rotary-percent 0.5",
     "gpt_oss": f"--preset gpt-oss-20b {LLAMA} --num-experts 5 --moe-router-topk 3 --window-size 7 "
                "--original-max-position-embeddings 2",
 }

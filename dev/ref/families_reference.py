@@ -31,6 +31,9 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_f
           "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 2.0, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": 16}
+OLMO3_ROPE = {"full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                                 "original_max_position_embeddings": 16},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 MODELS = {
@@ -53,6 +56,19 @@ MODELS = {
     "gpt_oss": t.GptOssConfig(sliding_window=5, num_local_experts=5, num_experts_per_tok=3, rope_parameters=YARN, **SIZES),
     "qwen2_moe": t.Qwen2MoeConfig(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=14, mlp_only_layers=[0],
                                   shared_expert_intermediate_size=10, use_sliding_window=True, sliding_window=5, **SIZES),
+    "olmo3": t.Olmo3Config(sliding_window=5, layer_types=["sliding_attention", "full_attention"], rope_parameters=OLMO3_ROPE, **SIZES),
+    "ministral": t.MinistralConfig(sliding_window=5, layer_types=["sliding_attention", "full_attention"], **SIZES),
+    "seed_oss": t.SeedOssConfig(attention_out_bias=True, mlp_bias=True, **SIZES),
+    "arcee": t.ArceeConfig(attention_bias=True, mlp_bias=True, **SIZES),
+    "exaone4": t.Exaone4Config(sliding_window=5, layer_types=["sliding_attention", "full_attention"], **SIZES),
+    "starcoder2": t.Starcoder2Config(hidden_size=20, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5,
+                                     num_key_value_heads=1, max_position_embeddings=32, sliding_window=5, **IDS),
+    "stablelm": t.StableLmConfig(hidden_size=40, intermediate_size=24, num_hidden_layers=2, num_attention_heads=5,
+                                 num_key_value_heads=1, max_position_embeddings=32, use_qkv_bias=True,
+                                 rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}, **IDS),
+    "phi3": t.Phi3Config(sliding_window=5, original_max_position_embeddings=16, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.5],
+        "long_factor": [2.0, 3.0]}, **{**SIZES, "hidden_size": 40, "head_dim": 8}),
 }
 SCALINGS = {  # rope_parameters, and the length of the sequence
     "default": ({"rope_type": "default"}, 16),

@@ -122,6 +122,32 @@ inline ModelConfig olmo2_structure() {
     c.qk_norm = QkNorm::whole;
     return c;
 }
+inline ModelConfig seed_oss_structure() {
+    ModelConfig c;
+    c.qkv_bias = true;
+    return c;
+}
+inline ModelConfig arcee_structure() {
+    ModelConfig c;
+    c.activation = Activation::relu2;
+    return c;
+}
+inline ModelConfig exaone4_structure() {
+    ModelConfig c = olmo2_structure();
+    c.qk_norm = QkNorm::head;
+    return c;
+}
+inline ModelConfig starcoder2_structure() {
+    ModelConfig c = gpt2_structure();
+    c.position = Position::rope;
+    return c;
+}
+inline ModelConfig stablelm_structure() {
+    ModelConfig c;
+    c.norm = Norm::layernorm;
+    c.rotary_fraction = 0.25;
+    return c;
+}
 inline ModelConfig gemma_structure() {
     ModelConfig c;
     c.norm_plus_one = c.tied = true;
@@ -196,6 +222,18 @@ inline TensorNames gpt_oss_names() {
     n.stacks_experts = true;
     return n;
 }
+inline TensorNames starcoder2_names() {
+    TensorNames n = llama_names();
+    n.fc1 = {"mlp.c_fc"};
+    n.fc2 = "mlp.c_proj";
+    return n;
+}
+inline TensorNames phi3_names() {
+    TensorNames n = llama_names();
+    n.qkv = {"self_attn.qkv_proj"};
+    n.fc1 = {"mlp.gate_up_proj"};
+    return n;
+}
 inline TensorNames gpt2_names() {
     TensorNames n = own_names();
     n.top = "transformer.";
@@ -265,6 +303,14 @@ inline const std::vector<Family>& families() {
         {"gemma", "GemmaForCausalLM", gemma_structure(), llama_names()},
         {"gemma2", "Gemma2ForCausalLM", gemma2_structure(), own_names()},
         {"gemma3_text", "Gemma3ForCausalLM", gemma3_structure(), gemma3_names()},
+        {"olmo3", "Olmo3ForCausalLM", olmo2_structure(), own_names()},
+        {"ministral", "MinistralForCausalLM", {}, llama_names()},
+        {"seed_oss", "SeedOssForCausalLM", seed_oss_structure(), llama_names()},
+        {"arcee", "ArceeForCausalLM", arcee_structure(), llama_names()},
+        {"exaone4", "Exaone4ForCausalLM", exaone4_structure(), own_names()},
+        {"starcoder2", "Starcoder2ForCausalLM", starcoder2_structure(), starcoder2_names()},
+        {"stablelm", "StableLmForCausalLM", stablelm_structure(), llama_names()},
+        {"phi3", "Phi3ForCausalLM", {}, phi3_names()},
         {"train_gpt", "TrainGptForCausalLM", {}, own_names()},
     };
     return rows;

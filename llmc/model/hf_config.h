@@ -184,6 +184,11 @@ inline Key query_pre_attn_scalar() {
                 j[key] = c.attention_scale > 0 ? (int64_t)std::llround(1 / (c.attention_scale * c.attention_scale)) : c.HS();
             }};
 }
+// One key for the biases of all matrices.
+inline Key use_bias(bool otherwise) {
+    return {[=](const HfReader& in, ModelConfig& c) { c.qkv_bias = c.proj_bias = c.mlp_bias = in.flag("use_bias", otherwise); },
+            [](Json& j, const ModelConfig& c) { j["use_bias"] = c.qkv_bias; }};
+}
 inline Key scale_attn_weights() {
     const char* const key = "scale_attn_weights";
     return {[=](const HfReader& in, ModelConfig& c) { c.attention_scale = in.flag(key, true) ? 0 : 1; },
@@ -211,6 +216,7 @@ struct RopeKeys {
     const char* fraction = nullptr;  // null: the whole head is rotated
     double whole = 1;                // the fraction if the key is missing
     const char* local = nullptr;     // base in layers with a window
+    bool by_kind = false;            // layers with a window have the same base, without scaling
 };
 inline RopeScaling::Type read_rope_type(const HfReader& in, const char* key) {
     const char* const name = in.absent("rope_type") ? "type" : "rope_type";
@@ -268,7 +274,7 @@ inline void read_rope_object(const HfReader& in, const RopeKeys& keys, const cha
     const std::string source = in.source + ": '" + key + "'";
     const nlohmann::json* all = &in.j[key];
     const auto part = [&](const char* layers) -> const nlohmann::json* {
-        if (!keys.local || !all->contains(layers)) return nullptr;
+        if (!(keys.local || keys.by_kind) || !all->contains(layers)) return nullptr;
         if (!(*all)[layers].is_object()) in.wrong(key, "an object of objects");
         return &(*all)[layers];
     };
@@ -291,6 +297,7 @@ inline void read_rope(const HfReader& in, const RopeKeys& keys, ModelConfig& c) 
     if (keys.fraction) c.rotary_fraction = in.number(keys.fraction, keys.whole);
     else in.only("partial_rotary_factor", 1.0);
     if (keys.local) c.local_rope_base = in.number(keys.local, 10000);
+    if (keys.by_kind) c.local_rope_base = c.rope_base;
     const auto given = [&](const char* key) { return !in.absent(key) && !(in.j[key].is_object() && in.j[key].empty()); };
     const char *const older = "rope_scaling", *const newer = "rope_parameters";
     if (!given(older) && !given(newer)) return;
@@ -317,6 +324,10 @@ inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
     j[keys.base] = c.rope_base;
     if (keys.fraction) j[keys.fraction] = c.rotary_fraction;
     if (keys.local) j[keys.local] = c.local_rope_base > 0 ? c.local_rope_base : c.rope_base;
+    if (keys.by_kind) {  // transformers 5 ignores "rope_theta" in layers with a window
+        const Json plain = {{"rope_type", "default"}, {"rope_theta", c.rope_base}};
+        j["rope_parameters"] = {{"full_attention", plain}, {"sliding_attention", plain}};
+    }
     if (s.type == Type::none) return;
     Json scaling;
     scaling["rope_type"] = row_of(choices_of_rope_scaling, s.type).in_config;
@@ -348,10 +359,26 @@ inline void write_rope(Json& j, const RopeKeys& keys, const ModelConfig& c) {
         scaling["original_max_position_embeddings"] = s.original;
     }
     j["rope_scaling"] = scaling;
+    if (keys.by_kind) j["rope_parameters"]["full_attention"].update(scaling);
 }
 inline Key rope(const RopeKeys& keys = {}) {
     return {[=](const HfReader& in, ModelConfig& c) { read_rope(in, keys, c); },
             [=](Json& j, const ModelConfig& c) { write_rope(j, keys, c); }};
+}
+
+// Phi-3's form: its class accepts no other keys in "rope_scaling" than these three, and computes the factor from the lengths.
+inline Key phi3_scaling() {
+    return {[](const HfReader& in, ModelConfig& c) {
+                const RopeScaling::Type type = c.rope_scaling.type;
+                if (type != RopeScaling::Type::none && type != RopeScaling::Type::longrope)
+                    in.unsupported(in.absent("rope_scaling") ? "rope_parameters" : "rope_scaling", "longrope");
+            },
+            [](Json& j, const ModelConfig& c) {
+                const RopeScaling& s = c.rope_scaling;
+                if (s.type != RopeScaling::Type::longrope) return;
+                j["rope_scaling"] = {{"type", "longrope"}, {"short_factor", s.short_factor}, {"long_factor", s.long_factor}};
+                j["original_max_position_embeddings"] = s.original;
+            }};
 }
 
 // From a list of all layers: n if every n-th layer lacks the feature; 0 if none lacks it.
@@ -417,6 +444,17 @@ inline Key window(const WindowKeys& keys) {
                 j[types] = Json::array();
                 for (int l = 0; l < c.L; l++) j[types].push_back(c.sees_all(l) ? "full_attention" : "sliding_attention");
             }};
+}
+// EXAONE 4: with "sliding_window", layers that see all keys have no positions.
+inline Key positions_in_windows(int missing) {
+    const char* const pattern = "sliding_window_pattern";
+    return {[=](const HfReader& in, ModelConfig& c) {
+                const bool any = in.count("sliding_window", in.j.contains("sliding_window") ? 0 : missing) > 0;
+                c.nope_interval = !any ? 0 : c.window ? c.full_interval : 1;
+                if (!in.absent(pattern) && in.absent("layer_types") && any && in.j[pattern] != 4 && in.j[pattern] != "LLLG")
+                    in.unsupported(pattern, "4, or \"LLLG\", or another one together with 'layer_types',");
+            },
+            [](Json&, const ModelConfig&) {}};
 }
 // A Llama has no window; one in its config.json is refused unless it is switched off.
 inline Key no_window() {
@@ -606,6 +644,38 @@ inline Keys llama_keys(const Keys& further, int longest = 2048, int head_size = 
     keys.push_back(number("attention_dropout", &C::attention_dropout, 0));
     return keys;
 }
+inline Keys starcoder2_keys() {
+    return {size("hidden_size", &C::C),
+            size("intermediate_size", &C::F),
+            size("num_hidden_layers", &C::L),
+            size("num_attention_heads", &C::NH),
+            size("num_key_value_heads", &C::NKV, 2),
+            size("max_position_embeddings", &C::T, 4096),
+            plain_activation("hidden_act"),
+            number("norm_epsilon", &C::eps, 1e-5),
+            rope(),
+            window({}),
+            use_bias(true),
+            number("attention_dropout", &C::attention_dropout, 0),
+            number("embedding_dropout", &C::embedding_dropout, 0),
+            number("residual_dropout", &C::hidden_dropout, 0)};
+}
+inline Keys stablelm_keys() {
+    return {size("hidden_size", &C::C),
+            size("intermediate_size", &C::F),
+            size("num_hidden_layers", &C::L),
+            size("num_attention_heads", &C::NH),
+            size_or("num_key_value_heads", &C::NKV, &C::NH, 1),
+            size("max_position_embeddings", &C::T, 4096),
+            gated_activation("hidden_act"),
+            number("layer_norm_eps", &C::eps, 1e-5),
+            rope({"rope_theta", 10000, "partial_rotary_factor", 0.25}),
+            flag("use_qkv_bias", &C::qkv_bias, false),
+            only("qk_layernorm", false),
+            only("use_parallel_residual", false),
+            number("attention_dropout", &C::attention_dropout, 0),
+            number("hidden_dropout", &C::hidden_dropout, 0)};
+}
 // Our own form, which supports every choice.
 inline Keys own_keys() {
     RopeKeys rope_keys;
@@ -646,7 +716,8 @@ inline const Keys& keys_of(const std::string& family) {
     const Key qwen_window = window({4096, true, true, 0, false, true});
     const Key gemma_activation = gated_activation("hidden_activation");
     const Key jitter = only("router_jitter_noise", 0.0);
-    RopeKeys mixtral_rope, smollm3_rope, gemma3_rope, gpt_oss_rope;
+    RopeKeys mixtral_rope, smollm3_rope, gemma3_rope, gpt_oss_rope, olmo3_rope;
+    olmo3_rope.by_kind = true;
     gpt_oss_rope.otherwise = 150000;
     mixtral_rope.otherwise = 1e6;
     smollm3_rope.otherwise = 2e6;
@@ -685,6 +756,19 @@ inline const Keys& keys_of(const std::string& family) {
         {"gemma3_text", llama_keys({unpadded, scale, biases, causal, scalar, only("attn_logit_softcapping", nullptr), cap3,
                                     window({4096, false, false, 6, true, true, true})},
                                    131072, 256, 1e-6, gemma3_rope, gemma_activation)},
+        {"olmo3",
+         llama_keys({unpadded, biases, window({4096, false, false, 4, false, true, true})}, 2048, 0, 1e-5, olmo3_rope)},
+        {"ministral", llama_keys({window({4096, false, false, 0, false, true})}, 131072)},
+        {"seed_oss", llama_keys({flag("attention_bias", &C::qkv_bias, true), flag("attention_out_bias", &C::proj_bias, false),
+                                 mlp_bias, number("residual_dropout", &C::hidden_dropout, 0)},
+                                524288, 128)},
+        {"arcee", llama_keys({biases, mlp_bias, no_window()}, 4096, 0, 1e-5, {}, plain_activation("hidden_act"))},
+        {"exaone4", llama_keys({window({4096, false, false, 4, false, true}), positions_in_windows(4096)}, 2048, 0, 1e-5)},
+        {"starcoder2", starcoder2_keys()},
+        {"stablelm", stablelm_keys()},
+        {"phi3", llama_keys({unpadded, phi3_scaling(), window({}), number("embd_pdrop", &C::embedding_dropout, 0),
+                             number("resid_pdrop", &C::hidden_dropout, 0)},
+                            4096, 0, 1e-5, {"rope_theta", 10000, "partial_rotary_factor", 1})},
         {"train_gpt", own_keys()},
     };
     const auto found = std::find_if(forms.begin(), forms.end(), [&](const auto& form) { return family == form.first; });

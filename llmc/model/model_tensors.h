@@ -325,11 +325,10 @@ private:
         std::vector<HfTensor> fc1, fc2;
         for (int e = 0; e < n_mlps; e++) {
             const int row = e * F1, local_row = e * c.F1(Fl);
-            if (gate) {
-                fc1.push_back({hf[(size_t)e] + fc1_names[0], row, F});
-                blocks.push_back({local_row, row + f0, Fl});
-            }
-            fc1.push_back({hf[(size_t)e] + fc1_names.back(), row + gate, F});
+            const bool fused = gate && fc1_names.size() == 1;
+            if (gate) blocks.push_back({local_row, row + f0, Fl});
+            if (gate) fc1.push_back({hf[(size_t)e] + fc1_names[0], row, fused ? F1 : F});
+            if (!fused) fc1.push_back({hf[(size_t)e] + fc1_names.back(), row + gate, F});
             blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
             fc2.push_back({hf[(size_t)e] + fc2_name, e * c.C, c.C});
         }
