@@ -166,7 +166,7 @@ inline Allowed one_of(Strings choices) {
     X(bool, disable_bias_linear, "", false, anything(), "Model", "no biases in linear layers, unless one of the next three")   \
     X(bool, add_qkv_bias, "", false, anything(), "Model", "biases of queries, keys and values, as in Qwen2")                   \
     X(bool, add_proj_bias, "", false, anything(), "Model", "biases after attention")                                           \
-    X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers")                                     \
+    X(bool, add_mlp_bias, "", false, anything(), "Model", "biases of feed-forward layers, or of experts and their router")     \
     X(OptionalDouble, softmax_scale, "", {}, between(1e-6, 1e6), "Model",                                                      \
       "factor of attention scores before softmax; default: the preset's, else 1 / sqrt(head size)")                            \
     X(OptionalDouble, attn_logit_softcapping, "", {}, zero_or(0.01, 1e6), "Model",                                             \
