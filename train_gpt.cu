@@ -64,6 +64,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/gpt/model.h"                   // Model, MicroBatch, Block, Linear
 #include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
 #include "llmc/gpt/pass.h"                    // Pass, upload, clear_sums, read_sums
+#include "llmc/gpt/expert_parallel.h"         // dispatch, gather_for_experts, reduce_from_experts
 #include "llmc/gpt/linear.h"                  // linear_forward, linear_backward, output_for
 #include "llmc/gpt/gpt.h"                     // declarations of the functions here that other headers call
 #include "llmc/gpt/generator.h"               // Generator, with its key/value cache
@@ -93,12 +94,14 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 void plan_memory(Model& m, Recompute recompute, int B, int T, int head_rows, KvCacheShape cache,
                  const std::vector<int>& micro_batches) {
     T += m.c.virtual_tokens.count;
-    if ((int64_t)B * T > INT_MAX / (m.c.mixture.on() ? m.c.mixture.topk : 1))
-        fail_usage("--micro-batch-size %d x --seq-length %d%s exceeds the maximum of %d tokens per pass; HINT: a smaller one",
-                   B, T, m.c.mixture.on() ? format(" x %d experts", m.c.mixture.topk).c_str() : "", INT_MAX);
+    m.recompute = recompute;
+    const int topk = m.c.mixture.on() ? m.c.mixture.topk : 1, ep = m.dispatching_ranks();
+    if ((int64_t)B * T > INT_MAX / topk / ep)
+        fail_usage("--micro-batch-size %d x --seq-length %d%s%s exceeds the maximum of %d tokens per pass; HINT: a smaller one",
+                   B, T, m.c.mixture.on() ? format(" x %d experts", topk).c_str() : "",
+                   ep > 1 ? format(" x %d expert-parallel ranks", ep).c_str() : "", INT_MAX);
     CHECK(B * T >= cache.sequences, "%d sequences in passes of %d rows", cache.sequences, B * T);
     const bool training = recompute != Recompute::inference, fp8 = training && m.fp8.recipe.on;
-    m.recompute = recompute;
     m.a.B = B;
     m.a.T = T;
     m.a.head_rows = std::min(head_rows, B * T);
@@ -395,19 +398,19 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // choices. If, with K = 2, rows 0, 1 and 2 choose experts (2, 0), (0, 1) and (2, 1), the slots are the choices 1 2 | 3 5 | 0 4.
 // A weight multiplies the activation, before fc2: its gradient needs no output of fc2. With tensor parallelism every rank has
 // some columns of each expert, and routes all rows, with the same result (on GPUs by the same algorithms, see
-// choose_gemm_cache).
+// choose_gemm_cache). With expert parallelism every rank has some experts, and the rows of several ranks (expert_parallel.h).
 
 // One of the two matrices of all experts, with its adapters.
 static void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, const ExpertRows& inp, const ExpertBias& bias,
                                  const Routing& routing) {
-    const MixtureShape shape = p.mixture();
+    const MixtureShape shape = p.experts();
     be::expert_linear_forward(p.ctx, out, inp, l.w, bias, routing.groups(shape), l.in, l.out, Acc::Set);
     if (l.lora) p.m.lora.experts_forward(p.ctx, *l.lora, out, inp, routing, shape, p.adapter_dropout(l));
 }
 // Sets dinp, and adds to the gradients of the weight or of its adapters.
 static void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, const ExpertRows& dout, const ExpertRows& inp,
                                   const Routing& routing) {
-    const MixtureShape shape = p.mixture();
+    const MixtureShape shape = p.experts();
     const ExpertGroups groups = routing.groups(shape);
     if (l.dw)
         add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
@@ -419,13 +422,16 @@ static void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, 
 }
 
 static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
-    expert_layer_forward(p, b.fc1(), s.fc1, {all_inp, s.routing.choices, p.mixture().K}, {b.fc1().b}, s.routing);
+    const Routing& routing = routing_of_experts(p, s);
+    const ExpertRows rows = {gather_for_experts(p, all_inp), routing.choices, p.experts().K};
+    expert_layer_forward(p, b.fc1(), s.fc1, rows, {b.fc1().b}, routing);
 }
 static ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
     return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
 }
 static void expert_activation_forward(const Pass& p, const Block& b, const MlpActivations& s) {
-    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, s.routing, p.mixture(), b.fc2().in, p.m.c.activation);
+    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, routing_of_experts(p, s), p.experts(), b.fc2().in,
+                                  p.m.c.activation);
 }
 
 // The shared expert processes every row: it adds g fc2(act(fc1(x))), where g is 1 or, with a gate, sigmoid(gate x). Like
@@ -458,13 +464,14 @@ static void add_shared(const Pass& p, floatX* sum, Compute compute) {
 
 static void mixture_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
                             const floatX* mid) {
-    const MixtureShape shape = p.mixture();
-    const Routing& routing = s.routing;
+    const MixtureShape shape = p.experts();
+    const Routing& routing = routing_of_experts(p, s);
     const Linear& fc2 = b.fc2();
     floatX *const rows = p.m.a.expert_rows, *const mlp = p.m.a.branch_out;
     const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C);
-    be::router_logits(p.ctx, routing.logits, all_inp, b.router.w, b.router.b, shape, p.m.c.C);
-    be::route(p.ctx, routing, shape, p.m.c.mixture.rule());
+    be::router_logits(p.ctx, s.routing.logits, all_inp, b.router.w, b.router.b, p.mixture(), p.m.c.C);
+    be::route(p.ctx, s.routing, p.mixture(), p.m.c.mixture.rule());
+    dispatch(p, s);
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, b, s);  // times the routing weights
     expert_layer_forward(p, fc2, rows, {s.act.bf16}, fc2_bias(p, b, routing), routing);
@@ -476,7 +483,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     branch_forward(p, fc2, mlp, s.fc2, [&](floatX* y) {
         floatX* const sum = partial_sum(p, y);
         const Linear& l = b.shared.fc2;
-        be::expert_combine(p.ctx, sum, rows, routing, shape, p.m.c.C);
+        reduce_from_experts(p, sum, [&](floatX* sums) { be::expert_combine(p.ctx, sums, rows, routing, shape, p.m.c.C); });
         if (b.shared.exists())
             add_shared(p, sum,
                        [&](floatX* x) { be::linear_forward(p.ctx, x, s.shared.act, l.w, nullptr, p.N(), l.in, l.out); });
@@ -545,41 +552,45 @@ static void shared_input_backward(const Pass& p, const SharedExpert& e, floatX* 
 
 // The gradients of fc2's bias, of which one rank has all where reduce_shared sums it over ranks (linear_backward_weight), and,
 // through it, of the routing weights.
-static void fc2_bias_backward(const Pass& p, const Block& b, const ExpertRows& dout, const Routing& routing) {
+static void fc2_bias_backward(const Pass& p, const Block& b, real* drouting, const ExpertRows& dout, const Routing& routing) {
     const Linear& l = b.fc2();
-    const ExpertGroups groups = routing.groups(p.mixture());
+    const ExpertGroups groups = routing.groups(p.experts());
     const ExpertBias bias = fc2_bias(p, b, routing);
     real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
     if (db) be::expert_bias_backward(p.ctx, db, dout, bias, groups, l.out);
-    if (bias.x) be::expert_bias_backward_weights(p.ctx, p.m.a.drouting, dout, bias, groups, l.out);
+    if (bias.x) be::expert_bias_backward_weights(p.ctx, drouting, dout, bias, groups, l.out);
 }
 
 static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
                              const LinearInput& inp) {
     const Model& m = p.m;
-    const MixtureShape shape = p.mixture();
-    const Routing& routing = s.routing;
+    const MixtureShape shape = p.experts();
+    const Routing& routing = routing_of_experts(p, s);
     const Linear &fc1 = b.fc1(), &fc2 = b.fc2();
     const int C = m.c.C;
     floatX *const dact = m.a.dact, *const dfc1 = m.a.dfc1, *const drows = m.a.expert_rows;
     const floatX* dfc2 = branch_backward(p, fc2, m.a.branch_out, dmlp, s.fc2);
 
-    const ExpertRows dout = {gather_from_sequence_parallel(p, dfc2, p.local_rows(), C), routing.choices, shape.K};
+    const floatX* all_dfc2 = gather_from_sequence_parallel(p, dfc2, p.local_rows(), C);
+    const ExpertRows dout = {gather_for_experts(p, all_dfc2), routing.choices, shape.K};
     expert_layer_backward(p, fc2, dact, dout, {s.act.bf16}, routing);
-    be::expert_activation_backward(p.ctx, dfc1, m.a.drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
-    fc2_bias_backward(p, b, dout, routing);
-    router_backward(p, b, routing);
-    if (b.shared.exists()) shared_output_backward(p, b.shared, s.shared, dout.x);
+    reduce_drouting(p, [&](real* drouting) {
+        be::expert_activation_backward(p.ctx, dfc1, drouting, dact, s.fc1, routing, shape, fc2.in, m.c.activation);
+        fc2_bias_backward(p, b, drouting, dout, routing);
+    });
+    router_backward(p, b, s.routing);
+    if (b.shared.exists()) shared_output_backward(p, b.shared, s.shared, all_dfc2);
 
     if (fc1.db) be::expert_bias_backward(p.ctx, fc1.db, {dfc1}, {}, routing.groups(shape), fc1.out);
     const bool reads_inp = fc1.dw || fc1.lora;
     const floatX* all_inp = reads_inp ? gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), C) : nullptr;
-    if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, shape);
+    if (fc1.dw) add_router_gradient(p, b.router, m.a.dlogits, all_inp, p.mixture());
     if (fc1.dw && b.shared.exists()) shared_weights_backward(p, b.shared, all_inp);
-    expert_layer_backward(p, fc1, drows, {dfc1}, {all_inp, routing.choices, shape.K}, routing);
+    const floatX* const rows_of_inp = reads_inp ? gather_for_experts(p, all_inp) : nullptr;
+    expert_layer_backward(p, fc1, drows, {dfc1}, {rows_of_inp, routing.choices, shape.K}, routing);
     floatX* const all_dinp = partial_sum(p, dinp);  // may be the memory of all_inp
-    be::expert_combine(p.ctx, all_dinp, drows, routing, shape, C);
-    be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, shape, C);
+    reduce_from_experts(p, all_dinp, [&](floatX* sums) { be::expert_combine(p.ctx, sums, drows, routing, shape, C); });
+    be::router_backward_input(p.ctx, all_dinp, m.a.dlogits, b.router.w, p.mixture(), C);
     if (b.shared.exists()) shared_input_backward(p, b.shared, all_dinp);
     reduce_from_tensor_parallel(p, dinp);
 }
@@ -882,7 +893,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
             upload(t.ctx, m, t.micro_batch, in);
             in.gradients = e.micro_batch ? Acc::Add : Acc::Set;
             in.rounding_key = rounding_key((uint64_t)t.o.seed, first, RngPurpose::gradients);
-            in.drops = true;
+            in.drops = in.own_rows = true;
             in.seed = (uint64_t)t.o.seed;
             in.sample = first;
             links.receive_input(in.x[0], pass.stream_size(), e.chunk, e.micro_batch);
@@ -910,7 +921,7 @@ static bool run_micro_batches(Trainer& t, int64_t global_batch, real loss_scale,
 // that each compute a part of a tensor's gradient. Returns false if the run is to stop.
 static bool accumulate_gradients(Trainer& t, int64_t global_batch, real loss_scale) {
     Model& m = t.m;
-    GradientReducer reducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, !t.o.no_overlap);
+    GradientReducer reducer(t.ctx, *m.ranks, m.shards, m.table, m.grads, !t.o.no_overlap);
     const bool done = run_micro_batches(t, global_batch, loss_scale, [&](int block) {
         reduce_replicas(t.ctx, m, block);
         reducer.ready(m.table.begin_of_block(block));
@@ -934,7 +945,7 @@ static bool accumulate_gradients_twice(Trainer& t, int64_t global_batch, real lo
     require_equal(once, again, m, t.batch());
     for (int block = 0; block < (int)m.g.blocks.size(); block++) reduce_replicas(t.ctx, m, block);
     reduce_shared(t.ctx, m);
-    GradientReducer(t.ctx, m.ranks->dp, m.shards, m.table, m.grads, false).finish();
+    GradientReducer(t.ctx, *m.ranks, m.shards, m.table, m.grads, false).finish();
     return true;
 }
 
@@ -1046,12 +1057,19 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
         PipelineLinks links = pipeline_links(ctx, m);
         clear_sums(ctx, m);
         const int64_t n_samples = (int64_t)samples.size();
-        for (int64_t i = 0; i * mesh.dp.size * m.a.B < n_samples; i++) {
+        int i = 0;
+        for (int64_t first_of_all = 0; first_of_all < n_samples; i++) {
             if (stop()) return {};
-            const int64_t first_of_rank = (i * mesh.dp.size + mesh.dp.rank) * m.a.B;
+            // Expert-parallel ranks pass together: each with samples of its own if there are enough, else with the same ones.
+            const bool enough = m.dispatching_ranks() > 1 && first_of_all + mesh.dp.size * m.a.B <= n_samples;
+            const bool own = mesh.ep.size == 1 || enough;
+            const Axis& ranks = own ? mesh.dp : mesh.edp;
+            const int64_t first_of_rank = first_of_all + ranks.rank * m.a.B;
+            first_of_all += ranks.size * m.a.B;
             if (first_of_rank >= n_samples) continue;
             data.gather(&samples[first_of_rank], (int)std::min<int64_t>(m.a.B, n_samples - first_of_rank), batch);
-            forward_only(ctx, m, links, batch, (int)i, [&](const Pass& pass) {
+            forward_only(ctx, m, links, batch, own, i, [&](const Pass& pass) {
+                if (!own && mesh.ep.rank > 0) return;  // the first one counts them
                 head(pass, 0, 0, false);
                 if (compared) compared(pass.in.pairs);
             });

@@ -221,6 +221,8 @@ void router_logits(Ctx& ctx, real* logits /*(N, E)*/, const floatX* inp /*(N, C)
                    const floatX* bias /*(E) or null*/, const MixtureShape& shape, int C);
 // Chooses the experts of each row from r.logits, and sorts the choices by expert. sets all of r but the logits.
 void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
+// The second half of it, from r.experts, for experts [first, first + shape.E) of a mixture: the others' choices get no slot.
+void sort_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, int first);
 // The gradient of the logits: through the weights, and of the two losses
 //   balance  sum over sequences of E / (K T^2) sum_e counts_e sum_t p_te (Fedus et al., 2021, "Switch Transformers"), where p
 //            are the scores, divided by a row's sum if they are sigmoids; counts are constants
@@ -267,7 +269,7 @@ void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* dweight
 // dropout_forward for slots: slot s has the mask of row place.row(s). (place.x is not used.) sets or adds.
 void expert_dropout(Ctx& ctx, floatX* out /*(slots, columns)*/, const floatX* inp /*(slots, columns)*/, const ExpertRows& place,
                     const ExpertGroups& groups, int columns, const Dropout& dropout, Acc acc);
-// out = the sum of a row's slots, in the order of its choices, rounded once. sets out.
+// out = the sum of a row's slots, in the order of its choices, rounded once; 0 if it has none. sets out.
 void expert_combine(Ctx& ctx, floatX* out /*(N, C)*/, const floatX* inp /*(slots, C)*/, const Routing& r,
                     const MixtureShape& shape, int C);
 

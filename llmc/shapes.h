@@ -210,7 +210,7 @@ struct Rope {
 struct MixtureShape {
     int B, T, E, K;
     HD int N() const { return B * T; }
-    HD int slots() const { return B * T * K; }
+    HD int slots() const { return B * T * (K < E ? K : E); }           // at most
     double balance_factor() const { return E / ((double)K * T * T); }  // of the balance loss (router_backward)
 };
 // The slots of E experts: expert e has the rows offsets[e] .. offsets[e + 1] - 1 of `slots`.
@@ -223,8 +223,8 @@ struct Routing {
     real* logits;   // (N, E)
     int* experts;   // (N, K) chosen experts, in the order of decreasing score, the lower index first where scores are equal
     real* weights;  // (N, K) factors of their outputs
-    int* slots;     // (N, K) the slot of each choice
-    int* choices;   // (N K) the choice of each slot
+    int* slots;     // (N, K) the slot of each choice; -1: none, its expert is on another rank
+    int* choices;   // (slots) the choice of each slot
     int* offsets;   // (E + 1) the first slot of each expert; N K
     int* counts;    // (B, E) rows of each sequence that chose each expert
 

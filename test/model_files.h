@@ -61,7 +61,7 @@ void write_tensors(const std::string& path, const ParameterTable& table, const E
     WrittenFiles written(std::filesystem::path(path).parent_path().string());
     files.create(written);
     const Shards whole(table, {}, false, table.size);
-    write_parts(files, table, whole, whole.not_duplicated(table, {}), written, [=](size_t i) { return buffer[i]; });
+    write_parts(files, table, whole, whole.not_duplicated(table), written, [=](size_t i) { return buffer[i]; });
 }
 
 // Writes a model directory's files.

@@ -60,16 +60,32 @@ done
 # A mixture of experts: every tp rank has some columns of each expert, and a part of the router's gradient.
 mixture=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 1e-3)
 expect "a mixture on one rank" train 1 mixture "${mixture[@]}"
-for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel --recompute full"; do
+# With expert parallelism a rank has some of the experts, for the rows of several ranks.
+for layout in "2 --zero 1 --resume mixture/step_00000003" "4 --tp 2 --pp 2" "4 --tp 4 --no-sequence-parallel --recompute full" \
+    "2 --ep 2 --resume mixture/step_00000003" "4 --ep 2 --tp 2 --sample-interval 4" "4 --ep 2 --zero 0 --recompute mlp" "3 --ep 3 --global-batch-size 12 --eval-iters 0"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086
     expect "a mixture, $layout" train "$n" "mixture $layout" $options "${mixture[@]}" --check-replicas 4
+    [[ $layout == *global* ]] && continue
     expect "a mixture, $layout: one rank's losses" near mixture "mixture $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
+for layout in "1" "4 --ep 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "$layout resumes what ep 2, tp 2 wrote" train "$n" "mixture from ep to $layout" $options "${mixture[@]}" --resume "mixture 4 --ep 2 --tp 2 --sample-interval 4/step_00000003"
+    expect "$layout: and goes on with one rank's losses" near mixture "mixture from ep to $layout" 5
+done
+expect "experts that ep does not divide: refused" refused train 2 x --ep 2 --num-experts 5
+says "which" "expert-model-parallel-size 2 does not divide the model's 5 experts"
+expect "ranks that ep does not divide: refused" refused train 2 x --ep 4 --num-experts 4
+says "which" "expert-model-parallel-size 4 does not divide the 2 data-parallel ranks"
+expect "adapters on attention, with ep" train 2 adapted --ep 2 --model mixture --lora-rank 2 --lora-targets q_proj o_proj --train-iters 3 --check-replicas 1
+expect "adapters on experts, with ep: refused" refused train 2 x --ep 2 --model mixture --lora-rank 2
+says "why" "adapters on experts, such as"
 # The same with a shared expert, after a dense layer of another width: stages of a pipeline have different layers.
 mixture+=(--moe-layer-freq "[0]*1+[1]*3" --moe-ffn-hidden-size 48 --moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate)
 expect "a mixture after a dense layer on one rank" train 1 unequal "${mixture[@]}"
-for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --tp 2 --pp 2" "3 --pp 3 --recompute mlp"; do
+for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --ep 2 --pp 2" "3 --pp 3 --recompute mlp"; do
     read -r n options <<<"$layout"
     # shellcheck disable=SC2086
     expect "a mixture after a dense layer, $layout" train "$n" "unequal $layout" $options "${mixture[@]}"
@@ -90,7 +106,7 @@ done
 # A mixture whose experts are copies of a dense model's MLP gives its losses, in every layout.
 loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep -o "loss *[0-9.]*" | grep -o "[0-9.]*$"; }
 close_losses() { awk -v a="$(loss_of "$1")" -v b="$(loss_of "$2")" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 0.002 ^ 2) }'; }
-expect "a mixture from a dense model" train 4 upcycled --tp 2 --pp 2 --model one --num-experts 4 --moe-use-upcycling --train-iters 1 --lr 1e-9 --lr-warmup-iters 0
+expect "a mixture from a dense model" train 4 upcycled --ep 2 --pp 2 --model one --num-experts 4 --moe-use-upcycling --train-iters 1 --lr 1e-9 --lr-warmup-iters 0
 expect "its loss is the dense model's" close_losses one upcycled
 idle() { sed -n 's/.*"moe_idle_experts": *\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
 expect "its routers are new: every expert has rows" test "$(idle upcycled)" == 0
@@ -305,6 +321,16 @@ for layout in "3" "2 --tp 2" "4 --tp 2 --pp 2" "4 --pp 2"; do
     on "$n" eval --model one/latest --tasks choice.jsonl word.jsonl $options >tasks.out
     expect "tasks $layout: one rank's accuracies" table_near tasks1.txt tasks.out 0.05
 done
+for layout in "1 --ep 1" "4 --ep 2 --pp 2"; do # of a mixture, with fewer samples in the end than ranks
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    for command in "generate --prompt king --max-new-tokens 8 --temperature 0" "eval --data-path text --seq-length 40 --max-samples 13" "eval --tasks choice.jsonl word.jsonl"; do
+        on "$n" $command --model mixture/latest $options
+    done >"mixture on $n.txt"
+done
+expect "a mixture on 4 ranks writes and is measured as on one" table_near "mixture on 1.txt" "mixture on 4.txt" 0.05
+text_of() { sed '/^Evaluation/,$d' "$1"; }
+expect "a mixture on 4 ranks writes one rank's text" test "$(text_of 'mixture on 1.txt')" == "$(text_of 'mixture on 4.txt')" -a -n "$(text_of 'mixture on 1.txt')"
 expect "two ranks that hold the model twice write nothing: refused" refused generate 2
 expect "and say what to do" grep -q "2 ranks have 2 copies of the model, but generation uses one; HINT: --tp 2" err.txt
 

@@ -31,34 +31,38 @@ constexpr bool few = false;
 #endif
 
 struct Layout {
-    int tp, pp, vpp;
+    int tp, pp, vpp, ep;
     bool sequence_parallel;
     int zero;
     std::string text(int world) const {
         std::string s = format("dp %d, tp %d, pp %d", world / tp / pp, tp, pp);
         if (vpp > 1) s += format(", vpp %d", vpp);
         if (tp > 1) s += sequence_parallel ? ", sequence parallel" : ", without sequence parallelism";
+        if (ep > 1) s += format(", ep %d", ep);
         if (world / tp / pp > 1) s += format(", zero %d", zero);
         return s;
     }
 };
 
-std::vector<Layout> layouts(int world, const std::string& what, size_t model) {
-    if (what == "reference") return {{1, 1, 1, true, 1}};
+// experts: of the model.
+std::vector<Layout> layouts(int world, const std::string& what, size_t model, int experts) {
+    if (what == "reference") return {{1, 1, 1, 1, true, 1}};
     std::vector<Layout> found;
     size_t n_main = 0;
     for (const int tp : {1, 2, 4, 8})
         for (const int pp : {1, 2, 4, 8})
             for (const int vpp : {1, 2})
                 for (const bool sp : {true, false})
-                    for (const int zero : {1, 0}) {
+                    for (const int zero_and_ep : {11, 1, 12, 2, 14, 4}) {
+                        const int zero = zero_and_ep / 10, ep = zero_and_ep % 10;
                         if (world % (tp * pp) || tp > 4 || pp > 4) continue;
                         const int dp = world / (tp * pp);
+                        if (dp % ep || (ep > 1 && (!experts || experts % ep))) continue;
                         if ((vpp > 1 && pp == 1) || (!sp && tp == 1) || (zero == 0 && dp == 1)) continue;
                         const bool main = sp && zero && vpp == (pp == 2 && tp == 1 ? 2 : 1);
                         if ((what != "all" && !main) || pp * vpp > (few ? 4 : 8)) continue;
                         if (what == "some" && model > 0 && n_main++ % 3 != (model + 1) % 3) continue;
-                        found.push_back({tp, pp, vpp, sp, zero});
+                        found.push_back({tp, pp, vpp, ep, sp, zero});
                     }
     return found;
 }
@@ -95,14 +99,14 @@ std::vector<Case> cases() {
     add("llama", "llama", 2, false, true, !few);
     if (!few) add("olmo2, lion", "olmo2", 2, false, false, false), all.back().optimizer = "lion";
     if (fp32) {  // in bf16 a layout's roundings may change which experts a row chooses
-        add("llama, mixture", "llama", 2, false, true, !few).mixture = {5, 2};
+        add("llama, mixture", "llama", 2, false, true, !few).mixture = {6, 2};
         ModelConfig& biased = add("llama, mixture with biases", "llama", 2, false, true, false);
-        biased.mixture = {5, 3};
+        biased.mixture = {4, 3};
         biased.activation = Activation::clamped_swiglu;
         biased.sinks = biased.mlp_bias = true;
         MixtureConfig& mixture =
             add("olmo2, mixture with a shared expert, dense layers, normuon", "olmo2", 2, false, false, false).mixture;
-        mixture = {6, 3};
+        mixture = {4, 3};
         mixture.normalize = false;
         mixture.width = 48;
         mixture.shared = 40;
@@ -158,6 +162,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     TrainOptions o;
     o.tensor_model_parallel_size = l.tp;
     o.pipeline_model_parallel_size = l.pp;
+    o.expert_model_parallel_size = l.ep;
     o.num_virtual_stages_per_pipeline_rank = l.vpp;
     o.no_sequence_parallel = !l.sequence_parallel;
     o.zero = l.zero;
@@ -170,6 +175,7 @@ TrainOptions options(const Case& k, const Layout& l, const std::string& data) {
     o.lr_warmup_iters = few ? 1 : 2;
     o.z_loss_strength = k.pairs ? 0 : 1e-3;
     if (k.pairs) o.dpo_beta = 0.1;
+    if (k.c.mixture.on()) o.moe_aux_loss_coeff = o.moe_z_loss_coeff = 0.01;
     o.clip_grad = 1.0;
     o.weight_decay = 0.1;
     o.optimizer = k.optimizer;
@@ -256,7 +262,7 @@ public:
             for (int64_t i = 0; i < 2 * data_.n_pairs(); i++) log_p.push_back(-(double)(12 + i * 7 % 11));
             data_.set_reference(log_p);
         }
-        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
+        plan_memory(m_, (Recompute)((l.tp + l.pp + l.vpp + l.ep - 1) % 4), o_.micro_batch_size, o_.seq_length, 13, {},
                     schedule_.micro_batches());
         allocate(ctx_, m_);
         if (m_.frozen)  // B and biases, too: if B is zero, A has no gradient
@@ -275,6 +281,7 @@ public:
     }
     // For the first global batch, in files with this prefix.
     void write_gradients(const std::string& prefix) {
+        m_.router_losses = {(real)(o_.moe_aux_loss_coeff / 16), (real)(o_.moe_z_loss_coeff / 256)};
         accumulate_gradients(trainer_, schedule_.final_batch, (real)(1.0 / 256));
         std::vector<real> parts(m_.shards.size);
         for (const Bucket& b : m_.shards.buckets)
@@ -408,7 +415,7 @@ void check_all(World& world, const std::string& dir, const std::string& what) {
     }
     const std::vector<Case> models = cases();
     for (size_t model = 0; model < models.size(); model++)
-        for (const Layout& l : layouts(world.size(), what, model)) {
+        for (const Layout& l : layouts(world.size(), what, model, models[model].c.mixture.experts)) {
             const Case& k = models[model];
             if (k.rampup && world.size() / (l.tp * l.pp) > 4) continue;  // too few micro-batches in the first steps
             const std::string reference = dir + "/" + k.name, mine = what == "reference" ? reference : reference + "-mine";

@@ -136,11 +136,8 @@ TEST(StochasticRounding, PartsOfTensorsKnowTheirPlace) {
                     Part part = whole_model(c);
                     part.tp.rank = rank % tp;
                     part.tp.size = tp;
-                    Axis data;
-                    data.rank = rank / tp;
-                    data.size = dp;
                     const ParameterTable table(c, part, (size_t)dp * 64);
-                    const Shards shards(table, data, true, 1000);
+                    const Shards shards(table, make_mesh(tp * dp, rank, tp, 1, 1, 1), true, 1000);
                     size_t seen = 0, mine = 0;
                     for (const Bucket& b : shards.buckets)
                         for_each_rounding(table, b.mine, b.mine + b.n, 9, [&](size_t first, size_t n, const Rounding& r) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #if defined(BACKEND_CUDA) || defined(BACKEND_EMU)
@@ -260,11 +261,11 @@ TEST(Muon, ShardsAreWholeMatricesBalancedBySize) {
             std::vector<int> holders(table.size);
             std::vector<size_t> sizes;
             for (int rank = 0; rank < dp; rank++) {
-                const Shards shards(table, {dp, rank}, true, 700, true);
+                const Shards shards(table, make_mesh(dp, rank, 1, 1, 1, 1), true, 700, true);
                 EXPECT_FALSE(shards.in_order);  // matrices come last in memory, also on one rank
-                EXPECT_EQ(Shards(table, {dp, rank}, true, 700).in_order, dp == 1);
-                EXPECT_TRUE(Shards(table, {dp, rank}, false, 700).in_order);
-                EXPECT_FALSE(Shards(table, {dp, rank}, false, 700, true).in_order);
+                EXPECT_EQ(Shards(table, make_mesh(dp, rank, 1, 1, 1, 1), true, 700).in_order, dp == 1);
+                EXPECT_TRUE(Shards(table, make_mesh(dp, rank, 1, 1, 1, 1), false, 700).in_order);
+                EXPECT_FALSE(Shards(table, make_mesh(dp, rank, 1, 1, 1, 1), false, 700, true).in_order);
                 size_t end = 0, mine = 0;
                 for (const Bucket& b : shards.buckets) {
                     EXPECT_EQ(b.begin, end);
@@ -281,8 +282,49 @@ TEST(Muon, ShardsAreWholeMatricesBalancedBySize) {
             EXPECT_EQ(holders, std::vector<int>(table.size, 1));
             EXPECT_LE(*std::max_element(sizes.begin(), sizes.end()) - *std::min_element(sizes.begin(), sizes.end()), 2 * 480u);
             // AdamW's shards are equal.
-            for (int rank = 0; rank < dp; rank++) EXPECT_EQ(Shards(table, {dp, rank}, true, 700).size, table.size / (size_t)dp);
+            for (int rank = 0; rank < dp; rank++)
+                EXPECT_EQ(Shards(table, make_mesh(dp, rank, 1, 1, 1, 1), true, 700).size, table.size / (size_t)dp);
         }
+}
+
+// With expert parallelism every element of a tensor has one owner among the ranks that hold it, is counted once, and all ranks
+// have the same buckets.
+TEST(Muon, ShardsOfExperts) {
+    ModelConfig c = small_config();
+    c.L = 2;
+    c.mixture = {6, 2};
+    for (const bool whole : {false, true})
+        for (const bool zero : {false, true})
+            for (const auto& [dp, ep] : {std::pair(2, 2), {4, 2}, {6, 3}, {12, 2}}) {
+                std::vector<std::map<std::pair<std::string, size_t>, int>> held(2);  // counted, owned: of elements of the model
+                std::vector<size_t> ends;
+                for (int rank = 0; rank < dp; rank++) {
+                    const Mesh mesh = make_mesh(dp, rank, 1, 1, 1, ep);
+                    const ParameterTable table(c, part_of(c, mesh, {c.L}), (size_t)dp * 64);
+                    const Shards shards(table, mesh, zero, 700, whole);
+                    std::vector<size_t> mine;
+                    for (const Bucket& b : shards.buckets) mine.push_back(b.of_experts ? b.end + 1 : b.end);
+                    if (rank == 0) ends = mine;
+                    EXPECT_EQ(mine, ends);
+                    EXPECT_EQ(ends.back(), table.size);
+                    const auto count = [&](std::map<std::pair<std::string, size_t>, int>& of, size_t begin, size_t end) {
+                        for (const TensorSpec& t : table.rows)
+                            for (size_t i = std::max(begin, t.offset); i < std::min(end, t.offset + t.size()); i++) {
+                                const size_t at = i - t.offset, cols = (size_t)t.cols;
+                                of[{t.name, (size_t)t.whole_row((int)(at / cols)) * cols + at % cols}]++;
+                            }
+                    };
+                    for (const Range& r : shards.not_duplicated(table)) count(held[0], r.begin, r.end);
+                    for (const Bucket& b : shards.buckets) count(held[1], b.mine, b.mine + b.n);
+                }
+                size_t elements = 0;
+                for (const TensorSpec& t : ParameterTable(c).rows) elements += t.size();
+                EXPECT_EQ(held[0].size(), elements);
+                EXPECT_EQ(held[1].size(), elements);
+                for (const auto& [place, times] : held[0]) EXPECT_EQ(times, 1) << place.first;
+                for (const auto& [place, times] : held[1])
+                    EXPECT_EQ(times, zero ? 1 : place.first.find(".fc") != std::string::npos ? dp / ep : dp) << place.first;
+            }
 }
 
 // Over all tensor-parallel ranks, the parts of each matrix cover it exactly once.
@@ -301,7 +343,7 @@ TEST(Muon, PartsOfTensorParallelRanksMakeWholeMatrices) {
                 Part part = whole_model(c);
                 part.tp = {tp, rank};
                 const ParameterTable table(c, part, 64);
-                const auto all = Muon::matrices(c, table, Shards(table, {1, 0}, true, 1000, true), heads);
+                const auto all = Muon::matrices(c, table, Shards(table, {}, true, 1000, true), heads);
                 if (rank == 0) times.resize(all.size());
                 ASSERT_EQ(all.size(), times.size());
                 found = all.size();

@@ -68,7 +68,7 @@ std::vector<std::vector<char>> train(const Case& k) {
     params.upload();
     lower.upload();
     HostSide<real> grads(ctx, (real*)m.grads.data, m.table.size);
-    ParameterGatherer gatherer(ctx, m.ranks->dp, m.shards, true);
+    ParameterGatherer gatherer(ctx, *m.ranks, m.shards, true);
     for (int64_t step = 1; step <= 3; step++) {
         const std::vector<real> gradients = rng.normals<real>(m.table.size);
         std::copy(gradients.begin(), gradients.end(), grads.data());

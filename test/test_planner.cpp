@@ -233,7 +233,7 @@ TEST(Planner, CountsCommunicatorsOfNccl) {
     ModelConfig c = toy().c;
     c.NKV = 2;
     const auto count = [&](int ranks, int tp, int pp, bool generates = false) {
-        const NcclMemory n = nccl_memory(c, make_mesh(ranks, 0, tp, pp, 1), generates);
+        const NcclMemory n = nccl_memory(c, make_mesh(ranks, 0, tp, pp, 1, 1), generates);
         EXPECT_EQ(n.bytes(), n.groups * 864.0 * (1 << 20) + n.edges * 24.0 * (1 << 20));
         return std::make_pair(n.groups, n.edges);
     };
@@ -243,7 +243,7 @@ TEST(Planner, CountsCommunicatorsOfNccl) {
     EXPECT_EQ(count(8, 4, 1), std::make_pair(3, 0));  // and ranks that hold the same key/value heads
     EXPECT_EQ(count(8, 2, 2), std::make_pair(2, 2));  // forward and backward
     EXPECT_EQ(count(8, 1, 4, true), std::make_pair(2, 4));
-    EXPECT_EQ(nccl_memory(c, make_mesh(8, 0, 2, 2, 2), false).edges, 4);  // a ring
+    EXPECT_EQ(nccl_memory(c, make_mesh(8, 0, 2, 2, 2, 1), false).edges, 4);  // a ring
     c.tied = true;
     EXPECT_EQ(count(8, 1, 8), std::make_pair(1, 4));  // both ends of the pipeline
 }
@@ -340,6 +340,36 @@ TEST(Planner, TensorParallelTraffic) {
     const Plan alone = make_plan(in);
     EXPECT_EQ(alone.tensor.bytes + alone.pipeline.bytes + alone.data.bytes + alone.embedding.bytes, 0);
     EXPECT_EQ(alone.step_seconds, alone.pipeline_seconds + alone.update_seconds);
+}
+
+// The rows of 4 ranks are gathered and reduced 5 times per layer, 1 or 2 times more with recomputation. Experts' parameters are
+// divided by 4, and cross only the 2 ranks that have the same ones.
+TEST(Planner, ExpertParallelTraffic) {
+    PlanInput in = toy();
+    in.c.mixture.experts = 8;
+    in.c.mixture.topk = 2;
+    in.world = in.node_size = 8;
+    const Plan whole = make_plan(in);
+    EXPECT_EQ(whole.experts.messages, 0);
+    in.ep = 4;
+    const double rows = 3 * 2.0 * 64 * 192 * 2, experts = 8 * 8 * 3.0 * 192 * 516, layers = 8, micro_batches = 96 / 2 / 8;
+    for (const auto& [recompute, gathers] : {std::pair("none", 5), {"selective", 5}, {"mlp", 6}, {"full", 7}}) {
+        in.recompute = recompute;
+        const Plan p = make_plan(in);
+        EXPECT_EQ(p.experts.messages, micro_batches * layers * gathers);
+        EXPECT_EQ(p.experts.bytes, (double)p.experts.messages * rows);
+    }
+    in.recompute = "none";
+    const Plan p = make_plan(in);
+    expect_within(whole.stages[0].parameters - p.stages[0].parameters, experts * 3 / 4, 1e-3);
+    const double others = whole.stages[0].parameters - experts;
+    expect_within(p.data.bytes, (4 + 2) * (others * 7 / 8 + experts / 4 / 2), 1e-3);
+    expect_within(p.pipeline_seconds - whole.pipeline_seconds, p.experts.seconds, 1e-6);
+    in.ep = 3;
+    expect_error([&] { make_plan(in); }, {"expert-model-parallel-size 3", "8 data-parallel ranks"});
+    in.ep = 8;
+    in.c.mixture.experts = 4;
+    expect_error([&] { make_plan(in); }, {"expert-model-parallel-size 8", "4 experts"});
 }
 
 TEST(Planner, PipelineTraffic) {

@@ -275,7 +275,7 @@ void read_parameters(const std::string& dir, const ModelConfig& c, const Paramet
         const TensorSpec& dense = named[in_files.rows.size()];
         if (dense.name != t.name) continue;  // a router
         t.hf = dense.hf;
-        for (int e = dense.experts; e < t.experts; e++)
+        for (int e = 1; e < t.whole_rows / dense.whole_rows; e++)
             for (HfTensor copy : dense.hf) {
                 copy.row += e * dense.whole_rows;
                 t.hf.push_back(copy);

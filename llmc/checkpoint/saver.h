@@ -293,8 +293,7 @@ private:
         files.create(*written_);
         const Shards whole(table, {}, false, table.size);
         virtual_tokens_.resize(table.size);
-        write_parts(files, table, whole, whole.not_duplicated(table, {}), *written_,
-                    [&](size_t i) { return virtual_tokens_[i]; });
+        write_parts(files, table, whole, whole.not_duplicated(table), *written_, [&](size_t i) { return virtual_tokens_[i]; });
     }
     // In parallel if training leaves the cores idle; on a CPU one after another.
     static void run_all(const std::vector<std::function<void()>>& parts) {

@@ -96,7 +96,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
             read_tensors(weights_path(found.adapter, c), c, adapters, low_rank.data());
             merge_adapters(c, model, weights.data(), low_rank.data());
             const Shards whole(model, {}, false, model.size);
-            const std::vector<Range> all = whole.not_duplicated(model, {});
+            const std::vector<Range> all = whole.not_duplicated(model);
             if (finer) write_parts(files, model, whole, all, written, [&](size_t i) { return weights[i]; });
             else write_parts(files, model, whole, all, written, [&](size_t i) { return (floatX)weights[i]; });
         }

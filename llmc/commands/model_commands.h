@@ -32,7 +32,7 @@ inline void tune(World& world, const TuneOptions& given) {
     Run run = {world, o, make_ctx(world, o.threads, true)};
     if (o.inference)
         return tune_inference(run, o, [](const TrainOptions& p, const ModelConfig& c, int n, int stage, int texts, int T) {
-            const Mesh mesh = make_mesh(n, 0, layout_of(p).tp, layout_of(p).pp, 1);
+            const Mesh mesh = make_mesh(n, 0, layout_of(p));
             Model m(c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(p), c), layers_of_stages(p, c, mesh));
             plan_memory(m, Recompute::inference, ceil_div(texts, T), T, 1, {texts, c.virtual_tokens.count + T});
             return (double)m.arena.bytes();
@@ -72,10 +72,10 @@ inline std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
 // The same for generating `texts` sequences of up to T tokens at a time; any_length: the cache takes sequences as long as the
 // model's context. Refuses more ranks than one copy of the model needs.
 inline std::unique_ptr<Model> load_for_generation(InferenceRun& run, int texts, int T, bool any_length = false) {
-    const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp);
+    const int ranks = run.world.size(), copies = ranks / (run.layout.tp * run.layout.pp * run.layout.ep);
     if (copies > 1 && ranks % copies == 0)
         fail_usage("%d ranks have %d copies of the model, but generation uses one; HINT: --tp %d, or --pp", ranks, copies,
-                   ranks);
+                   ranks / run.layout.ep);
     return load_weights(run, ceil_div(texts, T), T, 1, {texts, any_length ? 0 : run.c.virtual_tokens.count + T});
 }
 
@@ -92,7 +92,7 @@ inline void measure_batches(InferenceRun& run, const std::vector<int>& prompt, i
 
 inline void generate_on_ranks(World& world, const GenerateOptions& o) {
     InferenceRun run(world, o.threads);
-    open_model(run, o, true, o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
+    open_model(run, o, true, layout_of_inference(o));
     const Prompts prompts = read_prompts(run, o);
     const int T = std::min(run.c.room(), prompts.longest() + o.max_new_tokens);
     if (o.measure_batches) return measure_batches(run, prompts.all[0].tokens, T, o);
@@ -128,7 +128,7 @@ inline void evaluate_model(World& world, const EvalOptions& o) {
     check_options_of_eval(o, world.size());
     const std::vector<TaskFile> tasks = read_tasks(o);
     InferenceRun run(world, o.threads);
-    open_model(run, o, !tasks.empty() || !o.text.empty(), o.tensor_model_parallel_size, o.pipeline_model_parallel_size);
+    open_model(run, o, !tasks.empty() || !o.text.empty(), layout_of_inference(o));
     const Tokenizer* tokenizer = run.tokenizer.get();
     const std::vector<int> text = o.text.empty() ? std::vector<int>() : text_to_evaluate(o, *tokenizer);
     const int most = o.seq_length ? o.seq_length : run.c.room();

@@ -188,26 +188,18 @@ inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const float
 #endif
 }
 
-inline void route(Ctx&, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
-    const int B = shape.B, E = shape.E, K = shape.K, choices = shape.T * K;  // of a sequence
-    detail::for_rows_of_scores(shape, [&](size_t n, real* scores) {
-        const real* const logits = r.logits + n * E;
-        int* const chosen = r.experts + n * K;
-        if (!rule.bias) detail::choose_largest(chosen, K, logits, E);
-        detail::set_scores(scores, logits, E, rule.sigmoid);
-        if (rule.bias) {
-            std::vector<real> keys(scores, scores + E);
-            for (int e = 0; e < E; e++) keys[(size_t)e] += rule.bias[e];
-            detail::choose_largest(chosen, K, keys.data(), E);
-        }
-        const real factor = rule.scale / detail::chosen_sum(scores, chosen, K, rule);
-        for (int k = 0; k < K; k++) r.weights[n * K + k] = factor * scores[chosen[k]];
-    });
-    // The counting sort: each sequence counts its choices, and then has its own range of each expert's slots.
+// A counting sort: each sequence counts its choices, and then has its own range of each expert's slots.
+inline void sort_choices(Ctx&, const Routing& r, const MixtureShape& shape, int first_expert) {
+    const int B = shape.B, E = shape.E, choices = shape.T * shape.K;  // of a sequence
+    const auto expert_of = [&](int choice) {
+        const int e = r.experts[choice] - first_expert;
+        return e >= 0 && e < E ? e : -1;
+    };
     parallel_for(B, [&](int b) {
         int* const counts = r.counts + (size_t)b * E;
         std::fill_n(counts, E, 0);
-        for (int i = b * choices; i < (b + 1) * choices; i++) counts[r.experts[i]]++;
+        for (int i = b * choices; i < (b + 1) * choices; i++)
+            if (const int e = expert_of(i); e >= 0) counts[e]++;
     });
     std::vector<int> first((size_t)B * E);
     int slot = 0;
@@ -222,10 +214,29 @@ inline void route(Ctx&, const Routing& r, const MixtureShape& shape, const Route
     parallel_for(B, [&](int b) {
         int* const next = first.data() + (size_t)b * E;
         for (int i = b * choices; i < (b + 1) * choices; i++) {
-            r.slots[i] = next[r.experts[i]]++;
-            r.choices[r.slots[i]] = i;
+            const int e = expert_of(i);
+            r.slots[i] = e < 0 ? -1 : next[e]++;
+            if (e >= 0) r.choices[r.slots[i]] = i;
         }
     });
+}
+
+inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
+    const int E = shape.E, K = shape.K;
+    detail::for_rows_of_scores(shape, [&](size_t n, real* scores) {
+        const real* const logits = r.logits + n * E;
+        int* const chosen = r.experts + n * K;
+        if (!rule.bias) detail::choose_largest(chosen, K, logits, E);
+        detail::set_scores(scores, logits, E, rule.sigmoid);
+        if (rule.bias) {
+            std::vector<real> keys(scores, scores + E);
+            for (int e = 0; e < E; e++) keys[(size_t)e] += rule.bias[e];
+            detail::choose_largest(chosen, K, keys.data(), E);
+        }
+        const real factor = rule.scale / detail::chosen_sum(scores, chosen, K, rule);
+        for (int k = 0; k < K; k++) r.weights[n * K + k] = factor * scores[chosen[k]];
+    });
+    sort_choices(ctx, r, shape, 0);
 }
 
 inline void router_backward(Ctx&, real* dlogits, const real* dweights, const Routing& r, const MixtureShape& shape,
@@ -535,7 +546,8 @@ inline void expert_combine(Ctx&, floatX* out, const floatX* inp, const Routing& 
         const int* const slots = r.slots + (size_t)n * K;
         for_vectors(C, [=](int c, auto there) {
             floats sum{};
-            for (int k = 0; k < K; k++) sum += load(inp + (size_t)slots[k] * C + c, there);
+            for (int k = 0; k < K; k++)
+                if (slots[k] >= 0) sum += load(inp + (size_t)slots[k] * C + c, there);
             store(out + (size_t)n * C + c, sum, there);
         });
     });

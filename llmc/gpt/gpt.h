@@ -44,10 +44,12 @@ inline PipelineLinks pipeline_links(be::Ctx& ctx, Model& m) {
 }
 
 // The forward pass of micro-batch i through this rank's chunks; then last(pass) on the ranks that have the model's last chunk.
+// own_rows: expert-parallel ranks have different ones.
 template <class Last>
-void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Batch& batch, int i, Last last) {
+void forward_only(be::Ctx& ctx, Model& m, PipelineLinks& links, const Batch& batch, bool own_rows, int i, Last last) {
     for (int chunk = 0; chunk < m.ranks->mesh.vpp; chunk++) {
         const Pass pass = upload(ctx, m, batch, m.a.micro_batch(chunk, i));
+        pass.in.own_rows = own_rows;
         links.receive_input(pass.in.x[0], pass.stream_size(), chunk, i);
         model_forward(pass);
         links.send_output(pass.in.out(), pass.stream_size(), chunk, i);

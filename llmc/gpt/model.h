@@ -40,7 +40,8 @@ struct SharedExpertActivations {
 };
 // Activations of the MLP. In a mixture of experts, each row of fc1 and act is a slot: N K rows.
 struct MlpActivations {
-    Routing routing;  // of a mixture
+    Routing routing;     // of a mixture
+    Routing dispatched;  // with expert parallelism: of the rows that this rank's experts process; without logits
     SharedExpertActivations shared;
     floatX* fc1;       // (N, F1l)
     LinearInput act;   // (N, Fl) input of fc2
@@ -98,6 +99,7 @@ struct MicroBatch {
     Acc gradients = Acc::Add;        // Set in a step's first micro-batch, for products whose gradient is not cleared
     uint64_t rounding_key = 0;       // of its contribution to bf16 gradients
     bool drops = false;              // apply dropout
+    bool own_rows = false;           // expert-parallel ranks have different rows; else all have the same
     uint64_t seed = 0;               // of the run, for dropout
     int64_t sample = 0;              // index of its first sample in the run, for dropout
 
@@ -133,11 +135,13 @@ struct Activations {
     floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
     floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
     // In models with mixtures, whose dact and dfc1 are (N K, Fl), (N K, F1l) and different:
-    floatX* expert_rows;       // (N K, C) outputs of all experts; gradients of their inputs
-    floatX* dshared_fc1;       // (N, F1l) of the shared expert
-    real* dshared_gate;        // (N) of its gate's logits
-    real *dlogits, *drouting;  // (N, E), (N, K) gradients of the router's logits and weights
-    double* router_sums;       // (blocks, 2 + E) since the last clear: router_sums of each block
+    floatX* expert_rows;        // (N K, C) outputs of all experts; gradients of their inputs
+    floatX* dshared_fc1;        // (N, F1l) of the shared expert
+    real* dshared_gate;         // (N) of its gate's logits
+    real *dlogits, *drouting;   // (N, E), (N, K) gradients of the router's logits and weights
+    floatX* dispatched_rows;    // (ep, N, C) rows of all ranks for this rank's experts, and sums over these; with ep > 1
+    real* dispatched_drouting;  // (ep, N, K)
+    double* router_sums;        // (blocks, 2 + E) since the last clear: router_sums of each block
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
         std::vector<MicroBatch>& in_flight = micro_batches[chunk];
@@ -229,6 +233,8 @@ struct Model : TrainingMemory {
     Recompute recompute_of(int i) const {
         return i < recomputed || recompute == Recompute::inference ? recompute : recompute_others;
     }
+    // Expert-parallel ranks whose rows are gathered.
+    int dispatching_ranks() const { return recompute == Recompute::inference ? 1 : ranks->mesh.ep.size; }
     AttentionShape attention(int B, int T) const {
         const double scale = c.attention_scale ? c.attention_scale : 1.0 / std::sqrt((double)c.HS());
         return {B, T, local.NHl, local.NKVl, c.HS(), (real)scale, (real)c.attention_softcap, {}, c.NH};

@@ -25,8 +25,12 @@ inline size_t planned_rows(const Model& m, size_t N) {
 
 // Numbers of each block in router_sums.
 inline size_t router_sums_of_block(const ModelConfig& c) { return 2 + (size_t)c.mixture.experts; }
-// Slots of a mixture for N rows.
-inline size_t mixture_slots(const ModelConfig& c, size_t N) { return N * (size_t)(c.mixture.on() ? c.mixture.topk : 0); }
+// The largest mixture of N rows on this rank: rows, of all ranks whose rows are gathered, and experts.
+inline MixtureShape largest_mixture(const Model& m, size_t N) {
+    return {1, (int)N * m.dispatching_ranks(), m.c.mixture.experts / m.ranks->mesh.ep.size, m.c.mixture.topk};
+}
+// Slots of a mixture for N rows. In the worst case all rows choose this rank's experts.
+inline size_t mixture_slots(const Model& m, size_t N) { return m.c.mixture.on() ? (size_t)largest_mixture(m, N).slots() : 0; }
 
 // Elements of the activations of a layer's MLP, whose kind this is, for N rows on this rank; or the largest of several layers.
 struct MlpSizes {
@@ -36,7 +40,7 @@ struct MlpSizes {
 };
 inline MlpSizes mlp_sizes(const Model& m, size_t N, bool mixture) {
     const int F = (mixture ? m.c.expert_width() : m.c.F) / m.local.tp_size;
-    const size_t rows = mixture ? mixture_slots(m.c, N) : N;
+    const size_t rows = mixture ? mixture_slots(m, N) : N;
     const int shared = mixture ? m.c.mixture.shared / m.local.tp_size : 0;
     return {mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F, N * (size_t)m.c.F1(shared), N * (size_t)shared};
 }
@@ -53,20 +57,20 @@ inline MlpSizes largest_mlp(const Model& m, size_t N) {
 template <class Visit, class... S>
 inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&... s) {
     const size_t N = (size_t)m.a.B * m.a.T, Nl = planned_rows(m, N), C = (size_t)m.c.C;
-    const size_t slots = mixture_slots(m.c, N), experts = (size_t)m.c.mixture.experts;
+    const size_t experts = (size_t)m.c.mixture.experts;
     const Kept of_norm = m.c.norm_before() ? Kept::unless_selective : Kept::elsewhere;
     const auto statistics = [&](auto&... stats) {
         visit(Nl, Kept::unless_full, stats.mean...);
         visit(Nl, Kept::unless_full, stats.rstd...);
     };
-    const auto routing = [&](size_t E, size_t choices, auto&... r) {
-        visit(N * E, Kept::unless_full, r.logits...);
+    const auto routing = [&](size_t ranks, size_t E, size_t K, auto&... r) {
+        const size_t choices = ranks * N * K;
         visit(choices, Kept::unless_full, r.experts...);
         visit(choices, Kept::unless_full, r.weights...);
         visit(choices, Kept::unless_full, r.slots...);
         visit(choices, Kept::unless_full, r.choices...);
         visit(E + 1, Kept::unless_full, r.offsets...);
-        visit((size_t)m.a.B * E, Kept::unless_full, r.counts...);
+        visit(ranks * (size_t)m.a.B * E, Kept::unless_full, r.counts...);
     };
     visit(Nl * C, of_norm, s.norm1...);
     visit(N * m.local.QKVl, Kept::unless_full, s.qkv...);
@@ -78,9 +82,17 @@ inline void for_each_tensor(const Model& m, const MlpSizes& mlp, Visit visit, S&
     visit(N * m.local.NHl * m.c.HS(), Kept::unless_full, s.att...);
     visit(Nl * C, m.c.parallel() ? Kept::never : Kept::unless_full, s.mid...);
     visit(Nl * C, of_norm, s.norm2...);
-    if (mlp.mixture) routing(experts, slots, s.mlp.routing...);
+    if (mlp.mixture) {
+        const size_t topk = (size_t)m.c.mixture.topk, ep = (size_t)m.ranks->mesh.ep.size;
+        visit(N * experts, Kept::unless_full, s.mlp.routing.logits...);
+        routing(1, experts, topk, s.mlp.routing...);
+        if (ep > 1) routing((size_t)m.dispatching_ranks(), experts / ep, topk, s.mlp.dispatched...);
+    }
     if (mlp.shared_fc1) {
-        if (m.c.mixture.shared_gate) routing(1, N, s.mlp.shared.gate...);
+        if (m.c.mixture.shared_gate) {
+            visit(N, Kept::unless_full, s.mlp.shared.gate.logits...);
+            routing(1, 1, 1, s.mlp.shared.gate...);
+        }
         visit(mlp.shared_fc1, Kept::unless_mlp, s.mlp.shared.fc1...);
         visit(mlp.shared_act, Kept::unless_selective, s.mlp.shared.act...);
     }
@@ -140,7 +152,7 @@ inline void plan_adapters(Model& m) {
     if (!m.c.lora.on()) return;
     const size_t widest = (size_t)std::max({m.c.C, m.local.QKVl, m.local.NHl * m.c.HS(), m.c.F1() / m.local.tp_size});
     const size_t N = (size_t)m.a.B * m.a.T;
-    m.lora.plan(m.arena, m.c, m.table.part, N, mixture_slots(m.c, N), widest, m.recompute != Recompute::inference);
+    m.lora.plan(m.arena, m.c, m.table.part, N, mixture_slots(m, N), widest, m.recompute != Recompute::inference);
     for (LoraLayer& adapters : m.lora.layers) m.blocks[(size_t)adapters.block][adapters.matrix].lora = &adapters;
 }
 
@@ -206,7 +218,8 @@ inline void plan_activations(Model& m, bool fp8) {
     };
     for_each_tensor(m, largest_mlp(m, N), plan_shared, m.a.shared);
     arena.add(shared, &m.a.branch_out, Nl * C);
-    if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mixture_slots(m.c, N) * C);
+    if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mixture_slots(m, N) * C);
+    if (m.dispatching_ranks() > 1) arena.add(shared, &m.a.dispatched_rows, (size_t)m.dispatching_ranks() * N * C);
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
     m.a.all_rows = m.a.all_inputs = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
@@ -254,7 +267,9 @@ inline void plan_activation_gradients(Model& m) {
     m.arena.add(purpose, &m.a.dqkv, std::max(mlp.fc1, N * m.local.QKVl));
     if (mixture.on()) {
         m.arena.add(purpose, &m.a.dlogits, N * (size_t)mixture.experts);
-        m.arena.add(purpose, &m.a.drouting, mixture_slots(m.c, N));
+        const size_t choices = N * (size_t)mixture.topk;
+        m.arena.add(purpose, &m.a.drouting, choices);
+        if (m.dispatching_ranks() > 1) m.arena.add(purpose, &m.a.dispatched_drouting, (size_t)m.dispatching_ranks() * choices);
         if (mlp.shared_fc1) m.arena.add(purpose, &m.a.dshared_fc1, mlp.shared_fc1);
         if (mixture.shared_gate) m.arena.add(purpose, &m.a.dshared_gate, N);
         m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c));

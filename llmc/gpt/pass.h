@@ -53,6 +53,16 @@ struct Pass {
         const bool planned = in.B <= m.a.B;
         return {planned ? in.B : 1, planned ? in.T : N(), m.c.mixture.experts, m.c.mixture.topk};
     }
+    // True if this rank's experts process rows of several ranks (expert_parallel.h).
+    bool dispatches() const { return in.own_rows && m.ranks->mesh.ep.size > 1; }
+    // The rows and the experts of this rank's products.
+    MixtureShape experts() const {
+        const int ep = m.ranks->mesh.ep.size;
+        MixtureShape shape = mixture();
+        shape.E /= ep;
+        if (dispatches()) shape.B *= ep;
+        return shape;
+    }
     AttentionShape attention(int block) const {
         AttentionShape shape = m.attention(in.B, in.T);
         const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;
@@ -90,7 +100,8 @@ struct Pass {
 };
 
 // Uploads a batch into the micro-batch `to` and returns its pass. Prepends the model's virtual tokens to sequences that start
-// in the batch. Skips parts that the batch lacks. Defaults that callers may change: no dropout, no cache, gradients are added.
+// in the batch. Skips parts that the batch lacks. Defaults that callers may change: no dropout, no cache, gradients are added,
+// all expert-parallel ranks have the same rows.
 inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     const bool begins = given.begins && m.c.virtual_tokens.on();
     const Batch with_virtual_tokens = begins ? given.behind(m.c.virtual_tokens.count) : Batch();
@@ -111,6 +122,7 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     to.cache = nullptr;
     to.gradients = Acc::Add;
     to.drops = false;
+    to.own_rows = false;
     const Pass pass = {ctx, m, to};
     CHECK((size_t)pass.local_rows() <= planned_rows(m, (size_t)m.a.B * m.a.T), "%d x %d rows", to.B, to.T);
     return pass;

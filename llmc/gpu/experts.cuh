@@ -195,12 +195,17 @@ constexpr int choices_part = 1024, choices_threads = 256;
 
 // Block (parts of a sequence, B). Without `places`, sets counts (B, parts, E): the number of each part's choices of each
 // expert. With `places`, counts are the first slots of each part's choices of each expert; sets slots and choices.
+// Experts are numbered from first_expert on; choices of others get no slot.
 template <bool places>
-__global__ void __launch_bounds__(choices_threads) sort_choices_kernel(int* counts, Routing r, MixtureShape shape) {
+__global__ void __launch_bounds__(choices_threads)
+    sort_choices_kernel(int* counts, Routing r, MixtureShape shape, int first_expert) {
     __shared__ int experts[choices_part];
     const int of_sequence = shape.T * shape.K, part = blockIdx.x * choices_part, n = min(choices_part, of_sequence - part);
     const int first = blockIdx.y * of_sequence + part;
-    for (int i = threadIdx.x; i < n; i += choices_threads) experts[i] = r.experts[first + i];
+    for (int i = threadIdx.x; i < n; i += choices_threads) {
+        const int e = experts[i] = r.experts[first + i] - first_expert;
+        if (places && (e < 0 || e >= shape.E)) r.slots[first + i] = -1;
+    }
     __syncthreads();
     counts += ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * shape.E;
     for (int e = threadIdx.x; e < shape.E; e += choices_threads) {
@@ -349,6 +354,7 @@ __global__ void __launch_bounds__(expert_threads)
         float sum[size] = {};
 #pragma unroll 4
         for (int k = 0; k < K; k++) {
+            if (slots[k] < 0) continue;
             const Pack<floatX> x = load_part<packed>(inp + (size_t)slots[k] * C, c, C);
 #pragma unroll
             for (int j = 0; j < size; j++) sum[j] += (float)x[j];
@@ -420,16 +426,21 @@ inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const float
     if (bias) LAUNCH(detail::add_bias_kernel, (unsigned)ceil_div(n, 256), 256, 0, ctx, logits, bias, n, shape.E);
 }
 
-inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
-    CHECK(shape.K <= shape.E, "%d choices of %d experts", shape.K, shape.E);
-    const int N = shape.N(), parts = ceil_div(shape.T * shape.K, detail::choices_part);
+inline void sort_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, int first_expert) {
+    const int parts = ceil_div(shape.T * shape.K, detail::choices_part);
     int* counts = (int*)ctx.scratch(sizeof(int) * (size_t)shape.B * parts * shape.E);
     const dim3 grid(parts, shape.B);
+    LAUNCH(detail::sort_choices_kernel<false>, grid, detail::choices_threads, 0, ctx, counts, r, shape, first_expert);
+    LAUNCH(detail::scan_choices_kernel, 1, 1024, 0, ctx, counts, r, shape.B, parts, shape.E);
+    LAUNCH(detail::sort_choices_kernel<true>, grid, detail::choices_threads, 0, ctx, counts, r, shape, first_expert);
+}
+
+inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
+    CHECK(shape.K <= shape.E, "%d choices of %d experts", shape.K, shape.E);
+    const int N = shape.N();
     LAUNCH(detail::choose_experts_kernel, ceil_div(N, detail::router_warps), 32 * detail::router_warps, 0, ctx, r, N, shape.E,
            shape.K, rule);
-    LAUNCH(detail::sort_choices_kernel<false>, grid, detail::choices_threads, 0, ctx, counts, r, shape);
-    LAUNCH(detail::scan_choices_kernel, 1, 1024, 0, ctx, counts, r, shape.B, parts, shape.E);
-    LAUNCH(detail::sort_choices_kernel<true>, grid, detail::choices_threads, 0, ctx, counts, r, shape);
+    sort_choices(ctx, r, shape, 0);
 }
 
 inline void router_backward(Ctx& ctx, real* dlogits, const real* dweights, const Routing& r, const MixtureShape& shape,

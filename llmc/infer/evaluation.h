@@ -79,18 +79,18 @@ inline ScoringPass make_scoring_pass(const std::vector<Request>& requests, const
 }
 
 // Log-likelihoods of continuations, longest sequences first, as many per pass as fit in B x T tokens. Requests are divided
-// among data-parallel ranks; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
+// among copies of the model; all ranks get all scores. run(pass, scores) computes a pass and, on ranks with the head, adds the
 // scores of its rows. All ranks call stop before each pass, equally often; if it returns true, there are no scores.
 template <class Run, class Stop>
 std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int T, int virtual_tokens,
                                                  const std::vector<Request>& requests, Progress* progress, Run run, Stop stop) {
     const Mesh& mesh = ranks.mesh;
-    const size_t replicas = (size_t)mesh.dp.size;
+    const size_t replicas = (size_t)mesh.edp.size;
     std::vector<size_t> by_length(requests.size()), order;
     std::iota(by_length.begin(), by_length.end(), 0);
     std::stable_sort(by_length.begin(), by_length.end(),
                      [&](size_t a, size_t b) { return requests[a].n_inputs() > requests[b].n_inputs(); });
-    for (size_t i = (size_t)mesh.dp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
+    for (size_t i = (size_t)mesh.edp.rank; i < by_length.size(); i += replicas) order.push_back(by_length[i]);
     const int multiple = ranks.sequence_parallel ? mesh.tp.size : 1;
     std::vector<ScoringPass> passes;
     for (size_t first = 0; first < order.size(); first += (size_t)passes.back().batch.B)
@@ -107,14 +107,14 @@ std::optional<std::vector<Score>> score_requests(const Ranks& ranks, int B, int 
         if (i >= passes.size()) continue;
         run(passes[i], scores);
         done += passes[i].inputs;
-        if (progress) progress->update(done * mesh.dp.size);
+        if (progress) progress->update(done * mesh.edp.size);
     }
     if (mesh.world.size == 1) return scores;
     // Each request's score is known to the last stage of the replica that computed it.
     std::vector<Score> all(scores.size() * (size_t)mesh.world.size);
     ranks.world->all_gather(scores.data(), scores.size() * sizeof(Score), all.data());
     for (size_t i = 0; i < by_length.size(); i++) {
-        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % replicas), 0);
+        const int owner = mesh.rank_of(mesh.pp.size - 1, (int)(i % replicas) * mesh.ep.size, 0);
         scores[by_length[i]] = all[(size_t)owner * scores.size() + by_length[i]];
     }
     return scores;

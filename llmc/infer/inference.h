@@ -45,17 +45,25 @@ struct InferenceRun : AdaptedModel {
     InferenceRun(World& w, int threads) : world(w), ctx(make_ctx(w, threads)) {}
     bool main_rank() const { return world.rank() == 0; }  // prints; the others hold their parts of the model
 };
+// Of generate and eval.
+template <class Options>
+RankLayout layout_of_inference(const Options& o) {
+    RankLayout layout;
+    layout.tp = o.tensor_model_parallel_size;
+    layout.pp = o.pipeline_model_parallel_size;
+    layout.ep = o.expert_model_parallel_size;
+    return layout;
+}
 // Reads the model's configuration. Rejects unsupported models.
 template <class Options>
-void open_model(InferenceRun& run, const Options& o, bool needs_tokenizer, int tp = 1, int pp = 1) {
+void open_model(InferenceRun& run, const Options& o, bool needs_tokenizer, const RankLayout& layout = {}) {
     run.ctx.plain = o.plain;
     choose_matrix_unit(run.world, run.ctx, o.matrix_unit, {});
     static_cast<AdaptedModel&>(run) = find_model(run.world, o);
     check_backend_takes(run.c);
     run.tokenizer = tokenizer_of_model(run.dir, run.c.V, needs_tokenizer, run.main_rank());
-    run.layout.tp = tp;
-    run.layout.pp = pp;
-    pad_vocabulary(run.c, 16 * tp);
+    run.layout = layout;
+    pad_vocabulary(run.c, 16 * layout.tp);
 }
 
 struct Prompt {

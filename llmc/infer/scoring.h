@@ -75,7 +75,7 @@ inline std::optional<std::vector<Score>> score_requests(be::Ctx& ctx, Model& m, 
     PipelineLinks links = pipeline_links(ctx, m);
     int i = 0;
     const auto run = [&](const ScoringPass& scored, std::vector<Score>& scores) {
-        forward_only(ctx, m, links, scored.batch, i++, [&](const Pass& pass) { score_rows(pass, scored.rows, scores); });
+        forward_only(ctx, m, links, scored.batch, false, i++, [&](const Pass& pass) { score_rows(pass, scored.rows, scores); });
     };
     return score_requests(*m.ranks, m.a.B, m.a.T, m.c.virtual_tokens.count, requests, progress, run, stop);
 }

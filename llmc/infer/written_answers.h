@@ -30,21 +30,21 @@ inline std::vector<std::string> unpacked_texts(const std::string& all) {
 }
 }  // namespace detail
 
-// One answer for each prompt of `all`; data-parallel ranks process every n-th; the same result on all ranks. generator: as for
-// a Decoder. ends: tokens that end a text. progress counts answers, and may be null. All ranks call stop before each step of
-// the decoder, equally often; if it returns true, there are no answers.
+// One answer for each prompt of `all`; each copy of the model processes every n-th; the same result on all ranks. generator: as
+// for a Decoder. ends: tokens that end a text. progress counts answers, and may be null. All ranks call stop before each step
+// of the decoder, equally often; if it returns true, there are no answers.
 template <class Generator, class Stop>
 std::optional<std::vector<std::string>> generate_answers(const Ranks& ranks, Generator& generator, const Tokenizer& tokenizer,
                                                          const std::vector<int>& ends, const Task& task,
                                                          const TaskRequests& all, Progress* progress, Stop stop) {
     const Mesh& mesh = ranks.mesh;
-    const size_t n = all.requests.size(), replicas = (size_t)mesh.dp.size;
+    const size_t n = all.requests.size(), replicas = (size_t)mesh.edp.size;
     std::vector<std::string> mine;
-    for (size_t i = (size_t)mesh.dp.rank; i < n; i += replicas) mine.emplace_back();
+    for (size_t i = (size_t)mesh.edp.rank; i < n; i += replicas) mine.emplace_back();
     Decoder<Generator> decoder(generator);
     int64_t done = 0;
     for (size_t k = 0; k < mine.size(); k++) {
-        const size_t i = (size_t)mesh.dp.rank + k * replicas;
+        const size_t i = (size_t)mesh.edp.rank + k * replicas;
         const TaskExample& e = task.examples[all.examples[i]];
         const auto text = std::make_shared<StoppingText>(e.stops);
         TextRequest r;
@@ -72,7 +72,7 @@ std::optional<std::vector<std::string>> generate_answers(const Ranks& ranks, Gen
     const std::vector<std::string> parts = ranks.world->all_gather(detail::packed_texts(mine));
     std::vector<std::string> answers(n);
     for (size_t replica = 0; replica < replicas; replica++) {
-        const auto texts = detail::unpacked_texts(parts[(size_t)mesh.rank_of(0, (int)replica, 0)]);
+        const auto texts = detail::unpacked_texts(parts[(size_t)mesh.rank_of(0, (int)replica * mesh.ep.size, 0)]);
         for (size_t k = 0; k < texts.size(); k++) answers[replica + k * replicas] = texts[k];
     }
     return answers;

@@ -2,6 +2,8 @@
 // pipeline:  rank = (pp * DP + dp) * TP + tp.
 //   tp   shards each matrix: a rank holds some heads, some feed-forward columns, a part of the vocabulary
 //   dp   each rank processes its own samples; with ZeRO-1 it holds a shard of the optimizer's state
+//   ep   part of data parallelism: ep consecutive dp ranks hold different experts of a mixture, and send each other the rows of
+//        their samples (gpt/expert_parallel.h); edp ranks hold the same ones:  dp = edp * EP + ep
 //   pp   each rank holds a stage: some of the layers; with vpp > 1 several chunks of them, assigned round-robin
 // Sequence parallelism splits the activations between the matrices (norms and residual stream) by rows over the tp ranks. Part
 // and LocalSizes describe the part of the model on a rank.
@@ -20,6 +22,7 @@ struct Axis {
 
 struct Mesh {
     Axis world, tp, dp, pp;
+    Axis ep, edp;  // of dp
     int vpp = 1;
 
     int rank_of(int pp_rank, int dp_rank, int tp_rank) const { return (pp_rank * dp.size + dp_rank) * tp.size + tp_rank; }
@@ -33,9 +36,15 @@ struct Mesh {
     std::vector<int> pp_ranks() const {
         return along(pp, [&](int i) { return rank_of(i, dp.rank, tp.rank); });
     }
+    std::vector<int> ep_ranks() const {
+        return along(ep, [&](int i) { return rank_of(pp.rank, edp.rank * ep.size + i, tp.rank); });
+    }
+    std::vector<int> edp_ranks() const {
+        return along(edp, [&](int i) { return rank_of(pp.rank, i * ep.size + ep.rank, tp.rank); });
+    }
     std::string text() const {
-        return format("%d rank%s = tensor %d x data %d x pipeline %d", world.size, world.size == 1 ? "" : "s", tp.size, dp.size,
-                      pp.size) +
+        return format("%d rank%s = tensor %d x data %d%s x pipeline %d", world.size, world.size == 1 ? "" : "s", tp.size,
+                      dp.size, ep.size > 1 ? format(" (expert %d)", ep.size).c_str() : "", pp.size) +
                (vpp > 1 ? format(" (%d chunks each)", vpp) : "");
     }
 
@@ -49,7 +58,7 @@ private:
 };
 
 // Makes the mesh; fails if the sizes do not fit the number of ranks, and shows the arithmetic.
-inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
+inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep) {
     if (const int model = tp * pp, below = world / model * model; below != world)
         fail_usage(
             "%d rank%s cannot be divided by tensor-model-parallel-size %d x pipeline-model-parallel-size %d = %d; HINT: %s",
@@ -58,11 +67,17 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp) {
                        : format("%s%d ranks, or sizes whose product divides %d", below ? format("%d or ", below).c_str() : "",
                                 below + model, world)
                              .c_str());
+    const int dp = world / (tp * pp);
+    if (dp % ep)
+        fail_usage("expert-model-parallel-size %d does not divide the %d data-parallel rank%s; HINT: choose a divisor of %d",
+                   ep, dp, dp == 1 ? "" : "s", dp);
     Mesh mesh;
     mesh.world = {world, rank};
     mesh.vpp = vpp;
     mesh.tp = {tp, rank % tp};
-    mesh.dp = {world / (tp * pp), rank / tp % (world / (tp * pp))};
+    mesh.dp = {dp, rank / tp % dp};
+    mesh.ep = {ep, mesh.dp.rank % ep};
+    mesh.edp = {dp / ep, mesh.dp.rank / ep};
     mesh.pp = {pp, rank / (world / pp)};
     return mesh;
 }
@@ -92,9 +107,25 @@ inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_pa
             (long long)rows, tp);
 }
 
+// Rejects a model whose experts cannot be spread over `ep` ranks.
+inline void check_expert_parallel(const ModelConfig& c, int ep) {
+    if (ep == 1) return;
+    if (!c.mixture.on())
+        fail_usage("--expert-model-parallel-size %d requires --num-experts, a mixture of experts; HINT: omit it", ep);
+    if (c.mixture.experts % ep)
+        fail_usage("expert-model-parallel-size %d does not divide the model's %d experts; HINT: choose a divisor of %d", ep,
+                   c.mixture.experts, c.mixture.experts);
+    for (const std::string& module : c.lora.modules)
+        if (module.find(".experts.") != std::string::npos)
+            fail_usage(
+                "--expert-model-parallel-size %d: adapters on experts, such as %s, are not available with it; HINT: "
+                "--lora-targets without experts' matrices, or omit it",
+                ep, module.c_str());
+}
+
 // The part of the model that a rank holds.
 struct Part {
-    Axis tp;
+    Axis tp, ep;
     std::vector<int> layers;         // in the model's order
     bool first = true, last = true;  // holds the embedding; holds the final norm and the head
 };
@@ -107,9 +138,10 @@ inline Part whole_model(const ModelConfig& c) {
 
 // The layers of this rank, chunk after chunk: chunk k is stage k pp + rank of the whole pipeline.
 inline Part part_of(const ModelConfig& c, const Mesh& mesh, const std::vector<int>& stages) {
-    if (mesh.pp.size == 1 && mesh.tp.size == 1) return whole_model(c);
+    if (mesh.pp.size == 1 && mesh.tp.size == 1 && mesh.ep.size == 1) return whole_model(c);
     Part part;
     part.tp = mesh.tp;
+    part.ep = mesh.ep;
     part.first = mesh.pp.rank == 0;
     part.last = mesh.pp.rank == mesh.pp.size - 1;
     for (int stage = 0, layer = 0; stage < (int)stages.size(); stage++)

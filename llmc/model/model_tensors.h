@@ -71,8 +71,9 @@ struct TensorSpec {
     bool replicated = false;   // identical on every tp rank
     bool partial_sum = false;  // each tp rank computes a partial sum of its gradient
     bool copy = false;         // the last stage's copy of a tied embedding: neither counted nor stored
-    int experts = 1;           // matrices of equal size that it stacks: a mixture's experts
+    int experts = 1;           // matrices of equal size that it stacks: a mixture's experts, or this rank's of them
     bool of_mixture = false;   // of a mixture: its router, its experts, the shared expert, or that one's gate
+    bool of_experts = false;   // of its experts, which ep spreads over ranks
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
@@ -214,13 +215,19 @@ private:
         t.replicas = replicas;
         visit(w, t);
     }
+    // The matrices that a tensor stacks: the MLP, or this rank's experts.
+    struct Experts {
+        bool on = false;
+        int first = 0, held = 1;
+    };
     // The weight's rows are sharded over tp: a rank computes some columns of the output.
     void column_parallel(E*& w, E*& b, const std::string& name, int whole_rows, const std::vector<RowBlock>& blocks,
-                         const std::vector<HfTensor>& parts, int replicated_rows, bool bias, int experts = 1) {
+                         const std::vector<HfTensor>& parts, int replicated_rows, bool bias, const Experts& experts = {}) {
         const int rows = blocks.back().row + blocks.back().rows;
         TensorSpec t{name + "_w", rows, c.C, Group::matrix, Init::normal, weights(parts)};
         t.factors = scale.matrix();
-        t.experts = experts;
+        t.experts = experts.held;
+        t.of_experts = experts.on;
         t.whole_rows = whole_rows;
         t.whole_cols = c.C;
         t.blocks = blocks;
@@ -237,20 +244,28 @@ private:
         visit(b, t);
     }
     // The weight's columns are sharded over tp: a rank computes a partial sum of the output, and the bias is added once.
-    // It ends a branch unless a norm follows. Several parts, or stacked ones, are matrices of C rows each: experts.
-    void row_parallel(E*& w, E*& b, const std::string& name, int whole_cols, const std::vector<HfTensor>& parts, bool bias) {
+    // It ends a branch unless a norm follows. Several parts, or stacked ones, are matrices of C rows each: experts, of which
+    // this rank holds some.
+    void row_parallel(E*& w, E*& b, const std::string& name, int whole_cols, const std::vector<HfTensor>& parts, bool bias,
+                      const Experts& experts = {}) {
         TensorSpec t{name + "_w", 0, whole_cols / tp.size, Group::matrix, Init::scaled_normal, weights(parts)};
         t.factors = scale.matrix().folded(after ? 1 : scale.branch());
         t.factors.init *= std::sqrt(scale.depth);  // relative to the base model's depth
-        t.experts = std::max((int)parts.size(), parts[0].stacked);
-        t.rows = t.whole_rows = t.experts * c.C;
+        t.experts = experts.held;
+        t.of_experts = experts.on;
+        t.rows = t.experts * c.C;
+        t.whole_rows = std::max((int)parts.size(), parts[0].stacked) * c.C;
         t.whole_cols = whole_cols;
         t.first_col = tp.rank * t.cols;
-        for (int e = 0; e < t.experts; e++) t.blocks.push_back({e * c.C, e * c.C, c.C});
+        for (int e = 0; e < t.experts; e++) t.blocks.push_back({e * c.C, (experts.first + e) * c.C, c.C});
         visit(w, t);
         if (!bias) return;
         TensorSpec v = vector(name + "_b", Group::whole, Init::zeros, biases(parts), after ? inside : branch_end);
+        v.rows = t.rows;
+        v.whole_rows = t.whole_rows;
+        v.blocks = t.blocks;
         v.experts = t.experts;
+        v.of_experts = t.of_experts;
         visit(b, v);
     }
 
@@ -310,7 +325,9 @@ private:
         std::vector<std::string> experts;
         for (int e = 0; e < m.experts; e++)
             experts.push_back(hf + names.experts + (names.stacks_experts ? "" : std::to_string(e) + "."));
-        mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width());
+        const int held = m.experts / part.ep.size;
+        mlps(b.fc1_w, b.fc1_b, b.fc2_w, b.fc2_b, name, experts, names.expert_fc1, names.expert_fc2, c.expert_width(),
+             {true, part.ep.rank * held, held});
         if (!m.shared) return;
         E *no_bias = nullptr, *no_other = nullptr;
         mlps(b.shared_fc1_w, no_bias, b.shared_fc2_w, no_other, name + "shared_", {hf + names.shared_expert}, names.expert_fc1,
@@ -319,25 +336,26 @@ private:
     }
     // One MLP, or several of equal size with the same rows for each; hf: the beginnings of their names in files.
     void mlps(E*& fc1_w, E*& fc1_b, E*& fc2_w, E*& fc2_b, const std::string& name, const std::vector<std::string>& hf,
-              const std::vector<const char*>& fc1_names, const char* fc2_name, int F) {
+              const std::vector<const char*>& fc1_names, const char* fc2_name, int F, const Experts& experts = {}) {
         const int Fl = F / tp.size, f0 = tp.rank * Fl, F1 = c.F1(F), gate = F1 - F, n_mlps = (int)hf.size();
         std::vector<RowBlock> blocks;
         std::vector<HfTensor> fc1, fc2;
         for (int e = 0; e < n_mlps; e++) {
-            const int row = e * F1, local_row = e * c.F1(Fl);
+            const int row = e * F1, local_row = (e - experts.first) * c.F1(Fl);
             const bool fused = gate && fc1_names.size() == 1;
-            if (gate) blocks.push_back({local_row, row + f0, Fl});
             if (gate) fc1.push_back({hf[(size_t)e] + fc1_names[0], row, fused ? F1 : F});
             if (!fused) fc1.push_back({hf[(size_t)e] + fc1_names.back(), row + gate, F});
-            blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
             fc2.push_back({hf[(size_t)e] + fc2_name, e * c.C, c.C});
+            if (e < experts.first || e >= experts.first + experts.held) continue;
+            if (gate) blocks.push_back({local_row, row + f0, Fl});
+            blocks.push_back({local_row + (gate ? Fl : 0), row + gate + f0, Fl});
         }
         if (in_mixture_ && names.stacks_experts) {
             fc1 = {{fc1[0].name, 0, n_mlps * F1, false, 0, n_mlps, gate > 0}};
             fc2 = {{fc2[0].name, 0, n_mlps * c.C, false, 0, n_mlps}};
         }
-        column_parallel(fc1_w, fc1_b, name + "fc1", n_mlps * F1, blocks, fc1, 0, c.mlp_bias, n_mlps);
-        row_parallel(fc2_w, fc2_b, name + "fc2", F, fc2, c.mlp_bias);
+        column_parallel(fc1_w, fc1_b, name + "fc1", n_mlps * F1, blocks, fc1, 0, c.mlp_bias, experts);
+        row_parallel(fc2_w, fc2_b, name + "fc2", F, fc2, c.mlp_bias, experts);
     }
     // Whole on every tp rank. Each has the part of its gradient that its columns of the experts contribute.
     void router(E*& w, const std::string& name, const std::string& hf, int experts) {

@@ -5,6 +5,8 @@
 // messages use the network well, and several of them can start before backward ends. For an optimizer that needs whole matrices
 // (muon.h), each of the blocks' matrices is a separate bucket that belongs to one rank: starting with the largest, each goes to
 // the rank with the fewest elements. With more ranks than matrices, some ranks have none.
+//
+// With expert parallelism, experts' matrices are in buckets of their own, which only the ranks with the same experts share.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -16,10 +18,11 @@
 struct Bucket {
     size_t begin, end;  // range of the buffer
     bool decay;
-    size_t mine, n;   // this rank's shard: buffer elements [mine, mine + n)
-    size_t shard;     // offset of the shard in memory that holds only this rank's shards
-    int owner = -1;   // the rank that owns the whole bucket; -1: ranks have equal shards
-    int matrix = -1;  // row of the table, if it is a block's matrix that must not be split
+    size_t mine, n;           // this rank's shard: buffer elements [mine, mine + n)
+    size_t shard;             // offset of the shard in memory that holds only this rank's shards
+    int owner = -1;           // the rank that owns the whole bucket; -1: ranks have equal shards
+    int matrix = -1;          // row of the table, if it is a block's matrix that must not be split
+    bool of_experts = false;  // shared by the ranks of edp; else by those of dp
 
     bool whole_matrix() const { return matrix >= 0; }
 };
@@ -38,10 +41,12 @@ public:
 
     Shards() = default;
     // whole_matrices: matrices of blocks must not be split.
-    Shards(const ParameterTable& table, const Axis& dp, bool zero, size_t bucket_elements, bool whole_matrices = false)
-        : cut(zero && dp.size > 1), dp_(dp), unit_((size_t)dp.size * 64) {
-        step_ = std::max<size_t>(1, bucket_elements / unit_) * unit_;
+    Shards(const ParameterTable& table, const Mesh& mesh, bool zero, size_t bucket_elements, bool whole_matrices = false)
+        : cut(zero && mesh.dp.size > 1), mesh_(mesh), bucket_elements_(bucket_elements) {
         size_t begin = 0;
+        for (const TensorSpec& t : table.rows)
+            if (of_edp(t)) experts_.push_back({t.offset, t.offset + round_up(t.size(), (size_t)64)});
+        std::sort(experts_.begin(), experts_.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
         if (whole_matrices) {
             const std::vector<int> owners = balanced_owners(table);
             for (size_t i = 0; i < table.rows.size(); i++) {
@@ -49,7 +54,7 @@ public:
                 if (!of_block(t)) continue;
                 add_cut(begin, t.offset, true);
                 begin = round_up(t.offset + t.size(), (size_t)64);
-                add({t.offset, begin, true, 0, 0, 0, owners[i], (int)i});
+                add({t.offset, begin, true, 0, 0, 0, owners[i], (int)i, of_edp(t)});
             }
         }
         add_cut(begin, table.decayed, true);
@@ -81,9 +86,8 @@ public:
     }
 
     // The elements of the buffer that no lower rank also has: sums over these on all ranks include each parameter once.
-    std::vector<Range> not_duplicated(const ParameterTable& table, const Axis& dp) const {
+    std::vector<Range> not_duplicated(const ParameterTable& table) const {
         std::vector<Range> ranges;
-        if (!cut && dp.rank > 0) return ranges;
         const int tp_rank = table.part.tp.rank;
         std::vector<const TensorSpec*> order;
         for (const TensorSpec& spec : table.rows) order.push_back(&spec);
@@ -99,7 +103,7 @@ public:
         };
         for (const TensorSpec* spec : order) {
             size_t n = spec->size();
-            if (spec->copy || (spec->replicated && tp_rank > 0)) n = 0;
+            if (spec->copy || (spec->replicated && tp_rank > 0) || (!cut && axis(of_edp(*spec)).rank > 0)) n = 0;
             if (tp_rank % spec->replicas) n -= (size_t)spec->replicated_rows * spec->cols;
             if (n > 0) {
                 add(gap ? spec->offset : counted_to, spec->offset + n);
@@ -112,43 +116,60 @@ public:
 
 private:
     static bool of_block(const TensorSpec& t) { return t.block >= 0 && !t.vector(); }
+    bool of_edp(const TensorSpec& t) const { return t.of_experts && mesh_.ep.size > 1; }
+    // The ranks that share a bucket.
+    const Axis& axis(bool of_experts) const { return of_experts ? mesh_.edp : mesh_.dp; }
 
-    // The owning rank for each row of the table that is a block's matrix.
+    // The owning rank for each row of the table that is a block's matrix: the same on all ranks. Each edp rank of experts
+    // stands for ep dp ranks.
     std::vector<int> balanced_owners(const ParameterTable& table) const {
-        std::vector<size_t> order, elements((size_t)dp_.size);
+        std::vector<size_t> order, elements((size_t)mesh_.dp.size);
         std::vector<int> owners(table.rows.size(), -1);
         for (size_t i = 0; i < table.rows.size(); i++)
             if (of_block(table.rows[i])) order.push_back(i);
         std::stable_sort(order.begin(), order.end(),
                          [&](size_t a, size_t b) { return table.rows[a].size() > table.rows[b].size(); });
         for (const size_t i : order) {
+            const int each = of_edp(table.rows[i]) ? mesh_.ep.size : 1;  // dp ranks that get an equal matrix
             const auto least = std::min_element(elements.begin(), elements.end());
-            *least += table.rows[i].size();
-            owners[i] = (int)(least - elements.begin());
+            owners[i] = (int)(least - elements.begin()) / each;
+            for (int r = owners[i] * each; r < (owners[i] + 1) * each; r++) elements[(size_t)r] += table.rows[i].size();
         }
         return owners;
     }
-    // Buckets of equal shards. The indivisible remainder, less than 64 elements per rank, belongs to the first rank.
     void add_cut(size_t begin, size_t end, bool decay) {
-        for (; begin < end; begin += step_) {
-            const size_t last = std::min(end, begin + step_), divisible = begin + (last - begin) / unit_ * unit_;
-            if (!cut) add({begin, last, decay, 0, 0, 0});
-            if (cut && divisible > begin) add({begin, divisible, decay, 0, 0, 0});
-            if (cut && last > divisible) add({divisible, last, decay, 0, 0, 0, 0});
+        for (const Range& r : experts_) {
+            if (r.begin < begin || r.begin >= end) continue;
+            add_buckets(begin, r.begin, decay, false);
+            add_buckets(r.begin, r.end, decay, true);
+            begin = r.end;
+        }
+        add_buckets(begin, end, decay, false);
+    }
+    // Buckets of equal shards. The indivisible remainder, less than 64 elements per rank, belongs to the first rank.
+    void add_buckets(size_t begin, size_t end, bool decay, bool of_experts) {
+        const size_t unit = (size_t)axis(of_experts).size * 64, step = std::max<size_t>(1, bucket_elements_ / unit) * unit;
+        for (; begin < end; begin += step) {
+            const size_t last = std::min(end, begin + step), divisible = begin + (last - begin) / unit * unit;
+            if (!cut) add({begin, last, decay, 0, 0, 0, -1, -1, of_experts});
+            if (cut && divisible > begin) add({begin, divisible, decay, 0, 0, 0, -1, -1, of_experts});
+            if (cut && last > divisible) add({divisible, last, decay, 0, 0, 0, 0, -1, of_experts});
         }
     }
     void add(Bucket b) {
-        const size_t elements = b.end - b.begin, per_rank = elements / (size_t)dp_.size;
+        const Axis& ranks = axis(b.of_experts);
+        const size_t elements = b.end - b.begin, per_rank = elements / (size_t)ranks.size;
         b.mine = b.begin;
         b.n = elements;
-        if (cut && b.owner >= 0) b.n = b.owner == dp_.rank ? elements : 0;
+        if (cut && b.owner >= 0) b.n = b.owner == ranks.rank ? elements : 0;
         if (cut && b.owner < 0) {
-            b.mine += (size_t)dp_.rank * per_rank;
+            b.mine += (size_t)ranks.rank * per_rank;
             b.n = per_rank;
         }
         buckets.push_back(b);
     }
 
-    Axis dp_;
-    size_t unit_ = 64, step_ = 64;  // a bucket's elements are multiples of unit_, at most step_
+    Mesh mesh_;
+    size_t bucket_elements_ = 64;  // at most, rounded down to a multiple of 64 elements per rank
+    std::vector<Range> experts_;   // of the buffer, in order: shared by the ranks of edp
 };

@@ -70,8 +70,8 @@ struct TrainingMemory : OptimizerState {
           ranks(std::move(r)),
           stages(std::move(stage_layers)),
           table(trained_table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64)),
-          shards(table, ranks->mesh.dp, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
-          not_duplicated(shards.not_duplicated(table, ranks->mesh.dp)) {
+          shards(table, ranks->mesh, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
+          not_duplicated(shards.not_duplicated(table)) {
         if (c.adapted()) frozen = FrozenModel{ParameterTable(c, table.part)};
     }
 

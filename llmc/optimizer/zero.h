@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../parallel/comm.h"
+#include "../parallel/ranks.h"
 #include "shard.h"
 
 // Sums over ranks, in place, in the elements' own type: bf16 moves half the bytes. CPUs sum in fp32 and round once; NCCL's
@@ -21,10 +22,10 @@ inline void all_reduce(be::Ctx& ctx, be::Comm& comm, const Elements& x, size_t n
 // all-reduce in order with that work, which overlaps with nothing.
 class GradientReducer {
 public:
-    GradientReducer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, const ParameterTable& table, const Elements& grads,
+    GradientReducer(be::Ctx& ctx, Ranks& ranks, const Shards& shards, const ParameterTable& table, const Elements& grads,
                     bool overlap)
         : ctx_(ctx),
-          dp_(dp),
+          ranks_(ranks),
           shards_(shards),
           grads_(grads),
           limit_(overlap ? table.decayed : 0),
@@ -54,15 +55,16 @@ private:
         const Bucket& b = shards_.buckets[i];
         if (started_[i]) return;
         started_[i] = true;
-        if (!shards_.cut) return all_reduce(ctx_, dp_, grads_.from(b.begin), b.n);
+        be::Comm& comm = ranks_.that_share(b.of_experts);
+        if (!shards_.cut) return all_reduce(ctx_, comm, grads_.from(b.begin), b.n);
         grads_.from(b.begin).visit([&](auto* x) {
-            pending_[i] = b.owner < 0 ? be::start_reduce_scatter(ctx_, dp_, x, b.n)
-                                      : be::start_reduce(ctx_, dp_, x, b.end - b.begin, b.owner);
+            pending_[i] = b.owner < 0 ? be::start_reduce_scatter(ctx_, comm, x, b.n)
+                                      : be::start_reduce(ctx_, comm, x, b.end - b.begin, b.owner);
         });
     }
 
     be::Ctx& ctx_;
-    be::Comm& dp_;
+    Ranks& ranks_;
     const Shards& shards_;
     Elements grads_;
     size_t limit_;
@@ -75,15 +77,16 @@ private:
 // every rank has updated all of them, and nothing is sent.
 class ParameterGatherer {
 public:
-    ParameterGatherer(be::Ctx& ctx, be::Comm& dp, const Shards& shards, bool overlap)
-        : ctx_(ctx), dp_(dp), shards_(shards), overlap_(overlap), pending_(shards.buckets.size()) {}
+    ParameterGatherer(be::Ctx& ctx, Ranks& ranks, const Shards& shards, bool overlap)
+        : ctx_(ctx), ranks_(ranks), shards_(shards), overlap_(overlap), pending_(shards.buckets.size()) {}
 
     // This rank's shard of a bucket of `params` was updated.
     void start(const Bucket& b, floatX* params) {
         if (!shards_.cut) return;
         be::Pending& pending = pending_[(size_t)(&b - shards_.buckets.data())];
-        pending = b.owner < 0 ? be::start_all_gather(ctx_, dp_, params + b.begin, b.n)
-                              : be::start_broadcast(ctx_, dp_, params + b.begin, b.end - b.begin, b.owner);
+        be::Comm& comm = ranks_.that_share(b.of_experts);
+        pending = b.owner < 0 ? be::start_all_gather(ctx_, comm, params + b.begin, b.n)
+                              : be::start_broadcast(ctx_, comm, params + b.begin, b.end - b.begin, b.owner);
         if (!overlap_) be::finish(ctx_, pending);
     }
     // Waits for the matrices before this element, and for all vectors.
@@ -95,7 +98,7 @@ public:
 
 private:
     be::Ctx& ctx_;
-    be::Comm& dp_;
+    Ranks& ranks_;
     const Shards& shards_;
     bool overlap_;
     std::vector<be::Pending> pending_;

@@ -81,6 +81,8 @@ inline Allowed one_of(Strings choices) {
       "tensor-parallel ranks, over which every matrix is split")                                                               \
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
       "pipeline stages, over which the layers are split")                                                                      \
+    X(int, expert_model_parallel_size, "ep", 1, between(1, 16384), "Parallel",                                                 \
+      "data-parallel ranks over which the experts of a mixture are spread, each with the rows of all of them")                 \
     X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
       "time limit for waiting for other ranks, or for a disk while saving, after which a rank reports what each is doing and " \
       "ends the run (90s, 10m, 1h)")
@@ -786,6 +788,7 @@ inline const Strings& searched_options() {
     static const Strings names = {"tensor-model-parallel-size",
                                   "pipeline-model-parallel-size",
                                   "num-virtual-stages-per-pipeline-rank",
+                                  "expert-model-parallel-size",
                                   "micro-batch-size",
                                   "no-sequence-parallel",
                                   "zero",

@@ -18,7 +18,7 @@ inline size_t default_bucket_elements(int dp) { return std::max<size_t>(40000000
 
 // The options that lay out a run over its ranks.
 struct RankLayout {
-    int tp = 1, pp = 1, vpp = 1;
+    int tp = 1, pp = 1, vpp = 1, ep = 1;
     bool sequence_parallel = false;  // if tp > 1
     bool zero = true;
     bool whole_matrices = false;  // the optimizer needs the blocks' matrices unsharded
@@ -37,16 +37,25 @@ struct Ranks {
     bool whole_matrices = false;     // and each of the blocks' matrices belongs to one dp rank
     size_t bucket_elements = default_bucket_elements(1);
     be::Comm tp, dp;
+    be::Comm ep, edp;            // of dp: ranks with different experts; with the same ones
     be::Comm pp;                 // for generation
     be::Comm forward, backward;  // messages between neighboring stages: activations, gradients
     be::Comm kv;                 // tp ranks that hold the same key/value heads
     be::Comm ends;               // first and last stage, which both hold a tied embedding
+
+    // The data-parallel ranks that share a tensor.
+    be::Comm& that_share(bool of_experts) { return of_experts ? edp : dp; }
 };
+
+inline Mesh make_mesh(int n, int rank, const RankLayout& layout) {
+    return make_mesh(n, rank, layout.tp, layout.pp, layout.vpp, layout.ep);
+}
 
 // Rank `rank` of `n` in the grid, without communication.
 inline std::shared_ptr<Ranks> place_rank(int n, int rank, const RankLayout& layout, const ModelConfig& c) {
     auto ranks = std::make_shared<Ranks>();
-    const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout.tp, layout.pp, layout.vpp);
+    const Mesh& mesh = ranks->mesh = make_mesh(n, rank, layout);
+    check_expert_parallel(c, mesh.ep.size);
     check_tensor_parallel(c, mesh.tp.size, layout.sequence_parallel, layout.rows);
     ranks->sequence_parallel = mesh.tp.size > 1 && layout.sequence_parallel;
     ranks->overlap = layout.trains && layout.overlap && ranks->sequence_parallel;
@@ -74,6 +83,9 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
     const bool ring = mesh.vpp > 1;  // the last rank sends to the first one's next chunk
     if (mesh.tp.size > 1) ranks->tp = be::Comm(ctx, world, mesh.tp_ranks(), "tensor");
     if (mesh.dp.size > 1 && layout.trains) ranks->dp = be::Comm(ctx, world, mesh.dp_ranks(), "data");
+    if (mesh.ep.size > 1) ranks->ep = be::Comm(ctx, world, mesh.ep_ranks(), "experts");
+    if (mesh.ep.size > 1 && mesh.edp.size > 1 && layout.trains)
+        ranks->edp = be::Comm(ctx, world, mesh.edp_ranks(), "data, same experts");
     if (mesh.pp.size > 1 && layout.generates) ranks->pp = be::Comm(ctx, world, mesh.pp_ranks(), "stages");
     if (mesh.pp.size > 1) ranks->forward = be::Comm(ctx, world, mesh.pp_ranks(), "pipeline", {1, ring});
     if (mesh.pp.size > 1 && layout.trains)
@@ -85,7 +97,8 @@ inline std::shared_ptr<Ranks> join_groups(be::Ctx& ctx, World& world, const Rank
 
 // Makes the libraries allocate their memory for the collectives of a run, before its memory is planned.
 inline void warm_up(be::Ctx& ctx, Ranks& ranks) {
-    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.pp, &ranks.kv, &ranks.ends}) be::warm_up(ctx, *comm);
+    for (be::Comm* comm : {&ranks.tp, &ranks.dp, &ranks.ep, &ranks.edp, &ranks.pp, &ranks.kv, &ranks.ends})
+        be::warm_up(ctx, *comm);
 }
 
 // ---- sums over all ranks: identical on every rank, added in the same order -------------------------------------------------

@@ -181,6 +181,7 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                                         {!o.moe_router_score_function.empty(), "--moe-router-score-function"},
                                         {pre_softmax, "--moe-router-pre-softmax"},
                                         {(bool)o.moe_router_topk_scaling_factor, "--moe-router-topk-scaling-factor"},
+                                        {o.expert_model_parallel_size > 1, "--expert-model-parallel-size"},
                                         {!balances, type},
                                         {has_aux, aux},
                                         {has_z, z}})
@@ -564,6 +565,7 @@ inline RankLayout layout_of(const TrainOptions& o, bool generates = false) {
     layout.tp = o.tensor_model_parallel_size;
     layout.pp = o.pipeline_model_parallel_size;
     layout.vpp = o.num_virtual_stages_per_pipeline_rank;
+    layout.ep = o.expert_model_parallel_size;
     layout.sequence_parallel = !o.no_sequence_parallel;
     layout.zero = o.zero > 0;
     layout.whole_matrices = muon_recipe(o).on;

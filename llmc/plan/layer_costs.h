@@ -20,12 +20,12 @@
 #include "devices.h"
 #include "energy.h"
 
-// The number of parameters of a virtual stage is a function of tp, layers, mixtures, and whether it is the first or last one.
-using StageKey = std::tuple<int, int, int, bool, bool>;
+// The number of parameters of a virtual stage is a function of tp, ep, layers, mixtures, and whether it is the first or last one.
+using StageKey = std::tuple<int, int, int, int, bool, bool>;
 
 struct PlanInput {
     ModelConfig c;  // with padded vocabulary
-    int world = 1, tp = 1, pp = 1, vpp = 1;
+    int world = 1, tp = 1, pp = 1, vpp = 1, ep = 1;
     bool sequence_parallel = true;  // if tp > 1
     int zero = 1;
     bool overlap = true;  // ZeRO's communication and half of backward's over tp overlap with computation
@@ -66,17 +66,18 @@ struct PlanInput {
 
 // A virtual stage on one rank.
 struct StagePlan {
-    int layers = 0, mixtures = 0;                  // all, and those with a mixture of experts
-    double parameters = 0;                         // with padding, and with a copy of a tied embedding
-    double forward_flops = 0, backward_flops = 0;  // per micro-batch, with recomputation; the head counts as backward
-    double head_flops = 0;                         // the head's share
-    double fp8 = 0;                                // the fraction of its layers that may be in FP8
-    double recomputed_flops = 0;                   // the share of recomputation
-    int attention_again = 0, mixtures_again = 0;   // layers whose attention is recomputed, and those with a mixture
-    double recomputed_bytes = 0;                   // read and written to recompute norms and activation functions
-    double transposed_bytes = 0;                   // read and written to transpose FP8 weights, per micro-batch
-    int forward_halves = 0, backward_halves = 0;   // tensor parallel communication per micro-batch, in halves of an all-reduce
-    double hidden_seconds = 0;                     // the time that overlaps with products
+    int layers = 0, mixtures = 0;                   // all, and those with a mixture of experts
+    double parameters = 0;                          // with padding, and with a copy of a tied embedding
+    double forward_flops = 0, backward_flops = 0;   // per micro-batch, with recomputation; the head counts as backward
+    double head_flops = 0;                          // the head's share
+    double fp8 = 0;                                 // the fraction of its layers that may be in FP8
+    double recomputed_flops = 0;                    // the share of recomputation
+    int attention_again = 0, mixtures_again = 0;    // layers whose attention is recomputed, and those with a mixture
+    double recomputed_bytes = 0;                    // read and written to recompute norms and activation functions
+    double transposed_bytes = 0;                    // read and written to transpose FP8 weights, per micro-batch
+    int forward_halves = 0, backward_halves = 0;    // tensor parallel communication per micro-batch, in halves of an all-reduce
+    int forward_gathers = 0, backward_gathers = 0;  // and expert-parallel: gathers or reduce-scatters of all ranks' rows
+    double hidden_seconds = 0;                      // the time that overlaps with products
     double forward_seconds = 0, backward_seconds = 0;
 };
 
@@ -97,7 +98,7 @@ struct Plan {
     Mesh mesh;
     int64_t micro_batches = 0;
     std::vector<StagePlan> stages;  // virtual ones, in the order of the model
-    Traffic tensor, pipeline, data, embedding;
+    Traffic tensor, experts, pipeline, data, embedding;
     double ideal_bubble = 0, bubble = 0;  // for equal stages; simulated: idle over working time
     double pipeline_seconds = 0, update_seconds = 0, step_seconds = 0;
     double host_bytes = 0, host_seconds = 0;  // --offload: a rank's traffic to and from the host, and its time
@@ -267,17 +268,18 @@ inline ElementwiseBytes bytes_apart(const PlanInput& in, bool mixture) {
     return {more * rows.forward + scores.forward + sums, more * rows.backward + scores.backward + sums};
 }
 
-// Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations, and
-// tensor-parallel communication in halves of an all-reduce.
+// Cost of a recomputation policy in a layer of a micro-batch on a rank: FLOPs, bytes of elementwise operations,
+// tensor-parallel communication in halves of an all-reduce, and gathers over ep.
 struct RecomputeCost {
     double flops = 0, bytes = 0;
-    int halves = 0;
+    int halves = 0, gathers = 0;
 };
 inline RecomputeCost recompute_cost(const PlanInput& in, const std::string& policy, bool mixture, double layer_flops,
                                     double fc1) {
     const double scores = bytes_of_scores(in).forward;
-    if (policy == "full") return {layer_flops, bytes_apart(in, mixture).forward, 4};
-    if (policy == "mlp") return {fc1, elementwise_bytes(in, mixture), cuts_rows(in) ? 1 : 0};  // fc1's input is gathered again
+    if (policy == "full") return {layer_flops, bytes_apart(in, mixture).forward, 4, mixture ? 2 : 0};
+    if (policy == "mlp")
+        return {fc1, elementwise_bytes(in, mixture), cuts_rows(in) ? 1 : 0, mixture};  // fc1's input is gathered again
     if (policy == "selective" && scores > 0) return {attention_flops(in), scores, 0};  // Megatron's, of attention's core
     if (policy == "selective") return {0, elementwise_bytes(in, mixture), 0};
     return {};

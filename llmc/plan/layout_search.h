@@ -32,7 +32,7 @@
 #include "../options/schedule.h"
 
 struct Layout {
-    int ranks = 1, tp = 1, pp = 1, vpp = 1, micro_batch = 1, zero = 1;
+    int ranks = 1, tp = 1, pp = 1, vpp = 1, ep = 1, micro_batch = 1, zero = 1;
     bool sequence_parallel = true;
     std::string recompute = "none";
     int recompute_layers = 0;               // first layers of each stage with `recompute`; 0: all
@@ -48,6 +48,7 @@ struct Layout {
         o.tensor_model_parallel_size = tp;
         o.pipeline_model_parallel_size = pp;
         o.num_virtual_stages_per_pipeline_rank = vpp;
+        o.expert_model_parallel_size = ep;
         o.micro_batch_size = micro_batch;
         o.zero = zero;
         o.no_sequence_parallel = !sequence_parallel;
@@ -187,8 +188,9 @@ private:
         o.zero = 1;
         o.offload = "none";  // of_ranks() adds it; differences between small layouts must not depend on its place
         o.rampup_batch_size.clear();
-        o.global_batch_size = o.micro_batch_size * n;
-        return (double)problem_.memory_of_stage(o, c, 3 * o.tensor_model_parallel_size, rank).bytes;
+        const int ep = o.expert_model_parallel_size;
+        o.global_batch_size = o.micro_batch_size * n * ep;
+        return (double)problem_.memory_of_stage(o, c, 3 * o.tensor_model_parallel_size * ep, rank).bytes;
     }
     // The memory of the second of two micro-batches in flight.
     double of_micro_batch(const TrainOptions& o, const ModelConfig& c, int a, int b, int rank) {
@@ -210,18 +212,20 @@ private:
         return found != map.end() ? found->second : map.emplace(key, make()).first->second;
     }
     const Work& work(const TrainOptions& of, const ModelConfig& c, const std::string& recompute) {
-        return remembered(
-            work_, {of.tensor_model_parallel_size, of.micro_batch_size, of.no_sequence_parallel, in_fp8(of), recompute}, [&] {
-                TrainOptions o = of;
-                o.recompute_granularity = recompute;
-                Work w;
-                const double one = of_micro_batch(o, c, 0, 1, 1);
-                w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
-                w.beside[0] = one - w.layer;
-                w.beside[1] = of_micro_batch(o, c, 1, c.L - 1, 0) - w.layer;
-                w.shared = small(o, c, 0, 1, 1, 1) - one;
-                return w;
-            });
+        return remembered(work_,
+                          {of.tensor_model_parallel_size, of.expert_model_parallel_size, of.micro_batch_size,
+                           of.no_sequence_parallel, in_fp8(of), recompute},
+                          [&] {
+                              TrainOptions o = of;
+                              o.recompute_granularity = recompute;
+                              Work w;
+                              const double one = of_micro_batch(o, c, 0, 1, 1);
+                              w.layer = of_micro_batch(o, c, 0, 2, 1) - one;
+                              w.beside[0] = one - w.layer;
+                              w.beside[1] = of_micro_batch(o, c, 1, c.L - 1, 0) - w.layer;
+                              w.shared = small(o, c, 0, 1, 1, 1) - one;
+                              return w;
+                          });
     }
     double shared(const Work& w, const TrainOptions& o, const ModelConfig& c, bool head) {
         if (!head) return w.shared;
@@ -245,30 +249,30 @@ private:
         Layout l = of_rank;
         int all = 0;
         for (int chunk = 0; chunk < l.vpp; chunk++) all += layers[(size_t)virtual_stage(l.pp, rank, chunk)];
-        return remembered(
-            of_ranks_,
-            {l.ranks, l.tp, l.pp, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of), l.offloads()},
-            [&] {
-                TrainOptions o = of;
-                std::vector<int> in_flight;
-                l.recompute = "full";
-                l.recompute_layers = 0;
-                l.recompute_others = "none";
-                l.apply(o);
-                o.rampup_batch_size.clear();
-                o.global_batch_size = l.micro_batch * l.dp() * l.pp;
-                for (int chunk = 0; chunk < l.vpp; chunk++)
-                    in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
-                const double whole = (double)problem_.memory_of_stage(o, c, l.ranks, rank).bytes;
-                const Work& w = work(o, c, l.recompute);
-                return whole - shared(w, o, c, rank == l.pp - 1) - kept(w, w, l, rank, layers, in_flight);
-            });
+        return remembered(of_ranks_,
+                          {l.ranks, l.tp, l.pp, l.ep, l.zero, all, rank == 0, rank == l.pp - 1, l.sequence_parallel, in_fp8(of),
+                           l.offloads()},
+                          [&] {
+                              TrainOptions o = of;
+                              std::vector<int> in_flight;
+                              l.recompute = "full";
+                              l.recompute_layers = 0;
+                              l.recompute_others = "none";
+                              l.apply(o);
+                              o.rampup_batch_size.clear();
+                              o.global_batch_size = l.micro_batch * l.dp() * l.pp;
+                              for (int chunk = 0; chunk < l.vpp; chunk++)
+                                  in_flight.push_back(micro_batches_in_flight(l.pp, rank, l.vpp, {l.pp}, chunk));
+                              const double whole = (double)problem_.memory_of_stage(o, c, l.ranks, rank).bytes;
+                              const Work& w = work(o, c, l.recompute);
+                              return whole - shared(w, o, c, rank == l.pp - 1) - kept(w, w, l, rank, layers, in_flight);
+                          });
     }
 
     const LayoutProblem& problem_;
-    std::map<std::tuple<int, int, bool, int, std::string>, Work> work_;
+    std::map<std::tuple<int, int, int, bool, int, std::string>, Work> work_;
     std::map<std::pair<const Work*, int>, double> with_head_;  // by rows of logits
-    std::map<std::tuple<int, int, int, int, int, bool, bool, bool, int, bool>, double> of_ranks_;
+    std::map<std::tuple<int, int, int, int, int, int, bool, bool, bool, int, bool>, double> of_ranks_;
 };
 
 // A search in progress.
@@ -333,8 +337,12 @@ private:
             }
             for (int vpp = 1; vpp == 1 || (pp > 1 && pp * vpp <= c_.L + 2); vpp++) {
                 l.vpp = vpp;
-                if (is_free("num-virtual-stages-per-pipeline-rank", vpp, problem_.o.num_virtual_stages_per_pipeline_rank))
-                    try_pipeline(l);
+                if (!is_free("num-virtual-stages-per-pipeline-rank", vpp, problem_.o.num_virtual_stages_per_pipeline_rank))
+                    continue;
+                for (const int ep : divisors(c_.mixture.on() ? std::gcd(l.dp(), c_.mixture.experts) : 1)) {
+                    l.ep = ep;
+                    if (is_free("expert-model-parallel-size", ep, problem_.o.expert_model_parallel_size)) try_pipeline(l);
+                }
             }
         }
     }
@@ -342,8 +350,9 @@ private:
     void try_pipeline(Layout l) {
         o_.pipeline_model_parallel_size = l.pp;
         o_.num_virtual_stages_per_pipeline_rank = l.vpp;
+        o_.expert_model_parallel_size = l.ep;
         if (!passes("more pipeline stages than layers",
-                    [&] { layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp)); }))
+                    [&] { layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep)); }))
             return;
         const int64_t batch = o_.global_batch_size;
         if (given("micro-batch-size")) return try_batch(l, problem_.o.micro_batch_size);
@@ -520,7 +529,7 @@ private:
         problem_.set_hardware(o_, l.ranks);
         l.apply(o_);
         c_ = problem_.model(l.tp);
-        layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp));
+        layers_ = layers_of_stages(o_, c_, make_mesh(l.ranks, 0, l.tp, l.pp, l.vpp, l.ep));
         return input_of(l);
     }
 

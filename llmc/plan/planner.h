@@ -11,7 +11,9 @@
 // ranks on each node it passes uses the k network ports of these ranks. Ranks are placed as in mesh.h: tp within a node, then
 // dp, then pp. Communication per layer and micro-batch, in halves of an all-reduce of (B T, C): 4 forward; backward 4, or 6
 // with sequence parallelism, which gathers the inputs of two matrices again for their weights' gradients; 4 more with full
-// recomputation, 1 more with MLP recomputation and sequence parallelism.
+// recomputation, 1 more with MLP recomputation and sequence parallelism. Expert parallelism gathers or reduce-scatters the rows
+// (ep B T, C) of ep ranks: 2 forward, 3 backward, 2 more with full recomputation, 1 with MLP recomputation; nothing overlaps.
+// Experts are assumed to be equally busy, and their gradients only cross the ranks with the same experts.
 //
 // Cost of recomputation: full, its layers' forward pass once more; selective, the memory traffic of norms and activation
 // functions; mlp, the same plus the product fc1. For pairs of answers, the head's forward pass is computed twice, as if not
@@ -64,7 +66,7 @@ namespace detail {
 // Parameters of a virtual stage on a rank, with padding.
 inline double stage_parameters(const PlanInput& in, const Part& part) {
     const auto mixtures = std::count_if(part.layers.begin(), part.layers.end(), [&](int l) { return in.c.has_mixture(l); });
-    const StageKey key = {in.tp, (int)part.layers.size(), (int)mixtures, part.first, part.last};
+    const StageKey key = {in.tp, in.ep, (int)part.layers.size(), (int)mixtures, part.first, part.last};
     if (in.sizes)
         if (const auto known = in.sizes->find(key); known != in.sizes->end()) return known->second;
     const double size = (double)trained_table(in.c, part).size;
@@ -94,6 +96,7 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
     for (int s = 0, at = 0; s < (int)layers.size(); s++) {
         Part part;
         part.tp = mesh.tp;
+        part.ep = mesh.ep;
         part.first = s == 0;
         part.last = s == (int)layers.size() - 1;
         StagePlan stage;
@@ -129,6 +132,10 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
             stage.backward_halves =
                 (cut ? 6 : 4) * stage.layers + (int)recomputed(&RecomputeCost::halves) + (part.first && cut) + 2 * part.last;
         }
+        if (in.ep > 1) {
+            stage.forward_gathers = 2 * stage.mixtures;
+            stage.backward_gathers = (frozen ? 2 : 3) * stage.mixtures + (int)recomputed(&RecomputeCost::gathers);
+        }
         stages.push_back(stage);
     }
     return stages;
@@ -138,6 +145,16 @@ inline std::vector<StagePlan> plan_stages(const PlanInput& in, const Mesh& mesh,
 inline double stream_bytes(const PlanInput& in) { return (double)in.B * in.T * in.c.C * in.bytes_per_element; }
 // Bytes that a rank sends in one half of an all-reduce over tp ranks.
 inline double tensor_half_bytes(const PlanInput& in) { return stream_bytes(in) * (in.tp - 1) / in.tp; }
+
+// Bytes that a rank sends when it gathers or reduce-scatters the rows of ep ranks.
+inline double expert_gather_bytes(const PlanInput& in) { return stream_bytes(in) * (in.ep - 1); }
+// The parameters of a stage's experts on a rank, which only the ranks with the same experts share.
+inline double expert_parameters(const PlanInput& in, double mixtures) {
+    const ModelConfig& c = in.c;
+    return in.ep > 1 && !c.adapted()
+               ? mixtures * c.mixture.experts / in.ep * (c.F1(c.expert_width()) + c.expert_width()) / in.tp * c.C
+               : 0;
+}
 
 // Bytes of a message between two stages.
 inline double pipeline_message_bytes(const PlanInput& in) { return stream_bytes(in) / (cuts_rows(in) ? in.tp : 1); }
@@ -164,6 +181,11 @@ inline void plan_passes(Plan& p) {
     const int halves = cuts_rows(in) ? 1 : 2;
     p.tensor.latency = message_latency(link.between_nodes, halves * (in.tp - 1));
     const double half_seconds = tensor_half_bytes(in) / (link.gbs * giga) + p.tensor.latency / halves;
+    const Link of_experts = slowest_link(in, in.ep, in.tp);
+    p.experts.between_nodes = of_experts.between_nodes;
+    p.experts.gbs = of_experts.gbs;
+    p.experts.latency = message_latency(of_experts.between_nodes, in.ep - 1);
+    const double gather_seconds = expert_gather_bytes(in) / (of_experts.gbs * giga) + p.experts.latency;
     const double rate = in.tflops * 1e12 * in.efficiency;
     const SlowAttention slow = slow_attention(in);
     const double head_bytes = 2.0 * (double)(in.bytes_per_element + in.gradient_bytes) * in.c.Vp / in.tp * in.c.C;
@@ -193,7 +215,7 @@ inline void plan_passes(Plan& p) {
             s.hidden_seconds += 2 * all(hidden(products[0].*one), hidden(products[1].*one));
         }
         s.forward_seconds = in_layers(s.forward_flops, attention, elementwise) + s.forward_halves * half_seconds +
-                            s.layers * slow.forward + apart.forward / bandwidth;
+                            s.forward_gathers * gather_seconds + s.layers * slow.forward + apart.forward / bandwidth;
         double head = s.head_flops / rate;
         if (in.head_rows && s.head_flops > 0)
             head = std::max(head, std::ceil((double)in.B * in.T / in.head_rows) * head_bytes / (in.memory_gbs * giga));
@@ -203,6 +225,7 @@ inline void plan_passes(Plan& p) {
         // A micro-batch is added to gradients on the host: both directions of the link at a time, not overlapped with products.
         const double to_host = in.offloads_gradients ? s.parameters * (double)in.gradient_bytes / in.host_gbs / giga : 0;
         s.backward_seconds = in_backward + head + to_host + s.backward_halves * half_seconds - s.hidden_seconds +
+                             s.backward_gathers * gather_seconds +
                              (s.recomputed_bytes + s.transposed_bytes + apart.backward) / bandwidth + s.layers * slow.backward +
                              s.attention_again * slow.forward;
     }
@@ -242,17 +265,22 @@ inline void plan_messages(Plan& p) {
     const double m = (double)p.micro_batches, half = tensor_half_bytes(in), message = pipeline_message_bytes(in);
     const int last = (int)p.stages.size() - 1;
     for (int rank = 0; rank < in.pp; rank++) {
-        double sent = 0, halves = 0, hidden = 0;
+        double sent = 0, halves = 0, hidden = 0, gathers = 0;
         for (int chunk = 0; chunk < in.vpp; chunk++) {
             const int s = virtual_stage(in.pp, rank, chunk);
             halves += p.stages[s].forward_halves + p.stages[s].backward_halves;
             hidden += p.stages[s].hidden_seconds;
+            gathers += p.stages[s].forward_gathers + p.stages[s].backward_gathers;
             sent += m * ((s > 0) + (s < last));
         }
         if (m * halves * half > p.tensor.bytes) {
             p.tensor.bytes = m * halves * half;
             p.tensor.hidden = m * hidden;
             p.tensor.messages = (int64_t)(m * halves / (cuts_rows(in) ? 1 : 2));
+        }
+        if (const double bytes = m * gathers * expert_gather_bytes(in); bytes > p.experts.bytes) {
+            p.experts.bytes = bytes;
+            p.experts.messages = (int64_t)(m * gathers);
         }
         if (sent * message > p.pipeline.bytes) {
             p.pipeline.bytes = sent * message;
@@ -282,16 +310,17 @@ inline void plan_update(Plan& p) {
             layers += stage.layers;
             mixtures += stage.mixtures;
         }
-        const double part = (double)(dp - 1) / dp, buckets = std::ceil(parameters / bucket);
+        const double experts = expert_parameters(in, mixtures), others = parameters - experts, edp = p.mesh.edp.size;
+        const double part = others * (dp - 1) / dp + experts * (edp - 1) / edp, buckets = std::ceil(parameters / bucket);
         // Without ZeRO gradients are gathered, with it new parameters.
         const double gathered = in.zero ? (double)in.bytes_per_element : of_gradient;
         const double latency = dp > 1 ? buckets * p.data.latency : 0;
-        const double scatter = of_gradient * parameters * part / (link.gbs * giga) + latency;
-        const double gather = gathered * parameters * part / (link.gbs * giga) + (in.zero ? latency : 0);
+        const double scatter = of_gradient * part / (link.gbs * giga) + latency;
+        const double gather = gathered * part / (link.gbs * giga) + (in.zero ? latency : 0);
         // AdamW reads and writes fp32 weights (8) and moments, and reads gradients; clearing gradients and computing the norm
         // of a rank's own ones also pass over memory.
-        const double own = parameters / (in.zero ? dp : 1);
-        double update = (own * (8 + moments + of_gradient) + of_gradient * parameters * (1 + 1.0 / dp)) / in.memory_gbs / giga;
+        const double shard = others / dp + experts / edp, own = in.zero ? shard : parameters;
+        double update = (own * (8 + moments + of_gradient) + of_gradient * (parameters + shard)) / in.memory_gbs / giga;
         // Muon's matrices are whole on one of the ranks that share them; its elementwise operations cost about the same as
         // AdamW's.
         MuonFlops muon[2];
@@ -316,7 +345,7 @@ inline void plan_update(Plan& p) {
                                    : scatter + gather;
         if (waiting + update <= slowest) continue;
         slowest = waiting + update;
-        p.data.bytes = parameters * part * (of_gradient + gathered);
+        p.data.bytes = part * (of_gradient + gathered);
         p.data.messages = dp > 1 ? (int64_t)buckets * (in.zero ? 2 : 1) : 0;
         p.data.exposed = waiting;
         p.update_seconds = update;
@@ -356,8 +385,9 @@ inline Plan begin_plan(const PlanInput& in) {
     detail::check_plan(in);
     Plan p;
     p.in = in;
-    p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp);
+    p.mesh = make_mesh(in.world, 0, in.tp, in.pp, in.vpp, in.ep);
     check_tensor_parallel(in.c, in.tp, in.sequence_parallel, in.T);
+    check_expert_parallel(in.c, in.ep);
     const int dp = p.mesh.dp.size;
     if (in.global_batch % ((int64_t)in.B * dp))
         fail(
@@ -399,9 +429,10 @@ inline double least_step_seconds(const Plan& p) {
 inline Plan make_plan(const PlanInput& in) {
     Plan p = begin_plan(in);
     detail::plan_pipeline(p);
-    for (Traffic* t : {&p.tensor, &p.pipeline, &p.data, &p.embedding})
+    for (Traffic* t : {&p.tensor, &p.experts, &p.pipeline, &p.data, &p.embedding})
         t->seconds = t->messages ? t->bytes / (t->gbs * detail::giga) + (double)t->messages * t->latency : 0;
     p.tensor.exposed = p.tensor.seconds - p.tensor.hidden;
+    p.experts.exposed = p.experts.seconds;
     p.step_seconds = p.pipeline_seconds + p.data.exposed + p.embedding.exposed + p.update_seconds;
     detail::plan_rates(p);
     return p;
@@ -415,6 +446,7 @@ inline PlanInput plan_input(const TrainOptions& o, const ModelConfig& c, int wor
     in.c = c;
     in.world = world;
     in.tp = o.tensor_model_parallel_size;
+    in.ep = o.expert_model_parallel_size;
     in.pp = o.pipeline_model_parallel_size;
     in.vpp = o.num_virtual_stages_per_pipeline_rank;
     in.sequence_parallel = !o.no_sequence_parallel;
@@ -507,6 +539,7 @@ void add_rows(Rows& t, const Plan& p, double tokens) {
         t.row("attention dropout", format("drawing its random numbers takes up to %.0f%% of the passes",
                                           100 * of_stage(detail::draws_of_dropout(in)) / seconds_of_stage));
     traffic("tensor parallel, per rank", p.tensor, "not overlapped");
+    traffic("expert parallel, per rank", p.experts, "not overlapped");
     traffic("pipeline, per rank", p.pipeline, "waited for");
     traffic("data parallel, per rank", p.data, "not overlapped");
     traffic("tied embedding, per rank", p.embedding, "not overlapped");

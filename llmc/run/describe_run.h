@@ -221,6 +221,9 @@ inline void describe_ranks(RunTable& t, const Run& run, size_t messages) {
               format("%s, %zu message%s of at most %s parameters",
                      ranks.zero ? "optimizer state sharded (ZeRO-1)" : "full optimizer state on each rank (ZeRO off)", messages,
                      messages == 1 ? "" : "s", human_count((double)ranks.bucket_elements).c_str()));
+    if (mesh.ep.size > 1)
+        t.row("expert parallel", format("%d of %d experts a rank, for the rows of %d ranks",
+                                        run.c.mixture.experts / mesh.ep.size, run.c.mixture.experts, mesh.ep.size));
     if (mesh.pp.size > 1) {
         std::string layers;
         for (const int count : layers_of_stages(run.o, run.c, mesh))

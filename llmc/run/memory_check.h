@@ -52,7 +52,7 @@ public:
         struct {
             Sums stored, now;
         } mine = {stored_, sums()};
-        mine.now.copies = m_.shards.cut ? sum(m_.params, 0, m_.table.size) : mine.now.weights;
+        mine.now.copies = m_.shards.cut ? sum(m_.params, 0, m_.table.size) : mine.now.weights + mine.now.experts;
         std::vector<decltype(mine)> all = {mine};
         if (world_) {
             all.resize((size_t)mesh_.world.size);
@@ -61,6 +61,7 @@ public:
         for (size_t r = 0; r < all.size(); r++) {
             const Sums &stored = all[r].stored, &now = all[r].now;
             for (const auto& [name, sum] : {std::pair("the weights", &Sums::weights),
+                                            {"the experts' weights", &Sums::experts},
                                             {"the lower halves of the fp32 weights", &Sums::lower},
                                             {"the moments exp_avg", &Sums::exp_avg},
                                             {"the moments exp_avg_sq", &Sums::exp_avg_sq},
@@ -69,9 +70,12 @@ public:
         }
         for (size_t r = 0; r < all.size(); r++) {
             const int tp = (int)r % mesh_.tp.size, pp = (int)r / (mesh_.tp.size * mesh_.dp.size);
-            uint64_t stored = m_.shards.cut ? 0 : all[r].stored.weights;
-            for (int dp = 0; m_.shards.cut && dp < mesh_.dp.size; dp++)
-                stored += all[(size_t)mesh_.rank_of(pp, dp, tp)].stored.weights;
+            const int ep = mesh_.ep.size, rank_of_ep = (int)r / mesh_.tp.size % ep;
+            uint64_t stored = m_.shards.cut ? 0 : all[r].stored.weights + all[r].stored.experts;
+            for (int dp = 0; m_.shards.cut && dp < mesh_.dp.size; dp++) {
+                const Sums& of_rank = all[(size_t)mesh_.rank_of(pp, dp, tp)].stored;
+                stored += of_rank.weights + (dp % ep == rank_of_ep ? of_rank.experts : 0);
+            }
             if (stored != all[r].now.copies) return "the copies of other ranks' weights" + on_rank(r);
         }
         return "";
@@ -112,9 +116,9 @@ public:
     }
 
 private:
-    // Checksums of this rank's shards; copies: of all weights on this rank.
+    // Checksums of this rank's shards; experts: of weights that only ranks of edp share; copies: of all weights on this rank.
     struct Sums {
-        uint64_t weights = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, average = 0, copies = 0;
+        uint64_t weights = 0, experts = 0, lower = 0, exp_avg = 0, exp_avg_sq = 0, average = 0, copies = 0;
     };
 
     template <class E>
@@ -124,7 +128,7 @@ private:
     }
     Sums sums() const {
         Sums s;
-        for (const Bucket& b : m_.shards.buckets) s.weights += sum(m_.params, b.mine, b.n);
+        for (const Bucket& b : m_.shards.buckets) (b.of_experts ? s.experts : s.weights) += sum(m_.params, b.mine, b.n);
         if (m_.master_low_bits) s.lower = sum(m_.master_low_bits, 0, m_.shards.size);
         if (m_.average) s.average = sum(m_.average, 0, m_.shards.size);
         s.exp_avg = m_.exp_avg.visit_moment([&](const auto* moment) { return sum(moment, 0, m_.shards.size); });
@@ -143,7 +147,8 @@ private:
         std::string text;
         for (const TensorSpec& t : m_.table.rows) {
             const size_t shared = (size_t)t.replicated_rows * t.cols, own = t.size() - shared;
-            add_hashes(text, t, 0, own, t.replicated ? "all" : format("tp %d", mesh_.tp.rank));
+            const std::string experts = t.of_experts ? format(" ep %d", mesh_.ep.rank) : "";
+            add_hashes(text, t, 0, own, (t.replicated ? "all" : format("tp %d", mesh_.tp.rank)) + experts);
             if (shared) add_hashes(text, t, own, shared, format("heads %d", mesh_.tp.rank / t.replicas));
         }
         return text;

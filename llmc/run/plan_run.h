@@ -79,7 +79,7 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
 // The memory of one rank of a pipeline stage, for options `o` on n ranks. A CPU build that plans for GPUs (--world) excludes
 // tensors that they keep in host memory.
 inline RankMemory memory_of_stage(const Run& run, const TrainOptions& o, const ModelConfig& c, int n, int stage) {
-    const Mesh mesh = make_mesh(n, 0, layout_of(o).tp, layout_of(o).pp, layout_of(o).vpp);
+    const Mesh mesh = make_mesh(n, 0, layout_of(o));
     const Schedule steps = make_schedule(o, mesh.dp.size);
     const auto m = plan_model(run, o, steps, c, place_rank(n, mesh.rank_of(stage, 0, 0), layout_of(o), c));
     const size_t on_host = m->arena.bytes_for_host();
@@ -161,13 +161,15 @@ inline void choose_gemm_cache(Run& run, const Model& m) {
         const std::string cache = cache_directory(), kept = cache.empty() ? "" : cache + "/gemm.txt";
         // Ranks that compute the same weights must choose the same algorithms, which timing does not guarantee: data-parallel
         // replicas that each orthogonalize all matrices; and, if they do not share a file, tensor-parallel ranks that each
-        // compute whole bias gradients, choose experts, or orthogonalize keys and values that several ranks hold.
+        // compute whole bias gradients, choose experts, or orthogonalize keys and values that several ranks hold, and expert-
+        // parallel ranks that each choose the experts of a generated text.
         bool alone = kept.empty() && run.o.gemm_cache.empty();
         const Mesh& mesh = m.ranks->mesh;
-        for (int i = 0; i < mesh.tp.size; i++) alone |= !run.world.is_here(mesh.rank_of(mesh.pp.rank, mesh.dp.rank, i));
+        for (const std::vector<int>& ranks : {mesh.tp_ranks(), mesh.ep_ranks()})
+            for (const int rank : ranks) alone |= !run.world.is_here(rank);
+        const bool of_tp = mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel || m.c.mixture.on());
         const bool replicas =
-            (m.muon.recipe.on && !m.ranks->zero && m.ranks->mesh.dp.size > 1) ||
-            (alone && m.ranks->mesh.tp.size > 1 && (m.muon.recipe.on || !m.ranks->sequence_parallel || m.c.mixture.on()));
+            (m.muon.recipe.on && !m.ranks->zero && mesh.dp.size > 1) || (alone && (of_tp || mesh.ep.size > 1));
         const std::string file = replicas ? "none" : run.o.gemm_cache.empty() ? kept : run.o.gemm_cache;
         be::use_gemm_cache(run.ctx, file == "none" ? "" : file, file != "none");
         // By all ranks, and kept until they end: allocating and freeing it are collective. Ranks without a file ignore it.

@@ -403,5 +403,6 @@ inline void sign_state(const Run& run, TrainingState& state) {
     state.layout = {{"precision", precision_name}, {"backend", be::backend_name},
                     {"threads", run.ctx.threads},  {"matrix_unit", run.matrix_unit},
                     {"dp", mesh.dp.size},          {"tp", mesh.tp.size},
-                    {"pp", mesh.pp.size},          {"vpp", mesh.vpp}};
+                    {"pp", mesh.pp.size},          {"vpp", mesh.vpp},
+                    {"ep", mesh.ep.size}};
 }

@@ -101,7 +101,7 @@ struct TrainerBase {
           data(loader),
           state(position),
           history(o, m.c.L, state, dir),
-          gatherer(ctx, m.ranks->dp, m.shards, !o.no_overlap),
+          gatherer(ctx, *m.ranks, m.shards, !o.no_overlap),
           memory_check(o.check_weight_hash_across_dp_replicas_interval > 0, ctx, m),
           faults(ctx, m),
           layer_health(ctx, m) {}

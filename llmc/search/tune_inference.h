@@ -53,6 +53,8 @@ inline void check_inference(const Run& run, const TuneOptions& o) {
                              "no-sequence-parallel", "recompute-granularity", "recompute-num-layers", "recompute-other-layers",
                              "trial-steps", "fp8-format", "fp8-weight-transpose", "search-fp8", "head-rows"})
         refuse_together(o.given.count(name), std::string("--") + name, "--inference", "it is for training only");
+    refuse_together(o.expert_model_parallel_size > 1, "--expert-model-parallel-size", "--inference",
+                    "it searches tensor and pipeline parallelism");
     refuse_without(o.trials && o.model.empty(), "--trials", "a model to generate with", "--model DIR");
     refuse_without(o.trials && !run.tokenizer, "--trials", "a tokenizer", "--model DIR of a model with one");
     if (const int n = std::max(new_tokens(run, o), o.trials ? new_tokens_of_trial(run, o) : 0); n >= run.o.seq_length)

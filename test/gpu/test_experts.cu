@@ -131,6 +131,45 @@ TEST(Experts, RoutedAndSorted) {
     });
 }
 
+// Only some experts' choices get slots: the same ones as of all experts, counted from the first of these.
+TEST(Experts, SomeExpertsSorted) {
+    for_each_case([](gpu::Ctx& ctx, Routed& x) {
+        const int first = x.s.E / 3, E = ceil_div(x.s.E - first, 2);
+        const MixtureShape some = {x.s.B, x.s.T, E, x.s.K};
+        const std::vector<int>& offsets = x.expected.offsets;
+        const int before = offsets[first], slots = offsets[first + E] - before;
+        Buffer<int> slots_of((size_t)x.s.N() * x.s.K, "slots"), choices((size_t)some.slots(), "choices"),
+            ends((size_t)E + 1, "offsets"), counts((size_t)(x.s.B * E), "counts");
+        const Routing r = {nullptr, x.experts.p(), x.weights.p(), slots_of.p(), choices.p(), ends.p(), counts.p()};
+        gpu::sort_choices(ctx, r, some, first);
+        std::vector<int> expected_slots, expected_offsets;
+        for (const int slot : x.expected.slots)
+            expected_slots.push_back(slot >= before && slot < before + slots ? slot - before : -1);
+        for (int e = 0; e <= E; e++) expected_offsets.push_back(offsets[first + e] - before);
+        EXPECT_EQ(slots_of.get(), expected_slots);
+        EXPECT_EQ(ends.get(), expected_offsets);
+        const std::vector<int> sorted = choices.get();
+        for (int i = 0; i < slots; i++) EXPECT_EQ(sorted[i], x.expected.choices[before + i]);
+        // A row's sum of its slots, 0 without any.
+        constexpr int C = 12;
+        Input<floatX> rows(x.rng.normals<floatX>(std::max(1, some.slots()) * C));
+        Buffer<floatX> out((size_t)x.s.N() * C, "out");
+        gpu::expert_combine(ctx, out.p(), rows.p(), r, some, C);
+        const Doubles inp = doubles(rows);
+        const auto sums = out.get();
+        for (int n = 0; n < x.s.N(); n++)
+            for (int c = 0; c < C; c++) {
+                double sum = 0, size = 0;
+                for (int k = 0; k < x.s.K; k++)
+                    if (const int slot = expected_slots[n * x.s.K + k]; slot >= 0) {
+                        sum += inp[slot * C + c];
+                        size += std::abs(inp[slot * C + c]);
+                    }
+                EXPECT_TRUE(std::abs((double)sums[n * C + c] - sum) <= 0.01 * size) << n << " " << c;
+            }
+    });
+}
+
 // A row of NaN is routed to K different experts, and others as without it.
 TEST(Experts, NaNIsRouted) {
     gpu::Ctx ctx;

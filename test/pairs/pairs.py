@@ -319,7 +319,8 @@ def evaluate(runner, rule, out, options):
 def number_of_ranks(case, rng):
     o = case.of("layout")
     ranks = int(o.get("tensor-model-parallel-size", 1)) * int(o.get("pipeline-model-parallel-size", 1))
-    return ranks * (rng.choice([2, 4]) if ranks == 1 else rng.choice([1, 2]) if ranks == 2 else 1)
+    least = int(o.get("expert-model-parallel-size", 1))
+    return ranks * (rng.choice([2, 4]) if ranks == 1 else rng.choice([least, 2]) if ranks == 2 else 1)
 
 
 def run_case(case, runner, seed):
