@@ -49,6 +49,21 @@ TEST(Remedies, AreTheSmallestChangesThatFit) {
     EXPECT_EQ(words(11, true), "--micro-batch-size 2; ");
 }
 
+// A mixture of 4 experts, whose 30 GiB only expert parallelism divides, next to 2 GiB that tp divides.
+TEST(Remedies, SpreadExperts) {
+    TrainOptions o;
+    o.optimizer = "normuon";
+    o.recompute_granularity = "full";
+    const auto bytes_of = [](const TrainOptions& p, int ranks) {
+        const int tp = p.tensor_model_parallel_size, ep = p.expert_model_parallel_size;
+        if (4 % ep || ranks % (tp * ep) || tp > 2 || p.pipeline_model_parallel_size > 1) throw Error("no such layout");
+        return 30.0 / ep + 2.0 / tp;
+    };
+    std::string text;
+    for (const Remedy& r : find_remedies(o, 1, false, 9.6, bytes_of)) text += r.options + "; ";
+    EXPECT_EQ(text, "4 GPUs --ep 4; ");
+}
+
 // The first n of 12 layers are recomputed; each other layer needs 1 GiB. If n is set, a larger one is proposed.
 TEST(Remedies, RecomputeMoreLayersWhereTheirNumberIsGiven) {
     TrainOptions o;

@@ -146,7 +146,8 @@ private:
             change_all(words_ + "--offload " + part + " ");
         }
     }
-    // The smallest number of GPUs that suffices, split by data (ZeRO), tensor or pipeline parallelism.
+    // The smallest number of GPUs that suffices, split by data (ZeRO), tensor or pipeline parallelism, and if that
+    // does not suffice in a mixture of experts by expert parallelism.
     void add_gpus() {
         for (int more = 2; more <= 1024; more *= 2) {
             const size_t before = found_.size();
@@ -167,7 +168,10 @@ private:
         }
         if (tp > 1) layout += format(" --tp %d", p.tensor_model_parallel_size);
         if (pp > 1) layout += format(" --pp %d", p.pipeline_model_parallel_size);
-        fits(layout, p, ranks_ * more);
+        if (fits(layout, p, ranks_ * more) || p.expert_model_parallel_size > 1) return;
+        const int dp = ranks_ * more / (p.tensor_model_parallel_size * p.pipeline_model_parallel_size);
+        for (int& ep = p.expert_model_parallel_size = 2; ep <= dp; ep *= 2)
+            if (fits(layout + format(" --ep %d", ep), p, ranks_ * more)) return;
     }
 };
 template <class BytesOf>
