@@ -232,6 +232,7 @@ ModelConfig tiny(const std::string& family, bool tied = false) {
     c.tied = c.tied || tied;
     if (family == "llama") c.rope_base = 500000;
     if (c.mixture.on()) c.mixture.experts = 5, c.mixture.topk = 3;
+    if (c.mixture.shared) c.mixture.shared = 40;
     if (c.norm_plus_one) c.embedding_scale = std::sqrt(96.0);
     if (family == "qwen3" || c.norm_plus_one) c.head_size = 20;
     if (family == "gemma2" || family == "gemma3_text") {
@@ -306,7 +307,9 @@ TEST(GgufModel, ComesBack) {
 TEST(GgufModel, OfTransformersComesBack) {
     const std::map<std::string, const char*> refused = {{"gemma2", "'attention_scale' is 0.33"},
                                                         {"gemma3_text", "'attention_scale' is 0.33"},
-                                                        {"smollm3", "'no_rope_layer_interval' is 2"}};
+                                                        {"smollm3", "'no_rope_layer_interval' is 2"},
+                                                        {"qwen2_moe", "no dense layers among mixtures"}};
+    const std::vector<GgufArchitecture>& all = gguf_architectures();
     int models = 0;
     for (const auto& entry : std::filesystem::directory_iterator("test/golden/families")) {
         const std::string model = entry.path().string();
@@ -314,9 +317,13 @@ TEST(GgufModel, OfTransformersComesBack) {
         models++;
         TemporaryDirectory dir;
         ModelConfig before = read_config(model);
+        if (std::none_of(all.begin(), all.end(), [&](const auto& a) { return before.family == a.family; })) {
+            expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {"GGUF files of the family " + before.family});
+            continue;
+        }
         const auto as_refused = refused.find(before.family);
         if (as_refused != refused.end()) {
-            expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {as_refused->second, "llama.cpp cannot run it"});
+            expect_error([&] { run_export(model, dir / "x.gguf", "f32"); }, {as_refused->second});
             continue;
         }
         run_export(model, dir / "x.gguf", "f32");
@@ -420,7 +427,7 @@ TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
 // The gates of all experts are one tensor, (experts, F, C), and so are their ups and downs; the router is in F32. Old files
 // have a tensor per expert.
 TEST(GgufModel, StacksExperts) {
-    for (const char* family : {"mixtral", "qwen3_moe", "olmoe"}) {
+    for (const char* family : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
         SCOPED_TRACE(family);
         TemporaryDirectory dir;
         const ModelConfig c = tiny(family);
@@ -508,7 +515,7 @@ TEST(GgufModel, RefusesWhatItCannotSay) {
                      {std::string("'activation' is ") + name, "architecture gpt2", "llama.cpp cannot run it"});
     }
     c.family = "ours";
-    expect_error([&] { gguf_architecture_of(c); }, {"no architecture for the family ours", "gpt2, bloom, llama"});
+    expect_error([&] { gguf_architecture_of(c); }, {"GGUF files of the family ours are not supported", "gpt2, bloom, llama"});
     const auto has = [](const std::string&) { return false; };
     nlohmann::json m = gguf_metadata(tiny("llama"), gguf_architecture_of(tiny("llama")));
     const auto refused = [&](const char* key, const nlohmann::json& value, const std::vector<std::string>& parts) {

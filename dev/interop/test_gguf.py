@@ -54,6 +54,8 @@ FAMILIES = {
     "qwen2": ("Qwen2Config", SIZES | {"tie_word_embeddings": False}, "QWEN2"),
     "qwen3": ("Qwen3Config", SIZES | {"head_dim": 24, "tie_word_embeddings": True}, "QWEN3"),
     "mixtral": ("MixtralConfig", SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}, "LLAMA"),
+    "qwen2_moe": ("Qwen2MoeConfig", SIZES | {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 80, "num_experts": 5,
+                                             "num_experts_per_tok": 3}, "QWEN2MOE"),
     "qwen3_moe": ("Qwen3MoeConfig", SIZES | {"head_dim": 24, "moe_intermediate_size": 96, "num_experts": 5,
                                              "num_experts_per_tok": 3, "norm_topk_prob": True}, "QWEN3MOE"),
     "olmoe": ("OlmoeConfig", SIZES | {"num_experts": 5, "num_experts_per_tok": 3}, "OLMOE"),
@@ -131,7 +133,7 @@ def check_tensors(reader, expected, kind):
     tensors = {t.name: t for t in reader.tensors}
     assert set(tensors) - {"rope_freqs.weight"} == set(expected), set(tensors) ^ set(expected)
     for name, w in expected.items():
-        wide = w.ndim == 1 or name == "position_embd.weight" or "ffn_gate_inp" in name
+        wide = w.ndim == 1 or name == "position_embd.weight" or "ffn_gate_inp" in name  # routers
         t, kind_of = tensors[name], TYPES["f32" if wide else kind]
         if w.ndim > 1 and kind_of == TYPES["q8_0"] and w.shape[-1] % 32:
             kind_of = TYPES["f16"]

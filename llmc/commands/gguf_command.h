@@ -140,7 +140,8 @@ inline std::vector<float> rows_from_gguf(const ModelConfig& c, const GgufArchite
         const GgufTensor* t = file.find(part.name);
         if (!t) fail("%s has no tensor '%s', which a %s model needs", file.path().c_str(), part.name.c_str(), a.name);
         const std::vector<int64_t> shape = part.shape(spec);
-        if (t->shape != shape)
+        // A matrix of one row may be a vector.
+        if (t->shape != shape && !(t->elements == (size_t)spec.cols && part.rows == 1 && t->shape.back() == spec.cols))
             fail("%s: tensor '%s' has shape %s; its configuration requires %s", file.path().c_str(), part.name.c_str(),
                  shape_string(t->shape).c_str(), shape_string(shape).c_str());
         rows.resize(t->elements);

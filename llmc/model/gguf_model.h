@@ -42,6 +42,7 @@ inline const std::vector<GgufArchitecture>& gguf_architectures() {
         {"llama", "mixtral", true},
         {"qwen2", "qwen2"},
         {"qwen3", "qwen3"},
+        {"qwen2moe", "qwen2_moe", false, false, false, 0, 0, true},
         {"qwen3moe", "qwen3_moe", false, false, false, 0, 0, true},
         {"olmoe", "olmoe"},
         {"smollm3", "smollm3", true},
@@ -69,7 +70,8 @@ inline nlohmann::ordered_json gguf_metadata(const ModelConfig& c, const GgufArch
     if (c.mixture.on()) {
         set("expert_count", c.mixture.experts);
         set("expert_used_count", c.mixture.topk);
-        if (a.expert_width) set("expert_feed_forward_length", c.F);
+        if (a.expert_width) set("expert_feed_forward_length", c.expert_width());
+        if (c.mixture.shared) set("expert_shared_feed_forward_length", c.mixture.shared);
     }
     set("attention.head_count", c.NH);
     set("attention.head_count_kv", c.NKV);
@@ -124,6 +126,7 @@ inline void check_gguf_keys(const HfReader& in, const std::string& architecture)
                                        "expert_count",
                                        "expert_used_count",
                                        "expert_feed_forward_length",
+                                       "expert_shared_feed_forward_length",
                                        "attention.head_count",
                                        "attention.head_count_kv",
                                        "attention.key_length",
@@ -260,6 +263,9 @@ inline ModelConfig gguf_config(const nlohmann::json& metadata, const std::string
     }
     const bool own_width = c.mixture.on() && !in.absent(named("expert_feed_forward_length"));
     c.F = in.count(named(own_width ? "expert_feed_forward_length" : "feed_forward_length"));
+    const int without_key = in.count(named("feed_forward_length"), c.F);
+    if (c.mixture.shared) c.mixture.shared = in.count(named("expert_shared_feed_forward_length"), without_key);
+    else in.only(named("expert_shared_feed_forward_length"), 0);
     c.NH = in.count(named("attention.head_count"));
     c.NKV = in.count(named("attention.head_count_kv"), c.NH);
     if (c.NH < 1) in.wrong(named("attention.head_count"), "a number above 0");
@@ -338,6 +344,8 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
                                      {"qkv", "attn_qkv"},
                                      {"proj", "attn_output"},
                                      {"router", "ffn_gate_inp"},
+                                     {"shared_gate", "ffn_gate_inp_shexp"},
+                                     {"shared_fc2", "ffn_down_shexp"},
                                      {"fc1", "ffn_up"},
                                      {"fc2", "ffn_down"}};
     std::string stem = spec.name, before, ending = ".weight";
@@ -356,6 +364,7 @@ inline std::vector<GgufPart> gguf_parts(const ModelConfig& c, const GgufArchitec
     if (c.mixture.on() && stem == "fc2") return expert_parts(c, a, spec, before, {"ffn_down"});
     if (stem == "qkv" && spec.hf.size() == 3)
         return {part("attn_q", 0, a.pairs ? c.NH : 0), part("attn_k", 1, a.pairs ? c.NKV : 0), part("attn_v", 2, 0)};
+    if (stem == "shared_fc1") return {part("ffn_gate_shexp", 0, 0), part("ffn_up_shexp", 1, 0)};
     if (stem == "fc1" && spec.hf.size() == 2) return {part("ffn_gate", 0, 0), part("ffn_up", 1, 0)};
     const auto named = [&](const Names& n) { return stem == n.ours; };
     const Names* const end = before.empty() ? std::end(whole) : std::end(of_block);
