@@ -136,6 +136,9 @@ TEST(MixtureConfig, DenseLayersAsInMegatron) {
     EXPECT_EQ(lora_modules(c, {"all", "gate"}).size(), 4u + 3 + 3);
     EXPECT_EQ(lora_modules(c, {"gate"}), (Arguments{"mlp.gate_proj", "mlp.experts.gate_proj"}));
     EXPECT_EQ(configured({"--num-experts", "8", "--moe-layer-freq", "1"}).family, "mixtral");
+    const ModelConfig wider =
+        configured({"--preset", "olmoe-1b-7b", "--moe-layer-freq", "[0]*1+[1]*1", "--ffn-hidden-size", "4096"});
+    EXPECT_TRUE(wider.F == 4096 && wider.expert_width() == 1024) << "the preset's experts keep their width";
 }
 
 TEST(MixtureConfig, SharedExpertProcessesEveryToken) {

@@ -446,6 +446,7 @@ inline ModelConfig configure_model(const TrainOptions& o, const Tokenizer* token
     else if (!from_directory && o.seq_length) c.T = o.seq_length + o.prompt_tokens;
     detail::set_block(o, c);
     const bool experts_only = c.mixture.on() && c.mixture.dense_layers.empty();
+    if (saved.mixture.on() && !experts_only) c.mixture.width = c.expert_width();  // dense layers may get another
     if (!experts_only || !o.moe_ffn_hidden_size) given(c.F, o.ffn_hidden_size, "ffn-hidden-size");
     int width = experts_only ? c.F : c.expert_width();
     given(width, o.moe_ffn_hidden_size, "moe-ffn-hidden-size");
