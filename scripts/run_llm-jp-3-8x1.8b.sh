@@ -4,7 +4,7 @@
 #   active       2,924,931,072
 #   tokens       2.07T: 494,120 steps of 1024 samples of 4,096
 #   FLOPs        6 x active parameters x tokens = 3.64e22
-#   memory       37.2 GiB on the fullest GPU (--dry-run)
+#   memory       37.9 GiB on the fullest GPU (--dry-run)
 #   time         64 H100 at 45% of 989 TFLOP/s: 15 days (the share as planned)
 # LLM-jp started from llm-jp-3-1.8b by Drop-Upcycling (Nakamura et al., 2025, arXiv:2502.19261), and saw 2.1T tokens:
 #   run_llm-jp-3-8x1.8b.sh --no-preset --model DENSE --num-experts 8 --moe-use-upcycling --moe-upcycling-drop-ratio 0.5

@@ -4,7 +4,7 @@
 #   active       1,282,017,280
 #   tokens       5.13T: 1,223,842 steps of 1024 samples of 4,096
 #   FLOPs        6 x active parameters x tokens = 3.95e22
-#   memory       48.9 GiB on the fullest GPU (--dry-run)
+#   memory       49.6 GiB on the fullest GPU (--dry-run)
 #   time         256 H100 at 43% of 989 TFLOP/s: 4.2 days (the share as planned)
 # Batch, rates, both losses of the router and steps are the paper's, the warm-up that of its configuration files: a cosine over
 # 5T tokens. The authors report about 10 days on 256 H100. Not done here: their last 100B tokens with a linear decay to 0, their
