@@ -282,8 +282,8 @@ inline void read_adapter_config(const std::string& dir, ModelConfig& c) {
 }
 
 // PEFT finds matrices by the ends of their names: uses the last word of a module unless a matrix without adapter also ends in
-// it, such as one of a shared expert. (With transformers 5, which stacks experts, PEFT 0.21 converts names and files of adapters on
-// all matrices of experts.)
+// it, such as one of a shared expert. (With transformers 5, which stacks experts, PEFT 0.21 converts names and files of
+// adapters on all matrices of experts.)
 inline std::vector<std::string> peft_modules(const ModelConfig& c) {
     const std::vector<LoraTarget> targets = lora_targets(c);
     const auto target_of = [&](const std::string& module) {

@@ -30,9 +30,9 @@ inline size_t available_memory() {
 // GPU memory that plans must leave free: scratch memory of ops, NCCL's buffers, and lazily loaded code.
 inline size_t reserve_on_gpu(size_t bytes) { return std::min((size_t)512 << 20, bytes / 64); }
 
-// Rows of logits at a time on a GPU with this much memory: a sixteenth of it, in whole tiles of products, as every further chunk
-// reads and writes the head's gradient again. At most INT_MAX logits, which an H200 would exceed with GPT-2's vocabulary: 32-bit
-// offsets have failed there in other libraries, and no product this large has been tried.
+// Rows of logits at a time on a GPU with this much memory: a sixteenth of it, in whole tiles of products, as every further
+// chunk reads and writes the head's gradient again. At most INT_MAX logits, which an H200 would exceed with GPT-2's
+// vocabulary: 32-bit offsets have failed there in other libraries, and no product this large has been tried.
 inline size_t logits_rows_on_gpu(size_t memory, size_t row_bytes) {
     const size_t bytes = std::min(memory / 16, (size_t)INT_MAX * sizeof(floatX));
     return std::max<size_t>(1024, bytes / row_bytes / 128 * 128);

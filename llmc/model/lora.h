@@ -63,8 +63,8 @@ inline std::string module_of(const std::string& name, int layer, bool of_expert)
     const size_t last = module.rfind('.'), expert = module.rfind('.', last - 1);
     return module.erase(expert, last - expert);
 }
-// The kind of a block's matrix, such as "blocks.3.qkv_w". Null if it is none of the four, or if the files have one tensor for all
-// experts, for whose adapters PEFT has no such names.
+// The kind of a block's matrix, such as "blocks.3.qkv_w". Null if it is none of the four, or if the files have one tensor for
+// all experts, for whose adapters PEFT has no such names.
 inline const Matrix* matrix_of(const TensorSpec& t) {
     if (!t.hf.empty() && t.hf[0].stacked) return nullptr;
     for (const Matrix& matrix : all_matrices)

@@ -20,7 +20,8 @@
 #include "devices.h"
 #include "energy.h"
 
-// The number of parameters of a virtual stage is a function of tp, ep, layers, mixtures, and whether it is the first or last one.
+// The number of parameters of a virtual stage is a function of tp, ep, layers, mixtures, and whether it is the first or last
+// one.
 using StageKey = std::tuple<int, int, int, int, bool, bool>;
 
 struct PlanInput {
