@@ -7,7 +7,7 @@
 #   memory       30.1 GiB on the fullest GPU (--dry-run)
 #   time         64 H100 at 42% of 989 TFLOP/s: 18 days (the share as planned)
 # Mistral has published the model only: no data, tokens, batch or rates, and samples of 32,768 tokens. Batch, rates, their decay
-# over 320,000 steps and the coefficient of the balance loss are those of Megatron-LM's example for this model; our layout.
+# over 320,000 steps and the coefficient of the balance loss follow Megatron-LM's example for this model; the layout is ours.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 RANKS=${RANKS:-64}

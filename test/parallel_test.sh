@@ -91,7 +91,7 @@ for layout in "2 --zero 1 --resume unequal/step_00000003" "4 --ep 2 --pp 2" "3 -
     expect "a mixture after a dense layer, $layout" train "$n" "unequal $layout" $options "${mixture[@]}"
     expect "a mixture after a dense layer, $layout: one rank's losses" near unequal "unequal $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
-# GPT-OSS: each tp rank has some of the bias of fc1, one adds that of fc2 times the routing weights, and files stack experts, gate
+# GPT-OSS: each tp rank has some of the bias of fc1, one adds the bias of fc2 times the routing weights, and files stack experts, gate
 # and up in turn, which ranks of ZeRO write in parts.
 oss=(--num-experts 5 --moe-router-topk 3 --ffn-hidden-size 96 --no-swiglu --activation clamped-swiglu --add-qkv-bias --add-proj-bias --add-mlp-bias
     --softmax-type learnable --window-size 9 --window-attn-skip-freq 2 --moe-z-loss-coeff 1e-3)

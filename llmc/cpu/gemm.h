@@ -334,7 +334,7 @@ void multiply_blocks(Ctx& ctx, const MatrixUnit<E>& unit, floatX* out, EpilogueI
             for (int k0 = 0; k0 < K; k0 += blocking.slab) {
                 const int deep = std::min(blocking.slab, K - k0);
                 right.pack(unit, packed, packed_size, k0, deep, c0, columns);
-                if (!a.in_place) {  // an expert's few rows: prefetch what is packed next during their products
+                if (!a.in_place) {  // an expert's few rows: prefetch the next weights to pack during their products
                     pending.later = packed_next(task, k0 + deep);
                     pending.lines = ceil_div(pending.later.left(), unit.steps(block.rows, columns, deep));
                 }

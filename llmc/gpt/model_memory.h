@@ -44,7 +44,7 @@ inline MlpSizes mlp_sizes(const Model& m, size_t N, bool mixture) {
     const int shared = mixture ? m.c.mixture.shared / m.local.tp_size : 0;
     return {mixture, rows * (size_t)m.c.F1(F), rows * (size_t)F, N * (size_t)m.c.F1(shared), N * (size_t)shared};
 }
-// Of the buffers that all layers of the model share.
+// The sizes of the buffers that all layers of the model share.
 inline MlpSizes largest_mlp(const Model& m, size_t N) {
     const int mixtures = m.c.mixtures();
     if (mixtures == 0 || mixtures == m.c.L) return mlp_sizes(m, N, mixtures > 0);

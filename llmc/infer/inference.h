@@ -45,7 +45,7 @@ struct InferenceRun : AdaptedModel {
     InferenceRun(World& w, int threads) : world(w), ctx(make_ctx(w, threads)) {}
     bool main_rank() const { return world.rank() == 0; }  // prints; the others hold their parts of the model
 };
-// Of generate and eval.
+// For generate and eval.
 template <class Options>
 RankLayout layout_of_inference(const Options& o) {
     RankLayout layout;

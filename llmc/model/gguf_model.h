@@ -313,7 +313,7 @@ struct GgufPart {
     }
 };
 
-// The parts of stacked experts: `names` are those of an expert's matrices in the order of their rows.
+// The parts of stacked experts; `names`: an expert's matrices, in the order of their rows.
 inline std::vector<GgufPart> expert_parts(const ModelConfig& c, const GgufArchitecture& a, const TensorSpec& spec,
                                           const std::string& block, const std::vector<const char*>& names) {
     const int E = c.mixture.experts, each = spec.rows / E, rows = each / (int)names.size();

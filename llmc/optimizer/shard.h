@@ -22,7 +22,7 @@ struct Bucket {
     size_t shard;             // offset of the shard in memory that holds only this rank's shards
     int owner = -1;           // the rank that owns the whole bucket; -1: ranks have equal shards
     int matrix = -1;          // row of the table, if it is a block's matrix that must not be split
-    bool of_experts = false;  // shared by the ranks of edp; else by those of dp
+    bool of_experts = false;  // shared by the ranks of edp, not of dp
 
     bool whole_matrix() const { return matrix >= 0; }
 };
