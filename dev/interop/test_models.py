@@ -5,7 +5,8 @@ transformers,
   logits     its logits in fp32 are transformers' (1e-4), for 1 token, 17 tokens, and beyond the original training length if
              positions are scaled; greedy text is the same
   gradients  the gradient of each tensor is PyTorch's (2e-5 of its largest element)
-  train      20 steps here have the losses of 20 steps of PyTorch's AdamW on the same tokens (3e-4)
+  train      20 steps here have the losses of 20 steps of PyTorch's AdamW on the same tokens (3e-4), a mixture's with the two
+             losses of its routers
   write      transformers loads the result without a missing or unexpected tensor, with our logits
   reload     train_gpt reads its own directory back to the same logits
   ends       transformers runs what our own options write at the ends of their ranges (one layer, no window, ...), with our logits
@@ -205,12 +206,41 @@ def text_of(directory, model, tokenizer):
     assert ours.decode(errors="replace") == expected, (ours, expected)
 
 
+AUX, Z = 0.5, 0.05  # coefficients of a mixture's losses, large enough that each changes the 20 steps
+
+
+class RouterLosses:
+    """Balance and z loss of the last pass of one sequence, summed over the layers, from the inputs of the routers."""
+
+    def __init__(self, model):
+        c, self.inputs = model.config, {}
+        self.K, self.routers = getattr(c, "num_experts_per_tok", 0), []
+        for name, module in model.named_modules():
+            if name.endswith((".mlp.gate", ".block_sparse_moe.gate", ".mlp.router")):
+                self.routers.append(module)
+                module.register_forward_hook(lambda module, inputs, _: self.inputs.update({module: inputs[0].flatten(0, -2)}))
+
+    def __call__(self):
+        balance = z = torch.zeros(())
+        for router in self.routers:
+            logits = torch.nn.functional.linear(self.inputs[router], router.weight, getattr(router, "bias", None))
+            T, E = logits.shape
+            counts = torch.nn.functional.one_hot(logits.topk(self.K).indices, E).sum((0, 1))
+            balance = balance + E / (self.K * T * T) * (counts * logits.softmax(-1)).sum()
+            z = z + logits.logsumexp(-1).square().mean()
+        return balance, z
+
+
 def compare_steps(model, directory, sample):
     """20 steps on the same sequence, which the data contain 200 times."""
+    losses = RouterLosses(model)
+    layers = len(losses.routers)
     run("train_gpt", "train", "--model", directory, "--data-path", "same", "--split", "1, 0, 0", "--seq-length", len(sample),
         "--micro-batch-size", 4, "--train-iters", 20, "--lr", 2e-3, "--lr-decay-style", "constant", "--adam-eps", 1e-4,
-        "--eval-iters", 0, "--out", "trained", "--quiet")
-    ours = [row["loss"] for row in map(json.loads, open(WORK / "trained/log.jsonl")) if row["kind"] == "step"]
+        "--eval-iters", 0, "--out", "trained", "--quiet",
+        *(["--moe-aux-loss-coeff", AUX, "--moe-z-loss-coeff", Z] if layers else []))
+    steps = [row for row in map(json.loads, open(WORK / "trained/log.jsonl")) if row["kind"] == "step"]
+    ours = [row["loss"] for row in steps]
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays} for decays in (0, 1)]
     adamw = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.95), eps=1e-4)
@@ -222,7 +252,13 @@ def compare_steps(model, directory, sample):
         differences.append(abs(loss - theirs))
         assert differences[-1] < 3e-4, f"loss of step {step}: {loss:.5f}, PyTorch's {theirs:.5f}"
         adamw.zero_grad()
-        ce.backward()
+        balance, z = losses()
+        for key, of_layers in ("moe_aux_loss", balance), ("moe_z_loss", z):
+            if layers:
+                mean = float(of_layers.detach()) / layers
+                off = abs(steps[step][key] - mean) / mean
+                assert off < 1e-3, f"{key} of step {step}: {steps[step][key]:.5f}, PyTorch's {mean:.5f}"
+        (ce + AUX * balance + Z * z).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         adamw.step()
     assert len(ours) == 20 and ours[-1] < ours[0] - 0.5, ours
