@@ -199,7 +199,7 @@ bench-ranks: build/cpu-$(PRECISION)$(tail)/train_gpt ; @TRAIN_GPT=$< dev/bench/r
 export PRECISIONS ?= bf16 fp32
 marchs     := / $(if $(filter AVX2 all,$(UNITS)),-x86-64-v3/) $(if $(filter AVX-512 all,$(UNITS)),-x86-64-v4/)
 bench-cpu: deps-interop $(foreach p,$(PRECISIONS),$(marchs:%=build/cpu-$p$(tail)%bench))
-	@$$(dev/interop/venv.sh torch) dev/bench/cpu.py --bench 'build/cpu-{precision}$(tail){march}/bench'
+	@$$(dev/interop/venv.sh torch transformers) dev/bench/cpu.py --bench 'build/cpu-{precision}$(tail){march}/bench'
 bench-data: deps-interop deps-quickstart $(build)/train_gpt $(build)/encode_bench ; @dev/bench/data.py $(build)
 bench-inference: deps-interop $(PRECISIONS:%=build/cpu-%$(tail)/train_gpt)
 	@$$(dev/interop/venv.sh llama-cpp-python) dev/bench/inference.py --program 'build/cpu-{precision}$(tail)/train_gpt'

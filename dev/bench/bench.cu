@@ -7,6 +7,7 @@
 //   build/.../bench --units                  on a CPU: each available matrix unit, GFLOP/s of layers and attention
 //   build/.../bench --bounds | --gemms | --attention    on a GPU: see gemms.h, attention_bench.h; with these and --profile:
 //                                            --seconds N, --json
+// A mixture of experts PRESET is also measured as PRESET-dense, with dense MLPs of the same FLOPs per token.
 // For dev/bench/cpu.py, which alternates other programs' steps with ours; descriptions are lines of KEY=VALUE:
 //   bench --machine               this program and the machine's limits
 //   bench --describe PRESET B T   the model's sizes, its parameters, FLOPs of a step; needs no memory
@@ -343,7 +344,13 @@ void bench_memory_bound(be::Ctx& ctx, const Machine& machine, const Sizes& s) {
 
 // layers: 0, or fewer than the preset has.
 ModelConfig config_for(const std::string& preset, int T, int layers) {
-    ModelConfig c = config_from_preset(preset);
+    const size_t dense = preset.rfind("-dense");
+    ModelConfig c = config_from_preset(preset.substr(0, dense));
+    if (dense != std::string::npos) {
+        if (!c.mixture.on()) fail_usage("preset '%s': only a mixture of experts has a variant with -dense", preset.c_str());
+        c.F = c.mixture.topk * c.expert_width();
+        c.mixture = {};
+    }
     if (layers) c.L = layers;
     if (!c.V) c.V = 4096;
     c.T = std::max(c.T, T);
@@ -503,8 +510,8 @@ void describe(const std::string& preset, int B, int T) {
     const ModelConfig c = config_for(preset, T, 0);
     size_t parameters = 0;
     for (const TensorSpec& spec : ParameterTable(c).rows) parameters += spec.size();
-    printf("family=%s\nL=%d\nC=%d\nNH=%d\nNKV=%d\nF=%d\nV=%d\npositions=%d\neps=%g\nrope_base=%g\n", c.family.c_str(), c.L, c.C,
-           c.NH, c.NKV, c.F, c.Vp, c.T, c.eps, c.rope_base);
+    printf("family=%s\nL=%d\nC=%d\nNH=%d\nNKV=%d\nF=%d\nV=%d\npositions=%d\neps=%g\nrope_base=%g\nexperts=%d\ntopk=%d\n",
+           c.family.c_str(), c.L, c.C, c.NH, c.NKV, c.F, c.Vp, c.T, c.eps, c.rope_base, c.mixture.experts, c.mixture.topk);
     printf("parameters=%zu\nflops=%.0f\n", parameters, model_flops_per_token(c, T) * B * T);
 }
 

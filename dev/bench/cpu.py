@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = ("ours", "eager", "compiled")
+OF_MIXTURES = ("ours", "dense", "eager", "grouped_mm")  # dense: our dense model with the same FLOPs
 ROUND_SECONDS, MIN_ROUNDS, MAX_ROUNDS, CONFIG_SECONDS = 1.5, 5, 9, 50
 TIME_LIMIT = 600  # per request, such as compiling a model
 # For PyTorch: no GPU, no compilation processes that would outlive it, and memory is kept between steps instead of being
@@ -137,8 +138,9 @@ def busy_process():
 
 def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Worker, dict[str, str]]:
     """Starts a program on a configuration; returns it when it is ready, and its description of itself."""
-    if program == "ours":
-        worker = Worker([bench, "--serve", config.preset, str(config.B), str(config.T)],
+    if program in ("ours", "dense"):
+        preset = config.preset + ("-dense" if program == "dense" else "")
+        worker = Worker([bench, "--serve", preset, str(config.B), str(config.T)],
                         {"OMP_NUM_THREADS": str(threads), "TRAIN_GPT_MATRIX_UNIT": config.unit})
     else:
         words = {**config.sizes, "B": config.B, "T": config.T, "threads": threads, "precision": config.precision,
@@ -147,7 +149,7 @@ def start(program: str, config: "Config", bench: Path, threads: int) -> tuple[Wo
                         {**PYTORCH_ENVIRONMENT, **(UNITS[config.unit][1] if config.unit else {})})
     try:
         said = dict(word.split("=", 1) for word in worker.answer().split()[1:])
-        if program != "ours" and said["parameters"] != config.sizes["parameters"]:
+        if said and said["parameters"] != config.sizes["parameters"]:
             raise Failure(f"its model has {said['parameters']} parameters, ours {config.sizes['parameters']}")
     except BaseException:
         worker.kill()
@@ -179,6 +181,14 @@ class Config:
     sizes: dict[str, str]  # from `bench --describe`
     unit: str = ""  # the matrix unit that all are restricted to
     results: dict[str, Result] = field(default_factory=dict)
+
+    @property
+    def mixture(self) -> bool:
+        return self.sizes["experts"] != "0"
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return OF_MIXTURES if self.mixture else PROGRAMS
 
     @property
     def name(self) -> str:
@@ -292,7 +302,7 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
 
     try:
         round_seconds = 0.0
-        for i, program in enumerate(PROGRAMS):
+        for i, program in enumerate(config.programs):
             progress.show(index, f"starting {program}", 0.1 * i)
             begun = attempt(program, lambda: start(program, config, bench, threads))
             if begun:
@@ -306,7 +316,7 @@ def measure(config: Config, index: int, bench: Path, threads: int, progress: Pro
                 times = attempt(program, lambda: bystanders.measure(worker, list(workers.values()),
                                                                     lambda: worker.steps(steps_a_round[program])))
                 worker.times += times or []
-        if not config.unit:
+        if not config.unit and not config.mixture:
             progress.show(index, "beside a busy process", 0.95)
             with busy_process():
                 for program, worker in list(workers.items()):
@@ -422,7 +432,7 @@ def gib(n: int) -> str:
 
 
 def row(config: Config, machine: dict[str, str]) -> str:
-    ours, pytorch = config.results["ours"], {p: config.results[p] for p in PROGRAMS[1:]}
+    ours, pytorch = config.results["ours"], {p: config.results[p] for p in config.programs[1 + config.mixture:]}
     good = {p: r for p, r in pytorch.items() if not r.failure}
     best = min(good, key=lambda p: good[p].ms) if good else None
     cells = [config.name, config.precision, speed(config, ours)]
@@ -431,6 +441,9 @@ def row(config: Config, machine: dict[str, str]) -> str:
     else:
         rate = float(config.sizes["flops"]) / ours.ms * 1000
         cells.append(f"{rate / peak(config.precision, machine):.0%}")
+    if config.mixture:
+        dense = config.results["dense"]
+        cells.append(speed(config, dense) + ("" if dense.failure or ours.failure else f", {dense.ms / ours.ms:.0%} of it"))
     cells += [f"**{speed(config, r)}**" if p == best else speed(config, r) for p, r in pytorch.items()]
     both = best and not ours.failure
     cells.append(f"{good[best].ms / ours.ms:.2f}" if both else "")
@@ -442,7 +455,7 @@ def row(config: Config, machine: dict[str, str]) -> str:
 
 def busy_row(config: Config, threads: int) -> str:
     """By the mean of all steps, as the other process interrupts only some of them."""
-    good = {p: r for p, r in config.results.items() if p in PROGRAMS and r.busy_times}
+    good = {p: r for p, r in config.results.items() if p in config.programs and r.busy_times}
     rates = {p: 1000 * config.B * config.T / statistics.mean(r.busy_times) for p, r in good.items()}
     kept = {p: r.ms / statistics.mean(r.busy_times) for p, r in good.items()}
     cells = [config.name, config.precision, f"{threads / (threads + 1):.0%}"]
@@ -484,12 +497,17 @@ def header(machine: dict[str, str], pytorch: dict[str, str]) -> list[str]:
 
 def print_table(configs: list[Config], machine: dict[str, str], pytorch: dict[str, str], notes: list[str]):
     print("\n".join(header(machine, pytorch)) + "\n")
-    print("| model, batch x length | precision | ours, tok/s | of peak | PyTorch eager | PyTorch compiled | ours / best "
-          "| memory, ours | PyTorch | ours / PyTorch |")
-    print("|" + " --- |" * 10)
-    for config in configs:
-        print(row(config, machine))
-    busy = [config for config in configs if config.results["ours"].busy_times]
+    for mixtures in (False, True):
+        some = [config for config in configs if config.mixture == mixtures]
+        if not some:
+            continue
+        programs = "dense model | PyTorch eager | grouped_mm" if mixtures else "PyTorch eager | PyTorch compiled"
+        print(f"| model, batch x length | precision | ours, tok/s | of peak | {programs} | ours / best "
+              "| memory, ours | PyTorch | ours / PyTorch |")
+        print("|" + " --- |" * (11 if mixtures else 10))
+        for config in some:
+            print(row(config, machine))
+    busy = [config for config in configs if config.results["ours"].busy_times and not config.mixture]
     if busy:
         print_busy_table(busy, int(machine["threads"]))
     if any("llm.c" in config.results for config in configs):
@@ -576,7 +594,7 @@ def main():
                 config.results["llm.c"] = llmc.run(config, threads)
     finally:  # an interrupted run shows its results so far
         progress.note("")
-        print_table([c for c in configs if all(p in c.results for p in PROGRAMS)], machine, pytorch, bystanders.notes())
+        print_table([c for c in configs if all(p in c.results for p in c.programs)], machine, pytorch, bystanders.notes())
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """One training step in PyTorch, written for speed, as a worker for cpu.py: the equivalent of `bench --serve`.
 
     pytorch_step.py KEY=VALUE...    the lines of `bench --describe`, and B, T, threads, precision (bf16 or fp32) and
-                                    variant (eager or compiled)
+                                    variant (eager or compiled; of a mixture of experts eager or grouped_mm)
 
 Prints "ready" and its configuration; for each count read from stdin runs that many steps and prints the milliseconds of
 each; at the end of the input prints the peak memory of the process in bytes.
 
 A step is the same as ours: forward, loss over all logits, backward, gradient norm and clipping, AdamW. Weights are fp32 in both
 precisions; bf16 runs under autocast, as in usual training. One projection computes queries, keys and values, one gate and up;
-attention is scaled_dot_product_attention, AdamW the fused one.
+attention is scaled_dot_product_attention, AdamW the fused one. A mixture is transformers' OLMoE with either of its
+implementations of experts.
 
 Tried without gain: the residual stream in bf16 (RMSNorm and LayerNorm are fp32 under autocast), cross-entropy of bf16
 logits, huge pages. cpu.py makes glibc's malloc keep memory between steps, which makes eager steps 13-16% shorter.
@@ -102,6 +103,23 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
+class Olmoe(nn.Module):
+    """transformers' mixture of experts."""
+
+    def __init__(self, s: dict):
+        from transformers import OlmoeConfig, OlmoeForCausalLM
+        super().__init__()
+        config = OlmoeConfig(hidden_size=s["C"], intermediate_size=s["F"], num_hidden_layers=s["L"], vocab_size=s["V"],
+                             num_attention_heads=s["NH"], num_key_value_heads=s["NKV"], num_experts=s["experts"],
+                             num_experts_per_tok=s["topk"], rms_norm_eps=s["eps"], max_position_embeddings=s["positions"],
+                             pad_token_id=None, bos_token_id=None, eos_token_id=None)
+        self.model = OlmoeForCausalLM._from_config(config, experts_implementation=s["variant"], attn_implementation="sdpa")
+
+    def forward(self, tokens, targets):
+        logits = self.model(input_ids=tokens, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def make_adamw(parameters):
     """The fused optimizer, which this PyTorch may not have for CPUs."""
     options = dict(lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -114,7 +132,7 @@ def make_adamw(parameters):
 def make_step(s: dict):
     """Returns the step, its model, and the kind of its AdamW."""
     torch.manual_seed(1)
-    model = {"gpt2": GPT2, "llama": Llama}[s["family"]](s)
+    model = {"gpt2": GPT2, "llama": Llama, "olmoe": Olmoe}[s["family"]](s)
     for p in model.parameters():
         if p.dim() > 1:
             nn.init.normal_(p, std=0.02)

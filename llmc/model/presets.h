@@ -26,6 +26,7 @@ inline const std::vector<Preset>& presets() {
         {"quickstart", "llama", 6, 192, 6, 2, 512, 256, 0, 0.02},
         {"llama-tiny", "llama", 2, 64, 4, 2, 192, 256, 0, 0.02},
         {"mixture-tiny", "mixtral", 2, 64, 4, 2, 96, 256, 0, 0.02, [](ModelConfig& c) { c.rope_base = 1e4; }},
+        {"mixture-60m", "olmoe", 8, 640, 10, 10, 320, 512, 0, 0.02},
         {"gpt2-3m", "gpt2", 6, 192, 6, 6, 768, 256, 0, 0.02},
         {"bloom-3m", "bloom", 6, 192, 6, 6, 768, 256, 0, 0.02},
         {"llama-15m", "llama", 8, 384, 6, 2, 1024, 512, 0, 0.02},
