@@ -9,6 +9,7 @@
 #include "cpu/ctx.h"
 #include "fp8.h"
 #include "elements.h"
+#include "quantized.h"
 #include "shapes.h"
 #include "base/shared_text.h"
 #include "base/types.h"

@@ -130,6 +130,10 @@ void lora_spread(Ctx& ctx, floatX* wide /*(experts OC, width)*/, const floatX* b
 void lora_collect(Ctx& ctx, real* db /*(rows, rank)*/, const real* dwide /*(experts OC, width)*/, const LoraRows& rows,
                   real scale, Acc acc);
 
+// ---- quantized weights (quantized.h) --------------------------------------------------------------------------------------
+// Decodes n numbers, in whole blocks. sets out, whose address is a multiple of 16.
+void dequantize_weights(Ctx& ctx, floatX* out /*(n)*/, const QuantizedWeights& w, size_t n);
+
 // ---- FP8 matrix products (fp8_linear.h) ------------------------------------------------------------------------------------
 // A code c (fp8.h) represents the number c / scale. Each tensor has one scale. Activations and weights are e4m3. C and all
 // sizes of a product are multiples of 16; so is N where codes are transposed.

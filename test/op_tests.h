@@ -9,3 +9,4 @@
 #include "ops/losses.h"
 #include "ops/norms.h"
 #include "ops/optimizers.h"
+#include "ops/quantized.h"

@@ -10,6 +10,7 @@
 #include "../llmc/cpu/mlp.h"
 #include "../llmc/cpu/norm.h"
 #include "../llmc/cpu/optimizer.h"
+#include "../llmc/cpu/quantized.h"
 #include "../llmc/cpu/reduce.h"
 #include "testing.h"
 

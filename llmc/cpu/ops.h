@@ -13,6 +13,7 @@
 #include "mlp.h"
 #include "norm.h"
 #include "optimizer.h"
+#include "quantized.h"
 #include "reduce.h"
 #include "rope.h"
 #endif

@@ -6,6 +6,7 @@
 #include "norm.cuh"
 #include "matmul.cuh"
 #include "lora.cuh"
+#include "quantized.cuh"
 #include "fp8.cuh"
 #include "fp8_linear.cuh"
 #include "rope.cuh"

@@ -13,6 +13,7 @@
 #include "../../llmc/gpu/mlp.cuh"
 #include "../../llmc/gpu/norm.cuh"
 #include "../../llmc/gpu/optimizer.cuh"
+#include "../../llmc/gpu/quantized.cuh"
 #include "../../llmc/gpu/reduce.cuh"
 #include "../../llmc/gpu/rope.cuh"
 #include "device_memory.h"

@@ -1,0 +1,105 @@
+// Part of op_tests.h: quantized weights. Every bit is compared: NF4 with bitsandbytes (dev/ref/nf4_golden.py), Q8_0 with the
+// decoder of GGUF files.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../../llmc/model/quantize.h"
+#include "inputs.h"
+
+namespace {
+
+float hashed(uint32_t i) {
+    uint32_t h = (i + 1) * 2654435761u;
+    h ^= h >> 15;
+    h *= 3266489917u;
+    h ^= h >> 13;
+    return (float)((double)(h >> 8) / 0x1p24 - 0.5);
+}
+std::vector<float> decoded_by_backend(WeightFormat format, const std::vector<uint8_t>& codes, size_t n) {
+    backend::Ctx ctx;
+    Buffer<uint8_t> in(codes.size(), "codes");
+    in.set(codes);
+    Buffer<floatX> out(n, "out");
+    backend::dequantize_weights(ctx, out.p(), {format, in.p()}, n);
+    const std::vector<floatX> x = out.get();
+    return {x.begin(), x.end()};
+}
+
+}  // namespace
+
+TEST(Quantized, Nf4HasTheBitsOfBitsandbytes) {
+    std::ifstream file("test/golden/nf4.json");
+    const auto golden = nlohmann::json::parse(file);
+    std::vector<float> x(640);
+    for (size_t i = 0; i < x.size(); i++) {
+        const size_t block = i / 64, k = i % 64;
+        x[i] = hashed((uint32_t)i);
+        if (block == 1) x[i] *= 0x1p-6f;
+        if (block == 2) x[i] = x[i] * x[i] * x[i];
+        if (block == 3) x[i] = 0;
+        if (block == 4) x[i] = k < 15 ? (nf4_level((int)k) + nf4_level((int)k + 1)) / 2 : -1;
+        if (block == 5) x[i] *= 0x1p-140f;
+        if (block == 6) x[i] *= 0x1p100f;
+        if (block == 7 && k > 0) x[i] = 0;
+        if (block == 8) x[i] = bf16(x[i]);
+    }
+    std::vector<uint8_t> codes(QuantizedWeights::bytes(WeightFormat::nf4, x.size()));
+    ASSERT_TRUE(quantize_weights(WeightFormat::nf4, x.data(), x.size(), codes.data()));
+    const std::string wanted = golden.at("codes");
+    for (size_t i = 0; i < x.size() / 2; i++)
+        ASSERT_EQ(codes[i], std::stoi(wanted.substr(2 * i, 2), nullptr, 16)) << "byte " << i;
+    const uint8_t* const scales = codes.data() + QuantizedWeights::code_bytes(WeightFormat::nf4, x.size());
+    const std::vector<int32_t> expected_scales = golden.at("scales");
+    EXPECT_EQ(memcmp(scales, expected_scales.data(), expected_scales.size() * 4), 0);
+    const std::vector<float> decoded = decoded_by_backend(WeightFormat::nf4, codes, x.size());
+    const bool narrow = sizeof(floatX) == 2;
+    for (size_t i = 0; i < x.size(); i++) {
+        uint32_t bits;
+        memcpy(&bits, &decoded[i], 4);
+        const uint32_t expected =
+            narrow ? (uint32_t)golden.at("bf16").at(i).get<int>() << 16 : (uint32_t)golden.at("fp32").at(i).get<int>();
+        ASSERT_EQ(bits, expected) << "element " << i;
+    }
+}
+
+TEST(Quantized, Q8_0HasTheBitsOfGgufFiles) {
+    for (const size_t n : {(size_t)32, (size_t)32 * 33, (size_t)32 * 700}) {
+        std::vector<float> x(n);
+        for (size_t i = 0; i < n; i++) x[i] = hashed((uint32_t)i) * (i / 32 % 3 ? 0.1f : i / 32 % 5 ? 1e-7f : 0);
+        std::vector<uint8_t> codes(QuantizedWeights::bytes(WeightFormat::q8_0, n));
+        ASSERT_TRUE(quantize_weights(WeightFormat::q8_0, x.data(), n, codes.data()));
+        std::vector<char> file(n / 32 * 34);
+        ASSERT_TRUE(quantize(GgufType::Q8_0, x.data(), n, file.data()));
+        std::vector<float> expected(n);
+        dequantize(GgufType::Q8_0, file.data(), n / 32, expected.data());
+        for (float& e : expected) e = (float)(floatX)e;
+        EXPECT_EQ(decoded_by_backend(WeightFormat::q8_0, codes, n), expected) << n;
+    }
+    const std::vector<float> large(32, 1e9f);
+    std::vector<uint8_t> codes(QuantizedWeights::bytes(WeightFormat::q8_0, 32));
+    EXPECT_FALSE(quantize_weights(WeightFormat::q8_0, large.data(), 32, codes.data())) << "the scale exceeds fp16";
+}
+
+// A tensor-parallel rank's columns, in whole blocks, have the codes of the whole matrix.
+TEST(Quantized, PartsOfRowsHaveTheCodesOfTheWhole) {
+    const size_t rows = 3, columns = 256, part = 128;
+    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::q8_0}) {
+        std::vector<float> whole(rows * columns), right;
+        for (size_t i = 0; i < whole.size(); i++) whole[i] = hashed((uint32_t)i);
+        for (size_t r = 0; r < rows; r++)
+            right.insert(right.end(), whole.begin() + (ptrdiff_t)(r * columns + part),
+                         whole.begin() + (ptrdiff_t)((r + 1) * columns));
+        const auto decoded = [&](const std::vector<float>& x) {
+            std::vector<uint8_t> codes(QuantizedWeights::bytes(format, x.size()));
+            EXPECT_TRUE(quantize_weights(format, x.data(), x.size(), codes.data()));
+            return decoded_by_backend(format, codes, x.size());
+        };
+        const std::vector<float> all = decoded(whole), some = decoded(right);
+        for (size_t i = 0; i < some.size(); i++) ASSERT_EQ(some[i], all[i / part * columns + part + i % part]);
+    }
+}
