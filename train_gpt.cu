@@ -175,13 +175,15 @@ void initialize(be::Ctx& ctx, Model& m, uint64_t seed, bool only_routers) {
             if (t.init == Init::normal || t.init == Init::scaled_normal) w.std = std * factor;
             else
                 w.constant = t.init == Init::ones ? (real)factor : t.init == Init::gain_less_one ? (real)(factor - 1) : real(0);
-            const size_t begin = t.offset + (size_t)block.row * t.cols, size = (size_t)block.rows * t.cols;
-            be::initialize_weights(ctx, m.model_params() + begin, nullptr, w, 0, size);
+            const size_t first = (size_t)block.row * t.cols, begin = t.offset + first, size = (size_t)block.rows * t.cols;
+            be::initialize_weights(ctx, t.quantized() ? m.a.dequantized + first : m.model_params() + begin, nullptr, w, 0,
+                                   size);
             if (m.master_low_bits && !m.frozen)
                 m.shards.for_each_part(begin, size, [&](size_t from, size_t shard, size_t n) {
                     be::initialize_weights(ctx, m.params + begin + from, m.master_low_bits + shard, w, from, n);
                 });
         }
+        if (t.quantized()) quantize_tensor(ctx, m, t, m.a.dequantized);
     }
 }
 
@@ -276,7 +278,8 @@ static void qkv_forward(const Pass& p, const Block& b, floatX* qkv, const HeadNo
     const bool norms = b.head_norms[0].exists(), rope = p.rotates(l.block);
     const AttentionShape shape = p.attention(l.block);
     if (rope && !norms && fuses(p, l))
-        return be::linear_rope_forward(p.ctx, qkv, whole_input(p, l, norm1), l.w, l.b, l.in, p.rope(l.block), shape);
+        return be::linear_rope_forward(p.ctx, qkv, whole_input(p, l, norm1), weights_of(p, l), l.b, l.in, p.rope(l.block),
+                                       shape);
     linear_forward(p, l, qkv, norm1);
     if (norms) head_norms_forward(p, b, qkv, heads);
     if (rope) be::rope_forward(p.ctx, qkv, p.rope(l.block), shape);
@@ -354,8 +357,8 @@ static void fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, 
         return activation_forward(p, b, s);
     }
     const floatX* all_inp = whole_input(p, l, inp);
-    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, b.fc2().in);
-    else be::linear_gelu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, l.w, l.b, p.N(), l.in, l.out);
+    if (swiglu) be::linear_swiglu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, weights_of(p, l), l.b, p.N(), l.in, b.fc2().in);
+    else be::linear_gelu_forward(p.ctx, s.act.bf16, s.fc1, all_inp, weights_of(p, l), l.b, p.N(), l.in, l.out);
 }
 
 // out = mid + mlp, mlp = dropout(norm(fc2(act(fc1(inp)))))
@@ -366,7 +369,8 @@ static void dense_forward(const Pass& p, const Block& b, floatX* out, const MlpA
     fc1_forward(p, b, s, inp);
     if (p.m.local.tp_size == 1 && !l.lora && !l.after.exists() && p.hidden_dropout(l).rate == 0) {
         if (p.fp8(l.block)) return fp8_forward(p, l, out, mid, s.act, l.b);
-        return be::linear_residual_forward(p.ctx, out, mid, whole_input(p, l, s.act), l.w, l.b, p.N(), l.in, l.out);
+        return be::linear_residual_forward(p.ctx, out, mid, whole_input(p, l, s.act), weights_of(p, l), l.b, p.N(), l.in,
+                                           l.out);
     }
     branch_forward(p, l, mlp, s.fc2, s.act);
     be::residual_forward(p.ctx, out, mid, mlp, p.stream_size());
@@ -382,8 +386,9 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
         be::activation_backward(p.ctx, gradient_for(p, b.fc1(), dfc1), dact, s.fc1, p.N(), l.in, activation);
     } else {
         const floatX* all_dfc2 = linear_backward_weight(p, l, dfc2, s.act);
-        if (gated(activation)) be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dfc2, l.w, s.fc1, p.N(), l.in, l.out);
-        else be::linear_gelu_backward_input(p.ctx, dfc1, all_dfc2, l.w, s.fc1, p.N(), l.in, l.out);
+        if (gated(activation))
+            be::linear_swiglu_backward_input(p.ctx, dfc1, dact, all_dfc2, weights_of(p, l), s.fc1, p.N(), l.in, l.out);
+        else be::linear_gelu_backward_input(p.ctx, dfc1, all_dfc2, weights_of(p, l), s.fc1, p.N(), l.in, l.out);
     }
     linear_backward(p, b.fc1(), dinp, dfc1, inp);
 }

@@ -170,6 +170,44 @@ for options in "" current; do
     rm -rf one
 done
 
+# ---- a quantized base (QLoRA) ----
+for format in nf4 q8_0; do
+    coded=(train --model fp8 --lora-rank 4 --train-iters 12 --lr 1e-2 --seq-length 32 --quantize-base "$format")
+    expect "$format" "${coded[@]}" --save-every 4 --keep 0 --out "$format"
+    says "$format: the plan has its memory" "parameters (frozen, $format)"
+    expect "$format: bf16's losses, nearly" near_losses fp8-none "$format" 12 0.1
+    expect "$format: other weights" refused near_losses fp8-none "$format" 12 0.00001
+    expect "$format: resumed in the middle" train --resume "$format/step_00000004" --train-iters 12 --lr 1e-2 --seq-length 32 --out "$format-resumed"
+    expect "$format: to the same bits" same "$format" "$format-resumed"
+    expect "$format: recomputed" "${coded[@]}" --recompute full --out "$format-full"
+    expect "$format: the same bits" same "$format" "$format-full"
+    no "$format: another base on resuming" "override quantize-base" train --resume "$format/step_00000004" --quantize-base none --train-iters 12 --lr 1e-2 --seq-length 32 --out x
+    expect "$format: which --override allows" train --resume "$format/step_00000004" --quantize-base none --override quantize-base --train-iters 12 --lr 1e-2 --seq-length 32 --out "$format-none"
+    adapted=$(loss_of --adapter "$format")
+    cp -rL "$format/latest" "$format-plain" && rm -f "$format-plain/manifest.json" && python3 -c "
+import json; p = '$format-plain/base.json'; j = json.load(open(p)); assert j.pop('quantized') == '$format'; json.dump(j, open(p, 'w'))"
+    expect "$format: eval has the base that was trained on" test "$(loss_of --adapter "$format-plain")" != "$adapted"
+    expect "$format: merge" "$program" export --merge --adapter "$format" --out "$format-merged"
+    says "$format: says into what" "weights after $format"
+    merged=$(loss_of --model "$format-merged")
+    expect "$format: merged computes the same ($merged, $adapted)" near "$merged" "$adapted" 0.005
+    expect "$format: writes text" "$program" generate --adapter "$format" --prompt "in the year" --max-new-tokens 5
+    layouts=("--pp 2")
+    [[ $format == nf4 ]] || layouts+=("--tp 2" "--tp 2 --no-sequence-parallel")
+    for layout in "${layouts[@]}"; do
+        # shellcheck disable=SC2086
+        MPI="${MPIRUN:-mpirun} -n 2" expect "$format: two ranks $layout" "${coded[@]}" $layout --out two
+        expect "$format: their losses $layout" near_losses "$format" two 12 0.01
+        rm -rf two
+    done
+done
+expect "virtual tokens on a quantized base" train --model fp8 --prompt-tokens 4 --train-iters 2 --seq-length 28 --quantize-base nf4 --out nf4-prompt
+MPI="${MPIRUN:-mpirun} -n 2" no "blocks that ranks would split" "whole blocks of 64.*2 tensor-parallel ranks" train --model fp8 --lora-rank 4 --train-iters 2 --seq-length 32 --quantize-base nf4 --tp 2 --out x
+no "a width without whole blocks" "whole blocks of 64.*width: 32" train --model llama --lora-rank 4 --train-iters 2 --quantize-base nf4 --out x
+no "a quantized model whose weights are trained" "quantize-base nf4 requires a frozen model; HINT: --lora-rank 16" train --model fp8 --train-iters 2 --seq-length 32 --quantize-base nf4 --out x
+no "FP8 with it" "quantize-base nf4 and --fp8-format" train --model fp8 --lora-rank 4 --fp8 hybrid --train-iters 2 --seq-length 32 --quantize-base nf4 --out x
+no "a mixture of experts" "quantize-base nf4 and a mixture of experts" train --preset mixtral-8x7b --lora-rank 4 --vocab-size 300 --seq-length 32 --quantize-base nf4 --train-iters 2 --dry-run --world 1 --out x
+
 # ---- refused ----
 # Adapters name their model, which is computed as it was saved: an option that changes it would be lost.
 for option in "window-size 5" "activation geglu" "norm-epsilon 1e-3" "rotary-base 500" "rope-scaling linear" "apply-layernorm-1p" "final-logit-softcapping 5"; do

@@ -204,6 +204,63 @@ TEST(Lora, NewAdaptersChangeNothingAndMergedMatricesComputeTheSame) {
     }
 }
 
+// A quantized model computes what the model of its decoded weights computes, to the last bit, with any recomputation; merging
+// starts from the same weights.
+TEST(Lora, QuantizedWeightsComputeAsTheirDecodedValues) {
+    for (const char* family : {"llama", "gpt2", "olmo2"})
+        for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::q8_0}) {
+            ModelConfig c = tiny(family, {}, 0);
+            c.C = c.F = 64;
+            c.NH = c.NKV = 4;
+            const Fixture whole(c);
+            c.lora.rank = 3;
+            c.lora.alpha = 5;
+            c.lora.modules = lora_modules(c, {std::string(family) == "llama" ? "v" : "all"});  // also matrices without adapters
+            Fixture plain(c);
+            c.base_format = format;
+            Fixture quantized(c);
+            const ParameterTable &table = plain.m.frozen->table, &coded = quantized.m.frozen->table;
+            EXPECT_GT(table.size, coded.size + coded.quantized_bytes / 2);
+            size_t matrices = 0;
+            for (size_t i = 0; i < coded.rows.size(); i++) {
+                const TensorSpec& t = coded.rows[i];
+                floatX* const to = plain.m.frozen->params + table.rows[i].offset;
+                const std::vector<floatX> before(to, to + t.size());
+                if (t.quantized())
+                    be::dequantize_weights(plain.ctx, to, {format, quantized.m.frozen->quantized + t.offset}, t.size());
+                else ASSERT_EQ(memcmp(to, quantized.m.frozen->params + t.offset, t.size() * sizeof *to), 0) << t.name;
+                if (!t.quantized()) continue;
+                matrices++;
+                double worst = 0, largest = 0;
+                for (size_t k = 0; k < t.size(); k++) {
+                    worst = std::max(worst, std::abs(to[k] - before[k]));
+                    largest = std::max(largest, std::abs(before[k]));
+                }
+                // Half of the largest gap between levels, 0.304, or half a step of 1/127 and d's rounding to fp16.
+                EXPECT_LE(worst, largest * (format == WeightFormat::nf4 ? 0.1521 : 0.5 / 127 + 0x1p-11)) << t.name;
+                EXPECT_GT(worst, 0) << t.name;
+            }
+            EXPECT_EQ(matrices, 4u * 2);
+            plain.move_adapters();
+            plain.gradients();
+            for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::mlp, Recompute::full}) {
+                Fixture f(c, recompute);
+                f.move_adapters();
+                f.gradients();
+                EXPECT_EQ(memcmp(plain.grads(), f.grads(), f.m.table.size * sizeof(real)), 0) << family << (int)recompute;
+                EXPECT_EQ(plain.loss(), f.loss());
+            }
+            const ParameterTable model = ParameterTable(c);
+            std::vector<real> weights(whole.m.params, whole.m.params + model.size);
+            round_to_format(c, model.part, model, weights.data());
+            for (size_t i = 0; i < coded.rows.size(); i++)
+                EXPECT_EQ(memcmp(&weights[model.rows[i].offset], plain.m.frozen->params + table.rows[i].offset,
+                                 table.rows[i].size() * sizeof(real)),
+                          0)
+                    << table.rows[i].name;
+        }
+}
+
 TEST(Lora, TrainsInAFractionOfTheMemory) {
     const auto bytes = [](const Fixture& f, const std::string& purpose) {
         size_t sum = 0;

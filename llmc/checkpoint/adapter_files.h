@@ -2,7 +2,8 @@
 //   adapter_config.json           their kind; rank, alpha and matrices, or the number of virtual tokens; and the path of the
 //                                 adapted model (the base)
 //   adapter_model.safetensors     A and B of each matrix, or the virtual tokens
-//   base.json                     our own: sizes and checksums of the base's weights
+//   base.json                     our own: sizes and checksums of the base's weights, and the format to which the run quantized
+//                                 them
 // Adapters are only valid with the weights that they were trained on: base.json lets others be rejected. PEFT's own directories
 // have none; for them only names and shapes can be compared.
 #pragma once
@@ -38,6 +39,19 @@ inline nlohmann::ordered_json identity_of_base(World& world, const std::string& 
     std::string all;
     for (const std::string& lines : world.all_gather(sum_lines(dir, names, world.rank(), world.size()))) all += lines;
     return to_json(sums_of(all));
+}
+
+// The format into which a run quantized the base that its adapters were trained on.
+inline WeightFormat format_of_base(const std::string& adapter) try {
+    const std::string path = adapter + "/base.json";
+    if (!file_exists(path)) return WeightFormat::none;
+    const std::string word = read_json(path).value("quantized", std::string("none"));
+    for (const WeightFormatRow& row : weight_formats)
+        if (word == row.word) return row.value;
+    fail("%s: the base was quantized to '%s'; supported are %s", path.c_str(), word.c_str(),
+         joined(weight_format_words()).c_str());
+} catch (const nlohmann::json::exception& e) {
+    fail_damaged(adapter + "/base.json", json_problem(e));
 }
 
 // Rejects a base whose weights differ from the ones that the adapters were trained on.
@@ -355,7 +369,8 @@ inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig
     const std::string path = std::filesystem::weakly_canonical(base).string();
     texts.files.erase("generation_config.json");
     texts.files["adapter_config.json"] = (c.lora.on() ? lora_json(c, path) : virtual_tokens_json(c, path)).dump(2) + "\n";
-    const nlohmann::ordered_json identity = {{"path", path}, {"files", identity_of_base(world, base)}};
+    nlohmann::ordered_json identity = {{"path", path}, {"files", identity_of_base(world, base)}};
+    if (c.base_format != WeightFormat::none) identity["quantized"] = weight_format_row(c.base_format).word;
     texts.files["base.json"] = identity.dump(2) + "\n";
 }
 
@@ -398,5 +413,6 @@ AdaptedModel find_model(World& world, const Options& o) {
     check_base(world, found.adapter, found.dir);
     read_adapter_config(found.adapter, found.c);
     found.c.virtual_tokens = found.c.virtual_tokens.computed();
+    found.c.base_format = format_of_base(found.adapter);
     return found;
 }

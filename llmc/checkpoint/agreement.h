@@ -22,6 +22,7 @@ inline nlohmann::ordered_json saved_option(const TrainingState& saved, const std
     if (saved.options.contains(name)) return saved.options[name];
     if (name == "optimizer") return "adamw";
     if (name == "parametrization") return "standard";
+    if (name == "quantize-base") return "none";
     return is_type_of_elements(name) ? "fp32" : nlohmann::ordered_json(nlohmann::ordered_json::value_t::discarded);
 }
 // True if the option changes gradients or a moment to a type that represents all previous values, so that nothing is lost.
@@ -55,7 +56,7 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         const std::string name = option_name(option.field), group = option.group;
         const bool dropout = name == "attention-dropout" || name == "hidden-dropout" || name == "embedding-dropout";
         const bool compared = dropout || group == "Data" || group == "Batch and length" || group == "Optimizer" ||
-                              group == "FP8" || group == "Preferences";
+                              group == "FP8" || group == "Preferences" || name == "quantize-base";
         if (!compared) return;
         known.push_back(name);
         const nlohmann::ordered_json before = saved_option(saved, name);

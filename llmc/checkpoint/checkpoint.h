@@ -31,6 +31,7 @@
 #include "../model/adapters.h"
 #include "../model/hf_config.h"
 #include "../model/parameters.h"
+#include "../model/quantize.h"
 #include "../base/safetensors.h"
 #include "../optimizer/shard.h"
 #include "../parallel/world.h"
@@ -245,11 +246,23 @@ private:
     std::map<std::string, TensorView> packed_;            // MXFP4
 };
 
-// Fills buffer (table.size).
+// Fills buffer (table.size) and, with the tensors to be quantized, `quantized` (table.quantized_bytes).
 template <class E>
-void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer) {
+void read_tensors(const std::string& path, const ModelConfig& c, const ParameterTable& table, E* buffer,
+                  uint8_t* quantized = nullptr) {
     const TensorSource source(path, c);
-    for (const TensorSpec& spec : table.rows) source.read(spec, buffer + spec.offset);
+    std::vector<float> numbers;
+    for (const TensorSpec& spec : table.rows) {
+        if (!spec.quantized()) {
+            source.read(spec, buffer + spec.offset);
+            continue;
+        }
+        numbers.resize(spec.size());
+        source.read(spec, numbers.data());
+        if (!quantize_weights(spec.format, numbers.data(), numbers.size(), quantized + spec.offset))
+            fail("%s: tensor '%s' has numbers that are too large for %s; HINT: --quantize-base nf4, or none", path.c_str(),
+                 spec.hf[0].name.c_str(), weight_format_row(spec.format).word);
+    }
 }
 
 // The configuration that determines the names of a directory's tensors: the directory's family, not c's, which options may have
@@ -266,7 +279,8 @@ inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
 // The model's own parameters. If c is a mixture and the directory has a dense model, each expert becomes a copy of its MLP
 // ("sparse upcycling", Komatsuzaki et al., 2023), and the routers are not set.
 template <class E>
-void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, E* params) {
+void read_parameters(const std::string& dir, const ModelConfig& c, const ParameterTable& table, E* params,
+                     uint8_t* quantized = nullptr) {
     const ModelConfig stored = as_stored(dir, c);
     const std::vector<TensorSpec> named = ParameterTable(stored, table.part).rows;
     ParameterTable in_files = table;
@@ -282,7 +296,7 @@ void read_parameters(const std::string& dir, const ModelConfig& c, const Paramet
             }
         in_files.rows.push_back(t);
     }
-    read_tensors(dir, stored, in_files, params);
+    read_tensors(dir, stored, in_files, params, quantized);
 }
 
 // True if a model's files have weights that floatX would round.

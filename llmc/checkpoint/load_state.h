@@ -55,9 +55,11 @@ inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::st
         return set_weights(ctx, m, weights);
     }
     HostSide<floatX> params(ctx, m.model_params(), m.model_table().size);
-    read_parameters(dir, m.c, m.model_table(), params.data());
+    HostSide<uint8_t> quantized(ctx, m.frozen ? m.frozen->quantized : nullptr, m.model_table().quantized_bytes);
+    read_parameters(dir, m.c, m.model_table(), params.data(), quantized.data());
     if (drop_ratio > 0) redraw_experts(dir, m.c, m.model_table(), params.data(), drop_ratio, seed);
     params.upload();
+    quantized.upload();
     if (!m.master_low_bits || m.frozen) return;
     HostSide<LowerHalf> lower(ctx, m.master_low_bits, m.shards.size, m.state_on_host());
     cpu::clear_in_parallel(lower.data(), m.shards.size * sizeof(LowerHalf));
@@ -66,6 +68,16 @@ inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::st
 
 inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
     load_parameters(ctx, m, dir, 0, 0);
+}
+
+// Quantizes a frozen tensor from `weights` in the backend's memory.
+inline void quantize_tensor(be::Ctx& ctx, const TrainingMemory& m, const TensorSpec& t, const floatX* weights) {
+    std::vector<floatX> stored(t.size());
+    be::download(ctx, stored.data(), weights, stored.size() * sizeof(floatX));
+    const std::vector<float> numbers(stored.begin(), stored.end());
+    std::vector<uint8_t> to(QuantizedWeights::bytes(t.format, t.size()));
+    CHECK(quantize_weights(t.format, numbers.data(), numbers.size(), to.data()), "%s", t.name.c_str());
+    be::upload(ctx, m.frozen->quantized + t.offset, to.data(), to.size());
 }
 
 // New adapters, initialized like PEFT's but without biases. The numbers are functions of the seed, the tensor and the element's

@@ -38,6 +38,25 @@ void merge_adapters(const ModelConfig& c, const ParameterTable& model, E* weight
     });
 }
 
+// Replaces the matrices that a run has quantized by their decoded values, in floatX as its products read them: the adapters
+// were trained on these. As in PEFT, which merges into the dequantized weights.
+template <class E>
+void round_to_format(const ModelConfig& c, const Part& part, const ParameterTable& model, E* weights) {
+    const ParameterTable frozen = frozen_table(c, part);
+    cpu::Ctx ctx;
+    for (size_t i = 0; i < frozen.rows.size(); i++) {
+        const TensorSpec& t = frozen.rows[i];
+        if (!t.quantized()) continue;
+        E* const at = weights + model.rows[i].offset;
+        const std::vector<float> numbers(at, at + t.size());
+        std::vector<uint8_t> codes(QuantizedWeights::bytes(t.format, t.size()));
+        CHECK(quantize_weights(t.format, numbers.data(), numbers.size(), codes.data()), "%s", t.name.c_str());
+        std::vector<floatX> decoded(t.size());
+        cpu::dequantize_weights(ctx, decoded.data(), {t.format, codes.data()}, t.size());
+        std::copy(decoded.begin(), decoded.end(), at);
+    }
+}
+
 // train_gpt export --model DIR --out NEW: the files of a model or of adapters, without the state of their training (training/,
 // ema/): a directory to upload.
 inline int export_model_files(World& world, const ExportOptions& o) {
@@ -94,6 +113,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
             std::vector<real> weights(model.size), low_rank(adapters.size);
             read_tensors(found.dir, plain, model, weights.data());
             read_tensors(weights_path(found.adapter, c), c, adapters, low_rank.data());
+            round_to_format(c, part, model, weights.data());
             merge_adapters(c, model, weights.data(), low_rank.data());
             const Shards whole(model, {}, false, model.size);
             const std::vector<Range> all = whole.not_duplicated(model);
@@ -102,6 +122,11 @@ inline int export_merged(World& world, const ExportOptions& o) {
         }
     });
     phase.done();
-    printf("%s contains the merged model\n", o.out.c_str());
+    const bool quantized = c.base_format != WeightFormat::none;
+    printf("%s contains the merged model%s\n", o.out.c_str(),
+           quantized ? format(": the adapters in the weights after %s, on which they were trained",
+                              weight_format_row(c.base_format).word)
+                           .c_str()
+                     : "");
     return 0;
 }

@@ -68,6 +68,15 @@ void backward_during_transfers(const Pass& p, const Linear& l, floatX* dinp, con
     be::finish(p.ctx, summed);
 }
 
+// ---- quantized weights ------------------------------------------------------------------------------------------------------
+
+// The weights of a layer (out, in). Quantized ones are decoded into a buffer that all layers share: valid until the next call.
+inline const floatX* weights_of(const Pass& p, const Linear& l) {
+    if (!l.quantized.used()) return l.w;
+    be::dequantize_weights(p.ctx, p.m.a.dequantized, l.quantized, (size_t)l.out * l.in);
+    return p.m.a.dequantized;
+}
+
 // ---- gradients of weights (gradients.h) -------------------------------------------------------------------------------------
 
 // Whether products set a gradient or add to it. With gradients in bf16 they always set a micro-batch's contribution, which is
@@ -224,7 +233,7 @@ inline void linear_forward(const Pass& p, const Linear& l, floatX* out, const Li
         if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
-        be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
+        be::linear_forward(p.ctx, product, all_inp, weights_of(p, l), bias, p.N(), l.in, l.out);
         if (l.lora) adapters_forward(p, l, product, all_inp);
     }
     if (l.row_parallel()) reduce_from_tensor_parallel(p, out);
@@ -255,7 +264,7 @@ inline void linear_backward_overlapped(const Pass& p, const Linear& l, floatX* d
     measure(p, l, l.fp8_dout, dout, (size_t)N * l.out);
     backward_during_transfers(
         p, l, dinp, (const floatX*)inp.bf16,
-        [&](floatX* product) { be::linear_backward_input(p.ctx, product, dout, l.w, N, l.in, l.out); },
+        [&](floatX* product) { be::linear_backward_input(p.ctx, product, dout, weights_of(p, l), N, l.in, l.out); },
         [&](const floatX* all_inp) { add_gradients(p, l, l.db, dout, all_inp); });
 }
 
@@ -277,7 +286,7 @@ inline void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const 
         fp8_backward(p, l, product, dout, inp);
     } else {
         const floatX* all_dout = linear_backward_weight(p, l, dout, inp);
-        be::linear_backward_input(p.ctx, product, all_dout, l.w, p.N(), l.in, l.out);
+        be::linear_backward_input(p.ctx, product, all_dout, weights_of(p, l), p.N(), l.in, l.out);
     }
     if (l.lora) p.m.lora.backward_input(p.ctx, *l.lora, product, p.N(), p.adapter_dropout(l));
     if (!l.row_parallel()) reduce_from_tensor_parallel(p, dinp);

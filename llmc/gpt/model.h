@@ -130,6 +130,7 @@ struct Activations {
     floatX* branch_out;       // (Nl, C) output of attention or MLP, added to the residual stream; its gradient
     real* dq_sums = nullptr;  // (dq_sums_size) for attention_backward; null: it is deterministic
     size_t dq_sums_size = 0;  // set before memory is planned
+    floatX* dequantized;      // the weights of a layer at a time, if they are quantized
     floatX* dx;               // (Nl, C) gradient of the residual stream, from head to embedding
     floatX* dnorm;            // (Nl, C) gradient of a norm's output
     floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
@@ -163,6 +164,7 @@ struct Linear {
     int in, out;                         // columns and rows of w; in a mixture of one expert's
     const TensorSpec* tensor;            // of w
     const floatX *w, *b;                 // (out, in) (out); b null: the family has no biases
+    QuantizedWeights quantized;          // w, which is then null
     real *dw, *db;                       // gradients as ops write them; null: frozen
     LoraLayer* lora;                     // null: no adapters
     uint8_t *fp8, *fp8_t;                // of w (out, in), and of its transpose (in, out); null: computed when needed

@@ -221,6 +221,10 @@ inline void plan_activations(Model& m, bool fp8) {
     if (m.c.mixture.on()) arena.add(shared, &m.a.expert_rows, mixture_slots(m, N) * C);
     if (m.dispatching_ranks() > 1) arena.add(shared, &m.a.dispatched_rows, (size_t)m.dispatching_ranks() * N * C);
     if (m.cuts_head_norms()) arena.add(shared, &m.a.head_sums, 2 * N);
+    size_t largest = 0;
+    for (const TensorSpec& t : m.model_table().rows)
+        if (t.quantized()) largest = std::max(largest, t.size());
+    if (largest) arena.add("weights of a layer (dequantized)", &m.a.dequantized, largest);
     m.a.all_rows = m.a.all_inputs = nullptr;
     if (m.ranks->sequence_parallel) arena.add(shared, &m.a.all_rows, N * C);
     if (m.ranks->overlap && !m.frozen) arena.add(shared, &m.a.all_inputs, N * C);
@@ -328,6 +332,10 @@ inline void bind_linears(Model& m) {
         for (Linear& l : b.linears) {
             std::tie(l.w, l.b) = p.weight_and_bias(l.matrix);
             std::tie(l.dw, l.db) = g.weight_and_bias(l.matrix);
+            if (l.tensor->quantized()) {
+                l.quantized = {l.tensor->format, m.frozen->quantized + l.tensor->offset};
+                l.w = nullptr;
+            }
             if (!m.fp8.scale) continue;
             l.fp8_inp = m.fp8.tensor(l.block, l.matrix, Operand::input);
             l.fp8_w = m.fp8.tensor(l.block, l.matrix, Operand::weight);

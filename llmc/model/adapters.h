@@ -14,9 +14,18 @@ inline ParameterTable trained_table(const ModelConfig& c, const Part& part, size
 }
 inline ParameterTable trained_table(const ModelConfig& c) { return trained_table(c, whole_model(c)); }
 
+// The table of a frozen model. The matrices of its blocks may be quantized (llmc/quantized.h) and are then in another buffer.
+inline ParameterTable frozen_table(const ModelConfig& c, const Part& part) {
+    std::vector<TensorSpec> tensors = tensors_of_model(c, part);
+    for (TensorSpec& t : tensors)
+        if (t.block >= 0 && !t.vector() && !t.of_mixture) t.format = c.base_format;
+    return ParameterTable(part, tensors, 64);
+}
+
 // The configuration of the model without its adapters.
 inline ModelConfig without_adapters(ModelConfig c) {
     c.lora = {};
     c.virtual_tokens = {};
+    c.base_format = WeightFormat::none;
     return c;
 }

@@ -85,6 +85,16 @@ inline Mesh make_mesh(int world, int rank, int tp, int pp, int vpp, int ep) {
 // Rejects a model that cannot be sharded into `tp` parts. rows: of one sequence, which sequence parallelism splits: each
 // sequence must be divisible, so that a smaller last micro-batch can be split too.
 inline void check_tensor_parallel(const ModelConfig& c, int tp, bool sequence_parallel, int64_t rows) {
+    const WeightFormatRow& row = weight_format_row(c.base_format);
+    for (const auto& [columns, of] : {std::pair(c.C, "the model's width"),
+                                      {c.NH * c.HS() / tp, "columns of proj (heads x their size)"},
+                                      {c.F / tp, "columns of fc2 (feed-forward width)"}})
+        if ((size_t)columns % row.block)
+            fail_usage(
+                "--quantize-base %s requires rows in whole blocks of %zu; on each of %d tensor-parallel ranks, %s: %d; "
+                "HINT: %s",
+                row.word, row.block, tp, of, columns,
+                tp > 1 ? "a smaller --tensor-model-parallel-size" : "another format, or none");
     if (tp == 1) return;
     const auto divides = [&](int n, const char* what) {
         if (n % tp == 0) return;

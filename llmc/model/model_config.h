@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../base/check.h"
+#include "../quantized.h"
 #include "../shapes.h"
 #include "parametrization.h"
 #include "rope_scaling.h"
@@ -124,9 +125,10 @@ struct ModelConfig {
     RopeScaling rope_scaling = {};
     double init_std = 0.02;
     // How a run trains it, which is not part of the model:
-    Parametrization parametrization;     // muP, CompleteP: factors of each tensor
-    LoraConfig lora;                     // low-rank adapters, trained while the model's parameters are frozen
-    VirtualTokensConfig virtual_tokens;  // or virtual tokens, trained in the same way
+    Parametrization parametrization;                // muP, CompleteP: factors of each tensor
+    LoraConfig lora;                                // low-rank adapters, trained while the model's parameters are frozen
+    VirtualTokensConfig virtual_tokens;             // or virtual tokens, trained in the same way
+    WeightFormat base_format = WeightFormat::none;  // of the frozen matrices of blocks
 
     bool adapted() const { return lora.on() || virtual_tokens.on(); }
     int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence after virtual ones

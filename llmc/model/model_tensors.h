@@ -77,7 +77,9 @@ struct TensorSpec {
     // The last `replicated_rows` rows (keys, values) are held by `replicas` consecutive tp ranks, whose gradients are summed.
     int replicated_rows = 0, replicas = 1;
 
-    size_t offset = 0;  // elements from the start of the buffer
+    WeightFormat format = WeightFormat::none;  // quantized: it is in another buffer
+    size_t offset = 0;                         // elements from the start of the buffer; quantized: bytes
+    bool quantized() const { return format != WeightFormat::none; }
     size_t size() const { return (size_t)rows * cols; }
     bool vector() const { return group != Group::matrix; }  // 1-D in files
     // A router, or a shared expert's gate.

@@ -30,6 +30,7 @@ struct ParameterTable {
     std::vector<TensorSpec> rows;
     std::vector<FactorRange> factors;  // of the whole buffer, in order; one range in the standard parametrization
     size_t size = 0;                   // elements of the buffer, including padding
+    size_t quantized_bytes = 0;        // of the buffer of quantized tensors (frozen_table)
     size_t decayed = 0;                // elements before this index are matrices, to which weight decay applies
     size_t shared = 0;                 // elements from this index on are whole on every tp rank: row-parallel biases and norms
     size_t partial = 0;                // from this index on each tp rank has a partial sum of the gradient (Group::partial)
@@ -41,8 +42,9 @@ struct ParameterTable {
             if (group == Group::partial) partial = size;
             for (TensorSpec& spec : rows) {
                 if (spec.group != group) continue;
-                spec.offset = size;
-                size = round_up(size + spec.size(), 64);
+                spec.offset = spec.quantized() ? quantized_bytes : size;
+                if (spec.quantized()) quantized_bytes += QuantizedWeights::bytes(spec.format, spec.size());
+                else size = round_up(size + spec.size(), 64);
                 for (const HfTensor& t : spec.hf) trained += (size_t)t.rows * spec.whole_cols;
             }
             if (group == Group::matrix) decayed = size = round_up(size, multiple);
@@ -53,7 +55,8 @@ struct ParameterTable {
         if (!has_partial) partial = size;
         block_begins_.assign(part.layers.size() + 1, decayed);
         for (const TensorSpec& spec : rows)
-            if (spec.block >= 0 && !spec.vector()) block_begins_[spec.block] = std::min(block_begins_[spec.block], spec.offset);
+            if (spec.block >= 0 && !spec.vector() && !spec.quantized())
+                block_begins_[spec.block] = std::min(block_begins_[spec.block], spec.offset);
         set_factors();
     }
     explicit ParameterTable(const ModelConfig& c, const Part& held, size_t multiple = 64)
@@ -68,7 +71,8 @@ private:
         std::vector<FactorRange> of_rows;
         for (const TensorSpec& t : rows)
             for (const RowBlock& b : t.blocks)
-                of_rows.push_back({t.offset + (size_t)b.row * (size_t)t.cols, size, t.factors.folded(b.fold)});
+                if (!t.quantized())
+                    of_rows.push_back({t.offset + (size_t)b.row * (size_t)t.cols, size, t.factors.folded(b.fold)});
         std::sort(of_rows.begin(), of_rows.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
         for (const FactorRange& r : of_rows) {
             if (!factors.empty() && factors.back().factors == r.factors) continue;

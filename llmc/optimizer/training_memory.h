@@ -36,7 +36,8 @@ struct Moment {
 // A model with frozen parameters.
 struct FrozenModel {
     ParameterTable table;
-    floatX* params = nullptr;  // (table.size)
+    floatX* params = nullptr;      // (table.size)
+    uint8_t* quantized = nullptr;  // (table.quantized_bytes)
 };
 
 // The optimizer's state is (shards.size) each, exp_avg_sq (size_of_exp_avg_sq()); its types, and the type of grads, are set
@@ -72,7 +73,7 @@ struct TrainingMemory : OptimizerState {
           table(trained_table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64)),
           shards(table, ranks->mesh, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
           not_duplicated(shards.not_duplicated(table)) {
-        if (c.adapted()) frozen = FrozenModel{ParameterTable(c, table.part)};
+        if (c.adapted()) frozen = FrozenModel{frozen_table(c, table.part)};
     }
 
     // The model's own parameters.
@@ -96,6 +97,9 @@ struct TrainingMemory : OptimizerState {
     // Plans everything, or without training only the parameters.
     void plan(Arena& arena, bool training) {
         if (frozen) arena.add("parameters (frozen)", &frozen->params, frozen->table.size);
+        if (frozen && frozen->table.quantized_bytes)
+            arena.add(format("parameters (frozen, %s)", weight_format_row(c.base_format).word).c_str(), &frozen->quantized,
+                      frozen->table.quantized_bytes);
         arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
         const char* const gradients = grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)";

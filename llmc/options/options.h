@@ -225,6 +225,8 @@ inline Allowed one_of(Strings choices) {
     X(Strings, lora_targets, "", {}, list(0, "NAME"), "Adapters",                                                              \
       "matrices that get adapters: q k v o gate up down, qkv proj fc1 fc2, or the names in the model's files; default: all, "  \
       "in a mixture of experts attention's")                                                                                   \
+    X(std::string, quantize_base, "", "none", one_of(weight_format_words()), "Adapters",                                       \
+      "keep the matrices of the frozen model's blocks in 4 bits (nf4; QLoRA) or 8 (q8_0) per weight")                          \
     X(int, prompt_tokens, "", 0, between(1, 65536), "Adapters",                                                                \
       "train this many virtual tokens before every sequence (prompt tuning); --model's weights are frozen")                    \
     X(std::string, prompt_encoder, "", "", one_of({"none", "mlp", "lstm"}), "Adapters",                                        \

@@ -261,11 +261,18 @@ inline double bytes_of_combining(const PlanInput& in, bool mixture) {
     const double each = (double)in.B * in.T * in.c.C * (double)in.bytes_per_element;
     return mixture ? each * (in.c.mixture.topk + 1 + (in.c.mixture.shared ? 3 : 0)) : 0;
 }
+// The weights of a quantized layer are decoded before their products, forward and backward: codes are read, numbers written.
+inline double bytes_of_decoding(const PlanInput& in) {
+    const WeightFormatRow& format = weight_format_row(in.c.base_format);
+    if (in.c.base_format == WeightFormat::none) return 0;
+    const double weights = layer_products_flops(flop_sizes_of_layer(in.c, in.T, false)) / 2 / in.tp;
+    return weights * ((double)(format.code_bytes + format.scale_bytes) / (double)format.block + (double)in.bytes_per_element);
+}
 // Bytes that the efficiency does not include: of rows it includes 1 / tp.
 inline ElementwiseBytes bytes_apart(const PlanInput& in, bool mixture) {
     const double more = cuts_rows(in) ? 0 : 1 - 1.0 / in.tp;
     const ElementwiseBytes rows = bytes_of_rows(in), scores = bytes_of_scores(in);
-    const double sums = bytes_of_combining(in, mixture);
+    const double sums = bytes_of_combining(in, mixture) + bytes_of_decoding(in);
     return {more * rows.forward + scores.forward + sums, more * rows.backward + scores.backward + sums};
 }
 

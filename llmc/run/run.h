@@ -245,6 +245,7 @@ inline void find_adapters(Run& run) {
     ModelConfig saved = read_config(o.model), now = saved;
     read_adapter_config(run.resumed_from, saved);
     take_adapter_options(o, saved);
+    if (!o.given.count("quantize-base")) o.quantize_base = weight_format_row(format_of_base(run.resumed_from)).word;
     set_adapters(o, now);
     if (now.lora != saved.lora || now.virtual_tokens != saved.virtual_tokens)
         fail("the adapters differ from the checkpoint's (%s), which are: %s%s; HINT: omit the options",
