@@ -187,6 +187,11 @@ for format in nf4 q8_0; do
     cp -rL "$format/latest" "$format-plain" && rm -f "$format-plain/manifest.json" && python3 -c "
 import json; p = '$format-plain/base.json'; j = json.load(open(p)); assert j.pop('quantized') == '$format'; json.dump(j, open(p, 'w'))"
     expect "$format: eval has the base that was trained on" test "$(loss_of --adapter "$format-plain")" != "$adapted"
+    expect "$format: unless told otherwise" test "$(loss_of --adapter "$format" --quantize-base none)" == "$(loss_of --adapter "$format-plain")"
+    quantized=$(loss_of --model fp8 --quantize-base "$format") plain=$(loss_of --model fp8)
+    expect "$format: of the model itself, a loss near its own ($quantized, $plain)" near "$quantized" "$plain" 0.05
+    expect "$format: and another one" test "$quantized" != "$plain"
+    expect "$format: which writes text" "$program" generate --model fp8 --quantize-base "$format" --prompt "in the year" --max-new-tokens 5
     expect "$format: merge" "$program" export --merge --adapter "$format" --out "$format-merged"
     says "$format: says into what" "weights after $format"
     merged=$(loss_of --model "$format-merged")
@@ -207,6 +212,9 @@ no "a width without whole blocks" "whole blocks of 64.*width: 32" train --model 
 no "a quantized model whose weights are trained" "quantize-base nf4 requires a frozen model; HINT: --lora-rank 16" train --model fp8 --train-iters 2 --seq-length 32 --quantize-base nf4 --out x
 no "FP8 with it" "quantize-base nf4 and --fp8-format" train --model fp8 --lora-rank 4 --fp8 hybrid --train-iters 2 --seq-length 32 --quantize-base nf4 --out x
 no "a mixture of experts" "quantize-base nf4 and a mixture of experts" train --preset mixtral-8x7b --lora-rank 4 --vocab-size 300 --seq-length 32 --quantize-base nf4 --train-iters 2 --dry-run --world 1 --out x
+
+expect "a mixture" train --preset mixture-tiny --seq-length 24 --tokenizer tok --train-iters 1 --out mixture
+no "a mixture of experts for inference" "quantize-base q8_0 and a mixture of experts" "$program" eval --text text.txt --model mixture --quantize-base q8_0
 
 # ---- refused ----
 # Adapters name their model, which is computed as it was saved: an option that changes it would be lost.

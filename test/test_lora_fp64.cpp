@@ -241,6 +241,11 @@ TEST(Lora, QuantizedWeightsComputeAsTheirDecodedValues) {
                 EXPECT_GT(worst, 0) << t.name;
             }
             EXPECT_EQ(matrices, 4u * 2);
+            ModelConfig alone = c;  // without adapters, for inference
+            alone.lora = {};
+            Fixture inference(alone, Recompute::inference);
+            EXPECT_EQ(inference.loss(), plain.loss());  // B is zero
+            EXPECT_EQ(inference.m.table.size, 0u);
             plain.move_adapters();
             plain.gradients();
             for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::mlp, Recompute::full}) {

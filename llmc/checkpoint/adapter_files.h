@@ -54,6 +54,11 @@ inline WeightFormat format_of_base(const std::string& adapter) try {
     fail_damaged(adapter + "/base.json", json_problem(e));
 }
 
+inline void refuse_quantized_mixture(const ModelConfig& c) {
+    refuse_together(c.quantized() && c.mixture.on(), format("--quantize-base %s", weight_format_row(c.base_format).word),
+                    "a mixture of experts", "its experts cannot be quantized yet", "omit --quantize-base");
+}
+
 // Rejects a base whose weights differ from the ones that the adapters were trained on.
 inline void check_base(World& world, const std::string& adapter, const std::string& base) try {
     const std::string path = adapter + "/base.json";
@@ -370,7 +375,7 @@ inline void add_adapter_texts(World& world, ModelTexts& texts, const ModelConfig
     texts.files.erase("generation_config.json");
     texts.files["adapter_config.json"] = (c.lora.on() ? lora_json(c, path) : virtual_tokens_json(c, path)).dump(2) + "\n";
     nlohmann::ordered_json identity = {{"path", path}, {"files", identity_of_base(world, base)}};
-    if (c.base_format != WeightFormat::none) identity["quantized"] = weight_format_row(c.base_format).word;
+    if (c.quantized()) identity["quantized"] = weight_format_row(c.base_format).word;
     texts.files["base.json"] = identity.dump(2) + "\n";
 }
 

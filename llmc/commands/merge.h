@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../cpu/parallel.h"
+#include "../cpu/quantized.h"
 #include "../model/adapters.h"
 #include "../optimizer/shard.h"
 #include "../checkpoint/adapter_files.h"
@@ -122,7 +123,7 @@ inline int export_merged(World& world, const ExportOptions& o) {
         }
     });
     phase.done();
-    const bool quantized = c.base_format != WeightFormat::none;
+    const bool quantized = c.quantized();
     printf("%s contains the merged model%s\n", o.out.c_str(),
            quantized ? format(": the adapters in the weights after %s, on which they were trained",
                               weight_format_row(c.base_format).word)

@@ -65,7 +65,7 @@ inline std::unique_ptr<Model> load_weights(InferenceRun& run, int B, int T, int 
     plan_memory(*m, Recompute::inference, B, T, head_rows, cache);
     allocate(run.ctx, *m);
     load_parameters(run.ctx, *m, run.dir);
-    if (m->frozen) load_adapters(run.ctx, *m, run.adapter);
+    if (run.c.adapted()) load_adapters(run.ctx, *m, run.adapter);
     return m;
 }
 

@@ -7,10 +7,12 @@
 #include "parameters.h"
 #include "virtual_tokens.h"
 
-// The table of trained tensors.
+// The table of trained tensors; of a quantized model without adapters, which is only for inference: none.
 inline ParameterTable trained_table(const ModelConfig& c, const Part& part, size_t multiple = 64) {
     if (c.virtual_tokens.on()) return ParameterTable(part, virtual_token_tensors(c, part), multiple);
-    return c.lora.on() ? ParameterTable(part, lora_tensors(c, part), multiple) : ParameterTable(c, part, multiple);
+    if (c.lora.on()) return ParameterTable(part, lora_tensors(c, part), multiple);
+    if (c.quantized()) return ParameterTable(part, std::vector<TensorSpec>(), multiple);
+    return ParameterTable(c, part, multiple);
 }
 inline ParameterTable trained_table(const ModelConfig& c) { return trained_table(c, whole_model(c)); }
 

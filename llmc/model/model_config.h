@@ -131,6 +131,8 @@ struct ModelConfig {
     WeightFormat base_format = WeightFormat::none;  // of the frozen matrices of blocks
 
     bool adapted() const { return lora.on() || virtual_tokens.on(); }
+    bool quantized() const { return base_format != WeightFormat::none; }
+    bool frozen() const { return adapted() || quantized(); }
     int room() const { return T - virtual_tokens.count; }  // tokens of the longest sequence after virtual ones
 
     int HS() const { return head_size ? head_size : C / NH; }

@@ -73,7 +73,7 @@ struct TrainingMemory : OptimizerState {
           table(trained_table(c, part_of(c, ranks->mesh, stages), (size_t)ranks->mesh.dp.size * 64)),
           shards(table, ranks->mesh, ranks->zero, ranks->bucket_elements, ranks->whole_matrices),
           not_duplicated(shards.not_duplicated(table)) {
-        if (c.adapted()) frozen = FrozenModel{frozen_table(c, table.part)};
+        if (c.frozen()) frozen = FrozenModel{frozen_table(c, table.part)};
     }
 
     // The model's own parameters.
@@ -100,7 +100,7 @@ struct TrainingMemory : OptimizerState {
         if (frozen && frozen->table.quantized_bytes)
             arena.add(format("parameters (frozen, %s)", weight_format_row(c.base_format).word).c_str(), &frozen->quantized,
                       frozen->table.quantized_bytes);
-        arena.add(frozen ? "adapters" : "parameters", &params, table.size);
+        if (!frozen || c.adapted()) arena.add(frozen ? "adapters" : "parameters", &params, table.size);
         if (!training) return;
         const char* const gradients = grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)";
         offloads_gradients ? arena.add_locked(gradients, &grads, table.size) : arena.add(gradients, &grads, table.size);

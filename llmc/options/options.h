@@ -93,6 +93,11 @@ inline Allowed one_of(Strings choices) {
       "adapters on the model (LoRA, virtual tokens): a directory in PEFT's format, or the output of a run; " \
       "without --model: on the model that they name")
 
+#define FORMAT_OPTIONS(X)                                                                                                \
+    X(std::string, quantize_base, "", "auto", one_of({"auto", "none", "nf4", "q8_0"}), "Model",                          \
+      "keep the matrices of the model's blocks in 4 bits (nf4) or 8 (q8_0) per weight; auto: as --adapter was trained, " \
+      "else none")
+
 // A mixture of experts in place of layers' MLPs.
 #define MIXTURE_OPTIONS(X)                                                                                                     \
     X(int, num_experts, "", 0, between(0, 16384), "Model",                                                                     \
@@ -568,6 +573,7 @@ inline Allowed one_of(Strings choices) {
       "model for generation: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of " \
       "a model in Hugging Face's cache")                                                                                       \
     ADAPTER_OPTIONS(X)                                                                                                         \
+    FORMAT_OPTIONS(X)                                                                                                          \
     X(std::string, prompt, "", "", word("TEXT"), "Text",                                                                       \
       "text to continue; -: read it from standard input; default: the end-of-document token, a fresh start")                   \
     X(std::string, prompts, "", "", word("FILE"), "Text",                                                                      \
@@ -600,6 +606,7 @@ inline Allowed one_of(Strings choices) {
       "model to serve: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of a "  \
       "model in Hugging Face's cache")                                                                                      \
     ADAPTER_OPTIONS(X)                                                                                                      \
+    FORMAT_OPTIONS(X)                                                                                                       \
     X(std::string, served_model_name, "", "", word("NAME"), "Model",                                                        \
       "the model's name in requests; default: its directory's name")                                                        \
     X(std::string, chat_template, "", "", word("NAME"), "Model",                                                            \
@@ -628,6 +635,7 @@ inline Allowed one_of(Strings choices) {
       "model to evaluate: a Hugging Face directory, the output directory of a run (its newest checkpoint), or the name of a " \
       "model in Hugging Face's cache")                                                                                        \
     ADAPTER_OPTIONS(X)                                                                                                        \
+    FORMAT_OPTIONS(X)                                                                                                         \
     X(Strings, data_path, "data", {}, list(0, "PREFIX"), "Data",                                                              \
       "data from `train_gpt prepare`: PREFIX PREFIX ...; each sample is read once, weights are ignored")                      \
     X(std::string, split, "", "0, 1, 0", word("A,B,C"), "Data", "shares of the documents; the second one is evaluated")       \

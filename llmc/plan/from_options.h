@@ -138,13 +138,12 @@ inline Parametrization parametrization_of(const TrainOptions& o, const ModelConf
 // Adds the adapters of the options to the model c, and the format of its frozen weights.
 inline void set_adapters(const TrainOptions& o, ModelConfig& c) {
     c.base_format = weight_format(o.quantize_base);
-    if (c.base_format != WeightFormat::none) {
+    if (c.quantized()) {
         const std::string option = "--quantize-base " + o.quantize_base;
         refuse_without(!o.lora_rank && !o.prompt_tokens, option, "a frozen model",
                        "--lora-rank 16 trains adapters on it; a model whose own weights are trained cannot be quantized");
         refuse_together(!o.fp8_format.empty(), option, "--fp8-format", "products with quantized weights are in bf16");
-        refuse_together(c.mixture.on(), option, "a mixture of experts", "its experts cannot be quantized yet",
-                        "omit --quantize-base");
+        refuse_quantized_mixture(c);
     }
     c.lora = detail::lora_of(o, c);
     c.virtual_tokens = detail::virtual_tokens_of(o, c);

@@ -264,7 +264,7 @@ inline double bytes_of_combining(const PlanInput& in, bool mixture) {
 // The weights of a quantized layer are decoded before their products, forward and backward: codes are read, numbers written.
 inline double bytes_of_decoding(const PlanInput& in) {
     const WeightFormatRow& format = weight_format_row(in.c.base_format);
-    if (in.c.base_format == WeightFormat::none) return 0;
+    if (!in.c.quantized()) return 0;
     const double weights = layer_products_flops(flop_sizes_of_layer(in.c, in.T, false)) / 2 / in.tp;
     return weights * ((double)(format.code_bytes + format.scale_bytes) / (double)format.block + (double)in.bytes_per_element);
 }

@@ -130,7 +130,7 @@ inline void describe_model(RunTable& t, const TrainOptions& o, const ModelConfig
         t.row("adapters", format("%s; %s parameters (%.2f%%)", adapters_in_words(c).c_str(),
                                  human_count((double)trained).c_str(), 100.0 * (double)trained / (double)parameters));
         t.exact(trained);
-        if (c.base_format != WeightFormat::none) t.row("frozen matrices", format("in %s", o.quantize_base.c_str()));
+        if (c.quantized()) t.row("frozen matrices", format("in %s", o.quantize_base.c_str()));
     }
     t.row("FLOPs per token", human_count(model_flops_per_token(c, o.seq_length)) + " (forward and backward, causal attention)");
     t.exact(model_flops_per_token(c, o.seq_length));
