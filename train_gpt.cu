@@ -367,7 +367,8 @@ static void dense_forward(const Pass& p, const Block& b, floatX* out, const MlpA
     const Linear& l = b.fc2();
     floatX* const mlp = p.m.a.branch_out;
     fc1_forward(p, b, s, inp);
-    if (p.m.local.tp_size == 1 && !l.lora && !l.after.exists() && p.hidden_dropout(l).rate == 0) {
+    const bool adds_residual = p.fp8(l.block) ? !l.lora : fuses(p, l);
+    if (p.m.local.tp_size == 1 && adds_residual && !l.after.exists() && p.hidden_dropout(l).rate == 0) {
         if (p.fp8(l.block)) return fp8_forward(p, l, out, mid, s.act, l.b);
         return be::linear_residual_forward(p.ctx, out, mid, whole_input(p, l, s.act), weights_of(p, l), l.b, p.N(), l.in,
                                            l.out);

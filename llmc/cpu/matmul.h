@@ -17,6 +17,7 @@
 #include "../ops.h"
 #include "mlp.h"
 #include "parallel.h"
+#include "quantized.h"
 #include "reduce.h"
 #include "rope.h"
 #include "gemm.h"
@@ -85,9 +86,8 @@ void dot_products(float* out, const floatX* x, const float* wide, const floatX* 
 }
 
 // x (N, IC) in the form that products() expects with bf16, up to whole registers: widened once, not with every row of a weight.
-inline const float* widened(Ctx&, const float* x, int, int) { return x; }
-inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
-    float* wide = (float*)ctx.scratch((size_t)N * IC * sizeof(float));
+inline const float* widened(float*, const float* x, int, int) { return x; }
+inline const float* widened(float* wide, const bf16* x, int N, int IC) {
     for (size_t n = 0; n < (size_t)N; n++)
         for (int i = 0; i + 2 * lanes <= IC; i += 2 * lanes) {
             words both;
@@ -98,16 +98,21 @@ inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
     return wide;
 }
 
+inline const float* widened(Ctx&, const float* x, int, int) { return x; }
+inline const float* widened(Ctx& ctx, const bf16* x, int N, int IC) {
+    return widened((float*)ctx.scratch((size_t)N * IC * sizeof(float)), x, N, IC);
+}
+
 // A few rows against the whole weight: each weight row is read once, and multiplied with all input rows while it is in cache,
-// four at a time. Bound by memory bandwidth. A row's bits do not depend on the others.
-inline void few_rows_forward(Ctx& ctx, floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int N, int IC,
-                             int OC) {
+// four at a time. Bound by memory bandwidth. A row's bits do not depend on the others. row(member, o): row o of the weight.
+template <class Row>
+void few_rows_forward(floatX* out, const floatX* inp, const float* wide, Row row, const floatX* bias, int N, int IC, int OC) {
     constexpr std::array product{dot_products<1>, dot_products<2>, dot_products<3>, dot_products<4>};
-    const float* wide = widened(ctx, inp, N, IC);
-    parallel_for(OC, [=](int o) {
+    parallel_for(OC, [=](Team::Member& me, int o) {
+        const floatX* const weight = row(me, o);
         float sums[few_rows];
         for (size_t n = 0; n < (size_t)N; n += product.size())
-            product[std::min(product.size(), N - n) - 1](sums + n, inp + n * IC, wide + n * IC, weight + (size_t)o * IC, IC);
+            product[std::min(product.size(), N - n) - 1](sums + n, inp + n * IC, wide + n * IC, weight, IC);
         for (int n = 0; n < N; n++) out[(size_t)n * OC + o] = (floatX)(sums[n] + (bias ? (float)bias[o] : 0.0f));
     });
 }
@@ -136,8 +141,37 @@ inline void linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const float
                            int OC) {
     if (ctx.plain) return plain::linear_forward(out, inp, weight, bias, N, IC, OC);
 #if CPU_FAST_PATHS
-    if (detail::takes_few_rows(ctx, N)) detail::few_rows_forward(ctx, out, inp, weight, bias, N, IC, OC);
-    else detail::gemm::linear_forward(ctx, out, {inp, weight, bias, N, IC, OC});
+    if (detail::takes_few_rows(ctx, N)) {
+        const auto row = [=](const Team::Member&, int o) { return weight + (size_t)o * IC; };
+        detail::few_rows_forward(out, inp, detail::widened(ctx, inp, N, IC), row, bias, N, IC, OC);
+    } else detail::gemm::linear_forward(ctx, out, {inp, weight, bias, N, IC, OC});
+#endif
+}
+
+inline bool decodes_rows([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] int N) {
+#if CPU_FAST_PATHS
+    return !ctx.plain && detail::takes_few_rows(ctx, N);
+#else
+    return false;
+#endif
+}
+inline void quantized_linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const QuantizedWeights& weight,
+                                     const floatX* bias, int N, int IC, int OC, floatX* dequantized) {
+    const size_t n = (size_t)OC * IC;
+    if (!decodes_rows(ctx, N)) {
+        dequantize_weights(ctx, dequantized, weight, n);
+        return linear_forward(ctx, out, inp, dequantized, bias, N, IC, OC);
+    }
+#if CPU_FAST_PATHS
+    const size_t wide = round_up((size_t)N * IC * sizeof(float), (size_t)64), of_row = (size_t)IC;
+    char* const memory = (char*)ctx.scratch(wide + (size_t)op_threads() * of_row * sizeof(floatX));
+    floatX* const rows = (floatX*)(memory + wide);  // one for each thread
+    const auto row = [=](const Team::Member& me, int o) {
+        floatX* const decoded = rows + (size_t)me.number * of_row;
+        detail::dequantize_part(decoded, weight, n, (size_t)o * of_row, of_row);
+        return (const floatX*)decoded;
+    };
+    detail::few_rows_forward(out, inp, detail::widened((float*)memory, inp, N, IC), row, bias, N, IC, OC);
 #endif
 }
 

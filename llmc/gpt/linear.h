@@ -233,7 +233,9 @@ inline void linear_forward(const Pass& p, const Linear& l, floatX* out, const Li
         if (l.lora) adapters_forward(p, l, product, gather_from_sequence_parallel(p, inp.bf16, p.input_rows(l), l.in));
     } else {
         const floatX* all_inp = whole_input(p, l, inp);
-        be::linear_forward(p.ctx, product, all_inp, weights_of(p, l), bias, p.N(), l.in, l.out);
+        if (l.quantized.used())
+            be::quantized_linear_forward(p.ctx, product, all_inp, l.quantized, bias, p.N(), l.in, l.out, p.m.a.dequantized);
+        else be::linear_forward(p.ctx, product, all_inp, l.w, bias, p.N(), l.in, l.out);
         if (l.lora) adapters_forward(p, l, product, all_inp);
     }
     if (l.row_parallel()) reduce_from_tensor_parallel(p, out);
@@ -293,4 +295,6 @@ inline void linear_backward(const Pass& p, const Linear& l, floatX* dinp, const 
 }
 
 // True if a layer's product can be fused with another op: it is in bf16, and nothing else adds to it.
-inline bool fuses(const Pass& p, const Linear& l) { return !p.fp8(l.block) && !l.lora; }
+inline bool fuses(const Pass& p, const Linear& l) {
+    return !p.fp8(l.block) && !l.lora && !(l.quantized.used() && be::decodes_rows(p.ctx, p.N()));
+}

@@ -43,4 +43,11 @@ inline void dequantize_weights(Ctx& ctx, floatX* out, const QuantizedWeights& w,
     LAUNCH(kernel, (unsigned)ceil_div(n, (size_t)8 * 256), 256, 0, ctx, out, w.codes, w.scales(n), n);
 }
 
+inline bool decodes_rows(const Ctx&, int) { return false; }
+inline void quantized_linear_forward(Ctx& ctx, floatX* out, const floatX* inp, const QuantizedWeights& weight,
+                                     const floatX* bias, int N, int IC, int OC, floatX* dequantized) {
+    dequantize_weights(ctx, dequantized, weight, (size_t)OC * IC);
+    linear_forward(ctx, out, inp, dequantized, bias, N, IC, OC);
+}
+
 }  // namespace gpu

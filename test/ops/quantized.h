@@ -85,6 +85,37 @@ TEST(Quantized, Q8_0HasTheBitsOfGgufFiles) {
     EXPECT_FALSE(quantize_weights(WeightFormat::q8_0, large.data(), 32, codes.data())) << "the scale exceeds fp16";
 }
 
+TEST(Quantized, ProductsHaveTheBitsOfDecodedWeights) {
+    const int IC = 128, OC = 96;
+    const size_t n = (size_t)IC * OC;
+    backend::Ctx ctx;
+    for (const WeightFormat format : {WeightFormat::nf4, WeightFormat::q8_0}) {
+        std::vector<float> w(n);
+        for (size_t i = 0; i < n; i++) w[i] = hashed((uint32_t)i);
+        std::vector<uint8_t> codes(QuantizedWeights::bytes(format, n));
+        ASSERT_TRUE(quantize_weights(format, w.data(), n, codes.data()));
+        Buffer<uint8_t> coded(codes.size(), "codes");
+        coded.set(codes);
+        const QuantizedWeights weight = {format, coded.p()};
+        Buffer<floatX> dequantized(n, "dequantized"), scratch(n, "scratch"), bias(OC, "bias");
+        backend::dequantize_weights(ctx, dequantized.p(), weight, n);
+        std::vector<floatX> numbers(OC);
+        for (int i = 0; i < OC; i++) numbers[(size_t)i] = hashed((uint32_t)i + 7);
+        bias.set(numbers);
+        for (const int N : {1, 2, 3, 5, 8, 33}) {
+            std::vector<floatX> x((size_t)N * IC);
+            for (size_t i = 0; i < x.size(); i++) x[i] = hashed((uint32_t)i + 100);
+            Buffer<floatX> inp(x.size(), "inp"), expected((size_t)N * OC, "expected"), out((size_t)N * OC, "out");
+            inp.set(x);
+            for (const floatX* b : {(const floatX*)nullptr, (const floatX*)bias.p()}) {
+                backend::linear_forward(ctx, expected.p(), inp.p(), dequantized.p(), b, N, IC, OC);
+                backend::quantized_linear_forward(ctx, out.p(), inp.p(), weight, b, N, IC, OC, scratch.p());
+                EXPECT_EQ(memcmp(expected.get().data(), out.get().data(), (size_t)N * OC * sizeof(floatX)), 0) << N;
+            }
+        }
+    }
+}
+
 // A tensor-parallel rank's columns, in whole blocks, have the codes of the whole matrix.
 TEST(Quantized, PartsOfRowsHaveTheCodesOfTheWhole) {
     const size_t rows = 3, columns = 256, part = 128;
