@@ -476,7 +476,7 @@ static void mixture_forward(const Pass& p, const Block& b, floatX* out, const Ml
     floatX *const rows = p.m.a.expert_rows, *const mlp = p.m.a.branch_out;
     const floatX* all_inp = gather_from_sequence_parallel(p, inp.bf16, p.local_rows(), p.m.c.C);
     be::router_logits(p.ctx, s.routing.logits, all_inp, b.router.w, b.router.b, p.mixture(), p.m.c.C);
-    be::route(p.ctx, s.routing, p.mixture(), p.m.c.mixture.rule());
+    be::route(p.ctx, s.routing, p.mixture(), p.router_rule(fc2.block));
     dispatch(p, s);
     expert_fc1_forward(p, b, s, all_inp);
     expert_activation_forward(p, b, s);  // times the routing weights
@@ -516,10 +516,11 @@ static void recompute_mixture(const Pass& p, const Block& b, const MlpActivation
 static void router_backward(const Pass& p, const Block& b, const Routing& routing) {
     const Model& m = p.m;
     const MixtureShape shape = p.mixture();
-    const RouterRule rule = m.c.mixture.rule();
     const bool first = m.ranks->mesh.tp.rank == 0;
-    be::router_backward(p.ctx, m.a.dlogits, m.a.drouting, routing, shape, rule, first ? m.router_losses : RouterLossFactors());
-    if (first) be::router_sums(p.ctx, m.a.router_sums + b.fc1().block * router_sums_of_block(m.c), routing, shape, rule);
+    const int block = b.fc1().block;
+    double* const sums = m.a.router_sums + (size_t)block * RouterSums::size(shape.E);
+    be::router_backward(p.ctx, m.a.dlogits, first ? sums : nullptr, m.a.drouting, routing, shape, p.router_rule(block),
+                        first ? m.router_losses : RouterLossFactors());
 }
 
 static void add_router_gradient(const Pass& p, const Router& router, const real* dlogits, const floatX* all_inp,
@@ -542,7 +543,7 @@ static void shared_output_backward(const Pass& p, const SharedExpert& e, const S
     if (!e.gate.w) return be::activation_backward(p.ctx, a.dshared_fc1, a.dact, s.fc1, p.N(), l.in, activation);
     const MixtureShape shape = shape_of_gate(p);
     be::expert_activation_backward(p.ctx, a.dshared_fc1, a.drouting, a.dact, s.fc1, s.gate, shape, l.in, activation);
-    be::router_backward(p.ctx, a.dshared_gate, a.drouting, s.gate, shape, gate_rule, {});
+    be::router_backward(p.ctx, a.dshared_gate, nullptr, a.drouting, s.gate, shape, gate_rule, {});
 }
 static void shared_weights_backward(const Pass& p, const SharedExpert& e, const floatX* all_inp) {
     add_gradients(p, e.fc1, nullptr, p.m.a.dshared_fc1, all_inp);
@@ -1033,16 +1034,19 @@ static std::optional<StepStats> train_step(Trainer& t) {
     // Clipping as in Megatron: all gradients times clip / (norm + 1e-6), if that factor is below 1.
     const double clip = t.o.clip_grad > 0 ? std::min(1.0, t.o.clip_grad / (norm + 1e-6)) : 1.0;
     t.verdict = t.history.guard.judge(t.state.step + 1, t.batch(), loss + z, norm);
+    std::vector<double> router_sums;
+    if (t.m.c.mixture.on()) router_sums = read_router_sums(t.ctx, t.m);
     if (t.verdict.apply) {
         if (examines) t.layer_health.before_update();
         update(t, lr, weight_decay, clip);
+        if (t.m.c.mixture.bias && !t.m.frozen) t.m.expert_biases.move(t.ctx, router_sums, t.o.moe_router_bias_update_rate);
         if (examines) t.health = t.layer_health.after_update(fp8);
         end_step_in_fp8(t, loss, norm);
     }
     fp8.on = fp8.measuring = false;  // evaluation and generation compute in bf16, like any user of the checkpoint
 
     StepStats stats = t.count_step(global_batch, sums);
-    if (t.m.c.mixture.on()) stats.mixture = mixture_load(read_router_sums(t.ctx, t.m), t.m.c, sequences, rows);
+    if (t.m.c.mixture.on()) stats.mixture = mixture_load(router_sums, t.m.c, sequences, rows);
     stats.grad_norm = norm;
     stats.lr = t.state.lr = lr;
     stats.step_ms = (monotonic_seconds() - begin) * 1e3;

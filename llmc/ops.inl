@@ -237,11 +237,10 @@ void sort_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, int fir
 //   balance  sum over sequences of E / (K T^2) sum_e counts_e sum_t p_te (Fedus et al., 2021, "Switch Transformers"), where p
 //            are the scores, divided by a row's sum if they are sigmoids; counts are constants
 //   z        sum over rows of (log sum_e exp(logit_e))^2
-// each times its factor. sets dlogits.
-void router_backward(Ctx& ctx, real* dlogits /*(N, E)*/, const real* dweights /*(N, K)*/, const Routing& r,
-                     const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors);
-// Adds both losses, without factors, to sums[0] and sums[1], and the number of rows that chose expert e to sums[2 + e].
-void router_sums(Ctx& ctx, double* sums /*(2 + E)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule);
+// each times its factor. Weights of dropped choices have no gradient. sets dlogits, adds to sums.
+void router_backward(Ctx& ctx, real* dlogits /*(N, E)*/, double* sums /*(RouterSums::size(E)) or null*/,
+                     const real* dweights /*(N, K)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule,
+                     const RouterLossFactors& factors);
 // Both backward products of router_logits. dinp += dlogits weight; dweight (+)= dlogits^T inp.
 void router_backward_input(Ctx& ctx, floatX* dinp /*(N, C)*/, const real* dlogits /*(N, E)*/, const floatX* weight /*(E, C)*/,
                            const MixtureShape& shape, int C);

@@ -223,20 +223,37 @@ struct Routing {
     real* logits;   // (N, E)
     int* experts;   // (N, K) chosen experts, in the order of decreasing score, the lower index first where scores are equal
     real* weights;  // (N, K) factors of their outputs
-    int* slots;     // (N, K) the slot of each choice; -1: none, its expert is on another rank
+    int* slots;     // (N, K) the slot of each choice; -1: none, it is dropped or its expert is on another rank
     int* choices;   // (slots) the choice of each slot
-    int* offsets;   // (E + 1) the first slot of each expert; N K
-    int* counts;    // (B, E) rows of each sequence that chose each expert
+    int* offsets;   // (E + 1) the first slot of each expert; the number of slots: N K without drops
+    int* counts;    // (B, E) rows of each sequence that chose each expert, dropped or not
 
     ExpertGroups groups(const MixtureShape& shape) const { return {offsets, shape.E, shape.slots()}; }
 };
 // How a router chooses: the K largest scores, which are softmax(logits) or sigmoid(logits), plus `bias` if given. Weights are
 // the scores of the chosen experts without the bias, divided by their sum if `normalize` is set, times `scale`. (A softmax over
 // the chosen experts' logits only is the same as a normalized softmax over all.)
+//   groups    the experts form `groups` equal groups; only those of the `group_topk` best can be chosen (DeepSeek-V3). A
+//             group's value is the sum of its K / group_topk largest scores plus bias; of its logits for a normalized softmax
+//   capacity  an expert has at most this many slots; it keeps the choices with the largest weights, the lower row first where
+//             weights are equal, or, with `by_position`, those of the first rows. The others are dropped: they add nothing to
+//             their rows' outputs, and the weights of the rows' other choices stay the same
 struct RouterRule {
     bool sigmoid = false, normalize = true;
     real scale = 1;
-    const real* bias = nullptr;  // (E) or null
+    const real* bias = nullptr;      // (E) or null
+    int groups = 1, group_topk = 1;  // at most 32 groups
+    int capacity = 0;                // 0: none
+    bool by_position = false;
+
+    // The values of experts in a group's: scores rather than logits.
+    HD bool groups_by_scores() const { return sigmoid || !normalize; }
+};
+// A router's sums over rows: both losses without their factors, the entropy of the scores divided by their sum, in nats, and
+// dropped choices; then, for each expert, the number of rows that chose it.
+struct RouterSums {
+    static constexpr int balance = 0, z = 1, entropy = 2, dropped = 3, rows = 4;
+    static constexpr size_t size(int E) { return (size_t)rows + (size_t)E; }
 };
 constexpr real smallest_scores_sum = 1e-20;  // added to sums of scores before a division by them, as in Megatron-LM
 // The factors of the gradients of a router's two losses, which are sums over sequences, and over rows (router_backward).

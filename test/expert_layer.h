@@ -34,7 +34,7 @@ struct ExpertLayer {
     Guarded<floatX> h{size(slots, H), "h"}, act{size(slots, F), "act"}, y{size(slots, C), "y"}, out{size(N, C), "out"},
         dact{size(slots, F), "dact"}, dh{size(slots, H), "dh"}, dx_slots{size(slots, C), "dx of slots"}, dx{size(N, C), "dx"};
     std::vector<floatX> dx_experts;  // dx before the router's gradient
-    std::vector<double> sums = std::vector<double>(2 + (size_t)E);
+    std::vector<double> sums = std::vector<double>(RouterSums::size(E));
     const Routing r = {logits.data(),  experts.data(), weights.data(), slot_of.data(),
                        choices.data(), offsets.data(), counts.data()};
 
@@ -75,8 +75,15 @@ struct ExpertLayer {
         cpu::route(ctx, r, k.shape, rule);
     }
     void losses(cpu::Ctx& ctx) {
+        std::vector<real> unused(size(N, E));
         std::fill(sums.begin(), sums.end(), 0.0);
-        cpu::router_sums(ctx, sums.data(), r, k.shape, rule);
+        cpu::router_backward(ctx, unused.data(), sums.data(), dweights.data(), r, k.shape, rule, factors);
+    }
+    bool dropped(int choice) const { return slot_of[(size_t)choice] < 0; }
+    // The rows of a tensor of slots that have a choice.
+    template <class T>
+    std::vector<T> filled(const Guarded<T>& x, int columns) const {
+        return {x.data(), x.data() + (size_t)offsets[(size_t)E] * columns};
     }
     // The rows of x or dout that belong to the slots.
     ExpertRows gathered(const std::vector<floatX>& rows) const { return {rows.data(), choices.data(), K}; }
@@ -107,14 +114,15 @@ struct ExpertLayer {
         cpu::expert_linear_backward_weight(ctx, {dfc1.data(), 0, E * H}, {dh.data()}, gathered(x), groups(), C, H, Acc::Add);
         cpu::expert_combine(ctx, dx.data(), dx_slots.data(), r, k.shape, C);
         dx_experts = dx.values();
-        cpu::router_backward(ctx, dlogits.data(), dweights.data(), r, k.shape, rule, factors);
+        cpu::router_backward(ctx, dlogits.data(), nullptr, dweights.data(), r, k.shape, rule, factors);
         cpu::router_backward_input(ctx, dx.data(), dlogits.data(), router_weight.data(), k.shape, C);
         cpu::router_backward_weight(ctx, drouter.data(), dlogits.data(), x.data(), k.shape, C, Acc::Add);
         if (k.biases) cpu::router_backward_bias(ctx, drouter_bias.data(), dlogits.data(), k.shape);
     }
 };
 
-// Every rule, E not a multiple of a vector, K = E, E = 1, fewer rows than experts, all rows on one expert, several sequences.
+// Every rule, E not a multiple of a vector, K = E, E = 1, fewer rows than experts, all rows on one expert, several sequences,
+// groups, and capacities, also so small that some rows lose all experts.
 inline std::vector<ExpertCase> expert_cases() {
     static const real bias = 0;  // ExpertLayer has its own
     RouterRule softmax, raw_softmax, sigmoid, raw_sigmoid;
@@ -124,6 +132,16 @@ inline std::vector<ExpertCase> expert_cases() {
     sigmoid.bias = &bias;
     sigmoid.scale = 2.5;
     raw_sigmoid.normalize = false;
+    const auto grouped = [](RouterRule rule, int groups, int best) {
+        rule.groups = groups;
+        rule.group_topk = best;
+        return rule;
+    };
+    const auto limited = [](RouterRule rule, int capacity, bool by_position) {
+        rule.capacity = capacity;
+        rule.by_position = by_position;
+        return rule;
+    };
     return {{{2, 7, 5, 3}, 6, 9, softmax},
             {{1, 4, 5, 5}, 7, 4, raw_softmax, Activation::gelu},
             {{3, 2, 1, 1}, 5, 3, raw_sigmoid},
@@ -133,7 +151,13 @@ inline std::vector<ExpertCase> expert_cases() {
             {{1, 8, 4, 2}, 3, 6, raw_sigmoid, Activation::gelu, true, true},
             {{2, 5, 6, 4}, 4, 7, sigmoid},
             {{1, 11, 6, 2}, 3, 8, raw_softmax},
-            {{1, 6, 4, 2}, 5, 2, raw_sigmoid, Activation::swiglu, true}};
+            {{1, 6, 4, 2}, 5, 2, raw_sigmoid, Activation::swiglu, true},
+            {{2, 7, 12, 4}, 5, 3, grouped(sigmoid, 4, 2)},
+            {{1, 9, 8, 2}, 4, 3, grouped(raw_softmax, 2, 1)},
+            {{1, 9, 10, 3}, 4, 3, grouped(softmax, 5, 3)},
+            {{2, 7, 5, 3}, 6, 9, limited(softmax, 6, false)},
+            {{2, 9, 6, 2}, 6, 5, limited(grouped(sigmoid, 3, 1), 4, true)},
+            {{1, 11, 4, 2}, 5, 4, limited(raw_softmax, 3, false), Activation::swiglu, true}};
 }
 
 // The routing follows from the logits as its definition says.
@@ -154,6 +178,24 @@ inline void expect_routing(const ExpertLayer& l) {
         }
         std::vector<int> order((size_t)E);
         for (int e = 0; e < E; e++) order[(size_t)e] = e;
+        if (l.rule.groups > 1) {
+            const int each = E / l.rule.groups;
+            std::vector<std::pair<double, int>> groups;
+            for (int g = 0; g < l.rule.groups; g++) {
+                std::vector<double> values;
+                for (int e = g * each; e < (g + 1) * each; e++)
+                    values.push_back(l.rule.bias                           ? keys[(size_t)e]
+                                     : l.rule.sigmoid || !l.rule.normalize ? scores[(size_t)e]
+                                                                           : (double)x[e]);
+                std::sort(values.rbegin(), values.rend());
+                double value = 0;
+                for (int i = 0; i < K / l.rule.group_topk; i++) value += values[(size_t)i];
+                groups.push_back({-value, g});
+            }
+            std::sort(groups.begin(), groups.end());
+            for (int i = l.rule.group_topk; i < l.rule.groups; i++)
+                std::fill_n(keys.begin() + groups[(size_t)i].second * each, each, -INFINITY);
+        }
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys[(size_t)a] > keys[(size_t)b]; });
         for (int k = 0; k < K; k++) {
             const int e = l.experts[(size_t)(n * K + k)];
@@ -167,15 +209,27 @@ inline void expect_routing(const ExpertLayer& l) {
                 << "weight " << k << " of row " << n << ": " << l.weights[(size_t)(n * K + k)] << ", expected " << w;
         }
     }
+    std::vector<int> expected_slots((size_t)N * K, -1);
     for (int e = 0; e < E; e++) {
+        std::vector<int> kept;
         for (int i = 0; i < N * K; i++)
-            if (l.experts[(size_t)i] == e) expected_choices.push_back(i);
+            if (l.experts[(size_t)i] == e) kept.push_back(i);
+        const auto heavier = [&](int a, int b) { return l.weights[(size_t)a] > l.weights[(size_t)b]; };
+        if (l.rule.capacity && (int)kept.size() > l.rule.capacity) {
+            if (!l.rule.by_position) std::stable_sort(kept.begin(), kept.end(), heavier);
+            kept.resize((size_t)l.rule.capacity);
+            std::sort(kept.begin(), kept.end());
+        }
+        for (const int i : kept) {
+            expected_slots[(size_t)i] = (int)expected_choices.size();
+            expected_choices.push_back(i);
+        }
         expected_offsets.push_back((int)expected_choices.size());
     }
-    EXPECT_EQ(l.choices.values(), expected_choices);
+    EXPECT_EQ(l.filled(l.choices, 1), expected_choices);
     EXPECT_EQ(l.offsets.values(), expected_offsets);
     EXPECT_EQ(l.counts.values(), counts);
-    for (int i = 0; i < N * K; i++) EXPECT_EQ(l.choices[(size_t)l.slot_of[(size_t)i]], i);
+    EXPECT_EQ(l.slot_of.values(), expected_slots);
 }
 
 }  // namespace test

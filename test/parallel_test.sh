@@ -103,6 +103,20 @@ for layout in "2 --zero 1" "2 --tp 2 --resume oss_2___zero_1/step_00000003" "2 -
     expect "GPT-OSS, $layout" train "$n" "oss_${layout//[ -]/_}" $options "${oss[@]}" --check-replicas 4
     expect "GPT-OSS, $layout: one rank's losses" near oss "oss_${layout//[ -]/_}" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
 done
+# Biases balance its experts: they follow from the rows of all ranks and micro-batches, and are saved with the model.
+biased=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01
+    --moe-router-num-groups 3 --moe-router-group-topk 2 --clip-grad 0 --ema-decay 0.9)
+expect "a mixture balanced by biases on one rank" train 1 biased "${biased[@]}"
+for layout in "2 --zero 0 --resume biased/step_00000003" "2 --pp 2 --vpp 2" "4 --tp 2 --pp 2"; do
+    read -r n options <<<"$layout"
+    # shellcheck disable=SC2086
+    expect "balanced by biases, $layout" train "$n" "biased $layout" $options "${biased[@]}" --check-replicas 4
+    expect "balanced by biases, $layout: one rank's losses" near biased "biased $layout" "$([[ $layout == *resume* ]] && echo 5 || echo 8)"
+done
+expect "balanced by biases, a pipeline: one rank's bits" everything_same biased "biased 2 --pp 2 --vpp 2"
+expect "resumed on one rank" train 1 "biased again" "${biased[@]}" --resume "biased/step_00000003" --threads 2
+expect "balanced by biases, resumed: the same bits" everything_same biased "biased again"
+expect "the average has the model's biases" grep -q e_score_correction_bias biased/latest/ema/model.safetensors
 # A mixture whose experts are copies of a dense model's MLP gives its losses, in every layout.
 loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep -o "loss *[0-9.]*" | grep -o "[0-9.]*$"; }
 close_losses() { awk -v a="$(loss_of "$1")" -v b="$(loss_of "$2")" 'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 0.002 ^ 2) }'; }

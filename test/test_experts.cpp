@@ -115,19 +115,25 @@ void check_layer(const ExpertLayer& l) {
         dweights.value[choice] = of_bias.value[0];
         dweights.error[choice] = error + of_bias.error[0];
     });
-    expect_sums(l.h, h, "fc1 forward");
-    expect_sums(l.act, act, "activation");
-    expect_sums(l.y, y, "fc2 forward");
-    expect_sums(l.dact, dact, "fc2 backward");
-    expect_sums(l.dweights, dweights, "dweights");
-    expect_sums(l.dh, dh, "activation backward");
-    expect_sums(l.dx_slots, dx_slots, "fc1 backward");
+    std::vector<real> dweights_of_slots = l.dweights.values();
+    for (size_t i = 0; i < dweights_of_slots.size(); i++)
+        if (l.dropped((int)i)) dweights_of_slots[i] = 0;
+    expect_sums(l.filled(l.h, H), h, "fc1 forward");
+    expect_sums(l.filled(l.act, F), act, "activation");
+    expect_sums(l.filled(l.y, C), y, "fc2 forward");
+    expect_sums(l.filled(l.dact, F), dact, "fc2 backward");
+    expect_sums(dweights_of_slots, dweights, "dweights");
+    expect_sums(l.filled(l.dh, H), dh, "activation backward");
+    expect_sums(l.filled(l.dx_slots, C), dx_slots, "fc1 backward");
 
     for (size_t n = 0; n < (size_t)N; n++) {
-        const auto slot = [&](int k) { return (size_t)l.slot_of[n * K + k]; };
+        const auto of_slot = [&](const auto& x, int k, int c) {
+            const int slot = l.slot_of[n * K + k];
+            return slot < 0 ? 0.0 : at(x, (size_t)slot, C, c);
+        };
         for (int c = 0; c < C; c++) {
-            out.sum(K, [&](int k) { return at(l.y, slot(k), C, c); });
-            dx_experts.sum(K, [&](int k) { return at(l.dx_slots, slot(k), C, c); });
+            out.sum(K, [&](int k) { return of_slot(l.y, k, c); });
+            dx_experts.sum(K, [&](int k) { return of_slot(l.dx_slots, k, c); });
             dx.sum(
                 E, [&](int e) { return at(l.dlogits, n, E, e) * at(l.router_weight, e, C, c); }, at(l.dx_experts, n, C, c));
         }
@@ -144,7 +150,7 @@ void check_layer(const ExpertLayer& l) {
         for (int e = 0; e < E; e++) d[(size_t)e] = l.factors.balance * (c(e) - mean) / all;
         double magnitude = l.factors.balance * (mean + E) / all;
         const auto chosen = [&](int k) { return s[(size_t)l.experts[n * K + k]]; };
-        const auto g = [&](int k) { return (double)l.dweights[n * K + k]; };
+        const auto g = [&](int k) { return (double)dweights_of_slots[n * K + k]; };
         mean = 0;
         if (l.rule.normalize) sum = 0;
         for (int k = 0; k < K && l.rule.normalize; k++) sum += chosen(k);

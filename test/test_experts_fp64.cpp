@@ -50,10 +50,13 @@ TEST(ExpertsFp64, RouterBackward) {
             std::copy(logits.begin(), logits.end(), l.logits.data());
             cpu::route(ctx, l.r, k.shape, l.rule);
             l.losses(ctx);
-            return dot(l.weights.values(), g) + l.factors.balance * l.sums[0] + l.factors.z * l.sums[1];
+            double weighted = 0;
+            for (int i = 0; i < l.N * l.K; i++) weighted += l.dropped(i) ? 0 : l.weights[(size_t)i] * g[(size_t)i];
+            return weighted + l.factors.balance * l.sums[RouterSums::balance] + l.factors.z * l.sums[RouterSums::z];
         };
         loss();
-        double balance = 0, z = 0;
+        double balance = 0, z = 0, entropy = 0;
+        const int kept = l.offsets[(size_t)E];
         for (int n = 0; n < l.N; n++) {
             const double* const x = &logits[(size_t)(n * E)];
             double exponentials = 0, sum = 0, of_row = 0;
@@ -63,13 +66,17 @@ TEST(ExpertsFp64, RouterBackward) {
                 sum += score(e);
                 of_row += l.counts[(size_t)(n / T * E + e)] * score(e);
             }
+            for (int e = 0; e < E; e++) entropy -= score(e) / sum * std::log(score(e) / sum);
             balance += E / ((double)l.K * T * T) * of_row / sum;
             z += std::pow(std::log(exponentials), 2);
         }
-        EXPECT_NEAR(l.sums[0], balance, 1e-13 * balance);
-        EXPECT_NEAR(l.sums[1], z, 1e-12 * z);
-        for (int e = 0; e < E; e++) EXPECT_EQ(l.sums[(size_t)(2 + e)], l.offsets[(size_t)(e + 1)] - l.offsets[(size_t)e]);
-        cpu::router_backward(ctx, l.dlogits.data(), g.data(), l.r, k.shape, l.rule, l.factors);
+        EXPECT_NEAR(l.sums[RouterSums::balance], balance, 1e-13 * balance);
+        EXPECT_NEAR(l.sums[RouterSums::z], z, 1e-12 * z);
+        EXPECT_NEAR(l.sums[RouterSums::entropy], entropy, 1e-13 * (entropy + l.N));
+        EXPECT_EQ(l.sums[RouterSums::dropped], l.N * l.K - kept);
+        for (int e = 0; e < E; e++)
+            EXPECT_EQ(l.sums[(size_t)(RouterSums::rows + e)], std::count(l.experts.data(), l.experts.data() + l.N * l.K, e));
+        cpu::router_backward(ctx, l.dlogits.data(), nullptr, g.data(), l.r, k.shape, l.rule, l.factors);
         check_gradient(loss, logits.data(), logits.size(), l.dlogits.data(), "dlogits");
     }
 }
@@ -82,7 +89,8 @@ TEST(ExpertsFp64, Layer) {
         ExpertLayer l(k, seed++);
         const auto loss = [&] {
             l.forward(ctx);
-            return dot(l.out.values(), l.dout) + l.factors.balance * l.sums[0] + l.factors.z * l.sums[1];
+            return dot(l.out.values(), l.dout) + l.factors.balance * l.sums[RouterSums::balance] +
+                   l.factors.z * l.sums[RouterSums::z];
         };
         loss();
         l.backward(ctx);

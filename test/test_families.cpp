@@ -294,6 +294,9 @@ TEST(Families, UnsupportedIsNamed) {
         {llama_like("gpt_oss", R"("hidden_act": "gelu")"), {"'hidden_act'", "silu"}},
         {llama_like("gpt_oss", R"("quantization_config": {"quant_method": "gptq"})"), {"'quantization_config'", "mxfp4"}},
         {llama_like("train_gpt", R"("num_experts": 8, "scoring_func": "sqrtsoftplus")"), {"'scoring_func'", "softmax"}},
+        {llama_like("train_gpt", R"("num_experts": 8, "topk_method": "noaux_tc")"), {"sigmoid scores"}},
+        {llama_like("train_gpt", R"("num_experts": 8, "topk_method": "group_limited_greedy")"), {"'topk_method'"}},
+        {llama_like("train_gpt", R"("num_experts": 8, "n_group": 3)"), {"moe-router-num-groups is 3"}},
         {R"({"model_type": "gpt_neox", "vocab_size": 9, "hidden_size": 60, "intermediate_size": 80, "num_hidden_layers": 2,
              "num_attention_heads": 4})",
          {"rotated"}},
@@ -599,6 +602,7 @@ TEST(Families, OurFormHasEveryField) {
         [](ModelConfig& c) {
             c.mixture = {8, 3, true, false, 2.5};
         },
+        [](ModelConfig& c) { c.mixture = {8, 4, true, true, 1, 0, 0, false, {}, 4, 2, true}; },
         [](ModelConfig& c) {
             c.mixture = {8, 3};
             c.mixture.dense_layers = {1};

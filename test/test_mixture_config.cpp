@@ -9,6 +9,7 @@
 #include "../llmc/model/hf_config.h"
 #include "../llmc/model/lora.h"
 #include "../llmc/model/presets.h"
+#include "../llmc/optimizer/expert_biases.h"
 #include "../llmc/plan/from_options.h"
 #include "../llmc/plan/planner.h"
 #include "files.h"
@@ -50,6 +51,17 @@ TEST(MixtureConfig, OptionsOfMegatron) {
                      .mixture.normalize)
         << "as Megatron-LM";
     EXPECT_EQ(configured({"--preset", "olmoe-1b-7b", "--moe-router-topk", "4"}).mixture.topk, 4);
+    const ModelConfig deepseek = configured({"--num-experts", "8", "--moe-router-topk", "4", "--moe-router-num-groups", "4",
+                                             "--moe-router-group-topk", "2", "--moe-router-score-function", "sigmoid",
+                                             "--moe-router-enable-expert-bias", "--moe-router-bias-update-rate", "0.01"});
+    EXPECT_EQ(deepseek.family, "train_gpt");
+    EXPECT_TRUE(deepseek.mixture.groups == 4 && deepseek.mixture.group_topk == 2 && deepseek.mixture.bias);
+    const auto written = to_hf_config(deepseek, "");
+    EXPECT_EQ(written["topk_method"], "noaux_tc");
+    EXPECT_TRUE(written["n_group"] == 4 && written["topk_group"] == 2);
+    EXPECT_EQ(configured({"--num-experts", "8", "--moe-router-num-groups", "2", "--moe-router-group-topk", "2"}).family,
+              "mixtral")
+        << "all groups are all experts";
 
     EXPECT_TRUE(config_from_preset("gpt-oss-20b").mlp_bias);
     EXPECT_FALSE(configured({"--preset", "gpt-oss-20b", "--no-add-mlp-bias"}).mlp_bias);
@@ -85,9 +97,15 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--add-mlp-bias", "--moe-shared-expert-intermediate-size", "64"}, {"shared experts have no biases", "HINT"}},
         {{"--moe-shared-expert-gate"}, {"--moe-shared-expert-gate requires --moe-shared-expert-intermediate-size"}},
         {{"--n-shared-experts", "2"}, {"--moe-shared-expert-intermediate-size"}},
-        {{"--moe-router-enable-expert-bias"}, {"not available yet", "--moe-aux-loss-coeff"}},
+        {{"--moe-router-enable-expert-bias"}, {"sigmoid", "Megatron-LM", "HINT: --moe-router-score-function sigmoid"}},
+        {{"--moe-router-bias-update-rate", "0.1"}, {"requires --moe-router-enable-expert-bias"}},
+        {{"--moe-router-num-groups", "2"}, {"requires --moe-router-group-topk"}},
+        {{"--moe-router-group-topk", "2"}, {"requires --moe-router-num-groups"}},
+        {{"--moe-router-num-groups", "3", "--moe-router-group-topk", "1"},
+         {"moe-router-num-groups is 3", "divide num-experts, 8"}},
+        {{"--moe-router-num-groups", "4", "--moe-router-group-topk", "3"}, {"moe-router-group-topk is 3", "divide", "2"}},
+        {{"--moe-router-num-groups", "8", "--moe-router-group-topk", "1"}, {"moe-router-group-topk is 1", "at most 1 experts"}},
         {{"--moe-use-upcycling"}, {"--moe-use-upcycling requires --model DIR"}},
-        {{"--moe-router-num-groups", "2"}, {"not available yet"}},
         {{"--norm-place", "parallel"}, {"norm-place parallel", "HINT: --norm-place before"}},
         {{"--fp8-format", "hybrid"}, {"--fp8-format", "HINT"}},
         {{"--parametrization", "mup", "--mup-base-width", "32"}, {"--parametrization mup", "HINT"}},
@@ -105,6 +123,8 @@ TEST(MixtureConfig, RefusalsByName) {
     const std::pair<Arguments, Arguments> without[] = {
         {{"--moe-router-topk", "2"}, {"--moe-router-topk requires --num-experts", "a mixture", "HINT"}},
         {{"--moe-aux-loss-coeff", "0.1"}, {"--moe-aux-loss-coeff requires"}},
+        {{"--moe-router-num-groups", "2"}, {"--moe-router-num-groups requires --num-experts"}},
+        {{"--moe-router-enable-expert-bias"}, {"--moe-router-enable-expert-bias requires --num-experts"}},
         {{"--moe-router-load-balancing-type", "none"}, {"--moe-router-load-balancing-type requires"}},
         {{"--moe-ffn-hidden-size", "64"}, {"--moe-ffn-hidden-size requires"}},
         {{"--moe-layer-freq", "2"}, {"--moe-layer-freq requires"}},
@@ -174,6 +194,37 @@ TEST(MixtureConfig, TensorsOfDifferentLayersHaveOneIdentifier) {
         part.first = part.last = false;
         for (const TensorSpec& t : ParameterTable(c, part).rows) EXPECT_EQ(whole.rows[(size_t)t.id].name, t.name);
     }
+}
+
+// bias += rate sign(mean load - load), by layer; a rank with some of the layers knows the biases of all.
+TEST(MixtureConfig, BiasesMoveTowardsTheMeanLoad) {
+    be::Ctx ctx(1);
+    ModelConfig c = config_from_preset("mixture-tiny");
+    c.L = 3;
+    c.mixture.experts = 4;
+    c.mixture.sigmoid = c.mixture.bias = true;
+    Part part;
+    part.layers = {2, 0};
+    Arena arena;
+    ExpertBiases biases;
+    biases.plan(arena, c, part);
+    arena.allocate(SIZE_MAX, "");
+    const size_t each = RouterSums::size(4);
+    std::vector<double> sums(3 * each, 7);
+    const double loads[3][4] = {{10, 30, 20, 20}, {0, 0, 0, 0}, {1, 0, 0, 0}};
+    for (size_t l = 0; l < 3; l++) std::copy_n(loads[l], 4, &sums[l * each + RouterSums::rows]);
+    biases.move(ctx, sums, 0.25);
+    biases.move(ctx, sums, 0.25);
+    const std::vector<real> expected = {0.5, -0.5, 0, 0, 0, 0, 0, 0, -0.5, 0.5, 0.5, 0.5};
+    EXPECT_EQ(biases.values(), expected);
+    for (int e = 0; e < 4; e++) {
+        EXPECT_EQ(biases.of_block(0)[e], expected[(size_t)(8 + e)]);
+        EXPECT_EQ(biases.of_block(1)[e], expected[(size_t)e]);
+    }
+    c.mixture.bias = false;
+    ExpertBiases none;
+    none.plan(arena, c, part);
+    EXPECT_EQ(none.of_block(0), nullptr);
 }
 
 // 5 experts, of which 3 process a token.

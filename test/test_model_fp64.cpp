@@ -275,9 +275,12 @@ struct Fixture {
         for (size_t i = 0; i < m.blocks.size(); i++) {
             if (!m.blocks[i].has_mixture()) continue;
             const Routing& routing = m.a.micro_batch().blocks[i].mlp.routing;
-            std::vector<double> sums(router_sums_of_block(m.c));
-            be::router_sums(ctx, sums.data(), routing, pass().mixture(), m.c.mixture.rule());
-            losses += m.router_losses.balance * sums[0] + m.router_losses.z * sums[1];
+            const MixtureShape shape = pass().mixture();
+            std::vector<double> sums(RouterSums::size(shape.E));
+            std::vector<real> dlogits((size_t)shape.N() * shape.E), dweights((size_t)shape.slots());
+            be::router_backward(ctx, dlogits.data(), sums.data(), dweights.data(), routing, shape, m.c.mixture.rule(nullptr),
+                                {});
+            losses += m.router_losses.balance * sums[RouterSums::balance] + m.router_losses.z * sums[RouterSums::z];
         }
         return losses;
     }

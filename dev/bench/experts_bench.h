@@ -64,7 +64,7 @@ private:
             fc1_weight();
             fc1_input();
             be::expert_combine(ctx_, dx, y, r, s, C);
-            be::router_backward(ctx_, dlogits, dweights, r, s, {}, {});
+            be::router_backward(ctx_, dlogits, nullptr, dweights, r, s, {}, {});
             be::router_backward_input(ctx_, dx, dlogits, w_router, s, C);
             be::router_backward_weight(ctx_, dw_router, dlogits, x, s, C, Acc::Add);
         };

@@ -79,6 +79,11 @@ inline std::vector<int64_t> file_shape(const TensorSpec& spec, const HfTensor& t
     return shape;
 }
 
+inline std::string expert_biases_name(const ModelConfig& c, int layer) {
+    const TensorNames& names = family_of(c).names;
+    return std::string(names.top) + names.layer + std::to_string(layer) + "." + names.expert_biases;
+}
+
 // The weights of a model (or its moments) in a .safetensors file or a directory with model.safetensors, of any float type:
 // exactly the ones that the model, or the adapters on it, need.
 class TensorSource {
@@ -96,6 +101,8 @@ public:
         if (c.tied && !c.adapted()) used.insert(find(names.head + std::string(".weight")));
         for (const auto& [name, tensor] : packed_)
             if (used.count(&tensor)) used.insert({files_.find(name + "_blocks"), files_.find(name + "_scales")});
+        for (int layer = 0; layer < c.L && c.mixture.bias; layer++)
+            if (c.has_mixture(layer)) used.insert(find(expert_biases_name(c, layer)));  // not in files of moments
         for (const auto& [name, tensor] : files_.tensors()) {
             const auto has = [&, &n = name](const std::string& part) { return n.find(part) != std::string::npos; };
             bool known = used.count(&tensor) || has(".inv_freq");
@@ -129,6 +136,24 @@ public:
             fail("%s: tensor '%s' holds numbers that are not finite; HINT: download or copy it again", path_.c_str(),
                  spec.hf[0].name.c_str());
         if (c_.tied && spec.id == 0) check_head(spec, ours);
+    }
+    // (L, E) of all layers.
+    std::vector<real> expert_biases() const {
+        const auto E = (size_t)c_.mixture.experts;
+        std::vector<real> biases((size_t)c_.L * E);
+        for (int layer = 0; layer < c_.L; layer++) {
+            if (!c_.has_mixture(layer)) continue;
+            const std::string name = expert_biases_name(c_, layer);
+            const TensorView* view = find(name);
+            if (!view) fail("%s has no tensor '%s', which its config.json requires", path_.c_str(), name.c_str());
+            if (view->shape != std::vector<int64_t>{(int64_t)E})
+                fail("%s: tensor '%s' has shape %s; config.json requires [%zu]", path_.c_str(), name.c_str(),
+                     shape_string(view->shape).c_str(), E);
+            files_.read_as(*view, &biases[(size_t)layer * E]);
+        }
+        if (!all_finite(biases.data(), biases.size()))
+            fail("%s: the biases of experts are not all finite; HINT: download or copy it again", path_.c_str());
+        return biases;
     }
     // Fails if it is missing or has another shape.
     const TensorView& get(const TensorSpec& spec, const HfTensor& t) const {
@@ -273,7 +298,15 @@ inline ModelConfig as_stored(const std::string& dir, const ModelConfig& c) {
     const ModelConfig read = read_config(dir);
     stored.family = read.family;
     if (!read.mixture.on()) stored.mixture = {};
+    stored.mixture.bias = read.mixture.bias;
     return stored;
+}
+
+// The biases of c's experts (L, E): the directory's, or zeros if its model has none.
+inline std::vector<real> read_expert_biases(const std::string& dir, const ModelConfig& c) {
+    const ModelConfig stored = as_stored(dir, c);
+    if (stored.mixture.bias) return TensorSource(dir, stored).expert_biases();
+    return std::vector<real>((size_t)c.L * (size_t)c.mixture.experts);
 }
 
 // The model's own parameters. If c is a mixture and the directory has a dense model, each expert becomes a copy of its MLP
@@ -308,27 +341,45 @@ inline bool finer_than_floatX(const std::string& dir) {
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------------------
+// A vector that is stored in fp32, whatever the type of the other tensors.
+struct VectorInFile {
+    std::string name;
+    std::vector<float> values;
+};
+// The biases of experts; empty if the model has none.
+inline std::vector<VectorInFile> expert_biases_in_file(const ModelConfig& c, const std::vector<real>& biases) {
+    std::vector<VectorInFile> all;
+    const int E = c.mixture.experts;
+    for (int i = 0; c.mixture.bias && i < c.L; i++)
+        if (const auto from = biases.begin() + i * E; c.has_mixture(i))
+            all.push_back({expert_biases_name(c, i), {from, from + E}});
+    return all;
+}
+
 // The files that hold one value per parameter (weights or a moment): `path`, or, above shard_bytes, several files next to it
 // with an index, named as in transformers. The position of each tensor depends only on the model, so any number of ranks can
 // write into them.
 class TensorFiles {
 public:
+    static constexpr size_t most_bytes = 5000000000;  // of tensors in a file
     struct File {
-        std::string path, start;  // start: its header
+        std::string path, start;  // start: its header and vectors
         size_t bytes = 0;
     };
     struct FileOffset {
         size_t file, offset;  // offset in bytes
     };
 
-    // whole: the table of a rank that holds everything. dtype: BF16, F32, F64.
-    TensorFiles(const std::string& path, const ParameterTable& whole, const std::string& dtype, size_t shard_bytes = 5000000000)
+    // whole: the table of a rank that holds everything. dtype: BF16, F32, F64. vectors: tensors at the start of the first file.
+    TensorFiles(const std::string& path, const ParameterTable& whole, const std::string& dtype, size_t shard_bytes = most_bytes,
+                const std::vector<VectorInFile>& vectors = {})
         : element_bytes(dtype_bytes(dtype)) {
         namespace fs = std::filesystem;
         using Part = std::pair<const TensorSpec*, const HfTensor*>;
         const auto bytes_of = [&](const Part& p) { return (size_t)p.second->rows * p.first->whole_cols * element_bytes; };
         std::vector<std::vector<Part>> shards(1);
         size_t in_shard = 0, total = 0;
+        for (const VectorInFile& v : vectors) total += v.values.size() * sizeof(float);
         for (const TensorSpec& spec : whole.rows)
             for (const HfTensor& t : spec.hf) {
                 const Part part = {&spec, &t};
@@ -348,17 +399,27 @@ public:
             file.path = shards.size() == 1 ? path : format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), i + 1, shards.size());
             nlohmann::ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // required by transformers
             size_t at = 0;
+            std::string in_start;
+            const std::string name = fs::path(file.path).filename().string();
+            for (const VectorInFile& v : i == 0 ? vectors : std::vector<VectorInFile>()) {
+                const size_t bytes = v.values.size() * sizeof(float);
+                header[v.name] = {{"dtype", "F32"}, {"shape", {v.values.size()}}, {"data_offsets", {at, at + bytes}}};
+                index["weight_map"][v.name] = name;
+                in_start.append((const char*)v.values.data(), bytes);
+                at += bytes;
+            }
             for (const Part& part : shards[i]) {
                 const auto& [spec, t] = part;
                 header[t->name] = {
                     {"dtype", dtype}, {"shape", file_shape(*spec, *t)}, {"data_offsets", {at, at + bytes_of(part)}}};
-                index["weight_map"][t->name] = fs::path(file.path).filename().string();
+                index["weight_map"][t->name] = name;
                 places_[t->name] = {i, at};
                 at += bytes_of(part);
             }
-            file.start = safetensors_start(header);
-            file.bytes = file.start.size() + at;
-            for (const Part& part : shards[i]) places_[part.second->name].offset += file.start.size();
+            const std::string start = safetensors_start(header);
+            file.start = start + in_start;
+            file.bytes = start.size() + at;
+            for (const Part& part : shards[i]) places_[part.second->name].offset += start.size();
             files.push_back(file);
         }
         if (files.size() > 1) {

@@ -45,9 +45,15 @@ inline void set_weights(be::Ctx& ctx, const TrainingMemory& m, const std::vector
     lower.upload();
 }
 
+// The biases of a mixture's experts, if it has them.
+inline void load_expert_biases(be::Ctx& ctx, TrainingMemory& m, const std::string& dir) {
+    if (m.c.mixture.bias) m.expert_biases.set(ctx, read_expert_biases(dir, m.c));
+}
+
 // Loads weights from a model's directory; the fp32 weights of training start as these. If experts become copies of a dense
 // model's MLP, the fraction drop_ratio of their dimensions is redrawn (upcycling.h).
-inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir, double drop_ratio, uint64_t seed) {
+inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& dir, double drop_ratio, uint64_t seed) {
+    load_expert_biases(ctx, m, dir);
     if (m.master_low_bits && !m.frozen && finer_than_floatX(dir)) {
         std::vector<real> weights(m.table.size);
         read_parameters(dir, m.c, m.table, weights.data());
@@ -66,7 +72,7 @@ inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::st
     lower.upload();
 }
 
-inline void load_parameters(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& dir) {
     load_parameters(ctx, m, dir, 0, 0);
 }
 
@@ -122,7 +128,8 @@ inline void load_adapters(be::Ctx& ctx, const TrainingMemory& m, const std::stri
 }
 
 // Loads fp32 weights and moments from a checkpoint; moments that had more bits are rounded to the nearest.
-inline void load_weights_and_moments(be::Ctx& ctx, const TrainingMemory& m, const std::string& dir) {
+inline void load_weights_and_moments(be::Ctx& ctx, TrainingMemory& m, const std::string& dir) {
+    if (!m.frozen) load_expert_biases(ctx, m, dir);
     std::vector<real> whole(m.table.size);  // this rank's tensors, of which it keeps its shards
     const bool on_host = m.state_on_host();
     const auto keep_parts = [&](const Elements& moment, size_t n_kept) {

@@ -100,6 +100,7 @@ public:
         start_ = monotonic_seconds();
         tries_ = 0;
         parts_ = {m_.state(), m_.params};
+        expert_biases_ = m_.expert_biases.values();
         if (encoded()) virtual_tokens_ = m_.virtual_tokens.computed(ctx_);
         const Parts& copy = m_.copy;
         if (copy.params) {
@@ -255,12 +256,17 @@ private:
     std::vector<TensorFiles> files(const std::string& dir) const {
         std::vector<TensorFiles> all;
         const char* const weights = m_.frozen ? "/adapter_model.safetensors" : "/model.safetensors";
-        if (!encoded()) all.emplace_back(dir + weights, whole_, dtype_of<floatX>);
+        const std::vector<VectorInFile> biases =
+            m_.frozen ? std::vector<VectorInFile>() : expert_biases_in_file(m_.c, expert_biases_);
+        const auto add_model = [&](const std::string& path) {
+            all.emplace_back(path, whole_, dtype_of<floatX>, TensorFiles::most_bytes, biases);
+        };
+        if (!encoded()) add_model(dir + weights);
         if (has_masters()) all.emplace_back(dir + "/training/master.safetensors", whole_, dtype_of<real>);
         for (const Moment& moment : m_.moments())
             all.emplace_back(dir + "/training/" + moment.name + ".safetensors", whole_,
                              (parts_.*moment.of).rounded() ? dtype_of<bf16> : dtype_of<real>);
-        if (m_.average) all.emplace_back(dir + "/ema" + weights, whole_, dtype_of<floatX>);
+        if (m_.average) add_model(dir + "/ema" + weights);
         if (m_.average && has_lower_halves) all.emplace_back(dir + "/training/ema.safetensors", whole_, dtype_of<real>);
         return all;
     }
@@ -363,6 +369,7 @@ private:
     Phase phase_ = Phase::idle;
     TrainingState state_;
     Parts parts_;
+    std::vector<real> expert_biases_;
     std::string error_, report_;
     bool lost_ = false;                    // the data read back differed from the data written
     bool taken_ = false;                   // another run has taken the directory

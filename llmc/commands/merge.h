@@ -103,7 +103,8 @@ inline int export_merged(World& world, const ExportOptions& o) {
         if (finer) texts.dtype = "float32";
         write_model_texts(directory.path(), plain, texts, written);
         const TensorFiles files(directory.path() + "/model.safetensors", ParameterTable(plain),
-                                finer ? dtype_of<real> : dtype_of<floatX>);
+                                finer ? dtype_of<real> : dtype_of<floatX>, TensorFiles::most_bytes,
+                                expert_biases_in_file(plain, read_expert_biases(found.dir, plain)));
         files.create(written);
         for (int layer = 0; layer < c.L; layer++) {
             Part part;

@@ -10,6 +10,7 @@
 //             dL/ds_e = c_e; for sigmoids p = s / Z with Z = sum of all s, and dL/ds_e = (c_e - sum_j c_j p_j) / Z
 //   logits    softmax: dL/dx_e = s_e (dL/ds_e - sum_j s_j dL/ds_j); sigmoid: dL/dx_e = dL/ds_e s_e (1 - s_e)
 //   z         d/dx_e (log sum exp x)^2 = 2 (log sum exp x) softmax(x)_e
+//   entropy   of p, for the log: - sum_e p_e log p_e = log Z - sum_e s_e log s_e / Z, where Z = 1 for a softmax
 //   activation of a slot with weight w: a = w act(h), so dh = act'(h) (w da), and dw = sum over f of da_f act(h)_f
 //   biases    w (W act(h) + b) = W a + w b: the second product adds w b, of which db = sum over slots of w dy, dw = dy . b
 // Without a bias, experts are compared by their logits: scores have the same order, but round to equal numbers.
@@ -166,11 +167,62 @@ inline std::vector<real> balance_coefficients(const int* counts, const MixtureSh
     return coefficients;
 }
 
+// A row's part of the first RouterSums.
+inline void set_router_sums(double* sums, const real* scores, const real* logits, const real* coefficients, int E, double lse,
+                            double all, bool sigmoids) {
+    double balance = 0, entropy = 0;
+    for (int e = 0; e < E; e++) {
+        const double s = scores[e], log_s = sigmoids ? std::log(std::max(s, 1e-30)) : logits[e] - lse;
+        balance += (double)coefficients[e] * s;
+        entropy -= s * log_s;
+    }
+    sums[RouterSums::balance] = balance / all;
+    sums[RouterSums::z] = lse * lse;
+    sums[RouterSums::entropy] = std::log(all) + entropy / all;
+}
+
 // Z of the balance loss.
 inline real balance_sum(const real* scores, int E, bool sigmoids) {
     real sum = smallest_scores_sum;
     for (int e = 0; e < E; e++) sum += scores[e];
     return sigmoids ? sum : real(1);
+}
+
+// Keeps the `topk` best groups: the keys of other experts become -infinity. values: of experts (RouterRule).
+inline void keep_best_groups(std::vector<real>& keys, const std::vector<real>& values, int K, const RouterRule& rule) {
+    const int each = (int)keys.size() / rule.groups, counted = K / rule.group_topk;
+    std::vector<real> sums((size_t)rule.groups);
+    std::vector<int> best((size_t)std::max(counted, rule.group_topk));
+    for (int g = 0; g < rule.groups; g++) {
+        choose_largest(best.data(), counted, values.data() + g * each, each);
+        for (int i = 0; i < counted; i++) sums[(size_t)g] += values[(size_t)(g * each + best[(size_t)i])];
+    }
+    choose_largest(best.data(), rule.group_topk, sums.data(), rule.groups);
+    for (int g = 0; g < rule.groups; g++)
+        if (std::find(best.begin(), best.begin() + rule.group_topk, g) == best.begin() + rule.group_topk)
+            std::fill_n(keys.begin() + g * each, each, -INFINITY);
+}
+
+// Applies rule.capacity to slots that have all choices.
+inline void drop_choices(const Routing& r, int E, const RouterRule& rule) {
+    std::vector<int> kept;
+    for (int e = 0, first = 0, slot = 0; e < E; e++) {
+        kept.assign(r.choices + first, r.choices + r.offsets[e + 1]);
+        first = r.offsets[e + 1];
+        if ((int)kept.size() > rule.capacity) {
+            const auto heavier = [&](int a, int b) { return r.weights[a] > r.weights[b]; };
+            for (const int choice : kept) r.slots[choice] = -1;
+            if (!rule.by_position) std::stable_sort(kept.begin(), kept.end(), heavier);
+            kept.resize((size_t)rule.capacity);
+            std::sort(kept.begin(), kept.end());
+        }
+        r.offsets[e] = slot;
+        for (const int choice : kept) {
+            r.choices[slot] = choice;
+            r.slots[choice] = slot++;
+        }
+        if (e == E - 1) r.offsets[E] = slot;
+    }
 }
 
 }  // namespace detail
@@ -226,58 +278,53 @@ inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const R
     detail::for_rows_of_scores(shape, [&](size_t n, real* scores) {
         const real* const logits = r.logits + n * E;
         int* const chosen = r.experts + n * K;
-        if (!rule.bias) detail::choose_largest(chosen, K, logits, E);
         detail::set_scores(scores, logits, E, rule.sigmoid);
-        if (rule.bias) {
-            std::vector<real> keys(scores, scores + E);
-            for (int e = 0; e < E; e++) keys[(size_t)e] += rule.bias[e];
+        if (!rule.bias && rule.groups == 1) detail::choose_largest(chosen, K, logits, E);
+        else {
+            std::vector<real> biased(scores, scores + E), raw(logits, logits + E);
+            for (int e = 0; e < E && rule.bias; e++) biased[(size_t)e] += rule.bias[e];
+            std::vector<real> keys = rule.bias ? biased : raw;
+            if (rule.groups > 1) detail::keep_best_groups(keys, rule.groups_by_scores() ? biased : raw, K, rule);
             detail::choose_largest(chosen, K, keys.data(), E);
         }
         const real factor = rule.scale / detail::chosen_sum(scores, chosen, K, rule);
         for (int k = 0; k < K; k++) r.weights[n * K + k] = factor * scores[chosen[k]];
     });
     sort_choices(ctx, r, shape, 0);
+    if (rule.capacity) detail::drop_choices(r, E, rule);
 }
 
-inline void router_backward(Ctx&, real* dlogits, const real* dweights, const Routing& r, const MixtureShape& shape,
-                            const RouterRule& rule, const RouterLossFactors& factors) {
+inline void router_backward(Ctx&, real* dlogits, double* sums, const real* dweights, const Routing& r,
+                            const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors) {
     const int E = shape.E, K = shape.K;
     const std::vector<real> coefficients = detail::balance_coefficients(r.counts, shape);
+    std::vector<double> of_rows(sums ? (size_t)RouterSums::dropped * shape.N() : 0);  // added in order
     detail::for_rows_of_scores(shape, [&](size_t n, real* s) {
-        const real *const logits = r.logits + n * E, *const g = dweights + n * K;
+        const real* const logits = r.logits + n * E;
+        const auto g = [&](int k) { return r.slots[n * K + k] < 0 ? real(0) : dweights[n * K + k]; };
         const real* const c = coefficients.data() + n / (size_t)shape.T * E;
         const int* const chosen = r.experts + n * K;
         real* const d = dlogits + n * E;  // first dL/ds
         const real lse = detail::set_scores(s, logits, E, rule.sigmoid);
         const real all = detail::balance_sum(s, E, rule.sigmoid);
+        if (sums) detail::set_router_sums(&of_rows[n * RouterSums::dropped], s, logits, c, E, lse, all, rule.sigmoid);
         real mean = 0;
         for (int e = 0; e < E && rule.sigmoid; e++) mean += c[e] * (s[e] / all);
         for (int e = 0; e < E; e++) d[e] = factors.balance * (c[e] - mean) / all;
         const real sum = detail::chosen_sum(s, chosen, K, rule);
         mean = 0;
-        for (int k = 0; k < K && rule.normalize; k++) mean += g[k] * (s[chosen[k]] / sum);
-        for (int k = 0; k < K; k++) d[chosen[k]] += rule.scale / sum * (g[k] - mean);
+        for (int k = 0; k < K && rule.normalize; k++) mean += g(k) * (s[chosen[k]] / sum);
+        for (int k = 0; k < K; k++) d[chosen[k]] += rule.scale / sum * (g(k) - mean);
         mean = 0;
         for (int e = 0; e < E; e++) mean += s[e] * d[e];
         const real z = 2 * factors.z * lse;
         for (int e = 0; e < E; e++)
             d[e] = rule.sigmoid ? s[e] * (1 - s[e]) * d[e] + z * exp_real(logits[e] - lse) : s[e] * (d[e] - mean + z);
     });
-}
-
-inline void router_sums(Ctx&, double* sums, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
-    const std::vector<real> coefficients = detail::balance_coefficients(r.counts, shape);
-    std::vector<double> of_rows(2 * (size_t)shape.N());  // added in order
-    detail::for_rows_of_scores(shape, [&](size_t n, real* s) {
-        const real* const c = coefficients.data() + n / (size_t)shape.T * shape.E;
-        const double lse = detail::set_scores(s, r.logits + n * shape.E, shape.E, rule.sigmoid);
-        double balance = 0;
-        for (int e = 0; e < shape.E; e++) balance += (double)c[e] * s[e];
-        of_rows[2 * n] = balance / detail::balance_sum(s, shape.E, rule.sigmoid);
-        of_rows[2 * n + 1] = lse * lse;
-    });
-    for (size_t i = 0; i < of_rows.size(); i++) sums[i % 2] += of_rows[i];
-    for (int e = 0; e < shape.E; e++) sums[2 + e] += r.offsets[e + 1] - r.offsets[e];
+    if (!sums) return;
+    for (size_t i = 0; i < of_rows.size(); i++) sums[i % RouterSums::dropped] += of_rows[i];
+    sums[RouterSums::dropped] += shape.slots() - r.offsets[E];
+    for (int i = 0; i < shape.B * E; i++) sums[RouterSums::rows + i % E] += r.counts[i];
 }
 
 #if CPU_FAST_PATHS

@@ -142,7 +142,7 @@ struct Activations {
     real *dlogits, *drouting;   // (N, E), (N, K) gradients of the router's logits and weights
     floatX* dispatched_rows;    // (ep, N, C) rows of all ranks for this rank's experts, and sums over these; with ep > 1
     real* dispatched_drouting;  // (ep, N, K)
-    double* router_sums;        // (blocks, 2 + E) since the last clear: router_sums of each block
+    double* router_sums;        // (blocks, RouterSums::size(E)) since the last clear
 
     MicroBatch& micro_batch(int chunk = 0, int i = 0) {
         std::vector<MicroBatch>& in_flight = micro_batches[chunk];

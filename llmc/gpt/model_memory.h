@@ -23,8 +23,6 @@ inline size_t planned_rows(const Model& m, size_t N) {
     return m.ranks->sequence_parallel ? N / (size_t)m.ranks->mesh.tp.size : N;
 }
 
-// Numbers of each block in router_sums.
-inline size_t router_sums_of_block(const ModelConfig& c) { return 2 + (size_t)c.mixture.experts; }
 // The largest mixture of N rows on this rank: rows, of all ranks whose rows are gathered, and experts.
 inline MixtureShape largest_mixture(const Model& m, size_t N) {
     return {1, (int)N * m.dispatching_ranks(), m.c.mixture.experts / m.ranks->mesh.ep.size, m.c.mixture.topk};
@@ -276,7 +274,7 @@ inline void plan_activation_gradients(Model& m) {
         if (m.dispatching_ranks() > 1) m.arena.add(purpose, &m.a.dispatched_drouting, (size_t)m.dispatching_ranks() * choices);
         if (mlp.shared_fc1) m.arena.add(purpose, &m.a.dshared_fc1, mlp.shared_fc1);
         if (mixture.shared_gate) m.arena.add(purpose, &m.a.dshared_gate, N);
-        m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c));
+        m.arena.add(purpose, &m.a.router_sums, m.blocks.size() * RouterSums::size(mixture.experts));
     }
     if (m.frozen) m.arena.add(purpose, &m.unused_gradients, 2 * std::max(C, heads));
     if (m.a.dq_sums_size) m.arena.add("sums of queries' gradients (fp32)", &m.a.dq_sums, m.a.dq_sums_size);

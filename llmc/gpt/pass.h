@@ -63,6 +63,7 @@ struct Pass {
         if (dispatches()) shape.B *= ep;
         return shape;
     }
+    RouterRule router_rule(int block) const { return m.c.mixture.rule(m.expert_biases.of_block(block)); }
     AttentionShape attention(int block) const {
         AttentionShape shape = m.attention(in.B, in.T);
         const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;
@@ -128,17 +129,22 @@ inline Pass upload(be::Ctx& ctx, Model& m, const Batch& given, MicroBatch& to) {
     return pass;
 }
 
-// The sums of all routers since the last clear, over all ranks: router_sums_of_block() numbers per layer of the model.
+// The sums of all routers since the last clear, over all ranks: RouterSums::size(E) numbers per layer of the model.
 inline void clear_router_sums(be::Ctx& ctx, Model& m) {
-    be::clear(ctx, m.a.router_sums, m.blocks.size() * router_sums_of_block(m.c) * sizeof(double));
+    be::clear(ctx, m.a.router_sums, m.blocks.size() * RouterSums::size(m.c.mixture.experts) * sizeof(double));
 }
 inline std::vector<double> read_router_sums(be::Ctx& ctx, const Model& m) {
-    const size_t each = router_sums_of_block(m.c);
-    std::vector<double> mine(m.blocks.size() * each), all((size_t)m.c.L * each);
+    const size_t each = RouterSums::size(m.c.mixture.experts);
+    std::vector<double> mine(m.blocks.size() * each), all((size_t)m.c.L * each), with_layers;
     be::download(ctx, mine.data(), m.a.router_sums, mine.size() * sizeof(double));
-    for (size_t i = 0; i < m.blocks.size(); i++)
-        std::copy_n(&mine[i * each], each, &all[(size_t)m.table.part.layers[i] * each]);
-    return sum_of_all_ranks(*m.ranks, all);
+    for (size_t i = 0; i < m.blocks.size() && m.ranks->mesh.tp.rank == 0; i++) {  // the other tp ranks have none
+        with_layers.push_back(m.table.part.layers[i]);
+        with_layers.insert(with_layers.end(), &mine[i * each], &mine[i * each] + each);
+    }
+    for (const std::vector<double>& of_rank : from_all_ranks(*m.ranks, with_layers))
+        for (size_t i = 0; i < of_rank.size(); i += 1 + each)
+            for (size_t k = 0; k < each; k++) all[(size_t)of_rank[i] * each + k] += of_rank[i + 1 + k];
+    return all;
 }
 
 inline void clear_sums(be::Ctx& ctx, Model& m) {

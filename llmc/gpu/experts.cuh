@@ -51,163 +51,196 @@ private:
 
 __device__ __forceinline__ int row_of_warp() { return (int)blockIdx.x * router_warps + (int)threadIdx.x / 32; }
 
+struct Candidate {
+    float value;
+    int expert;
+};
+// Among experts first, first + step, ... below `end`: the first after `last` in the order of decreasing value, then of
+// increasing index; its expert is `end` if there is none. NaN counts as -infinity.
+template <class Value>
+__device__ __forceinline__ Candidate next_best(Value value_of, int first, int end, int step, const Candidate& last) {
+    Candidate best = {0, end};
+    for (int e = first; e < end; e += step) {
+        float value = value_of(e);
+        if (value != value) value = -INFINITY;
+        const bool after = value < last.value || (value == last.value && e > last.expert);
+        if (after && (best.expert == end || value > best.value)) best = {value, e};
+    }
+    return best;
+}
+
+// The best groups of experts, a bit each, in every lane: lane g adds up the largest values of group g.
+template <class Value>
+__device__ uint32_t best_groups(Value value_of, int E, int K, const RouterRule& rule) {
+    const int lane = threadIdx.x % 32, each = E / rule.groups;
+    float sum = 0;
+    Candidate last = {INFINITY, -1};
+    for (int i = 0; i < K / rule.group_topk && lane < rule.groups; i++) {
+        last = next_best(value_of, lane * each, (lane + 1) * each, 1, last);
+        sum += last.value;
+    }
+    if (sum != sum) sum = -INFINITY;
+    int better = 0;
+    for (int g = 0; g < rule.groups; g++) {
+        const float other = __shfl_sync(all_lanes, sum, g);
+        better += other > sum || (other == sum && g < lane);
+    }
+    return __ballot_sync(all_lanes, lane < rule.groups && better < rule.group_topk);
+}
+
 // The k-th choice is the best expert after the previous one in the order of decreasing score (without a bias, of decreasing
-// logit), then increasing index. NaN counts as -infinity, so that K different experts are always found.
+// logit), then increasing index. Without NaN, experts outside the best groups are never chosen; with it, K different ones are.
 __global__ void __launch_bounds__(32 * router_warps) choose_experts_kernel(Routing r, int N, int E, int K, RouterRule rule) {
     const int row = row_of_warp(), lane = threadIdx.x % 32;
     if (row >= N) return;
     const RowScores scores(r.logits + (size_t)row * E, E, rule.sigmoid);
-    float last = INFINITY, sum = 0;
-    int last_expert = -1;
+    const auto logit = [&](int e) { return r.logits[(size_t)row * E + e]; };
+    const auto biased = [&](int e) { return scores.of(e) + (rule.bias ? rule.bias[e] : 0); };
+    uint32_t groups = ~0u;
+    if (rule.groups > 1) groups = rule.groups_by_scores() ? best_groups(biased, E, K, rule) : best_groups(logit, E, K, rule);
+    const int each = E / rule.groups;
+    const auto value_of = [&](int e) {
+        if (rule.groups > 1 && !(groups >> (e / each) & 1)) return -INFINITY;
+        return rule.bias ? biased(e) : logit(e);
+    };
+    float sum = 0;
+    Candidate last = {INFINITY, -1};
     for (int k = 0; k < K; k++) {
-        float best = 0;
-        int expert = E;  // none
-        for (int e = lane; e < E; e += 32) {
-            float score = rule.bias ? scores.of(e) + rule.bias[e] : r.logits[(size_t)row * E + e];
-            if (score != score) score = -INFINITY;  // NaN
-            const bool after = score < last || (score == last && e > last_expert);
-            if (after && (expert == E || score > best)) {
-                best = score;
-                expert = e;
-            }
-        }
+        Candidate best = next_best(value_of, lane, E, 32, last);
+        best.expert = min(best.expert, E);
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
-            const float other = __shfl_xor_sync(all_lanes, best, offset);
-            const int other_expert = __shfl_xor_sync(all_lanes, expert, offset);
-            const bool better = expert == E || other > best || (other == best && other_expert < expert);
-            if (other_expert < E && better) {
-                best = other;
-                expert = other_expert;
-            }
+            const Candidate other = {__shfl_xor_sync(all_lanes, best.value, offset),
+                                     __shfl_xor_sync(all_lanes, best.expert, offset)};
+            const bool better =
+                best.expert == E || other.value > best.value || (other.value == best.value && other.expert < best.expert);
+            if (other.expert < E && better) best = other;
         }
         last = best;
-        last_expert = expert;
-        const float weight = scores.of(expert);
+        const float weight = scores.of(best.expert);
         sum += weight;
         if (lane != k % 32) continue;  // the lane that scales it below
-        r.experts[(size_t)row * K + k] = expert;
+        r.experts[(size_t)row * K + k] = best.expert;
         r.weights[(size_t)row * K + k] = weight;
     }
     const float factor = rule.normalize ? rule.scale / (sum + smallest_scores_sum) : rule.scale;
     for (int k = lane; k < K; k += 32) r.weights[(size_t)row * K + k] *= factor;
 }
 
-// A row's gradient of the logits. With scores s, weights w_k = scale s_k / S where S is the sum over chosen experts, or 1:
+// A row's part of a router's sums, the balance loss without E / (K T^2).
+struct RowSums {
+    double balance = 0, z = 0, entropy = 0;
+};
+
+// A row's gradient of the logits, and, with `sums`, its sums. With scores s, weights w_k = scale s_k / S where S is the sum
+// over chosen experts, or 1:
 //   ds_k = scale / S (dw_k - sum_j dw_j s_j / S), without the second term if S is 1
 // The balance loss adds c_e = factor E / (K T^2) counts_e to the gradient of p_e, where p = s, or s divided by its sum.
 //   softmax: dlogit_e = s_e (ds_e - sum_i ds_i s_i)      sigmoid: dlogit_e = ds_e s_e (1 - s_e)
-// The z loss adds 2 factor lse softmax(logits)_e.
-__global__ void __launch_bounds__(32 * router_warps)
-    router_backward_kernel(real* dlogits, const real* dweights, Routing r, MixtureShape shape, RouterRule rule, float balance,
-                           float z) {
-    const int row = row_of_warp(), lane = threadIdx.x % 32, E = shape.E, K = shape.K;
-    if (row >= shape.N()) return;
+// The z loss adds 2 factor lse softmax(logits)_e. Dropped choices have dw_k = 0.
+__device__ RowSums router_backward_row(real* dlogits, const real* dweights, int row, const Routing& r,
+                                       const MixtureShape& shape, const RouterRule& rule, float balance, float z, bool sums) {
+    const int lane = threadIdx.x % 32, E = shape.E, K = shape.K;
     const real* logits = r.logits + (size_t)row * E;
     const int *experts = r.experts + (size_t)row * K, *counts = r.counts + (size_t)(row / shape.T) * E;
     const RowScores scores(logits, E, rule.sigmoid);
     const RowScores::LogSum log_sum = RowScores::log_sum(logits, E);
-    dweights += (size_t)row * K;
+    const auto dweight = [&](int k) {
+        const size_t choice = (size_t)row * K + k;
+        return r.slots[choice] < 0 ? 0.0f : dweights[choice];
+    };
 
     float chosen = smallest_scores_sum, weighted = 0;  // sums of s_k, dw_k s_k
     for (int k = 0; k < K; k++) {
         const float s = scores.of(experts[k]);
         chosen += s;
-        weighted += dweights[k] * s;
+        weighted += dweight(k) * s;
     }
     const float factor = rule.normalize ? rule.scale / chosen : rule.scale, shift = rule.normalize ? weighted / chosen : 0.0f;
-    float all = 0, mean = 0;  // sums of s_e, of c_e s_e
+    const float lse = log_sum.top + logf(log_sum.sum);
+    float all = 0, counted = 0, entropy = 0;  // sums of s_e, counts_e s_e, - s_e log s_e
     for (int e = lane; e < E; e += 32) {
         const float s = scores.of(e);
         all += s;
-        mean += balance * (float)counts[e] * s;
+        counted += (float)counts[e] * s;
+        if (sums) entropy -= s * (rule.sigmoid ? logf(fmaxf(s, 1e-30f)) : logits[e] - lse);
     }
     all = rule.sigmoid ? warp_sum(all) + smallest_scores_sum : 1.0f;
-    mean = rule.sigmoid ? warp_sum(mean) / all : 0.0f;
+    counted = warp_sum(counted) / all;
+    const float mean = rule.sigmoid ? balance * counted : 0.0f;
     const auto dscore = [&](int e) {
         float d = (balance * (float)counts[e] - mean) / all;
         for (int k = 0; k < K; k++)
-            if (experts[k] == e) d += factor * (dweights[k] - shift);
+            if (experts[k] == e) d += factor * (dweight(k) - shift);
         return d;
     };
     float projection = 0;  // sum of ds_e s_e
     if (!rule.sigmoid)
         for (int e = lane; e < E; e += 32) projection += dscore(e) * scores.of(e);
     projection = warp_sum(projection);
-    const float lse = log_sum.top + logf(log_sum.sum), of_lse = 2 * z * lse / log_sum.sum;
+    const float of_lse = 2 * z * lse / log_sum.sum;
     for (int e = lane; e < E; e += 32) {
         const float s = scores.of(e), d = rule.sigmoid ? dscore(e) * s * (1 - s) : s * (dscore(e) - projection);
         dlogits[(size_t)row * E + e] = d + of_lse * exp_of(logits[e] - log_sum.top);
     }
+    if (!sums) return {};
+    return {counted, (double)lse * lse, (double)(logf(all) + warp_sum(entropy) / all)};
 }
 
-// partial (gridDim.x, 2): sums of both losses over every gridDim.x-th group of rows, the balance loss without E / (K T^2).
+// partial (gridDim.x): the sums of a block's rows; or null.
 __global__ void __launch_bounds__(32 * router_warps)
-    router_losses_kernel(double* partial, Routing r, MixtureShape shape, bool sigmoid) {
-    const int E = shape.E;
-    double balance = 0, z = 0;
-    for (int row = row_of_warp(); row < shape.N(); row += (int)gridDim.x * router_warps) {
-        const real* logits = r.logits + (size_t)row * E;
-        const int* counts = r.counts + (size_t)(row / shape.T) * E;
-        const RowScores scores(logits, E, sigmoid);
-        float all = 0, chosen = 0;
-        for (int e = threadIdx.x % 32; e < E; e += 32) {
-            const float s = scores.of(e);
-            all += s;
-            chosen += (float)counts[e] * s;
-        }
-        all = sigmoid ? warp_sum(all) + smallest_scores_sum : 1.0f;
-        chosen = warp_sum(chosen);
-        const RowScores::LogSum log_sum = RowScores::log_sum(logits, E);
-        const float lse = log_sum.top + logf(log_sum.sum);
-        balance += chosen / all;
-        z += (double)lse * lse;
-    }
-    const bool first = threadIdx.x % 32 == 0;  // all lanes have the same sums
-    balance = block_total(first ? balance : 0);
-    z = block_total(first ? z : 0);
-    if (threadIdx.x > 0) return;
-    partial[2 * blockIdx.x] = balance;
-    partial[2 * blockIdx.x + 1] = z;
+    router_backward_kernel(real* dlogits, RowSums* partial, const real* dweights, Routing r, MixtureShape shape,
+                           RouterRule rule, float balance, float z) {
+    const int row = row_of_warp();
+    RowSums sums;
+    if (row < shape.N()) sums = router_backward_row(dlogits, dweights, row, r, shape, rule, balance, z, partial);
+    if (!partial) return;
+    if (threadIdx.x % 32 > 0) sums = {};  // all lanes of a warp have the same
+    sums = {block_total(sums.balance), block_total(sums.z), block_total(sums.entropy)};
+    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
 }
 __global__ void __launch_bounds__(256)
-    add_router_sums_kernel(double* sums, const double* partial, int n, const int* counts, int B, int E, double factor) {
-    double balance = 0, z = 0;
+    add_router_sums_kernel(double* sums, const RowSums* partial, int n, Routing r, MixtureShape shape) {
+    const int E = shape.E;
+    RowSums all;
     for (int i = threadIdx.x; i < n; i += 256) {
-        balance += partial[2 * i];
-        z += partial[2 * i + 1];
+        all.balance += partial[i].balance;
+        all.z += partial[i].z;
+        all.entropy += partial[i].entropy;
     }
-    balance = block_total(balance);
-    z = block_total(z);
+    all = {block_total(all.balance), block_total(all.z), block_total(all.entropy)};
     if (threadIdx.x == 0) {
-        sums[0] += factor * balance;
-        sums[1] += z;
+        sums[RouterSums::balance] += shape.balance_factor() * all.balance;
+        sums[RouterSums::z] += all.z;
+        sums[RouterSums::entropy] += all.entropy;
+        sums[RouterSums::dropped] += shape.slots() - r.offsets[E];
     }
     for (int e = threadIdx.x; e < E; e += 256) {
         int64_t rows = 0;
-        for (int b = 0; b < B; b++) rows += counts[(size_t)b * E + e];
-        sums[2 + e] += (double)rows;
+        for (int b = 0; b < shape.B; b++) rows += r.counts[(size_t)b * E + e];
+        sums[RouterSums::rows + e] += (double)rows;
     }
 }
 
 // ---- sorting choices by expert ---------------------------------------------------------------------------------------------
 constexpr int choices_part = 1024, choices_threads = 256;
 
-// Block (parts of a sequence, B). Without `places`, sets counts (B, parts, E): the number of each part's choices of each
+// Block (part of a sequence, sequence). Without `places`, sets counts (B, parts, E): the number of each part's choices of each
 // expert. With `places`, counts are the first slots of each part's choices of each expert; sets slots and choices.
 // Experts are numbered from first_expert on; choices of others get no slot.
 template <bool places>
 __global__ void __launch_bounds__(choices_threads)
-    sort_choices_kernel(int* counts, Routing r, MixtureShape shape, int first_expert) {
+    sort_choices_kernel(int* counts, Routing r, MixtureShape shape, int first_expert, int parts) {
     __shared__ int experts[choices_part];
-    const int of_sequence = shape.T * shape.K, part = blockIdx.x * choices_part, n = min(choices_part, of_sequence - part);
-    const int first = blockIdx.y * of_sequence + part;
+    const int of_sequence = shape.T * shape.K, sequence = (int)blockIdx.x / parts;
+    const int part = (int)blockIdx.x % parts * choices_part, n = min(choices_part, of_sequence - part);
+    const int first = sequence * of_sequence + part;
     for (int i = threadIdx.x; i < n; i += choices_threads) {
         const int e = experts[i] = r.experts[first + i] - first_expert;
         if (places && (e < 0 || e >= shape.E)) r.slots[first + i] = -1;
     }
     __syncthreads();
-    counts += ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * shape.E;
+    counts += (size_t)blockIdx.x * shape.E;
     for (int e = threadIdx.x; e < shape.E; e += choices_threads) {
         int slot = places ? counts[e] : 0;
 #pragma unroll 8
@@ -252,6 +285,66 @@ __global__ void __launch_bounds__(1024) scan_choices_kernel(int* counts, Routing
             slot += rows;
         }
     }
+}
+
+// ---- a capacity ------------------------------------------------------------------------------------------------------------
+constexpr int capacity_threads = 256;
+
+// Slots have all choices. Sets kept (slots): whether an expert keeps the choice. Each choice counts the better ones.
+__global__ void __launch_bounds__(capacity_threads) keep_choices_kernel(int* kept, Routing r, int E, RouterRule rule) {
+    const int slot = blockIdx.x * capacity_threads + threadIdx.x;
+    if (slot >= r.offsets[E]) return;
+    const int e = r.experts[r.choices[slot]], first = r.offsets[e], end = r.offsets[e + 1];
+    int better = slot - first;
+    if (!rule.by_position && end - first > rule.capacity) {
+        const auto weight_of = [&](int i) {
+            const float w = r.weights[r.choices[i]];
+            return w != w ? -INFINITY : w;
+        };
+        const float weight = weight_of(slot);
+        better = 0;
+        for (int i = first; i < end; i++) {
+            const float other = weight_of(i);
+            better += other > weight || (other == weight && i < slot);
+        }
+    }
+    kept[slot] = better < rule.capacity;
+}
+
+// A block per expert. Sets r.slots, and in `choices` and `offsets` the new r.choices and r.offsets.
+__global__ void __launch_bounds__(capacity_threads)
+    place_kept_kernel(int* choices, int* offsets, const int* kept, Routing r, int E, int capacity) {
+    __shared__ int of_warps[capacity_threads / 32], start;
+    const int e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int before = 0;
+    for (int i = threadIdx.x; i < e; i += capacity_threads) before += min(r.offsets[i + 1] - r.offsets[i], capacity);
+    before = block_total(before);
+    if (threadIdx.x == 0) offsets[e] = start = before;
+    __syncthreads();
+    const int end = r.offsets[e + 1];
+    int next = start;
+    for (int first = r.offsets[e]; first < end; first += capacity_threads) {
+        const int slot = first + threadIdx.x;
+        const bool keeps = slot < end && kept[slot];
+        const uint32_t of_warp = __ballot_sync(all_lanes, keeps);
+        if (lane == 0) of_warps[warp] = __popc(of_warp);
+        __syncthreads();
+        int to = next + __popc(of_warp & ((1u << lane) - 1));
+        for (int w = 0; w < capacity_threads / 32; w++) {
+            if (w < warp) to += of_warps[w];
+            next += of_warps[w];
+        }
+        if (slot < end) r.slots[r.choices[slot]] = keeps ? to : -1;
+        if (keeps) choices[to] = r.choices[slot];
+        __syncthreads();
+    }
+    if (e == E - 1 && threadIdx.x == 0) offsets[E] = next;
+}
+__global__ void __launch_bounds__(capacity_threads)
+    copy_kept_kernel(Routing r, const int* choices, const int* offsets, int slots, int E) {
+    const int i = blockIdx.x * capacity_threads + threadIdx.x;
+    if (i < slots && i < offsets[E]) r.choices[i] = choices[i];
+    if (i <= E) r.offsets[i] = offsets[i];
 }
 
 // ---- activations and sums over experts -------------------------------------------------------------------------------------
@@ -415,6 +508,19 @@ bool packs_of_rows(int columns, const T*... p) {
 
 }  // namespace detail
 
+namespace detail {
+// Applies rule.capacity to slots that have all choices.
+inline void drop_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
+    const int slots = shape.slots(), E = shape.E;
+    int* const kept = (int*)ctx.scratch(sizeof(int) * (2 * (size_t)slots + (size_t)E + 1));
+    int *const choices = kept + slots, *const offsets = choices + slots;
+    LAUNCH(keep_choices_kernel, ceil_div(slots, capacity_threads), capacity_threads, 0, ctx, kept, r, E, rule);
+    LAUNCH(place_kept_kernel, E, capacity_threads, 0, ctx, choices, offsets, kept, r, E, rule.capacity);
+    LAUNCH(copy_kept_kernel, ceil_div(std::max(slots, E + 1), capacity_threads), capacity_threads, 0, ctx, r, choices, offsets,
+           slots, E);
+}
+}  // namespace detail
+
 // ---- the ops ---------------------------------------------------------------------------------------------------------------
 inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const floatX* weight, const floatX* bias,
                           const MixtureShape& shape, int C) {
@@ -429,10 +535,10 @@ inline void router_logits(Ctx& ctx, real* logits, const floatX* inp, const float
 inline void sort_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, int first_expert) {
     const int parts = ceil_div(shape.T * shape.K, detail::choices_part);
     int* counts = (int*)ctx.scratch(sizeof(int) * (size_t)shape.B * parts * shape.E);
-    const dim3 grid(parts, shape.B);
-    LAUNCH(detail::sort_choices_kernel<false>, grid, detail::choices_threads, 0, ctx, counts, r, shape, first_expert);
+    const int grid = parts * shape.B;
+    LAUNCH(detail::sort_choices_kernel<false>, grid, detail::choices_threads, 0, ctx, counts, r, shape, first_expert, parts);
     LAUNCH(detail::scan_choices_kernel, 1, 1024, 0, ctx, counts, r, shape.B, parts, shape.E);
-    LAUNCH(detail::sort_choices_kernel<true>, grid, detail::choices_threads, 0, ctx, counts, r, shape, first_expert);
+    LAUNCH(detail::sort_choices_kernel<true>, grid, detail::choices_threads, 0, ctx, counts, r, shape, first_expert, parts);
 }
 
 inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
@@ -441,20 +547,17 @@ inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const R
     LAUNCH(detail::choose_experts_kernel, ceil_div(N, detail::router_warps), 32 * detail::router_warps, 0, ctx, r, N, shape.E,
            shape.K, rule);
     sort_choices(ctx, r, shape, 0);
+    if (rule.capacity) detail::drop_choices(ctx, r, shape, rule);
 }
 
-inline void router_backward(Ctx& ctx, real* dlogits, const real* dweights, const Routing& r, const MixtureShape& shape,
-                            const RouterRule& rule, const RouterLossFactors& factors) {
-    LAUNCH(detail::router_backward_kernel, ceil_div(shape.N(), detail::router_warps), 32 * detail::router_warps, 0, ctx,
-           dlogits, dweights, r, shape, rule, (float)(factors.balance * shape.balance_factor()), factors.z);
-}
-
-inline void router_sums(Ctx& ctx, double* sums, const Routing& r, const MixtureShape& shape, const RouterRule& rule) {
-    const int blocks = std::min(512, ceil_div(shape.N(), detail::router_warps));
-    double* partial = (double*)ctx.scratch(sizeof(double) * 2 * (size_t)blocks);
-    LAUNCH(detail::router_losses_kernel, blocks, 32 * detail::router_warps, 0, ctx, partial, r, shape, rule.sigmoid);
-    LAUNCH(detail::add_router_sums_kernel, 1, 256, 0, ctx, sums, partial, blocks, r.counts, shape.B, shape.E,
-           shape.balance_factor());
+inline void router_backward(Ctx& ctx, real* dlogits, double* sums, const real* dweights, const Routing& r,
+                            const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors) {
+    using namespace detail;
+    const int blocks = ceil_div(shape.N(), router_warps);
+    auto* const partial = sums ? (RowSums*)ctx.scratch(sizeof(RowSums) * (size_t)blocks) : nullptr;
+    LAUNCH(router_backward_kernel, blocks, 32 * router_warps, 0, ctx, dlogits, partial, dweights, r, shape, rule,
+           (float)(factors.balance * shape.balance_factor()), factors.z);
+    if (sums) LAUNCH(add_router_sums_kernel, 1, 256, 0, ctx, sums, partial, blocks, r, shape);
 }
 
 inline void router_backward_input(Ctx& ctx, floatX* dinp, const real* dlogits, const floatX* weight, const MixtureShape& shape,

@@ -66,16 +66,23 @@ struct ProductTile {
     int64_t result = 0;  // row 0 of the result starts at this element
 };
 
-// Blocks (tiles of columns, tiles of rows) of the products of each expert's rows with its matrix.
+// Tiles of rows, and within each all tiles of columns, are the first dimension of a grid: others are limited to 65535 blocks.
+inline dim3 grid_of(int tiles_of_rows, int columns, int tile, int z = 1) {
+    return dim3(tiles_of_rows * ceil_div(columns, tile), 1, z);
+}
+__device__ __forceinline__ int grid_column(int columns, int tile) { return (int)blockIdx.x % ceil_div(columns, tile); }
+__device__ __forceinline__ int grid_row(int columns, int tile) { return (int)blockIdx.x / ceil_div(columns, tile); }
+
+// Blocks (tiles of rows and columns) of the products of each expert's rows with its matrix.
 struct TilesOfExperts {
     ExpertGroups groups;
     int K;
     size_t matrix;  // elements of an expert's matrix
-    dim3 blocks(int columns, int tile) const { return dim3(ceil_div(columns, tile), ceil_div(groups.slots, tile) + groups.E); }
+    dim3 blocks(int columns, int tile) const { return grid_of(ceil_div(groups.slots, tile) + groups.E, columns, tile); }
     bool in_packs() const { return true; }
     template <int tile>
-    __device__ __forceinline__ bool find(ProductTile& t, int) const {
-        int y = blockIdx.y;
+    __device__ __forceinline__ bool find(ProductTile& t, int columns) const {
+        int y = grid_row(columns, tile);
 #pragma unroll 4
         for (int e = 0; e < groups.E; e++) {
             const int first = groups.offsets[e], end = groups.offsets[e + 1], tiles = ceil_div(end - first, tile);
@@ -88,32 +95,30 @@ struct TilesOfExperts {
         return false;
     }
 };
-// Blocks (tiles of columns, tiles of rows, experts) of the sums over each expert's rows, for rows [row, row + rows) of E
+// Blocks (tiles of rows and columns, experts) of the sums over each expert's rows, for rows [row, row + rows) of E
 // matrices of OC rows.
 struct TilesOfMatrices {
     const int* offsets;
     int row, rows, OC;
     dim3 blocks(int columns, int tile) const {
-        return dim3(ceil_div(columns, tile), ceil_div(std::min(rows, OC), tile), ceil_div(rows, OC));
+        return grid_of(ceil_div(std::min(rows, OC), tile), columns, tile, ceil_div(rows, OC));
     }
     bool in_packs() const { return row % 8 == 0; }
     template <int tile>
     __device__ __forceinline__ bool find(ProductTile& t, int columns) const {
         const int e = row / OC + (int)blockIdx.z, first = row % OC;  // 0 unless the rows belong to one expert
-        t = {first + (int)blockIdx.y * tile, min(first + rows, OC), offsets[e], offsets[e + 1]};
+        t = {first + grid_row(columns, tile) * tile, min(first + rows, OC), offsets[e], offsets[e + 1]};
         t.result = ((int64_t)e * OC - row) * columns;
         return true;
     }
 };
-// Blocks (tiles of columns, tiles of rows, parts of the sum) of one product; each part has its own result.
+// Blocks (tiles of rows and columns, parts of the sum) of one product; each part has its own result.
 struct TilesOfParts {
     int rows, K, of_part;
-    dim3 blocks(int columns, int tile) const {
-        return dim3(ceil_div(columns, tile), ceil_div(rows, tile), ceil_div(K, of_part));
-    }
+    dim3 blocks(int columns, int tile) const { return grid_of(ceil_div(rows, tile), columns, tile, ceil_div(K, of_part)); }
     template <int tile>
     __device__ __forceinline__ bool find(ProductTile& t, int columns) const {
-        t = {(int)blockIdx.y * tile, rows, (int)blockIdx.z * of_part, min((int)(blockIdx.z + 1) * of_part, K)};
+        t = {grid_row(columns, tile) * tile, rows, (int)blockIdx.z * of_part, min((int)(blockIdx.z + 1) * of_part, K)};
         t.result = (int64_t)blockIdx.z * rows * columns;
         return true;
     }
@@ -143,7 +148,7 @@ __global__ void __launch_bounds__(256) simple_product_kernel(Sums<Result> result
     __shared__ float left[simple_k][simple_tile + 1], right[simple_k][simple_tile + 1];
     ProductTile t;
     if (!tiles.template find<simple_tile>(t, result.columns)) return;
-    const int column = blockIdx.x * simple_tile, x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int column = grid_column(result.columns, simple_tile) * simple_tile, x = threadIdx.x % 16, y = threadIdx.x / 16;
     float sum[4][4] = {};
     if (result.bias.x) {
 #pragma unroll
@@ -358,7 +363,7 @@ __global__ void __launch_bounds__(product_threads, 2)
     ProductTile t;
     if (!tiles.template find<product_tile>(t, result.columns)) return;
     const int warp = threadIdx.x / 32, row = warp / 2 * 64, column = warp % 2 * 64;  // the warp's part of the tile
-    const int first_column = blockIdx.x * product_tile;
+    const int first_column = grid_column(result.columns, product_tile) * product_tile;
     FactorSteps<a_by_k> left(a, 0, t.row, t.rows_end, t.k, t.k_end);
     FactorSteps<b_by_k> right(b, t.right, first_column, result.columns, t.k, t.k_end);
     const auto a_tile = [&](int buffer) { return shared + buffer * 2 * product_elements; };

@@ -20,6 +20,7 @@ struct TensorNames {
     const char* fc2;
     const char *q_norm, *k_norm, *sinks;
     const char *router, *experts;         // of a mixture; an expert's matrices have `experts` and its number in front
+    const char* expert_biases;            // the whole name below a layer's
     std::vector<const char*> expert_fc1;  // gate and up
     const char* expert_fc2;
     const char *shared_expert, *shared_gate;  // before the names of its matrices, which are an expert's; its gate
@@ -189,6 +190,7 @@ inline TensorNames own_names() {
     n.sinks = "self_attn.sinks";
     n.router = "mlp.gate";
     n.experts = "mlp.experts.";
+    n.expert_biases = "mlp.gate.e_score_correction_bias";
     n.expert_fc1 = {"gate_proj", "up_proj"};
     n.expert_fc2 = "down_proj";
     n.shared_expert = "mlp.shared_expert.";

@@ -560,9 +560,11 @@ inline Key dense_layers() {
                 j[step] = 1;
             }};
 }
-// Any mixture, or none. The names of the scores and of their factor are DeepSeek-V3's.
+// Any mixture, or none. The names of the scores and of their factor, of groups, and of the biases of experts ("noaux_tc") are
+// DeepSeek-V3's; groups and biases are written only where they are used.
 inline Key own_mixture() {
     const char *const scores = "scoring_func", *const scale = "routed_scaling_factor", *const gate = "shared_expert_gate";
+    const char* const method = "topk_method";
     const std::vector<Key> keys = {experts("num_experts"), norm_topk_prob(), expert_width(0), dense_layers(), shared_expert(0)};
     return {[=](const HfReader& in, ModelConfig& c) {
                 if (in.count("num_experts", 0) == 0) return;
@@ -571,6 +573,10 @@ inline Key own_mixture() {
                 if (!c.mixture.sigmoid) in.only(scores, "softmax");
                 c.mixture.scale = in.number(scale, 1);
                 c.mixture.shared_gate = in.flag(gate, false);
+                c.mixture.groups = in.count("n_group", 1);
+                c.mixture.group_topk = in.count("topk_group", 1);
+                c.mixture.bias = in.text(method, "") == "noaux_tc";
+                if (!c.mixture.bias) in.only(method, nullptr);
             },
             [=](Json& j, const ModelConfig& c) {
                 if (!c.mixture.on()) return;
@@ -578,6 +584,9 @@ inline Key own_mixture() {
                 j[scores] = c.mixture.sigmoid ? "sigmoid" : "softmax";
                 j[scale] = c.mixture.scale;
                 j[gate] = c.mixture.shared_gate;
+                if (c.mixture.groups > 1) j["n_group"] = c.mixture.groups;
+                if (c.mixture.groups > 1) j["topk_group"] = c.mixture.group_topk;
+                if (c.mixture.bias) j[method] = "noaux_tc";
             }};
 }
 

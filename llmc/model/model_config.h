@@ -73,9 +73,14 @@ struct MixtureConfig {
     int shared = 0;                      // width of a further expert that processes every row (train_gpt.cu); 0: none
     bool shared_gate = false;            // its output is multiplied by the sigmoid of a row's product with a vector
     std::vector<int> dense_layers = {};  // in order; these have an MLP of width F instead
+    int groups = 1, group_topk = 1;      // choices are from the best `group_topk` of equal groups
+    bool bias = false;  // biases of experts, added to the scores for the choice, which training sets by the load
 
     bool on() const { return experts > 0; }
-    RouterRule rule() const { return {sigmoid, normalize, (real)scale}; }
+    // bias: of this layer's experts, or null.
+    RouterRule rule(const real* expert_bias) const {
+        return {sigmoid, normalize, (real)scale, expert_bias, groups, group_topk};
+    }
 };
 
 enum class Norm { layernorm, rmsnorm };
@@ -185,6 +190,7 @@ inline ModelConfig canonical(ModelConfig c) {
     }
     if (c.position == Position::learned || c.position == Position::none || c.nope_interval > c.L) c.nope_interval = 0;
     make_canonical(c.mixture, c.F, c.L);
+    if (c.mixture.groups == c.mixture.group_topk) c.mixture.groups = c.mixture.group_topk = 1;
     if (c.full_interval == 1) c.window = 0;
     if (!c.window || c.full_interval > c.L) c.full_interval = 0;
     const bool same_base = c.local_rope_base == c.rope_base && c.rope_scaling.type == RopeScaling::Type::none;
@@ -235,6 +241,17 @@ inline void check_mixture(const ModelConfig& c) {
         fail("moe-router-topk is %d; it must be between 1 and num-experts, %d", m.topk, m.experts);
     if (!(m.scale >= 1e-6 && m.scale <= 1e6))
         fail("moe-router-topk-scaling-factor is %g; it must be between 1e-06 and 1000000", m.scale);
+    if (m.groups < 1 || m.groups > 32 || m.experts % m.groups)
+        fail("moe-router-num-groups is %d; it must divide num-experts, %d, and be between 1 and 32", m.groups, m.experts);
+    if (m.group_topk < 1 || m.group_topk > m.groups || m.topk % m.group_topk || m.topk / m.group_topk > m.experts / m.groups)
+        fail(
+            "moe-router-group-topk is %d; it must be at most moe-router-num-groups, %d, and divide moe-router-topk, %d, into "
+            "at most %d experts of a group",
+            m.group_topk, m.groups, m.topk, m.experts / m.groups);
+    if (m.bias && !m.sigmoid)
+        fail(
+            "expert biases need sigmoid scores, as in Megatron-LM; HINT: --moe-router-score-function sigmoid, or "
+            "--no-moe-router-enable-expert-bias");
     refuse_value<Error>(m.width < 0 || m.width > 1 << 22, "moe-ffn-hidden-size", m.width,
                         "between 1 and " + std::to_string(1 << 22));
     refuse_value<Error>(m.shared < 0 || m.shared > 1 << 22, "moe-shared-expert-intermediate-size", m.shared,

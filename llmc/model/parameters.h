@@ -98,10 +98,12 @@ inline std::string mixture_in_words(const ModelConfig& c) {
                                               : "softmax over all";
     const std::string some = format(" in %d of %d layers, of width %d", c.mixtures(), c.L, c.expert_width());
     const std::string shared = format(" and a%s shared one of width %d", m.shared_gate ? " gated" : "", m.shared);
-    return format("%d%s, %d%s for each token: %s active parameters; %s%s", m.experts,
-                  m.dense_layers.empty() ? "" : some.c_str(), m.topk, m.shared ? shared.c_str() : "",
-                  human_count((double)active_parameters(c)).c_str(), weights,
-                  m.scale != 1 ? format(", times %g", m.scale).c_str() : "");
+    std::string text =
+        format("%d%s, %d%s for each token: %s active parameters; %s", m.experts, m.dense_layers.empty() ? "" : some.c_str(),
+               m.topk, m.shared ? shared.c_str() : "", human_count((double)active_parameters(c)).c_str(), weights);
+    if (m.scale != 1) text += format(", times %g", m.scale);
+    if (m.groups > 1) text += format("; from the best %d of %d groups", m.group_topk, m.groups);
+    return text + (m.bias ? "; balanced by biases" : "");
 }
 inline nlohmann::ordered_json mixture_in_json(const ModelConfig& c) {
     nlohmann::ordered_json j = {

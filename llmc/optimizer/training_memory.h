@@ -14,6 +14,7 @@
 #include "../model/gradients.h"
 #include "../model/model_config.h"
 #include "../model/parameters.h"
+#include "expert_biases.h"
 #include "muon.h"
 #include "optimizer_state.h"
 #include "optimizers.h"
@@ -49,6 +50,7 @@ struct TrainingMemory : OptimizerState {
     ParameterTable table;     // of the trained tensors: the model's, or its adapters'
     std::optional<FrozenModel> frozen;
     VirtualTokens virtual_tokens;
+    ExpertBiases expert_biases;
     Shards shards;
     std::vector<Range> not_duplicated;  // elements of the buffer that this rank includes in sums over all ranks
     floatX* params = nullptr;           // (table.size)
@@ -101,6 +103,7 @@ struct TrainingMemory : OptimizerState {
             arena.add(format("parameters (frozen, %s)", weight_format_row(c.base_format).word).c_str(), &frozen->quantized,
                       frozen->table.quantized_bytes);
         if (!frozen || c.adapted()) arena.add(frozen ? "adapters" : "parameters", &params, table.size);
+        expert_biases.plan(arena, c, table.part);
         if (!training) return;
         const char* const gradients = grads.is_bf16() ? "gradients (bf16)" : "gradients (fp32)";
         offloads_gradients ? arena.add_locked(gradients, &grads, table.size) : arena.add(gradients, &grads, table.size);

@@ -120,8 +120,15 @@ inline Allowed one_of(Strings choices) {
       "width of an expert that processes every token, in addition to the chosen ones; default: the preset's, else 0, none")    \
     X(bool, moe_shared_expert_gate, "", false, anything(), "Model",                                                            \
       "multiply the shared expert's output by a sigmoid, as Qwen2-MoE does")                                                   \
+    X(int, moe_router_num_groups, "", 0, between(1, 32), "Model",                                                              \
+      "equal groups of experts, of which only the best --moe-router-group-topk are chosen from for each token; default: 1")    \
+    X(int, moe_router_group_topk, "", 0, between(1, 32), "Model",                                                              \
+      "groups to choose from: those with the largest sums of their topk / group-topk best scores")                             \
+    X(bool, moe_router_enable_expert_bias, "", false, anything(), "Model",                                                     \
+      "add a bias to each expert's score for the choice only; each update moves it by --moe-router-bias-update-rate towards "  \
+      "the mean load (DeepSeek-V3)")                                                                                           \
     X(bool, moe_use_upcycling, "", false, anything(), "Model",                                                                 \
-      "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")              \
+      "start from the dense model in --model: each of --num-experts is a copy of its MLP; the routers are new")                \
     X(double, moe_upcycling_drop_ratio, "", 0, between(0, 1), "Model",                                                         \
       "with --moe-use-upcycling, fraction of each expert's intermediate dimensions that starts with random weights "           \
       "(Drop-Upcycling); 0: exact copies")
@@ -362,6 +369,8 @@ inline Allowed one_of(Strings choices) {
       "coefficient of the load balancing loss of a mixture of experts (1e-2); default: 0, none")                               \
     X(double, moe_z_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                          \
       "coefficient of the z-loss of a mixture's routers, which keeps their logits small (1e-3); default: 0, none")             \
+    X(double, moe_router_bias_update_rate, "", 1e-3, between(0, 1), "Optimizer",                                               \
+      "how far an update moves each bias of --moe-router-enable-expert-bias")                                                  \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \
       "what to do about a sudden rise of loss or gradient norm: print a warning, drop the update, or go back to an older "     \
       "checkpoint and skip these batches")                                                                                     \

@@ -142,9 +142,6 @@ inline const OtherName other_names[] = {
      "not available yet; experts have no capacity: no token is dropped"},
     {"train", "shared-expert-intermediate-size n-shared-experts",
      "the width of shared experts, of all together, is --moe-shared-expert-intermediate-size"},
-    {"train", "moe-router-enable-expert-bias moe-router-bias-update-rate",
-     "not available yet; experts are balanced by --moe-aux-loss-coeff"},
-    {"train", "moe-router-num-groups moe-router-group-topk", "not available yet: the router chooses among all experts"},
     {"train", "moe-input-jitter-eps", "not available: the router's input has no noise"},
     // data and tokenizers
     {"train", "dataset dataset-name dataset-path train-file train-files train-data data-dir input-bin data-prefix -i",

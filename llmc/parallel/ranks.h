@@ -142,6 +142,17 @@ inline std::vector<float> largest_of_all_ranks(const Ranks& ranks, const std::ve
     for (size_t i = 0; i < all.size(); i++) largest[i % mine.size()] = std::max(largest[i % mine.size()], all[i]);
     return largest;
 }
+// The numbers of each rank, as many as it gives.
+inline std::vector<std::vector<double>> from_all_ranks(const Ranks& ranks, const std::vector<double>& mine) {
+    if (!ranks.world) return {mine};
+    std::vector<std::vector<double>> all;
+    for (const std::string& bytes :
+         ranks.world->all_gather(std::string((const char*)mine.data(), mine.size() * sizeof(double)))) {
+        all.emplace_back(bytes.size() / sizeof(double));
+        memcpy(all.back().data(), bytes.data(), all.back().size() * sizeof(double));
+    }
+    return all;
+}
 inline std::vector<double> sum_of_all_ranks(const Ranks& ranks, const std::vector<double>& mine) {
     if (!ranks.world) return mine;
     std::vector<double> all(mine.size() * (size_t)ranks.mesh.world.size), sums(mine.size());

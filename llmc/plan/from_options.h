@@ -190,12 +190,20 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                                         {pre_softmax, "--moe-router-pre-softmax"},
                                         {(bool)o.moe_router_topk_scaling_factor, "--moe-router-topk-scaling-factor"},
                                         {o.expert_model_parallel_size > 1, "--expert-model-parallel-size"},
+                                        {o.moe_router_num_groups, "--moe-router-num-groups"},
+                                        {o.moe_router_group_topk, "--moe-router-group-topk"},
+                                        {o.moe_router_enable_expert_bias, "--moe-router-enable-expert-bias"},
                                         {!balances, type},
                                         {has_aux, aux},
                                         {has_z, z}})
         refuse_without(given && !m.on(), option, "--num-experts, a mixture of experts");
+    refuse_without(o.given.count("moe-router-bias-update-rate") && !m.bias, "--moe-router-bias-update-rate",
+                   "--moe-router-enable-expert-bias");
     if (!m.on()) return;
     const std::string mixture = "a mixture of experts";
+    refuse_without(o.moe_router_num_groups > 1 && !o.moe_router_group_topk, "--moe-router-num-groups",
+                   "--moe-router-group-topk");
+    refuse_without(o.moe_router_group_topk && m.groups == 1, "--moe-router-group-topk", "--moe-router-num-groups");
     refuse_together(pre_softmax && m.sigmoid, "--moe-router-pre-softmax", "--moe-router-score-function sigmoid");
     refuse_together((o.num_experts || o.moe_router_topk) && m.topk == 1 && m.normalize, "--moe-router-topk 1",
                     "a softmax over the chosen experts", "of one expert it is always 1, and the router learns nothing",
@@ -331,6 +339,9 @@ inline void set_block(const TrainOptions& o, ModelConfig& c) {
     c.mixture.scale = o.moe_router_topk_scaling_factor.value_or(c.mixture.scale);
     size(c.mixture.shared, "moe-shared-expert-intermediate-size", o.moe_shared_expert_intermediate_size);
     flag(c.mixture.shared_gate, "moe-shared-expert-gate", o.moe_shared_expert_gate, true);
+    size(c.mixture.groups, "moe-router-num-groups", o.moe_router_num_groups);
+    size(c.mixture.group_topk, "moe-router-group-topk", o.moe_router_group_topk);
+    flag(c.mixture.bias, "moe-router-enable-expert-bias", o.moe_router_enable_expert_bias, true);
     flag(c.tied, "untie-embeddings-and-output-weights", o.untie_embeddings_and_output_weights, false);
     flag(c.embedding_norm, "embed-layernorm", o.embed_layernorm, true);
     if (!o.softmax_type.empty()) c.sinks = o.softmax_type == "learnable";

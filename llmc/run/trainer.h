@@ -58,10 +58,10 @@ inline MixtureLoad mixture_load(const std::vector<double>& sums, const ModelConf
     for (size_t layer = 0; layer < (size_t)c.L; layer++) {
         if (!c.has_mixture((int)layer)) continue;
         const size_t i = layer * each;
-        load.balance += sums[i] / sequences / mixtures;
-        load.z += sums[i + 1] / rows / mixtures;
+        load.balance += sums[i + RouterSums::balance] / sequences / mixtures;
+        load.z += sums[i + RouterSums::z] / rows / mixtures;
         for (size_t e = 0; e < E; e++) {
-            const double of_expert = sums[i + 2 + e];
+            const double of_expert = sums[i + RouterSums::rows + e];
             load.busiest = std::max(load.busiest, of_expert * (double)E / (rows * c.mixture.topk));
             load.idle += of_expert == 0;
         }

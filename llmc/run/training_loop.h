@@ -38,7 +38,7 @@
 class TrainingLoop {
 public:
     // lock: of the output directory; held by the first rank only.
-    TrainingLoop(Run& run, TrainerBase& trainer, const TrainingMemory& m, Timetable& timetable, TrainingLog& log, RunLock* lock)
+    TrainingLoop(Run& run, TrainerBase& trainer, TrainingMemory& m, Timetable& timetable, TrainingLog& log, RunLock* lock)
         : run_(run),
           o_(run.o),
           t_(trainer),
@@ -306,7 +306,7 @@ private:
     Run& run_;
     const TrainOptions& o_;
     TrainerBase& t_;
-    const TrainingMemory& m_;
+    TrainingMemory& m_;
     TrainingState& state_;
     Timetable& timetable_;
     TimeBudget budget_;

@@ -2,6 +2,8 @@
 // the router against finite differences, and the products of experts with all, few and no rows, in whole tiles or not.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "../../llmc/gpu/experts.cuh"
 #include "../../llmc/gpu/memory.cuh"
 #include "device_memory.h"
@@ -21,12 +23,25 @@ struct Case {
     bool sigmoid, normalize, biased;
     double scale;
     int logits;  // 0: random, 1: all equal, 2: all rows prefer expert 1
+    int groups = 1, group_topk = 1, capacity = 0;
+    bool by_position = false;
 };
-const Case cases[] = {{{1, 1, 5, 3}, false, true, false, 1, 0},   {{2, 37, 5, 3}, false, false, false, 1, 0},
-                      {{1, 40, 64, 8}, false, true, false, 1, 0}, {{3, 11, 33, 1}, true, false, true, 2.5, 0},
-                      {{1, 700, 4, 2}, true, true, true, 1.5, 0}, {{2, 5, 8, 8}, false, true, false, 1, 0},
-                      {{1, 30, 40, 3}, false, true, false, 1, 1}, {{2, 150, 6, 1}, true, true, false, 1, 2},
-                      {{2, 37, 1, 1}, true, false, false, 1, 0} /*the gate of a shared expert*/};
+const Case cases[] = {{{1, 1, 5, 3}, false, true, false, 1, 0},
+                      {{2, 37, 5, 3}, false, false, false, 1, 0},
+                      {{1, 40, 64, 8}, false, true, false, 1, 0},
+                      {{3, 11, 33, 1}, true, false, true, 2.5, 0},
+                      {{1, 700, 4, 2}, true, true, true, 1.5, 0},
+                      {{2, 5, 8, 8}, false, true, false, 1, 0},
+                      {{1, 30, 40, 3}, false, true, false, 1, 1},
+                      {{2, 150, 6, 1}, true, true, false, 1, 2},
+                      {{2, 37, 1, 1}, true, false, false, 1, 0},  // the gate of a shared expert
+                      {{1, 90, 64, 8}, true, true, true, 2.5, 0, 8, 4},
+                      {{2, 20, 36, 4}, false, true, false, 1, 0, 9, 2},
+                      {{2, 20, 12, 3}, false, false, false, 1, 1, 4, 3},
+                      {{2, 150, 6, 2}, true, true, false, 1, 2, 1, 1, 110},
+                      {{2, 150, 6, 2}, false, true, false, 1, 0, 1, 1, 40, true},
+                      {{1, 900, 5, 3}, false, false, false, 1, 0, 1, 1, 530},
+                      {{1, 40, 6, 2}, false, true, false, 1, 1, 1, 1, 10}};
 
 // The routing as the declarations describe it.
 struct Reference {
@@ -54,13 +69,26 @@ Doubles weights_of(const Doubles& scores, const int* experts, int K, const Route
 Reference route(const Doubles& logits, const Doubles& bias, const MixtureShape& s, const RouterRule& rule) {
     Reference r;
     r.counts.resize(s.B * s.E);
-    r.slots.resize(s.slots());
     std::vector<std::vector<int>> of_expert(s.E);
     for (int n = 0; n < s.N(); n++) {
         const Doubles scores = scores_of(&logits[n * s.E], s.E, rule.sigmoid);
         std::vector<int> order(s.E);
         for (int e = 0; e < s.E; e++) order[e] = e;
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] + bias[a] > scores[b] + bias[b]; });
+        Doubles keys(s.E);
+        for (int e = 0; e < s.E; e++) keys[e] = scores[e] + bias[e];
+        if (rule.groups > 1) {
+            const int each = s.E / rule.groups;
+            std::vector<std::pair<double, int>> groups;
+            for (int g = 0; g < rule.groups; g++) {
+                Doubles values(keys.begin() + g * each, keys.begin() + (g + 1) * each);
+                if (!rule.groups_by_scores()) values.assign(&logits[n * s.E + g * each], &logits[n * s.E + g * each] + each);
+                std::sort(values.rbegin(), values.rend());
+                groups.push_back({-std::accumulate(values.begin(), values.begin() + s.K / rule.group_topk, 0.0), g});
+            }
+            std::sort(groups.begin(), groups.end());
+            for (int i = rule.group_topk; i < rule.groups; i++) std::fill_n(&keys[groups[i].second * each], each, -INFINITY);
+        }
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return keys[a] > keys[b]; });
         order.resize(s.K);
         for (const double w : weights_of(scores, order.data(), s.K, rule)) r.weights.push_back(w);
         for (int k = 0; k < s.K; k++) {
@@ -69,8 +97,15 @@ Reference route(const Doubles& logits, const Doubles& bias, const MixtureShape& 
             r.counts[n / s.T * s.E + order[k]]++;
         }
     }
-    for (const auto& choices : of_expert) {
+    r.slots.assign(s.slots(), -1);
+    for (auto& choices : of_expert) {
         r.offsets.push_back((int)r.choices.size());
+        if (rule.capacity && (int)choices.size() > rule.capacity) {
+            const auto heavier = [&](int a, int b) { return r.weights[a] > r.weights[b]; };
+            if (!rule.by_position) std::stable_sort(choices.begin(), choices.end(), heavier);
+            choices.resize(rule.capacity);
+            std::sort(choices.begin(), choices.end());
+        }
         for (const int choice : choices) {
             r.slots[choice] = (int)r.choices.size();
             r.choices.push_back(choice);
@@ -87,7 +122,8 @@ struct Routed {
     MixtureShape s = c.shape;
     Rng rng{3};
     Input<real> logits{random_logits()}, bias{rng.normals<real>(s.E, c.biased ? 0.3 : 0)};
-    RouterRule rule = {c.sigmoid, c.normalize, (real)c.scale, c.biased ? bias.p() : nullptr};
+    RouterRule rule = {c.sigmoid, c.normalize,  (real)c.scale, c.biased ? bias.p() : nullptr,
+                       c.groups,  c.group_topk, c.capacity,    c.by_position};
     Buffer<int> experts{(size_t)s.slots(), "experts"}, slots{(size_t)s.slots(), "slots"}, choices{(size_t)s.slots(), "choices"},
         offsets{(size_t)s.E + 1, "offsets"}, counts{(size_t)(s.B * s.E), "counts"};
     Buffer<real> weights{(size_t)s.slots(), "weights"};
@@ -124,7 +160,9 @@ TEST(Experts, RoutedAndSorted) {
     for_each_case([](gpu::Ctx&, Routed& x) {
         EXPECT_EQ(x.experts.get(), x.expected.experts);
         EXPECT_EQ(x.slots.get(), x.expected.slots);
-        EXPECT_EQ(x.choices.get(), x.expected.choices);
+        std::vector<int> choices = x.choices.get();
+        choices.resize(x.expected.choices.size());
+        EXPECT_EQ(choices, x.expected.choices);
         EXPECT_EQ(x.offsets.get(), x.expected.offsets);
         EXPECT_EQ(x.counts.get(), x.expected.counts);
         expect_close(x.weights.get(), x.expected.weights, 0, weight_error(x.s), "weights");
@@ -134,6 +172,7 @@ TEST(Experts, RoutedAndSorted) {
 // Only some experts' choices get slots: the same ones as of all experts, counted from the first of these.
 TEST(Experts, SomeExpertsSorted) {
     for_each_case([](gpu::Ctx& ctx, Routed& x) {
+        if (x.rule.capacity) return;  // the expected slots are those of all choices
         const int first = x.s.E / 3, E = ceil_div(x.s.E - first, 2);
         const MixtureShape some = {x.s.B, x.s.T, E, x.s.K};
         const std::vector<int>& offsets = x.expected.offsets;
@@ -187,7 +226,7 @@ TEST(Experts, NaNIsRouted) {
 
 // The function of a row's logits whose gradient router_backward sets.
 double row_value(const double* logits, const double* dweights, const int* experts, const int* counts, const MixtureShape& s,
-                 const RouterRule& rule, const RouterLossFactors& factors, double* losses = nullptr) {
+                 const RouterRule& rule, const RouterLossFactors& factors, double* losses = nullptr) {  // of RouterSums
     const Doubles scores = scores_of(logits, s.E, rule.sigmoid), weights = weights_of(scores, experts, s.K, rule);
     double value = 0, sum = 0, balance = 0;
     for (int k = 0; k < s.K; k++) value += dweights[k] * weights[k];
@@ -197,7 +236,11 @@ double row_value(const double* logits, const double* dweights, const int* expert
     }
     balance /= rule.sigmoid ? sum : 1;
     const double lse = lse_of(logits, s.E);
-    if (losses) losses[0] += balance, losses[1] += lse * lse;
+    for (int e = 0; e < s.E && losses; e++) {
+        const double p = scores[e] / (rule.sigmoid ? sum : 1);
+        losses[RouterSums::entropy] -= p * std::log(p);
+    }
+    if (losses) losses[RouterSums::balance] += balance, losses[RouterSums::z] += lse * lse;
     return value + factors.balance * balance + factors.z * lse * lse;
 }
 
@@ -206,16 +249,24 @@ double row_value(const double* logits, const double* dweights, const int* expert
 TEST(Experts, RouterBackward) {
     for_each_case([](gpu::Ctx& ctx, Routed& x) {
         const MixtureShape& s = x.s;
-        const Input<real> dweights(Rng(5).normals<real>(s.slots()));
-        const Doubles dw = doubles(dweights);
+        std::vector<real> of_kept = Rng(5).normals<real>(s.slots());
+        Doubles dw;
+        for (int i = 0; i < s.slots(); i++) {
+            const bool dropped = x.expected.slots[i] < 0;
+            dw.push_back(dropped ? 0 : as_double(of_kept[i]));
+            if (dropped) of_kept[i] = (real)not_a_number;
+        }
+        const Input<real> dweights(of_kept);
         Doubles logits = doubles(x.logits);
         for (const RouterLossFactors& factors : {RouterLossFactors{0, 0}, RouterLossFactors{0.5, 0.25}}) {
             Buffer<real> dlogits(s.N() * s.E, "dlogits");
-            gpu::router_backward(ctx, dlogits.p(), dweights.p(), x.r, s, x.rule, factors);
-            Doubles expected, allowed;
+            Buffer<double> sums(Doubles(RouterSums::size(s.E), 0.5));
+            gpu::router_backward(ctx, dlogits.p(), factors.z > 0 ? sums.p() : nullptr, dweights.p(), x.r, s, x.rule, factors);
+            Doubles expected, allowed, expected_sums(RouterSums::size(s.E), 0.5);
             for (int n = 0; n < s.N(); n++) {
                 const int *experts = &x.expected.experts[n * s.K], *counts = &x.expected.counts[n / s.T * s.E];
                 double largest = 0, chosen = 0, most = 0;
+                row_value(&logits[n * s.E], &dw[n * s.K], experts, counts, s, x.rule, factors, expected_sums.data());
                 const Doubles scores = scores_of(&logits[n * s.E], s.E, x.rule.sigmoid);
                 for (int k = 0; k < s.K; k++) largest += std::abs(dw[n * s.K + k]), chosen += scores[experts[k]];
                 for (int e = 0; e < s.E; e++) most = std::max(most, (double)counts[e]);
@@ -235,22 +286,12 @@ TEST(Experts, RouterBackward) {
                 }
             }
             expect_close(dlogits.get(), expected, allowed, "dlogits");
+            if (factors.z == 0) continue;
+            expected_sums[RouterSums::dropped] += s.slots() - x.expected.offsets[s.E];
+            for (size_t i = 0; i < x.expected.counts.size(); i++)
+                expected_sums[RouterSums::rows + i % s.E] += x.expected.counts[i];
+            expect_close(sums.get(), expected_sums, 8 * weight_error(s) * s.N(), 2 * weight_error(s), "sums");
         }
-    });
-}
-
-TEST(Experts, RouterSumsAreAdded) {
-    for_each_case([](gpu::Ctx& ctx, Routed& x) {
-        const MixtureShape& s = x.s;
-        const Doubles logits = doubles(x.logits), dw(s.K);
-        Doubles expected(2 + s.E, 0.5);
-        for (int n = 0; n < s.N(); n++)
-            row_value(&logits[n * s.E], dw.data(), &x.expected.experts[n * s.K], &x.expected.counts[n / s.T * s.E], s, x.rule,
-                      {}, expected.data());
-        for (size_t i = 0; i < x.expected.counts.size(); i++) expected[2 + i % s.E] += x.expected.counts[i];
-        Buffer<double> sums(Doubles(2 + s.E, 0.5));
-        gpu::router_sums(ctx, sums.p(), x.r, s, x.rule);
-        expect_close(sums.get(), expected, 0, 2 * weight_error(s), "sums");
     });
 }
 
