@@ -1046,7 +1046,8 @@ static std::optional<StepStats> train_step(Trainer& t) {
     fp8.on = fp8.measuring = false;  // evaluation and generation compute in bf16, like any user of the checkpoint
 
     StepStats stats = t.count_step(global_batch, sums);
-    if (t.m.c.mixture.on()) stats.mixture = mixture_load(router_sums, t.m.c, sequences, rows);
+    const bool drops = t.m.expert_capacity.factor > 0;
+    if (t.m.c.mixture.on()) stats.mixture = mixture_load(router_sums, t.m.c, sequences, rows, drops);
     stats.grad_norm = norm;
     stats.lr = t.state.lr = lr;
     stats.step_ms = (monotonic_seconds() - begin) * 1e3;

@@ -255,6 +255,15 @@ struct RouterSums {
     static constexpr int balance = 0, z = 1, entropy = 2, dropped = 3, rows = 4;
     static constexpr size_t size(int E) { return (size_t)rows + (size_t)E; }
 };
+// The capacity of experts in training: `factor` times an even share of a micro-batch's choices, rounded up, as in Megatron-LM.
+struct ExpertCapacity {
+    double factor = 0;  // 0: no limit
+    bool by_position = false;
+    int of(const MixtureShape& shape) const {
+        const double slots = shape.slots();
+        return (int)std::fmin(slots, std::ceil(slots / shape.E * factor));
+    }
+};
 constexpr real smallest_scores_sum = 1e-20;  // added to sums of scores before a division by them, as in Megatron-LM
 // The factors of the gradients of a router's two losses, which are sums over sequences, and over rows (router_backward).
 struct RouterLossFactors {

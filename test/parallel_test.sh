@@ -116,6 +116,14 @@ done
 expect "balanced by biases, a pipeline: one rank's bits" everything_same biased "biased 2 --pp 2 --vpp 2"
 expect "resumed on one rank" train 1 "biased again" "${biased[@]}" --resume "biased/step_00000003" --threads 2
 expect "balanced by biases, resumed: the same bits" everything_same biased "biased again"
+capacity=(--num-experts 6 --moe-router-topk 2 --ffn-hidden-size 96 --moe-expert-capacity-factor 0.75)
+expect "a capacity on one rank" train 1 capacity "${capacity[@]}"
+expect "some choices are dropped" grep -q '"moe_dropped":[1-9]' capacity/log.jsonl
+expect "a capacity, cut over ranks" train 4 "capacity 4" "${capacity[@]}" --tp 2 --zero 1 --recompute full
+expect "a capacity: one rank's losses" near capacity "capacity 4" 8
+expect "resumed with other micro-batches: refused" refused train 1 x "${capacity[@]}" --resume capacity/step_00000003 --micro-batch-size 1
+says "a capacity depends on them" "micro-batch-size is 1"
+expect "the report has a heat map of experts" grep -q 'class="card experts"' capacity/report.html
 expect "the average has the model's biases" grep -q e_score_correction_bias biased/latest/ema/model.safetensors
 # A mixture whose experts are copies of a dense model's MLP gives its losses, in every layout.
 loss_of() { "$program" eval --model "$1" --data-path text --seq-length 40 | grep -o "loss *[0-9.]*" | grep -o "[0-9.]*$"; }

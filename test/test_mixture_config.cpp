@@ -12,6 +12,7 @@
 #include "../llmc/optimizer/expert_biases.h"
 #include "../llmc/plan/from_options.h"
 #include "../llmc/plan/planner.h"
+#include "../llmc/run/expert_watch.h"
 #include "files.h"
 #include "testing.h"
 
@@ -93,7 +94,11 @@ TEST(MixtureConfig, RefusalsByName) {
         {{"--moe-layer-freq", "([0,1]"}, {"--moe-layer-freq is '([0,1]'"}},
         {{"--moe-layer-freq", "[2,1]"}, {"--moe-layer-freq is '[2,1]'"}},
         {{"--mlp-only-layers", "0"}, {"--moe-layer-freq"}},
-        {{"--moe-expert-capacity-factor", "1.25"}, {"not available yet", "no token is dropped"}},
+        {{"--moe-pad-expert-input-to-capacity"}, {"never padded"}},
+        {{"--moe-token-drop-policy", "position"}, {"requires --moe-expert-capacity-factor"}},
+        {{"--moe-expert-capacity-factor", "2", "--dpo-beta", "0.1"}, {"--moe-expert-capacity-factor", "--dpo-beta", "HINT"}},
+        {{"--moe-expert-capacity-factor", "2", "--ep", "2"},
+         {"--moe-expert-capacity-factor", "--expert-model-parallel", "HINT"}},
         {{"--add-mlp-bias", "--moe-shared-expert-intermediate-size", "64"}, {"shared experts have no biases", "HINT"}},
         {{"--moe-shared-expert-gate"}, {"--moe-shared-expert-gate requires --moe-shared-expert-intermediate-size"}},
         {{"--n-shared-experts", "2"}, {"--moe-shared-expert-intermediate-size"}},
@@ -194,6 +199,38 @@ TEST(MixtureConfig, TensorsOfDifferentLayersHaveOneIdentifier) {
         part.first = part.last = false;
         for (const TensorSpec& t : ParameterTable(c, part).rows) EXPECT_EQ(whole.rows[(size_t)t.id].name, t.name);
     }
+}
+
+TEST(MixtureConfig, CapacityIsRoundedUp) {
+    for (const auto& [factor, capacity] : {std::pair{1.0, 5}, {1.25, 6}, {0.01, 1}, {100.0, 24}})
+        EXPECT_EQ((ExpertCapacity{factor}.of({2, 4, 5, 3})), capacity) << factor << " of 24 / 5";
+}
+
+// An expert starves after three records below 1/8, and recovers with the first at 1/8.
+TEST(MixtureConfig, StarvingExpertsAreNamed) {
+    ExpertWatch watch;
+    std::vector<std::string> said;
+    const double loads[] = {0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.125, 2};
+    for (int64_t step = 1; step <= 8; step++) {
+        MixtureLoad load;
+        load.layers = {{3, 1, 0.25, {1.9, loads[step - 1]}}, {5, 1, 0, {1, 1}}};
+        const auto record = watch.step(load, step, 8);
+        ASSERT_TRUE(record);
+        EXPECT_EQ(record->json["layers"][0]["load"][1], (int)std::llround(1000 * loads[step - 1]));
+        EXPECT_EQ(record->json["layers"][0]["dropped"], 0.25);
+        said.push_back(record->starving + "/" + record->recovered);
+    }
+    EXPECT_EQ(said, (std::vector<std::string>{"/", "/", "/", "/", "layer 3: 1/", "/", "/layer 3: 1", "/"}));
+    int records = 0;
+    for (int64_t step = 1; step <= 1000; step++) {
+        MixtureLoad load;
+        load.layers = {{0, 1, 0, {1, 1}}};
+        if (const auto record = watch.step(load, step, 1000)) {
+            EXPECT_EQ(record->json["layers"][0]["load"][0], 1000) << "a mean";
+            records++;
+        }
+    }
+    EXPECT_EQ(records, 167);
 }
 
 // bias += rate sign(mean load - load), by layer; a rank with some of the layers knows the biases of all.

@@ -60,7 +60,10 @@ inline void check_agreement(const TrainingState& saved, const TrainOptions& now,
         if (!compared) return;
         known.push_back(name);
         const nlohmann::ordered_json before = saved_option(saved, name);
-        if (std::find(free.begin(), free.end(), name) != free.end() || before.is_discarded() || overridden(name)) return;
+        // Which choices a capacity drops depends on the micro-batches.
+        const bool in_micro_batches = name == "micro-batch-size" && now.moe_expert_capacity_factor > 0;
+        const bool is_free = !in_micro_batches && std::find(free.begin(), free.end(), name) != free.end();
+        if (is_free || before.is_discarded() || overridden(name)) return;
         if (before != options[name] && name == "global-batch-size")
             fail(
                 "the global batch is %s, the checkpoint was written with %s, and changing it changes the run. HINT: "

@@ -219,6 +219,7 @@ struct Model : TrainingMemory {
     Lora lora;
     Preference preference;
     RouterLossFactors router_losses;   // of the current step
+    ExpertCapacity expert_capacity;    // in training passes
     real* unused_gradients = nullptr;  // scratch for gradients of frozen norms and sinks; null: not frozen
     KeyValueCache cache{};
     real* slopes = nullptr;          // (NHl) ALiBi; null: none

@@ -63,7 +63,13 @@ struct Pass {
         if (dispatches()) shape.B *= ep;
         return shape;
     }
-    RouterRule router_rule(int block) const { return m.c.mixture.rule(m.expert_biases.of_block(block)); }
+    // Only training, which also applies dropout, drops choices.
+    RouterRule router_rule(int block) const {
+        RouterRule rule = m.c.mixture.rule(m.expert_biases.of_block(block));
+        rule.capacity = in.drops && m.expert_capacity.factor > 0 ? m.expert_capacity.of(mixture()) : 0;
+        rule.by_position = m.expert_capacity.by_position;
+        return rule;
+    }
     AttentionShape attention(int block) const {
         AttentionShape shape = m.attention(in.B, in.T);
         const int64_t head = in.sample * m.c.NH + m.ranks->mesh.tp.rank * m.local.NHl;

@@ -369,6 +369,11 @@ inline Allowed one_of(Strings choices) {
       "coefficient of the load balancing loss of a mixture of experts (1e-2); default: 0, none")                               \
     X(double, moe_z_loss_coeff, "", 0, between(0, 1000), "Optimizer",                                                          \
       "coefficient of the z-loss of a mixture's routers, which keeps their logits small (1e-3); default: 0, none")             \
+    X(double, moe_expert_capacity_factor, "", 0, between(0, 1000), "Optimizer",                                                \
+      "in training, an expert keeps at most this many times an even share of each micro-batch's choices, and drops the "       \
+      "others (1.25); default: 0, no limit: none is dropped")                                                                  \
+    X(std::string, moe_token_drop_policy, "", "probs", one_of({"probs", "position"}), "Optimizer",                             \
+      "choices that --moe-expert-capacity-factor keeps: those with the largest weights, or those of the first tokens")         \
     X(double, moe_router_bias_update_rate, "", 1e-3, between(0, 1), "Optimizer",                                               \
       "how far an update moves each bias of --moe-router-enable-expert-bias")                                                  \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \

@@ -179,6 +179,7 @@ inline bool is_off(const TrainOptions& o, const char* flag, bool on) { return !o
 inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
     const MixtureConfig& m = c.mixture;
     const bool balances = o.moe_router_load_balancing_type != "none";
+    const std::string capacity = "--moe-expert-capacity-factor";
     const std::string aux = "--moe-aux-loss-coeff", z = "--moe-z-loss-coeff", type = "--moe-router-load-balancing-type";
     const bool has_aux = o.moe_aux_loss_coeff > 0, has_z = o.moe_z_loss_coeff > 0, pre_softmax = o.moe_router_pre_softmax;
     for (const auto& [given, option] : {std::pair<bool, std::string>{o.moe_router_topk, "--moe-router-topk"},
@@ -194,12 +195,19 @@ inline void check_mixture(const TrainOptions& o, const ModelConfig& c) {
                                         {o.moe_router_group_topk, "--moe-router-group-topk"},
                                         {o.moe_router_enable_expert_bias, "--moe-router-enable-expert-bias"},
                                         {!balances, type},
+                                        {o.moe_expert_capacity_factor > 0, capacity},
                                         {has_aux, aux},
                                         {has_z, z}})
         refuse_without(given && !m.on(), option, "--num-experts, a mixture of experts");
     refuse_without(o.given.count("moe-router-bias-update-rate") && !m.bias, "--moe-router-bias-update-rate",
                    "--moe-router-enable-expert-bias");
+    refuse_without(o.given.count("moe-token-drop-policy") && o.moe_expert_capacity_factor == 0, "--moe-token-drop-policy",
+                   capacity);
     if (!m.on()) return;
+    refuse_together(o.dpo_beta && o.moe_expert_capacity_factor > 0, capacity, "--dpo-beta",
+                    "the reference model has no capacity");
+    refuse_together(o.expert_model_parallel_size > 1 && o.moe_expert_capacity_factor > 0, capacity,
+                    "--expert-model-parallel-size", "ranks do not exchange which choices are dropped");
     const std::string mixture = "a mixture of experts";
     refuse_without(o.moe_router_num_groups > 1 && !o.moe_router_group_topk, "--moe-router-num-groups",
                    "--moe-router-group-topk");

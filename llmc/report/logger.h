@@ -4,10 +4,13 @@
 //   run     first line: name, time, total_steps, total_samples, unigram_loss, summary, machine, options
 //   change  step, and the fields of the first record that a resumed run has changed: name, total_steps, options, ...
 //   step    the fields of StepStats by their names (of MixtureLoad: moe_aux_loss, moe_z_loss, moe_busiest_expert,
-//           moe_idle_experts); seconds since the start, including earlier parts of a resumed
-//           run; eta_s
+//           moe_idle_experts, moe_entropy, and moe_dropped with a capacity); seconds since the start, including earlier parts
+//           of a resumed run; eta_s
 //   health  step, layers: [{layer, weight_norm, grad_norm, update_ratio, fp8_zero, fp8_largest}]; the last two have 12 numbers:
 //           for input, weight and gradient of each of qkv, proj, fc1, fc2
+//   experts step, steps, layers: [{layer, entropy, dropped, load}] of the mixtures of experts, means over that number of
+//           steps up to this one: the fraction of dropped choices; and, for each expert, its rows in thousandths of an even
+//           share (run/expert_watch.h)
 //   ranks   if there are several: step, steps, ranks: [{rank, host, worked_ms, waited_ms}], means over that number of steps
 //           up to this one, slowest: the rank for which the others wait, if there is one (run/stragglers.h)
 //   valid   step, loss, perplexity (for pairs of answers the rewards instead, as in a step), tokens, ms; ema_loss with the
@@ -88,6 +91,14 @@ struct MixtureLoad {
     double balance = NAN, z = NAN;  // the router's losses, without their coefficients: means over layers
     double busiest = NAN;           // rows of the busiest expert of any layer, as a multiple of the mean
     int64_t idle = 0;               // experts of all layers without a row
+    double entropy = NAN;  // of the scores, in nats: the mean over rows and layers; the logarithm of E if all are equal
+    int64_t dropped = -1;  // choices dropped in all layers; -1: there is no capacity
+    struct Layer {
+        int layer;
+        double entropy, dropped;   // dropped choices, as a fraction
+        std::vector<double> load;  // rows of each expert, as a multiple of the mean
+    };
+    std::vector<Layer> layers;
 };
 
 struct StepStats {
@@ -159,6 +170,8 @@ inline nlohmann::ordered_json to_json(const StepStats& s) {
         put_number(j, "moe_z_loss", s.mixture->z);
         put_number(j, "moe_busiest_expert", s.mixture->busiest);
         j["moe_idle_experts"] = s.mixture->idle;
+        put_number(j, "moe_entropy", s.mixture->entropy);
+        if (s.mixture->dropped >= 0) j["moe_dropped"] = s.mixture->dropped;
     }
     j["global_batch"] = s.global_batch;
     // round to microseconds, which are precise enough and print shorter
@@ -390,6 +403,11 @@ public:
     // layers: a list with one object per layer; non-finite numbers become null.
     void health(int64_t step, const nlohmann::ordered_json& layers) {
         attempt("the log", [&] { record({{"kind", "health"}, {"step", step}, {"layers", layers}}); });
+    }
+
+    // record: from ExpertWatch.
+    void experts(const nlohmann::ordered_json& record_of_step) {
+        attempt("the log", [&] { record(record_of_step); });
     }
 
     void ranks(int64_t step, const RankTimes& times) {

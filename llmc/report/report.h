@@ -317,6 +317,63 @@ inline std::string report_layers(const RunLog& log) {
     return "<h2 class=\"part\">Layers at " + step_title(h) + "</h2>\n" + table("layers", head + rows);
 }
 
+// The classes of an expert's load, in thousandths of an even share, in a heat map: each up to, without, `below`.
+struct LoadClass {
+    double below;
+    const char *style, *words;
+};
+constexpr LoadClass load_classes[] = {
+    {125, "load0", "below 1/8"}, {500, "load1", "1/8 to 1/2"}, {800, "load2", "1/2 to 0.8"},     {1250, "load3", "about even"},
+    {2000, "load4", "up to 2"},  {4000, "load5", "2 to 4"},    {INFINITY, "load6", "4 and more"}};
+
+// The newest record of the load of experts: a heat map with a row per layer, as wide as the window, and a table.
+inline std::string report_experts(const RunLog& log) {
+    const RunLog::json& record = log.experts;
+    if (!record.is_object() || !record.contains("layers") || !record["layers"].is_array()) return "";
+    std::string paths[std::size(load_classes)], rows;
+    size_t n_layers = 0, widest = 0;
+    for (const auto& layer : record["layers"]) {
+        if (!layer.is_object() || !layer.contains("load") || !layer["load"].is_array() || layer["load"].empty()) continue;
+        double least = INFINITY, most = 0;
+        std::vector<size_t> classes;
+        for (const auto& share : layer["load"]) {
+            const double x = share.is_number() ? share.get<double>() : 0;
+            least = std::min(least, x);
+            most = std::max(most, x);
+            size_t i = 0;
+            while (!(x < load_classes[i].below) && i + 1 < std::size(load_classes)) i++;
+            classes.push_back(i);
+        }
+        for (size_t e = 0, next; e < classes.size(); e = next) {
+            for (next = e; next < classes.size() && classes[next] == classes[e];) next++;
+            paths[classes[e]] += format("M%zu %zu.5h%zu", e, n_layers, next - e);
+        }
+        n_layers++;
+        widest = std::max(widest, classes.size());
+        rows +=
+            format("<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.2f</td><td>%s%%</td></tr>\n",
+                   short_number(RunLog::number(layer, "layer")).c_str(), short_number(RunLog::number(layer, "entropy")).c_str(),
+                   least / 1000, most / 1000, short_number(100 * RunLog::number(layer, "dropped")).c_str());
+    }
+    if (n_layers == 0) return "";
+    std::string map, legend;
+    for (size_t i = 0; i < std::size(load_classes); i++) {
+        if (!paths[i].empty()) map += format("<path class=\"%s\" d=\"%s\"/>", load_classes[i].style, paths[i].c_str());
+        legend += format("<span><i class=\"%s\"></i>%s</span>", load_classes[i].style, load_classes[i].words);
+    }
+    return "<h2 class=\"part\">Load of experts, mean of " + counted(RunLog::whole(record, "steps"), "step") + " up to " +
+           step_title(record) + "</h2>\n" +
+           format(
+               "<div class=\"card experts\"><svg viewBox=\"0 0 %zu %zu\" preserveAspectRatio=\"none\" style=\"height:%zupx\" "
+               "role=\"img\" aria-label=\"load of each expert\">%s</svg>\n<p>Rows: layers. Columns: experts. Multiples of an "
+               "even share: %s</p></div>\n",
+               widest, n_layers, std::min<size_t>(480, std::max<size_t>(6, 120 / n_layers) * n_layers), map.c_str(),
+               legend.c_str()) +
+           table("layers",
+                 "<tr><th>layer</th><th>entropy of the router</th><th>least load</th><th>largest</th><th>dropped</th></tr>\n" +
+                     rows);
+}
+
 // The newest record of the ranks' times: how much of a step each worked and waited, the slowest first.
 inline std::string report_ranks(const RunLog& log) {
     constexpr size_t most = 64;
@@ -427,7 +484,8 @@ inline std::string whole_page(const std::string& title, const std::vector<NamedR
 inline std::string render_report(const RunLog& log, time_t now, int refresh_seconds) {
     const std::string name = RunLog::text(log.run, "name");
     return whole_page(name.empty() ? "Training run" : name, {{name, &log}}, report_header(log, now) + report_tiles(log),
-                      report_samples(log) + report_layers(log) + report_ranks(log) + report_events(log) + report_summary(log),
+                      report_samples(log) + report_experts(log) + report_layers(log) + report_ranks(log) + report_events(log) +
+                          report_summary(log),
                       log.end.is_null() ? refresh_seconds : 0);
 }
 

@@ -41,6 +41,13 @@ inline const std::string svg_style = R"css(
 
 inline const std::string report_style = R"css(
 * { box-sizing: border-box; }
+.experts svg { display: block; width: 100%; shape-rendering: crispEdges; } .experts path { stroke: var(--c); fill: none; }
+.experts i { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 .8em; background: var(--c); }
+.experts span { display: inline-block; }
+.load0 { --c: var(--bad); } .load1 { --c: color-mix(in srgb, var(--train) 70%, var(--card)); }
+.load2 { --c: color-mix(in srgb, var(--train) 35%, var(--card)); } .load3 { --c: var(--grid); }
+.load4 { --c: color-mix(in srgb, var(--valid) 35%, var(--card)); }
+.load5 { --c: color-mix(in srgb, var(--valid) 70%, var(--card)); } .load6 { --c: var(--valid); }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
   "Noto Sans", sans-serif; }
 [hidden] { display: none !important; }

@@ -112,6 +112,7 @@ struct RunLog {
     static constexpr size_t max_samples = 24, max_events = 200, max_marks = 200, max_abandoned = 50, max_sets = 16;
 
     json health;    // the newest health record
+    json experts;   // the newest record of the load of experts
     json ranks;     // the newest record of the ranks' times
     json run, end;  // the run record; the end record, null during the run
     StepNumbers newest;
@@ -142,6 +143,7 @@ struct RunLog {
         else if (kind == "valid") add_valid(j);
         else if (kind == "tasks") add_tasks(j);
         else if (kind == "health") health = j;
+        else if (kind == "experts") experts = j;
         else if (kind == "ranks") ranks = j;
         else if (kind == "sample") add_sample(j);
         else if (kind == "event") add_event(j);

@@ -57,6 +57,7 @@ inline std::unique_ptr<Model> plan_model(const Run& run, const TrainOptions& o, 
     m->offloads = offloads_optimizer(o);
     m->offloads_gradients = offloads_gradients(o, m->ranks->mesh.world.size);
     m->averages = o.ema_decay > 0;
+    m->expert_capacity = {o.moe_expert_capacity_factor, o.moe_token_drop_policy == "position"};
     m->examines = o.log_health_interval > 0;
     // A rollback may lead back to steps in bf16.
     const int64_t start = fp8_start(o, run.state);

@@ -51,20 +51,29 @@ struct StepHistory {
 };
 
 // The load of experts, from the sums of all layers' routers (Pass's read_router_sums) in a step on `sequences` of `rows` rows.
-inline MixtureLoad mixture_load(const std::vector<double>& sums, const ModelConfig& c, double sequences, double rows) {
+inline MixtureLoad mixture_load(const std::vector<double>& sums, const ModelConfig& c, double sequences, double rows,
+                                bool drops) {
     const size_t each = sums.size() / (size_t)c.L, E = (size_t)c.mixture.experts;
-    MixtureLoad load{0, 0, 0, 0};
+    MixtureLoad load;
+    load.balance = load.z = load.busiest = load.entropy = 0;
+    if (drops) load.dropped = 0;
     const double mixtures = c.mixtures();
     for (size_t layer = 0; layer < (size_t)c.L; layer++) {
         if (!c.has_mixture((int)layer)) continue;
         const size_t i = layer * each;
         load.balance += sums[i + RouterSums::balance] / sequences / mixtures;
         load.z += sums[i + RouterSums::z] / rows / mixtures;
+        load.entropy += sums[i + RouterSums::entropy] / rows / mixtures;
+        if (drops) load.dropped += (int64_t)sums[i + RouterSums::dropped];
+        const double dropped = sums[i + RouterSums::dropped] / (rows * c.mixture.topk);
+        MixtureLoad::Layer of_layer = {(int)layer, sums[i + RouterSums::entropy] / rows, dropped, {}};
         for (size_t e = 0; e < E; e++) {
             const double of_expert = sums[i + RouterSums::rows + e];
-            load.busiest = std::max(load.busiest, of_expert * (double)E / (rows * c.mixture.topk));
+            of_layer.load.push_back(of_expert * (double)E / (rows * c.mixture.topk));
+            load.busiest = std::max(load.busiest, of_layer.load.back());
             load.idle += of_expert == 0;
         }
+        load.layers.push_back(of_layer);
     }
     return load;
 }

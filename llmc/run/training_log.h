@@ -16,6 +16,7 @@
 #include "../report/logger.h"
 #include "../plan/guard.h"
 #include "../plan/machine.h"
+#include "expert_watch.h"
 #include "run.h"
 #include "../checkpoint/run_directory.h"
 #include "../checkpoint/saver.h"
@@ -86,6 +87,7 @@ public:
             logger_->also_tensorboard(o.tensorboard_dir.empty() ? o.out + "/tensorboard" : o.tensorboard_dir, state.step);
         run.begin("reading data for the loss of a unigram model");
         const RunInfo info = run_info(run);
+        total_steps_ = info.total_steps;
         run.phase.done();
         logger_->run(info, run.resumes() ? std::optional(state.step) : std::nullopt);
         if (std::isfinite(info.unigram_loss))
@@ -99,6 +101,7 @@ public:
     void length(int64_t step, const RunLength& length, const std::string& options) {
         if (!logger_) return;
         logger_->length(step, length.steps);
+        total_steps_ = length.steps;
         const int64_t left = length.steps - step;
         const std::string text = counted(length.steps, "step") + " fit into the time, " +
                                  (left > 0 ? format("the last %lld start; ", (long long)left) : "no more; ");
@@ -115,6 +118,7 @@ public:
     void step(const StepStats& stats, const nlohmann::ordered_json& layers) {
         if (!logger_) return;
         logger_->step(stats);
+        if (stats.mixture) experts(*stats.mixture, stats.step);
         if (!layers.is_null()) logger_->health(stats.step, layers);
     }
     // Batches skipped after a step.
@@ -179,6 +183,19 @@ private:
     void event(int64_t step, const std::string& level, const std::string& name, const std::string& message) {
         if (logger_) logger_->event(step, level, name, message);
     }
+    void experts(const MixtureLoad& load, int64_t step) {
+        const auto record = expert_watch_.step(load, step, total_steps_);
+        if (!record) return;
+        logger_->experts(record->json);
+        if (!record->starving.empty())
+            event(step, "warning", "starving",
+                  "experts have less than 1/8 of an even share of the rows: " + record->starving +
+                      "; HINT: --moe-aux-loss-coeff, or --moe-router-enable-expert-bias");
+        if (!record->recovered.empty())
+            event(step, "info", "recovered", "experts have at least 1/8 of an even share again: " + record->recovered);
+    }
     std::string out_;
+    ExpertWatch expert_watch_;
+    int64_t total_steps_ = 0;         // 0: not known yet
     std::unique_ptr<Logger> logger_;  // null on the other ranks
 };
