@@ -252,8 +252,8 @@ refuse "tokenizer: another model"           "unigram.json"                      
 head -c 300 tok/tokenizer.json >cut.json
 for i in $(seq 100); do echo "the EOS of $i EOS </s> and EOS <|reserved_special_token_0|>"; done >specials.txt
 for type in bpe unigram; do
-    learnt=("$program" tokenizer --input specials.txt --type "$type" --vocab-size 300 --output "specials-$type")
-    expect "$type: special tokens that the text has"    "${learnt[@]}" --special-tokens "</s>" EOS "<|reserved_special_token_0|>" --reserved-tokens 2
+    learned=("$program" tokenizer --input specials.txt --type "$type" --vocab-size 300 --output "specials-$type")
+    expect "$type: special tokens that the text has"    "${learned[@]}" --special-tokens "</s>" EOS "<|reserved_special_token_0|>" --reserved-tokens 2
     expect "$type: prepares it"                         "$program" prepare --input specials.txt --output specials --tokenizer specials-$type
     expect "$type: no text becomes one of them"         refused grep -qE '"(EO S|E OS)"' specials-$type/tokenizer.json
 done

@@ -304,9 +304,9 @@ struct Rings {
         : down(t.ctx, t.world, ranks, name, {1, true}), up(t.ctx, t.world, ranks, name + ", up", {-1, true}) {}
 };
 
-// Every rank sends to the next one, or to both neighbours, before it receives; `between` runs after the sends.
+// Every rank sends to the next one, or to both neighbors, before it receives; `between` runs after the sends.
 template <class F>
-bool check_neighbours(Test& t, Rings& rings, size_t n, bool both, F between) {
+bool check_neighbors(Test& t, Rings& rings, size_t n, bool both, F between) {
     const int rank = rings.down.rank(), size = rings.down.size(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
     Buffer<floatX> down(t.ctx, n), up(t.ctx, n), from_above(t.ctx, n), from_below(t.ctx, n);
     down.set([&](size_t i) { return value(rank, i, 3); });
@@ -424,8 +424,8 @@ static void check_comm(Test& t) {
     Rings rings(t, everyone, "ring");
     const auto nothing = [] {};
     for (const size_t length : {(size_t)0, (size_t)1, (size_t)3001, (size_t)3 << 20}) {
-        t.report(format("a ring where all send %zu first", length), check_neighbours(t, rings, length, false, nothing));
-        t.report(format("neighbours that send %zu first", length), check_neighbours(t, rings, length, true, nothing));
+        t.report(format("a ring where all send %zu first", length), check_neighbors(t, rings, length, false, nothing));
+        t.report(format("neighbors that send %zu first", length), check_neighbors(t, rings, length, true, nothing));
     }
     // With collectives in flight: more messages than there are receive buffers.
     const size_t n = 300;
@@ -436,7 +436,7 @@ static void check_comm(Test& t) {
         pending[k] = be::start_reduce_scatter(t.ctx, all, y[k].data(), n);
     }
     x.set([&](size_t i) { return value(rank, i, 5); });
-    bool ok = check_neighbours(t, rings, 200000, true, [&] {
+    bool ok = check_neighbors(t, rings, 200000, true, [&] {
         be::all_reduce(t.ctx, all, x.data(), n);
         w.barrier();
     });

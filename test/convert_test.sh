@@ -221,8 +221,8 @@ echo '{"text": "one"}' >one.jsonl
 refuses "a passage of one word" "one.jsonl:1: a passage needs" lambada one.jsonl
 echo '[1]' >list.jsonl
 refuses "a line that is no object" "list.jsonl:1: not an example of boolq" boolq list.jsonl
-sed 's/"answer": "2"/"answer": ""/' winogrande.in.jsonl >unlabelled.jsonl
-refuses "a test set without answers" "unlabelled.jsonl:1: 'answer' is ''; it must be one of '1', '2'" winogrande unlabelled.jsonl
+sed 's/"answer": "2"/"answer": ""/' winogrande.in.jsonl >unlabeled.jsonl
+refuses "a test set without answers" "unlabeled.jsonl:1: 'answer' is ''; it must be one of '1', '2'" winogrande unlabeled.jsonl
 sed 's/"label": 3/"label": 4/' hellaswag.in.jsonl >beyond.jsonl
 refuses "an answer beyond the choices" "beyond.jsonl:2: the answer 4 is not among the choices" hellaswag beyond.jsonl
 printf 'gold_label\tsentence1\tsentence2\nentailment\tThe king ran .\n' >columns.txt

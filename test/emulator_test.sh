@@ -35,7 +35,7 @@ for name in $(./plain); do
 done
 
 # A wrong result in each of 20 random orders.
-for name in missing_barrier missing_barrier_before_overwrite missing_barrier_in_loop uninitialised_shared uninitialised_global; do
+for name in missing_barrier missing_barrier_before_overwrite missing_barrier_in_loop uninitialized_shared uninitialized_global; do
     found=0
     for seed in $(seq 1 $SEEDS); do [[ $(EMU_SEED=$seed ./plain "$name") == wrong ]] && found=$((found + 1)); done
     expect "$name: a wrong result in $found of $SEEDS orders" test $found == $SEEDS
@@ -61,7 +61,7 @@ report "misaligned access" asan misaligned "misaligned address" "faults.cu:$(($(
 for name in missing_barrier missing_barrier_before_overwrite missing_barrier_in_loop race; do
     report "data race: $name" tsan "$name" "data race" "faults.cu:[0-9]*"
 done
-report "both lines of a race" tsan missing_barrier_before_overwrite "faults.cu:$(line 'const float neighbour')" "faults.cu:$(line 'x.threadIdx.x. = neighbour')"
+report "both lines of a race" tsan missing_barrier_before_overwrite "faults.cu:$(line 'const float neighbor')" "faults.cu:$(line 'x.threadIdx.x. = neighbor')"
 
 # The script for other projects' kernels (test/emu/foreign/run.sh), on a program of ours in their style.
 foreign=$source/test/emu/foreign

@@ -70,7 +70,7 @@ ChatTemplate named(const std::string& name) { return *chat_template_called(name)
 TEST(ChatTemplate, TokensAndMasksAreThoseOfTransformers) {
     size_t refused = 0, masks = 0;
     for (const json& t : golden()["templates"]) {
-        const ChatTemplate found = recognised_template(t["jinja"]);
+        const ChatTemplate found = recognized_template(t["jinja"]);
         EXPECT_EQ(found.name, t["name"]) << t["jinja"];
         for (const json& row : t["rows"]) {
             const std::string where = t["name"].get<std::string>() + " " + row.dump().substr(0, 60);
@@ -91,11 +91,11 @@ TEST(ChatTemplate, TokensAndMasksAreThoseOfTransformers) {
     }
     EXPECT_GT(refused, 4u);
     EXPECT_GT(masks, 20u);
-    EXPECT_EQ(recognised_template(golden()["templates"][1]["jinja"]).default_system, "You are a helpful assistant.");
+    EXPECT_EQ(recognized_template(golden()["templates"][1]["jinja"]).default_system, "You are a helpful assistant.");
 }
 
 TEST(ChatTemplate, RefusesWhatIsNoneOfThem) {
-    for (const json& jinja : golden()["unknown"]) EXPECT_EQ(recognised_template(jinja).name, "") << jinja;
+    for (const json& jinja : golden()["unknown"]) EXPECT_EQ(recognized_template(jinja).name, "") << jinja;
     const TemporaryDirectory dir;
     write_tokenizer(dir / "t", "bytes");
     expect_error([&] { find_chat_template(Tokenizer::load(dir / "t"), "", ""); },

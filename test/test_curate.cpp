@@ -5,22 +5,22 @@
 
 #include "../llmc/curate/heuristics.h"
 #include "../llmc/curate/mixing.h"
-#include "../llmc/curate/normalise.h"
+#include "../llmc/curate/normalize.h"
 
 namespace test_curate {
 
 // The stage's output for `text`, or "dropped: RULE"; followed by its counts: "café (encoding-repair 1)".
-std::string normalised(const std::string& text) {
+std::string normalized(const std::string& text) {
     Document d;
     d.text = text;
     Changes changes;
-    const DocumentVerdict j = normalise(d, changes);
+    const DocumentVerdict j = normalize(d, changes);
     std::string counts;
     for (const auto& [rule, n] : changes) counts += (counts.empty() ? " (" : ", ") + format("%s %d", rule, (int)n);
     return (j.keep ? d.text : "dropped: " + j.rule) + counts + (counts.empty() ? "" : ")");
 }
 
-TEST(Curate, Normalises) {
+TEST(Curate, Normalizes) {
     const std::pair<std::string, std::string> rows[] = {
         {"plain", "plain"},
         // mojibake of one, two and three misreadings, as Windows-1252 and Latin-1
@@ -48,13 +48,13 @@ TEST(Curate, Normalises) {
         {" \n\x01 ", "dropped: empty (control-characters 1, line-ends 1, blank-lines 1)"},
     };
     for (const auto& [text, expected] : rows) {
-        EXPECT_EQ(normalised(text), expected) << text;
+        EXPECT_EQ(normalized(text), expected) << text;
         // Normalized text stays unchanged.
         Document once;
         once.text = text;
         Changes changes;
-        normalise(once, changes);
-        EXPECT_EQ(normalised(once.text), once.text.empty() ? "dropped: empty" : once.text);
+        normalize(once, changes);
+        EXPECT_EQ(normalized(once.text), once.text.empty() ? "dropped: empty" : once.text);
     }
 }
 

@@ -1,5 +1,5 @@
 // Duplicates in a corpus: sorting on disk, words, MinHash and SimHash compared with their definitions, clusters of a
-// labelled set.
+// labeled set.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -343,11 +343,11 @@ TEST(Duplicates, FindsWhatExactJaccardIndicesExpect) {
     EXPECT_NEAR((double)clusters.n_dropped(), expected, 4 * std::sqrt(variance));
 }
 
-// ---- a labelled set --------------------------------------------------------------------------------------------------------
+// ---- a labeled set --------------------------------------------------------------------------------------------------------
 // Documents of words drawn by Zipf's law. A third of them has one to three copies, each with a fraction of its words
 // replaced, deleted or doubled; others share a fifth of their text with another document (a template), which is not a
 // duplicate.
-struct Labelled {
+struct Labeled {
     std::vector<std::string> texts;
     std::vector<int> origin;  // equal for near duplicates
 };
@@ -360,10 +360,10 @@ std::string joined(const std::vector<int>& words) {
     }
     return text;
 }
-Labelled labelled_set(int n, double most_edited) {
+Labeled labeled_set(int n, double most_edited) {
     test::Rng rng(7);
     const auto word = [&] { return (int)std::exp(rng.uniform() * std::log(30000.0)); };
-    Labelled set;
+    Labeled set;
     std::vector<int> before;
     for (int i = 0; i < n; i++) {
         std::vector<int> words((size_t)(120 + rng.below(400)));
@@ -386,30 +386,30 @@ Labelled labelled_set(int n, double most_edited) {
     return set;
 }
 struct PairScore {
-    double right = 0, found = 0, labelled = 0;
+    double right = 0, found = 0, labeled = 0;
     double precision() const { return right / found; }
-    double recall() const { return right / labelled; }
-    double f1() const { return 2 * right / (found + labelled); }
+    double recall() const { return right / labeled; }
+    double f1() const { return 2 * right / (found + labeled); }
 };
 PairScore score(const std::vector<int>& origin, const Clusters& clusters) {
-    std::map<int64_t, double> found, labelled;
+    std::map<int64_t, double> found, labeled;
     std::map<std::pair<int64_t, int64_t>, double> both;
     for (size_t i = 0; i < origin.size(); i++) {
         const int64_t cluster = clusters.representative((int64_t)i);
         found[cluster]++;
-        labelled[origin[i]]++;
+        labeled[origin[i]]++;
         both[{cluster, origin[i]}]++;
     }
     PairScore s;
     for (const auto& [key, n] : found) s.found += n * (n - 1) / 2;
-    for (const auto& [key, n] : labelled) s.labelled += n * (n - 1) / 2;
+    for (const auto& [key, n] : labeled) s.labeled += n * (n - 1) / 2;
     for (const auto& [key, n] : both) s.right += n * (n - 1) / 2;
     return s;
 }
 
-TEST(Duplicates, LabelledSet) {
+TEST(Duplicates, LabeledSet) {
     const test::TemporaryDirectory dir;
-    const Labelled set = labelled_set(600, 0.02);
+    const Labeled set = labeled_set(600, 0.02);
     for (const auto& [name, options] : NearDuplicateOptions::presets()) {
         NearDuplicates near(options, dir / "work", 1 << 20);
         for (size_t i = 0; i < set.texts.size(); i++) near.add((int64_t)i, 0, near.sign(set.texts[i]));
@@ -476,7 +476,7 @@ TEST(Duplicates, VerifiesCandidates) {
 
 TEST(Duplicates, AnyNumberOfThreadsAndAnyMemoryGiveTheSame) {
     const test::TemporaryDirectory dir;
-    const Labelled set = labelled_set(150, 0.1);
+    const Labeled set = labeled_set(150, 0.1);
     for (const auto& [name, options] : NearDuplicateOptions::presets()) {
         std::vector<int64_t> expected;
         for (const int threads : {1, 2, 5}) {

@@ -70,7 +70,7 @@ void check_codes(int exponent_bits, int bias) {
         EXPECT_EQ((double)(float)bf16((float)c), x) << "every number is a bf16";
         for (const uint32_t random : {0u, 0x7fffu, 0xffffu}) EXPECT_EQ(Code::encode((float)c, random), code);
         EXPECT_EQ(Code((float)c).bits, code);
-        // Numbers between two neighbours: over all random numbers they average to the value.
+        // Numbers between two neighbors: over all random numbers they average to the value.
         if (code < Code::nan) {
             if (code > 0) {
                 for (const double share : {0.125, 0.5, 0x1p-16}) {

@@ -37,7 +37,7 @@ TEST(Gguf, HalvesRoundToNearestEven) {
         const float x = half_to_float((uint16_t)h);
         if (std::isnan(x)) EXPECT_EQ(float_to_half(x) & 0x7e00, 0x7e00);
         else EXPECT_EQ(float_to_half(x), h) << x;
-        // Halfway between two neighbours rounds to the even one; slightly off halfway to the nearer.
+        // Halfway between two neighbors rounds to the even one; slightly off halfway to the nearer.
         const float next = half_to_float((uint16_t)(h + 1));
         if ((h & 0x7fff) >= 0x7bff || h == 0x7fff) continue;
         const float middle = (x + next) / 2;
@@ -393,7 +393,7 @@ TEST(GgufModel, TypesOfTensors) {
     EXPECT_EQ(file.find("blk.0.ffn_up.weight")->type, GgufType::Q8_0);
 }
 
-// Element (i, half) of a query or key head is at (half, i) in ours: rotating neighbours equals rotating halves.
+// Element (i, half) of a query or key head is at (half, i) in ours: rotating neighbors equals rotating halves.
 TEST(GgufModel, OrdersQueriesAndKeysByPairs) {
     TemporaryDirectory dir;
     const ModelConfig c = tiny("llama");

@@ -38,7 +38,7 @@ namespace test_logger {
 
 using namespace test_runs;
 
-// A terminal's final content at any width, without colours, and the largest number of columns it needed.
+// A terminal's final content at any width, without colors, and the largest number of columns it needed.
 struct Screen {
     std::vector<std::string> lines = {""};
     size_t widest = 0;

@@ -247,8 +247,8 @@ TEST(PipelineMessages, FirstInFirstOut) {
             for (int to = 0; to < pp; to++) {
                 const std::vector<Message> out = sent(pp, from, to, vpp, m);
                 EXPECT_TRUE(out == needed(pp, from, to, vpp, m)) << from << " to " << to;
-                const bool neighbours = to == (from + 1) % pp || from == (to + 1) % pp;
-                EXPECT_TRUE(out.empty() || neighbours);
+                const bool neighbors = to == (from + 1) % pp || from == (to + 1) % pp;
+                EXPECT_TRUE(out.empty() || neighbors);
                 messages += out.size();
             }
         EXPECT_EQ(messages, 2u * m * (pp * vpp - 1));

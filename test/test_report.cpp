@@ -341,7 +341,7 @@ TEST(Report, OfSeveralRunsShowsWhatDiffers) {
 TEST(Report, ReadsLogsOfOtherVersions) {
     RunLog log;
     for (const char* line :
-         {"{\"kind\":\"run\",\"name\":\"x\",\"colour\":[1],\"options\":{\"--lr\":{\"a\":1}},\"machine\":[]}",
+         {"{\"kind\":\"run\",\"name\":\"x\",\"color\":[1],\"options\":{\"--lr\":{\"a\":1}},\"machine\":[]}",
           "{\"kind\":\"step\",\"step\":1,\"loss\":3,\"seconds\":10,\"entropy2\":7,\"Rank\":[1,2],\"memory_bytes\":null}",
           "{\"kind\":\"step\",\"step\":2,\"loss\":2,\"seconds\":20,\"memory_bytes\":2048}",
           "{\"kind\":\"step\",\"step\":3,\"loss\":2,\"seconds\":1}", "{\"kind\":\"step\",\"step\":4,\"loss\":2,\"seconds\":2}"})

@@ -1,5 +1,5 @@
 // The counter RNG: Random123's known answers, bits that must never change (initial weights depend on them), the shape of
-// the distributions, and independence of neighbouring keys.
+// the distributions, and independence of neighboring keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -110,7 +110,7 @@ TEST(Rng, NormalAndUniformDistributionFunctions) {
     EXPECT_LT(furthest_u, limit);
 }
 
-TEST(Rng, NeighboursAreUncorrelated) {
+TEST(Rng, NeighborsAreUncorrelated) {
     const size_t n = 200000;
     const double limit = 5 / std::sqrt((double)n);
     const std::vector<double> x = normals(n, 42, 3);

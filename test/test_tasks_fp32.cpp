@@ -277,7 +277,7 @@ TEST(MakeRequest, CutsLongContextsOnTheLeft) {
 }
 
 // ---- metrics ---------------------------------------------------------------------------------------------------------------
-TEST(Metrics, NormaliseByCharactersAndBytes) {
+TEST(Metrics, NormalizeByCharactersAndBytes) {
     const test::TemporaryDirectory dir;
     // Sizes without the leading space: 2 characters of 2 bytes; 4 characters of 12 bytes. Per unit:
     //             log p           / character     / byte
@@ -550,7 +550,7 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
     test::Rng rng(9);
     std::string choices, words;
     const int n = 25;
-    double correct = 0, normalised = 0, greedy = 0, total = 0;
+    double correct = 0, normalized = 0, greedy = 0, total = 0;
     for (int i = 0; i < n; i++) {
         const std::string context = "the" + random_words(rng, 1 + rng.below(30));
         const std::vector<int> context_tokens = f.tokenizer.encode(context);
@@ -570,7 +570,7 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
         }
         choices += j.dump() + "\n";
         correct += std::max_element(logs.begin(), logs.end()) - logs.begin() == j["gold"];
-        normalised += std::max_element(per_character.begin(), per_character.end()) - per_character.begin() == j["gold"];
+        normalized += std::max_element(per_character.begin(), per_character.end()) - per_character.begin() == j["gold"];
         const std::string target = random_words(rng, 1);
         words += nlohmann::json({{"context", context}, {"target", target}}).dump() + "\n";
         greedy += score(target).greedy;
@@ -583,8 +583,8 @@ TEST(Tasks, MetricsEqualAPlainLoop) {
     };
     const std::vector<Metric> multiple = metrics(choices), last = metrics(words);
     EXPECT_DOUBLE_EQ(multiple[0].value, correct / n);
-    EXPECT_DOUBLE_EQ(multiple[1].value, normalised / n);
-    EXPECT_NE(correct, normalised);  // otherwise a mix-up would go unnoticed
+    EXPECT_DOUBLE_EQ(multiple[1].value, normalized / n);
+    EXPECT_NE(correct, normalized);  // otherwise a mix-up would go unnoticed
     EXPECT_DOUBLE_EQ(last[0].value, greedy / n);
     EXPECT_NEAR(last[1].value / std::exp(-total / n), 1, 3 * 32 * 16 * test::roundoff<float>);  // at most 3 tokens a word
 }

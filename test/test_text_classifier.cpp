@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "../llmc/curate/classifier_report.h"
-#include "../llmc/curate/labelled_texts.h"
+#include "../llmc/curate/labeled_texts.h"
 #include "../llmc/curate/language.h"
 #include "../llmc/curate/quality.h"
 #include "../llmc/curate/text_classifier.h"
@@ -28,8 +28,8 @@ const std::vector<std::vector<std::string>> sentences = {
      "Вчера мы видели в городе красивый дом.", "Это не то, что я тебе об этом сказал.", "Дети играют на лугу за домом.",
      "Он не обрадовался этому подарку."}};
 
-std::vector<LabelledText> training_texts() {
-    std::vector<LabelledText> texts;
+std::vector<LabeledText> training_texts() {
+    std::vector<LabeledText> texts;
     for (size_t k = 0; k < languages.size(); k++)
         for (size_t i = 0; i < sentences[k].size(); i++)
             if (i % 3 != 2) texts.push_back({sentences[k][i], (int)k});
@@ -210,10 +210,10 @@ TEST(LanguageFilter, KeepsLanguagesThatAreSure) {
 TEST(QualityFilter, KeepsAsParetoDoes) {
     const test::TemporaryDirectory dir;
     ClassifierShape shape{"words", 1, 2, 12};
-    const std::vector<LabelledText> texts = {{"buy cheap pills now !!! click here", 0},
-                                             {"click here click here to buy now !!!", 0},
-                                             {"The theory was confirmed by later observations.", 1},
-                                             {"Later observations have not confirmed the theory of light.", 1}};
+    const std::vector<LabeledText> texts = {{"buy cheap pills now !!! click here", 0},
+                                            {"click here click here to buy now !!!", 0},
+                                            {"The theory was confirmed by later observations.", 1},
+                                            {"Later observations have not confirmed the theory of light.", 1}};
     ClassifierTraining how;
     how.epochs = 10;
     TextClassifier::train({"bad", "good"}, shape, how, texts).save(dir / "model");
@@ -249,14 +249,14 @@ TEST(ClassifierReport, CountsAndRanks) {
     EXPECT_TRUE(std::isnan(ClassifierReport({"a", "b"}).auc()));
 }
 
-TEST(LabelledTexts, AreLabelledByNameFolderOrPrefix) {
+TEST(LabeledTexts, AreLabeledByNameFolderOrPrefix) {
     const test::TemporaryDirectory dir;
     std::filesystem::create_directories(dir / "texts/ja/more");
     for (const char* name : {"texts/en.txt", "texts/ja/a.txt", "texts/ja/more/b.txt", "de.old.txt"})
         test::write_file(dir / name, "first line\n\nsecond\n");
     const auto list = [&](const Strings& items) {
         std::string text;
-        for (const LabelledFile& f : labelled_files(items, "train-language"))
+        for (const LabeledFile& f : labeled_files(items, "train-language"))
             text += f.label + "=" + f.path.substr((dir / "").size()) + " ";
         return text;
     };
@@ -268,9 +268,9 @@ TEST(LabelledTexts, AreLabelledByNameFolderOrPrefix) {
     TextInput input;
     input.split = "line";
     const auto read = [&](int threads) {
-        return LabelledTexts::read(labelled_files({dir / "texts"}, "train-language"), input, {}, 1, threads);
+        return LabeledTexts::read(labeled_files({dir / "texts"}, "train-language"), input, {}, 1, threads);
     };
-    const LabelledTexts texts = read(1), again = read(3);
+    const LabeledTexts texts = read(1), again = read(3);
     EXPECT_EQ(texts.labels, (std::vector<std::string>{"en", "ja"}));
     ASSERT_EQ(texts.items.size(), 6u);
     for (size_t i = 0; i < 6; i++) {
@@ -280,9 +280,9 @@ TEST(LabelledTexts, AreLabelledByNameFolderOrPrefix) {
     }
     test::expect_error(
         [&] {
-            LabelledTexts::read({{"fr", dir / "de.old.txt"}}, input, {"de", "en"}, 1, 1);
+            LabeledTexts::read({{"fr", dir / "de.old.txt"}}, input, {"de", "en"}, 1, 1);
         },
-        {"is labelled 'fr'", "de, en"});
+        {"is labeled 'fr'", "de, en"});
 }
 
 }  // namespace test_text_classifier

@@ -67,7 +67,7 @@ private:
 
 // ---- guarded buffers ------------------------------------------------------------------------------------------------------
 // n elements between two guards. Unwritten elements are NaN (integers: a large negative number), so that gaps in the output and
-// reads of uninitialised elements are detected. The guards are compared in check(), which the destructor calls.
+// reads of uninitialized elements are detected. The guards are compared in check(), which the destructor calls.
 template <class T>
 class Guarded {
 public:

@@ -116,7 +116,7 @@ void bench_in_fp8(be::Ctx& ctx, const Machine& machine, int N, int IC, int OC) {
         be::linear_backward_weight(ctx, (real*)dw, nullptr, y, x, N, IC, OC, Acc::Add);
         be::linear_backward_input(ctx, dx, y, w, N, IC, OC);
     });
-    const double narrow = bench("in FP8, with quantising", 3 * flops, 0, [&] {
+    const double narrow = bench("in FP8, with quantizing", 3 * flops, 0, [&] {
         quantize_input();
         forward();
         quantize_gradient();

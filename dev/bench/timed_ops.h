@@ -143,7 +143,7 @@ inline Work experts_product(const ExpertGroups& g, double IC, double OC, double 
 #define THE(type) std::get<type>(arguments)
 #define ROWS(count, i, bytes_each) \
     Work { 0, NUMBER(count, i) * NUMBER(count, i + 1) * (bytes_each) }
-#define NORMALISED \
+#define NORMALIZED \
     Work { 0, (double)THE(int) * THE(NormParams).C * 4 * X }
 
 TIMED(linear_forward, product(NUMBER(3, 0), NUMBER(3, 1), NUMBER(3, 2)))
@@ -168,10 +168,10 @@ TIMED(linear_backward_weight_rows, Work({2 * NUMBER(4, 0) * NUMBER(4, 1) * NUMBE
                                          X* NUMBER(4, 0) * (NUMBER(4, 1) + NUMBER(4, 2)) +
                                              R* NUMBER(4, 1) * NUMBER(4, 2) * (1 + (NUMBER(4, 3) == (double)Acc::Add))}))
 TIMED(accumulate, Work({0, NUMBER(3, 0) * (R + 2 * (1 + (NUMBER(3, 1) == (double)Acc::Add)))}))
-TIMED(layernorm_forward, NORMALISED)
-TIMED(layernorm_backward, NORMALISED)
-TIMED(rmsnorm_forward, NORMALISED)
-TIMED(rmsnorm_backward, NORMALISED)
+TIMED(layernorm_forward, NORMALIZED)
+TIMED(layernorm_backward, NORMALIZED)
+TIMED(rmsnorm_forward, NORMALIZED)
+TIMED(rmsnorm_backward, NORMALIZED)
 TIMED(activation_forward, ROWS(3, 0, (gated(THE(Activation)) ? 3 : 2) * X))
 TIMED(activation_backward, ROWS(3, 0, (gated(THE(Activation)) ? 5 : 3) * X))
 TIMED(residual_forward, Work({0, NUMBER(1, 0) * 3 * X}))
@@ -221,6 +221,6 @@ TIMED(clear, Work({0, NUMBER(1, 0)}))
 #undef NUMBER
 #undef ROWS
 #undef THE
-#undef NORMALISED
+#undef NORMALIZED
 
 }  // namespace timed

@@ -5,8 +5,8 @@
 // logit is read once and its gradient written once, 4 bytes in bf16, for two exponentials: bound by memory bandwidth. A row of
 // 50,257 logits is 100 KB: too long for registers, not for shared memory.
 //
-//   1  the softmax as a matrix, a thread per row   fp32 matrix written and read again; neighbouring threads read far apart
-//   2  a block per row, three passes               maximum, sum, gradient: neighbours read neighbours; the row is read 3 times
+//   1  the softmax as a matrix, a thread per row   fp32 matrix written and read again; neighboring threads read far apart
+//   2  a block per row, three passes               maximum, sum, gradient: neighbors read neighbors; the row is read 3 times
 //   3  maximum and sum in one pass, "online"       when the maximum rises, the sum so far is scaled; the row is read twice
 //   4  packs, four of them in flight               16-byte accesses; the second reading still goes to the L2 cache or beyond
 //   5  the trainer's                               between the two passes the row stays in shared memory: it is read once

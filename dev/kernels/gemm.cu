@@ -30,7 +30,7 @@ constexpr Major by_rows = Major::rows, by_columns = Major::columns;
 enum class Product { forward, backward_input, backward_weight };
 
 // ---- 1: a thread per element -----------------------------------------------------------------------------------------------
-// a_k: distance of A's neighbours along K, a_m: along M; likewise for B.
+// a_k: distance of A's neighbors along K, a_m: along M; likewise for B.
 struct Strides {
     size_t a_m, a_k, b_n, b_k;
 };
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256) tiled(bf16* out, const bf16* a, const bf1
     float sum[8][8] = {};
     for (int k0 = 0; k0 < K; k0 += depth) {
         for (int i = threadIdx.x; i < 128 * depth; i += 256) {
-            const int along = i / depth, k = i % depth;  // neighbours along K in memory
+            const int along = i / depth, k = i % depth;  // neighbors along K in memory
             a_tile[k][along] = m0 + along < M && k0 + k < K ? (float)a[(m0 + along) * s.a_m + (k0 + k) * s.a_k] : 0.0f;
             b_tile[k][along] = n0 + along < N && k0 + k < K ? (float)b[(n0 + along) * s.b_n + (k0 + k) * s.b_k] : 0.0f;
         }

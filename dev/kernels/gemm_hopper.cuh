@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(Gemm::threads, 1)
 #endif
 }
 
-// out (M, N) = the sums of all splits, in order [+ bias (N)]. A thread adds 4 neighbours, of one row as N % 8 == 0.
+// out (M, N) = the sums of all splits, in order [+ bias (N)]. A thread adds 4 neighbors, of one row as N % 8 == 0.
 __global__ void gemm_sum_kernel(bf16* out, const float* sums, const bf16* bias, size_t n, int N, int splits) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;

@@ -3,7 +3,7 @@
 // (llmc/cpu/norm.h has the derivation.) x (N, C). Reads x, dy and dx, writes dx: 8 bytes of bf16 per element for about ten
 // operations, bound by memory bandwidth. The difficulty: dx sums along rows, dw down columns, of the same data.
 //
-//   1  a thread per row, then one per column   rows: neighbouring threads read a row's length apart; columns: few threads
+//   1  a thread per row, then one per column   rows: neighboring threads read a row's length apart; columns: few threads
 //   2  a warp per row, dw by atomic adds       coalesced reads, but every element adds to global memory, in an order that
 //                                              changes from run to run, and so do the last bits of dw
 //   3  dw in parts, one per block              a block sums its rows in shared memory, a second kernel sums the blocks:

@@ -135,7 +135,7 @@ inline ModelTexts model_texts(const std::string& model_dir, const Tokenizer* tok
 inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const std::string& name, bool tells) {
     const ChatTemplate* learned = chat_template_called(name);
     const std::string own = jinja_template_in(t.files);
-    if (!learned || recognised_template(own).name == name) return;
+    if (!learned || recognized_template(own).name == name) return;
     const std::string& spelling = learned->spellings[0];
     if (own.empty() && spelling.find(any_part) == std::string::npos) {
         t.files[jinja_file] = spelling;
@@ -149,7 +149,7 @@ inline void take_chat_template(ModelTexts& t, const Tokenizer& tokenizer, const 
 
 // The token that ends an answer in this Jinja template; -1: unknown template, or the tokenizer lacks its tokens.
 inline int turn_end_of(const Tokenizer& tokenizer, const std::string& jinja) {
-    const ChatTemplate known = recognised_template(jinja);
+    const ChatTemplate known = recognized_template(jinja);
     if (known.name.empty()) return -1;
     try {
         return ChatEncoder(tokenizer, known).end_token();

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "../curate/classifier_report.h"
-#include "../curate/labelled_texts.h"
+#include "../curate/labeled_texts.h"
 #include "../curate/text_classifier.h"
 #include "../options/options.h"
 #include "text_commands.h"
 
 namespace detail {
 
-inline void measure_classifier(const TextClassifier& classifier, const LabelledTexts& texts, int threads) {
+inline void measure_classifier(const TextClassifier& classifier, const LabeledTexts& texts, int threads) {
     if (texts.items.empty()) fail("there is no text to measure the classifier on");
     ClassifierReport report(classifier.labels());
     std::vector<std::vector<float>> p(texts.items.size());
@@ -81,26 +81,26 @@ inline void check_output_of_classifier(const CurateOptions& o, const ClassifierT
 }
 
 // Moves every twentieth text out of `texts`, to measure on.
-inline LabelledTexts hold_out(LabelledTexts& texts) {
-    const auto is_held_out = [](const LabelledTexts::Item& item) { return item.key % 20 == 0; };
-    LabelledTexts held_out;
+inline LabeledTexts hold_out(LabeledTexts& texts) {
+    const auto is_held_out = [](const LabeledTexts::Item& item) { return item.key % 20 == 0; };
+    LabeledTexts held_out;
     held_out.labels = texts.labels;
     std::copy_if(texts.items.begin(), texts.items.end(), std::back_inserter(held_out.items), is_held_out);
     texts.items.erase(std::remove_if(texts.items.begin(), texts.items.end(), is_held_out), texts.items.end());
     return held_out;
 }
 
-inline void check_labels(const LabelledTexts& texts, const std::string& option) {
+inline void check_labels(const LabeledTexts& texts, const std::string& option) {
     std::vector<int64_t> count(texts.labels.size());
-    for (const LabelledTexts::Item& item : texts.items) count[(size_t)item.label]++;
+    for (const LabeledTexts::Item& item : texts.items) count[(size_t)item.label]++;
     for (size_t k = 0; k < count.size(); k++)
         if (count[k] == 0)
-            fail("--%s: there is no text labelled '%s'; each label needs some", option.c_str(), texts.labels[k].c_str());
+            fail("--%s: there is no text labeled '%s'; each label needs some", option.c_str(), texts.labels[k].c_str());
     if (count.size() < 2)
         fail_usage("--%s has texts of one label, '%s'; at least two are needed", option.c_str(), texts.labels[0].c_str());
 }
 
-inline TextClassifier train_classifier(const LabelledTexts& texts, bool quality, uint64_t seed, int threads) {
+inline TextClassifier train_classifier(const LabeledTexts& texts, bool quality, uint64_t seed, int threads) {
     ClassifierShape shape;
     ClassifierTraining how;
     if (quality) shape = {"words", 1, 2, 20};
@@ -110,8 +110,8 @@ inline TextClassifier train_classifier(const LabelledTexts& texts, bool quality,
     }
     how.seed = seed;
     how.threads = threads;
-    std::vector<LabelledText> training;
-    for (const LabelledTexts::Item& item : texts.items) training.push_back({item.text, item.label});
+    std::vector<LabeledText> training;
+    for (const LabeledTexts::Item& item : texts.items) training.push_back({item.text, item.label});
     Progress progress("training", (int64_t)(training.size() * (size_t)how.epochs), "texts");
     TextClassifier classifier =
         TextClassifier::train(texts.labels, shape, how, training, [&](int64_t done) { progress.update(done); });
@@ -127,7 +127,7 @@ inline int classifier_command(const CurateOptions& o) {
     const ClassifierTask task = classifier_task(o);
     const auto read = [&](const Strings& items, const std::string& name, const std::vector<std::string>& labels) {
         const TextInput input = text_input(o, o.input, "curate --" + name, task.quality ? "blank" : "line");
-        return LabelledTexts::read(labelled_files(items, name), input, labels, (uint64_t)o.seed, threads);
+        return LabeledTexts::read(labeled_files(items, name), input, labels, (uint64_t)o.seed, threads);
     };
     if (!task.trains) {
         const TextClassifier classifier = TextClassifier::load(task.quality ? o.quality_model : o.language_model);
@@ -135,13 +135,13 @@ inline int classifier_command(const CurateOptions& o) {
         return 0;
     }
     check_output_of_classifier(o, task);
-    LabelledTexts texts = read(task.quality ? o.train_quality : o.train_language, task.option, {});
+    LabeledTexts texts = read(task.quality ? o.train_quality : o.train_language, task.option, {});
     if (task.quality && texts.labels != std::vector<std::string>{"bad", "good"})
         fail_usage(
-            "--train-quality has texts labelled %s; the labels must be good and bad; HINT: --train-quality good:FILE "
+            "--train-quality has texts labeled %s; the labels must be good and bad; HINT: --train-quality good:FILE "
             "bad:FILE",
             joined(texts.labels).c_str());
-    const LabelledTexts others = o.measure_on.empty() ? hold_out(texts) : read(o.measure_on, "measure-on", texts.labels);
+    const LabeledTexts others = o.measure_on.empty() ? hold_out(texts) : read(o.measure_on, "measure-on", texts.labels);
     check_labels(texts, task.option);
     const TextClassifier classifier = train_classifier(texts, task.quality, (uint64_t)o.seed, threads);
     classifier.save(o.output);

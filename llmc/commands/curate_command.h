@@ -22,7 +22,7 @@
 #include "../curate/heuristics.h"
 #include "../curate/language.h"
 #include "../curate/mixing.h"
-#include "../curate/normalise.h"
+#include "../curate/normalize.h"
 #include "../curate/pii.h"
 #include "../curate/document_pipeline.h"
 #include "../curate/quality.h"
@@ -119,7 +119,7 @@ inline void check_options_without_effect(const CurateOptions& o) {
 inline std::vector<Stage> make_stages(const CurateOptions& o) {
     check_options_without_effect(o);
     std::vector<Stage> stages;
-    if (o.normalize) stages.push_back({"normalize", normalise});
+    if (o.normalize) stages.push_back({"normalize", normalize});
     if (!o.language_model.empty()) {
         const auto filter = std::make_shared<LanguageFilter>(o.language_model, o.languages, o.min_language_score);
         stages.push_back({"language", [filter](Document& d, Changes&) { return filter->apply(d); }});

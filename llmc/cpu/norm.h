@@ -26,7 +26,7 @@ namespace plain {
 
 // y = the norm of x, row n.
 template <bool centred>
-void normalise(int n, floatX* y, const floatX* x, const NormParams& params, const NormStatistics& statistics) {
+void normalize(int n, floatX* y, const floatX* x, const NormParams& params, const NormStatistics& statistics) {
     const int C = params.C;
     double total = 0, squares = 0;
     for (int c = 0; c < C; c++) total += (real)x[c];
@@ -92,7 +92,7 @@ inline const real* widen_weight(real* factors, const NormParams& params) {
 
 // y = the norm of x, row n; true: LayerNorm, false: RMSNorm.
 template <bool centred>
-void normalise(int n, floatX* y, const floatX* x, const real* factors, const NormParams& params,
+void normalize(int n, floatX* y, const floatX* x, const real* factors, const NormParams& params,
                const NormStatistics& statistics) {
     const floatX* bias = params.bias;
     const int C = params.C;
@@ -129,8 +129,8 @@ void norm_forward(Ctx& ctx, const Output& out, const NormStatistics& statistics,
             });
             x = s;
         }
-        if (plain) plain::normalise<centred>(n, y, x, params, statistics);
-        else normalise<centred>(n, y, x, factors, params, statistics);
+        if (plain) plain::normalize<centred>(n, y, x, params, statistics);
+        else normalize<centred>(n, y, x, factors, params, statistics);
     });
 }
 
@@ -224,8 +224,8 @@ inline void head_norm_forward(Ctx& ctx, floatX* qkv, floatX* kept, real* rstd, c
         if (params.means.sums) {
             rstd[n] = 1 / std::sqrt(params.means.of(n) + params.eps);
             for (int c = 0; c < C; c++) y[c] = (floatX)((real)x[c] * rstd[n] * factors[c]);
-        } else if (plain) plain::normalise<false>(n, y, x, params, {nullptr, rstd});
-        else detail::normalise<false>(n, y, x, factors, params, {nullptr, rstd});
+        } else if (plain) plain::normalize<false>(n, y, x, params, {nullptr, rstd});
+        else detail::normalize<false>(n, y, x, factors, params, {nullptr, rstd});
     });
 }
 

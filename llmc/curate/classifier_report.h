@@ -1,4 +1,4 @@
-// Accuracy of a classifier on labelled texts: precision, recall and F1 of each label, accuracy by the texts' lengths, the
+// Accuracy of a classifier on labeled texts: precision, recall and F1 of each label, accuracy by the texts' lengths, the
 // labels most often confused and, for good and bad texts, the area under the ROC curve.
 #pragma once
 #include <algorithm>

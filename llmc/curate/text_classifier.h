@@ -5,7 +5,7 @@
 //
 // The root makes longer texts give more confident answers, without counting each n-gram as independent evidence.
 //
-// Training minimises the cross-entropy by AdaGrad (Duchi et al., JMLR 2011): W -= rate * g / sqrt(sum of g^2), where a
+// Training minimizes the cross-entropy by AdaGrad (Duchi et al., JMLR 2011): W -= rate * g / sqrt(sum of g^2), where a
 // feature's g is (p - label) / sqrt(n). In each epoch the order of texts is drawn and, for languages, the lengths of their
 // pieces, so that short texts are learned as well as long ones. A batch's gradients use the weights before it and are applied
 // in the texts' order, each thread to its own buckets: the model's bits do not depend on the number of threads.
@@ -35,7 +35,7 @@
 #include "../base/text.h"
 #include "text_features.h"
 
-struct LabelledText {
+struct LabeledText {
     std::string_view text;
     int label;
 };
@@ -171,7 +171,7 @@ public:
 
     // Occasionally calls progress(texts read, counted in each epoch).
     static TextClassifier train(std::vector<std::string> labels, const ClassifierShape& shape, const ClassifierTraining& how,
-                                const std::vector<LabelledText>& texts, const std::function<void(int64_t)>& progress = nullptr);
+                                const std::vector<LabeledText>& texts, const std::function<void(int64_t)>& progress = nullptr);
 
 private:
     template <class Add>
@@ -237,7 +237,7 @@ private:
 // ---- training --------------------------------------------------------------------------------------------------------------
 // The steps of training: weights; a batch's changes; epochs of shuffled pieces; rounding to codes.
 inline TextClassifier TextClassifier::train(std::vector<std::string> labels, const ClassifierShape& shape,
-                                            const ClassifierTraining& how, const std::vector<LabelledText>& texts,
+                                            const ClassifierTraining& how, const std::vector<LabeledText>& texts,
                                             const std::function<void(int64_t)>& progress) {
     TextClassifier c;
     c.labels_ = std::move(labels);
@@ -298,7 +298,7 @@ inline TextClassifier TextClassifier::train(std::vector<std::string> labels, con
                   [&](uint32_t a, uint32_t b) { return std::pair(keys[a], a) < std::pair(keys[b], b); });
         size_t waiting = 0;
         for (size_t i = 0; i < order.size(); i++) {
-            const LabelledText& whole = texts[order[i]];
+            const LabeledText& whole = texts[order[i]];
             std::string_view left = whole.text;
             for (uint64_t cut = 0; !left.empty(); cut++) {
                 size_t length = left.size();

@@ -1,4 +1,4 @@
-// Tokenised text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
+// Tokenized text on disk: sequences of tokens ("documents"), mapped into memory and read in place.
 //   TokenDataset          reads either format below, distinguished by magic number and by which files exist
 //   TokenDatasetWriter    writes Megatron's, with PREFIX.meta.json (see tokenizer_identity.h) and, for conversations, a mask
 //

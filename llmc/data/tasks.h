@@ -404,10 +404,10 @@ inline std::vector<Metric> task_metrics(const Task& task, const std::vector<int6
             for (int k = 0; k < e.n_choices(); k++) {
                 const double s = scores[first + k].log_likelihood;
                 if (!std::isfinite(s)) fail("the model gives %s a log-likelihood of %g", task.where(e).c_str(), s);
-                const double normalised = s / (double)size(e.counted(k));
-                if (k == 0 || normalised > highest) {
+                const double normalized = s / (double)size(e.counted(k));
+                if (k == 0 || normalized > highest) {
                     best = k;
-                    highest = normalised;
+                    highest = normalized;
                 }
             }
             return e.is_gold(best) ? 1.0 : 0.0;

@@ -3,7 +3,7 @@
 // deterministic, except attention_hopper_backward.cuh with dq_sums:
 //   attention_simple.cuh   any head size up to 256, both precisions, no tensor cores
 //   attention_mma.cuh      bf16, MmaHeads (shapes.h); tensor cores of capability 8.0 and later
-//   attention_hopper.cuh   bf16, HopperHeads; wgmma, TMA and warp specialisation of capability 9.0
+//   attention_hopper.cuh   bf16, HopperHeads; wgmma, TMA and warp specialization of capability 9.0
 // Each supports soft caps and dropout. attention_kernels (shapes.h) chooses.
 // Scratch: backward keeps 16 bytes per row and head, Hopper's 12.
 //

@@ -72,7 +72,7 @@
     X(Strings, train_quality, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                  \
       "train a quality classifier on these documents, separated by blank lines in text files: good:FILE bad:FILE")           \
     X(Strings, measure_on, "", {}, list(0, "LABEL:FILE"), "Classifiers",                                                     \
-      "labelled texts for measuring a model: the newly trained one (default: every twentieth of its texts) or, without "     \
+      "labeled texts for measuring a model: the newly trained one (default: every twentieth of its texts) or, without "      \
       "training, --language-model or --quality-model")
 
 #define CURATE_OPTIONS(X)                                                                                                      \

@@ -38,7 +38,7 @@ constexpr int edge_blocks = 4;
 struct Route {
     int step;  // 1 or -1; 0: no messages
     bool closed;
-    int neighbour(int place, int size, int distance) const {  // -1: there is none
+    int neighbor(int place, int size, int distance) const {  // -1: there is none
         const int to = place + distance;
         return to >= 0 && to < size ? to : closed ? (to + size) % size : -1;
     }
@@ -101,8 +101,8 @@ struct Members {
     }
     Members(const Members&) = delete;
     Members& operator=(const Members&) = delete;
-    int receiver() const { return route.step ? route.neighbour(rank, size, route.step) : -1; }
-    int sender() const { return route.step ? route.neighbour(rank, size, -route.step) : -1; }
+    int receiver() const { return route.step ? route.neighbor(rank, size, route.step) : -1; }
+    int sender() const { return route.step ? route.neighbor(rank, size, -route.step) : -1; }
     void check_message(int peer, int wanted, int tag) const {
         CHECK(peer >= 0 && peer == wanted && tag >= 0 && tag < 32768, "group %s: a message between ranks %d and %d, tag %d",
               name.c_str(), rank, peer, tag);

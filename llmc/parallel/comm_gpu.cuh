@@ -303,7 +303,7 @@ struct Group : comm_detail::Members {
 };
 // True if the rank makes a communicator's id for the others: the first rank for collectives, the sender for an edge.
 inline bool makes_id(int place, int size, Route route) {
-    return size > 1 && (route.step ? route.neighbour(place, size, route.step) >= 0 : place == 0);
+    return size > 1 && (route.step ? route.neighbor(place, size, route.step) >= 0 : place == 0);
 }
 
 // Starts a collective and returns its sequence number.

@@ -294,7 +294,7 @@ inline std::string note_on_epochs(const Run& run, const DataSummary& longest) {
 }
 
 // Summarizes a run in two lines before the table: the model and its machine, and the length.
-inline void summarise(Run& run, const PlannedModel& planned) {
+inline void summarize(Run& run, const PlannedModel& planned) {
     const TrainOptions& o = run.o;
     const int ranks = o.world ? o.world : run.world.size();
     const std::string model = !o.preset.empty()  ? o.preset
@@ -322,7 +322,7 @@ inline std::string describe(const DataSummary& s) {
 
 inline void describe_run(Run& run, const PlannedModel& planned) {
     RunTable& t = run.table;
-    detail::summarise(run, planned);
+    detail::summarize(run, planned);
     t.table.section("Run");
     t.row("name", run_name(run.o));
     t.row("output", run.o.out);

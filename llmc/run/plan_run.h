@@ -184,7 +184,7 @@ inline void load_model(Run& run, Model& m) {
     choose_gemm_cache(run, m);
     run.begin(run.resumes()      ? "loading the checkpoint " + run.resumed_from
               : !o.model.empty() ? "loading the model " + o.model
-                                 : "initialising the weights");
+                                 : "initializing the weights");
     allocate(run.ctx, m);
     if (!o.model.empty() && !run.resumes()) check_weights(run.world, o.model);
     if (!o.model.empty() && (m.frozen || !run.resumes()))

@@ -166,7 +166,7 @@ inline std::string sweep_page(const SweepFindings& f) {
            "</h1><p>" +
            format(
                "Validation loss %.4f%s after %s tokens. Dots are the mean of a configuration; in the last rung they have the "
-               "first colour.",
+               "first color.",
                f.found[0].mean, f.found[0].runs > 1 ? format(" &plusmn; %.4f", f.found[0].error).c_str() : "",
                human_count(f.rungs.back().tokens).c_str()) +
            "</p></header>\n" + charts + part("Loss over the tokens of a run", whole_svg(detail::rungs_chart(f))) +

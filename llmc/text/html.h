@@ -407,7 +407,7 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
     kinds = alone;
     headings(Kind::short_one, Kind::near_good);
     // For each paragraph the nearest good or bad (or near good) one on a side; beyond the ends everything is bad.
-    const auto neighbours = [n](const std::vector<Kind>& all, bool to_the_left, bool near_good) {
+    const auto neighbors = [n](const std::vector<Kind>& all, bool to_the_left, bool near_good) {
         std::vector<Kind> next(n);
         Kind last = Kind::bad;
         for (size_t k = 0; k < n; k++) {
@@ -418,8 +418,8 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
         return next;
     };
     const std::vector<Kind> before = kinds;
-    const std::vector<Kind> left = neighbours(before, true, false), right = neighbours(before, false, false);
-    const std::vector<Kind> near_left = neighbours(before, true, true), near_right = neighbours(before, false, true);
+    const std::vector<Kind> left = neighbors(before, true, false), right = neighbors(before, false, false);
+    const std::vector<Kind> near_left = neighbors(before, true, true), near_right = neighbors(before, false, true);
     for (size_t i = 0; i < n; i++) {
         if (before[i] != Kind::short_one) continue;
         const bool near = (left[i] == Kind::bad && near_left[i] == Kind::near_good) ||
@@ -428,7 +428,7 @@ inline std::vector<Kind> classify(const std::vector<Paragraph>& paragraphs) {
         else kinds[i] = near ? Kind::good : Kind::bad;
     }
     // In order: each decision affects the next ones.
-    const std::vector<Kind> after = neighbours(kinds, false, false);
+    const std::vector<Kind> after = neighbors(kinds, false, false);
     Kind last = Kind::bad;
     for (size_t i = 0; i < n; i++) {
         if (kinds[i] == Kind::near_good) kinds[i] = last == Kind::bad && after[i] == Kind::bad ? Kind::bad : Kind::good;

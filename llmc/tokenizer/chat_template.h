@@ -347,7 +347,7 @@ inline const ChatTemplate* chat_template_called(const std::string& name) {
 }
 
 // The template that matches a model's Jinja; empty name: none known.
-inline ChatTemplate recognised_template(const std::string& jinja) {
+inline ChatTemplate recognized_template(const std::string& jinja) {
     static const std::vector<std::pair<const ChatTemplate*, std::string>> known = [] {
         std::vector<std::pair<const ChatTemplate*, std::string>> all;
         for (const ChatTemplate& t : chat_templates())
@@ -399,7 +399,7 @@ inline ChatTemplate find_chat_template(const Tokenizer& tokenizer, const std::st
     }
     if (jinja.empty())
         fail("%s has no chat template; HINT: --chat-template NAME, one of %s", tokenizer.source().c_str(), names.c_str());
-    ChatTemplate found = recognised_template(jinja);
+    ChatTemplate found = recognized_template(jinja);
     if (found.name.empty())
         fail(
             "the chat template of %s is unknown; known are %s; HINT: --chat-template NAME uses one of them, which the model "

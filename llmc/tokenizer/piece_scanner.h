@@ -1,4 +1,4 @@
-// The pre-tokenisation patterns that most tokenizers share, written by hand: the same pieces as PCRE2's (test_piece_scanner.cpp
+// The pre-tokenization patterns that most tokenizers share, written by hand: the same pieces as PCRE2's (test_piece_scanner.cpp
 // compares them), many times as fast. A text's characters are sorted into the classes of a pattern (letters, numbers, white
 // space, all others), a bit for each byte and class, 64 bytes at a time by vectors. The end of a run of letters is then the
 // first clear bit.

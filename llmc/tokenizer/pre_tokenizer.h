@@ -1,4 +1,4 @@
-// Pre-tokenisation: regular expressions split text into pieces, which tokens never cross (tokenizer.h). Hugging Face's
+// Pre-tokenization: regular expressions split text into pieces, which tokens never cross (tokenizer.h). Hugging Face's
 // tokenizers match with Oniguruma, this program with PCRE2; pcre2_pattern() translates the patterns. The patterns that most
 // tokenizers share are scanned by hand (piece_scanner.h).
 #pragma once

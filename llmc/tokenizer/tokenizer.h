@@ -5,7 +5,7 @@
 //                   without a token falls back to its bytes
 //
 // Text becomes tokens in these steps (after normalization, if the file requires it: normalizer.h).
-//   1. Pre-tokenisation: a regular expression splits the text into pieces (a word with the space before it, a run of digits).
+//   1. Pre-tokenization: a regular expression splits the text into pieces (a word with the space before it, a run of digits).
 //      Merges never cross a piece, so " the" is learned once rather than together with every word that follows.
 //   2. Each piece is its UTF-8 bytes; every byte value is a token, so there is no text without an encoding.
 //   3. Merges: training learned an ordered list of pairs of tokens. Among the adjacent pairs in a piece, the one learned first

@@ -4,7 +4,7 @@
 //      characters but the rarest, which fall back to bytes. They are found in a sorted list of all suffixes of words: a part
 //      that occurs again is a common prefix of neighbors in this list.
 //   2. EM, twice: the expected number of times that each piece is used, over all ways to split the words (forward-backward);
-//      the score of a piece is then digamma(its number) - digamma(the sum), which favours few pieces. Pieces below 0.5 are
+//      the score of a piece is then digamma(its number) - digamma(the sum), which favors few pieces. Pieces below 0.5 are
 //      dropped.
 //   3. Pruning: the loss of likelihood without a piece, when the best other way to split it replaces it. The least important
 //      pieces are dropped, a quarter of all; 2 and 3 repeat until there are twice as many as requested. Then the highest

@@ -21,11 +21,11 @@ __global__ void missing_barrier(float* x, bool fixed) {
     if (threadIdx.x == 0) x[0] = s[0];
 }
 
-// Every thread reads its neighbour's number and then overwrites its own.
+// Every thread reads its neighbor's number and then overwrites its own.
 __global__ void missing_barrier_before_overwrite(float* x, bool fixed) {
-    const float neighbour = x[(threadIdx.x + 32) % n_threads];
+    const float neighbor = x[(threadIdx.x + 32) % n_threads];
     if (fixed) __syncthreads();
-    x[threadIdx.x] = neighbour;
+    x[threadIdx.x] = neighbor;
 }
 
 // Tiles pass through one buffer; the next must not arrive before all threads have read the current one.
@@ -87,14 +87,14 @@ __global__ void misaligned(float* x, bool fixed) {
     x[0] = bits->w == 1 ? 0 : 1;
 }
 
-__global__ void uninitialised_shared(float* x, bool fixed) {
+__global__ void uninitialized_shared(float* x, bool fixed) {
     DYNAMIC_SHARED(float, s);
     if (fixed || threadIdx.x != 5) s[threadIdx.x] = 1;
     __syncthreads();
     x[threadIdx.x] = s[threadIdx.x];
 }
 
-__global__ void uninitialised_global(float* x, bool fixed) {
+__global__ void uninitialized_global(float* x, bool fixed) {
     float* y = x + n_threads;  // not initialized by the host
     if (fixed) y[threadIdx.x] = 1;
     x[threadIdx.x] = y[threadIdx.x];
@@ -130,8 +130,8 @@ const Fault faults[] = {
     {"dynamic_shared_out_of_bounds", dynamic_shared_out_of_bounds, [](int) { return 1.0f; }, 128},
     {"global_out_of_bounds", global_out_of_bounds, [](int) { return 1.0f; }, 128},
     {"misaligned", misaligned, [](int) { return 1.0f; }, 1},
-    {"uninitialised_shared", uninitialised_shared, [](int) { return 1.0f; }, 128},
-    {"uninitialised_global", uninitialised_global, [](int) { return 1.0f; }, 128},
+    {"uninitialized_shared", uninitialized_shared, [](int) { return 1.0f; }, 128},
+    {"uninitialized_global", uninitialized_global, [](int) { return 1.0f; }, 128},
     {"missing_copy_wait", missing_copy_wait, [](int i) { return (float)i; }, 128},
 };
 
@@ -140,8 +140,8 @@ int main(int argc, char** argv) {
     for (const Fault& fault : faults) {
         if (argc < 2) printf("%s\n", fault.name);
         if (argc < 2 || strcmp(argv[1], fault.name)) continue;
-        // global_out_of_bounds needs memory that ends after the numbers, uninitialised_global a longer one.
-        const int n = fault.kernel == uninitialised_global ? 2 * n_threads : n_threads;
+        // global_out_of_bounds needs memory that ends after the numbers, uninitialized_global a longer one.
+        const int n = fault.kernel == uninitialized_global ? 2 * n_threads : n_threads;
         std::vector<float> host(n_threads);
         for (int i = 0; i < n_threads; i++) host[i] = (float)i;
         struct {

@@ -2,7 +2,7 @@
 //   Fiber::create(entry)   a fiber that starts in entry() at the first switch to it; entry must not return
 //   switch_fiber(from, to) saves the running fiber in `from`, resumes `to`
 // The sanitizers are notified of each switch. Under ThreadSanitizer each fiber counts as a thread, and a switch by itself
-// orders nothing: only the kernel's synchronisation does, so a data race in a kernel is reported with both of its lines.
+// orders nothing: only the kernel's synchronization does, so a data race in a kernel is reported with both of its lines.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -176,7 +176,7 @@ inline Fiber* Fiber::create(void (*entry)()) {
         perror("emu: mmap of a fiber's stack");
         abort();
     }
-    mprotect(f->stack, 4096, PROT_NONE);  // running off the stack ends the program instead of overwriting its neighbour
+    mprotect(f->stack, 4096, PROT_NONE);  // running off the stack ends the program instead of overwriting its neighbor
     // Stacks start at different offsets, or they would share a few sets of the caches.
     static unsigned created = 0;
     void** top = (void**)(f->stack + stack_bytes - 64 - created++ % 32 * 1088);

@@ -6,7 +6,7 @@
 // Asynchronous work runs as late as possible or, in random order, occasionally at once: a TMA load when a thread waits for its
 // mbarrier, a TMA store and a matrix product when its thread waits for its group. A missing wait then results in old or new
 // data in the wrong place.
-// Errors that end the program: an mbarrier not initialised or with too many arrivals, a copy or product that nobody waits for,
+// Errors that end the program: an mbarrier not initialized or with too many arrivals, a copy or product that nobody waits for,
 // threads of a warpgroup that issue different products, a product after an access to registers without wgmma_fence in between,
 // addresses without the alignment that the hardware requires, ordinary stores to shared memory that a TMA store or a product
 // then reads without fence_proxy_async. The storing thread is unknown: a fence covers all earlier stores, in most blocks (a
@@ -128,7 +128,7 @@ struct Mbarrier : Object {
 
 inline Mbarrier& mbarrier(const void* p, Where where) {
     const auto found = block().objects.find(p);
-    if (found == block().objects.end()) fault("%s:%d: this mbarrier was not initialised", where.file, where.line);
+    if (found == block().objects.end()) fault("%s:%d: this mbarrier was not initialized", where.file, where.line);
     return *(Mbarrier*)found->second.get();
 }
 inline void mbarrier_init(void* p, unsigned count, Where where) {

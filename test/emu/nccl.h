@@ -1,6 +1,6 @@
 // NCCL on the CPU, over MPI: the part of the library's interface that this program uses, with the values of the header of NCCL
 // 2.28. One process is one rank with its own emulated GPU; processes come from mpirun, and one started without it is a world of
-// one. Programs that include this are compiled by mpicxx or with its flags. MPI is initialised here, and finalised at exit,
+// one. Programs that include this are compiled by mpicxx or with its flags. MPI is initialized here, and finalized at exit,
 // unless the program has done it.
 //
 // Maths. Blocks of a ring, as in the library: in a reduction over n ranks, block b is summed in the order of ranks b + 1, b +
@@ -643,7 +643,7 @@ inline ncclResult_t ncclGetVersion(int* version) {
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId* unique_id) {
     using namespace emu::nccl;
     if (!unique_id) return refuse(ncclInvalidArgument, "ncclGetUniqueId: uniqueId is NULL");
-    if (!enter_mpi()) return refuse(ncclSystemError, "ncclGetUniqueId: MPI cannot be initialised, or is finalised already");
+    if (!enter_mpi()) return refuse(ncclSystemError, "ncclGetUniqueId: MPI cannot be initialized, or is finalized already");
     static unsigned counter = 0;
     Id id = {};
     memcpy(id.magic, id_magic, sizeof id.magic);
@@ -669,7 +669,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUni
     if (memcmp(id.magic, id_magic, sizeof id.magic) != 0)
         return refuse(ncclInvalidArgument, "%s: commId is not from ncclGetUniqueId", call);
     if (group().depth) return refuse(ncclInvalidUsage, "%s: inside of a group it is not emulated", call);
-    if (!enter_mpi()) return refuse(ncclSystemError, "%s: MPI cannot be initialised, or is finalised already", call);
+    if (!enter_mpi()) return refuse(ncclSystemError, "%s: MPI cannot be initialized, or is finalized already", call);
     int world;
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     if (nranks > world) return refuse(ncclInvalidUsage, "%s: %d ranks, but %d processes", call, nranks, world);

@@ -357,7 +357,7 @@ static void check_communicators(ncclComm_t world, cudaStream_t stream) {
     must(ncclCommDestroy(row));
     must(ncclCommDestroy(column));
 
-    // Keys reverse the order; a rank without a colour is in no communicator.
+    // Keys reverse the order; a rank without a color is in no communicator.
     ncclComm_t reversed, others;
     must(ncclCommSplit(world, 7, -world_rank, &reversed, nullptr));
     report("split in reverse order", is_rank(reversed, world_size - 1 - world_rank, world_size));

@@ -1,6 +1,6 @@
 // Shared by the fuzz targets. A target is LLVMFuzzerTestOneInput: it makes files of the input, reads them like the program and
 // touches everything that was read. Rejecting a file is an Error, the only exception that is caught; every other exception, a
-// crash, undefined behaviour, a leak, 5 seconds or 2 GB are findings.
+// crash, undefined behavior, a leak, 5 seconds or 2 GB are findings.
 //   read_part   cuts fields off the input
 //   Files       a directory in memory, removed when this process ends
 //   refused     runs a reader; true if it threw Error

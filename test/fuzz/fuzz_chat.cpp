@@ -8,7 +8,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Tokenizer tokenizer = Tokenizer::load("test/golden/tokenizer/gpt2.json");
     const std::string text(view(data, size));
     const std::string spelled = jinja_spelling(text);
-    CHECK(recognised_template(text).name.empty() || !spelled.empty(), "nothing spells no template");
+    CHECK(recognized_template(text).name.empty() || !spelled.empty(), "nothing spells no template");
     const nlohmann::json record = nlohmann::json::parse(text, nullptr, false);
     if (record.is_discarded() || nested_deeper_than(record, 60)) return 0;
     std::vector<ChatMessage> messages;

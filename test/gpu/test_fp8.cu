@@ -551,7 +551,7 @@ TEST(GpuFp8Linear, RunTwiceTheSameBits) {
 }
 
 // From tensors to gradients, as in training: quantized here, and within the codes' own precision of the exact product.
-TEST(GpuFp8Linear, QuantisedHere) {
+TEST(GpuFp8Linear, QuantizedHere) {
     gpu::Ctx ctx;
     SKIP_WITHOUT_FP8(ctx);
     const int N = 48, IC = 144, OC = 32;

@@ -740,9 +740,9 @@ TEST_F(Hopper, EmulatorNamesMistakes) {
 #endif
     EXPECT_DEATH(pipeline_is_right<Wrong::empty_wait_missing>(ctx), "test_hopper.cu:.*more than 1 arrivals|deadlock");
     EXPECT_DEATH(wrong_clusters_of_20<Together::no_last_barrier>(ctx), "test_hopper.cu:.*block . of the cluster has ended");
-    EXPECT_DEATH(wrong_clusters_of_20<Together::no_first_barrier>(ctx), "test_hopper.cu:.*not initialised");
+    EXPECT_DEATH(wrong_clusters_of_20<Together::no_first_barrier>(ctx), "test_hopper.cu:.*not initialized");
     EXPECT_DEATH(cluster_is_right<Together::loads_own_only>(ctx), "deadlock");
-    EXPECT_DEATH(run_mistaken<Mistake::no_init>(ctx), "test_hopper.cu:.*not initialised");
+    EXPECT_DEATH(run_mistaken<Mistake::no_init>(ctx), "test_hopper.cu:.*not initialized");
     EXPECT_DEATH(run_mistaken<Mistake::too_many_arrivals>(ctx), "test_hopper.cu:.*more than 1 arrivals");
     EXPECT_DEATH(run_mistaken<Mistake::no_arrival>(ctx), "deadlock.*\n.*128 threads wait at .*test_hopper.cu");
     EXPECT_DEATH(run_mistaken<Mistake::no_fence>(ctx), "test_hopper.cu:.*without wgmma_fence");

@@ -224,7 +224,7 @@ TEST_P(Norms, Forward) {
             if (with_add) {
                 for (size_t i = 0; i < size; i++) x[i] += as_double(add[i]);
                 expect_close(sum.get(), x, 0, rounding, "sum");
-                x = doubles(sum.get());  // the rounded sum is normalised
+                x = doubles(sum.get());  // the rounded sum is normalized
             }
             const Doubles bias = doubles(b);
             const NormReference r =

@@ -485,7 +485,7 @@ TEST(Muon, UpdateIsAppliedToTheFp32Weights) {
     }
 }
 
-// The same for moments in 8 bits, by the neighbours of the exact number in the format and the fraction of the distance to the
+// The same for moments in 8 bits, by the neighbors of the exact number in the format and the fraction of the distance to the
 // upper one.
 template <class Code>
 uint8_t drawn_code(float exact, uint32_t random) {

@@ -25,7 +25,7 @@
 #include "../base/unicode.h"
 #include "document.h"
 
-namespace normalising {
+namespace normalizing {
 
 // The characters of Windows-1252 for the bytes 0x80 to 0x9f; its five undefined ones are Latin-1's.
 inline constexpr std::array<int32_t, 32> windows_1252 = {
@@ -232,11 +232,11 @@ inline bool is_surely_nfc(std::string_view text) {
     return true;
 }
 
-}  // namespace normalising
+}  // namespace normalizing
 
 // The stage: changes the text and reports the number of changes by each rule. Drops a document that becomes empty.
-inline DocumentVerdict normalise(Document& d, Changes& changes) {
-    using namespace normalising;
+inline DocumentVerdict normalize(Document& d, Changes& changes) {
+    using namespace normalizing;
     const auto note = [&](const char* rule, int64_t times) {
         if (times > 0) changes.push_back({rule, times});
     };

@@ -1,7 +1,7 @@
-// Labelled texts, for training and measuring a classifier. An item of the command line is
+// Labeled texts, for training and measuring a classifier. An item of the command line is
 //   LABEL:FILE     or a folder or a pattern, whose files all have this label: en:news/*.jsonl
-//   FILE           labelled by its name up to the first dot: en.txt, ja.jsonl.gz
-//   FOLDER         its files in the same way, and each folder in it labelled by its own name: texts/en/news.txt
+//   FILE           labeled by its name up to the first dot: en.txt, ja.jsonl.gz
+//   FOLDER         its files in the same way, and each folder in it labeled by its own name: texts/en/news.txt
 // Memory is bounded: at most `most_bytes` are kept per label, drawn evenly from all of its documents; from a long document,
 // pieces spread evenly over it.
 #pragma once
@@ -17,14 +17,14 @@
 #include "../text/document_reader.h"
 #include "text_classifier.h"
 
-struct LabelledFile {
+struct LabeledFile {
     std::string label, path;
 };
 
 // `option` names the list, for messages.
-inline std::vector<LabelledFile> labelled_files(const Strings& items, const std::string& option) {
+inline std::vector<LabeledFile> labeled_files(const Strings& items, const std::string& option) {
     namespace fs = std::filesystem;
-    std::vector<LabelledFile> files;
+    std::vector<LabeledFile> files;
     const auto add = [&](const std::string& label, const std::string& path) {
         if (label.empty())
             fail_usage("--%s: %s has no label; HINT: LABEL:FILE, such as en:%s", option.c_str(), path.c_str(), path.c_str());
@@ -49,7 +49,7 @@ inline std::vector<LabelledFile> labelled_files(const Strings& items, const std:
     return files;
 }
 
-struct LabelledTexts {
+struct LabeledTexts {
     std::vector<std::string> labels;  // in alphabetical order
     struct Item {
         std::string text;
@@ -60,24 +60,24 @@ struct LabelledTexts {
 
     // split: how a text file is split into documents (document_reader.h). labels: of a model to be measured; none: the files'
     // own
-    static LabelledTexts read(const std::vector<LabelledFile>& files, TextInput input, std::vector<std::string> labels,
-                              uint64_t seed, int threads) {
+    static LabeledTexts read(const std::vector<LabeledFile>& files, TextInput input, std::vector<std::string> labels,
+                             uint64_t seed, int threads) {
         constexpr size_t most_bytes = 256 << 20, most_of_document = 64 << 10;
-        LabelledTexts all;
+        LabeledTexts all;
         all.labels = std::move(labels);
         const bool given = !all.labels.empty();
         if (!given) {
-            for (const LabelledFile& file : files) all.labels.push_back(file.label);
+            for (const LabeledFile& file : files) all.labels.push_back(file.label);
             std::sort(all.labels.begin(), all.labels.end());
             all.labels.erase(std::unique(all.labels.begin(), all.labels.end()), all.labels.end());
         }
         std::vector<int> label_of_file;
         input.files.clear();
         input.whole_documents = true;
-        for (const LabelledFile& file : files) {
+        for (const LabeledFile& file : files) {
             const auto at = std::find(all.labels.begin(), all.labels.end(), file.label);
             if (at == all.labels.end())
-                fail("%s is labelled '%s'; the model knows %s", file.path.c_str(), file.label.c_str(),
+                fail("%s is labeled '%s'; the model knows %s", file.path.c_str(), file.label.c_str(),
                      joined(all.labels).c_str());
             label_of_file.push_back((int)(at - all.labels.begin()));
             input.files.push_back(file.path);
