@@ -47,6 +47,8 @@ if [[ $version == 4 ]]; then stage models echo "skipped: its models and their se
 else stage models with_transformers torch -- "$here/test_models.py" "$fp32"; fi
 stage chat with_transformers torch -- "$here/test_chat.py" "$fp32"
 stage peft with_transformers torch accelerate peft -- "$here/test_peft.py" "$fp32"
+if [[ $version == 4 ]]; then stage qlora echo "skipped: its settings are those of transformers 5"
+else stage qlora with_transformers torch accelerate peft bitsandbytes -- "$here/test_qlora.py" "$fp32"; fi
 if [[ $version == 4 ]]; then stage dpo echo "skipped: TRL needs transformers 5"
 else stage dpo with torch trl -- "$here/test_dpo.py" "$fp32"; fi
 stage gguf with_transformers torch gguf llama-cpp-python -- "$here/test_gguf.py" "$fp32"
