@@ -65,6 +65,7 @@ and b.fc2() are its four matrices, b.norm1 and b.norm2 its norms; s has the acti
 #include "llmc/gpt/model_memory.h"            // plan_linears, bind_linears, ...
 #include "llmc/gpt/pass.h"                    // Pass, upload, clear_sums, read_sums
 #include "llmc/gpt/expert_parallel.h"         // dispatch, gather_for_experts, reduce_from_experts
+#include "llmc/gpt/expert_layer.h"            // expert_layer_forward, router_backward, ..., the shared expert
 #include "llmc/gpt/linear.h"                  // linear_forward, linear_backward, output_for
 #include "llmc/gpt/gpt.h"                     // declarations of the functions here that other headers call
 #include "llmc/gpt/generator.h"               // Generator, with its key/value cache
@@ -406,68 +407,6 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // some columns of each expert, and routes all rows, with the same result (on GPUs by the same algorithms, see
 // choose_gemm_cache). With expert parallelism every rank has some experts, and the rows of several ranks (expert_parallel.h).
 
-// One of the two matrices of all experts, with its adapters.
-static void expert_layer_forward(const Pass& p, const Linear& l, floatX* out, const ExpertRows& inp, const ExpertBias& bias,
-                                 const Routing& routing) {
-    const MixtureShape shape = p.experts();
-    be::expert_linear_forward(p.ctx, out, inp, l.w, bias, routing.groups(shape), l.in, l.out, Acc::Set);
-    if (l.lora) p.m.lora.experts_forward(p.ctx, *l.lora, out, inp, routing, shape, p.adapter_dropout(l));
-}
-// Sets dinp, and adds to the gradients of the weight or of its adapters.
-static void expert_layer_backward(const Pass& p, const Linear& l, floatX* dinp, const ExpertRows& dout, const ExpertRows& inp,
-                                  const Routing& routing) {
-    const MixtureShape shape = p.experts();
-    const ExpertGroups groups = routing.groups(shape);
-    if (l.dw)
-        add_weight_gradient(p, l, [&](const Elements& dw, int row, int rows, Acc acc) {
-            be::expert_linear_backward_weight(p.ctx, {(real*)dw.data, row, rows}, dout, inp, groups, l.in, l.out, acc);
-        });
-    be::expert_linear_backward_input(p.ctx, dinp, dout, l.w, groups, l.in, l.out, Acc::Set);
-    if (l.lora)
-        p.m.lora.experts_backward(p.ctx, *l.lora, dinp, dout, inp, routing, shape, p.adapter_dropout(l), acc_of_products(p));
-}
-
-static void expert_fc1_forward(const Pass& p, const Block& b, const MlpActivations& s, const floatX* all_inp) {
-    const Routing& routing = routing_of_experts(p, s);
-    const ExpertRows rows = {gather_for_experts(p, all_inp), routing.choices, p.experts().K};
-    expert_layer_forward(p, b.fc1(), s.fc1, rows, {b.fc1().b}, routing);
-}
-static ExpertBias fc2_bias(const Pass& p, const Block& b, const Routing& routing) {
-    return {on_first_tp_rank(p, b.fc2().b), routing.weights, routing.choices};
-}
-static void expert_activation_forward(const Pass& p, const Block& b, const MlpActivations& s) {
-    be::expert_activation_forward(p.ctx, s.act.bf16, s.fc1, routing_of_experts(p, s), p.experts(), b.fc2().in,
-                                  p.m.c.activation);
-}
-
-// The shared expert processes every row: it adds g fc2(act(fc1(x))), where g is 1 or, with a gate, sigmoid(gate x). Like
-// routing weights, g multiplies the activation: the gate is a router, which chooses the one expert that it has.
-constexpr RouterRule gate_rule = {/*sigmoid*/ true, /*normalize*/ false};
-static MixtureShape shape_of_gate(const Pass& p) {
-    const MixtureShape shape = p.mixture();
-    return {shape.B, shape.T, 1, 1};
-}
-static void shared_fc1_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, const floatX* all_inp) {
-    be::linear_forward(p.ctx, s.fc1, all_inp, e.fc1.w, nullptr, p.N(), e.fc1.in, e.fc1.out);
-}
-static void shared_activation_forward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s) {
-    const Activation activation = p.m.c.activation;
-    if (!e.gate.w) return be::activation_forward(p.ctx, s.act, s.fc1, p.N(), e.fc2.in, activation);
-    be::expert_activation_forward(p.ctx, s.act, s.fc1, s.gate, shape_of_gate(p), e.fc2.in, activation);
-}
-static void shared_gate_forward(const Pass& p, const SharedExpert& e, const Routing& gate, const floatX* all_inp) {
-    if (!e.gate.w) return;
-    be::router_logits(p.ctx, gate.logits, all_inp, e.gate.w, nullptr, shape_of_gate(p), p.m.c.C);
-    be::route(p.ctx, gate, shape_of_gate(p), gate_rule);
-}
-// sum += x, with x computed in the memory of the experts' outputs.
-template <class Compute>
-static void add_shared(const Pass& p, floatX* sum, Compute compute) {
-    floatX* const x = p.m.a.expert_rows;
-    compute(x);
-    be::residual_forward(p.ctx, sum, sum, x, (size_t)p.N() * p.m.c.C);
-}
-
 static void mixture_forward(const Pass& p, const Block& b, floatX* out, const MlpActivations& s, const LinearInput& inp,
                             const floatX* mid) {
     const MixtureShape shape = p.experts();
@@ -509,63 +448,6 @@ static void recompute_mixture(const Pass& p, const Block& b, const MlpActivation
     }
     expert_activation_forward(p, b, s);
     if (shared) shared_activation_forward(p, b.shared, s.shared);
-}
-
-// Sets dlogits, from the gradients of the routing weights and, on the first tp rank only, from the router's two losses, whose
-// values it adds to router_sums.
-static void router_backward(const Pass& p, const Block& b, const Routing& routing) {
-    const Model& m = p.m;
-    const MixtureShape shape = p.mixture();
-    const bool first = m.ranks->mesh.tp.rank == 0;
-    const int block = b.fc1().block;
-    double* const sums = m.a.router_sums + (size_t)block * RouterSums::size(shape.E);
-    be::router_backward(p.ctx, m.a.dlogits, first ? sums : nullptr, m.a.drouting, routing, shape, p.router_rule(block),
-                        first ? m.router_losses : RouterLossFactors());
-}
-
-static void add_router_gradient(const Pass& p, const Router& router, const real* dlogits, const floatX* all_inp,
-                                const MixtureShape& shape) {
-    if (router.db) be::router_backward_bias(p.ctx, router.db, dlogits, shape);
-    add_weight_gradient(p, *router.tensor, router.dw, p.in.gradients, p.in.rounding_key,
-                        [&](const Elements& dw, int, int rows, Acc acc) {
-                            CHECK(rows == router.tensor->rows, "%d of %d rows", rows, router.tensor->rows);
-                            be::router_backward_weight(p.ctx, (real*)dw.data, dlogits, all_inp, shape, p.m.c.C, acc);
-                        });
-}
-
-// From dout, the gradient of the mixture's output: the gradients of fc2's weight, of fc1's output, and of the gate's logits.
-static void shared_output_backward(const Pass& p, const SharedExpert& e, const SharedExpertActivations& s, const floatX* dout) {
-    const Activations& a = p.m.a;
-    const Linear& l = e.fc2;
-    const Activation activation = p.m.c.activation;
-    if (l.dw) add_gradients(p, l, nullptr, dout, s.act);
-    be::linear_backward_input(p.ctx, a.dact, dout, l.w, p.N(), l.in, l.out);
-    if (!e.gate.w) return be::activation_backward(p.ctx, a.dshared_fc1, a.dact, s.fc1, p.N(), l.in, activation);
-    const MixtureShape shape = shape_of_gate(p);
-    be::expert_activation_backward(p.ctx, a.dshared_fc1, a.drouting, a.dact, s.fc1, s.gate, shape, l.in, activation);
-    be::router_backward(p.ctx, a.dshared_gate, nullptr, a.drouting, s.gate, shape, gate_rule, {});
-}
-static void shared_weights_backward(const Pass& p, const SharedExpert& e, const floatX* all_inp) {
-    add_gradients(p, e.fc1, nullptr, p.m.a.dshared_fc1, all_inp);
-    if (e.gate.w) add_router_gradient(p, e.gate, p.m.a.dshared_gate, all_inp, shape_of_gate(p));
-}
-// Adds to dinp.
-static void shared_input_backward(const Pass& p, const SharedExpert& e, floatX* dinp) {
-    const Activations& a = p.m.a;
-    const Linear& l = e.fc1;
-    add_shared(p, dinp, [&](floatX* x) { be::linear_backward_input(p.ctx, x, a.dshared_fc1, l.w, p.N(), l.in, l.out); });
-    if (e.gate.w) be::router_backward_input(p.ctx, dinp, a.dshared_gate, e.gate.w, shape_of_gate(p), p.m.c.C);
-}
-
-// The gradients of fc2's bias, of which one rank has all where reduce_shared sums it over ranks (linear_backward_weight), and,
-// through it, of the routing weights.
-static void fc2_bias_backward(const Pass& p, const Block& b, real* drouting, const ExpertRows& dout, const Routing& routing) {
-    const Linear& l = b.fc2();
-    const ExpertGroups groups = routing.groups(p.experts());
-    const ExpertBias bias = fc2_bias(p, b, routing);
-    real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
-    if (db) be::expert_bias_backward(p.ctx, db, dout, bias, groups, l.out);
-    if (bias.x) be::expert_bias_backward_weights(p.ctx, drouting, dout, bias, groups, l.out);
 }
 
 static void mixture_backward(const Pass& p, const Block& b, floatX* dinp, const floatX* dmlp, const MlpActivations& s,
