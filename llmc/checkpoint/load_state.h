@@ -72,9 +72,7 @@ inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& 
     lower.upload();
 }
 
-inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& dir) {
-    load_parameters(ctx, m, dir, 0, 0);
-}
+inline void load_parameters(be::Ctx& ctx, TrainingMemory& m, const std::string& dir) { load_parameters(ctx, m, dir, 0, 0); }
 
 // Quantizes a frozen tensor from `weights` in the backend's memory.
 inline void quantize_tensor(be::Ctx& ctx, const TrainingMemory& m, const TensorSpec& t, const floatX* weights) {
