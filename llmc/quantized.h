@@ -2,7 +2,7 @@
 // divided into blocks, each with its own scale.
 //   nf4    blocks of 64: one of 16 levels, the quantiles of a normal distribution, times the block's largest magnitude in fp32
 //          (QLoRA; Dettmers et al., 2023, arXiv 2305.14314); 4.5 bits per weight. Levels, decisions and order of the codes are
-//          those of bitsandbytes: the first of two neighbors is in the upper half of a byte
+//          as in bitsandbytes: the first of two neighbors is in the upper half of a byte
 //   q8_0   blocks of 32: round(x / d) times d = max|x| / 127 in fp16, as in GGUF (model/gguf.h); 8.5 bits per weight
 // Both decode as float(code) * scale in fp32, rounded once. model/quantize.h encodes.
 #pragma once
@@ -75,7 +75,7 @@ HD constexpr float nf4_level(int code) {
                                 1.0f};
     return levels[code];
 }
-// A finite fp16 number: its exponent is 112 less than that of the same bits in fp32, also if it is denormal.
+// A finite fp16 number: its exponent is 112 less than with the same bits in fp32, also if it is denormal.
 HD inline float scale_of_half(uint16_t half) {
     const uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
     float x;

@@ -233,10 +233,10 @@ struct Routing {
 // How a router chooses: the K largest scores, which are softmax(logits) or sigmoid(logits), plus `bias` if given. Weights are
 // the scores of the chosen experts without the bias, divided by their sum if `normalize` is set, times `scale`. (A softmax over
 // the chosen experts' logits only is the same as a normalized softmax over all.)
-//   groups    the experts form `groups` equal groups; only those of the `group_topk` best can be chosen (DeepSeek-V3). A
+//   groups    the experts form `groups` equal groups; only experts of the `group_topk` best can be chosen (DeepSeek-V3). A
 //             group's value is the sum of its K / group_topk largest scores plus bias; of its logits for a normalized softmax
 //   capacity  an expert has at most this many slots; it keeps the choices with the largest weights, the lower row first where
-//             weights are equal, or, with `by_position`, those of the first rows. The others are dropped: they add nothing to
+//             weights are equal, or, with `by_position`, of the first rows. The others are dropped: they add nothing to
 //             their rows' outputs, and the weights of the rows' other choices stay the same
 struct RouterRule {
     bool sigmoid = false, normalize = true;

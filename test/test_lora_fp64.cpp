@@ -204,7 +204,7 @@ TEST(Lora, NewAdaptersChangeNothingAndMergedMatricesComputeTheSame) {
     }
 }
 
-// A quantized model computes what the model of its decoded weights computes, to the last bit, with any recomputation; merging
+// A quantized model has the outputs of the model of its decoded weights, to the last bit, with any recomputation; merging
 // starts from the same weights.
 TEST(Lora, QuantizedWeightsComputeAsTheirDecodedValues) {
     for (const char* family : {"llama", "gpt2", "olmo2"})

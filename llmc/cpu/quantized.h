@@ -68,7 +68,7 @@ inline void dequantize_q8_0(floatX* out, const uint8_t* codes, const uint8_t* sc
     for (int j = 0; j < 32; j++) out[j] = (floatX)((float)(int8_t)codes[j] * d);
 }
 
-// Decodes `count` numbers from number `first` on, in whole blocks, of n in all.
+// Decodes `count` numbers from number `first` on, in whole blocks; n: the numbers of the whole matrix.
 inline void dequantize_part(floatX* out, const QuantizedWeights& w, size_t n, size_t first, size_t count) {
     const WeightFormatRow& row = weight_format_row(w.format);
     const size_t begin = first / row.block, blocks = count / row.block;

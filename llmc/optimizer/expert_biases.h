@@ -24,7 +24,7 @@ public:
         values_.assign((size_t)c.L * E_, 0);
         arena.add("parameters", &here_, layers_.size() * E_);
     }
-    // Of the experts of this rank's block; null: the model has none.
+    // The biases of the experts of this rank's block; null: the model has none.
     const real* of_block(int block) const { return here_ ? here_ + (size_t)block * E_ : nullptr; }
     const std::vector<real>& values() const { return values_; }  // (L, E) of all layers
     void set(be::Ctx& ctx, std::vector<real> values) {

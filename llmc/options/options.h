@@ -373,7 +373,7 @@ inline Allowed one_of(Strings choices) {
       "in training, an expert keeps at most this many times an even share of each micro-batch's choices, and drops the "       \
       "others (1.25); default: 0, no limit: none is dropped")                                                                  \
     X(std::string, moe_token_drop_policy, "", "probs", one_of({"probs", "position"}), "Optimizer",                             \
-      "choices that --moe-expert-capacity-factor keeps: those with the largest weights, or those of the first tokens")         \
+      "choices that --moe-expert-capacity-factor keeps: the ones with the largest weights, or of the first tokens")            \
     X(double, moe_router_bias_update_rate, "", 1e-3, between(0, 1), "Optimizer",                                               \
       "how far an update moves each bias of --moe-router-enable-expert-bias")                                                  \
     X(std::string, on_spike, "", "warn", one_of({"warn", "skip", "rollback"}), "Stability",                                    \

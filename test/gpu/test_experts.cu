@@ -172,7 +172,7 @@ TEST(Experts, RoutedAndSorted) {
 // Only some experts' choices get slots: the same ones as of all experts, counted from the first of these.
 TEST(Experts, SomeExpertsSorted) {
     for_each_case([](gpu::Ctx& ctx, Routed& x) {
-        if (x.rule.capacity) return;  // the expected slots are those of all choices
+        if (x.rule.capacity) return;  // the expected slots include all choices
         const int first = x.s.E / 3, E = ceil_div(x.s.E - first, 2);
         const MixtureShape some = {x.s.B, x.s.T, E, x.s.K};
         const std::vector<int>& offsets = x.expected.offsets;
