@@ -213,7 +213,6 @@ no "a quantized model whose weights are trained" "quantize-base nf4 requires a f
 no "FP8 with it" "quantize-base nf4 and --fp8-format" train --model fp8 --lora-rank 4 --fp8 hybrid --train-iters 2 --seq-length 32 --quantize-base nf4 --out x
 no "a mixture of experts" "quantize-base nf4 and a mixture of experts" train --preset mixtral-8x7b --lora-rank 4 --vocab-size 300 --seq-length 32 --quantize-base nf4 --train-iters 2 --dry-run --world 1 --out x
 
-expect "a mixture" train --preset mixture-tiny --seq-length 24 --tokenizer tok --train-iters 1 --out mixture
 no "a mixture of experts for inference" "quantize-base q8_0 and a mixture of experts" "$program" eval --text text.txt --model mixture --quantize-base q8_0
 
 # ---- refused ----
