@@ -125,7 +125,7 @@ TEST_P(Search, FindsWhatTryingAllFinds) {
                                 if ((tp == 1 && !cut) || (dp == 1 && zero == 0)) continue;
                                 if (given && recompute != "full") continue;
                                 try {
-                                    Layout l = {GetParam().ranks, tp, pp, vpp, micro,     zero, cut,
+                                    Layout l = {GetParam().ranks, tp, pp, vpp, 1,         micro, zero, cut,
                                                 recompute,        0,  0,  fp8, transposes};
                                     const double bytes = s.known(l).second, most = GetParam().memory;
                                     possible += bytes <= most;
