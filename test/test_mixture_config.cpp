@@ -234,11 +234,11 @@ TEST(MixtureConfig, StarvingExpertsAreNamed) {
 }
 
 // bias += rate sign(mean load - load), by layer; a rank with some of the layers knows the biases of all.
-TEST(MixtureConfig, BiasesMoveTowardsTheMeanLoad) {
+TEST(MixtureConfig, BiasesMoveTowardTheMeanLoad) {
     be::Ctx ctx(1);
     ModelConfig c = config_from_preset("mixture-tiny");
     c.L = 3;
-    c.mixture.experts = 4;
+    c.mixture.experts = 6;  // a mean in which each load has a sixth would be 0.9999999999999999 of six times 1
     c.mixture.sigmoid = c.mixture.bias = true;
     Part part;
     part.layers = {2, 0};
@@ -246,16 +246,16 @@ TEST(MixtureConfig, BiasesMoveTowardsTheMeanLoad) {
     ExpertBiases biases;
     biases.plan(arena, c, part);
     arena.allocate(SIZE_MAX, "");
-    const size_t each = RouterSums::size(4);
+    const size_t each = RouterSums::size(6);
     std::vector<double> sums(3 * each, 7);
-    const double loads[3][4] = {{10, 30, 20, 20}, {0, 0, 0, 0}, {1, 0, 0, 0}};
-    for (size_t l = 0; l < 3; l++) std::copy_n(loads[l], 4, &sums[l * each + RouterSums::rows]);
+    const double loads[3][6] = {{10, 30, 20, 20, 20, 20}, {1, 1, 1, 1, 1, 1}, {1, 0, 0, 0, 0, 0}};
+    for (size_t l = 0; l < 3; l++) std::copy_n(loads[l], 6, &sums[l * each + RouterSums::rows]);
     biases.move(ctx, sums, 0.25);
     biases.move(ctx, sums, 0.25);
-    const std::vector<real> expected = {0.5, -0.5, 0, 0, 0, 0, 0, 0, -0.5, 0.5, 0.5, 0.5};
+    const std::vector<real> expected = {0.5, -0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -0.5, 0.5, 0.5, 0.5, 0.5, 0.5};
     EXPECT_EQ(biases.values(), expected);
-    for (int e = 0; e < 4; e++) {
-        EXPECT_EQ(biases.of_block(0)[e], expected[(size_t)(8 + e)]);
+    for (int e = 0; e < 6; e++) {
+        EXPECT_EQ(biases.of_block(0)[e], expected[(size_t)(12 + e)]);
         EXPECT_EQ(biases.of_block(1)[e], expected[(size_t)e]);
     }
     c.mixture.bias = false;

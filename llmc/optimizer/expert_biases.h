@@ -37,9 +37,9 @@ public:
         std::vector<real> moved = values_;
         for (size_t i = 0; i < moved.size(); i++) {
             const double* const rows = &sums[i / E_ * RouterSums::size((int)E_) + RouterSums::rows];
-            double mean = 0;
-            for (size_t e = 0; e < E_; e++) mean += rows[e] / (double)E_;
-            const double missing = mean - rows[i % E_];
+            double all = 0;  // whole numbers, so that an expert with exactly the mean's rows keeps its bias
+            for (size_t e = 0; e < E_; e++) all += rows[e];
+            const double missing = all - (double)E_ * rows[i % E_];
             moved[i] += (real)(missing > 0 ? rate : missing < 0 ? -rate : 0);
         }
         set(ctx, std::move(moved));
