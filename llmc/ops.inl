@@ -239,7 +239,7 @@ void sort_choices(Ctx& ctx, const Routing& r, const MixtureShape& shape, int fir
 //   z        sum over rows of (log sum_e exp(logit_e))^2
 // each times its factor. Weights of dropped choices have no gradient. sets dlogits, adds to sums.
 void router_backward(Ctx& ctx, real* dlogits /*(N, E)*/, double* sums /*(RouterSums::size(E)) or null*/,
-                     const real* dweights /*(N, K)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule,
+                     const real* drouting /*(N, K)*/, const Routing& r, const MixtureShape& shape, const RouterRule& rule,
                      const RouterLossFactors& factors);
 // Both backward products of router_logits. dinp += dlogits weight; dweight (+)= dlogits^T inp.
 void router_backward_input(Ctx& ctx, floatX* dinp /*(N, C)*/, const real* dlogits /*(N, E)*/, const floatX* weight /*(E, C)*/,
@@ -264,15 +264,15 @@ void expert_linear_backward_weight(Ctx& ctx, const StackedRows& dweight /*(rows,
 // The gradient of ExpertBias: dbias += the sum of each expert's rows of dout, times their factors.
 void expert_bias_backward(Ctx& ctx, real* dbias /*(E, OC)*/, const ExpertRows& dout /*(slots, OC)*/, const ExpertBias& bias,
                           const ExpertGroups& groups, int OC);
-// dweights of the choice of each slot += its row of dout times the expert's bias.
-void expert_bias_backward_weights(Ctx& ctx, real* dweights /*(N, K)*/, const ExpertRows& dout /*(slots, OC)*/,
+// drouting of the choice of each slot += its row of dout times the expert's bias.
+void expert_bias_backward_routing(Ctx& ctx, real* drouting /*(N, K)*/, const ExpertRows& dout /*(slots, OC)*/,
                                   const ExpertBias& bias, const ExpertGroups& groups, int OC);
 // out = weight of the slot's choice times activation(inp), so that the sum over a row's slots of the next product is the
 // mixture's output. sets out.
 void expert_activation_forward(Ctx& ctx, floatX* out /*(slots, F)*/, const floatX* inp /*(slots, F) or (slots, 2F)*/,
                                const Routing& r, const MixtureShape& shape, int F, Activation activation);
-// sets dinp, and dweights of every choice that has a slot.
-void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* dweights /*(N, K)*/,
+// sets dinp, and drouting of every choice that has a slot.
+void expert_activation_backward(Ctx& ctx, floatX* dinp /*as inp*/, real* drouting /*(N, K)*/,
                                 const floatX* dout /*(slots, F)*/, const floatX* inp, const Routing& r,
                                 const MixtureShape& shape, int F, Activation activation);
 // dropout_forward for slots: slot s has the mask of row place.row(s). (place.x is not used.) sets or adds.

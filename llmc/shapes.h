@@ -206,7 +206,8 @@ struct Rope {
 };
 
 // Sizes of a mixture of experts: each of N rows, B sequences of T, is processed by K of E experts. A row and its k-th expert
-// are a choice, which has a slot: the experts' slots follow each other, and an expert's are in the order of the rows.
+// are a choice, which has a slot if this rank computes it: the experts' slots follow each other, and an expert's are in the
+// order of the rows.
 struct MixtureShape {
     int B, T, E, K;
     HD int N() const { return B * T; }
@@ -221,11 +222,11 @@ struct ExpertGroups {
 // The routing of a micro-batch in one mixture. A choice is numbered row * K + k.
 struct Routing {
     real* logits;   // (N, E)
-    int* experts;   // (N, K) chosen experts, in the order of decreasing score, the lower index first where scores are equal
+    int* experts;   // (N, K) chosen experts, best first, the lower index first where equal
     real* weights;  // (N, K) factors of their outputs
     int* slots;     // (N, K) the slot of each choice; -1: none, it is dropped or its expert is on another rank
     int* choices;   // (slots) the choice of each slot
-    int* offsets;   // (E + 1) the first slot of each expert; the number of slots: N K without drops
+    int* offsets;   // (E + 1) the first slot of each expert, then the number of slots
     int* counts;    // (B, E) rows of each sequence that chose each expert, dropped or not
 
     ExpertGroups groups(const MixtureShape& shape) const { return {offsets, shape.E, shape.slots()}; }

@@ -27,7 +27,7 @@ struct ExpertLayer {
     std::vector<real> bias, drouter0, dfc1_0, dfc2_0, drouter_bias0, dfc1_bias0, dfc2_bias0;  // the gradients' initial values
     RouterRule rule = k.rule;
     RouterLossFactors factors = {0.3, 0.07};
-    Guarded<real> logits{size(N, E), "logits"}, weights{size(N, K), "weights"}, dweights{size(N, K), "dweights"},
+    Guarded<real> logits{size(N, E), "logits"}, weights{size(N, K), "weights"}, drouting{size(N, K), "drouting"},
         dlogits{size(N, E), "dlogits"}, drouter, dfc1, dfc2, drouter_bias, dfc1_bias, dfc2_bias;
     Guarded<int> experts{size(N, K), "experts"}, slot_of{size(N, K), "slots"}, choices{size(N, K), "choices"},
         offsets{(size_t)E + 1, "offsets"}, counts{size(k.shape.B, E), "counts"};
@@ -77,7 +77,7 @@ struct ExpertLayer {
     void losses(cpu::Ctx& ctx) {
         std::vector<real> unused(size(N, E));
         std::fill(sums.begin(), sums.end(), 0.0);
-        cpu::router_backward(ctx, unused.data(), sums.data(), dweights.data(), r, k.shape, rule, factors);
+        cpu::router_backward(ctx, unused.data(), sums.data(), drouting.data(), r, k.shape, rule, factors);
     }
     bool dropped(int choice) const { return slot_of[(size_t)choice] < 0; }
     // The rows of a tensor of slots that have a choice.
@@ -104,17 +104,17 @@ struct ExpertLayer {
         cpu::expert_linear_backward_input(ctx, dact.data(), gathered(dout), fc2.data(), groups(), F, C, Acc::Set);
         cpu::expert_linear_backward_weight(ctx, {dfc2.data(), 0, E * C}, gathered(dout), {act.data()}, groups(), F, C,
                                            Acc::Add);
-        cpu::expert_activation_backward(ctx, dh.data(), dweights.data(), dact.data(), h.data(), r, k.shape, F, k.activation);
+        cpu::expert_activation_backward(ctx, dh.data(), drouting.data(), dact.data(), h.data(), r, k.shape, F, k.activation);
         if (k.biases) {
             cpu::expert_bias_backward(ctx, dfc2_bias.data(), gathered(dout), bias_of_fc2(), groups(), C);
-            cpu::expert_bias_backward_weights(ctx, dweights.data(), gathered(dout), bias_of_fc2(), groups(), C);
+            cpu::expert_bias_backward_routing(ctx, drouting.data(), gathered(dout), bias_of_fc2(), groups(), C);
             cpu::expert_bias_backward(ctx, dfc1_bias.data(), {dh.data()}, {}, groups(), H);
         }
         cpu::expert_linear_backward_input(ctx, dx_slots.data(), {dh.data()}, fc1.data(), groups(), C, H, Acc::Set);
         cpu::expert_linear_backward_weight(ctx, {dfc1.data(), 0, E * H}, {dh.data()}, gathered(x), groups(), C, H, Acc::Add);
         cpu::expert_combine(ctx, dx.data(), dx_slots.data(), r, k.shape, C);
         dx_experts = dx.values();
-        cpu::router_backward(ctx, dlogits.data(), nullptr, dweights.data(), r, k.shape, rule, factors);
+        cpu::router_backward(ctx, dlogits.data(), nullptr, drouting.data(), r, k.shape, rule, factors);
         cpu::router_backward_input(ctx, dx.data(), dlogits.data(), router_weight.data(), k.shape, C);
         cpu::router_backward_weight(ctx, drouter.data(), dlogits.data(), x.data(), k.shape, C, Acc::Add);
         if (k.biases) cpu::router_backward_bias(ctx, drouter_bias.data(), dlogits.data(), k.shape);

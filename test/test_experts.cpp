@@ -73,7 +73,7 @@ void check_layer(const ExpertLayer& l) {
             for (int slot = l.offsets[(size_t)e]; slot < l.offsets[(size_t)e + 1]; slot++)
                 f((size_t)slot, (size_t)l.choices[(size_t)slot], (size_t)l.choices[(size_t)slot] / K, (size_t)e);
     };
-    Sums logits, h, act, y, out, dact, dweights, dh, dx_slots, dx_experts, dlogits, drouter, dx, dfc1, dfc2, drouter_bias,
+    Sums logits, h, act, y, out, dact, drouting, dh, dx_slots, dx_experts, dlogits, drouter, dx, dfc1, dfc2, drouter_bias,
         dfc1_bias, dfc2_bias;
     const auto bias = [&](const std::vector<floatX>& b, size_t e, int columns, int i) {
         return l.k.biases ? at(b, e, columns, i) : 0.0;
@@ -84,8 +84,8 @@ void check_layer(const ExpertLayer& l) {
                 C, [&](int c) { return at(l.x, n, C, c) * at(l.router_weight, e, C, c); }, bias(l.router_bias, 0, E, e));
     expect_sums(l.logits, logits, "logits");
     expect_routing(l);
-    dweights.value.resize((size_t)N * K);
-    dweights.error.resize((size_t)N * K);
+    drouting.value.resize((size_t)N * K);
+    drouting.error.resize((size_t)N * K);
     for_slots([&](size_t slot, size_t choice, size_t n, size_t e) {
         const double w = (double)l.weights[choice];
         for (int o = 0; o < H; o++)
@@ -112,17 +112,17 @@ void check_layer(const ExpertLayer& l) {
         dh.error.insert(dh.error.end(), ups.error.begin(), ups.error.end());
         of_bias.sum(
             C, [&](int c) { return at(l.dout, n, C, c) * bias(l.fc2_bias, e, C, c); }, sum);
-        dweights.value[choice] = of_bias.value[0];
-        dweights.error[choice] = error + of_bias.error[0];
+        drouting.value[choice] = of_bias.value[0];
+        drouting.error[choice] = error + of_bias.error[0];
     });
-    std::vector<real> dweights_of_slots = l.dweights.values();
+    std::vector<real> dweights_of_slots = l.drouting.values();
     for (size_t i = 0; i < dweights_of_slots.size(); i++)
         if (l.dropped((int)i)) dweights_of_slots[i] = 0;
     expect_sums(l.filled(l.h, H), h, "fc1 forward");
     expect_sums(l.filled(l.act, F), act, "activation");
     expect_sums(l.filled(l.y, C), y, "fc2 forward");
     expect_sums(l.filled(l.dact, F), dact, "fc2 backward");
-    expect_sums(dweights_of_slots, dweights, "dweights");
+    expect_sums(dweights_of_slots, drouting, "drouting");
     expect_sums(l.filled(l.dh, H), dh, "activation backward");
     expect_sums(l.filled(l.dx_slots, C), dx_slots, "fc1 backward");
 
@@ -213,7 +213,7 @@ void expect_same_results(const ExpertLayer& a, const ExpertLayer& b) {
     EXPECT_EQ(a.counts.values(), b.counts.values());
     expect_same_bits(a.weights, b.weights, "weights");
     expect_same_bits(a.out, b.out, "out");
-    expect_same_bits(a.dweights, b.dweights, "dweights");
+    expect_same_bits(a.drouting, b.drouting, "drouting");
     expect_same_bits(a.dlogits, b.dlogits, "dlogits");
     expect_same_bits(a.dx, b.dx, "dx");
     expect_same_bits(a.drouter, b.drouter, "drouter");

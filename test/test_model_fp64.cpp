@@ -277,8 +277,8 @@ struct Fixture {
             const Routing& routing = m.a.micro_batch().blocks[i].mlp.routing;
             const MixtureShape shape = pass().mixture();
             std::vector<double> sums(RouterSums::size(shape.E));
-            std::vector<real> dlogits((size_t)shape.N() * shape.E), dweights((size_t)shape.slots());
-            be::router_backward(ctx, dlogits.data(), sums.data(), dweights.data(), routing, shape, m.c.mixture.rule(nullptr),
+            std::vector<real> dlogits((size_t)shape.N() * shape.E), drouting((size_t)shape.slots());
+            be::router_backward(ctx, dlogits.data(), sums.data(), drouting.data(), routing, shape, m.c.mixture.rule(nullptr),
                                 {});
             losses += m.router_losses.balance * sums[RouterSums::balance] + m.router_losses.z * sums[RouterSums::z];
         }

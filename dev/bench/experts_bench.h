@@ -27,7 +27,7 @@ private:
         const Numbers<floatX> x(ctx_, N * C), out(ctx_, N * C), dx(ctx_, N * C), w_router(ctx_, E * C), h(ctx_, slots * H),
             dh(ctx_, slots * H), act(ctx_, slots * F), dense_x(ctx_, slots * C), y(ctx_, slots * C), w1(ctx_, E * H * C),
             w2(ctx_, E * C * F);
-        const Numbers<real> logits(ctx_, N * E), dlogits(ctx_, N * E), weights(ctx_, slots), dweights(ctx_, slots),
+        const Numbers<real> logits(ctx_, N * E), dlogits(ctx_, N * E), weights(ctx_, slots), drouting(ctx_, slots),
             dw_router(ctx_, E * C), dw1(ctx_, E * H * C), dw2(ctx_, E * C * F);
         const Numbers<int> experts(ctx_, slots), slot_of(ctx_, slots), choices(ctx_, slots), offsets(ctx_, E + 1),
             counts(ctx_, (size_t)s.B * E);
@@ -60,11 +60,11 @@ private:
         const auto backward = [&] {
             fc2_weight();
             fc2_input();
-            be::expert_activation_backward(ctx_, dh, dweights, act, h, r, s, F, Activation::swiglu);
+            be::expert_activation_backward(ctx_, dh, drouting, act, h, r, s, F, Activation::swiglu);
             fc1_weight();
             fc1_input();
             be::expert_combine(ctx_, dx, y, r, s, C);
-            be::router_backward(ctx_, dlogits, nullptr, dweights, r, s, {}, {});
+            be::router_backward(ctx_, dlogits, nullptr, drouting, r, s, {}, {});
             be::router_backward_input(ctx_, dx, dlogits, w_router, s, C);
             be::router_backward_weight(ctx_, dw_router, dlogits, x, s, C, Acc::Add);
         };

@@ -210,7 +210,11 @@ inline void drop_choices(const Routing& r, int E, const RouterRule& rule) {
         kept.assign(r.choices + first, r.choices + r.offsets[e + 1]);
         first = r.offsets[e + 1];
         if ((int)kept.size() > rule.capacity) {
-            const auto heavier = [&](int a, int b) { return r.weights[a] > r.weights[b]; };
+            const auto weight = [&](int choice) {
+                const real w = r.weights[choice];
+                return w == w ? w : real(-1);  // NaN last: an order must be total
+            };
+            const auto heavier = [&](int a, int b) { return weight(a) > weight(b); };
             for (const int choice : kept) r.slots[choice] = -1;
             if (!rule.by_position) std::stable_sort(kept.begin(), kept.end(), heavier);
             kept.resize((size_t)rule.capacity);
@@ -294,14 +298,14 @@ inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const R
     if (rule.capacity) detail::drop_choices(r, E, rule);
 }
 
-inline void router_backward(Ctx&, real* dlogits, double* sums, const real* dweights, const Routing& r,
+inline void router_backward(Ctx&, real* dlogits, double* sums, const real* drouting, const Routing& r,
                             const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors) {
     const int E = shape.E, K = shape.K;
     const std::vector<real> coefficients = detail::balance_coefficients(r.counts, shape);
     std::vector<double> of_rows(sums ? (size_t)RouterSums::dropped * shape.N() : 0);  // added in order
     detail::for_rows_of_scores(shape, [&](size_t n, real* s) {
         const real* const logits = r.logits + n * E;
-        const auto g = [&](int k) { return r.slots[n * K + k] < 0 ? real(0) : dweights[n * K + k]; };
+        const auto g = [&](int k) { return r.slots[n * K + k] < 0 ? real(0) : drouting[n * K + k]; };
         const real* const c = coefficients.data() + n / (size_t)shape.T * E;
         const int* const chosen = r.experts + n * K;
         real* const d = dlogits + n * E;  // first dL/ds
@@ -478,11 +482,11 @@ inline void expert_bias_backward(Ctx&, real* dbias, const ExpertRows& dout, cons
     });
 }
 
-inline void expert_bias_backward_weights(Ctx&, real* dweights, const ExpertRows& dout, const ExpertBias& bias,
+inline void expert_bias_backward_routing(Ctx&, real* drouting, const ExpertRows& dout, const ExpertBias& bias,
                                          const ExpertGroups& groups, int OC) {
     parallel_for(groups.E, [=](int e) {
         for (int slot = groups.offsets[e]; slot < groups.offsets[e + 1]; slot++)
-            dweights[bias.choices[slot]] += inner_product(dout.x + dout.row(slot) * OC, bias.x + (size_t)e * OC, OC);
+            drouting[bias.choices[slot]] += inner_product(dout.x + dout.row(slot) * OC, bias.x + (size_t)e * OC, OC);
     });
 }
 
@@ -525,12 +529,12 @@ inline void expert_activation_forward(Ctx&, floatX* out, const floatX* inp, cons
         });
 }
 
-inline void expert_activation_backward(Ctx&, floatX* dinp, real* dweights, const floatX* dout, const floatX* inp,
+inline void expert_activation_backward(Ctx&, floatX* dinp, real* drouting, const floatX* dout, const floatX* inp,
                                        const Routing& r, const MixtureShape& shape, int F, Activation activation) {
     const auto set_slots = [&](auto row) {
         parallel_for(r.offsets[shape.E], [&](int slot) {
             const int choice = r.choices[slot];
-            dweights[choice] = total(row(dout + (size_t)slot * F, slot, r.weights[choice]));
+            drouting[choice] = total(row(dout + (size_t)slot * F, slot, r.weights[choice]));
         });
     };
     with_activation(

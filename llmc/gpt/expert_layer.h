@@ -44,15 +44,15 @@ inline void expert_activation_forward(const Pass& p, const Block& b, const MlpAc
                                   p.m.c.activation);
 }
 
-// The gradients of fc2's bias, of which one rank has all where reduce_shared sums it over ranks (linear_backward_weight), and,
-// through it, of the routing weights.
+// The gradients of fc2's bias and, through it, of the routing weights. With sequence parallelism reduce_shared sums the bias's
+// over tp, so only the first rank computes it.
 inline void fc2_bias_backward(const Pass& p, const Block& b, real* drouting, const ExpertRows& dout, const Routing& routing) {
     const Linear& l = b.fc2();
     const ExpertGroups groups = routing.groups(p.experts());
     const ExpertBias bias = fc2_bias(p, b, routing);
     real* const db = p.cut_rows() ? on_first_tp_rank(p, l.db) : l.db;
     if (db) be::expert_bias_backward(p.ctx, db, dout, bias, groups, l.out);
-    if (bias.x) be::expert_bias_backward_weights(p.ctx, drouting, dout, bias, groups, l.out);
+    if (bias.x) be::expert_bias_backward_routing(p.ctx, drouting, dout, bias, groups, l.out);
 }
 
 // ---- the router's gradients ---------------------------------------------------------------------------------------------------

@@ -7,13 +7,14 @@
 //   combine         (ep, N, C)     each row's sum over this rank's experts; 0 if it chose none of them
 //   reduce-scatter  (N, C)         the sums of the own rows over all ranks
 //
-// Backward is the mirror: the output's gradients are gathered, the inputs' and the routing weights' are reduce-scattered. This
-// is Megatron-LM's --moe-token-dispatcher-type allgather. Shapes do not depend on the routing, so no rank waits for another
-// one's counts; all-to-all messages would carry only chosen rows, min(1, K / ep) of these bytes.
+// Backward gathers the output's gradients and, for the gradient of fc1's weight, the rows again; the inputs' gradients and the
+// routing weights' are reduce-scattered. This is Megatron-LM's --moe-token-dispatcher-type allgather. Shapes do not depend on
+// the routing, so no rank waits for another one's counts; all-to-all messages would carry only chosen rows, min(1, K / ep) of
+// these bytes.
 //
 // Gradients. Each rank sums the gradients of its experts over the rows of all ep ranks; ranks with the same experts (edp) then
-// add theirs, as ranks of dp do for all other tensors. Every term has one over the number of the global batch's targets as its
-// factor, so the sums equal one rank's, up to the order of addition.
+// add theirs, as ranks of dp do for all other tensors. Every term has the factors of the global batch, so the sums equal one
+// rank's, up to the order of addition; outputs and inputs' gradients are also rounded to floatX on each rank before their sum.
 //
 // If all ranks have the same rows (generation, questions of tasks), nothing is gathered: each computes its experts' sums, and
 // an all-reduce adds them. With a single rank nothing is sent or copied.
@@ -29,19 +30,19 @@ inline const Routing& routing_of_experts(const Pass& p, const MlpActivations& s)
     return p.m.ranks->mesh.ep.size > 1 ? s.dispatched : s.routing;
 }
 
-// Sets it from the own rows' choices and weights.
+// Sets s.dispatched, without logits, from the own rows' choices and weights.
 inline void dispatch(const Pass& p, const MlpActivations& s) {
     const Axis& ep = p.m.ranks->mesh.ep;
     if (ep.size == 1) return;
     be::Comm& comm = p.m.ranks->ep;
     const size_t n = (size_t)p.N() * p.m.c.mixture.topk;
-    const size_t bytes = n * sizeof(int);
+    const size_t bytes = n * sizeof(int), weight_bytes = n * sizeof(real);
     if (p.dispatches()) {
         be::all_gather(p.ctx, comm, (uint8_t*)s.dispatched.experts, (const uint8_t*)s.routing.experts, bytes);
         be::all_gather(p.ctx, comm, s.dispatched.weights, s.routing.weights, n);
     } else {
         be::copy_rows(p.ctx, s.dispatched.experts, bytes, s.routing.experts, bytes, bytes, 1);
-        be::copy_rows(p.ctx, s.dispatched.weights, bytes, s.routing.weights, bytes, bytes, 1);
+        be::copy_rows(p.ctx, s.dispatched.weights, weight_bytes, s.routing.weights, weight_bytes, weight_bytes, 1);
     }
     const MixtureShape shape = p.experts();
     be::sort_choices(p.ctx, s.dispatched, shape, ep.rank * shape.E);
@@ -72,6 +73,7 @@ template <class Compute>
 void reduce_drouting(const Pass& p, Compute compute) {
     Activations& a = p.m.a;
     const size_t n = (size_t)p.N() * p.m.c.mixture.topk;
+    CHECK(p.dispatches() || p.m.ranks->mesh.ep.size == 1, "a backward pass over rows that all ranks of ep have");
     if (!p.dispatches()) return compute(a.drouting);
     be::clear(p.ctx, a.dispatched_drouting, n * (size_t)p.m.ranks->mesh.ep.size * sizeof(real));
     compute(a.dispatched_drouting);

@@ -38,7 +38,8 @@ struct SharedExpertActivations {
     floatX* fc1;   // (N, F1l)
     floatX* act;   // (N, Fl) input of fc2
 };
-// Activations of the MLP. In a mixture of experts, each row of fc1 and act is a slot: N K rows.
+// Activations of the MLP. In a mixture of experts, each row of fc1 and act is a slot (mixture_slots in
+// model_memory.h).
 struct MlpActivations {
     Routing routing;     // of a mixture
     Routing dispatched;  // with expert parallelism: of the rows that this rank's experts process; without logits
@@ -98,7 +99,7 @@ struct MicroBatch {
     KeyValueCache* cache = nullptr;  // not null: each row is a new token that attends to its sequence's cached ones
     Acc gradients = Acc::Add;        // Set in a step's first micro-batch, for products whose gradient is not cleared
     uint64_t rounding_key = 0;       // of its contribution to bf16 gradients
-    bool drops = false;              // apply dropout
+    bool drops = false;              // in training: apply dropout and experts' capacity
     bool own_rows = false;           // expert-parallel ranks have different rows; else all have the same
     uint64_t seed = 0;               // of the run, for dropout
     int64_t sample = 0;              // index of its first sample in the run, for dropout
@@ -135,8 +136,8 @@ struct Activations {
     floatX* dnorm;            // (Nl, C) gradient of a norm's output
     floatX *datt, *dqkv;      // (N, NHl HS), (N, QKVl)
     floatX *dact, *dfc1;      // (N, Fl), (N, F1l) in the memory of datt and dqkv; without a gate dact is dfc1
-    // In models with mixtures, whose dact and dfc1 are (N K, Fl), (N K, F1l) and different:
-    floatX* expert_rows;        // (N K, C) outputs of all experts; gradients of their inputs
+    // In models with mixtures, whose dact and dfc1 are (slots, Fl), (slots, F1l) and different:
+    floatX* expert_rows;        // (slots, C) outputs of all experts; gradients of their inputs; of the shared expert
     floatX* dshared_fc1;        // (N, F1l) of the shared expert
     real* dshared_gate;         // (N) of its gate's logits
     real *dlogits, *drouting;   // (N, E), (N, K) gradients of the router's logits and weights

@@ -138,7 +138,7 @@ struct RowSums {
 // The balance loss adds c_e = factor E / (K T^2) counts_e to the gradient of p_e, where p = s, or s divided by its sum.
 //   softmax: dlogit_e = s_e (ds_e - sum_i ds_i s_i)      sigmoid: dlogit_e = ds_e s_e (1 - s_e)
 // The z loss adds 2 factor lse softmax(logits)_e. Dropped choices have dw_k = 0.
-__device__ RowSums router_backward_row(real* dlogits, const real* dweights, int row, const Routing& r,
+__device__ RowSums router_backward_row(real* dlogits, const real* drouting, int row, const Routing& r,
                                        const MixtureShape& shape, const RouterRule& rule, float balance, float z, bool sums) {
     const int lane = threadIdx.x % 32, E = shape.E, K = shape.K;
     const real* logits = r.logits + (size_t)row * E;
@@ -147,7 +147,7 @@ __device__ RowSums router_backward_row(real* dlogits, const real* dweights, int 
     const RowScores::LogSum log_sum = RowScores::log_sum(logits, E);
     const auto dweight = [&](int k) {
         const size_t choice = (size_t)row * K + k;
-        return r.slots[choice] < 0 ? 0.0f : dweights[choice];
+        return r.slots[choice] < 0 ? 0.0f : drouting[choice];
     };
 
     float chosen = smallest_scores_sum, weighted = 0;  // sums of s_k, dw_k s_k
@@ -189,11 +189,11 @@ __device__ RowSums router_backward_row(real* dlogits, const real* dweights, int 
 
 // partial (gridDim.x): the sums of a block's rows; or null.
 __global__ void __launch_bounds__(32 * router_warps)
-    router_backward_kernel(real* dlogits, RowSums* partial, const real* dweights, Routing r, MixtureShape shape,
+    router_backward_kernel(real* dlogits, RowSums* partial, const real* drouting, Routing r, MixtureShape shape,
                            RouterRule rule, float balance, float z) {
     const int row = row_of_warp();
     RowSums sums;
-    if (row < shape.N()) sums = router_backward_row(dlogits, dweights, row, r, shape, rule, balance, z, partial);
+    if (row < shape.N()) sums = router_backward_row(dlogits, drouting, row, r, shape, rule, balance, z, partial);
     if (!partial) return;
     if (threadIdx.x % 32 > 0) sums = {};  // all lanes of a warp have the same
     sums = {block_total(sums.balance), block_total(sums.z), block_total(sums.entropy)};
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(expert_threads)
 
 template <bool packed, class Act>
 __global__ void __launch_bounds__(expert_threads)
-    expert_activation_backward_kernel(floatX* dinp, real* dweights, const floatX* dout, const floatX* inp, Routing r,
+    expert_activation_backward_kernel(floatX* dinp, real* drouting, const floatX* dout, const floatX* inp, Routing r,
                                       const int* n_slots, int F) {
     constexpr int size = Pack<floatX>::size, inputs = Act::inputs;
     const size_t slot = blockIdx.x;
@@ -420,7 +420,7 @@ __global__ void __launch_bounds__(expert_threads)
         for (int i = 0; i < inputs; i++) store_part<packed>(dinp + (slot * inputs + i) * F, f, F, result[i]);
     }
     dweight = block_sum(dweight);
-    if (threadIdx.x == 0) dweights[choice] = dweight;
+    if (threadIdx.x == 0) drouting[choice] = dweight;
 }
 
 // A block per slot. Numbers are drawn one by one: four times as many as needed.
@@ -487,7 +487,7 @@ __global__ void __launch_bounds__(1024)
 
 // A warp per slot.
 __global__ void __launch_bounds__(32 * router_warps)
-    expert_bias_weights_kernel(real* dweights, ExpertRows dout, ExpertBias bias, ExpertGroups groups, int OC) {
+    expert_bias_weights_kernel(real* drouting, ExpertRows dout, ExpertBias bias, ExpertGroups groups, int OC) {
     const int slot = row_of_warp(), lane = threadIdx.x % 32;
     if (slot >= groups.offsets[groups.E]) return;
     int e = 0;
@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(32 * router_warps)
     float sum = 0;
     for (int c = lane; c < OC; c += 32) sum += (float)row[c] * (float)of_expert[c];
     sum = warp_sum(sum);
-    if (lane == 0) dweights[bias.choices[slot]] += sum;
+    if (lane == 0) drouting[bias.choices[slot]] += sum;
 }
 
 // Threads for a row of `columns` numbers.
@@ -550,12 +550,12 @@ inline void route(Ctx& ctx, const Routing& r, const MixtureShape& shape, const R
     if (rule.capacity) detail::drop_choices(ctx, r, shape, rule);
 }
 
-inline void router_backward(Ctx& ctx, real* dlogits, double* sums, const real* dweights, const Routing& r,
+inline void router_backward(Ctx& ctx, real* dlogits, double* sums, const real* drouting, const Routing& r,
                             const MixtureShape& shape, const RouterRule& rule, const RouterLossFactors& factors) {
     using namespace detail;
     const int blocks = ceil_div(shape.N(), router_warps);
     auto* const partial = sums ? (RowSums*)ctx.scratch(sizeof(RowSums) * (size_t)blocks) : nullptr;
-    LAUNCH(router_backward_kernel, blocks, 32 * router_warps, 0, ctx, dlogits, partial, dweights, r, shape, rule,
+    LAUNCH(router_backward_kernel, blocks, 32 * router_warps, 0, ctx, dlogits, partial, drouting, r, shape, rule,
            (float)(factors.balance * shape.balance_factor()), factors.z);
     if (sums) LAUNCH(add_router_sums_kernel, 1, 256, 0, ctx, sums, partial, blocks, r, shape);
 }
@@ -618,10 +618,10 @@ inline void expert_bias_backward(Ctx& ctx, real* dbias, const ExpertRows& dout, 
            groups.offsets, OC);
 }
 
-inline void expert_bias_backward_weights(Ctx& ctx, real* dweights, const ExpertRows& dout, const ExpertBias& bias,
+inline void expert_bias_backward_routing(Ctx& ctx, real* drouting, const ExpertRows& dout, const ExpertBias& bias,
                                          const ExpertGroups& groups, int OC) {
     const int blocks = ceil_div(groups.slots, detail::router_warps);
-    LAUNCH(detail::expert_bias_weights_kernel, blocks, 32 * detail::router_warps, 0, ctx, dweights, dout, bias, groups, OC);
+    LAUNCH(detail::expert_bias_weights_kernel, blocks, 32 * detail::router_warps, 0, ctx, drouting, dout, bias, groups, OC);
 }
 
 inline void expert_activation_forward(Ctx& ctx, floatX* out, const floatX* inp, const Routing& r, const MixtureShape& shape,
@@ -637,14 +637,14 @@ inline void expert_activation_forward(Ctx& ctx, floatX* out, const floatX* inp, 
         [&](auto act) { with(detail::GatedActivation<decltype(act)>()); });
 }
 
-inline void expert_activation_backward(Ctx& ctx, floatX* dinp, real* dweights, const floatX* dout, const floatX* inp,
+inline void expert_activation_backward(Ctx& ctx, floatX* dinp, real* drouting, const floatX* dout, const floatX* inp,
                                        const Routing& r, const MixtureShape& shape, int F, Activation activation) {
     const bool packed = detail::packs_of_rows(F, dinp, dout, inp);
     const auto with = [&](auto act) {
         using Act = decltype(act);
         const auto kernel = packed ? detail::expert_activation_backward_kernel<true, Act>
                                    : detail::expert_activation_backward_kernel<false, Act>;
-        LAUNCH(kernel, shape.slots(), detail::threads_of_row(F), 0, ctx, dinp, dweights, dout, inp, r, r.offsets + shape.E, F);
+        LAUNCH(kernel, shape.slots(), detail::threads_of_row(F), 0, ctx, dinp, drouting, dout, inp, r, r.offsets + shape.E, F);
     };
     with_activation(
         activation, [&](auto act) { with(detail::PlainActivation<decltype(act)>()); },

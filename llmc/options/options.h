@@ -82,7 +82,7 @@ inline Allowed one_of(Strings choices) {
     X(int, pipeline_model_parallel_size, "pp", 1, between(1, 1024), "Parallel",                                                \
       "pipeline stages, over which the layers are split")                                                                      \
     X(int, expert_model_parallel_size, "ep", 1, between(1, 16384), "Parallel",                                                 \
-      "data-parallel ranks over which the experts of a mixture are spread, each with the rows of all of them")                 \
+      "data-parallel ranks over which the experts of a mixture are spread; each processes all their rows")                     \
     X(std::string, distributed_timeout, "", "10m", word("DURATION"), "Parallel",                                               \
       "time limit for waiting for other ranks, or for a disk while saving, after which a rank reports what each is doing and " \
       "ends the run (90s, 10m, 1h)")

@@ -225,11 +225,11 @@ TEST(Experts, NaNIsRouted) {
 }
 
 // The function of a row's logits whose gradient router_backward sets.
-double row_value(const double* logits, const double* dweights, const int* experts, const int* counts, const MixtureShape& s,
+double row_value(const double* logits, const double* drouting, const int* experts, const int* counts, const MixtureShape& s,
                  const RouterRule& rule, const RouterLossFactors& factors, double* losses = nullptr) {  // of RouterSums
     const Doubles scores = scores_of(logits, s.E, rule.sigmoid), weights = weights_of(scores, experts, s.K, rule);
     double value = 0, sum = 0, balance = 0;
-    for (int k = 0; k < s.K; k++) value += dweights[k] * weights[k];
+    for (int k = 0; k < s.K; k++) value += drouting[k] * weights[k];
     for (int e = 0; e < s.E; e++) {
         sum += rule.sigmoid ? scores[e] : 0;
         balance += (double)s.E / ((double)s.K * s.T * s.T) * counts[e] * scores[e];
@@ -256,12 +256,12 @@ TEST(Experts, RouterBackward) {
             dw.push_back(dropped ? 0 : as_double(of_kept[i]));
             if (dropped) of_kept[i] = (real)not_a_number;
         }
-        const Input<real> dweights(of_kept);
+        const Input<real> drouting(of_kept);
         Doubles logits = doubles(x.logits);
         for (const RouterLossFactors& factors : {RouterLossFactors{0, 0}, RouterLossFactors{0.5, 0.25}}) {
             Buffer<real> dlogits(s.N() * s.E, "dlogits");
             Buffer<double> sums(Doubles(RouterSums::size(s.E), 0.5));
-            gpu::router_backward(ctx, dlogits.p(), factors.z > 0 ? sums.p() : nullptr, dweights.p(), x.r, s, x.rule, factors);
+            gpu::router_backward(ctx, dlogits.p(), factors.z > 0 ? sums.p() : nullptr, drouting.p(), x.r, s, x.rule, factors);
             Doubles expected, allowed, expected_sums(RouterSums::size(s.E), 0.5);
             for (int n = 0; n < s.N(); n++) {
                 const int *experts = &x.expected.experts[n * s.K], *counts = &x.expected.counts[n / s.T * s.E];
@@ -437,7 +437,7 @@ struct Products {
     void backward_bias(bool gathered) {
         for (const bool weighted : {false, true}) {
             const Input<real> before(rng.normals<real>((size_t)E * OC)), dweights_before(rng.normals<real>((size_t)rows * K));
-            Buffer<real> dbias(before.host(), "dbias"), dweights(dweights_before.host(), "dweights");
+            Buffer<real> dbias(before.host(), "dbias"), drouting(dweights_before.host(), "drouting");
             gpu::expert_bias_backward(ctx, dbias.p(), rows_of(dout, gathered), bias_of(weighted, weighted), groups, OC);
             Doubles expected = doubles(before), allowed((size_t)E * OC), products = doubles(dweights_before),
                     products_allowed(products.size());
@@ -454,8 +454,8 @@ struct Products {
             expect_close(dbias.get(), expected, allowed, "dbias");
             if (!weighted) continue;
             for (size_t i = 0; i < products.size(); i++) products_allowed[i] += 2 * u * std::abs(as_double(dweights_before[i]));
-            gpu::expert_bias_backward_weights(ctx, dweights.p(), rows_of(dout, gathered), bias_of(true, true), groups, OC);
-            expect_close(dweights.get(), products, products_allowed, "dweights");
+            gpu::expert_bias_backward_routing(ctx, drouting.p(), rows_of(dout, gathered), bias_of(true, true), groups, OC);
+            expect_close(drouting.get(), products, products_allowed, "drouting");
         }
     }
     void backward_input(bool gathered, Acc acc) {
@@ -534,9 +534,9 @@ void check_activation(gpu::Ctx& ctx, Routed& x, Activation activation, int F) {
     const int n = x.s.slots(), inputs = gates ? 2 : 1;
     const Input<floatX> inp(x.rng.normals<floatX>((size_t)n * inputs * F)), dout(x.rng.normals<floatX>((size_t)n * F));
     Buffer<floatX> out((size_t)n * F, "out"), dinp(inp.size(), "dinp");
-    Buffer<real> dweights(n, "dweights");
+    Buffer<real> drouting(n, "drouting");
     gpu::expert_activation_forward(ctx, out.p(), inp.p(), x.r, x.s, F, activation);
-    gpu::expert_activation_backward(ctx, dinp.p(), dweights.p(), dout.p(), inp.p(), x.r, x.s, F, activation);
+    gpu::expert_activation_backward(ctx, dinp.p(), drouting.p(), dout.p(), inp.p(), x.r, x.s, F, activation);
     Doubles expected, allowed, dexpected(inp.size()), dallowed(inp.size()), dw(n), dw_allowed(n);
     const double error = rounding + weight_error(x.s) + 64 * u + (std::is_same<floatX, bf16>::value ? 4e-6 : 0);
     for (int slot = 0; slot < n; slot++) {
@@ -567,7 +567,7 @@ void check_activation(gpu::Ctx& ctx, Routed& x, Activation activation, int F) {
     }
     expect_close(out.get(), expected, allowed, "out");
     expect_close(dinp.get(), dexpected, dallowed, "dinp");
-    expect_close(dweights.get(), dw, dw_allowed, "dweights");
+    expect_close(drouting.get(), dw, dw_allowed, "drouting");
 }
 
 TEST(Experts, Activations) {
