@@ -73,7 +73,7 @@ class Guarded {
 public:
     explicit Guarded(size_t n, std::string name = "buffer")
         : n_(n), name_(std::move(name)), bytes_(2 * guard + n * sizeof(T), pattern) {
-        for (size_t i = 0; i < n; i++) data()[i] = poison();
+        std::fill_n(data(), n, poison());
     }
     explicit Guarded(const std::vector<T>& values, std::string name = "buffer") : Guarded(values.size(), std::move(name)) {
         if (n_ > 0) memcpy((void*)data(), values.data(), n_ * sizeof(T));

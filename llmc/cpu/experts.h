@@ -207,8 +207,8 @@ inline void keep_best_groups(std::vector<real>& keys, const std::vector<real>& v
 inline void drop_choices(const Routing& r, int E, const RouterRule& rule) {
     std::vector<int> kept;
     for (int e = 0, first = 0, slot = 0; e < E; e++) {
-        kept.assign(r.choices + first, r.choices + r.offsets[e + 1]);
-        first = r.offsets[e + 1];
+        kept.clear();
+        for (; first < r.offsets[e + 1]; first++) kept.push_back(r.choices[first]);
         if ((int)kept.size() > rule.capacity) {
             const auto weight = [&](int choice) {
                 const real w = r.weights[choice];
