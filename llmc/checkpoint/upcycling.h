@@ -96,7 +96,7 @@ void redraw_experts(const std::string& dir, const ModelConfig& c, const Paramete
     if (dropped == 0) return;
     for (size_t block = 0; block < table.part.layers.size(); block++) {
         Part part;
-        part.layers = {table.part.layers[block]};
+        part.layers.assign(1, table.part.layers[block]);
         if (!c.has_mixture(part.layers[0])) continue;
         part.first = part.last = false;
         std::vector<SumsByDimension> sums;  // gate, up, down
