@@ -132,6 +132,8 @@ expect "a mixture from a dense model" train 4 upcycled --ep 2 --pp 2 --model one
 expect "its loss is the dense model's" close_losses one upcycled
 idle() { sed -n 's/.*"moe_idle_experts": *\([0-9.]*\).*/\1/p' "$1/log.jsonl" | tail -n 1; }
 expect "its routers are new: every expert has rows" test "$(idle upcycled)" == 0
+expect "weights that do not sum to 1" train 1 unequal-start --model one --num-experts 4 --moe-use-upcycling --moe-router-pre-softmax --train-iters 1 --lr 1e-9 --lr-warmup-iters 0
+says "it says that this is not the dense model's start" "note: the weights of a token's experts do not sum to 1"
 # Drop-Upcycling redraws the same numbers in every layout.
 for layout in "1 --threads 2" "4 --tp 2 --pp 2" "2 --zero 1"; do
     read -r n options <<<"$layout"

@@ -134,6 +134,11 @@ inline std::unique_ptr<Model> plan_run(Run& run) {
     std::unique_ptr<Model> m = plan_model(run, o, run.schedule, run.c, run.ranks);
     choose_fp8_transposes(run, m);
     const bool changed = run.c.attention_softcap > 0 || run.c.attention_dropout > 0;
+    const bool sums_to_one = run.c.mixture.normalize && run.c.mixture.scale == 1;
+    if (o.moe_use_upcycling && !sums_to_one && !run.resumes() && run.main_rank())
+        print_line(stderr,
+                   "note: the weights of a token's experts do not sum to 1, so the mixture does not start with the "
+                   "outputs of the dense model; they do without --moe-router-pre-softmax and a scaling factor");
     if (o.nondeterministic_attention && !m->a.dq_sums_size && run.main_rank())
         print_line(stderr, format("note: --nondeterministic-attention has no effect here: it requires bf16 on GPUs of compute "
                                   "capability 9.0 and heads of 64 or 128, not heads of %d%s on %s",
