@@ -56,7 +56,8 @@ inline std::vector<int> draw_dimensions(int F, int n, uint64_t seed, uint32_t te
     for (int i = 0; i < n; i++) {
         const double u =
             uniform_at(seed, RngPurpose::upcycled_dimensions, tensor, (uint64_t)expert * (uint64_t)F + (uint64_t)i);
-        std::swap(all[(size_t)i], all[(size_t)(i + std::min(F - i - 1, (int)(u * (F - i))))]);
+        const int other = i + std::min(F - i - 1, (int)(u * (F - i)));
+        std::swap(all[(size_t)i], all[(size_t)other]);
     }
     all.resize((size_t)n);
     std::sort(all.begin(), all.end());

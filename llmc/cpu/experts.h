@@ -194,8 +194,9 @@ inline void keep_best_groups(std::vector<real>& keys, const std::vector<real>& v
     std::vector<real> sums((size_t)rule.groups);
     std::vector<int> best((size_t)std::max(counted, rule.group_topk));
     for (int g = 0; g < rule.groups; g++) {
-        choose_largest(best.data(), counted, values.data() + g * each, each);
-        for (int i = 0; i < counted; i++) sums[(size_t)g] += values[(size_t)(g * each + best[(size_t)i])];
+        const real* const of_group = values.data() + g * each;
+        choose_largest(best.data(), counted, of_group, each);
+        for (int i = 0; i < counted; i++) sums[(size_t)g] += of_group[best[(size_t)i]];
     }
     choose_largest(best.data(), rule.group_topk, sums.data(), rule.groups);
     for (int g = 0; g < rule.groups; g++)
