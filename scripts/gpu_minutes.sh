@@ -291,7 +291,7 @@ run_killed() {
     STEPS=100000 trained "$(ranks 8) $pack/gpu_tests train_gpt" "$pack/data" "$pack/tok" "$run" --global-batch-size 32 >"$log" 2>&1 &
     running=$!
     for _ in $(seq 300); do [[ $(losses "$run/log.jsonl" | wc -l) -lt 3 ]] || break; sleep 0.1; done
-    victim=$(pgrep -f "^[^ ]*gpu_tests train_gpt.*$run" | tail -n 1)
+    victim=$(pgrep -f "gpu_tests train_gpt.*$run" | tail -n 1)
     [[ -n $victim ]] || { say "no rank was found: $(tail -n 1 "$log")"; return 1; }
     began=$(now)
     kill -9 "$victim"
