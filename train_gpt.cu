@@ -402,7 +402,8 @@ static void dense_backward(const Pass& p, const Block& b, floatX* dinp, const fl
 // first rank adds it.
 // Row n and its k-th expert are choice number n K + k. Sorted by expert, the choices are slots, so an expert's rows are
 // consecutive: its matrices are multiplied with all of them at once, and products read rows of x through the list of choices.
-// Unless a capacity drops some, every choice has a slot. If, with K = 2, rows 0, 1 and 2 choose experts (2, 0), (0, 1) and (2, 1), the slots are the choices 1 2 | 3 5 | 0 4.
+// Unless a capacity drops some, every choice has a slot. If, with K = 2, rows 0, 1 and 2 choose experts (2, 0), (0, 1) and (2,
+// 1), the slots are the choices 1 2 | 3 5 | 0 4.
 // A weight multiplies the activation, before fc2: its gradient needs no output of fc2. With tensor parallelism every rank has
 // some columns of each expert, and routes all rows, with the same result (on GPUs by the same algorithms, see
 // choose_gemm_cache). With expert parallelism every rank has some experts, and the rows of several ranks (expert_parallel.h).
@@ -953,7 +954,8 @@ std::optional<std::vector<LossSums>> evaluate(be::Ctx& ctx, Model& m, const Data
         int i = 0;
         for (int64_t first_of_all = 0; first_of_all < n_samples; i++) {
             if (stop()) return {};
-            // Expert-parallel ranks pass together: in training each with samples of its own if there are enough, else with the same.
+            // Expert-parallel ranks pass together: in training with samples of their own if there are enough, else with the
+            // same.
             const bool enough = m.dispatching_ranks() > 1 && first_of_all + mesh.dp.size * m.a.B <= n_samples;
             const bool own = mesh.ep.size == 1 || enough;
             const Axis& ranks = own ? mesh.dp : mesh.edp;

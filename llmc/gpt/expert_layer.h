@@ -55,7 +55,7 @@ inline void fc2_bias_backward(const Pass& p, const Block& b, real* drouting, con
     if (bias.x) be::expert_bias_backward_routing(p.ctx, drouting, dout, bias, groups, l.out);
 }
 
-// ---- the router's gradients ---------------------------------------------------------------------------------------------------
+// ---- the router's gradients -------------------------------------------------------------------------------------------------
 
 // Sets dlogits, from the gradients of the routing weights and, on the first tp rank only, from the router's two losses, whose
 // values it adds to router_sums.
