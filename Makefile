@@ -18,6 +18,7 @@
 # make chaos        kills, full disks and damage must leave a run's bits equal
 #                   CHAOS_SECONDS=600 CHAOS_SEED= CHAOS_FAULTS= (test/README.md)
 # make pairs        rules checked on random pairs of options PAIRS=300 PAIRS_SEED=
+# make simulate     supervised jobs on nodes that fail, in simulated time JOBS=20000
 # make fuzz         fuzzes every file reader  FUZZ_SECONDS=60 each
 # make bench        speed of a training step and of each kernel on this machine
 # make bench-cpu    our training step on this CPU and PyTorch's best, installed
@@ -27,12 +28,10 @@
 # make bench-inference  tokens read and generated per second, and llama.cpp's
 # make bench-ranks  speed on 1, 2, 4 CPU ranks, and the cost of communication
 # make ladders      checks kernels from naive to the trainer's; on GPUs times them
-# make check-gpu    on a GPU machine: every kernel test, a training run,
-#                   benchmarks, compute-sanitizer; one table (check-gpu-STAGE)
+# make check-gpu    tests, training, speed of a GPU, as a table (check-gpu-STAGE)
 # make gpu-pack     build/gpu-pack: everything for gpu_minutes.sh on a GPU
 # make deps         installs missing packages; targets do so unless NODEPS=1
-# make compile_commands.json  for clangd and other tools
-# make lint format clean   (STAGES="format shell prose headers warnings tidy")
+# make lint format clean compile_commands.json   STAGES="format shell prose tidy"
 # Variables: BACKEND=cpu|cuda|emu (default cuda if nvcc and a GPU exist; emu: the
 #            CUDA sources on an emulator)  PRECISION=bf16|fp32  MPI=0 (one rank)
 #            SAN=address,undefined|thread  CXX=g++|clang++  WERROR=1 (as in CI)
@@ -110,7 +109,7 @@ host_tests   := $(filter-out $(kernel_tests) $(fp32_tests) $(fp64_tests),$(unit_
 test_gpu_golden := test/test_golden_fp32.cpp $(main)
 of_gpu_fp32  := $(filter-out %hopper.cu %cublaslt.cu %language.cu,$(wildcard test/gpu/*.cu))
 gpu_tests     = $(if $(filter fp32,$(precision)),$(of_gpu_fp32),$(wildcard test/*_check.cu test/gpu/*.cu)) $(main)
-of_dev        = $(wildcard dev/*/$(@F).c* $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
+of_dev        = $(wildcard test/$(@F).cpp dev/*/$(@F).c* $(patsubst ladder_%,dev/kernels/%.c*,$(filter ladder_%,$(@F))))
 test          = $(patsubst test_%,test/test_%.cpp,$(patsubst test_gpu_%,test/gpu/test_%.cu,$(@F:%_check=test/$(@F).cu)))
 is_test       = $(filter test_% %_tests %_check,$(@F))
 sources       = $(or $($(@F)),$(of_dev),$(if $(is_test),$(test) $(main)),$(error no program is called $@; make help))
@@ -187,6 +186,7 @@ chaos: deps-chaos $(patsubst %,build/%/train_gpt,$(or $(CHAOS_BUILDS),cpu-bf16 e
 	@test/chaos/chaos.py $(if $(CHAOS_RUNS),--runs $(CHAOS_RUNS),--seconds $(or $(CHAOS_SECONDS),600)) \
 	    $(addprefix --seed ,$(CHAOS_SEED)) --leave-out "$(CHAOS_LEAVE_OUT)" --faults "$(CHAOS_FAULTS)" $(filter build/%,$^)
 pairs: $(patsubst %,build/%/train_gpt,$(or $(PAIRS_BUILDS),cpu-bf16)) ; @test/pairs/pairs.py $(filter build/%,$^)
+simulate: build/cpu-bf16/simulate ; @$< $(or $(JOBS),20000)
 fuzz: $(fuzzers) ; @test/fuzz/run.sh $(or $(FUZZ_SECONDS),60) $^
 interop-programs: $(foreach p,fp32 bf16,$(addprefix build/cpu-$p$(tail)/,train_gpt dump_logits dump_scores dump_tokens))
 test-interop: deps-interop deps-quickstart interop-programs build/cpu-bf16$(tail)/near_duplicates

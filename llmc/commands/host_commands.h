@@ -9,6 +9,7 @@ struct HostCommands {
     int (*tokenizer)(const TokenizerOptions&);
     int (*report)(const ReportOptions&);
     int (*inspect)(const InspectOptions&);
+    int (*supervise)(const SuperviseOptions&, const Strings&);
     int (*import_model)(const ImportOptions&);
     int (*export_model)(World&, const ExportOptions&);
 };
@@ -21,6 +22,7 @@ extern const HostCommands host_commands;
 #include "inspect.h"
 #include "merge.h"
 #include "report_command.h"
+#include "supervise_command.h"
 #include "text_commands.h"
 
 namespace detail {
@@ -38,6 +40,6 @@ inline int export_either(World& world, const ExportOptions& o) {
 }
 }  // namespace detail
 
-inline const HostCommands host_commands = {curate_command,  prepare_command, tokenizer_command,    report_command,
-                                           inspect_command, import_command,  detail::export_either};
+inline const HostCommands host_commands = {curate_command,  prepare_command,   tokenizer_command, report_command,
+                                           inspect_command, supervise_command, import_command,    detail::export_either};
 #endif

@@ -52,6 +52,20 @@ int run_alone(const char* name, const Strings& arguments, int (*command)(const O
     return command(options);
 }
 
+// The job's command is behind "--".
+inline int supervise(Strings arguments) {
+    const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
+    const Strings job(dashes == arguments.end() ? dashes : dashes + 1, arguments.end());
+    arguments.erase(dashes, arguments.end());
+    const auto asks = [](const std::string& word) { return word == "-h" || begins_with(word, "--help"); };
+    refuse_missing(job.empty() && std::none_of(arguments.begin(), arguments.end(), asks), "the command behind --",
+                   "train_gpt supervise [OPTIONS] -- mpirun -n 8 ./train_gpt train ...");
+    SuperviseOptions options;
+    if (!cli::parse("supervise", options, arguments)) return 0;
+    print_notes(options);
+    return host_commands.supervise(options, job);
+}
+
 inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     const bool given = !arguments.empty();
     std::string command = "train";
@@ -69,6 +83,7 @@ inline int run_command_line(Strings arguments, const ModelCommands& commands) {
     if (command == "generate") return run_command("generate", arguments, commands.generate);
     if (command == "eval") return run_command("eval", arguments, commands.eval);
     cli::command_named(command);
+    if (command == "supervise") return supervise(arguments);
     World world = World::join();
     if (world.size() > 1) {
         if (world.rank() == 0)

@@ -120,6 +120,12 @@ inline const std::vector<Command>& commands() {
          {{"The report of a run, from its log:", "train_gpt report run"},
           {"Several runs in one report, with the differences of their options:",
            "train_gpt report run-1 run-2 run-3 --output runs.html"}}},
+        {"supervise",
+         "run a training job until it is finished: restart it after failures, without nodes that are broken",
+         "[OPTIONS] -- COMMAND",
+         {{"On one machine:", "train_gpt supervise -- mpirun -n 8 ./train_gpt train ... --out run \\", "    --resume auto"},
+          {"On two nodes of a cluster, with one in reserve:", "train_gpt supervise --hosts n1:8 n2:8 --spare n3:8 -- \\",
+           "    mpirun -n {ranks} --host {hosts} ./train_gpt train ... --out run \\", "    --resume auto"}}},
     };
     return rows;
 }
@@ -177,6 +183,7 @@ inline std::vector<OptionRow> options_of(const std::string& command) {
                                   : command == "serve"     ? option_rows<ServeOptions>()
                                   : command == "eval"      ? option_rows<EvalOptions>()
                                   : command == "report"    ? option_rows<ReportOptions>()
+                                  : command == "supervise" ? option_rows<SuperviseOptions>()
                                   : command == "export"    ? option_rows<ExportOptions>()
                                   : command == "import"    ? option_rows<ImportOptions>()
                                                            : option_rows<InspectOptions>();

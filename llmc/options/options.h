@@ -686,6 +686,19 @@ inline Allowed one_of(Strings choices) {
     X(std::string, output, "", "", word("FILE"), "What",                                                                  \
       "the page to write; default: report.html in the run's directory, of several runs in the current one")
 
+#define SUPERVISE_OPTIONS(X)                                                                                               \
+    X(Strings, hosts, "", {}, list(0, "HOST:RANKS"), "Nodes",                                                              \
+      "nodes of the job, each with its number of ranks; the command has {hosts} (n1:8,n2:8) or {nodes} (n1,n2), {ranks}, " \
+      "and, if needed, {node-count}")                                                                                      \
+    X(Strings, spare, "", {}, list(0, "HOST:RANKS"), "Nodes",                                                              \
+      "nodes that replace others; without one left, a job continues on fewer ranks if its layout and batch permit that")   \
+    X(std::string, run, "", "", word("DIR"), "Job", "output directory of the run; default: --out in the command")          \
+    X(int64_t, restarts, "", 20, between(0, 1e6), "Job", "restarts in a row without a new checkpoint before giving up")    \
+    X(std::string, restart_wait, "", "10s", word("DURATION"), "Job",                                                       \
+      "wait before a restart; doubled, up to 10 minutes, after each further start that saved no checkpoint")               \
+    X(std::string, stall_timeout, "", "1h", word("DURATION"), "Job",                                                       \
+      "end and restart a job whose log.jsonl has had no news for this long; 0: never")
+
 #define EXPORT_OPTIONS(X)                                                                                             \
     X(std::string, model, "", "", word("DIR"), "What",                                                                \
       "model to export: a Hugging Face directory, or the output directory of a run (its newest checkpoint)")          \
@@ -858,6 +871,7 @@ OPTION_STRUCT(ServeOptions, SERVE_OPTIONS)
 OPTION_STRUCT(EvalOptions, EVAL_OPTIONS)
 OPTION_STRUCT(InspectOptions, INSPECT_OPTIONS)
 OPTION_STRUCT(ReportOptions, REPORT_OPTIONS)
+OPTION_STRUCT(SuperviseOptions, SUPERVISE_OPTIONS)
 OPTION_STRUCT(ExportOptions, EXPORT_OPTIONS)
 OPTION_STRUCT(ImportOptions, IMPORT_OPTIONS)
 
